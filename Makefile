@@ -1,0 +1,69 @@
+# `make help` lists the targets. Everything runs in .venv, which is made on first use.
+PYTHON ?= python3
+SWEEP ?= demo
+LAUNCHER ?= local
+SITE ?= default
+RESULTS ?= results
+ARGS ?=
+BIN := .venv/bin
+PARALLELBENCH := $(BIN)/parallelbench
+STAMP := .venv/.installed
+
+.PHONY: help demo sweep report debug test test-slurm cluster-up cluster-down check bench docs format clean
+
+help:  ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Python 3.11 or newer is needed; $(PYTHON) is `$(PYTHON) --version`. Try: make PYTHON=python3.12"; exit 1; }
+	@echo "Installing into .venv; torch brings CUDA along (several GB), so the first time takes a minute or more."
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+demo: $(STAMP)  ## a small comparison on real images, and its report (under 3 minutes)
+	$(PARALLELBENCH) submit sweep=demo results=$(RESULTS) $(ARGS)
+	$(PARALLELBENCH) report $(RESULTS)/demo
+
+sweep: $(STAMP)  ## run what is missing of SWEEP=… with LAUNCHER=… at SITE=…; more overrides in ARGS=…
+	$(PARALLELBENCH) submit sweep=$(SWEEP) launcher=$(LAUNCHER) site=$(SITE) results=$(RESULTS) $(ARGS)
+
+report: $(STAMP)  ## figures, tables and page of SWEEP=…
+	$(PARALLELBENCH) report $(RESULTS)/$(SWEEP)
+
+debug: $(STAMP)  ## five deterministic steps in this process, where breakpoint() works; overrides in ARGS=…
+	rm -rf .debug
+	$(PARALLELBENCH) run measure=debug launcher=inline epochs=1 results=.debug $(ARGS)
+
+test: $(STAMP)  ## the whole test suite, but for what needs a Slurm cluster
+	$(BIN)/python -m pytest -m 'not slurm'
+
+test-slurm: $(STAMP)  ## tests on real Slurm clusters that are started here (needs root; installs Debian's Slurm)
+	$(BIN)/python -m pytest -m slurm -rs --durations=15 -n 2 --dist loadfile tests/slurm
+
+cluster-up: $(STAMP)  ## a throwaway Slurm cluster on this machine, to try LAUNCHER=slurm with (needs root)
+	$(BIN)/python -m tests.slurm.cluster up $(ARGS)
+
+cluster-down: $(STAMP)  ## end it
+	$(BIN)/python -m tests.slurm.cluster down $(ARGS)
+
+check: $(STAMP)  ## lint, types, import rules and the fast tests (under 90 s)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -m 'not slow' -n 2
+
+bench: $(STAMP)  ## paired benchmarks of the suite itself; writes docs/benchmarks.md
+	$(BIN)/python -m tests.bench
+
+docs: $(STAMP)  ## regenerate the parts of docs/ that follow from the code
+	$(BIN)/python -m tests.docs
+
+format: $(STAMP)  ## format the code
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:  ## remove what building and testing left behind, but no results
+	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +

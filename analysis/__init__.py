@@ -1,0 +1,48 @@
+"""Answers: run folders → tables → statistics → figures → report. Never imports torch.
+
+```python
+from analysis import load, per_run, summary, compare, write_report
+
+runs = load("results/demo")             # every run below, whatever became of it
+runs.run, runs.epochs, runs.ranks       # polars frames; runs.to_pandas() for pandas
+summary(runs)                           # one row per configuration, with paired speed-ups
+compare(runs, {"strategy": "single"}, {"strategy": "ddp", "devices": 2}, metric="steady_epoch_time_s")
+write_report("results/demo")
+```
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+# Not lazily, although that takes a quarter of a second: the functions are named like the modules that they live in, and
+# whoever imported such a module first would else find it in the function's place.
+from analysis.compare import UnlikeWork, compare, configurations, left_out
+from analysis.load import Runs, Skipped, load
+from analysis.metrics import per_epoch, per_run
+from analysis.summary import summary, summary_table
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = [
+    "Runs",
+    "Skipped",
+    "UnlikeWork",
+    "compare",
+    "configurations",
+    "left_out",
+    "load",
+    "per_epoch",
+    "per_run",
+    "summary",
+    "summary_table",
+    "write_report",
+]
+
+
+def write_report(path: Path | str, out: Path | str | None = None, *, plugin: str | None = None) -> Path:
+    """See `analysis.report.write_report`, which loads what draws figures."""
+    from analysis.report import write_report
+
+    return write_report(path, out, plugin=plugin)

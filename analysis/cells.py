@@ -1,0 +1,111 @@
+"""The columns of the page's tables: which number, under which heading, rounded how."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from analysis import text
+from analysis.stats import ENOUGH_REPEATS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+
+class Column(NamedTuple):
+    """A column of a table on the page."""
+
+    name: str
+    """Its column in the CSV file."""
+    heading: str
+    show: Callable[[Any], str] = text.number
+    numeric: bool = True
+
+
+class Cell(NamedTuple):
+    """A cell: the text on the page, and the number as the CSV file has it."""
+
+    column: Column
+    value: Any
+    shown: str
+
+
+def _words(value: Any) -> str:
+    return text.MISSING if value is None else str(value)
+
+
+def _name(value: str) -> str:
+    return value.replace("× ", "×\u00a0")  # the devices stay beside their sign where a line breaks
+
+
+def _verdict(value: str | None) -> str:
+    return _words(value).replace("indistinguishable", "indistin\u00adguishable")  # where it may break
+
+
+CONFIGURATIONS = (
+    Column("configuration", "Configuration", _name, numeric=False),
+    Column("repeats", "Runs counted", _words),
+    Column("steady_epoch_time_s", "Time per epoch (s)"),
+    Column("first_epoch_time_s", "First epoch (s)"),
+    Column("startup_without_parity_s", "Start-up (s)"),
+    Column("throughput_samples_per_s", "Samples per second"),
+    Column("speed_up", "Speed-up and interval"),
+    Column("verdict", "Against one device", _verdict, numeric=False),
+    Column("efficiency", "Efficiency, steady", text.percent),
+    Column("efficiency_with_startup", "Efficiency with start-up", text.percent),
+    Column("peak_memory_max_bytes", "Memory, largest process (MiB)", text.mebibytes),
+    Column("peak_memory_sum_bytes", "Memory, all processes (MiB)", text.mebibytes),
+    Column("bytes_sent_per_step_sum", "Sent per step (MiB)", text.sent),
+    Column("theoretical_bubble", "Bubble in theory", text.percent),
+    Column("staleness_mean", "Staleness, mean (max)"),
+    Column("final_test_accuracy", "Final test accuracy", text.percent),
+    Column("parity", "Parity passed", _words, numeric=False),
+)
+
+RUNS = (
+    Column("slug", "Run", _words, numeric=False),
+    Column("outcome", "Outcome", _words, numeric=False),
+    Column("reason", "Reason", _words, numeric=False),
+    Column("left_out", "Left out of comparisons", _words, numeric=False),
+    Column("repeat", "Repeat", _words),
+    Column("attempt", "Attempt", _words),
+    Column("epochs_finished", "Epochs finished", _words),
+    Column("first_epoch_time_s", "First epoch (s)"),
+    Column("second_epoch_time_s", "Second epoch (s)"),
+    Column("steady_epoch_time_s", "Time per epoch (s)"),
+    Column("total_training_time_s", "Training (s)"),
+    Column("startup_s", "Start-up, parity check included (s)"),
+    Column("throughput_samples_per_s", "Throughput (samples/s)"),
+    Column("peak_memory_max_bytes", "Memory, largest process (MiB)", text.mebibytes),
+    Column("peak_memory_sum_bytes", "Memory, all processes (MiB)", text.mebibytes),
+    Column("bytes_sent_per_step_sum", "Sent per step, all processes (MiB)", text.sent),
+    Column("bytes_sent_per_step_busiest", "Sent per step, busiest process (MiB)", text.sent),
+    Column("theoretical_bubble", "Bubble in theory", text.percent),
+    Column("staleness_mean", "Staleness, mean (max)"),
+    Column("final_test_accuracy", "Final test accuracy", text.percent),
+    Column("parity_passed", "Parity", text.parity, numeric=False),
+    Column(
+        "parity_difference",
+        "Parity difference",
+        lambda value: text.MISSING if value is None else f"{value:.1e}",
+    ),
+)
+
+
+def cells(row: Mapping[str, Any], columns: tuple[Column, ...]) -> list[Cell]:
+    """The cells of a row of `summary` or `facts`."""
+    return [_cell(row, column) for column in columns]
+
+
+def _cell(row: Mapping[str, Any], column: Column) -> Cell:
+    value = row[column.name]
+    if column.name == "speed_up":
+        return Cell(column, value, text.speed_up(row).replace("–", "\u2060–\u2060"))  # breaks before its interval only
+    if column.name == "staleness_mean":
+        return Cell(column, value, text.staleness(row))
+    if column.name == "verdict" and value in ("faster", "slower") and row["speed_up_pairs"] < ENOUGH_REPEATS:
+        return Cell(column, value, f"{value} ({text.repeats(row['speed_up_pairs'])})")
+    if column.name == "repeats" and "runs" in row:
+        return Cell(column, value, f"{value} of {row['runs']}")
+    if column.name == "outcome" and value is None:
+        return Cell(column, row["state"], row["state"])
+    return Cell(column, value, column.show(value))

@@ -1,0 +1,254 @@
+"""What the figures have in common: colours, panels, and the two kinds of chart.
+
+All charts are wrapped facets, so that the report can give them as many columns as there is room for.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import altair as alt
+import polars as pl
+
+from analysis.summary import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from analysis.load import Runs
+
+INK = "#333333"
+DASHES = ([1, 0], [6, 3], [2, 2], [8, 3, 2, 3], [12, 4], [1, 3])
+# Okabe and Ito's colours, told apart with any kind of colour blindness; their yellow is too pale for lines. Nobody
+# tells 16 hues apart: a hue is a family (blue: replicas, green: sharded, orange: by layers, pink: by tensors, violet:
+# servers and outer loops), and its members differ in lightness and, where they are lines, in dashes.
+STYLES = {
+    "single": ("#4d4d4d", 0),
+    "ddp": ("#0072b2", 1),
+    "ring_ddp": ("#00344f", 2),
+    "data_parallel": ("#56b4e9", 3),
+    "fsdp": ("#009e73", 4),
+    "hsdp": ("#004d38", 1),
+    "zero1": ("#66cdaa", 2),
+    "model_parallel": ("#d55e00", 2),
+    "model_parallel_tutorial": ("#5e2a00", 4),
+    "pipeline": ("#e69f00", 1),
+    "dp_pp": ("#9c6b00", 3),
+    "dp_pp_tp": ("#f0c05a", 4),
+    "tensor_parallel": ("#cc79a7", 3),
+    "dp_tp": ("#8a2c62", 1),
+    "parameter_server": ("#332288", 2),
+    "downpour": ("#8f7fd6", 3),
+    "sandblaster_lbfgs": ("#6a3fb5", 4),
+}
+"""Strategy → its colour in all reports, and the first of its `DASHES`: one device alone is solid, below all others."""
+SPARE = ("#882255", "#999933", "#44aa99", "#aa4499", "#117733", "#7f7f7f", "#b2182b")
+"""For a user's own strategies, and for a strategy's further variants."""
+SIDE = pl.col("side").replace({"test": "Test set", "training": "Training set, while training"})
+"""Panel labels of what `learning` returns."""
+EPOCHS = alt.Axis(tickMinStep=1, format="d", labelFlush=False)
+PANEL_WIDTH = 330
+_LONG_NAME = 28
+COLUMNS = 2
+LEGEND = alt.Legend(
+    title=None, symbolLimit=0, symbolType="stroke", symbolOpacity=1, symbolSize=500, symbolStrokeWidth=2.5
+)
+
+
+def variants(runs: pl.DataFrame) -> dict[str, str]:
+    """Variant → colour, in the order of first appearance.
+
+    The first variant of a strategy has the strategy's colour; others, and strategies without one, take spares by their
+    place among those present.
+    """
+    rows = runs.select("variant", "strategy").unique(maintain_order=True).rows()
+    firsts = {strategy: variant for variant, strategy in reversed(rows)}
+    own = {variant: STYLES[name][0] for name, variant in firsts.items() if name in STYLES}
+    others = [variant for variant, _ in rows if variant not in own]
+    spare = {variant: SPARE[place % len(SPARE)] for place, variant in enumerate(others)}
+    return {variant: own.get(variant) or spare[variant] for variant, _ in rows}
+
+
+def panels(
+    chart: alt.LayerChart | alt.FacetChart, order: Sequence[str], *, title: str, own_axes: bool = False
+) -> alt.FacetChart:
+    """Lay out one panel per value of the column `panel`, with axes of its own if asked; style it all."""
+    header = alt.Header(
+        title=None,
+        labelFontSize=13,
+        labelFontWeight="bold",
+        labelAnchor="start",
+        labelColor=INK,
+        labelLimit=600,
+        labelExpr="split(datum.label, ' — ')",  # an array is drawn on two lines
+    )
+    axis: dict[str, Any] = dict.fromkeys(("labelColor", "titleColor"), INK)
+    axis |= dict.fromkeys(("labelFontSize", "titleFontSize"), 12)
+    axis |= dict.fromkeys(("domainColor", "tickColor"), "#999999")
+    facet = alt.Facet("panel:N", sort=list(order), header=header)
+    laid_out: alt.FacetChart = (
+        chart.facet(facet=facet, columns=min(COLUMNS, len(order)))
+        .properties(title=alt.Title(title, anchor="start", fontSize=15, offset=12, color=INK), spacing=28)
+        .configure(font="Arial, Helvetica, 'Liberation Sans', sans-serif", background="white")
+        .configure_axis(
+            **axis,
+            titleFontWeight="normal",
+            gridColor="#e6e6e6",
+            labelLimit=260,
+            labelOverlap="greedy",
+            labelSeparation=6,
+        )
+        .configure_legend(labelFontSize=12, orient="top", columns=4, labelLimit=370, labelColor=INK)
+        .configure_view(stroke=None)
+    )
+    if own_axes:
+        laid_out.resolve = alt.Resolve(scale={"x": "independent", "y": "independent"})
+    return laid_out
+
+
+def panel(data: pl.DataFrame, label: str | pl.Expr) -> pl.DataFrame:
+    """Add the column `panel`: the label, below the group where there are several."""
+    label = pl.lit(label) if isinstance(label, str) else label
+    return data.with_columns(panel=pl.format("{} — {}", "group", label) if data["group"].n_unique() > 1 else label)
+
+
+def with_medians(data: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
+    """Add the `median` of `value` over repeats, its largest, and which row draws them."""
+    return data.with_columns(
+        median=pl.col("value").median().over(by),
+        largest=pl.col("value").max().over(by),
+        first=pl.int_range(pl.len()).over(by) == 0,
+    )
+
+
+def records(data: pl.DataFrame) -> alt.Data:
+    """The rows, inlined."""
+    return alt.InlineData(values=data.to_dicts())
+
+
+def bars(
+    data: pl.DataFrame, *, title: str, unit: str, labels: pl.Expr, goal: str | None = None, room: float = 1.22
+) -> alt.FacetChart:
+    """Horizontal bars of medians over repeats, every repeat as a point; a line at `goal`, where that is a column.
+
+    `data` has the columns group, panel, configuration, variant, strategy, repeat and value (null: no bar), in the order
+    to be drawn; `labels` makes the text beside a bar from its `median`. The axis is `room` times as long as needed.
+    """
+    data = with_medians(data, ("panel", "configuration"))
+    ends = pl.max_horizontal("largest", goal, 0) if goal else pl.col("largest")
+    # Room for the text: the panels of one group share their scale, groups of other work have their own.
+    data = data.with_columns(label=labels, largest=ends, room=ends.max().over("group") * room)
+    y = names_axis(data)
+    tooltip = [alt.Tooltip(f"{name}:N") for name in ("configuration", "repeat")]
+    base = alt.Chart(records(data)).properties(width=PANEL_WIDTH, height={"step": 34})
+    only_first, measured = base.transform_filter("datum.first"), base.transform_filter("datum.value != null")
+    bar = only_first.transform_filter("datum.median != null").mark_bar(height={"band": 0.68}, opacity=0.85)
+    bar = bar.encode(
+        x=alt.X("median:Q", title=unit, axis=alt.Axis(tickCount=5)),
+        y=y,
+        color=bar_colour(data),
+        tooltip=[tooltip[0], alt.Tooltip("median:Q", title=f"median, {unit}", format=".4~g")],
+    )
+    points = measured.mark_point(filled=True, size=34, color="black", opacity=0.75, stroke="white", strokeWidth=0.8)
+    points = points.encode(x="value:Q", y=y, tooltip=[*tooltip, alt.Tooltip("value:Q", title=unit, format=".4~g")])
+    marks = [bar, points, *label_marks(only_first, y, at="largest")]
+    if goal:
+        line = only_first.mark_tick(color="black", thickness=3, opacity=1, height={"band": 0.95})
+        marks.insert(1, line.encode(x=alt.X(f"{goal}:Q", title=unit), y=y, tooltip=[tooltip[0], f"{goal}:Q"]))
+    order = list(data["panel"].unique(maintain_order=True))
+    return panels(alt.layer(*marks), order, title=title, own_axes=True)
+
+
+def names_axis(data: pl.DataFrame) -> alt.Y:
+    """A row per configuration, in the order of the data."""
+    names = list(data["configuration"].unique(maintain_order=True))
+    axis = alt.Axis(domain=False, ticks=False, labelPadding=8, labelLimit=370, labelOverlap=False)
+    return alt.Y("configuration:N", sort=names, title=None, axis=axis)
+
+
+def bar_colour(data: pl.DataFrame) -> alt.Color:
+    """The variants' colours, without a legend: the bars are named."""
+    colours = variants(data)
+    scale = alt.Scale(domain=list(colours), range=list(colours.values()))
+    return alt.Color("variant:N", scale=scale, legend=None)
+
+
+def label_marks(base: alt.Chart, y: alt.Y, *, at: str) -> tuple[alt.Chart, alt.Chart]:
+    """The column `label` beside the bars' ends, and invisible marks at `room` that make the axis long enough for it."""
+    first = base.transform_filter("datum.first")
+    label = first.mark_text(align="left", dx=8, fontSize=12, color=INK).encode(x=f"{at}:Q", y=y, text="label:N")
+    room = first.mark_point(opacity=0).encode(x=alt.X("room:Q", scale=alt.Scale(nice=False)), y=y)
+    return label, room
+
+
+def lines(data: pl.DataFrame, *, title: str, x: alt.X, y: alt.Y) -> alt.FacetChart:
+    """Lines of medians over repeats, every repeat as a point; a line per configuration.
+
+    `data` has the columns panel, configuration, variant, strategy, repeat, x and value, in the order to be
+    drawn.
+    """
+    data = with_medians(data, ("panel", "configuration", "x"))
+    key: dict[str, Any] = _series(data)
+    base = alt.Chart(records(data)).properties(width=PANEL_WIDTH, height=240)
+    line = base.transform_filter("datum.first").mark_line(strokeWidth=2.2).encode(x=x, y=y.copy(), **key)
+    y.shorthand = "value:Q"
+    tooltip = [
+        *(alt.Tooltip(f"{name}:N") for name in ("configuration", "repeat")),
+        alt.Tooltip("x:Q", title=str(x.title)),
+        alt.Tooltip("value:Q", title=str(y.title), format=".4~g"),
+    ]
+    dots = base.mark_point(filled=True, size=26, opacity=0.45)
+    points = dots.encode(x=x, y=y, color=key["color"], tooltip=tooltip)
+    return panels(alt.layer(line, points), list(data["panel"].unique(maintain_order=True)), title=title)
+
+
+def dashes(strategies: Sequence[str]) -> list[list[int]]:
+    """The dashes of lines whose strategies these are: the strategy's own for its first line, then the next ones."""
+    begins = [STYLES[name][1] if name in STYLES else strategies.index(name) for name in strategies]
+    places = [strategies[:index].count(name) for index, name in enumerate(strategies)]
+    return [DASHES[(begin + place) % len(DASHES)] for begin, place in zip(begins, places, strict=True)]
+
+
+def _series(data: pl.DataFrame) -> dict[str, Any]:
+    """Colour by variant, dashes by strategy and place: one legend, and lines that lie on each other still show."""
+    colours = variants(data)
+    rows = data.select("configuration", "variant", "strategy").unique(maintain_order=True).rows()
+    names = [row[0] for row in rows]
+    legend = LEGEND.copy()
+    if max(map(len, names)) > _LONG_NAME:  # four columns of these would leave the panels no width
+        legend.columns = 2
+    return {
+        "color": alt.Color(
+            "configuration:N",
+            scale=alt.Scale(domain=names, range=[colours[row[1]] for row in rows]),
+            legend=legend,
+        ),
+        "strokeDash": alt.StrokeDash(
+            "configuration:N", scale=alt.Scale(domain=names, range=dashes([row[2] for row in rows])), legend=legend
+        ),
+    }
+
+
+def timed(runs: Runs, value: str) -> pl.DataFrame:
+    """What `bars` needs of every run that counts and has measured `value`."""
+    columns = (
+        "group",
+        "configuration",
+        "variant",
+        "strategy",
+        "devices",
+        "repeat",
+        "memory_kind",
+        "accuracy_target",
+    )
+    return counted(runs).select(*columns, pl.col(value).alias("value")).drop_nulls("value")
+
+
+def per_group(sentences: Sequence[tuple[str, str]], *, most: int = 4) -> str:
+    """One sentence per group of like work; of several groups each gets a line, with its name in front."""
+    if len(sentences) == 1:
+        return sentences[0][1][:1].upper() + sentences[0][1][1:] + "."
+    lines = [f"{group}: {sentence}." for group, sentence in sentences[:most]]
+    return "\n".join(
+        lines + ([f"The others: see the table ({len(sentences) - most})."] if len(sentences) > most else [])
+    )

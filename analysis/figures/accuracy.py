@@ -1,0 +1,47 @@
+"""Accuracy against epoch, while training and on the test set."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import altair as alt
+import polars as pl
+
+from analysis import text
+from analysis.figures._chart import EPOCHS, SIDE, lines, panel, per_group
+from analysis.summary import facts, learning
+
+if TYPE_CHECKING:
+    from analysis.load import Runs
+
+ORDER = 4
+TITLE = "Accuracy against epoch"
+
+
+def figure(runs: Runs) -> alt.FacetChart | None:
+    """Accuracy in per cent after each epoch; None where no run trained to its end."""
+    data = learning(runs, test="test_accuracy", training="train_accuracy").with_columns(pl.col("value") * 100)
+    if data.is_empty():
+        return None
+    x = alt.X("x:Q", title="Epoch", axis=EPOCHS, scale=alt.Scale(nice=False, padding=8))
+    y = alt.Y("median:Q", title="Accuracy (%)", scale=alt.Scale(zero=False))
+    return lines(panel(data, SIDE), title=TITLE, x=x, y=y)
+
+
+def finding(runs: Runs) -> str:
+    """How far apart the configurations end, among runs of the same seed."""
+    sentences = []
+    trained = facts(runs).filter(pl.col("outcome") == "ok").drop_nulls("final_test_accuracy")
+    for (group,), rows in trained.group_by("group", maintain_order=True):
+        final = pl.col("final_test_accuracy")
+        low, high = rows.select(low=final.min(), high=final.max()).row(0)
+        spread = rows.group_by("repeat").agg(pl.len(), spread=final.max() - final.min()).filter(pl.col("len") > 1)
+        sentence = f"final test accuracy lies between {text.percent(low)} and {text.percent(high)}"
+        if low == high:
+            sentence = f"final test accuracy is {text.percent(low)}"
+        if spread.height:
+            apart = 100 * float(spread["spread"].max())  # type: ignore[arg-type]
+            gap = f"differ by at most {apart:.1f} percentage points" if apart else "end exactly alike"
+            sentence += f"; with equal seeds, configurations {gap}"
+        sentences.append((str(group), sentence))
+    return per_group(sentences) if sentences else "No run trained to its end."

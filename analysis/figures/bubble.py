@@ -1,0 +1,70 @@
+"""The bubble of a pipeline's schedule, in theory, beside what is missing from the ideal speed-up."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from analysis import text
+from analysis.figures._chart import bars, panel, per_group
+from analysis.summary import gains, summary
+
+if TYPE_CHECKING:
+    import altair as alt
+
+    from analysis.load import Runs
+
+ORDER = 8
+TITLE = "Shortfall from ideal speed-up and the schedule's theoretical bubble"
+_UNIT = "Shortfall (bar) and theoretical bubble (line), %"
+
+
+def figure(runs: Runs) -> alt.FacetChart | None:
+    """Bars of 1 − efficiency, a point per pair of repeats, a line where the schedule's bubble is; None without one."""
+    planned = summary(runs).filter(pl.col("theoretical_bubble").is_not_null())
+    if planned.is_empty():
+        return None
+    steady = gains(runs).filter(pl.col("kind") == "steady state").select("group", "configuration", "repeat", "value")
+    columns = ("group", "configuration", "variant", "strategy", "devices", "theoretical_bubble")
+    found = planned.select(columns).join(steady, on=["group", "configuration"], how="left", maintain_order="left_right")
+    data = panel(found, "Steady state").with_columns(
+        value=100 * (1 - pl.col("value") / pl.col("devices")), bubble=100 * pl.col("theoretical_bubble")
+    )
+    labels = pl.struct("median", "bubble").map_elements(_label, return_dtype=pl.String)
+    return bars(data, title=TITLE, unit=_UNIT, labels=labels, goal="bubble", room=1.6)
+
+
+def _label(row: dict[str, float | None]) -> str:
+    shortfall, bubble = (text.percent(None if value is None else value / 100) for value in row.values())
+    return f"{shortfall}, bubble {bubble}"
+
+
+def finding(runs: Runs) -> str:
+    """How much of the shortfall the schedule alone would explain."""
+    sentences = []
+    planned = summary(runs).filter(pl.col("theoretical_bubble").is_not_null())
+    for (group,), rows in planned.group_by("group", maintain_order=True):
+        known = rows.drop_nulls("efficiency")
+        shown = [_explained(row) for row in known.iter_rows(named=True)]
+        if not shown:
+            shown = [f"{r['configuration']} {text.percent(r['theoretical_bubble'])}" for r in rows.to_dicts()]
+            sentence = f"by schedule, devices idle for {text.listed(shown)} of a step; nothing shows the speed-up"
+        else:
+            sentence = f"of the ideal speed-up, {text.listed(shown, sep='; ')}"
+        sentences.append((str(group), sentence))
+    if not sentences:
+        return "No configuration that counts runs by a schedule with a known bubble (pipelines do)."
+    rest = (
+        "Idle time itself was not measured: what communication, uneven stages and smaller pieces of work cost is not "
+        "told apart here."
+    )
+    return f"{per_group(sentences)}\n{rest}"
+
+
+def _explained(row: dict[str, float]) -> str:
+    missing, bubble = 1 - row["efficiency"], row["theoretical_bubble"]
+    lacks = f"{row['configuration']} lacks {text.percent(missing)}"
+    if missing < bubble:
+        return f"{lacks}, less than the {text.percent(bubble)} that equal stages would idle by its schedule"
+    return f"{lacks}, of which equal stages idling by its schedule explain {text.percent(bubble)}"

@@ -1,0 +1,43 @@
+"""Time per epoch by strategy and device count: the first epoch, with its warm-up, beside the later ones."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from analysis import text
+from analysis.figures._chart import bars, panel, per_group, timed
+from analysis.summary import summary
+
+if TYPE_CHECKING:
+    import altair as alt
+
+    from analysis.load import Runs
+
+ORDER = 1
+TITLE = "Time per epoch by strategy and device count"
+_PANELS = {"steady_epoch_time_s": "Later epochs (median)", "first_epoch_time_s": "First epoch"}
+
+
+def figure(runs: Runs) -> alt.FacetChart | None:
+    """Training window of an epoch on the slowest rank, in seconds; None where no run counts."""
+    data = pl.concat(panel(timed(runs, name), label) for name, label in _PANELS.items()).sort(
+        "group", maintain_order=True
+    )
+    if data.is_empty():
+        return None
+    labels = pl.col("median").map_elements(text.seconds, return_dtype=pl.String)
+    return bars(data, title=TITLE, unit="Time per epoch, slowest rank (s)", labels=labels)
+
+
+def finding(runs: Runs) -> str:
+    """Which configuration has the shortest epochs once warm, and how long the others take."""
+    sentences = []
+    for (group,), rows in summary(runs).drop_nulls("steady_epoch_time_s").group_by("group", maintain_order=True):
+        ordered = rows.sort("steady_epoch_time_s").select("configuration", "steady_epoch_time_s").rows()
+        shown = [f"{name} takes {text.seconds(time)}" for name, time in ordered]
+        sentences.append((str(group), f"once warm, an epoch of {text.listed(shown)}"))
+    if not sentences:
+        return "No run that counts has a second epoch: nothing is known about a steady state."
+    return per_group(sentences)

@@ -1,0 +1,150 @@
+"""Real against theoretical scaling: the speed-up over one device, labelled with the efficiency in per
+cent.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import altair as alt
+import polars as pl
+
+from analysis import text
+from analysis.figures._chart import INK, LEGEND, PANEL_WIDTH, bars, panel, panels, per_group, records, variants
+from analysis.metrics import efficiency
+from analysis.summary import gains, summary
+
+if TYPE_CHECKING:
+    from analysis.load import Runs
+
+ORDER = 2
+TITLE = "Real against theoretical scaling"
+IDEAL = "theoretical"
+_MOST_LINES = 7
+"""Variants that lines from one point on can still be told apart of; more become bars."""
+_LINEAR_UP_TO = 8
+"""Devices up to which both axes are linear; beyond, doublings are what matters."""
+
+
+def figure(runs: Runs) -> alt.FacetChart | None:
+    """Speed-up against devices, in steady state and with start-up; None where all ran on one device."""
+    data = gains(runs)
+    if data.is_empty() or data["devices"].max() == 1:
+        return None
+    kinds = {"steady state": "Steady state", "including start-up": "Including start-up"}
+    data = panel(data, pl.col("kind").replace(kinds))
+    return _bars(data) if data["variant"].n_unique() > _MOST_LINES else _lines(data)
+
+
+def _bars(data: pl.DataFrame) -> alt.FacetChart:
+    """A bar per configuration, so that each has its name beside it; a line at its number of devices."""
+    share = pl.struct("median", "devices").map_elements(
+        lambda row: f"{row['median']:.2f}, {text.percent(efficiency(row['median'], devices=row['devices']))}",
+        return_dtype=pl.String,
+    )
+    unit = "Speed-up over one device (bar), theoretical (line), ×"
+    return bars(data, title=TITLE, unit=unit, labels=share, goal="devices", room=1.35)
+
+
+def _lines(data: pl.DataFrame) -> alt.FacetChart:
+    """A line per variant, labelled with its efficiencies."""
+    colours = variants(data)
+    devices = sorted(set(data["devices"]) | {1})
+    data = pl.concat([_origins(data), _labelled(data), _ideal(data, devices)], how="diagonal")
+    names = [*colours, IDEAL]
+    key = alt.Color("variant:N", scale=alt.Scale(domain=names, range=[*colours.values(), "#999999"]), legend=LEGEND)
+    dash = alt.StrokeDash(
+        "variant:N", scale=alt.Scale(domain=names, range=[[1, 0]] * len(colours) + [[5, 4]]), legend=LEGEND
+    )
+    x, y = _axes(data, devices)
+    base = alt.Chart(records(data)).properties(width=PANEL_WIDTH, height=300)
+    medians = base.transform_filter("datum.first")
+    line = medians.mark_line(strokeWidth=2.2).encode(x=x, y=y("median"), color=key, strokeDash=dash)
+    real = "datum.repeat != null"
+    dots = (
+        medians.transform_filter(real).mark_point(filled=True, size=70, opacity=1).encode(x=x, y=y("median"), color=key)
+    )
+    tooltip = ["variant:N", "devices:Q", "repeat:Q", alt.Tooltip("value:Q", title="speed-up", format=".3f")]
+    repeats = (
+        base.transform_filter(real)
+        .mark_point(size=46, opacity=0.7)
+        .encode(x=x, y=y("value"), color=key, tooltip=tooltip)
+    )
+    text_marks = medians.transform_filter(real).mark_text(align="left", dx=9, dy=10, fontSize=12, fontWeight="bold")
+    texts = text_marks.encode(x=x, y=y("label_y"), text="label:N", color=key)
+    return panels(alt.layer(line, repeats, dots, texts), list(data["panel"].unique(maintain_order=True)), title=TITLE)
+
+
+def _labelled(data: pl.DataFrame) -> pl.DataFrame:
+    """Add the text of each median (its efficiency), and a height for it that keeps texts apart."""
+    at = ("panel", "variant", "devices")
+    data = data.with_columns(median=pl.col("value").median().over(at), first=pl.int_range(pl.len()).over(at) == 0)
+    apart = 0.055 * max(float(data["value"].max()), float(data["devices"].max()))  # type: ignore[arg-type]
+    placed: list[dict[str, Any]] = []
+    for _, rows in data.filter("first").group_by("panel", "devices", maintain_order=True):
+        height = float("-inf")
+        for row in rows.sort("median").iter_rows(named=True):
+            height = max(row["median"], height + apart)
+            share = efficiency(row["median"], devices=row["devices"])
+            label = "" if row["devices"] == 1 else text.percent(share)
+            placed.append({name: row[name] for name in at} | {"label_y": height, "label": label})
+    return data.join(pl.DataFrame(placed, schema_overrides={"devices": pl.Int32}), on=list(at), maintain_order="left")
+
+
+def _origins(data: pl.DataFrame) -> pl.DataFrame:
+    """Where lines start that have no run on one device themselves: the baseline, which is 1 by definition."""
+    lines = (
+        data.group_by("panel", "variant", maintain_order=True)
+        .agg(pl.col("devices").min())
+        .filter(pl.col("devices") > 1)
+    )
+    return lines.with_columns(devices=pl.lit(1, pl.Int32), value=1.0, median=1.0, first=pl.lit(True))
+
+
+def _ideal(data: pl.DataFrame, devices: list[int]) -> pl.DataFrame:
+    """n devices, n times as fast."""
+    rows = [
+        {"panel": panel, "variant": IDEAL, "devices": n, "value": float(n), "median": float(n), "first": True}
+        for panel in data["panel"].unique(maintain_order=True)
+        for n in devices
+    ]
+    return pl.DataFrame(rows, schema_overrides={"devices": pl.Int32})
+
+
+def _axes(data: pl.DataFrame, devices: list[int]) -> tuple[alt.X, Any]:
+    top = devices[-1]
+    least, most = data.select(least=pl.col("value").min(), most=pl.col("value").max()).row(0)
+    if top <= _LINEAR_UP_TO:
+        across = alt.Scale(domain=[1 - 0.08 * top, top * 1.22], nice=False)
+        up = alt.Scale(domain=[0, max(most, top) * 1.08], nice=False)
+    else:
+        across = alt.Scale(type="log", base=2, domain=[0.9, top * 1.8], nice=False)
+        up = alt.Scale(type="log", base=2, domain=[min(least, 1) * 0.9, max(most, top) * 1.15], nice=False)
+    x = alt.X("devices:Q", title="Devices", scale=across, axis=alt.Axis(values=devices, format="d", grid=False))
+
+    def y(name: str) -> alt.Y:
+        return alt.Y(
+            f"{name}:Q",
+            title="Speed-up over one device (×)",
+            scale=up,
+            axis=alt.Axis(titleColor=INK, tickCount=6),
+        )
+
+    return x, y
+
+
+def finding(runs: Runs) -> str:
+    """Real ÷ theoretical scaling on the most devices, with start-up and at steady state."""
+    sentences = []
+    several = summary(runs).filter(pl.col("devices") > 1).drop_nulls("efficiency")
+    for (group,), members in several.group_by("group", maintain_order=True):
+        rows = members.filter(pl.col("devices") == pl.col("devices").max())
+        shown = [
+            f"{row['configuration']} achieves {text.percent(row['efficiency_with_startup'])} including "
+            f"start-up and {text.percent(row['efficiency'])} in steady state"
+            for row in rows.sort("efficiency", descending=True, maintain_order=True).iter_rows(named=True)
+        ]
+        sentences.append((str(group), f"of theoretical scaling, {text.listed(shown, sep='; ')}"))
+    if sentences:
+        return per_group(sentences)
+    return "Nothing to say about scaling: it takes single × 1 and another strategy on several devices."

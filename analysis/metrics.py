@@ -1,0 +1,262 @@
+"""What is derived from the raw rows of a run, and how. Nothing else in the suite aggregates over ranks or
+epochs.
+
+A metric that was not measured, or that needs more epochs than there are, is null.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple
+
+import polars as pl
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from analysis.load import Runs
+
+
+class Metric(NamedTuple):
+    """A derived column: its name (with the unit) and how it is made."""
+
+    name: str
+    doc: str
+
+
+PER_RUN = (
+    Metric("epochs_finished", "epochs that every rank finished"),
+    Metric("first_epoch_time_s", "training window of epoch 1, warm-up included; slowest rank"),
+    Metric("second_epoch_time_s", "training window of epoch 2; slowest rank; null: not trained, or resumed with it"),
+    Metric(
+        "steady_epoch_time_s",
+        "median over the epochs of the slowest rank's training window, without each attempt's first one",
+    ),
+    Metric("throughput_samples_per_s", "samples trained on per epoch over all data shards ÷ steady_epoch_time_s"),
+    Metric(
+        "total_training_time_s",
+        "sum over all epochs of the slowest rank's training window, warm-ups included; null: not finished",
+    ),
+    Metric(
+        "startup_without_parity_s",
+        "launch to the end of the first step, less the parity check, which only we run",
+    ),
+    Metric(
+        "total_time_s",
+        "startup_without_parity_s + total_training_time_s − startup_first_step_s (step 1 belongs to epoch 1); null: "
+        "not finished, or in several attempts, each of which started up anew",
+    ),
+    Metric("throughput_with_startup_samples_per_s", "samples trained on in all epochs ÷ total_time_s"),
+    Metric(
+        "peak_memory_max_bytes",
+        "each rank's peak over all epochs, the largest of them; which memory: memory_kind",
+    ),
+    Metric("peak_memory_sum_bytes", "each rank's peak over all epochs, their sum; null where one rank's is"),
+    Metric("memory_kind", "device: allocated by tensors on the GPU; host: resident set of the process (CPU runs)"),
+    Metric(
+        "bytes_sent_per_step_sum",
+        "sent to other ranks while training: sum over all finished epochs and all ranks ÷ optimizer steps",
+    ),
+    Metric("gradient_bytes_sent_per_step_sum", "gradients among bytes_sent_per_step_sum"),
+    Metric("activation_bytes_sent_per_step_sum", "activations and their gradients among bytes_sent_per_step_sum"),
+    Metric("parameter_bytes_sent_per_step_sum", "parameters and buffers among bytes_sent_per_step_sum"),
+    Metric(
+        "bytes_sent_per_step_busiest",
+        "the same of one rank: the one that sends most over all finished epochs, all kinds together",
+    ),
+    Metric("gradient_bytes_sent_per_step_busiest", "gradients among bytes_sent_per_step_busiest"),
+    Metric("activation_bytes_sent_per_step_busiest", "activations and their gradients among that"),
+    Metric("parameter_bytes_sent_per_step_busiest", "parameters and buffers among that"),
+    Metric("staleness_mean", "mean over all pushes to parameter servers, all workers and epochs; null: no pushes"),
+    Metric("staleness_max", "largest of any push; null: no pushes"),
+    Metric("final_test_accuracy", "after the last epoch, 0 to 1; null: not finished"),
+    Metric("best_test_accuracy", "highest after any finished epoch, 0 to 1"),
+    Metric("parity_difference", "largest of the parity check's loss, gradient, parameter and evaluation differences"),
+)
+"""The columns of `per_run` besides `run_id`."""
+
+KINDS_SENT = ("gradient", "activation", "parameter")
+"""What the bytes are that ranks send: see `parallelbench.probes.communication.Kind`."""
+ACCURACY_LADDER = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.97, 0.98, 0.99, 0.995, 0.999)
+"""Candidates for the target of `time_to_accuracy_s`: the highest that all compared runs reach is taken."""
+
+
+@lru_cache(maxsize=8)
+def per_epoch(runs: Runs) -> pl.DataFrame:
+    """The rows of `runs.epochs` with what needs all ranks of an epoch.
+
+    `epoch_time_s` and `evaluation_time_s`: the slowest rank's. `training_time_s`: sum of `epoch_time_s` up to and with
+    this epoch; null in a resumed run. `throughput_samples_per_s`: samples over all data shards ÷ `epoch_time_s`.
+    `warm_up`: whether it is the first epoch of an attempt: of the run, or of where it was resumed.
+    """
+    slowest = runs.ranks.group_by("run_id", "epoch").agg(pl.col("epoch_time_s", "evaluation_time_s").max())
+    return (
+        runs.epochs.join(slowest, on=["run_id", "epoch"], how="left")
+        .sort("run_id", "epoch")
+        .with_columns(
+            # A resumed run has warmed up more than once: its sum is no other run's.
+            training_time_s=pl.when(pl.col("attempt").n_unique().over("run_id") == 1).then(
+                pl.col("epoch_time_s").cum_sum().over("run_id")
+            ),
+            throughput_samples_per_s=pl.col("train_samples") / pl.col("epoch_time_s"),
+            warm_up=pl.col("epoch") == pl.col("epoch").min().over("run_id", "attempt"),
+        )
+    )
+
+
+@lru_cache(maxsize=8)
+def per_run(runs: Runs) -> pl.DataFrame:
+    """One row per run, in the order of `runs.run`: `run_id` and the columns that `PER_RUN` explains."""
+    later = ~pl.col("warm_up")
+    epochs = per_epoch(runs).group_by("run_id").agg(
+        pl.len().cast(pl.Int32).alias("epochs_finished"),
+        *(
+            pl.col("epoch_time_s").filter(pl.col("epoch") == epoch, pl.col("warm_up") == warm).first().alias(name)
+            for epoch, warm, name in ((1, True, "first_epoch_time_s"), (2, False, "second_epoch_time_s"))
+        ),
+        pl.col("epoch_time_s").filter(later).median().alias("steady_epoch_time_s"),
+        pl.col("train_samples").filter(later).median().alias("_samples"),
+        pl.col("train_samples").sum().alias("_all_samples"),
+        pl.col("epoch_time_s").sum().alias("total_training_time_s"),
+        pl.col("test_accuracy").sort_by("epoch").last().alias("final_test_accuracy"),
+        pl.col("test_accuracy").max().alias("best_test_accuracy"),
+    )  # fmt: skip
+    joined = (
+        runs.run.join(epochs, on="run_id", how="left")
+        .join(_memory(runs), on="run_id", how="left")
+        .join(_communication(runs), on="run_id", how="left")
+        .join(_staleness(runs), on="run_id", how="left")
+        .join(_parity(runs), on="run_id", how="left")
+    )
+    return _derive(joined).select("run_id", *(metric.name for metric in PER_RUN))
+
+
+def _derive(joined: pl.DataFrame) -> pl.DataFrame:
+    """The columns that follow from one row."""
+    complete = pl.col("epochs_finished") == pl.col("epochs")
+    whole = ("total_training_time_s", "final_test_accuracy")
+    return (
+        joined.with_columns(pl.col("epochs_finished").fill_null(0))
+        .with_columns(
+            *(pl.when(complete).then(pl.col(name)).alias(name) for name in whole),
+        )
+        .with_columns(
+            total_training_time_s=pl.when(pl.col("resumed_after").is_null()).then(pl.col("total_training_time_s")),
+            throughput_samples_per_s=pl.col("_samples") / pl.col("steady_epoch_time_s"),
+            # A null means that there was no parity check, so nothing is to be taken off.
+            startup_without_parity_s=pl.col("startup_s") - pl.col("startup_parity_s").fill_null(0),
+        )
+        .with_columns(
+            total_time_s=pl.when(pl.col("resumed_after").is_null()).then(
+                pl.col("startup_without_parity_s") + pl.col("total_training_time_s") - pl.col("startup_first_step_s")
+            )
+        )
+        .with_columns(throughput_with_startup_samples_per_s=pl.col("_all_samples") / pl.col("total_time_s"))
+    )
+
+
+def _memory(runs: Runs) -> pl.DataFrame:
+    """Peak memory per run: device memory of CUDA runs, host memory of CPU runs."""
+    kind = pl.col("device_type").replace_strict({"cuda": "device", "cpu": "host"}, default=None)
+    peak = pl.when(pl.col("memory_kind") == "device").then("peak_allocated_bytes").otherwise("host_peak_rss_bytes")
+    known = pl.col("peak").null_count() == 0
+    return (
+        runs.ranks.join(runs.run.select("run_id", kind.alias("memory_kind")), on="run_id")
+        .with_columns(peak=peak)
+        .group_by("run_id", "memory_kind", "rank")
+        .agg(pl.when(known).then(pl.col("peak").max()).alias("peak"))
+        .group_by("run_id", "memory_kind")
+        .agg(
+            pl.when(known).then(pl.col("peak").max()).alias("peak_memory_max_bytes"),
+            pl.when(known).then(pl.col("peak").sum()).alias("peak_memory_sum_bytes"),
+        )
+    )
+
+
+def _communication(runs: Runs) -> pl.DataFrame:
+    """Bytes sent per optimizer step and run: by all ranks, and by the busiest; kinds add up in both."""
+    kinds = [f"{kind}_bytes_sent" for kind in KINDS_SENT]
+    steps = runs.epochs.group_by("run_id").agg(pl.col("steps").sum())
+    by_rank = (
+        runs.ranks.group_by("run_id", "rank")
+        .agg(pl.col(kinds).sum())
+        .with_columns(bytes_sent=pl.sum_horizontal(kinds))
+        .sort("run_id", "rank")
+    )
+    sent = pl.col("bytes_sent", *kinds)
+    return (
+        by_rank.group_by("run_id")
+        .agg(
+            sent.sum().name.suffix("_per_step_sum"),
+            # Of several that send equally much, the first: its kinds, not each kind's largest, make the total.
+            sent.get(pl.col("bytes_sent").arg_max()).name.suffix("_per_step_busiest"),
+        )
+        .join(steps, on="run_id")
+        .select("run_id", pl.col("^.*_per_step_.*$") / pl.col("steps"))
+    )
+
+
+def _staleness(runs: Runs) -> pl.DataFrame:
+    staleness = pl.col("staleness")
+    return runs.pushes.group_by("run_id").agg(
+        staleness.mean().alias("staleness_mean"), staleness.max().alias("staleness_max")
+    )  # fmt: skip
+
+
+def staleness_histogram(runs: Runs) -> pl.DataFrame:
+    """One row per run and staleness that occurred: `run_id`, `staleness`, `pushes` (how many had it), `share` of them.
+
+    Over all workers and finished epochs; runs without pushes have no row.
+    """
+    counts = runs.pushes.group_by("run_id", "staleness").agg(pl.len().alias("pushes"))
+    share = pl.col("pushes") / pl.col("pushes").sum().over("run_id")
+    return counts.with_columns(share=share).sort("run_id", "staleness")
+
+
+def _parity(runs: Runs) -> pl.DataFrame:
+    differences = ("loss_difference", "gradient_difference", "parameter_difference", "evaluation_difference")
+    return runs.parity.group_by("run_id").agg(pl.max_horizontal(differences).max().alias("parity_difference"))
+
+
+def accuracy_target(best_test_accuracies: Iterable[float | None]) -> float | None:
+    """The highest step of `ACCURACY_LADDER` that all of them reach; None where one reaches none or has
+    none.
+    """
+    best = list(best_test_accuracies)
+    known = [accuracy for accuracy in best if accuracy is not None]
+    if not known or len(known) < len(best):
+        return None
+    return max((step for step in ACCURACY_LADDER if step <= min(known)), default=None)
+
+
+def time_to_accuracy(runs: Runs, target: float) -> pl.DataFrame:
+    """`run_id` and `time_to_accuracy_s`: training time up to and with the first epoch whose test accuracy is
+    `target`.
+
+    Training windows of the slowest ranks, without start-up and evaluation; runs that never get there, and
+    resumed ones, are left out.
+    """
+    reached = per_epoch(runs).filter(pl.col("test_accuracy") >= target, pl.col("training_time_s").is_not_null())
+    return reached.group_by("run_id").agg(pl.col("training_time_s").min().alias("time_to_accuracy_s"))
+
+
+def energy_to_accuracy(runs: Runs, target: float) -> pl.DataFrame:
+    """`run_id` and `energy_to_accuracy_j`: energy of all GPUs in the training windows up to and with the first epoch
+    whose test accuracy is `target`.
+
+    Null where one of these epochs has none (`telemetry_flags` says why); runs that never get there are left out.
+    """
+    epochs = per_epoch(runs)
+    reached = epochs.filter(pl.col("test_accuracy") >= target).group_by("run_id").agg(_last=pl.col("epoch").min())
+    needed = epochs.join(reached, on="run_id").filter(pl.col("epoch") <= pl.col("_last"))
+    known = pl.col("gpu_energy_j").is_not_null().all()
+    return needed.group_by("run_id").agg(energy_to_accuracy_j=pl.when(known).then(pl.col("gpu_energy_j").sum()))
+
+
+def efficiency(speed_up: float | None, *, devices: int) -> float | None:
+    """Scaling efficiency, 1 = ideal: the speed-up over one device ÷ the devices, t_1 ÷ (n·t_n) under strong
+    scaling.
+
+    Under weak scaling the speed-up is the ratio of throughputs, so this is throughput_n ÷ (n·throughput_1).
+    """
+    return None if speed_up is None else speed_up / devices

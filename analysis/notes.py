@@ -1,0 +1,211 @@
+"""What a reader must know besides the numbers: the headline, what was left out, and how far the numbers
+carry.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from analysis import text
+from analysis.compare import flatten
+from analysis.stats import ENOUGH_REPEATS, best_coverage
+from analysis.summary import BASELINE, counted, facts, summary
+
+if TYPE_CHECKING:
+    from analysis.load import Runs
+
+_MAY_DIFFER = ("load_average_1min", "cores_of_rank_0", "variables.")
+"""Entries of the environment that differ between strategies by design, or from minute to minute."""
+
+
+def headline(runs: Runs, *, most: int = 4) -> list[str]:
+    """The findings in full sentences: what each configuration gains over one device, most devices and gain
+    first.
+    """
+    compared = summary(runs).filter(pl.col("speed_up").is_not_null() & (pl.col("verdict") != "baseline"))
+    if compared.is_empty():
+        return ["No configuration can be compared with one device: see the warnings."]
+    several = compared["group"].n_unique() > 1
+    ordered = compared.sort("speed_up", descending=True)
+    # Of several groups of like work, the fastest of each; of a single one, all.
+    rows = (ordered.unique("group", keep="first", maintain_order=True) if several else ordered).to_dicts()[:most]
+    more = compared.height - len(rows)
+    return [_gain(row, named=several) for row in rows] + ([f"{more} more are in the table."] if more else [])
+
+
+def _gain(row: dict[str, Any], *, named: bool) -> str:
+    what = f"{row['configuration']} ({row['group']})" if named else row["configuration"]
+    does = "trains an epoch" if row["scaling"] == "strong" else "trains"
+    steady, whole = text.percent(row["efficiency"]), text.percent(row["efficiency_with_startup"])
+    share = f"{steady} of theoretical scaling, {whole}"
+    rest = f"{share} including start-up" if row["devices"] > 1 else f"{text.repeats(row['speed_up_pairs'])}"
+    if row["verdict"] == "one repeat":
+        return f"{what} {does} {row['speed_up']:.2f} times as fast as one device in a single repeat: {rest}."
+    low, high, pairs = row["speed_up_low"], row["speed_up_high"], row["speed_up_pairs"]
+    span = f"95 % interval {low:.2f}–{high:.2f}, {text.repeats(pairs)}"
+    if pairs < ENOUGH_REPEATS:  # too few to call it 95 %
+        span = f"{low:.2f} to {high:.2f} in {text.repeats(pairs)}"
+    if row["verdict"] == "indistinguishable":
+        return f"{what} can't be told from one device in speed: {row['speed_up']:.2f} times as fast ({span})."
+    return f"{what} {does} {row['speed_up']:.2f} times as fast as one device ({span}): {rest}."
+
+
+def warnings(runs: Runs, *, most: int = 25) -> list[str]:
+    """Everything that limits what the numbers say, in one line each."""
+    return [
+        *_left_out(runs, most=most),
+        *_oversubscribed(runs),
+        *_packed(runs),
+        *(f"Skipped: {_relative(runs, str(s.path))}: {s.reason}." for s in runs.skipped),
+        *_repeats(runs),
+        *_baselines(runs),
+        *_samples(runs),
+        *_single_epoch(runs),
+        *_resumed(runs),
+        *_parity_off(runs),
+        *_recorded(runs),
+        *_environments(runs),
+    ]
+
+
+def _relative(runs: Runs, path: str) -> str:
+    return path.removeprefix(f"{runs.root}/")
+
+
+def _left_out(runs: Runs, *, most: int) -> list[str]:
+    gone = facts(runs).drop_nulls("left_out").filter(~pl.col("left_out").str.contains("^(oversubscribed|packed)"))
+    rows = gone.select("slug", "left_out").rows()
+    lines = [f"Left out of all comparisons: {slug}: {reason}." for slug, reason in rows[:most]]
+    return lines + (
+        [f"{len(rows) - most} more runs are left out: see the table of all runs."] if len(rows) > most else []
+    )
+
+
+def _oversubscribed(runs: Runs) -> list[str]:
+    """Why some configurations have results, but neither times nor an efficiency."""
+    rows = facts(runs).filter(pl.col("left_out").str.starts_with("oversubscribed"))
+    if rows.is_empty():
+        return []
+    names = list(rows["configuration"].unique(maintain_order=True))
+    return [
+        f"No time, speed-up or efficiency for {text.listed(names, most=len(names))}: there were more devices than "
+        "cores, so devices took turns on a core, and times would tell of that instead of the strategy."
+    ]
+
+
+def _packed(runs: Runs) -> list[str]:
+    """Why many short runs have results, but no times."""
+    rows = facts(runs).filter(pl.col("left_out").str.starts_with("packed"))
+    if rows.is_empty():
+        return []
+    return [
+        f"No time, speed-up or efficiency from {rows.height} packed run{'' if rows.height == 1 else 's'} "
+        "(launcher.pack=true): warm processes started them one after the other, so their start was not that of a "
+        "training job. Losses and accuracies are those of separate runs."
+    ]
+
+
+def _repeats(runs: Runs) -> list[str]:
+    pairs = summary(runs).filter(pl.col("speed_up").is_not_null() & (pl.col("verdict") != "baseline"))["speed_up_pairs"]
+    few = int(pairs.min() or 0)  # type: ignore[arg-type]
+    if pairs.is_empty() or few >= ENOUGH_REPEATS:
+        return []
+    if few == 1:
+        return ["Some ratios rest on a single repeat and have no interval: measure with sweep.repeats=6 or more."]
+    return [
+        f"Some intervals rest on {text.repeats(few)} only. The interval of a median of {few} values can't leave "
+        f"their span, which holds the true median with a probability of at most {100 * best_coverage(few):.0f} %, "
+        f"not 95 %; it takes {ENOUGH_REPEATS} repeats to reach that."
+    ]
+
+
+def _baselines(runs: Runs) -> list[str]:
+    without = [
+        str(group)
+        for (group,), rows in counted(runs).group_by("group", maintain_order=True)
+        if rows.filter((pl.col("strategy") == BASELINE[0]) & (pl.col("devices") == BASELINE[1])).is_empty()
+    ]
+    fix = f"no counted run of strategy={BASELINE[0]} devices={BASELINE[1]} did the same work"
+    return [f"No speed-up for {group}: {fix}." for group in without]
+
+
+def _samples(runs: Runs) -> list[str]:
+    dropped = counted(runs).filter(pl.col("dropped_samples") > 0)
+    cases = dropped.select("group", "train_samples", "dropped_samples").unique(maintain_order=True).rows()
+    return [
+        f"{left:,} of {whole:,} training samples are not trained on in an epoch (they fill no global batch, or "
+        f"the epoch was cut short): {group}. Throughput counts only those that are."
+        for group, whole, left in cases
+    ]
+
+
+def _single_epoch(runs: Runs) -> list[str]:
+    short = counted(runs).filter(pl.col("epochs") < 2)
+    if short.is_empty():
+        return []
+    return [f"{short.height} runs have one epoch and so no steady state: measure with epochs=2 or more."]
+
+
+def _resumed(runs: Runs) -> list[str]:
+    rows = counted(runs).drop_nulls("resumed_after").select("slug", "resumed_after").rows()
+    return [
+        f"{slug} was interrupted, and resumed after epoch {epochs}. The first epoch of each attempt warms up and is "
+        "left out of times and throughput; there is no total time with start-up."
+        for slug, epochs in rows
+    ]
+
+
+def _parity_off(runs: Runs) -> list[str]:
+    """Which runs nobody compared with one device: because nobody asked, or because they don't compute the same."""
+    unchecked = counted(runs).filter((pl.col("strategy") != BASELINE[0]) & pl.col("parity_passed").is_null())
+    rows = unchecked.select("configuration", "config_json").rows()
+    off = {name for name, config in rows if not json.loads(config)["measure"]["parity"]}
+    never = {name for name, _ in rows} - off
+    lines = [f"Nobody checked that these train like one device (measure.parity=false): {', '.join(sorted(off))}."]
+    other = (
+        f"These don't compute what one device would, so no parity check can vouch for them: {', '.join(sorted(never))}."
+    )
+    return (lines if off else []) + ([other] if never else [])
+
+
+def _recorded(runs: Runs) -> list[str]:
+    """What the runs themselves warn of, and which they are."""
+    rows = (
+        facts(runs).drop_nulls("warnings").filter(pl.col("warnings") != "").select("warnings", "configuration").rows()
+    )
+    found: dict[str, Counter[str]] = defaultdict(Counter)
+    for warning, configuration in rows:
+        found[warning][configuration] += 1
+    return [
+        f"{', '.join(counts)}: {warning} ({counts.total()} run{'' if counts.total() == 1 else 's'})"
+        for warning, counts in found.items()
+    ]
+
+
+def _environments(runs: Runs) -> list[str]:
+    found = environment(runs)
+    lines = [
+        f"The compared runs differ in {key}: {text.listed(sorted(values))}."
+        for key, values in found.items()
+        if len(values) > 1 and not key.startswith(_MAY_DIFFER)
+    ]
+    if "true" in found.get("git.dirty", []):
+        lines.append("Some runs were measured with uncommitted changes: the commit alone can't repeat them.")
+    return lines
+
+
+def environment(runs: Runs) -> dict[str, list[str]]:
+    """Dotted name → the distinct values among the counted runs (all runs where none counts)."""
+    rows = counted(runs)
+    texts = (rows if rows.height else facts(runs))["environment_json"].drop_nulls().unique(maintain_order=True)
+    found: dict[str, list[str]] = {}
+    for content in texts:
+        for key, value in flatten(json.loads(content)).items():
+            shown = text.MISSING if value is None else value if isinstance(value, str) else json.dumps(value)
+            if shown not in found.setdefault(key, []):
+                found[key].append(shown)
+    return found

@@ -1,0 +1,180 @@
+"""The report of a folder of runs: one HTML page that needs nothing else, the figures, and the tables behind
+them.
+"""
+
+from __future__ import annotations
+
+import base64
+import csv
+import json
+import os
+import shutil
+import uuid
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from analysis import notes
+from analysis.cells import CONFIGURATIONS, RUNS, Cell, cells
+from analysis.figures import all_figures
+from analysis.load import load
+from analysis.metrics import PER_RUN, per_epoch
+from analysis.summary import SUMMARY, facts, summary
+from parallelbench.durable import storage_errors
+from parallelbench.errors import ConfigError
+
+if TYPE_CHECKING:
+    from analysis.figures import Figure
+    from analysis.load import Runs
+
+GENERATOR = '<meta name="generator" content="parallelbench">'
+"""Marks a page as ours: only a folder that holds one is ever replaced."""
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A figure as the page needs it."""
+
+    figure: Figure
+    spec: str
+    """Vega-Lite, as JSON that may stand inside a script element; empty without a chart."""
+    image: str
+    """The same as SVG, in base64, for where no script runs; empty without a chart."""
+
+
+def write_report(path: Path | str, out: Path | str | None = None, *, plugin: str | None = None) -> Path:
+    """Write the report on all runs at or below `path` to `out` (default: `<path>/report`); returns its
+    `index.html`. For `plugin` see `load`.
+
+    An older report there is replaced at the end, in one step. Raises `ConfigError` where there is nothing to
+    report or `out` holds something else, `StorageError` where it can't be written.
+    """
+    runs = load(path, plugin=plugin)
+    _require_a_finished_run(runs)
+    final = Path(out) if out is not None else runs.root / "report"
+    _require_replaceable(final)
+    temporary = final.with_name(f".{final.name}.{uuid.uuid4().hex}.tmp")
+    with storage_errors(final):
+        try:
+            (temporary / "figures").mkdir(parents=True)
+            (temporary / "tables").mkdir()
+            drawn = [_write_figure(figure, temporary / "figures") for figure in all_figures(runs)]
+            _write_tables(runs, temporary / "tables")
+            (temporary / "index.html").write_text(render(runs, drawn), encoding="utf-8")
+            _swap(temporary, final)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+    return final / "index.html"
+
+
+def _require_a_finished_run(runs: Runs) -> None:
+    if "done" in runs.run["state"]:
+        return
+    if runs.run.is_empty():
+        found = f"{len(runs.skipped)} folders, none of them a readable run" if runs.skipped else "no run"
+    else:
+        labels = sorted(set(runs.run.select(pl.coalesce("outcome", "state")).to_series()))
+        found = f"{runs.run.height} runs, all of them {' or '.join(labels)}"
+    raise ConfigError(
+        f"{runs.root} holds no finished run to report on ({found}): name a folder of runs, or run the "
+        "sweep first, e.g. parallelbench submit sweep=demo"
+    )
+
+
+def _require_replaceable(final: Path) -> None:
+    if not final.exists():
+        return
+    page = final / "index.html"
+    ours = page.is_file() and GENERATOR in page.read_text(encoding="utf-8", errors="replace")[:2000]
+    if not (final.is_dir() and (ours or not any(final.iterdir()))):
+        raise ConfigError(f"{final} is no report, and a report would replace it: choose another folder")
+
+
+def _swap(temporary: Path, final: Path) -> None:
+    """Put the new report in the old one's place; the old one goes last."""
+    old = final.with_name(f".{final.name}.{uuid.uuid4().hex}.old")
+    if final.exists():
+        os.rename(final, old)
+    try:
+        os.rename(temporary, final)
+    except OSError:
+        if old.exists():
+            os.rename(old, final)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _write_figure(figure: Figure, folder: Path) -> Drawn:
+    if figure.chart is None:
+        return Drawn(figure, "", "")
+    import vl_convert
+
+    spec = figure.chart.to_dict()
+    del spec["$schema"]  # an address that nothing needs
+    svg: str = vl_convert.vegalite_to_svg(spec)
+    (folder / f"{figure.name}.svg").write_text(svg, encoding="utf-8")
+    (folder / f"{figure.name}.pdf").write_bytes(vl_convert.vegalite_to_pdf(spec))
+    spec.pop("title", None)  # the page has it as a heading
+    return Drawn(figure, script_json(spec), base64.b64encode(svg.encode()).decode())
+
+
+def script_json(value: Any) -> str:
+    """JSON that can't end the script element around it."""
+    return json.dumps(value).replace("<", "\\u003c")
+
+
+def _write_tables(runs: Runs, folder: Path) -> None:
+    summary(runs).write_csv(folder / "configurations.csv")
+    per_run = facts(runs).drop("config_json", "environment_json")
+    per_run.write_csv(folder / "runs.csv")
+    per_epoch(runs).write_csv(folder / "epochs.csv")
+    with (folder / "columns.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(("table", "column", "meaning"))
+        writer.writerows(("configurations", name, doc) for name, (_, doc) in SUMMARY.items())
+        writer.writerows(("runs", name, doc) for name, doc in PER_RUN)
+
+
+def render(runs: Runs, drawn: list[Drawn]) -> str:
+    """The page."""
+    import jinja2
+    import vl_convert
+
+    vega = vl_convert.javascript_bundle()  # type: ignore[call-arg]  # its stub forgets the default
+    templates = Path(__file__).parent / "templates"
+    environment = jinja2.Environment(loader=jinja2.FileSystemLoader(templates), autoescape=True, trim_blocks=True)
+    return environment.get_template("report.html.j2").render(
+        generator=GENERATOR,
+        title=" + ".join(sorted(set(runs.run["sweep"]))),
+        headline=notes.headline(runs),
+        warnings=notes.warnings(runs),
+        measured=_measured(runs),
+        figures=drawn,
+        configurations=_grouped(summary(runs), CONFIGURATIONS),
+        runs=_grouped(facts(runs), RUNS),
+        headers={"configurations": CONFIGURATIONS, "runs": RUNS},
+        meanings={name: doc for name, (_, doc) in SUMMARY.items()} | dict(PER_RUN),
+        environment=notes.environment(runs),
+        css=(templates / "report.css").read_text(encoding="utf-8"),
+        script=(templates / "report.js").read_text(encoding="utf-8"),
+        vega=vega.replace("</script", "<\\/script"),
+    )
+
+
+def _grouped(table: pl.DataFrame, columns: tuple[Any, ...]) -> list[tuple[str, list[list[Cell]]]]:
+    return [
+        (str(group), [cells(row, columns) for row in rows.iter_rows(named=True)])
+        for (group,), rows in table.group_by("group", maintain_order=True)
+    ]
+
+
+def _measured(runs: Runs) -> str:
+    """How many runs, and when."""
+    states = runs.run.select(pl.coalesce("outcome", "state").alias("label")).group_by("label").len().sort("label")
+    counts = ", ".join(f"{count} {label}" for label, count in states.rows())
+    low, high = runs.epochs.select(low=pl.col("finished_at").min(), high=pl.col("finished_at").max()).row(0)
+    days = sorted({datetime.fromtimestamp(t, tz=UTC).strftime("%Y-%m-%d") for t in (low, high) if t is not None})
+    return f"{runs.run.height} runs ({counts})" + (f", measured {' to '.join(days)} (UTC)" if days else "")

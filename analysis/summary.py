@@ -1,0 +1,264 @@
+"""One row per configuration: medians over its repeats, and what it gains over one device."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from analysis import text
+from analysis.compare import configurations, left_out, ratio_of
+from analysis.metrics import PER_RUN, accuracy_target, efficiency, per_run, time_to_accuracy
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from analysis.load import Runs
+    from analysis.stats import Ratio
+
+BASELINE = ("single", 1)
+"""Strategy and devices of what every other configuration of a group is compared with."""
+
+SUMMARY: dict[str, tuple[type[pl.DataType], str]] = {
+    "group": (pl.String, "runs of the same work: only within it are runs compared"),
+    "configuration": (pl.String, "strategy × devices"),
+    "variant": (pl.String, "strategy, and the options in which it differs from others of its name"),
+    "strategy": (pl.String, "strategy"),
+    "devices": (pl.Int32, "devices over all nodes"),
+    "nodes": (pl.Int32, "nodes"),
+    "scaling": (pl.String, "strong: the global batch is fixed; weak: the batch per device is"),
+    "outcomes": (pl.String, "what became of the runs of this configuration"),
+    "runs": (pl.Int32, "runs of this configuration that were found"),
+    "repeats": (pl.Int32, "runs that all numbers of this row rest on: those not left out"),
+    "steady_epoch_time_s": (pl.Float64, "median over repeats"),
+    "first_epoch_time_s": (pl.Float64, "median over repeats"),
+    "second_epoch_time_s": (pl.Float64, "median over repeats"),
+    "startup_without_parity_s": (pl.Float64, "median over repeats"),
+    "total_training_time_s": (pl.Float64, "median over repeats"),
+    "total_time_s": (pl.Float64, "median over repeats"),
+    "throughput_samples_per_s": (pl.Float64, "median over repeats"),
+    "speed_up": (
+        pl.Float64,
+        "over one device, steady state: median over paired repeats of t_1 ÷ t_n (strong scaling) or of the "
+        "ratio of throughputs (weak scaling); not the ratio of the medians",
+    ),
+    "speed_up_low": (pl.Float64, "lower end of its 95 % bootstrap interval"),
+    "speed_up_high": (pl.Float64, "upper end of its 95 % bootstrap interval"),
+    "speed_up_pairs": (pl.Int32, "repeats that were paired"),
+    "verdict": (pl.String, "faster or slower than one device; indistinguishable where the interval holds 1"),
+    "efficiency": (pl.Float64, "speed_up ÷ devices, 1 = ideal"),
+    "efficiency_with_startup": (
+        pl.Float64,
+        "the same with start-up: from total_time_s; throughput_with_startup_samples_per_s under weak scaling",
+    ),
+    "memory_kind": (pl.String, "device or host memory"),
+    "peak_memory_max_bytes": (pl.Float64, "median over repeats of the largest rank's peak"),
+    "peak_memory_sum_bytes": (pl.Float64, "median over repeats of the sum of all ranks' peaks"),
+    **{metric.name: (pl.Float64, "median over repeats") for metric in PER_RUN if "_per_step_" in metric.name},
+    "theoretical_bubble": (
+        pl.Float64,
+        "share of a step in which a device must idle by the schedule, were all stages equally long and nothing else in "
+        "the way; by formula, not measured; null: no schedule",
+    ),
+    "staleness_mean": (pl.Float64, "median over repeats of the mean over all pushes to parameter servers"),
+    "staleness_max": (pl.Int32, "largest staleness of any push in any repeat"),
+    "final_test_accuracy": (pl.Float64, "median over repeats"),
+    "best_test_accuracy": (pl.Float64, "median over repeats"),
+    "accuracy_target": (
+        pl.Float64,
+        "highest step of the ladder that all runs of the group reach; chosen afterwards",
+    ),
+    "time_to_accuracy_s": (pl.Float64, "median over repeats of the training time to accuracy_target"),
+    "parity": (pl.String, "runs that passed the parity check of those that were checked, and how many were not"),
+    "parity_difference": (pl.Float64, "largest difference from one device in any checked run"),
+}
+"""The columns of `summary`: type, and meaning or how it aggregates."""
+
+_MEDIANS = [name for name, (_, doc) in SUMMARY.items() if doc.startswith("median over repeats")]
+
+
+@lru_cache(maxsize=8)
+def facts(runs: Runs) -> pl.DataFrame:
+    """One row per run: the run table, its group and configuration, its metrics, and why it is left out (or
+    null).
+    """
+    joined = (
+        runs.run.join(configurations(runs), on="run_id")
+        .join(per_run(runs), on="run_id")
+        .join(left_out(runs).rename({"reason": "left_out"}), on="run_id", how="left")
+    )
+    with_times = [_with_target(runs, group) for _, group in joined.group_by("group", maintain_order=True)]
+    baseline_first = (pl.col("strategy") == BASELINE[0]) & (pl.col("devices") == BASELINE[1])
+    order = (pl.col("group"), ~baseline_first, pl.col("devices"), pl.col("configuration"), pl.col("repeat"))
+    return pl.concat(with_times).sort(*order) if with_times else joined
+
+
+def _with_target(runs: Runs, group: pl.DataFrame) -> pl.DataFrame:
+    """Add the group's accuracy target and each run's time to it."""
+    counted = pl.col("left_out").is_null()
+    target = accuracy_target(group.filter(counted)["best_test_accuracy"])
+    group = group.with_columns(accuracy_target=pl.lit(target, pl.Float64))
+    if target is None:
+        return group.with_columns(time_to_accuracy_s=pl.lit(None, pl.Float64))
+    return group.join(time_to_accuracy(runs, target), on="run_id", how="left")
+
+
+def counted(runs: Runs) -> pl.DataFrame:
+    """The rows of `facts` that may enter comparisons of time and memory."""
+    return facts(runs).filter(pl.col("left_out").is_null())
+
+
+def learning(runs: Runs, *, test: str, training: str) -> pl.DataFrame:
+    """One row per run that trained to its end, epoch and side (test, training), for lines over epochs.
+
+    Columns: group, configuration, variant, strategy, repeat, side, x (the epoch), value.
+    """
+    columns = ("run_id", "group", "configuration", "variant", "strategy", "repeat")
+    trained = facts(runs).filter((pl.col("outcome") == "ok") & (pl.col("state") == "done")).select(columns)
+    epochs = trained.join(runs.epochs, on="run_id", maintain_order="left_right")
+    sides = [
+        epochs.select(*columns, side=pl.lit(side), x="epoch", value=name)
+        for side, name in (("test", test), ("training", training))
+    ]
+    return pl.concat(sides).sort("group", maintain_order=True).drop_nulls("value")
+
+
+def gains(runs: Runs) -> pl.DataFrame:
+    """Paired speed-ups over one device, one row per pair of repeats, steady and with start-up.
+
+    Columns: group, configuration, variant, strategy, devices, kind (steady state, including start-up), repeat, value.
+    """
+    rows = []
+    for _, members in counted(runs).group_by("group", maintain_order=True):
+        baseline = members.filter((pl.col("strategy") == BASELINE[0]) & (pl.col("devices") == BASELINE[1]))
+        for kind in ("steady state", "including start-up"):
+            for _, usable in members.group_by("configuration", maintain_order=True):
+                ratio = speed_up(runs, baseline, usable, with_startup=kind != "steady state")
+                row = usable.select("group", "configuration", "variant", "strategy", "devices").row(0, named=True)
+                pairs = ratio.pairs if ratio else ()
+                rows += [row | {"kind": kind, "repeat": repeat, "value": value} for repeat, value in pairs]
+    names = ("group", "configuration", "variant", "strategy", "devices", "kind", "repeat", "value")
+    kinds = (*[pl.String] * 4, pl.Int32, pl.String, pl.Int32, pl.Float64)
+    return pl.DataFrame(rows, schema=dict(zip(names, kinds, strict=True)))
+
+
+def speed_up(runs: Runs, baseline: pl.DataFrame, other: pl.DataFrame, *, with_startup: bool = False) -> Ratio | None:
+    """Paired speed-up of one configuration's runs over the baseline's: by time, under weak scaling by
+    throughput.
+    """
+    one, many = list(baseline["run_id"]), list(other["run_id"])
+    if other["scaling"].first() == "weak":  # an epoch need not hold the same samples: compare samples per second
+        name = "throughput_with_startup_samples_per_s" if with_startup else "throughput_samples_per_s"
+        return ratio_of(runs, name, numerator=many, denominator=one)
+    name = "total_time_s" if with_startup else "steady_epoch_time_s"
+    return ratio_of(runs, name, numerator=one, denominator=many)
+
+
+@lru_cache(maxsize=8)
+def summary(runs: Runs) -> pl.DataFrame:
+    """One row per configuration, baseline first; the columns are those of `SUMMARY`."""
+    rows = []
+    for _, group in facts(runs).group_by("group", maintain_order=True):
+        usable = group.filter(pl.col("left_out").is_null())
+        baseline = usable.filter((pl.col("strategy") == BASELINE[0]) & (pl.col("devices") == BASELINE[1]))
+        for _, members in group.group_by("configuration", maintain_order=True):
+            rows.append(_row(runs, members, baseline))
+    return pl.DataFrame(rows, schema={name: kind for name, (kind, _) in SUMMARY.items()}, orient="row")
+
+
+def _row(runs: Runs, members: pl.DataFrame, baseline: pl.DataFrame) -> dict[str, Any]:
+    usable = members.filter(pl.col("left_out").is_null())
+    first = members.row(0, named=True)
+    row: dict[str, Any] = {name: first.get(name) for name in SUMMARY}
+    row |= {name: usable[name].cast(pl.Float64).median() for name in _MEDIANS}
+    row |= {
+        "outcomes": _counts([outcome or state for outcome, state in members.select("outcome", "state").rows()]),
+        "runs": members.height,
+        "repeats": usable.height,
+        "theoretical_bubble": usable["theoretical_bubble"].max(),
+        "staleness_max": usable["staleness_max"].max(),
+        "parity": _parity(members),
+        "parity_difference": members["parity_difference"].max(),
+        "memory_kind": usable["memory_kind"].drop_nulls().first() if usable.height else None,
+    }
+    is_baseline = (first["strategy"], first["devices"]) == BASELINE
+    return row | _gain(runs, usable, baseline, devices=first["devices"], is_baseline=is_baseline)
+
+
+def _gain(
+    runs: Runs, usable: pl.DataFrame, baseline: pl.DataFrame, *, devices: int, is_baseline: bool
+) -> dict[str, Any]:
+    """The columns that compare with one device."""
+    steady = speed_up(runs, baseline, usable)
+    whole = speed_up(runs, baseline, usable, with_startup=True)
+    return {
+        "speed_up": steady and steady.median,
+        # Against itself every ratio is 1 by construction: an interval would say nothing.
+        "speed_up_low": steady.low if steady and not is_baseline else None,
+        "speed_up_high": steady.high if steady and not is_baseline else None,
+        "speed_up_pairs": steady.n if steady else 0,
+        "verdict": "baseline" if is_baseline else _verdict(steady),
+        "efficiency": efficiency(steady.median if steady else None, devices=devices),
+        "efficiency_with_startup": efficiency(whole.median if whole else None, devices=devices),
+    }
+
+
+def _verdict(ratio: Ratio | None) -> str | None:
+    words = {"above 1": "faster", "below 1": "slower"}
+    return words.get(ratio.verdict, ratio.verdict) if ratio else None
+
+
+def _counts(names: list[str]) -> str:
+    return ", ".join(
+        f"{count} {name}" for name, count in sorted(Counter(names).items(), key=lambda c: (c[0] != "ok", c[0]))
+    )
+
+
+def _parity(members: pl.DataFrame) -> str:
+    checked = members["parity_passed"].drop_nulls()
+    # A run that ended before its check says nothing either way.
+    unchecked = members.filter((pl.col("state") == "done") & pl.col("parity_passed").is_null()).height
+    if checked.is_empty():
+        return "reference" if (members["strategy"] == "single").all() else "not checked"
+    return f"{int(checked.sum())} of {checked.len()}" + (f", {unchecked} not checked" if unchecked else "")
+
+
+def summary_table(runs: Runs) -> Table:
+    """The summary for a terminal, 80 columns wide: the same numbers, rounded."""
+    from rich import box
+    from rich.table import Table
+
+    rows = summary(runs)
+    groups = list(rows["group"].unique(maintain_order=True))
+    title = " · ".join([runs.root.resolve().name, *groups] if len(groups) == 1 else [runs.root.resolve().name])
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False, padding=0)
+    table.caption, table.caption_justify = (
+        "medians over runs; speed-up over one device, in brackets its bootstrap interval (95 % from 6 repeats on); "
+        "sent to other processes per step, and peak memory: sums over all processes"
+        + ("; nothing of runs with more devices than cores" if facts(runs)["oversubscribed"].any() else ""),
+        "left",
+    )
+    table.add_column("configuration", max_width=max(map(len, rows["configuration"]), default=None))
+    for name in ("runs", "s per\nepoch", "speed-up", "effi-\nciency", "sent\nMiB", "mem.\nMiB", "test\nacc."):
+        table.add_column(name, justify="right", no_wrap=True)
+    for group in groups:
+        if len(groups) > 1:
+            table.add_section()
+            table.add_row(f"[bold]{group}[/bold]")
+        for row in rows.filter(pl.col("group") == group).iter_rows(named=True):
+            table.add_row(row["configuration"], *_terminal_cells(row))
+    return table
+
+
+def _terminal_cells(row: dict[str, Any]) -> list[str]:
+    return [
+        str(row["repeats"]) if row["repeats"] else row["outcomes"],
+        text.number(row["steady_epoch_time_s"]),
+        text.speed_up(row),
+        text.percent(row["efficiency"]),
+        text.sent(row["bytes_sent_per_step_sum"]),
+        text.mebibytes(row["peak_memory_sum_bytes"]),
+        text.percent(row["final_test_accuracy"]),
+    ]

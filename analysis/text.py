@@ -1,0 +1,71 @@
+"""Numbers as people read them. What was not measured is a dash, never 0."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+MISSING = "–"
+_THIN = "\u202f"
+MIB = 2**20
+
+
+def number(value: float | None, *, digits: int = 3) -> str:
+    """Three significant digits, all digits before the point: 0.0123, 1.23, 12.3, 123, 12,345."""
+    if value is None:
+        return MISSING
+    exponent = int(f"{value:.{digits - 1}e}".partition("e")[2])
+    return f"{value:,.{min(9, max(0, digits - 1 - exponent))}f}"
+
+
+def seconds(value: float | None) -> str:
+    """A duration with its unit."""
+    return MISSING if value is None else f"{number(value)}{_THIN}s"
+
+
+def percent(share: float | None) -> str:
+    """A share from 0 to 1 in per cent, one digit after the point."""
+    return MISSING if share is None else f"{100 * share:.1f}{_THIN}%"
+
+
+def mebibytes(size_bytes: float | None) -> str:
+    """Bytes as MiB, without the unit."""
+    return MISSING if size_bytes is None else f"{size_bytes / MIB:,.{0 if size_bytes >= 100 * MIB else 1}f}"
+
+
+def sent(size_bytes: float | None) -> str:
+    """Bytes as MiB without the unit, to three digits however few they are; what sends nothing has 0."""
+    return MISSING if size_bytes is None else number(size_bytes / MIB) if size_bytes else "0"
+
+
+def staleness(row: Mapping[str, Any]) -> str:
+    """The staleness of a row of `summary` or `facts`, mean and largest: "0.48 (2)"."""
+    mean, largest = row["staleness_mean"], row["staleness_max"]
+    return MISSING if mean is None else f"{mean:.2f} ({largest})"
+
+
+def parity(passed: bool | None) -> str:
+    """What the parity check of a run said."""
+    return "not checked" if passed is None else "passed" if passed else "failed"
+
+
+def repeats(n: int) -> str:
+    """ "1 repeat", "2 repeats"."""
+    return f"{n} repeat{'' if n == 1 else 's'}"
+
+
+def speed_up(row: Mapping[str, Any]) -> str:
+    """The speed-up of a row of `summary`, with its interval where there is one: "1.43 (1.38–1.49)"."""
+    if row["speed_up"] is None:
+        return MISSING
+    low, high = row["speed_up_low"], row["speed_up_high"]
+    return f"{row['speed_up']:.2f}" + ("" if low is None else f" ({low:.2f}–{high:.2f})")
+
+
+def listed(items: Sequence[str], *, most: int = 3, sep: str = ", ") -> str:
+    """ "a", "a and b", "a, b and c", "a, b, c and 4 more"."""
+    shown = [*items[:most], f"{len(items) - most} more"] if len(items) > most else list(items)
+    last = " and " if sep == ", " else f"{sep}and "
+    return last.join([sep.join(shown[:-1]), shown[-1]] if len(shown) > 1 else shown)

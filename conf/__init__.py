@@ -1,0 +1,1 @@
+"""The configuration; a package so that Hydra finds it, installed or not."""

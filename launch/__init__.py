@@ -1,0 +1,1 @@
+"""Many runs: from a sweep to finished run folders. Never imports torch."""

@@ -1,0 +1,126 @@
+"""What this machine has to train with, and how to get what is missing. Never imports torch."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+
+from launch.compose import group_choices
+from launch.slurm import scheduler, site
+from launch.sweep import one_run
+from parallelbench.devices import cpu_name, this_machine
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from parallelbench.devices import Machine
+
+_SHARED = {"nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "fuse.ceph", "panfs", "wekafs", "afs", "cifs"}
+_PACKAGES = (
+    "parallelbench",
+    "torch",
+    "torchvision",
+    "numpy",
+    "hydra-core",
+    "submitit",
+    "pyarrow",
+    "polars",
+    "nvidia-ml-py",
+)
+
+
+def findings() -> Iterator[tuple[str, str]]:
+    """(what, finding) pairs, in the order in which a reader wants them."""
+    machine = this_machine()
+    yield "processor", f"{cpu_name()}: {_cores(machine)}"
+    yield "memory", _memory()
+    yield from _gpus(machine)
+    yield "devices", _devices(machine)
+    yield from _slurm()
+    yield from _folders()
+    yield "Python", f"{platform.python_version()} on {platform.platform()}"
+    yield "packages", ", ".join(f"{name} {_version(name)}" for name in _PACKAGES)
+    yield from _data()
+
+
+def _cores(machine: Machine) -> str:
+    cores = f"{len(machine.cores)} core(s) usable of {os.cpu_count()}"
+    if machine.physical_cores < len(machine.cores):
+        cores += f", on {machine.physical_cores} physical ones: two threads of one core are not two devices"
+    return cores
+
+
+def _memory() -> str:
+    memory = psutil.virtual_memory()
+    return f"{memory.available / 2**30:.1f} GiB free of {memory.total / 2**30:.1f} GiB"
+
+
+def _gpus(machine: Machine) -> Iterator[tuple[str, str]]:
+    for index, gpu in enumerate(machine.gpus):
+        yield f"GPU {index}", f"{gpu.name}, {gpu.memory_bytes / 2**30:.0f} GiB, {gpu.uuid}"
+    if not machine.gpus:
+        yield (
+            "GPUs",
+            "none visible: runs use processor cores as devices; on a GPU machine check the driver with nvidia-smi",
+        )
+    elif topology := _output(["nvidia-smi", "topo", "-m"]):
+        yield "topology", topology
+
+
+def _devices(machine: Machine) -> str:
+    if machine.gpus:
+        return f"devices=1 … {len(machine.gpus)} with device=cuda; device=cpu: 1 … {len(machine.cores)}"
+    return f"devices=1 … {len(machine.cores)} with cores_per_device=1"
+
+
+def _slurm() -> Iterator[tuple[str, str]]:
+    if scheduler.available():
+        yield from site.findings()
+    else:
+        yield "Slurm", "no sbatch here: sweeps run with launcher=local"
+
+
+def _folders() -> Iterator[tuple[str, str]]:
+    """Where results and data lie: on a cluster all nodes must see them."""
+    run = one_run([]).run
+    for name, folder in (("results", run.sweep_folder.parent), ("site.data_dir", run.site.data_folder)):
+        kind = file_system(folder.absolute())
+        seen = "all nodes see it" if kind in _SHARED else "on a cluster, make sure that all nodes see it"
+        yield f"folder of {name}", f"{folder.absolute()} on {kind}: {seen}"
+
+
+def file_system(path: Path) -> str:
+    """Kind of the file system that a path lies on or would lie on, as mount names it."""
+    mounts = {Path(part.mountpoint): part.fstype for part in psutil.disk_partitions(all=True)}
+    return next((mounts[parent] for parent in (path, *path.parents) if parent in mounts), "unknown")
+
+
+def _data() -> Iterator[tuple[str, str]]:
+    for name in group_choices()["data"]:
+        run = one_run([f"data={name}"]).run
+        folder = run.site.data_folder
+        missing = run.data.missing_files(folder)
+        size = f"{run.data.train_samples:,} training and {run.data.test_samples:,} test images"
+        state = f"missing in {folder}: run `parallelbench prepare data={name}`" if missing else "ready"
+        yield f"data={name}", f"{state} ({size})"
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "missing: pip install parallelbench installs it"
+
+
+def _output(command: list[str]) -> str | None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() or None

@@ -1,0 +1,214 @@
+"""Submissions on disk: `<sweep>/submissions/<token>/`, written before Slurm is asked, so that no job is ever forgotten.
+
+The folder holds `submission.json` and what submitit needs. The token is a part of the jobs' name: a submission that was
+cut off before it learned its job's id finds the job by it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import socket
+import threading
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import msgspec
+import psutil
+
+from parallelbench.config import Site, SlurmLauncher  # noqa: TC001  msgspec reads the annotations
+from parallelbench.durable import storage_errors, write_file
+from parallelbench.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+FOLDER = "submissions"
+LOCK_ABSENCE_S = 120.0
+"""A lock held by a process on another host that has not been touched for so long is taken for a dead one's."""
+
+
+class Submission(msgspec.Struct, frozen=True, kw_only=True):
+    """One `sbatch`: which runs, for which job, with which settings."""
+
+    token: str
+    created_at: float
+    """Unix time, s."""
+    job: str | None
+    """The job's id; null: not known (yet)."""
+    tasks: list[list[str]]
+    """Task → the names of the run folders it works through: one, unless packed."""
+    devices: int
+    """Devices of each task, for the account of device-hours."""
+    device_type: str
+    launcher: SlurmLauncher
+    site: Site
+    """Both as of this submission; the runs' own configuration keeps those of the first."""
+    plugin: list[str]
+    """A user's package and the folder it is in; empty: none."""
+
+    @property
+    def name(self) -> str:
+        """The jobs' name in Slurm."""
+        return f"parallelbench-{self.token}"
+
+    def job_of(self, task: int) -> str | None:
+        """What Slurm calls a task: `17_3`, or `17` where there is only one."""
+        if self.job is None:
+            return None
+        return f"{self.job}_{task}" if len(self.tasks) > 1 else self.job
+
+
+def new_token() -> str:
+    """Short, unique, safe in a job's name and a path."""
+    return f"{time.strftime('%m%d%H%M%S', time.gmtime())}-{secrets.token_hex(4)}"
+
+
+def folder_of(sweep: Path, token: str) -> Path:
+    """Where a submission is kept."""
+    return sweep / FOLDER / token
+
+
+def write(sweep: Path, submission: Submission) -> Path:
+    """Write or replace a record; returns its path."""
+    folder = folder_of(sweep, submission.token)
+    with storage_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    path = folder / "submission.json"
+    with private():
+        write_file(path, msgspec.json.encode(submission))
+    return path
+
+
+@contextmanager
+def private() -> Iterator[None]:
+    """Make files that only the user can read and write, whatever the umask: jobs execute what they say."""
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def read(path: Path) -> Submission:
+    """Read a record; raises `ConfigError` where it is missing, damaged, or somebody else could have written it.
+
+    What it names is executed, so only the user's own files count.
+    """
+    require_own(path.parent)
+    require_own(path)
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Submission)
+    except (OSError, msgspec.DecodeError) as error:
+        raise ConfigError(f"{path} is no submission: {error}") from None
+
+
+def submissions(sweep: Path) -> list[Submission]:
+    """All submissions of a sweep, oldest first; raises `ConfigError` as `read` does."""
+    if (sweep / FOLDER).is_dir():
+        require_own(sweep / FOLDER)
+    found = [read(path) for path in sweep.glob(f"{FOLDER}/*/submission.json")]
+    return sorted(found, key=lambda submission: (submission.created_at, submission.token))
+
+
+def withdraw(sweep: Path, submission: Submission) -> None:
+    """Forget a submission that Slurm never took."""
+    shutil.rmtree(folder_of(sweep, submission.token), ignore_errors=True)
+
+
+def require_own(path: Path) -> None:
+    """Refuse files and folders of other users, and those that others may write to."""
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise ConfigError(f"{path} can't be read: {error.strerror}") from None
+    if found.st_uid not in (os.geteuid(), 0):
+        raise ConfigError(f"{path} belongs to another user, and jobs would execute what it says: use your own folder")
+    if found.st_mode & 0o022:
+        raise ConfigError(f"{path} may be written by others, and jobs would execute what it says: chmod go-w {path}")
+
+
+@contextmanager
+def lock(sweep: Path) -> Iterator[None]:
+    """Let one process at a time submit a sweep; raises `ConfigError` where another one is at it.
+
+    A file made exclusively rather than flock, which some cluster file systems ignore. One left by a process that
+    died is taken over.
+    """
+    path = sweep / FOLDER / "lock"
+    with storage_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    require_own(path.parent)
+    _take_over_abandoned(path)
+    held = f"{socket.gethostname()} {os.getpid()} {psutil.Process().create_time()} {secrets.token_hex(4)}\n"
+    _take(path, held)
+    done = threading.Event()
+    keeper = threading.Thread(target=_keep, args=(path, done), daemon=True)
+    keeper.start()
+    try:
+        yield
+    finally:
+        done.set()
+        keeper.join()
+        _remove(path, held)
+
+
+def _take(path: Path, held: str) -> None:
+    mine = path.with_name(f"lock.{secrets.token_hex(4)}")
+    with storage_errors(path):
+        try:
+            mine.write_text(held)
+            os.link(mine, path)  # whole, or not at all
+        except FileExistsError:
+            raise ConfigError(
+                f"another process submits this sweep just now ({_holder(path)}): wait for it, "
+                f"or remove {path} if there is none"
+            ) from None
+        finally:
+            mine.unlink(missing_ok=True)
+
+
+def _keep(path: Path, done: threading.Event) -> None:
+    """Show other hosts that the holder lives: Slurm may take its time to answer."""
+    while not done.wait(LOCK_ABSENCE_S / 4):
+        with contextlib.suppress(OSError):
+            os.utime(path)
+
+
+def _take_over_abandoned(path: Path) -> None:
+    try:
+        held = path.read_text()
+        host, pid, started_at, _ = held.split()
+        age_s = time.time() - path.stat().st_mtime
+    except (OSError, ValueError):
+        return
+    if host == socket.gethostname():
+        alive = False
+        with contextlib.suppress(psutil.Error):
+            alive = abs(psutil.Process(int(pid)).create_time() - float(started_at)) < 1.0
+    else:
+        alive = age_s < LOCK_ABSENCE_S
+    if not alive:
+        _remove(path, held)
+
+
+def _remove(path: Path, held: str) -> None:
+    """Remove one particular lock. Of several that try, one gets it; whoever gets another one gives it back."""
+    aside = path.with_name(f"lock.{secrets.token_hex(4)}")
+    with contextlib.suppress(FileNotFoundError):
+        os.rename(path, aside)
+        if aside.read_text() != held:
+            os.link(aside, path)
+        aside.unlink()
+
+
+def _holder(path: Path) -> str:
+    try:
+        host, pid, *_ = path.read_text().split()
+    except (OSError, ValueError):
+        return "it has just ended"
+    return f"process {pid} on {host}"

@@ -1,0 +1,87 @@
+"""Where the nodes of one attempt find each other: the head picks a free port and says so in a file."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import msgspec
+import psutil
+
+from launch.command import Rendezvous
+from parallelbench.durable import write_file
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from parallelbench.attempt import Attempt
+    from parallelbench.folder import RunFolder
+
+POLL_S = 0.2
+PATIENCE_S = 600.0
+"""How long a node waits for the head's offer."""
+
+
+class Offer(msgspec.Struct, frozen=True, kw_only=True):
+    """What `rendezvous.json` in an attempt's folder says."""
+
+    start: str
+    """The start of the job that meets here."""
+    host: str
+    port: int
+
+
+def offer(folder: Path, start: str, *, nodes: int, interface: str | None = None) -> Rendezvous:
+    """Choose a free port of this host, and tell the other nodes."""
+    host = address(interface)
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        port = probe.getsockname()[1]
+    write_file(folder / "rendezvous.json", msgspec.json.encode(Offer(start=start, host=host, port=port)))
+    return Rendezvous(node=0, nodes=nodes, host=host, port=port, id=start)
+
+
+def address(interface: str | None) -> str:
+    """This host's address on an interface; where none is named, the one that its name resolves to."""
+    if interface is None:
+        return _address_of_name()
+    addresses = psutil.net_if_addrs().get(interface, [])
+    found: str | None = next((item.address for item in addresses if item.family == socket.AF_INET), None)
+    if found is None:
+        raise OSError(f"site.network_interface={interface} has no address on {socket.gethostname()}")
+    return found
+
+
+def _address_of_name() -> str:
+    names = list(dict.fromkeys([os.environ.get("SLURMD_NODENAME", ""), socket.gethostname()]))
+    for name in filter(None, names):
+        with suppress(OSError):
+            return socket.gethostbyname(name)
+    raise OSError(f"this host's name ({' or '.join(filter(None, names))}) has no address: set site.network_interface")
+
+
+def join(folder: RunFolder, start: str, *, node: int, nodes: int) -> tuple[Attempt | None, Rendezvous | None]:
+    """Wait for the head's offer; (None, None) where the head ends the attempt without one, or says nothing for long."""
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        for attempt in reversed(folder.attempts()):
+            supervisor = attempt.supervisor()
+            if supervisor is None or supervisor.job != start:
+                continue
+            if attempt.outcome() is not None:
+                return None, None
+            if (found := read(attempt.path)) is not None:
+                return attempt, Rendezvous(node=node, nodes=nodes, host=found.host, port=found.port, id=start)
+        time.sleep(POLL_S)
+    return None, None
+
+
+def read(folder: Path) -> Offer | None:
+    """What `offer` left in a folder; None: nothing yet."""
+    try:
+        return msgspec.json.decode((folder / "rendezvous.json").read_bytes(), type=Offer)
+    except (OSError, msgspec.DecodeError):
+        return None

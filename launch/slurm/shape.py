@@ -1,0 +1,115 @@
+"""What the jobs of a sweep ask Slurm for. Jobs of one shape make up one array."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from parallelbench.config import SlurmLauncher
+from parallelbench.errors import ConfigError
+
+if TYPE_CHECKING:
+    from parallelbench.config import RunConfig, Site
+
+_END_WITHIN_S = 60
+"""Once the first task of a job has ended, the others get this long."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The resources of one job. One task per node, which starts all of the node's processes itself."""
+
+    nodes: int
+    devices_per_node: int
+    gpus_per_node: int
+    """GPUs to allocate on each node; 0: none."""
+    cpus_per_node: int
+    memory_mib_per_node: int
+
+    @property
+    def devices(self) -> int:
+        """Over all nodes."""
+        return self.nodes * self.devices_per_node
+
+    def __str__(self) -> str:
+        gpus = f", {self.gpus_per_node} GPU(s)" if self.gpus_per_node else ""
+        memory = f"{self.memory_mib_per_node / 1024:g} GiB"
+        return f"{self.nodes} node(s) with {self.cpus_per_node} core(s), {memory}{gpus} each"
+
+
+def slurm(run: RunConfig) -> SlurmLauncher:
+    """The launcher of a run that goes to Slurm."""
+    assert isinstance(run.launcher, SlurmLauncher), f"launcher={run.launcher.name}"
+    return run.launcher
+
+
+def shape_of(run: RunConfig, device_type: str) -> Shape:
+    """What the job of a run needs; raises `ConfigError` for more than the site has."""
+    launcher, site = slurm(run), run.site
+    devices = run.devices // run.nodes
+    if devices > site.devices_per_node:
+        raise ConfigError(_too_many(run, devices))
+    if site.max_nodes is not None and run.nodes > site.max_nodes:
+        raise ConfigError(f"nodes={run.nodes}, but site={site.name} allows a job site.max_nodes={site.max_nodes}")
+    if site.max_time_min is not None and launcher.time_limit_min > site.max_time_min:
+        raise ConfigError(
+            f"launcher.time_limit_min={launcher.time_limit_min}, but site={site.name} allows a job "
+            f"site.max_time_min={site.max_time_min}: lower it"
+        )
+    if device_type == "cuda" and not site.gpus_per_node:
+        raise ConfigError(f"device=cuda, but site={site.name} has gpus_per_node=0: choose device=cpu or another site")
+    # A CPU run at a GPU site leaves the GPUs to others; a site of CPUs may have GPUs that are only allocated.
+    gpus = devices if site.gpus_per_node and (device_type == "cuda" or site.device == "cpu") else 0
+    memory_gib = launcher.memory_gib_per_device or site.memory_gib_per_device
+    cpus = devices * (launcher.cpus_per_gpu if device_type == "cuda" else run.cores_per_device)
+    return Shape(run.nodes, devices, gpus, cpus, round(1024 * memory_gib * devices))
+
+
+def _too_many(run: RunConfig, devices: int) -> str:
+    most = run.site.devices_per_node
+    nodes = next((n for n in range(run.nodes, run.devices + 1) if run.devices % n == 0 and run.devices // n <= most), 0)
+    return (
+        f"devices={run.devices} on nodes={run.nodes} are {devices} a node, but site={run.site.name} has "
+        f"site.devices_per_node={most}: choose nodes={nodes} or fewer devices"
+    )
+
+
+def batch_parameters(shape: Shape, launcher: SlurmLauncher, site: Site, *, name: str) -> dict[str, Any]:
+    """What submitit puts into the batch script. All values come from checked fields."""
+    gpus: dict[str, Any] = {}
+    if shape.gpus_per_node:
+        typed = f"{site.gpu_type}:{shape.gpus_per_node}" if site.gpu_type else str(shape.gpus_per_node)
+        gpus = {"gpus-per-node": typed}
+    chosen = {key: getattr(site, key) for key in ("qos", "account", "constraint")}
+    return {
+        "job_name": name,
+        "time": launcher.time_limit_min,
+        "nodes": shape.nodes,
+        "ntasks_per_node": 1,
+        "cpus_per_task": shape.cpus_per_node,
+        "partition": site.partition,
+        **chosen,
+        "signal_delay_s": launcher.signal_delay_s,
+        "array_parallelism": launcher.array_parallelism,
+        "stderr_to_stdout": True,
+        # In a job the working directory is the user's, and a stray conf.py there must not shadow ours.
+        "setup": [
+            "umask 077",
+            "export PYTHONSAFEPATH=1",
+            *(f"module load {module}" for module in site.modules),
+            *site.setup,
+        ],
+        # Since 22.05 srun doesn't take the number of cores from the job by itself.
+        "srun_args": [f"--cpus-per-task={shape.cpus_per_node}", "--kill-on-bad-exit=1", f"--wait={_END_WITHIN_S}"],
+        "additional_parameters": {**gpus, "mem": f"{shape.memory_mib_per_node}M", "requeue": True},
+    }
+
+
+def most_seconds(launcher: SlurmLauncher) -> float:
+    """How long a job may take in all, s: the time limit, as often as it may be started."""
+    return 60.0 * launcher.time_limit_min * launcher.attempts
+
+
+def device_hours(shape: Shape, seconds: float) -> float:
+    """Device-hours of a job of this shape that takes so long."""
+    return shape.devices * seconds / 3600

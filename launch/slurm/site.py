@@ -1,0 +1,80 @@
+"""What the cluster offers, against what jobs ask for; and what `doctor` shows of it."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from launch.slurm import scheduler
+from launch.slurm.scheduler import Partition, SchedulerError
+from launch.slurm.shape import slurm
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from launch.slurm.submit import Batch
+
+
+def refusals(batch: Batch, partitions: Sequence[Partition]) -> list[str]:
+    """Why the cluster would not run the jobs of a batch; [] where some kind of its nodes can."""
+    run = batch.runs[0].planned.run
+    wanted = run.site.partition
+    kinds = [kind for kind in partitions if (kind.name == wanted if wanted else kind.default)]
+    if not kinds:
+        names = ", ".join(sorted({kind.name for kind in partitions}))
+        return [f"site.partition={wanted} is none of this cluster's: {names}"]
+    found = [list(_refusals(batch, kind)) for kind in kinds]
+    return min(found, key=len)
+
+
+def _refusals(batch: Batch, kind: Partition) -> Iterator[str]:
+    shape, limit = batch.shape, slurm(batch.runs[0].planned.run).time_limit_min
+    if not kind.available:
+        yield f"the partition {kind.name} is down"
+    if kind.limit_min is not None and limit > kind.limit_min:
+        yield f"launcher.time_limit_min={limit}, but {kind.name} allows {kind.limit_min}"
+    if shape.nodes > kind.nodes:
+        yield f"{shape.nodes} nodes, but {kind.name} has {kind.nodes} of a kind"
+    if shape.cpus_per_node > kind.cpus_per_node:
+        yield f"{shape.cpus_per_node} cores of a node, but those of {kind.name} have {kind.cpus_per_node}"
+    if shape.memory_mib_per_node > kind.memory_mib:
+        yield (
+            f"{shape.memory_mib_per_node / 1024:g} GiB of a node, but those of {kind.name} have "
+            f"{kind.memory_mib / 1024:.1f}: lower launcher.memory_gib_per_device"
+        )
+    gpus = gpus_in(kind.gres, batch.runs[0].planned.run.site.gpu_type)
+    if shape.gpus_per_node > gpus:
+        yield f"{shape.gpus_per_node} GPUs of a node, but those of {kind.name} have {gpus} ({kind.gres or 'none'})"
+
+
+def gpus_in(gres: str, kind: str | None) -> int:
+    """GPUs in a `Gres` such as `gpu:a100:4(S:0-1),gpu:v100:2`, of one type or all."""
+    found = re.findall(r"gpu(?::([A-Za-z0-9_.-]*[A-Za-z][A-Za-z0-9_.-]*))?:(\d+)", gres)
+    return sum(int(count) for type_, count in found if kind is None or type_ == kind)
+
+
+def findings() -> Iterator[tuple[str, str]]:
+    """(what, finding) pairs about the cluster, for `doctor`."""
+    try:
+        kinds = scheduler.partitions()
+        settings = scheduler.configuration()
+    except SchedulerError as error:
+        yield "Slurm", f"sbatch is here, but gives no answer: {error}"
+        return
+    yield "Slurm", f"{settings.get('SLURM_VERSION', 'of unknown version')}, cluster {settings.get('ClusterName', '?')}"
+    for kind in kinds:
+        limit = f"{kind.limit_min} min" if kind.limit_min is not None else "no time limit"
+        mark = " (default)" if kind.default else ""
+        yield (
+            f"partition {kind.name}{mark}",
+            f"{kind.nodes} node(s) with {kind.cpus_per_node} cores, {kind.memory_mib / 1024:.0f} GiB, "
+            f"{kind.gres or 'no GPUs'}, {limit}{'' if kind.available else ', DOWN'}"
+            + (f", features {kind.features}" if kind.features else ""),
+        )
+    kept = (
+        "how jobs ended is known"
+        if scheduler.accounting()
+        else "a job that ends without a word is judged by its folder"
+    )
+    yield "accounting", kept
+    yield "arrays", f"up to {settings.get('MaxArraySize', '?')} tasks; longer sweeps go in several"

@@ -1,0 +1,229 @@
+"""Hand the runs of a sweep to Slurm: one array for each shape, at once; nothing stays behind on the login node."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import shlex
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from launch.command import plugin_of
+from launch.local import Prepared, check_data, check_writable
+from launch.slurm import job, record, scheduler
+from launch.slurm.queue import Tracker
+from launch.slurm.record import Submission
+from launch.slurm.scheduler import SchedulerError
+from launch.slurm.shape import Shape, batch_parameters, device_hours, most_seconds, shape_of, slurm
+from parallelbench.check import check_run
+from parallelbench.config import expanded
+from parallelbench.errors import ConfigError
+from parallelbench.folder import RunFolder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from launch.sweep import PlannedRun
+
+_LOST_SIGNS = ("timed out", "Zero Bytes", "Unexpected message", "Could not make sense")
+"""Of an answer of sbatch that leaves open whether there is a job."""
+_WRITERS = 16
+_LIMIT_SIGNS = ("QOSMaxSubmitJob", "AssocMaxSubmitJob", "MaxSubmitJobs", "Job violates accounting/QOS policy")
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Runs of one shape, in the order of the plan."""
+
+    shape: Shape
+    device_type: str
+    runs: list[Prepared]
+
+    def tasks(self) -> list[list[str]]:
+        """Which runs each task of the array works through."""
+        names = [item.folder.path.name for item in self.runs]
+        return [names] if self.runs[0].planned.run.launcher.packed else [[name] for name in names]
+
+    @property
+    def most_device_hours(self) -> float:
+        """Should every job be started as often as it may, and use up its time limit each time."""
+        return len(self.tasks()) * device_hours(self.shape, most_seconds(slurm(self.runs[0].planned.run)))
+
+
+def prepare_for_site(planned: PlannedRun) -> Prepared:
+    """Check a run as far as the login node can; its device type is from here on the one it will have."""
+    device_type = planned.run.site.device if planned.run.device == "auto" else planned.run.device
+    run = msgspec.structs.replace(planned.run, device=device_type)
+    shape_of(run, device_type)
+    if run.launcher.packed and run.nodes > 1:
+        raise ConfigError(
+            f"launcher.pack=true with nodes={run.nodes} is refused: warm processes are those of one node; "
+            "choose nodes=1 or launcher.pack=false"
+        )
+    check_run(run, device_type)
+    check_data(run)
+    check_writable(expanded(run.results))
+    check_plain(run.sweep_folder.absolute())
+    return Prepared(replace(planned, run=run), RunFolder.of(run), device_type, oversubscribed=False)
+
+
+def check_plain(folder: Path) -> None:
+    """Refuse a folder whose name the shell would take for a line of its own, or Slurm for a pattern such as %j."""
+    odd = next((character for character in str(folder) if character in "%\\" or not character.isprintable()), None)
+    if odd is not None:
+        raise ConfigError(f"results={str(folder)!r} has {odd!r}, which no Slurm job's path may have: choose another")
+
+
+def batches(prepared: Sequence[Prepared]) -> list[Batch]:
+    """Group runs by all that their jobs share: resources, launcher, site, and a user's package."""
+    found: dict[tuple[Any, ...], Batch] = {}
+    for item in prepared:
+        run, device_type = item.planned.run, item.device_type
+        shape = shape_of(run, device_type)
+        key = (shape, device_type, msgspec.json.encode([run.launcher, run.site, plugin_of(run)]))
+        found.setdefault(key, Batch(shape, device_type, [])).runs.append(item)
+    return list(found.values())
+
+
+def submit(
+    prepared: Sequence[Prepared],
+    *,
+    retry: frozenset[str],
+    max_device_hours: float | None,
+    say: Callable[[str], None],
+) -> list[Submission]:
+    """Submit what is missing or to be tried again; returns the new submissions.
+
+    Raises `ConfigError` where that would pass `max_device_hours`, before any job is submitted, and `SchedulerError`
+    where Slurm takes no more; what was submitted before stays so, and is not submitted again.
+    """
+    sweep = prepared[0].planned.run.sweep_folder
+    with record.lock(sweep):
+        tracker = Tracker.of(sweep, locked=True)
+        todo = [item for item in prepared if tracker.status(item.folder).wanted(retry)]
+        if there := len(prepared) - len(todo):
+            say(f"{there} run(s) are done, queued, running, or failed for good; {len(todo)} to submit")
+        groups = batches(todo)
+        _check_budget(groups, max_device_hours)
+        submissions = []
+        for group in groups:
+            for submission in _submit_group(sweep, group):
+                submissions.append(submission)
+                say(f"job {submission.job}: {len(submission.tasks)} task(s), each {group.shape}")
+    return submissions
+
+
+def _check_budget(groups: Sequence[Batch], most: float | None) -> None:
+    needed = sum(group.most_device_hours for group in groups)
+    if most is not None and needed > most:
+        raise ConfigError(
+            f"these jobs may use {needed:.1f} device-hours by their time limits and numbers of starts, over "
+            f"--max-gpu-hours={most:g}: lower launcher.time_limit_min or launcher.attempts, or submit fewer runs"
+        )
+
+
+def _submit_group(sweep: Path, group: Batch) -> Iterator[Submission]:
+    """In arrays as long as Slurm takes them; where a limit of the user's is in the way, in shorter ones."""
+    tasks, folders = group.tasks(), {item.folder.path.name: item for item in group.runs}
+    size, done = min(len(tasks), scheduler.max_array_size()), 0
+    while done < len(tasks):
+        chunk = tasks[done : done + size]
+        _write_intents([folders[name] for task in chunk for name in task])
+        try:
+            yield _submit_chunk(sweep, group, chunk)
+        except SchedulerError as error:
+            if size == 1 or not any(sign in str(error) for sign in _LIMIT_SIGNS):
+                raise SchedulerError(f"{error} ({done} of {len(tasks)} task(s) of this shape are submitted)") from None
+            size = (min(size, len(chunk)) + 1) // 2
+        else:
+            done += len(chunk)
+
+
+def _write_intents(items: Sequence[Prepared]) -> None:
+    """Several at a time: each waits for the disk, or for a file server, longer than it computes."""
+    with ThreadPoolExecutor(_WRITERS) as pool:
+        for _ in pool.map(lambda item: item.folder.write_intent(item.planned.run, item.planned.overrides), items):
+            pass
+
+
+def _submit_chunk(sweep: Path, group: Batch, tasks: list[list[str]]) -> Submission:
+    run = group.runs[0].planned.run
+    submission = Submission(
+        token=record.new_token(),
+        created_at=time.time(),
+        job=None,
+        tasks=tasks,
+        devices=group.shape.devices,
+        device_type=group.device_type,
+        launcher=slurm(run),
+        site=run.site,
+        plugin=plugin_of(run),
+    )
+    path = record.write(sweep, submission)
+    try:
+        number = sbatch(path, submission, group.shape)
+    except SchedulerError as error:
+        number = _found(sweep, submission, error)
+        with record.private():
+            job.leave_calls(path, msgspec.structs.replace(submission, job=number))
+    submission = msgspec.structs.replace(submission, job=number)
+    record.write(sweep, submission)
+    return submission
+
+
+def _found(sweep: Path, submission: Submission, error: SchedulerError) -> str:
+    """The job of a submission whose answer got lost ("Socket timed out"): it may well exist.
+
+    Raises `error` where it is not there. Should it still be on its way, the record stays, and a later look finds it.
+    """
+    refused = not any(sign in str(error) for sign in _LOST_SIGNS)
+    try:
+        found = scheduler.named(submission.name)
+    except SchedulerError:
+        found, refused = [], "Unable to contact slurm controller" in str(error)
+    if found:
+        return found[-1]
+    if refused:
+        record.withdraw(sweep, submission)
+    raise error
+
+
+def sbatch(path: Path, submission: Submission, shape: Shape) -> str:
+    """One sbatch through submitit; returns the job's id. The pickles hold a function and a path, nothing else."""
+    from submitit.core.utils import FailedJobError, FailedSubmissionError
+
+    executor = _executor(path.parent, submission, shape)
+    with scheduler.clean_environment(), record.private(), contextlib.redirect_stderr(io.StringIO()):
+        try:
+            jobs = executor.map_array(job.run_task, [str(path)] * len(submission.tasks))
+        except (FailedJobError, FailedSubmissionError) as error:
+            raise SchedulerError(f"sbatch: {scheduler.explain(str(error))}") from None
+    return str(jobs[0].job_id).partition("_")[0]
+
+
+def batch_script(group: Batch) -> str:
+    """The batch script that the jobs of one shape would get."""
+    from submitit.slurm.slurm import _make_sbatch_string
+
+    run = group.runs[0].planned.run
+    folder = record.folder_of(run.sweep_folder, "TOKEN").absolute()
+    parameters = batch_parameters(group.shape, slurm(run), run.site, name="parallelbench-TOKEN")
+    count = len(group.tasks())
+    command = f"{shlex.quote(sys.executable)} -u -m submitit.core._submit {shlex.quote(str(folder))}"
+    given = {key: value for key, value in parameters.items() if value is not None}
+    return str(_make_sbatch_string(command, folder, **given, map_count=count if count > 1 else None))
+
+
+def _executor(folder: Path, submission: Submission, shape: Shape) -> Any:
+    from submitit.slurm.slurm import SlurmExecutor
+
+    parameters = batch_parameters(shape, submission.launcher, submission.site, name=submission.name)
+    executor = SlurmExecutor(folder=folder.absolute(), max_num_timeout=submission.launcher.attempts)
+    executor.update_parameters(**{key: value for key, value in parameters.items() if value is not None})
+    return executor

@@ -1,0 +1,58 @@
+"""The states of thousands of run folders at once."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from parallelbench.folder import Manifest, RunFolder, State, find_runs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+_MANIFEST = msgspec.json.Decoder(Manifest)
+
+
+def states_below(root: Path) -> list[tuple[RunFolder, State]]:
+    """All runs below a folder and their states, at a glance; see `glance`."""
+    return [(folder, glance(folder)) for folder in find_runs(root)]
+
+
+def states_of(folders: Iterable[RunFolder]) -> list[State]:
+    """The states of runs that may not have been begun, at a glance; looks once into every folder they belong in."""
+    begun: dict[Path, set[str]] = {}
+    states = []
+    for folder in folders:
+        sweep = folder.path.parent
+        if sweep not in begun:
+            begun[sweep] = _names(sweep)
+        states.append(glance(folder) if folder.path.name in begun[sweep] else State("missing"))
+    return states
+
+
+def _names(folder: Path) -> set[str]:
+    try:
+        return set(os.listdir(folder))
+    except OSError:
+        return set()
+
+
+def glance(folder: RunFolder) -> State:
+    """`RunFolder.state`, but for published tables of the right sizes their content is not read.
+
+    Enough for looking: tables are published whole, by one rename. What starts runs or reads results compares their
+    sha256, and takes a table that has changed since for damaged.
+    """
+    # Strings and plain calls: with paths, 10,000 runs would take three times as long.
+    result = os.path.join(folder.path, "result")
+    try:
+        with open(f"{result}/manifest.json", "rb", buffering=0) as file:
+            manifest = _MANIFEST.decode(file.read())
+        tables = manifest.tables
+        whole = all(os.stat(f"{result}/{name}.parquet").st_size == table.bytes for name, table in tables.items())
+    except (OSError, ValueError):  # msgspec's errors are ValueErrors
+        return folder.state()
+    return State("done", manifest.outcome, manifest.attempt) if whole and "run" in tables else folder.state()

@@ -1,0 +1,146 @@
+"""Start the processes of one run, watch them, end them where they must end, and record how it went."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Protocol
+
+from launch.outcome import interrupted, judge, publish_if_finished, stopped
+from launch.processes import Process, Start, end, start
+from parallelbench.attempt import HEARTBEAT_S
+from parallelbench.durable import storage_errors
+from parallelbench.errors import StorageError, SupersededError
+from parallelbench.journal import read_entries
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from launch.command import Rendezvous
+    from parallelbench.attempt import Attempt, Outcome
+    from parallelbench.config import RunConfig
+    from parallelbench.folder import RunFolder
+
+POLL_S = 0.1
+
+
+class Watcher(Protocol):
+    """Someone who wants to see a run's progress."""
+
+    def event(self, event: dict[str, Any]) -> None:
+        """A journal entry of rank 0: an event, or a row of `epochs`."""
+
+
+class Interrupted(BaseException):
+    """The user, or the system, asked this process to stop."""
+
+
+@contextmanager
+def stoppable() -> Iterator[None]:
+    """Turn SIGINT, SIGTERM and SIGHUP into `Interrupted`, so that running ranks are ended and recorded."""
+
+    def interrupt(number: int, _frame: object) -> None:
+        raise Interrupted(signal.Signals(number).name)
+
+    # What is ignored stays ignored: that is how nohup works.
+    heeded = [n for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) != signal.SIG_IGN]
+    before = {number: signal.signal(number, interrupt) for number in heeded}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def supervise(
+    folder: RunFolder,
+    run: RunConfig,
+    attempt: Attempt,
+    *,
+    device_type: str,
+    watcher: Watcher,
+    rendezvous: Rendezvous | None = None,
+    begin: Start = start,
+) -> Outcome:
+    """Run one described attempt to its end; returns its outcome, which is also on disk.
+
+    `rendezvous` is this node's among several, whose processes somebody starts there. `begin` starts this one's.
+
+    Raises `Interrupted` after the ranks have been ended and the outcome `killed` has been recorded.
+    """
+    processes = run.strategy.processes(run, device_type)
+    try:
+        with storage_errors(attempt.log), attempt.log.open("wb") as log:
+            process = begin(folder, run, attempt, device_type=device_type, log=log, rendezvous=rendezvous)
+        try:
+            timed_out = _watch(process, folder, run, attempt, watcher)
+        finally:
+            end(process)
+    except Interrupted as interruption:
+        if publish_if_finished(folder, run, attempt) is None:
+            attempt.finish(*interrupted(attempt, processes, str(interruption)))
+        raise
+    except SupersededError as error:
+        return attempt.finish("killed", str(error))
+    except StorageError as error:
+        return attempt.finish("storage", str(error))
+    if published := publish_if_finished(folder, run, attempt):
+        return published
+    if timed_out and stopped(attempt) is None:
+        return attempt.finish("timeout", f"not done after launcher.timeout_s={run.launcher.timeout_s:g}")
+    return attempt.finish(*judge(attempt, processes, process.wait()))
+
+
+def _watch(process: Process, folder: RunFolder, run: RunConfig, attempt: Attempt, watcher: Watcher) -> bool:
+    """Wait for the process; returns whether it has to be ended for taking too long.
+
+    Raises `SupersededError` where another supervisor took this one for dead, and began the next attempt.
+    """
+    tail = _Tail(attempt)
+    deadline = time.monotonic() + (run.launcher.timeout_s or float("inf"))
+    next_beat = 0.0
+    while True:
+        try:
+            process.wait(timeout=POLL_S)
+        except subprocess.TimeoutExpired:
+            ended = False
+        else:
+            ended = True
+        for event in tail.new():
+            watcher.event(event)
+        if ended:
+            return False
+        if time.monotonic() > deadline:
+            return True
+        if time.monotonic() > next_beat:
+            _beat(folder, attempt)
+            next_beat = time.monotonic() + HEARTBEAT_S
+
+
+def _beat(folder: RunFolder, attempt: Attempt) -> None:
+    """Tell others that this supervisor lives, and look whether they have given it up."""
+    with storage_errors(attempt.heartbeat):
+        attempt.heartbeat.touch()
+    if folder.superseded(attempt):
+        raise SupersededError
+
+
+class _Tail:
+    """Follows the journal of rank 0."""
+
+    def __init__(self, attempt: Attempt) -> None:
+        self._path = attempt.path / "journal-rank0.jsonl"
+        self._seen = 0
+        self._size = -1
+
+    def new(self) -> list[dict[str, Any]]:
+        """Entries since the last call that tell of progress."""
+        size = self._path.stat().st_size if self._path.exists() else 0
+        if size == self._size:
+            return []
+        self._size = size
+        entries = read_entries(self._path)
+        fresh, self._seen = entries[self._seen :], len(entries)
+        return [entry for entry in fresh if "event" in entry or entry["table"] == "epochs"]

@@ -1,0 +1,1 @@
+"""One run of the benchmark: from a resolved configuration to Parquet rows."""

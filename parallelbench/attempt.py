@@ -1,0 +1,217 @@
+"""One start of a run: its folder, what is recorded there, and whether its supervisor still lives.
+
+Reading never raises for what a crash may leave behind.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import msgspec
+import psutil
+import yaml
+
+from parallelbench.config import RunConfig, from_mapping, to_mapping
+from parallelbench.durable import fill, reserve, storage_errors, write_file
+from parallelbench.errors import ConfigError, one_line
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+OutcomeName = Literal["ok", "parity_failed", "oom", "nan", "timeout", "killed", "storage", "error"]
+OUTCOMES: tuple[str, ...] = get_args(OutcomeName)
+PUBLISHED = ("ok", "parity_failed")
+"""Outcomes of runs that trained to their end and have a `result/`."""
+RETRYABLE = ("timeout", "killed", "storage")
+"""Outcomes that say more about the circumstances than about the experiment: submitting again tries again."""
+
+HEARTBEAT_S = 5.0
+"""How often whoever supervises an attempt touches its heartbeat."""
+ABSENCE_S = 60.0
+"""A supervisor on another host whose heartbeat is older than this is taken for dead."""
+_RECORD_BYTES = 4096
+"""Room for an outcome, or for a rank's last word."""
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """How an attempt ended, and why, in one line."""
+
+    outcome: OutcomeName
+    reason: str
+    finished_at: float
+    """Unix time, s."""
+
+
+class Supervisor(msgspec.Struct, frozen=True, kw_only=True):
+    """The process that looks after an attempt: enough to tell whether it is still alive."""
+
+    host: str
+    pid: int
+    process_started_at: float
+    """Unix time, s; the process id alone may have been given to another process since."""
+    job: str = ""
+    """The cluster's job that it is a part of, with how often that was restarted; empty where there is no such job."""
+
+    @classmethod
+    def this_process(cls, job: str = "") -> Supervisor:
+        """The calling process."""
+        me = psutil.Process()
+        return cls(host=socket.gethostname(), pid=me.pid, process_started_at=me.create_time(), job=job)
+
+
+class AttemptInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """How an attempt was started."""
+
+    launched_at: float
+    """Unix time at which the training processes were started, s."""
+    processes: int
+    device_type: str
+    oversubscribed: bool
+    warnings: list[str] = []
+    """What may make the times of this attempt mean less than they seem to."""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """The folder of one start of a run."""
+
+    path: Path
+
+    @property
+    def number(self) -> int:
+        """Counts from 1."""
+        return int(self.path.name)
+
+    @property
+    def log(self) -> Path:
+        """Everything the training processes print."""
+        return self.path / "log.txt"
+
+    @property
+    def heartbeat(self) -> Path:
+        """Touched by the supervisor every `HEARTBEAT_S`."""
+        return self.path / "heartbeat"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Training states that a later attempt goes on from; the run's, not the attempt's own."""
+        return self.path.parents[1] / "checkpoints"
+
+    def write_config(self, run: RunConfig) -> None:
+        """Record what this attempt executes: the intent, with the launcher and site of today."""
+        write_config(self.path / "config.yaml", run)
+
+    def config(self, plugin: str | None = None) -> RunConfig:
+        """What `write_config` recorded; raises `ConfigError` where it is missing or damaged."""
+        return read_config(self.path / "config.yaml", plugin)
+
+    def error_file(self, rank: int) -> Path:
+        """Where a rank says why it ended early; reserved before it starts."""
+        return self.path / f"error-rank{rank}.json"
+
+    def describe(self, *, processes: int, device_type: str, oversubscribed: bool, warnings: Sequence[str] = ()) -> None:
+        """Record how this attempt is started; reserve room for its outcome and for the last words of its ranks."""
+        info = AttemptInfo(
+            launched_at=time.time(),
+            processes=processes,
+            device_type=device_type,
+            oversubscribed=oversubscribed,
+            warnings=list(warnings),
+        )
+        for path in (self.path / "outcome.json", *map(self.error_file, range(processes))):
+            reserve(path, _RECORD_BYTES)
+        write_file(self.path / "attempt.json", msgspec.json.encode(info))
+
+    def info(self) -> AttemptInfo | None:
+        """What `describe` recorded; None where the attempt died before it could."""
+        info: AttemptInfo | None = decoded(self.path / "attempt.json", AttemptInfo)
+        return info
+
+    def ask_to_stop(self) -> None:
+        """Let the ranks save their state after the epoch that they are in, and end; any process may ask."""
+        with storage_errors(self._stop):
+            self._stop.touch()
+
+    def stop_asked(self) -> bool:
+        """Whether somebody has."""
+        return self._stop.exists()
+
+    @property
+    def _stop(self) -> Path:
+        return self.path / "stop"
+
+    def withdraw(self) -> None:
+        """Forget an attempt that could not even be described."""
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    def finish(self, outcome: OutcomeName, reason: str) -> Outcome:
+        """Write the terminal record. It fits the space reserved at the start, so a full disk can't prevent it."""
+        record = Outcome(outcome=outcome, reason=one_line(reason), finished_at=time.time())
+        fill(self.path / "outcome.json", msgspec.json.encode(record))
+        return record
+
+    def outcome(self) -> Outcome | None:
+        """The terminal record, if there is one."""
+        outcome: Outcome | None = decoded(self.path / "outcome.json", Outcome)
+        return outcome
+
+    def supervisor(self) -> Supervisor | None:
+        """Who claimed this attempt."""
+        found: Supervisor | None = decoded(self.path / "supervisor.json", Supervisor)
+        return found
+
+    def supervised(self) -> bool:
+        """Whether whoever started this attempt is still there."""
+        supervisor = self.supervisor()
+        if supervisor is None or supervisor.host != socket.gethostname():
+            return self._fresh()
+        try:
+            process = psutil.Process(supervisor.pid)
+            started_at: float = process.create_time()
+            gone: bool = process.status() == psutil.STATUS_ZOMBIE
+        except (psutil.Error, ValueError, OverflowError):
+            return False
+        return abs(started_at - supervisor.process_started_at) < 1.0 and not gone
+
+    def _fresh(self) -> bool:
+        """Another host's processes can't be seen from here, so their heartbeat has to do."""
+        try:
+            return time.time() - max(_mtime(self.heartbeat), _mtime(self.path)) < ABSENCE_S
+        except FileNotFoundError:
+            return False
+
+
+def write_config(path: Path, run: RunConfig) -> None:
+    """Write a run's configuration as YAML."""
+    # libyaml, where it is there, writes the same text in an eighth of the time.
+    dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+    write_file(path, yaml.dump(to_mapping(run), Dumper=dumper, sort_keys=False).encode())
+
+
+def read_config(path: Path, plugin: str | None = None) -> RunConfig:
+    """Read a run's configuration; raises `ConfigError` where it is missing, damaged or foreign."""
+    try:
+        plain = yaml.load(path.read_bytes(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except (OSError, yaml.YAMLError, ValueError) as error:
+        raise ConfigError(f"{path} is no run's configuration: {one_line(str(error))}") from None
+    if not isinstance(plain, dict):
+        raise ConfigError(f"{path} is no run's configuration: it holds no keys")
+    return from_mapping(plain, plugin)
+
+
+def decoded(path: Path, kind: Any) -> Any:
+    """The struct that a JSON file holds; None where there is none, or a damaged one."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):  # a ValidationError is a DecodeError
+        return None
+
+
+def _mtime(path: Path) -> float:
+    return os.stat(path).st_mtime if path.exists() else 0.0

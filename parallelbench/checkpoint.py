@@ -1,0 +1,173 @@
+"""Training states on disk, from which a later attempt of the same run goes on.
+
+```
+<run folder>/checkpoints/attempt-<n>-epoch-<k>/
+  rank<r>.pt       what rank r needs to go on after epoch k
+  manifest.json    the sha256 of each of them; written last, so a folder without it was never finished
+```
+Attempts share nothing but the folder above: one that was taken for dead and comes back damages nobody's.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import msgspec
+import torch
+
+from parallelbench.attempt import decoded
+from parallelbench.durable import new_file, storage_errors, sync_folder, write_file
+from parallelbench.errors import StorageError, one_line
+from parallelbench.folder import file_sha256
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from parallelbench.world import World
+
+KEPT = 2
+"""The last ones, so that there is another where the newest turns out to be damaged."""
+_NAME = re.compile("attempt-([0-9]{1,9})-epoch-([0-9]{1,9})")
+_DIGEST_BYTES = 32
+
+State = dict[str, Any]
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """What `manifest.json` holds."""
+
+    sha256: list[str]
+    """Of the file of each rank."""
+
+
+@dataclass(frozen=True, order=True)
+class Key:
+    """Which attempt saved it, after which epoch; the largest is the newest."""
+
+    attempt: int
+    epoch: int
+
+    @property
+    def name(self) -> str:
+        """Of its folder."""
+        return f"attempt-{self.attempt}-epoch-{self.epoch}"
+
+
+@dataclass
+class Checkpoints:
+    """One rank's access to a run's checkpoints. All ranks call each method together."""
+
+    folder: Path
+    world: World
+    damaged: list[Key] = field(default_factory=list)
+    """What `newest` passed over."""
+
+    def newest(self, usable: Callable[[Key], bool]) -> tuple[Key, State] | None:
+        """The newest checkpoint that every rank can read its file of and calls `usable`, with this rank's state."""
+        for key in self._proposals():
+            state = self._read(key) if usable(key) else None
+            if self._count(state is None) == 0:
+                assert state is not None
+                return key, state
+            self.damaged.append(key)
+        return None
+
+    def save(self, key: Key, state: State) -> str | None:
+        """Write this rank's state, and the manifest once all ranks have; then forget all but the last `KEPT`.
+
+        Returns why it failed, if it did, on rank 0 at the latest: nothing is left of it then. Tensors may be those
+        that training goes on with: they are written before this returns.
+        """
+        problem = self._write(key, state)
+        digests = self._digests(self._file(key) if problem is None else None)
+        if "" in digests:
+            self._file(key).unlink(missing_ok=True)
+            problem = problem or f"rank {digests.index('')} failed"
+        if self.world.rank == 0:
+            problem = problem or self._conclude(key, digests)
+            if problem is not None:
+                shutil.rmtree(self.folder / key.name, ignore_errors=True)
+        return problem
+
+    def _write(self, key: Key, state: State) -> str | None:
+        path = self._file(key)
+        try:
+            with storage_errors(path):
+                path.parent.mkdir(parents=True, exist_ok=True)
+            with new_file(path) as file:
+                _save(state, file)
+        except StorageError as error:
+            return one_line(str(error))
+        return None
+
+    def _digests(self, path: Path | None) -> list[str]:
+        """What every rank has written, in hex; empty where it failed."""
+        table = torch.zeros(self.world.size, _DIGEST_BYTES + 1, dtype=torch.int64)
+        if path is not None:
+            table[self.world.rank] = torch.tensor([1, *bytes.fromhex(file_sha256(path))])
+        return [bytes(digest).hex() if there else "" for there, *digest in self.world.sum(table).tolist()]
+
+    def _conclude(self, key: Key, digests: list[str]) -> str | None:
+        try:
+            write_file(self.folder / key.name / "manifest.json", msgspec.json.encode(Manifest(sha256=digests)))
+            with storage_errors(self.folder):
+                sync_folder(self.folder)  # before the older ones go
+        except StorageError as error:
+            return str(error)
+        finished = self._finished()
+        for old in self._all():
+            # What a later attempt saves is none of this one's business: it may have been taken for dead.
+            if old not in finished[:KEPT] and old < key:
+                shutil.rmtree(self.folder / old.name, ignore_errors=True)
+        return None
+
+    def _all(self) -> list[Key]:
+        """Newest first, finished or not."""
+        names = [_NAME.fullmatch(path.name) for path in self.folder.glob("attempt-*")]
+        return sorted((Key(int(name[1]), int(name[2])) for name in names if name), reverse=True)
+
+    def _finished(self) -> list[Key]:
+        return [key for key in self._all() if (self.folder / key.name / "manifest.json").exists()]
+
+    def _proposals(self) -> Iterator[Key]:
+        """What rank 0 finds, newest first: other nodes may see the folder's content later."""
+        found = iter(self._finished() if self.world.rank == 0 else ())
+        nothing = Key(0, 0)
+        while True:
+            mine = next(found, nothing)
+            key = Key(*self.world.sum(torch.tensor([mine.attempt, mine.epoch])).tolist())
+            if key == nothing:
+                return
+            yield key
+
+    def _read(self, key: Key) -> State | None:
+        """This rank's state; None where its file is not what was written, or belongs to another number of ranks."""
+        manifest: Manifest | None = decoded(self.folder / key.name / "manifest.json", Manifest)
+        if manifest is None or len(manifest.sha256) != self.world.size:
+            return None
+        try:
+            if file_sha256(self._file(key)) != manifest.sha256[self.world.rank]:
+                return None
+            state: State = torch.load(self._file(key), map_location="cpu", weights_only=True)
+        except Exception:  # what another version of torch has written is anybody's guess: the one before may do
+            return None
+        return state
+
+    def _file(self, key: Key) -> Path:
+        return self.folder / key.name / f"rank{self.world.rank}.pt"
+
+    def _count(self, mine: bool) -> int:
+        return int(self.world.sum(torch.tensor([int(mine)])).item())
+
+
+def _save(state: State, file: BinaryIO) -> None:
+    try:
+        torch.save(state, file)
+    except RuntimeError as error:  # a full disk makes torch's writer stumble over its own end
+        if isinstance(error.__context__, OSError):
+            raise error.__context__ from error
+        raise

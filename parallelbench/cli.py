@@ -1,0 +1,131 @@
+"""The program `parallelbench`: its verbs. Imports nothing heavy before a verb is chosen.
+
+Exit codes: 0 all went well; 1 a run failed; 2 what was asked for can't be done; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+_EPILOG = """
+OVERRIDE is a key=value of the configuration in Hydra's grammar, e.g. model=cnn_large devices=2 optimizer.lr=0.01;
+`parallelbench show` lists the keys and the choices. With `plan` and `submit` a value may be a list: devices=1,2,4
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one verb; the console script's entry point."""
+    options = _parser().parse_args(arguments)
+    from parallelbench.errors import ConfigError, StorageError
+
+    try:
+        code = _verbs()[options.verb](options)
+        sys.stdout.flush()
+        return code
+    except (ConfigError, StorageError) as error:
+        print(f"parallelbench: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # Nobody reads on; what is left in the buffer must not fail once more when Python ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="parallelbench",
+        description="Which way of parallelising a training job is fastest, and why.",
+        epilog=_EPILOG,
+    )
+    parser.add_argument("--version", action=_Version, nargs=0, help="show the version")
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    for name, text in (
+        ("run", "one run, here, now; prints the run folder last"),
+        ("show", "the resolved configuration, its run id, and the choices of each group"),
+        ("plan", "every run of a sweep, its resources and state; writes nothing"),
+        ("submit", "run what is missing of a sweep: sweep=NAME, or lists such as devices=1,2"),
+        ("prepare", "download and convert a data set once: data=NAME"),
+    ):
+        verb = verbs.add_parser(name, help=text, description=text, epilog=_EPILOG)
+        verb.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="key=value")
+        verb.add_argument("--conf", metavar="DIR", help="a folder of your own YAML files, laid out like conf/")
+        verb.add_argument(
+            "--plugin", metavar="PACKAGE", help="a package of your own, by name or path; YAML may name its classes"
+        )
+        if name == "submit":
+            _add_submit_options(verb)
+    for name, text in (
+        ("status", "the state of every run below a folder"),
+        ("report", "figures, tables and a page from the runs below a folder"),
+        ("cancel", "end the Slurm jobs of the sweeps below a folder"),
+        ("logs", "what a run's latest attempt and its job have printed"),
+    ):
+        verb = verbs.add_parser(name, help=text, description=text)
+        verb.add_argument("folder", metavar="DIR", help="a results folder, a sweep's folder, or a run's")
+        if name == "report":
+            verb.add_argument(
+                "--plugin", metavar="PACKAGE", help="a package of your own whose runs are not all finished"
+            )
+        if name == "status":
+            verb.add_argument("--watch", action="store_true", help="look again and again, until nothing is to come")
+    doctor = verbs.add_parser("doctor", help="what this machine and its cluster have, and what is missing")
+    doctor.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="with --bandwidth: site=NAME nodes=N …")
+    doctor.add_argument(
+        "--bandwidth", action="store_true", help="measure all-reduces between the cluster's nodes (a short Slurm job)"
+    )
+    return parser
+
+
+def _add_submit_options(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("--retry", metavar="OUTCOME,…", help="try these outcomes again as well, e.g. oom,error")
+    verb.add_argument(
+        "--max-gpu-hours", type=float, metavar="H", help="submit nothing if the jobs' time limits come to more"
+    )
+
+
+class _Version(argparse.Action):
+    """Prints the version, which is looked up only then."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from importlib.metadata import version
+
+        print(f"parallelbench {version('parallelbench')}")
+        parser.exit()
+
+
+def _verbs() -> dict[str, Callable[[argparse.Namespace], int]]:
+    from launch import verbs
+    from launch.extension import extension
+
+    def configured(verb: Callable[..., int]) -> Callable[[argparse.Namespace], int]:
+        return lambda options: verb(options.overrides, extension(options.conf, options.plugin))
+
+    return {
+        "run": configured(verbs.run),
+        "show": configured(verbs.show),
+        "plan": configured(verbs.plan),
+        "submit": lambda options: verbs.submit(
+            options.overrides,
+            extension(options.conf, options.plugin),
+            retry=options.retry,
+            max_device_hours=options.max_gpu_hours,
+        ),
+        "prepare": configured(verbs.prepare_data),
+        "status": lambda options: verbs.status(options.folder, watch=options.watch),
+        "cancel": lambda options: verbs.cancel(options.folder),
+        "logs": lambda options: verbs.logs(options.folder),
+        "report": lambda options: verbs.report(options.folder, extension(None, options.plugin)),
+        "doctor": lambda options: verbs.doctor(options.overrides, bandwidth=options.bandwidth),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

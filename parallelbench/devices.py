@@ -1,0 +1,165 @@
+"""What this machine has to train on: CUDA devices or processor cores. Never imports torch."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from parallelbench.errors import ConfigError
+
+_TOPOLOGY = Path("/sys/devices/system/cpu")
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One visible CUDA device."""
+
+    name: str
+    uuid: str
+    memory_bytes: int
+
+
+@dataclass(frozen=True)
+class Machine:
+    """This machine's devices, as far as this process may use them."""
+
+    cores: tuple[int, ...]
+    """Logical cores this process may run on; the first of every physical core comes before any second."""
+    physical_cores: int
+    """How many physical cores they belong to."""
+    gpus: tuple[Gpu, ...]
+
+    def device_type(self, wanted: str) -> str:
+        """Resolve `auto`; raises `ConfigError` where CUDA is wanted and there is none."""
+        if wanted == "auto":
+            return "cuda" if self.gpus else "cpu"
+        if wanted == "cuda" and not self.gpus:
+            raise ConfigError("device=cuda, but this machine shows no CUDA device: choose device=cpu, or a GPU node")
+        return wanted
+
+    def caveats(self, *, devices: int, device_type: str, cores_per_device: int) -> list[str]:
+        """What may make this machine's times mean less than they seem to, for a run of so many devices."""
+        needed = devices * cores_per_device if device_type == "cpu" else devices
+        found = []
+        if device_type == "cpu" and self.physical_cores < needed <= len(self.cores):
+            found.append(
+                f"{needed} cores were used, but there are only {self.physical_cores} physical ones: devices shared them"
+            )
+        if (others := others_running()) + needed > len(self.cores) and needed <= len(self.cores):
+            found.append(
+                f"{others} other process(es) kept the machine's {len(self.cores)} core(s) busy when this run started: "
+                "its times may be theirs"
+            )
+        return found
+
+    def suffices(self, *, devices: int, device_type: str, cores_per_device: int) -> bool:
+        """Whether each of so many devices has cores, or a GPU, of its own."""
+        if device_type == "cuda":
+            return devices <= len(self.gpus)
+        return devices * cores_per_device <= len(self.cores)
+
+    def require(self, *, devices: int, device_type: str, cores_per_device: int, oversubscribe: bool) -> bool:
+        """Refuse more devices than there are; returns whether cores are oversubscribed (allowed only when asked)."""
+        if self.suffices(devices=devices, device_type=device_type, cores_per_device=cores_per_device):
+            return False
+        if device_type == "cuda":
+            raise ConfigError(
+                f"devices={devices}, but this machine has {len(self.gpus)} CUDA device(s): "
+                f"choose devices={len(self.gpus)} or fewer"
+            )
+        if oversubscribe:
+            return True
+        most = len(self.cores) // cores_per_device
+        advice = f"choose devices={most} or fewer" if most else f"choose cores_per_device={len(self.cores)} or fewer"
+        raise ConfigError(
+            f"devices={devices} with cores_per_device={cores_per_device}, but this machine has {len(self.cores)} "
+            f"core(s): {advice} (or launcher.oversubscribe=true, which keeps the run out of timing figures)"
+        )
+
+
+def this_machine() -> Machine:
+    """Look at this machine."""
+    allowed = sorted(os.sched_getaffinity(0))
+    siblings = [_siblings(core) for core in allowed]
+    order = sorted(allowed, key=lambda core: (sorted(_siblings(core)).index(core), core))
+    return Machine(cores=tuple(order), physical_cores=len(set(siblings)), gpus=visible_gpus())
+
+
+def _siblings(core: int) -> frozenset[int]:
+    """Logical cores that share a physical core with `core`, itself included."""
+    try:
+        text = (_TOPOLOGY / f"cpu{core}/topology/thread_siblings_list").read_text()
+    except OSError:
+        return frozenset({core})
+    found: set[int] = set()
+    for part in text.strip().split(","):
+        first, _, last = part.partition("-")
+        found.update(range(int(first), int(last or first) + 1))
+    return frozenset(found | {core})
+
+
+def visible_gpus() -> tuple[Gpu, ...]:
+    """The CUDA devices this process may use, in the order of CUDA_DEVICE_ORDER=PCI_BUS_ID; none without a driver."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return ()
+    try:
+        count = pynvml.nvmlDeviceGetCount()
+        found = [_gpu(pynvml, pynvml.nvmlDeviceGetHandleByIndex(index)) for index in range(count)]
+    finally:
+        pynvml.nvmlShutdown()
+    return select_visible(tuple(found), os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+def _gpu(pynvml: object, handle: object) -> Gpu:
+    name = pynvml.nvmlDeviceGetName(handle)  # type: ignore[attr-defined]
+    uuid = pynvml.nvmlDeviceGetUUID(handle)  # type: ignore[attr-defined]
+    memory = pynvml.nvmlDeviceGetMemoryInfo(handle).total  # type: ignore[attr-defined]
+    return Gpu(name=name, uuid=uuid, memory_bytes=memory)
+
+
+def select_visible(gpus: tuple[Gpu, ...], visible: str | None) -> tuple[Gpu, ...]:
+    """Apply `CUDA_VISIBLE_DEVICES`: indices or UUID prefixes; as in CUDA, the first invalid one ends the list."""
+    if visible is None:
+        return gpus
+    chosen: list[Gpu] = []
+    for token in (part.strip() for part in visible.split(",")):
+        if token.isdigit() and int(token) < len(gpus):
+            chosen.append(gpus[int(token)])
+            continue
+        if token.startswith("MIG-"):
+            # CUDA shows a process one slice of a GPU, and NVML lists whole ones.
+            return (*chosen, Gpu(name="MIG slice", uuid=token, memory_bytes=0))
+        named = [gpu for gpu in gpus if token and gpu.uuid.startswith(token)]
+        if len(named) != 1:
+            break
+        chosen.append(named[0])
+    return tuple(chosen)
+
+
+def others_running(samples: int = 5, interval_s: float = 0.01) -> int:
+    """How many processes and threads besides the calling one run or wait for a core: the least of some samples."""
+    found = []
+    for _ in range(samples):
+        found.append(int(Path("/proc/loadavg").read_text().split()[3].partition("/")[0]) - 1)
+        time.sleep(interval_s)
+    return max(0, min(found))
+
+
+def node_name() -> str:
+    """Slurm's name of this node, since several nodes of a cluster may be one host; without Slurm the host's."""
+    return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+
+
+def cpu_name() -> str:
+    """Model name of the processor."""
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return "unknown CPU"

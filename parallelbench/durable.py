@@ -1,0 +1,89 @@
+"""Files that are either there, whole, or not there: temporary name, fsync, rename, fsync of the folder."""
+
+from __future__ import annotations
+
+import errno
+import os
+import uuid
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, BinaryIO
+
+from parallelbench.errors import StorageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+_ADVICE = {
+    errno.ENOSPC: "the disk is full: free some space, then run again",
+    errno.EDQUOT: "the quota is used up: free some space, then run again",
+    errno.EACCES: "no permission: choose another folder with results=DIR, or change the folder's mode",
+    errno.EPERM: "no permission: choose another folder with results=DIR, or change the folder's mode",
+    errno.EROFS: "the file system is read-only: choose another folder with results=DIR",
+    errno.ENOTDIR: "a part of the path is a file: choose another folder with results=DIR",
+}
+
+
+@contextmanager
+def storage_errors(path: Path) -> Iterator[None]:
+    """Turn an `OSError` on `path` into a `StorageError` that names the fix."""
+    try:
+        yield
+    except OSError as error:
+        advice = _ADVICE.get(error.errno or 0, error.strerror or str(error))
+        raise StorageError(f"can't write {path}: {advice}") from error
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Write `path` atomically and durably; after a crash it holds its old content or the new, never a part."""
+    with new_file(path) as file:
+        file.write(content)
+
+
+@contextmanager
+def new_file(path: Path) -> Iterator[BinaryIO]:
+    """Open what becomes `path`, atomically and durably, at the end of the `with`; nothing remains of it on an error."""
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    with storage_errors(path):
+        try:
+            with temporary.open("wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+            sync_folder(path.parent)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+
+
+def sync_folder(path: Path) -> None:
+    """Make the names in a folder durable."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def reserve(path: Path, size_bytes: int) -> None:
+    """Create `path`, filled with spaces, so that `fill` succeeds later even on a full disk."""
+    with storage_errors(path):
+        try:
+            with path.open("wb") as file:
+                file.write(b" " * size_bytes)
+                file.flush()
+                os.fsync(file.fileno())
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+
+
+def fill(path: Path, content: bytes) -> None:
+    """Overwrite the start of a reserved file in place, padding with spaces; needs no free space."""
+    with storage_errors(path), path.open("r+b") as file:
+        size = os.fstat(file.fileno()).st_size
+        assert len(content) <= size, f"{path}: {len(content)} bytes don't fit the {size} reserved"
+        file.write(content.ljust(size))
+        file.flush()
+        os.fsync(file.fileno())

@@ -1,0 +1,39 @@
+"""What can go wrong in words a user can act on."""
+
+from __future__ import annotations
+
+import difflib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+class ConfigError(Exception):
+    """The user asked for something that cannot be done: the message names the value, the constraint and the fix."""
+
+
+class StorageError(Exception):
+    """A file could not be written: disk full, quota reached, or no permission."""
+
+
+class SupersededError(Exception):
+    """A newer attempt of the same run has begun: this one may change nothing any more."""
+
+    def __init__(self) -> None:
+        super().__init__("a newer attempt took over")
+
+
+def choices(wrong: str, valid: Iterable[str]) -> str:
+    """List the `valid` names, those most like the `wrong` one first: "did you mean ddp? Valid: ddp, fsdp"."""
+    names = sorted(set(valid))
+    near = difflib.get_close_matches(wrong, names, n=3, cutoff=0.5)
+    ordered = near + [name for name in names if name not in near]
+    hint = f"did you mean {near[0]}? " if near else ""
+    return f"{hint}valid: {', '.join(ordered)}"
+
+
+def one_line(text: str, limit: int = 600) -> str:
+    """`text` on one line of at most `limit` characters, all of which can be written to a file."""
+    line = " ".join(text.encode(errors="replace").decode().split())
+    return line if len(line) <= limit else line[: limit - 1] + "…"

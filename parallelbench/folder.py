@@ -1,0 +1,213 @@
+"""A run folder: its intent, its attempts, its result, and what state these say the run is in.
+
+```
+<results>/<sweep>/<slug>/
+  config.yaml  overrides.txt     immutable intent, written before anything starts
+  attempts/<n>/                  one per start: supervisor.json, config.yaml (as executed), attempt.json, heartbeat,
+                                 log.txt, journal-rank<r>.jsonl, error-rank<r>.json, outcome.json
+  result/                        published once, atomically: one Parquet file per table, manifest.json last
+```
+A valid manifest is the only proof that a run trained to its end.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import re
+import shutil
+import uuid
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from parallelbench.attempt import (
+    PUBLISHED,
+    RETRYABLE,
+    Attempt,
+    Outcome,
+    Supervisor,
+    decoded,
+    read_config,
+    write_config,
+)
+from parallelbench.config import SCHEMA_VERSION, RunConfig, run_id, slug
+from parallelbench.durable import storage_errors, sync_folder, write_file
+from parallelbench.records import TABLES
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_NUMBER = re.compile("[0-9]{1,9}")
+
+
+class TableEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """What a manifest says of one table."""
+
+    rows: int
+    bytes: int
+    sha256: str
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """What `manifest.json` holds."""
+
+    schema_version: int
+    run_id: str
+    attempt: int
+    outcome: Outcome
+    tables: dict[str, TableEntry]
+
+
+@dataclass(frozen=True)
+class State:
+    """What a run folder says: `state` is done, failed, running or missing."""
+
+    state: Literal["done", "failed", "running", "missing"]
+    outcome: Outcome | None = None
+    attempt: int = 0
+
+    @property
+    def label(self) -> str:
+        """The outcome where there is one, else the state."""
+        return self.outcome.outcome if self.outcome else self.state
+
+    @property
+    def to_run(self) -> bool:
+        """Submitting the sweep again should start this run."""
+        return self.state == "missing" or (self.state == "failed" and self.label in RETRYABLE)
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """One run folder. Reading never raises for what a crash may leave behind."""
+
+    path: Path
+
+    @classmethod
+    def of(cls, run: RunConfig) -> RunFolder:
+        """The folder where `run` belongs, whether or not it exists."""
+        return cls(run.sweep_folder / slug(run))
+
+    @property
+    def result(self) -> Path:
+        """The published tables."""
+        return self.path / "result"
+
+    def write_intent(self, run: RunConfig, overrides: list[str]) -> None:
+        """Write `config.yaml` and `overrides.txt` where they are missing; never change them afterwards."""
+        with storage_errors(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+        if not (self.path / "config.yaml").exists():
+            with storage_errors(self.path):
+                # For people only, so it is not worth waiting for the disk; its name is durable with the next file's.
+                (self.path / "overrides.txt").write_text("".join(f"{line}\n" for line in overrides))
+            write_config(self.path / "config.yaml", run)
+
+    def config(self, plugin: str | None = None) -> RunConfig:
+        """The intent; raises `ConfigError` where it is missing, damaged or foreign."""
+        return read_config(self.path / "config.yaml", plugin)
+
+    def attempts(self) -> list[Attempt]:
+        """All starts, oldest first."""
+        found = [Attempt(path) for path in self.path.glob("attempts/*") if _NUMBER.fullmatch(path.name)]
+        return sorted(found, key=lambda attempt: attempt.number)
+
+    def superseded(self, attempt: Attempt) -> bool:
+        """Whether a newer attempt has begun: then `attempt` must end, and may not publish."""
+        return any(other.number > attempt.number for other in self.attempts())
+
+    def claim(self, *, after: int | None = None, job: str = "") -> Attempt | None:
+        """Begin the attempt that follows number `after` (default: the last one there is), for the calling process.
+
+        `job` is the cluster's job that the process belongs to. None where somebody else has begun the attempt: of all
+        that try, exactly one gets it, and it never exists without its supervisor. Whoever decides by the state of the
+        last attempt must say which attempt that was.
+        """
+        if after is None:
+            after = max((attempt.number for attempt in self.attempts()), default=0)
+        path = self.path / "attempts" / str(after + 1)
+        temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+        with storage_errors(path):
+            try:
+                temporary.mkdir(parents=True)
+                write_file(temporary / "supervisor.json", msgspec.json.encode(Supervisor.this_process(job)))
+                os.rename(temporary, path)  # fails where the folder exists, for it is never empty
+            except OSError as error:
+                if error.errno in (errno.EEXIST, errno.ENOTEMPTY):
+                    return None
+                raise
+            finally:
+                shutil.rmtree(temporary, ignore_errors=True)
+            sync_folder(path.parent)
+        return Attempt(path)
+
+    def manifest(self) -> dict[str, Any] | None:
+        """The manifest, if every table it lists is there with its size; None otherwise."""
+        manifest: Manifest | None = decoded(self.result / "manifest.json", Manifest)
+        if manifest is None or "run" not in manifest.tables:
+            return None
+        try:
+            sizes = {name: (self.result / f"{name}.parquet").stat().st_size for name in manifest.tables}
+        except (OSError, ValueError):
+            return None
+        whole = all(sizes[name] == table.bytes for name, table in manifest.tables.items())
+        return msgspec.to_builtins(manifest) if whole else None
+
+    def published(self) -> dict[str, Any] | None:
+        """The manifest, if every table it lists is there with the very content it had; None otherwise."""
+        manifest = self.manifest()
+        if manifest is None:
+            return None
+        same = (file_sha256(self.result / f"{name}.parquet") == t["sha256"] for name, t in manifest["tables"].items())
+        return manifest if all(same) else None
+
+    def state(self) -> State:
+        """By order of truth: manifest, then the last attempt's own record, then whether its supervisor lives."""
+        attempts = self.attempts()
+        number = attempts[-1].number if attempts else 0
+        manifest = self.published()
+        if manifest is not None:
+            return State("done", msgspec.convert(manifest["outcome"], Outcome), manifest["attempt"])
+        if not attempts:
+            return State("missing")
+        outcome = attempts[-1].outcome()
+        if outcome is not None and outcome.outcome in PUBLISHED:
+            lost = "trained to its end, but the published result is missing or damaged"
+            return State("failed", Outcome(outcome="storage", reason=lost, finished_at=outcome.finished_at), number)
+        if outcome is not None:
+            return State("failed", outcome, number)
+        if attempts[-1].supervised():
+            return State("running", None, number)
+        gone = Outcome(outcome="killed", reason="the launcher vanished without a word", finished_at=0.0)
+        return State("failed", gone, number)
+
+
+def find_runs(root: Path) -> list[RunFolder]:
+    """All folders below `root` (or `root` itself) that hold or were meant to hold a run, in a stable order."""
+    if (root / "config.yaml").exists():
+        return [RunFolder(root)]
+    configs = {path.parent for pattern in ("*/config.yaml", "*/*/config.yaml") for path in root.glob(pattern)}
+    return [RunFolder(path) for path in sorted(configs)]
+
+
+def file_sha256(path: Path) -> str:
+    """sha256 of a file's content, in hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def new_manifest(run: RunConfig, attempt: Attempt, outcome: Outcome, tables: dict[str, dict[str, Any]]) -> bytes:
+    """The manifest of a result: which tables, how many rows, how large, which content."""
+    assert tables.keys() == TABLES.keys()
+    return msgspec.json.encode(
+        {
+            "schema_version": SCHEMA_VERSION,
+            "run_id": run_id(run),
+            "attempt": attempt.number,
+            "outcome": msgspec.to_builtins(outcome),
+            "tables": tables,
+        }
+    )

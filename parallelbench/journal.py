@@ -1,0 +1,170 @@
+"""The append-only log of one rank: what a run has measured so far, safe against a crash at any instant.
+
+Each line is one JSON object: a row of a table, `{"table": "ranks", "row": {…}}`, or an event, `{"event": "phase", …}`.
+`commit` makes all lines so far durable. A reader drops a torn last line.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter, defaultdict
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from parallelbench.durable import storage_errors
+from parallelbench.records import TABLES, check_row
+from parallelbench.telemetry.epochs import Samples, columns
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+Row = dict[str, Any]
+Tables = dict[str, list[Row]]
+
+_COLUMNS = {table: {column.name for column in columns} for table, columns in TABLES.items()}
+_NEEDED: dict[str, Any] = {
+    "epoch": int,
+    "rank": int,
+    "attempt": int,
+    "node": str,
+    "device_uuid": str | None,
+    **dict.fromkeys(("time", "training_started_at", "training_ended_at"), int | float),
+}
+"""Columns that reading itself relies on, with their types."""
+
+
+class Journal:
+    """Writes the journal of one rank; raises `StorageError` where a line can't be written."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with storage_errors(path):
+            # Unbuffered: a process that is killed loses no line that `write` returned from.
+            self._file = path.open("ab", buffering=0)
+
+    def write(self, table: str, rows: Iterable[Row]) -> None:
+        """Append rows of a table, in one write."""
+        rows = list(rows)
+        if not rows:
+            return
+        for row in rows:
+            check_row(table, row)
+        self._append([{"table": table, "row": row} for row in rows])
+
+    def event(self, name: str, **details: Any) -> None:
+        """Append an event with the current time: progress for those who watch, facts for the publisher."""
+        self._append([{"event": name, "time": time.time(), **details}])
+
+    def take_over(self, entries: list[Row]) -> None:
+        """Append, durably, what an earlier attempt's journal held, as `kept_entries` returns it."""
+        self._append(entries)
+        self.commit()
+
+    def commit(self) -> None:
+        """Make every line so far durable."""
+        with storage_errors(self._path):
+            os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def _append(self, entries: list[Row]) -> None:
+        content = memoryview(b"".join(msgspec.json.encode(entry) + b"\n" for entry in entries))
+        with storage_errors(self._path):
+            while content:  # an unbuffered write may be partial, e.g. on a disk that fills up
+                content = content[self._file.write(content) :]
+
+
+def read_entries(path: Path) -> list[Row]:
+    """All whole lines of one journal. What follows a line that no journal writes is not trusted and left out."""
+    if not path.exists():
+        return []
+    entries: list[Row] = []
+    for line in path.read_bytes().split(b"\n")[:-1]:
+        try:
+            entry = msgspec.json.decode(line)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            break
+        if not _is_entry(entry):
+            break
+        entries.append(entry)
+    return entries
+
+
+def _is_entry(entry: Any) -> bool:
+    if not isinstance(entry, dict):
+        return False
+    if "event" in entry:
+        return isinstance(entry["event"], str)
+    table, row = entry.get("table"), entry.get("row")
+    if not isinstance(table, str) or table not in TABLES or not isinstance(row, dict):
+        return False
+    return all(isinstance(row.get(name), kind) for name, kind in _NEEDED.items() if name in _COLUMNS[table])
+
+
+def kept_entries(path: Path, *, through: int) -> list[Row] | None:
+    """What of a rank's journal holds for a later attempt that goes on after epoch `through`: rows up to it, and facts.
+
+    Rows stay marked with the attempt that measured them. None where the rank's row of an epoch is missing, or where a
+    row has other columns than today's.
+    """
+    entries = [entry for entry in read_entries(path) if _is_kept(entry, through)]
+    if any("table" in entry and entry["row"].keys() != _COLUMNS[entry["table"]] for entry in entries):
+        return None
+    for table in ("ranks", "epochs") if path.name == "journal-rank0.jsonl" else ("ranks",):
+        epochs = [entry["row"]["epoch"] for entry in entries if entry.get("table") == table]
+        if epochs != list(range(1, through + 1)):
+            return None
+    return entries
+
+
+def _is_kept(entry: Row, through: int) -> bool:
+    if "event" in entry:
+        return bool(entry["event"] == "facts")
+    return bool(entry["row"].get("epoch", 0) <= through)  # parity has no epoch
+
+
+def read_tables(attempt_dir: Path) -> tuple[Tables, list[Row]]:
+    """Rows per table and events of an attempt, of all its ranks; of epochs, only those that finished on every rank.
+
+    An epoch is finished when rank 0 has written its row of `epochs`, which it does only after every rank's rows of
+    that epoch are durable; should a damaged disk have lost one of them since, the epoch is left out. NaN and
+    infinity, which JSON can't say, become null. What telemetry says of each epoch is added to its row of `epochs`.
+    """
+    tables: Tables = {table: [] for table in TABLES}
+    events: list[Row] = []
+    journals = sorted(attempt_dir.glob("journal-rank*.jsonl"))
+    for path in journals:
+        for entry in read_entries(path):
+            if "event" in entry:
+                events.append(entry)
+            else:
+                tables[entry["table"]].append(entry["row"])
+    reported = Counter(row["epoch"] for row in tables["ranks"])
+    finished = {row["epoch"] for row in tables["epochs"] if reported[row["epoch"]] == len(journals)}
+    for table in ("epochs", "ranks", "steps", "pushes"):
+        tables[table] = [row for row in tables[table] if row["epoch"] in finished]
+    _add_telemetry(tables, events, attempt_dir)
+    return tables, events
+
+
+def _add_telemetry(tables: Tables, events: list[Row], attempt_dir: Path) -> None:
+    """Samples of all attempts that the epochs are from; each sampler has written a journal of its own."""
+    attempts = {str(row["attempt"]) for row in tables["ranks"]} | {attempt_dir.name}
+    folders = [attempt_dir.with_name(attempt) for attempt in sorted(attempts)]
+    for path in sorted(path for folder in folders for path in folder.glob("journal-telemetry-node*.jsonl")):
+        for entry in read_entries(path):
+            if "event" in entry:
+                events.append(entry)
+            elif entry["table"] == "telemetry":
+                tables["telemetry"].append(entry["row"])
+    samples = Samples(tables["telemetry"])
+    ranks: dict[int, list[Row]] = defaultdict(list)
+    for row in tables["ranks"]:
+        ranks[row["epoch"]].append(row)
+    for row in tables["epochs"]:
+        row |= columns(ranks[row["epoch"]], samples)

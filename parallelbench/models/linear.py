@@ -1,0 +1,25 @@
+"""Multinomial logistic regression: the smallest model there is, for communication-bound runs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from parallelbench.models.base import Model
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+class LogisticRegression(Model, frozen=True, kw_only=True):
+    """One linear layer over the pixels; the softmax is in the loss."""
+
+    @property
+    def layer_names(self) -> tuple[str, ...]:
+        """The one layer, `fc1`: no layer-wise strategy can cut it."""
+        return ("fc1",)
+
+    def build(self, *, in_channels: int, image_size: int, num_classes: int) -> nn.Sequential:
+        """Build the layer; takes images of any size."""
+        from parallelbench.models.modules import dense_stack, sequence
+
+        return sequence(self.layer_names, dense_stack([in_channels * image_size**2, num_classes]))

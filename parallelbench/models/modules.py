@@ -1,0 +1,61 @@
+"""The layers that the plain models are made of, and how a model is put together from named layers."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+def sequence(names: Iterable[str], layers: Iterable[nn.Module]) -> nn.Sequential:
+    """Return the layers in order under their names; `assert`s that there are as many names as layers."""
+    names, layers = tuple(names), tuple(layers)
+    assert len(set(names)) == len(names) == len(layers), f"{len(layers)} layers for the names {names}"
+    return nn.Sequential(OrderedDict(zip(names, layers, strict=True)))
+
+
+class Dense(nn.Module):
+    """A linear layer that flattens its input first: (batch, …) → (batch, outputs), with ReLU where `relu`."""
+
+    def __init__(self, inputs: int, outputs: int, *, relu: bool) -> None:
+        super().__init__()
+        self.linear = nn.Linear(inputs, outputs)
+        self.activation = nn.ReLU() if relu else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Flatten, multiply, activate."""
+        y: Tensor = self.activation(self.linear(x.flatten(1)))
+        return y
+
+
+class ConvBlock(nn.Module):
+    """3×3 convolution of padding 1, norm if any, ReLU, and 2×2 max pooling where `pool`.
+
+    Maps (batch, inputs, n, n) to (batch, outputs, n, n), or to (batch, outputs, n // 2, n // 2) with pooling.
+    The convolution has a bias only where no `norm` follows, which would cancel it.
+    """
+
+    def __init__(
+        self, inputs: int, outputs: int, *, pool: bool, groups: int = 1, norm: nn.Module | None = None
+    ) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(inputs, outputs, 3, padding=1, groups=groups, bias=norm is None)
+        self.norm = norm or nn.Identity()
+        self.activation = nn.ReLU()
+        self.pool = nn.MaxPool2d(2) if pool else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Convolve, normalise, activate, pool."""
+        y: Tensor = self.pool(self.activation(self.norm(self.conv(x))))
+        return y
+
+
+def dense_stack(widths: Iterable[int]) -> list[nn.Module]:
+    """Return dense layers from each width to the next, with ReLU after all but the last."""
+    sizes = list(widths)
+    last = len(sizes) - 2
+    return [Dense(sizes[i], sizes[i + 1], relu=i < last) for i in range(last + 1)]

@@ -1,0 +1,125 @@
+"""Normalisation of feature maps, among them a BatchNorm whose statistics are those of the global batch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from parallelbench.models.options import Norm
+
+
+def norm_layer(norm: Norm) -> Callable[[int], nn.Module]:
+    """Return what makes a normalisation layer from its number of channels."""
+    kinds: dict[Norm, Callable[[int], nn.Module]] = {
+        "batch": nn.BatchNorm2d,
+        "sync": SyncBatchNorm,
+        "group": group_norm,
+    }
+    return kinds[norm]
+
+
+def group_norm(channels: int) -> nn.GroupNorm:
+    """Return a GroupNorm of 32 groups (Wu & He 2018), or of the most that divide the channels.
+
+    Groups have at least two channels: on a feature map of 1×1, one channel alone would be normalised to zero.
+    """
+    most = max(1, min(32, channels // 2))
+    return nn.GroupNorm(max(n for n in range(1, most + 1) if channels % n == 0), channels)
+
+
+class SyncBatchNorm(nn.BatchNorm2d):
+    """BatchNorm over the samples of all ranks of a process group, on every device its backend serves.
+
+    `nn.SyncBatchNorm` refuses CPUs. While `process_group` is None, and in evaluation, this is exactly
+    `nn.BatchNorm2d`, with the same parameters and buffers. With a group, every rank of it must run the layer
+    equally often, forward and backward; shards may differ in size. Maps (batch, channels, height, width) to
+    the same shape.
+    """
+
+    process_group: dist.ProcessGroup | None = None
+    """The ranks that share statistics; set by `synchronize_norms`."""
+
+    def __init__(self, num_features: int) -> None:
+        super().__init__(num_features)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise with the statistics of the global batch (training) or the running ones (evaluation)."""
+        if self.process_group is None or not self.training:
+            return super().forward(x)
+        self._check_input_dim(x)
+        # bf16 and fp16 inputs (autocast) are summed in fp32, as the native kernels do.
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        mean, squares, count = _global_moments(wide, self.process_group)
+        self._update_running(mean.detach(), squares.detach(), count)
+        scale = self.weight * torch.rsqrt(squares / count + self.eps)
+        return ((wide - _per_channel(mean)) * _per_channel(scale) + _per_channel(self.bias)).to(x.dtype)
+
+    @torch.no_grad()
+    def _update_running(self, mean: Tensor, squares: Tensor, count: Tensor) -> None:
+        assert self.running_mean is not None
+        assert self.running_var is not None
+        assert self.num_batches_tracked is not None
+        assert self.momentum is not None
+        # At least 1, no error for a single value: reading the count would synchronise host and device.
+        unbiased = squares / (count - 1).clamp(min=1)
+        self.num_batches_tracked += 1
+        self.running_mean.lerp_(mean.to(self.running_mean.dtype), self.momentum)
+        self.running_var.lerp_(unbiased.to(self.running_var.dtype), self.momentum)
+
+
+def synchronize_norms(module: nn.Module, process_group: dist.ProcessGroup | None) -> None:
+    """Let all `SyncBatchNorm` layers of a module share statistics over a group; None: each rank alone."""
+    for layer in module.modules():
+        if isinstance(layer, SyncBatchNorm):
+            layer.process_group = process_group
+
+
+def _per_channel(values: Tensor) -> Tensor:
+    return values.view(1, -1, 1, 1)
+
+
+def _global_moments(x: Tensor, group: dist.ProcessGroup) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the mean, the sum of centred squares (both of shape (channels,)) and the count over all ranks.
+
+    The difference of Σx² and (Σx)²/n would lose all digits in fp32 where the mean is large beside the spread.
+    So each rank computes its own mean and centred squares, and these are merged by the formula of Chan, Golub
+    and LeVeque (1983). Each rank fills its own row of a table of zeros: one sum over the ranks then gathers
+    all rows, exactly, in one collective instead of the two that mean-then-squares would take.
+    """
+    channels = x.shape[1]
+    count = x.numel() // channels
+    var, mean = torch.var_mean(x, dim=(0, 2, 3), correction=0)
+    row = torch.cat([mean, var * count, mean.new_full((1,), count)])
+    ranks, rank = dist.get_world_size(group), dist.get_rank(group)
+    table = torch.cat([row.new_zeros(rank, row.numel()), row[None], row.new_zeros(ranks - rank - 1, row.numel())])
+    table = _summed_over(table, group)
+    means, squares, counts = table[:, :channels], table[:, channels:-1], table[:, -1:].detach()
+    total = counts.sum()
+    merged = (means * counts).sum(0) / total
+    return merged, (squares + counts * (means - merged) ** 2).sum(0), total
+
+
+class _AllReduceSum(torch.autograd.Function):
+    """The sum over the ranks. Each rank's input adds to each rank's output, so gradients are summed, too."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        total = x.detach().clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return _summed_over(grads[0], ctx.group), None
+
+
+def _summed_over(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    total: Tensor = _AllReduceSum.apply(x, group)
+    return total

@@ -1,0 +1,195 @@
+"""The optimizers: specifications that build a `torch.optim.Optimizer`. Importing this loads no torch."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from msgspec import Meta
+
+from parallelbench.config import Component, RunConfig
+from parallelbench.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import torch
+    from torch import nn
+
+Fraction = Annotated[float, Meta(ge=0, lt=1)]
+NonNegative = Annotated[float, Meta(ge=0)]
+Positive = Annotated[float, Meta(gt=0)]
+
+
+class Optimizer(Component, frozen=True, kw_only=True):
+    """What all optimizers have in common."""
+
+    lr: Positive
+    """Learning rate at the configured batch size (of `Lbfgs`: the first step length that is tried)."""
+    lr_rule: Literal["constant", "linear", "sqrt"]
+    """Under weak scaling the global batch grows with the devices; the rate is multiplied by 1, their number, or its
+    square root (Goyal et al. 2017, arXiv 1706.02677; Krizhevsky 2014, arXiv 1404.5997)."""
+
+    def scaled_lr(self, run: RunConfig) -> float:
+        """Learning rate as used in `run`."""
+        growth = run.global_batch_size / run.batch_size
+        factor: float = {"constant": 1.0, "linear": growth, "sqrt": growth**0.5}[self.lr_rule]
+        return self.lr * factor
+
+    @abstractmethod
+    def check(self, run: RunConfig, device_type: str) -> None:
+        """Raise `ConfigError` with the fix where the optimizer can't do this run."""
+
+    @abstractmethod
+    def build(self, parameters: Iterable[nn.Parameter], run: RunConfig, device_type: str) -> torch.optim.Optimizer:
+        """Build the optimizer of `parameters`, which are on their devices already."""
+
+
+class FirstOrder(Optimizer, frozen=True, kw_only=True):
+    """Optimizers that take one gradient per step, and update each parameter by itself."""
+
+    weight_decay: NonNegative
+    """L2 penalty (decoupled in AdamW)."""
+    implementation: Literal["auto", "for_loop", "foreach", "fused"]
+    """How torch executes the update; auto: fused on CUDA, torch's own default on CPU."""
+
+    def check(self, run: RunConfig, device_type: str) -> None:
+        """Raise `ConfigError` where the update would synchronise host and device in every step."""
+        if device_type == "cuda" and run.precision == "fp16" and self.implementation in ("for_loop", "foreach"):
+            raise ConfigError(
+                f"optimizer.implementation={self.implementation} with precision=fp16 makes the host wait for the GPU "
+                "in every step (the gradient scaler's check): choose optimizer.implementation=fused or auto"
+            )
+
+    def build(self, parameters: Iterable[nn.Parameter], run: RunConfig, device_type: str) -> torch.optim.Optimizer:
+        """Build the optimizer of `parameters`, which are on their devices already."""
+        how = {
+            "auto": {"fused": True} if device_type == "cuda" else {},
+            "for_loop": {"foreach": False, "fused": False},
+            "foreach": {"foreach": True},
+            "fused": {"fused": True},
+        }[self.implementation]
+        arguments = {"lr": self.scaled_lr(run), "weight_decay": self.weight_decay, **how, **self.options()}
+        optimizer: torch.optim.Optimizer = self.torch_class()(parameters, **arguments)
+        return optimizer
+
+    @abstractmethod
+    def torch_class(self) -> Any:
+        """The class in `torch.optim`."""
+
+    def options(self) -> dict[str, Any]:
+        """Its arguments besides the learning rate and the weight decay."""
+        return {}
+
+
+class Sgd(FirstOrder, frozen=True, kw_only=True):
+    """Stochastic gradient descent."""
+
+    momentum: Fraction
+    """Share of the previous update that is kept."""
+    nesterov: bool
+    """Look ahead along the momentum (Sutskever et al. 2013)."""
+
+    def torch_class(self) -> Any:  # noqa: D102
+        import torch
+
+        return torch.optim.SGD
+
+    def options(self) -> dict[str, Any]:  # noqa: D102
+        return {"momentum": self.momentum, "nesterov": self.nesterov}
+
+
+class Adam(FirstOrder, frozen=True, kw_only=True):
+    """Adam (Kingma and Ba 2015, arXiv 1412.6980)."""
+
+    beta1: Fraction
+    """Decay of the gradient's running mean."""
+    beta2: Fraction
+    """Decay of the squared gradient's running mean."""
+    eps: Positive
+    """Added to the denominator."""
+
+    def torch_class(self) -> Any:  # noqa: D102
+        import torch
+
+        return torch.optim.Adam
+
+    def options(self) -> dict[str, Any]:  # noqa: D102
+        return {"betas": (self.beta1, self.beta2), "eps": self.eps}
+
+
+class AdamW(Adam, frozen=True, kw_only=True):
+    """Adam with decoupled weight decay (Loshchilov and Hutter 2019, arXiv 1711.05101)."""
+
+    def torch_class(self) -> Any:  # noqa: D102
+        import torch
+
+        return torch.optim.AdamW
+
+
+class Adagrad(FirstOrder, frozen=True, kw_only=True):
+    """Adagrad (Duchi et al. 2011)."""
+
+    eps: Positive
+    """Added to the denominator."""
+
+    def torch_class(self) -> Any:  # noqa: D102
+        import torch
+
+        return torch.optim.Adagrad
+
+    def options(self) -> dict[str, Any]:  # noqa: D102
+        return {"eps": self.eps}
+
+
+class Lbfgs(Optimizer, frozen=True, kw_only=True):
+    """L-BFGS with a line search for the strong Wolfe conditions (Liu and Nocedal 1989): full batches only.
+
+    A step is one iteration: it takes the gradient at the start and at every step length that the line search tries, and
+    counts as one pass over the training set.
+    """
+
+    history_size: Annotated[int, Meta(ge=1, le=1000)]
+    """Pairs of vectors, each as long as the parameters, that approximate the curvature."""
+    line_search_evaluations: Annotated[int, Meta(ge=1, le=1000)]
+    """At most so many step lengths after the first are tried in an iteration."""
+
+    def check(self, run: RunConfig, device_type: str) -> None:
+        """Refuse strategies that update by one gradient, mini-batches, and losses too coarse for a line search."""
+        if not run.strategy.evaluates_repeatedly:
+            raise ConfigError(
+                f"optimizer={self.name} with strategy={run.strategy.name} is refused: a step needs several gradients; "
+                f"choose strategy=sandblaster_lbfgs, or strategy=single for one device, or another optimizer"
+            )
+        if run.global_batch_size != (needed := self.full_batch(run)):
+            per_device = run.scaling == "weak"
+            batch_size = needed // run.devices if per_device else needed
+            raise ConfigError(
+                f"batch_size={run.batch_size} with optimizer={self.name} is refused: an iteration takes the whole "
+                f"training set of data={run.data.name}: choose batch_size={batch_size}"
+                + (" (per device, since scaling=weak)" if per_device else "")
+            )
+        if run.precision in ("fp16", "bf16"):
+            raise ConfigError(
+                f"precision={run.precision} with optimizer={self.name} is refused: the line search compares losses "
+                "that differ by less than it resolves; choose precision=fp32 or fp64"
+            )
+        if run.channels_last:
+            raise ConfigError(f"channels_last=true with optimizer={self.name} is refused: choose channels_last=false")
+
+    def full_batch(self, run: RunConfig) -> int:
+        """The training set, less what can't be divided among the data shards."""
+        samples = run.data.train_samples
+        return samples - samples % run.strategy.data_shards(run)
+
+    def build(self, parameters: Iterable[nn.Parameter], run: RunConfig, device_type: str) -> torch.optim.Optimizer:  # noqa: D102
+        import torch
+
+        return torch.optim.LBFGS(
+            parameters,
+            lr=self.scaled_lr(run),
+            max_iter=1,
+            max_eval=1 + self.line_search_evaluations,
+            history_size=self.history_size,
+            line_search_fn="strong_wolfe",
+        )

@@ -1,0 +1,227 @@
+"""The parity gate: a strategy must train like one device.
+
+From one initial state, `k` steps by the strategy and `k` steps by one device on the same global batches; losses,
+gradients, parameters and an evaluation are compared after each. The check runs in fp64 whatever the run's precision: it
+judges the strategy, not rounding. In fp32, right strategies were seen to differ by 4e-3, since a sum in another order
+flips ReLUs and Adam makes whole steps of the noise in gradients near zero; in fp64 they agree to 1e-9, and wrong ones
+don't.
+"""
+
+from __future__ import annotations
+
+import math
+from copy import deepcopy
+from itertools import chain, count
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import torch
+
+from parallelbench.numerics import set_precision
+from parallelbench.optimizers import Adagrad, Adam
+from parallelbench.strategies.base import Shard
+from parallelbench.strategies.single import Single
+from parallelbench.world import World
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from torch import Tensor, nn
+
+    from parallelbench.config import RunConfig
+    from parallelbench.data.loader import Batch, ResidentLoader
+    from parallelbench.optimizers import Optimizer
+    from parallelbench.strategies.base import Replica
+
+    LoaderOf = Callable[[RunConfig, Shard], ResidentLoader]
+
+_LEAST_EPS = 1e-6
+_SAMPLES = 32
+"""About so many samples per step suffice to tell a right strategy from a wrong one."""
+_TEST_SAMPLES = 37
+"""Test samples that are evaluated after each step: a prime number, so that every split makes unequal parts."""
+_FLIPS = 10
+"""Where a strategy rounds on purpose, predictions that were nearly tied flip: so many times more than losses differ."""
+
+
+def as_checked(run: RunConfig) -> RunConfig:
+    """The run whose strategy is checked: in fp64, on small batches, without statistics that depend on the split."""
+    checked = msgspec.structs.replace(
+        run,
+        precision="fp64",
+        compile=False,
+        batch_size=_batch_size(run),
+        scaling="strong",
+        optimizer=_checked_optimizer(run),
+    )
+    if local_statistics(run):
+        # Micro-batches pass a layer one after the other, so not even synchronised statistics cover the whole batch.
+        norm = "sync" if run.strategy.micro_batches_per_step(run) == 1 else "group"
+        checked = msgspec.structs.replace(checked, model=msgspec.structs.replace(run.model, norm=norm))
+    return checked
+
+
+def _checked_optimizer(run: RunConfig) -> Optimizer:
+    """The run's optimizer with its rate as used, and a denominator that makes no steps of noise.
+
+    Where a gradient is zero in truth (an attention's key bias), Adagrad with eps=1e-10 makes whole steps of its last
+    bits, which no two ways of summing share.
+    """
+    changes: dict[str, Any] = {"lr": run.optimizer.scaled_lr(run), "lr_rule": "constant"}
+    if isinstance(run.optimizer, (Adam, Adagrad)):
+        changes["eps"] = max(run.optimizer.eps, _LEAST_EPS)
+    return msgspec.structs.replace(run.optimizer, **changes)
+
+
+def _batch_size(run: RunConfig) -> int:
+    """A global batch that every split divides, small so that the check needs little memory and time.
+
+    Where an epoch is one step, the strategy may need the whole training set at once.
+    """
+    if run.steps_per_epoch == 1:
+        return run.global_batch_size
+    pieces = run.strategy.data_shards(run) * run.strategy.micro_batches_per_step(run)
+    pieces = math.lcm(pieces, run.devices)
+    return min(run.global_batch_size, pieces * -(-_SAMPLES // pieces))
+
+
+def local_statistics(run: RunConfig) -> bool:
+    """Whether batch normalisation sees only a part of each global batch, so that no split can equal one device."""
+    norm, pieces = getattr(run.model, "norm", None), run.strategy.micro_batches_per_step(run)
+    return (norm == "batch" and run.strategy.data_shards(run) > 1) or (norm in ("batch", "sync") and pieces > 1)
+
+
+def as_reference(run: RunConfig) -> RunConfig:
+    """The same training on one device."""
+    return msgspec.structs.replace(
+        run,
+        strategy=Single(name="single"),
+        optimizer=msgspec.structs.replace(run.optimizer, lr=run.optimizer.scaled_lr(run), lr_rule="constant"),
+        batch_size=run.global_batch_size,
+        scaling="strong",
+        devices=1,
+        nodes=1,
+    )
+
+
+def check_parity(
+    model: nn.Sequential, run: RunConfig, world: World, loader_of: LoaderOf
+) -> list[dict[str, Any]] | None:
+    """Compare the strategy of `run` (see `as_checked`) with one device.
+
+    Returns the rows of `parity` on rank 0 and an empty list elsewhere; None where the model doesn't fit one device, so
+    that there is nothing to compare with. `model` is the initial state, on the CPU and identical on every rank; it is
+    left as it is.
+    """
+    set_precision(run.precision)
+    replica = run.strategy.prepare(deepcopy(model), run, world)
+    reference = _Reference(model, run, world, loader_of) if world.rank == 0 else None
+    rows: list[dict[str, Any]] = []
+    loader = loader_of(run, replica.data_shard)
+    batches = _endless(loader)
+    for step in range(1, run.measure.parity_steps + 1):
+        loss = _over_ranks(replica.step(next(batches)), world)[0] / run.global_batch_size
+        gradients, state = replica.full_gradients(), replica.full_state_dict()
+        evaluated = _over_ranks(replica.evaluate(loader.test(_TEST_SAMPLES)), world)
+        if reference is not None and reference.step():
+            row = _differences(loss, gradients, state, evaluated, reference)
+            rows.append({"step": step, **row, **_verdict(row, run.strategy.parity_tolerance())})
+    replica.close()
+    return None if reference is not None and reference.out_of_memory else rows
+
+
+class _Reference:
+    """One device's training on the first of rank 0's devices, outside any process group."""
+
+    def __init__(self, model: nn.Sequential, run: RunConfig, world: World, loader_of: LoaderOf) -> None:
+        self._run, self.out_of_memory = as_reference(run), False
+        alone = World(device_type=world.device_type, devices=world.devices[:1])
+        try:
+            self.replica: Replica = self._run.strategy.prepare(deepcopy(model), self._run, alone)
+            self._loader = loader_of(self._run, Shard())
+            self._batches = _endless(self._loader)
+        except torch.OutOfMemoryError:
+            self.out_of_memory = True
+
+    def step(self) -> bool:
+        """Train on the next batch and evaluate; False from where the memory doesn't suffice."""
+        if self.out_of_memory:
+            return False
+        try:
+            sums = self.replica.step(next(self._batches))
+            evaluated = self.replica.evaluate(self._loader.test(_TEST_SAMPLES))
+        except torch.OutOfMemoryError:
+            # The other ranks go on: they wait for this one in the strategy's own collectives.
+            self.out_of_memory = True
+            return False
+        assert sums is not None
+        assert evaluated is not None
+        self.loss = sums[0].item() / self._run.global_batch_size
+        self.evaluated: list[float] = evaluated.tolist()
+        self.test_samples = min(_TEST_SAMPLES, self._run.data.test_samples)
+        return True
+
+
+def _over_ranks(result: Tensor | None, world: World) -> list[float]:
+    """Summed loss and correct predictions of all ranks."""
+    total: list[float] = world.sum(torch.zeros(2, dtype=torch.float64) if result is None else result.cpu()).tolist()
+    return total
+
+
+def _differences(
+    loss: float,
+    gradients: Mapping[str, Tensor],
+    state: Mapping[str, Tensor],
+    evaluated: list[float],
+    reference: _Reference,
+) -> dict[str, float]:
+    return {
+        **_loss_columns(loss, reference.loss),
+        "evaluation_difference": _evaluation_difference(evaluated, reference.evaluated, reference.test_samples),
+        "gradient_difference": _difference(gradients, reference.replica.full_gradients(), floor=0.0),
+        "parameter_difference": _difference(state, reference.replica.full_state_dict(), floor=1.0),
+    }
+
+
+def _endless(loader: ResidentLoader) -> Iterator[Batch]:
+    """Batches of one epoch after the other: some epochs have fewer steps than the check."""
+    return chain.from_iterable(map(loader.train, count(1)))
+
+
+def _loss_columns(loss: float, reference: float) -> dict[str, float]:
+    return {"loss": loss, "loss_reference": reference, "loss_difference": _loss_difference(loss, reference)}
+
+
+def _loss_difference(loss: float, reference: float) -> float:
+    return abs(loss - reference) / max(1.0, abs(reference))
+
+
+def _evaluation_difference(evaluated: list[float], reference: list[float], samples: int) -> float:
+    """Of the test samples' mean loss, or of the share of correct predictions in so many parts, whichever is larger."""
+    (loss, correct), (expected_loss, expected_correct) = evaluated, reference
+    flipped = abs(correct - expected_correct) / samples / _FLIPS
+    # A NaN, which can only be in the loss, comes first: it stays where the other is compared with it.
+    return max(_loss_difference(loss / samples, expected_loss / samples), flipped)
+
+
+def _verdict(differences: Mapping[str, float], tolerance: float) -> dict[str, Any]:
+    names = ("loss_difference", "gradient_difference", "parameter_difference", "evaluation_difference")
+    # A NaN compares as False, so it fails.
+    return {"tolerance": tolerance, "passed": all(differences[name] <= tolerance for name in names)}
+
+
+def _difference(values: Mapping[str, Tensor], expected: Mapping[str, Tensor], *, floor: float) -> float:
+    """Largest |difference| over all tensors ÷ the largest |expected| value, or ÷ `floor` where that is larger.
+
+    Infinite where names, shapes or counters (integer buffers) differ; NaN where any value is NaN.
+    """
+    if values.keys() != expected.keys() or any(values[name].shape != expected[name].shape for name in expected):
+        return float("inf")
+    floats = [name for name in expected if expected[name].is_floating_point()]
+    if any(not torch.equal(values[name], expected[name]) for name in expected.keys() - set(floats)):
+        return float("inf")
+    # torch's max, unlike Python's, keeps a NaN.
+    wanted = torch.cat([expected[name].double().flatten() for name in floats])
+    worst = (torch.cat([values[name].double().flatten() for name in floats]) - wanted).abs().max().item()
+    scale = max(floor, wanted.abs().max().item())
+    return worst / scale if scale else worst

@@ -1,0 +1,145 @@
+"""What happens between two epochs, outside every measured window: whether to save the state, whether to stop."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from parallelbench.checkpoint import Checkpoints, Key
+from parallelbench.journal import kept_entries
+from parallelbench.probes.memory import release
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from parallelbench.attempt import Attempt
+    from parallelbench.config import RunConfig
+    from parallelbench.journal import Journal, Row
+    from parallelbench.strategies.base import Replica
+    from parallelbench.world import World
+
+
+class Policy:
+    """Decides on one rank for all."""
+
+    def __init__(self, run: RunConfig, attempt: Attempt, *, clock: Callable[[], float] = time.time) -> None:
+        self._run, self._attempt, self._clock = run, attempt, clock
+        self._last = clock()
+        info, limit_s = attempt.info(), run.launcher.limit_s
+        self._deadline = None if info is None or limit_s is None else info.launched_at + limit_s
+        self._regularly = {"always": True, "never": False}.get(run.launcher.checkpoint)
+        """Whether states are saved without a stop; None: not decided yet."""
+
+    def after(self, epoch: int, took_s: float) -> tuple[bool, bool]:
+        """Whether to stop after this epoch, which took so long, and whether to save."""
+        left = self._run.epochs - epoch
+        if self._regularly is None:
+            self._regularly = self._deadline is not None and self._clock() + left * took_s > self._deadline
+        if not left:
+            return False, False  # the result follows at once
+        stop = self._attempt.stop_asked()
+        due = self._regularly and self._clock() - self._last >= self._run.launcher.checkpoint_every_s
+        save = self._run.launcher.checkpoint != "never" and (stop or due)
+        if save:
+            self._last = self._clock()
+        return stop, save
+
+
+class Pauses:
+    """One rank's part in the pauses of an attempt. `warn` is told what a reader of the results should know."""
+
+    def __init__(
+        self, run: RunConfig, attempt: Attempt, world: World, *, journal: Journal, warn: Callable[[str], None]
+    ) -> None:
+        self._attempt, self._world, self._journal, self._warn = attempt, world, journal, warn
+        self._checkpoints = Checkpoints(attempt.checkpoints, world)
+        self._policy = Policy(run, attempt)
+        self._run = run
+        self.saved = 0
+        """The last epoch whose state is on disk; 0: none."""
+
+    def wishes(self, epoch: int, took_s: float) -> list[float]:
+        """Whether to stop and to save after an epoch, as 0 or 1; only rank 0 has wishes, so they are the sum."""
+        return list(map(float, self._policy.after(epoch, took_s))) if self._world.rank == 0 else [0.0, 0.0]
+
+    def save(self, epoch: int, replica: Replica) -> None:
+        """Save what every rank needs to go on after this epoch; training goes on where that fails."""
+        start = time.perf_counter()
+        state = {"replica": replica.local_state(), "random": _random_state(self._world)}
+        problem = self._checkpoints.save(Key(self._attempt.number, epoch), state)
+        del state
+        release()  # it counts in no epoch's peak
+        if problem is not None:
+            self._warn(f"no checkpoint after epoch {epoch}: {problem}")
+            return
+        self.saved = epoch
+        if self._world.rank == 0:
+            self._journal.event("checkpoint", epoch=epoch, save_s=time.perf_counter() - start)
+
+    def stop(self, epoch: int) -> None:
+        """Say that this attempt ends after an epoch because somebody asked for it."""
+        if self._world.rank == 0:
+            self._journal.event("stopped", epoch=epoch, epochs=self._run.epochs, saved=self.saved)
+            self._journal.commit()
+
+    def resume(self) -> Resumed | None:
+        """The newest state of an earlier attempt that all ranks can go on from; None: start at the beginning.
+
+        What was measured up to there is in this rank's journal when this returns.
+        """
+        if self._run.launcher.checkpoint == "never":
+            return None
+        entries: list[Row] = []
+
+        def usable(key: Key) -> bool:
+            path = self._attempt.path.with_name(str(key.attempt)) / f"journal-rank{self._world.rank}.jsonl"
+            found = kept_entries(path, through=key.epoch)
+            entries[:] = found or ()
+            return found is not None
+
+        found = self._checkpoints.newest(usable)
+        for key in self._checkpoints.damaged:
+            self._warn(f"the checkpoint after epoch {key.epoch} of attempt {key.attempt} was damaged and not used")
+        if found is None:
+            return None
+        key, state = found
+        self._journal.take_over(entries)
+        self.saved = key.epoch
+        return Resumed(key.epoch, state, entries, self._world)
+
+
+class Resumed:
+    """An earlier attempt's state, and what it knew about the run."""
+
+    def __init__(self, epoch: int, state: dict[str, Any], entries: list[Row], world: World) -> None:
+        self.epoch, self._state, self._world = epoch, state, world
+        self.facts: Row = {}
+        """Columns of the `run` table; empty but on rank 0."""
+        for entry in entries:
+            if entry.get("event") == "facts":
+                self.facts |= entry
+
+    def restore(self, replica: Replica) -> None:
+        """Make a fresh replica the one that was saved; the state is forgotten."""
+        replica.load_local_state(self._state["replica"])
+        _set_random_state(self._state["random"], self._world)
+        self._state.clear()
+
+    def again(self) -> str:
+        """The column `resumed_after`."""
+        before = self.facts.get("resumed_after")
+        return f"{before}, {self.epoch}" if before else str(self.epoch)
+
+
+def _random_state(world: World) -> list[torch.Tensor]:
+    """Of torch's generators: the suite's own models draw nothing while they train, a user's may (dropout)."""
+    devices = world.devices if world.device_type == "cuda" else ()
+    return [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in devices)]
+
+
+def _set_random_state(states: list[torch.Tensor], world: World) -> None:
+    torch.set_rng_state(states[0])
+    for device, state in zip(world.devices, states[1:], strict=False):  # a CPU run has saved none of a device
+        torch.cuda.set_rng_state(state, device)

@@ -1,0 +1,106 @@
+"""The environment of a run: what a reader needs to judge and repeat its numbers. By allowlist; secrets never."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import socket
+import subprocess
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from parallelbench.devices import cpu_name
+
+_PACKAGES = (
+    "parallelbench",
+    "torch",
+    "torchvision",
+    "numpy",
+    "hydra-core",
+    "submitit",
+    "pyarrow",
+    "nvidia-ml-py",
+)
+_ALLOWED = re.compile(r"^(NCCL|GLOO|OMP|MKL|SLURM|CUDA|TORCH|MALLOC|PYTORCH)_\w+$|^(RANK|LOCAL_RANK|WORLD_SIZE)$")
+_SECRET = re.compile(r"TOKEN|KEY|SECRET|PASS|AUTH|CREDENTIAL", re.IGNORECASE)
+
+
+def capture() -> dict[str, Any]:
+    """Everything about this process's surroundings that may change a number."""
+    return {
+        "host": socket.gethostname(),
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "packages": {name: _version(name) for name in _PACKAGES},
+        "git": git_state(Path(__file__).resolve().parents[2]),
+        "cpu": cpu_name(),
+        "logical_cores": os.cpu_count(),
+        "cores_of_rank_0": sorted(os.sched_getaffinity(0)),
+        "threads": torch.get_num_threads(),
+        "cpu_governor": _read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
+        "load_average_1min": os.getloadavg()[0],
+        "cuda": _cuda(),
+        "float32_matmul_precision": torch.get_float32_matmul_precision(),
+        "cudnn_allow_tf32": torch.backends.cudnn.allow_tf32,
+        "cudnn_benchmark": torch.backends.cudnn.benchmark,
+        "variables": allowed_variables(dict(os.environ)),
+    }
+
+
+def allowed_variables(variables: dict[str, str]) -> dict[str, str]:
+    """The variables that may change a number, without those whose name hints at a secret."""
+    return {
+        name: "redacted" if _SECRET.search(name) else value
+        for name, value in sorted(variables.items())
+        if _ALLOWED.match(name)
+    }
+
+
+def git_state(repository: Path) -> dict[str, Any] | None:
+    """Commit and dirty flag of the suite's own checkout; None where it is installed without one."""
+    if not (repository / ".git").exists():
+        return None
+    commit = _output(["git", "-C", str(repository), "rev-parse", "HEAD"])
+    changes = _output(["git", "-C", str(repository), "status", "--porcelain", "--untracked-files=no"])
+    return None if commit is None or changes is None else {"commit": commit, "dirty": bool(changes)}
+
+
+def _cuda() -> dict[str, Any] | None:
+    if not torch.cuda.is_available():
+        return None
+    devices = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+    return {
+        "version": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version(),
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())),
+        "driver": _output(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]),
+        "power_limit_w": _output(["nvidia-smi", "--query-gpu=power.limit", "--format=csv,noheader,nounits"]),
+        "devices": [{"name": d.name, "uuid": str(d.uuid), "memory_bytes": d.total_memory} for d in devices],
+        "topology": _output(["nvidia-smi", "topo", "-m"]),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _read(path: str) -> str | None:
+    try:
+        return Path(path).read_text().strip()
+    except OSError:
+        return None
+
+
+def _output(command: list[str]) -> str | None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()

@@ -1,0 +1,141 @@
+"""Turn an attempt's journals into the published result: Parquet tables, then the manifest, then one rename."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import uuid
+from typing import TYPE_CHECKING, Any
+
+from parallelbench.config import RunConfig, canonical_json, run_id, slug, to_mapping
+from parallelbench.durable import storage_errors, sync_folder, write_file
+from parallelbench.errors import SupersededError
+from parallelbench.folder import RunFolder, file_sha256, new_manifest
+from parallelbench.journal import Row, Tables, read_tables
+from parallelbench.records import RUN, check_row, schema
+from parallelbench.telemetry.sampler import WARNING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from parallelbench.attempt import Attempt, Outcome
+
+
+def configured_columns(run: RunConfig) -> Row:
+    """The columns of the `run` table that follow from the configuration alone."""
+    return {
+        "run_id": run_id(run),
+        "sweep": run.sweep_name,
+        "slug": slug(run),
+        **{key: getattr(run, key).name for key in ("model", "data", "strategy", "optimizer")},
+        **{key: getattr(run, key) for key in ("devices", "nodes", "epochs", "batch_size", "scaling", "precision")},
+        **{key: getattr(run, key) for key in ("global_batch_size", "channels_last", "compile", "repeat")},
+        **{key: getattr(run.measure, key) for key in ("deterministic", "detect_anomaly")},
+        "seed": run.effective_seed,
+        "train_samples": run.data.train_samples,
+        "test_samples": run.data.test_samples,
+        "steps_per_epoch": run.steps_per_epoch,
+        "dropped_samples": run.data.train_samples - run.steps_per_epoch * run.global_batch_size,
+        "learning_rate": run.optimizer.scaled_lr(run),
+        "packed": run.launcher.packed,
+        "config_json": canonical_json(to_mapping(run)),
+    }
+
+
+def run_row(run: RunConfig, attempt: Attempt, outcome: Outcome, events: list[Row]) -> Row:
+    """The row of the `run` table; what was not reached (the run died before) is null."""
+    info = attempt.info()
+    row: Row = dict.fromkeys((column.name for column in RUN), None)
+    row |= configured_columns(run)
+    row |= {"attempt": attempt.number, "outcome": outcome.outcome, "reason": outcome.reason}
+    if info is not None:
+        row |= {
+            "processes": info.processes,
+            "device_type": info.device_type,
+            "oversubscribed": info.oversubscribed,
+        }
+        row["cores_per_device"] = run.cores_per_device if info.device_type == "cpu" else None
+    for event in events:
+        if event["event"] == "facts":
+            row |= {name: value for name, value in event.items() if name in row}
+    row["warnings"] = "; ".join(filter(None, [row["warnings"], telemetry_warning(events)])) or None
+    return row
+
+
+def telemetry_warning(events: list[Row]) -> str | None:
+    """Why some of the telemetry is null, in one warning however many devices and nodes there are."""
+    devices: dict[str, set[str]] = {}
+    for event in events:
+        if event["event"] == WARNING:
+            devices.setdefault(event["reason"], set()).add(event["device"])
+    reasons = [f"{reason} ({', '.join(sorted(about))})" for reason, about in sorted(devices.items())]
+    return f"telemetry is incomplete: {', '.join(reasons)}" if reasons else None
+
+
+def publish(folder: RunFolder, run: RunConfig, attempt: Attempt, outcome: Outcome) -> None:
+    """Write `result/`, once. A result that is already there stays.
+
+    Raises `StorageError` where it can't be written, `SupersededError` where a newer attempt has begun.
+    """
+    tables, events = read_tables(attempt.path)
+    tables["run"] = [run_row(run, attempt, outcome, events)]
+    _check_complete(tables, run)
+    temporary = folder.path / f".result.{uuid.uuid4().hex}.tmp"
+    with storage_errors(folder.result):
+        _fence(folder, attempt)
+        _set_aside_damaged(folder)
+        try:
+            temporary.mkdir()
+            written = {table: _write_table(temporary, table, rows) for table, rows in tables.items()}
+            write_file(temporary / "manifest.json", new_manifest(run, attempt, outcome, written))
+            _fence(folder, attempt)
+            _rename_once(temporary, folder.result)
+            shutil.rmtree(attempt.checkpoints, ignore_errors=True)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _check_complete(tables: Tables, run: RunConfig) -> None:
+    processes = tables["run"][0]["processes"]
+    assert len(tables["epochs"]) == run.epochs, f"{len(tables['epochs'])} epochs of {run.epochs}"
+    assert len(tables["ranks"]) == run.epochs * processes, f"{len(tables['ranks'])} rank rows"
+    for table, rows in tables.items():
+        for row in rows:
+            check_row(table, row)
+
+
+def _write_table(folder: Path, table: str, rows: list[Row]) -> dict[str, Any]:
+    """Write one Parquet file in one row group, and read it back before it counts."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path = folder / f"{table}.parquet"
+    content = pa.Table.from_pylist(rows, schema=schema(table))
+    pq.write_table(content, path, row_group_size=max(1, len(rows)))
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+    assert pq.read_table(path).equals(content), f"{path}: what was read back differs"
+    return {"rows": len(rows), "bytes": path.stat().st_size, "sha256": file_sha256(path)}
+
+
+def _fence(folder: RunFolder, attempt: Attempt) -> None:
+    """A supervisor that was taken for dead may come back: it must not publish beside the one that replaced it."""
+    if folder.superseded(attempt):
+        raise SupersededError
+
+
+def _set_aside_damaged(folder: RunFolder) -> None:
+    """A result that is not whole is in the way; what it holds is kept under another name."""
+    if folder.result.exists() and folder.published() is None:
+        os.rename(folder.result, folder.path / f"result.damaged-{uuid.uuid4().hex[:8]}")
+
+
+def _rename_once(temporary: Path, final: Path) -> None:
+    sync_folder(temporary)
+    try:
+        os.rename(temporary, final)
+    except OSError:
+        if not final.exists():
+            raise
+        return  # another attempt was faster: its result stands
+    sync_folder(final.parent)

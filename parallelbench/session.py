@@ -1,0 +1,213 @@
+"""One rank's run from start to end, in the order in which it happens. Importing this loads torch."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from parallelbench.config import canonical_json, run_id
+from parallelbench.data.loader import ResidentLoader
+from parallelbench.devices import cpu_name
+from parallelbench.numerics import Numerics, set_precision
+from parallelbench.parity import as_checked, check_parity, local_statistics
+from parallelbench.pauses import Pauses
+from parallelbench.probes import environment
+from parallelbench.probes.memory import release
+from parallelbench.strategies.single import Single
+from parallelbench.train import Trainer
+from parallelbench.world import World, join
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from parallelbench.attempt import Attempt
+    from parallelbench.config import RunConfig
+    from parallelbench.data.base import Arrays
+    from parallelbench.journal import Journal
+    from parallelbench.pauses import Resumed
+    from parallelbench.probes.clock import StartUp
+    from parallelbench.strategies.base import Replica, Shard
+
+
+class Session:
+    """What one rank has at hand while it trains a run."""
+
+    def __init__(
+        self, run: RunConfig, attempt: Attempt, *, device_type: str, journal: Journal, startup: StartUp
+    ) -> None:
+        self._run, self._journal, self._startup = run, journal, startup
+        info = attempt.info()
+        self._warnings = [*(info.warnings if info else ()), *statistics_warnings(run)]
+        self._keys = {"run_id": run_id(run), "attempt": attempt.number}
+        _configure_torch(run, device_type)
+        self._startup.done("imports")
+        self._world = join(run, device_type)
+        self._startup.done("process_group")
+        self._pauses = Pauses(run, attempt, self._world, journal=journal, warn=self._warn)
+
+    def train(self) -> None:
+        """Check parity, then train, or go on where an earlier attempt has left off; results go to the journal."""
+        run = self._run
+        resumed = self._resume()
+        if resumed is None:
+            self._record_environment()
+        arrays = run.data.load(run.site.data_folder)
+        self._startup.done("data")
+        parity_passed = self._check_parity(arrays) if resumed is None and parity_is_asked(run) else None
+        self._phase("model")
+        set_precision(run.precision)
+        model = build_model(run)
+        if resumed is None:
+            self._describe(model, parity_passed)
+        else:  # the columns that earlier attempts have written stay
+            parity_passed = resumed.facts.get("parity_passed")
+            self._facts(resumed_after=resumed.again(), warnings=self._warning())
+        replica = run.strategy.prepare(model, run, self._world)
+        self._startup.done("model")
+        loader = self._loader(arrays, run, replica.data_shard)
+        release()
+        self._startup.done("data")
+        if run.compile:
+            self._compile(replica, loader)
+        if resumed is not None:
+            resumed.restore(replica)
+        reached_the_end = self._trainer(replica, loader).train(first=1 if resumed is None else resumed.epoch + 1)
+        replica.close()
+        if reached_the_end and self._world.rank == 0:
+            self._journal.event("finished", outcome="parity_failed" if parity_passed is False else "ok")
+            self._journal.commit()
+
+    def leave(self) -> None:
+        """Leave the process group and close the journal."""
+        self._journal.close()
+        self._world.leave()
+
+    def _resume(self) -> Resumed | None:
+        """What an earlier attempt has left, with its warnings."""
+        self._phase("resume")
+        resumed = self._pauses.resume()
+        if resumed is not None:
+            before = resumed.facts.get("warnings") or ""
+            self._warnings = [*filter(None, [before]), *(text for text in self._warnings if text not in before)]
+            self._compare_devices(resumed.facts.get("device_name"))
+        return resumed
+
+    def _compare_devices(self, before: str | None) -> None:
+        now = _device_name(self._world)
+        if before is not None and before != now:
+            self._warnings.append(f"device_name={before} is that of its first epochs only: later ones ran on {now}")
+
+    def _describe(self, model: nn.Module, parity_passed: bool | None) -> None:
+        self._facts(
+            parity_passed=parity_passed,
+            parameters=sum(p.numel() for p in model.parameters() if p.requires_grad),
+            device_name=_device_name(self._world),
+            warnings=self._warning(),
+            theoretical_bubble=self._run.strategy.bubble(self._run),
+        )
+
+    def _warn(self, text: str) -> None:
+        """Add a warning, whatever of the run is through already."""
+        self._warnings.append(text)
+        self._facts(warnings=self._warning())
+
+    def _warning(self) -> str | None:
+        return "; ".join(self._warnings) or None
+
+    def _record_environment(self) -> None:
+        """Not a part of any training job's start, so it is left out of the start-up time."""
+        if self._world.rank == 0:
+            self._facts(environment_json=canonical_json(environment.capture()))
+        self._startup.skip()
+
+    def _check_parity(self, arrays: Arrays) -> bool | None:
+        """The verdict of the parity check, the same on every rank; None where there was nothing to compare with."""
+        self._phase("parity")
+        checked = as_checked(self._run)
+        loader_of = functools.partial(self._loader, arrays)
+        rows = check_parity(build_model(checked), checked, self._world, loader_of)
+        self._journal.write("parity", [{**self._keys, **row} for row in rows or ()])
+        found = [sum(not row["passed"] for row in rows or ()), rows is None]
+        failed, unchecked = self._world.sum(torch.tensor(found, dtype=torch.float64)).tolist()
+        self._startup.done("parity")
+        if unchecked:
+            self._warnings.append("parity was not checked: one device has too little memory to train this model alone")
+        return None if unchecked else not failed
+
+    def _compile(self, replica: Replica, loader: ResidentLoader) -> None:
+        self._phase("compile")
+        replica.rehearse(next(loader.train(epoch=1)))
+        self._world.synchronize()
+        self._startup.done("compile")
+
+    def _loader(self, arrays: Arrays, run: RunConfig, shard: Shard) -> ResidentLoader:
+        return ResidentLoader(
+            arrays,
+            run.data,
+            device=self._world.device,
+            dtype=Numerics(run.precision, self._world.device_type).dtype,
+            seed=run.effective_seed,
+            global_batch_size=run.global_batch_size,
+            shard=shard,
+            channels_last=run.channels_last,
+            steps_per_epoch=run.steps_per_epoch,
+        )
+
+    def _trainer(self, replica: Replica, loader: ResidentLoader) -> Trainer:
+        return Trainer(
+            replica,
+            loader,
+            run=self._run,
+            world=self._world,
+            journal=self._journal,
+            keys=self._keys,
+            startup=self._startup,
+            pauses=self._pauses,
+        )
+
+    def _phase(self, name: str) -> None:
+        if self._world.rank == 0:
+            self._journal.event("phase", phase=name)
+
+    def _facts(self, **facts: Any) -> None:
+        """Columns of the `run` table; rank 0's count."""
+        if self._world.rank == 0:
+            self._journal.event("facts", **facts)
+
+
+def build_model(run: RunConfig) -> nn.Sequential:
+    """The initial model of a run, on the CPU: the same bits on every rank and device."""
+    torch.manual_seed(run.effective_seed)
+    channels, height, _ = run.data.shape
+    return run.model.build(in_channels=channels, image_size=height, num_classes=run.data.num_classes)
+
+
+def _configure_torch(run: RunConfig, device_type: str) -> None:
+    if device_type == "cpu":
+        torch.set_num_threads(run.cores_per_device)
+    set_precision(run.precision)
+    torch.use_deterministic_algorithms(run.measure.deterministic)
+    torch.autograd.set_detect_anomaly(run.measure.detect_anomaly)
+
+
+def _device_name(world: World) -> str:
+    return torch.cuda.get_device_name(world.device) if world.device_type == "cuda" else cpu_name()
+
+
+def statistics_warnings(run: RunConfig) -> list[str]:
+    """Why a run can't train like one device although its strategy could."""
+    if not local_statistics(run):
+        return []
+    piece = "data shard" if run.strategy.micro_batches_per_step(run) == 1 else "micro-batch"
+    norm, like_one_device = run.model.norm, as_checked(run).model.norm  # type: ignore[attr-defined]
+    text = f"model.norm={norm} normalises each {piece} by its own statistics, so training differs from one device"
+    if not parity_is_asked(run):
+        return [text]
+    return [f"{text}; parity was checked with model.norm={like_one_device}: choose that to train like one device"]
+
+
+def parity_is_asked(run: RunConfig) -> bool:
+    """Whether the parity check is to run; one device compared with itself would always pass."""
+    return run.measure.parity and run.strategy.equals_one_device(run) and not isinstance(run.strategy, Single)

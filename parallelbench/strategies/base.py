@@ -1,0 +1,121 @@
+"""What a strategy is: a torch-free specification, and the replica that the training loop drives on every rank."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from parallelbench.config import Component
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from torch import Tensor, nn
+
+    from parallelbench.config import RunConfig
+    from parallelbench.data.loader import Batch
+    from parallelbench.probes.communication import Traffic
+    from parallelbench.world import World
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Which part of every global batch a rank reads: the `index`-th of `count` equal slices."""
+
+    index: int = 0
+    count: int = 1
+    images: bool = True
+    """False where this rank never looks at images (a later stage)."""
+    labels: bool = True
+    """False where this rank never looks at labels (an earlier stage)."""
+
+
+@dataclass(frozen=True)
+class Push:
+    """One update that a worker sent to a parameter server, at `step` of the epoch, counted from 1."""
+
+    step: int
+    staleness: int
+    """Updates by other workers between the parameters that the push's first gradient comes from and its use."""
+
+
+class Replica(Protocol):
+    """One rank's part of a training job."""
+
+    data_shard: Shard
+    traffic: Traffic
+    """Bytes sent to other ranks; the training loop reads it after each epoch's training window."""
+
+    def step(self, batch: Batch) -> Tensor | None:
+        """Train on one batch without synchronising host and device.
+
+        Returns float64 of shape (2,), detached and on the device: the
+        summed loss and the number of correct predictions of the samples whose loss this rank owns; None where it
+        owns none.
+        """
+
+    def rehearse(self, batch: Batch) -> None:
+        """Forward and backward on one batch, then everything as before: what is compiled lazily is compiled here."""
+
+    def evaluate(self, batches: Iterable[Batch]) -> Tensor | None:
+        """The same two sums over all `batches`, in evaluation mode, without training; None where it owns none."""
+
+    def full_state_dict(self) -> dict[str, Tensor]:
+        """Parameters and buffers as one device would hold them, on the CPU; a collective. Empty except on rank 0."""
+
+    def full_gradients(self) -> dict[str, Tensor]:
+        """Gradients of the last step as one device would hold them, on the CPU; a collective. Empty but on rank 0."""
+
+    def local_state(self) -> dict[str, Any]:
+        """What this rank must keep between two epochs: tensors, numbers, and dicts and lists of them.
+
+        No collective. Tensors may be those that training goes on with.
+        """
+
+    def load_local_state(self, state: dict[str, Any]) -> None:
+        """Go on from what a replica of the same run and rank has saved; this one has not trained yet."""
+
+    def take_pushes(self) -> list[Push]:
+        """This worker's pushes since the last call; empty but for parameter servers."""
+
+    def close(self) -> None:
+        """Release what the replica holds besides memory (process groups, hooks)."""
+
+
+class Strategy(Component, frozen=True, kw_only=True):
+    """A strategy's options. Importing the file loads no torch; `prepare` does."""
+
+    evaluates_repeatedly: ClassVar[bool] = False
+    """Whether a step can take several gradients, as `optimizer=lbfgs` needs."""
+
+    @abstractmethod
+    def processes(self, run: RunConfig, device_type: str) -> int:
+        """Processes that train: one per device, or fewer where one process drives several devices."""
+
+    @abstractmethod
+    def data_shards(self, run: RunConfig) -> int:
+        """Slices that every global batch is cut into."""
+
+    def check(self, run: RunConfig, device_type: str) -> None:
+        """Raise `ConfigError` with the fix where the strategy can't do this run; before anything starts."""
+
+    def equals_one_device(self, run: RunConfig) -> bool:
+        """Whether training is the same computation as on one device, so that parity can be checked."""
+        return True
+
+    def micro_batches_per_step(self, run: RunConfig) -> int:
+        """Pieces that each data shard's batch goes through the layers in."""
+        return 1
+
+    def bubble(self, run: RunConfig) -> float | None:
+        """Share of a step, 0 to 1, in which a device must idle by the schedule; None where there is none."""
+        return None
+
+    def parity_tolerance(self) -> float:
+        """Largest relative difference from one device that the parity check, in fp64, allows."""
+        return 1e-9
+
+    @abstractmethod
+    def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Replica:
+        """Turn a model on the CPU, identical on every rank, into this rank's replica. `model` is consumed."""

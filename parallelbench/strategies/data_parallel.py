@@ -1,0 +1,112 @@
+"""Data parallel training from one process with torch's `nn.DataParallel`: older, simpler and slower than ddp.
+
+Every step copies the model from the first GPU to the others, runs one thread per GPU, and sums the gradients on the
+first, which alone holds the optimizer (Li et al. 2020, arXiv 2006.15704, section 2.2, on why ddp replaced it).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from parallelbench.errors import ConfigError
+from parallelbench.strategies.base import Shard, Strategy
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from parallelbench.config import RunConfig
+    from parallelbench.probes.communication import Traffic
+    from parallelbench.strategies.base import Replica
+    from parallelbench.world import World
+
+
+class DataParallel(Strategy, frozen=True, kw_only=True):
+    """One process and one thread per GPU. Evaluation runs on the first GPU."""
+
+    def processes(self, run: RunConfig, device_type: str) -> int:
+        """One drives all GPUs."""
+        return 1
+
+    def data_shards(self, run: RunConfig) -> int:
+        """One: the module itself scatters the batch."""
+        return 1
+
+    def micro_batches_per_step(self, run: RunConfig) -> int:
+        """One per GPU. No process group joins the GPUs, so under norm=sync, too, each normalises its own piece."""
+        return run.devices
+
+    def check(self, run: RunConfig, device_type: str) -> None:
+        """Refuse CPUs, where `nn.DataParallel` is silently the bare module, and what one process can't do."""
+        if device_type != "cuda" or run.devices < 2:
+            where = "a CPU" if device_type != "cuda" else f"devices={run.devices}"
+            raise ConfigError(
+                f"strategy=data_parallel needs two CUDA devices or more, and on {where} would train on one device: "
+                "choose strategy=ddp with devices=2 or more"
+            )
+        if run.nodes > 1:
+            raise ConfigError(
+                f"strategy=data_parallel drives all GPUs from one process and so needs nodes=1, not nodes={run.nodes}: "
+                "choose strategy=ddp"
+            )
+        batch = run.global_batch_size
+        if batch % run.devices:
+            advice = max(1, batch // run.devices) * run.devices
+            raise ConfigError(
+                f"batch_size={batch} can't be scattered evenly over devices={run.devices}: choose batch_size={advice}"
+            )
+        if run.compile:
+            raise ConfigError(
+                "compile=true with strategy=data_parallel is refused: the module is copied anew in every step; "
+                "choose strategy=ddp"
+            )
+
+    def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Replica:
+        """Put the model on the first GPU; each forward scatters the batch over all, and gathers the logits there."""
+        from torch import nn
+
+        from parallelbench.strategies.replicas import ModuleReplica, gradient_bytes, place
+
+        module = place(model, run, world.device)
+        wrapped = nn.DataParallel(_autocasting(module, run, world), device_ids=list(world.devices))
+        kept = [*module.parameters(), *module.buffers()]
+        model_bytes = sum(tensor.numel() * tensor.element_size() for tensor in kept)
+        others, size_bytes = run.devices - 1, gradient_bytes(module)
+        batch_bytes = _batch_bytes(run)
+
+        def count_step(traffic: Traffic) -> None:
+            # Between the devices of the one process: what goes out from the first, and what comes back.
+            traffic.send("parameter", others * model_bytes)
+            traffic.send("gradient", others * size_bytes)
+            traffic.send("activation", others / run.devices * batch_bytes)
+
+        return ModuleReplica(module, run=run, world=world, data_shard=Shard(), wrapped=wrapped, count_step=count_step)
+
+
+def _autocasting(module: nn.Module, run: RunConfig, world: World) -> nn.Module:
+    """Wrap a module so that it sets its arithmetic itself.
+
+    Autocast belongs to a thread, and `nn.DataParallel` hands its own threads no dtype: bf16 would become fp16.
+    """
+    from torch import Tensor, nn
+
+    from parallelbench.numerics import Numerics
+
+    class Autocasting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.module, self._numerics = module, Numerics(run.precision, world.device_type)
+
+        def forward(self, images: Tensor) -> Tensor:
+            with self._numerics.autocast():
+                logits: Tensor = self.module(images)
+            return logits
+
+    return Autocasting()
+
+
+def _batch_bytes(run: RunConfig) -> int:
+    """Bytes of a global batch's images, of its logits and of their gradients."""
+    wide = 8 if run.precision == "fp64" else 4
+    logit = 2 if run.precision in ("bf16", "fp16") else wide
+    return run.global_batch_size * (wide * math.prod(run.data.shape) + 2 * logit * run.data.num_classes)

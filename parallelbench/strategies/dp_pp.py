@@ -1,0 +1,32 @@
+"""Data × pipeline parallelism: several pipelines, each on its own part of every batch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from parallelbench.config import Count  # noqa: TC001 - msgspec reads the annotations
+from parallelbench.strategies.meshes import Mesh
+from parallelbench.strategies.pipelined import Pipelined
+
+if TYPE_CHECKING:
+    from parallelbench.config import RunConfig
+
+
+class DpPp(Pipelined, frozen=True, kw_only=True):
+    """Pipelines side by side (Narayanan et al. 2021, arXiv 2104.04473).
+
+    Each stage's gradients are averaged over its copies after the last micro-batch, in one message: DDP around stages
+    works with 1F1B only.
+    """
+
+    stages: Count
+    """Devices in one pipeline; the data dimension is the number of devices ÷ this."""
+
+    def mesh(self, run: RunConfig) -> Mesh:
+        """Copies × stages."""
+        return Mesh(run.devices, {"stages": self.stages})
+
+    def check(self, run: RunConfig, device_type: str) -> None:
+        """Refuse meshes that aren't all devices, stages that don't fit, and micro-batches that can't be done."""
+        self.mesh(run).check(run, least_data=2)
+        super().check(run, device_type)

@@ -1,0 +1,35 @@
+"""Data × pipeline × tensor parallelism: pipelines side by side whose stages share their linear layers among devices."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from parallelbench.config import Count  # noqa: TC001 - msgspec reads the annotations
+from parallelbench.strategies.meshes import Mesh, check_tensor_plan
+from parallelbench.strategies.pipelined import Pipelined
+
+if TYPE_CHECKING:
+    from parallelbench.config import RunConfig
+
+
+class DpPpTp(Pipelined, frozen=True, kw_only=True):
+    """All three dimensions at once (Narayanan et al. 2021, arXiv 2104.04473: PTD-P).
+
+    Neighbouring ranks share linear layers, these groups form pipelines, and pipelines have copies where there are
+    devices left.
+    """
+
+    stages: Count
+    """Devices that a pipeline is long."""
+    tensor: Count
+    """Devices that share each linear layer; the data dimension is the number of devices ÷ (stages · tensor)."""
+
+    def mesh(self, run: RunConfig) -> Mesh:
+        """Copies × stages × shards."""
+        return Mesh(run.devices, {"stages": self.stages, "tensor": self.tensor})
+
+    def check(self, run: RunConfig, device_type: str) -> None:
+        """Refuse meshes that aren't all devices, stages that don't fit, and micro-batches that can't be done."""
+        self.mesh(run).check(run, least_data=1)
+        check_tensor_plan(run, shards=self.tensor, option=f"strategy.tensor={self.tensor}")
+        super().check(run, device_type)

@@ -1,0 +1,27 @@
+"""Training by `torch.optim.LBFGS` on one device: what sharded L-BFGS is compared with."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from parallelbench.strategies.replicas import ModuleReplica
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from parallelbench.data.loader import Batch
+
+
+class FullBatchReplica(ModuleReplica):
+    """A module whose optimizer asks for losses and gradients at several points per step."""
+
+    def step(self, batch: Batch) -> Tensor | None:
+        """One iteration; the sums are those at the point where it starts."""
+        results: list[Tensor] = []
+
+        def closure() -> float:
+            results.append(self._forward_backward(batch))
+            return results[-1][0].item() / batch.size
+
+        self._optimizer.step(closure)
+        return results[0]

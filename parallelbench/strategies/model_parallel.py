@@ -1,0 +1,97 @@
+"""Naive model parallelism: whole layers on different devices, one device at work at a time.
+
+On GPUs one process moves activations from device to device, as in the tutorial "Model Parallelism vs Data
+Parallelism: Examples". On CPUs, where `.to("cpu:1")` stays where it is, each part has a process of its own.
+Either way the arithmetic is that of one device, bit for bit; the speed-up is at most 1.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+from msgspec import Meta
+
+from parallelbench.errors import ConfigError
+from parallelbench.strategies.base import Shard, Strategy
+from parallelbench.strategies.partition import assign, check_split
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from parallelbench.config import RunConfig
+    from parallelbench.strategies.base import Replica
+    from parallelbench.world import World
+
+
+class ModelParallel(Strategy, frozen=True, kw_only=True):
+    """Layers spread over the devices, without micro-batches."""
+
+    device_map: dict[str, Annotated[int, Meta(ge=0)]] | None
+    """Layer name → device index; null: contiguous parts with nearly equal counts of floating-point operations."""
+
+    def processes(self, run: RunConfig, device_type: str) -> int:
+        """One drives all GPUs; on CPUs one per part."""
+        return 1 if device_type == "cuda" else run.devices
+
+    def data_shards(self, run: RunConfig) -> int:
+        """One: every part sees the whole batch."""
+        return 1
+
+    def check(self, run: RunConfig, device_type: str) -> None:
+        """Refuse splits that don't fit, and what this strategy can't do."""
+        check_split(run, self.device_map)
+        if run.nodes > 1 and device_type == "cuda":
+            raise ConfigError(
+                f"strategy={self.name} drives all GPUs from one process and so needs nodes=1, not nodes={run.nodes}"
+            )
+        if run.precision == "fp16" and device_type == "cpu":
+            raise ConfigError(
+                f"precision=fp16 with strategy={self.name} on CPUs is refused: each process would scale gradients "
+                "on its own; choose precision=bf16"
+            )
+
+    def bubble(self, run: RunConfig) -> float:
+        """(p−1)/p on p devices: one works while the others wait, as under GPipe with one micro-batch."""
+        return 1 - 1 / run.devices
+
+    def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Replica:
+        """Spread the layers."""
+        from parallelbench.strategies.replicas import ModuleReplica
+        from parallelbench.strategies.stages import StagesReplica
+
+        layers = assign(model, run, self.device_map)
+        if world.device_type == "cpu":
+            return StagesReplica(model, layers, run=run, world=world)
+        size_bytes = crossing_bytes(model, layers, run, world)
+        return ModuleReplica(
+            spread(model, layers, run, world.devices),
+            run=run,
+            world=world,
+            data_shard=Shard(),
+            count_step=lambda traffic: traffic.send("activation", size_bytes),
+        )
+
+
+def crossing_bytes(model: nn.Sequential, layers: dict[str, int], run: RunConfig, world: World) -> int:
+    """Bytes that a step moves from device to device: at each cut the activation onwards, its gradient back."""
+    from parallelbench.strategies.shapes import size_bytes, values_between
+
+    values, parts = values_between(model, run, world.device, run.global_batch_size), list(layers.values())
+    return 2 * sum(size_bytes(values[i]) for i in range(1, len(parts)) if parts[i] != parts[i - 1])
+
+
+def spread(
+    model: nn.Sequential, layers: dict[str, int], run: RunConfig, devices: tuple[torch.device, ...]
+) -> nn.Sequential:
+    """Put each layer on its device and let it fetch its input from wherever that is."""
+    from parallelbench.strategies.replicas import place
+
+    def fetch_to(device: torch.device) -> object:
+        return lambda _layer, inputs: (inputs[0].to(device, non_blocking=True),)
+
+    for (name, index), layer in zip(layers.items(), model, strict=True):
+        # Layer by layer from the host: the whole model need not fit on any one device.
+        setattr(model, name, place(layer, run, devices[index]))
+        getattr(model, name).register_forward_pre_hook(fetch_to(devices[index]))
+    return model

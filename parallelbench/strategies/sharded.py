@@ -1,0 +1,123 @@
+"""Replicas whose parameters, gradients and optimizer state are shards of torch's `fully_shard` (FSDP).
+
+Rajbhandari et al. 2020, "ZeRO" (arXiv 1910.02054); Zhao et al. 2023, "PyTorch FSDP" (arXiv 2304.11277).
+"""
+
+from __future__ import annotations
+
+from math import ceil
+from typing import TYPE_CHECKING
+
+import msgspec
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
+
+from parallelbench.models.norms import synchronize_norms
+from parallelbench.strategies.base import Shard
+from parallelbench.strategies.device_meshes import device_mesh
+from parallelbench.strategies.replicas import ModuleReplica, place, share_buffers
+from parallelbench.strategies.shapes import size_bytes
+from parallelbench.strategies.state import local
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from torch import Tensor, nn
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from parallelbench.config import RunConfig
+    from parallelbench.data.loader import Batch
+    from parallelbench.probes.communication import Traffic
+    from parallelbench.world import World
+
+
+def shard_layers(
+    model: nn.Sequential, run: RunConfig, world: World, *, shard: int, reshard_after_forward: bool
+) -> ShardedReplica:
+    """Shard every layer over groups of `shard` neighbouring ranks; the groups hold copies of each other."""
+    replicas = world.size // shard
+    sizes = {"shard": shard} if replicas == 1 else {"replicate": replicas, "shard": shard}
+    synchronize_norms(model, dist.group.WORLD)
+    padded_bytes = shard_one_by_one(
+        model, run, world.device, device_mesh(world, **sizes), reshard_after_forward=reshard_after_forward
+    )
+
+    def count_step(traffic: Traffic) -> None:
+        for _ in range(2 if reshard_after_forward else 1):
+            traffic.all_gather("parameter", padded_bytes, shard)
+        traffic.reduce_scatter("gradient", padded_bytes, shard)
+        traffic.all_reduce("gradient", padded_bytes / shard, replicas)
+
+    return ShardedReplica(
+        model,
+        run=run,
+        world=world,
+        data_shard=Shard(world.rank, world.size),
+        before_evaluation=lambda: share_buffers(model),
+        count_step=count_step,
+    )
+
+
+def shard_one_by_one(
+    model: nn.Sequential,
+    run: RunConfig,
+    device: torch.device,
+    mesh: DeviceMesh,
+    *,
+    reshard_after_forward: bool,
+    first: Callable[[str, nn.Module], None] | None = None,
+) -> int:
+    """Shard the parameters of every layer over a mesh; returns the bytes of all shards, as they travel.
+
+    `fully_shard` cuts along the first dimension, which it pads to a multiple of the shards: a position embedding
+    (1, tokens, values) travels once per shard.
+
+    A layer leaves the host when those before it have been sharded: the device never holds more than the shards and one
+    whole layer. `first` is done to each layer on the device, by name.
+    Weights stay contiguous under `channels_last`, as `fully_shard` demands; images are channels last all the same.
+    """
+    contiguous, total = msgspec.structs.replace(run, channels_last=False), 0
+    shards = mesh.size(mesh.ndim - 1)
+    for name, layer in model.named_children():
+        place(layer, contiguous, device)
+        if first is not None:
+            first(name, layer)
+        held = [local(parameter) for parameter in layer.parameters()]
+        total += sum(_padded_bytes(values, shards) for values in held)
+        if held:
+            fully_shard(layer, mesh=mesh, reshard_after_forward=reshard_after_forward)
+    fully_shard(model, mesh=mesh, reshard_after_forward=False)
+    return total
+
+
+def _padded_bytes(values: Tensor, shards: int) -> int:
+    """Bytes of all shards of a tensor together."""
+    rows = values.shape[0]
+    return size_bytes(values) // rows * ceil(rows / shards) * shards
+
+
+class ShardedReplica(ModuleReplica):
+    """A module of whose parameters each rank holds shards; layers may gather them when they need them."""
+
+    def evaluate(self, batches: Iterable[Batch]) -> Tensor | None:
+        """Sums over this rank's part of the test set; layers gather their parameters batch by batch, as in training."""
+        result = super().evaluate(batches)
+        for layer in self._module.modules():
+            if isinstance(layer, FSDPModule):
+                layer.reshard()  # without reshard_after_forward only a backward would do that
+        return result
+
+    @torch.no_grad()
+    def _copy(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Put the shards together, one tensor at a time; every rank takes part, rank 0 keeps them."""
+        copies: dict[str, Tensor] = {}
+        for name, tensor in tensors.items():
+            copies.update(super()._copy({name: whole(tensor)}))
+        return copies
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """A tensor put together from its shards; a collective where there are any."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

@@ -1,0 +1,45 @@
+"""Training on one device: what every other strategy is compared with."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from parallelbench.errors import ConfigError
+from parallelbench.optimizers import Lbfgs
+from parallelbench.strategies.base import Shard, Strategy
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from parallelbench.config import RunConfig
+    from parallelbench.strategies.base import Replica
+    from parallelbench.world import World
+
+
+class Single(Strategy, frozen=True, kw_only=True):
+    """One process, one device."""
+
+    evaluates_repeatedly: ClassVar[bool] = True
+
+    def processes(self, run: RunConfig, device_type: str) -> int:
+        """One."""
+        return 1
+
+    def data_shards(self, run: RunConfig) -> int:
+        """One: the whole batch."""
+        return 1
+
+    def check(self, run: RunConfig, device_type: str) -> None:
+        """Refuse more than one device."""
+        if run.devices != 1:
+            raise ConfigError(
+                f"strategy=single trains on one device, not devices={run.devices}: choose devices=1 or strategy=ddp"
+            )
+
+    def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Replica:
+        """Move the model to the device."""
+        from parallelbench.strategies.full_batch import FullBatchReplica
+        from parallelbench.strategies.replicas import ModuleReplica, place
+
+        kind = FullBatchReplica if isinstance(run.optimizer, Lbfgs) else ModuleReplica
+        return kind(place(model, run, world.device), run=run, world=world, data_shard=Shard())

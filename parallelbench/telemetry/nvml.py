@@ -1,0 +1,171 @@
+"""What NVML says about a run's GPUs. What can't be read is null, and why is said once."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+import pynvml
+
+from parallelbench.devices import Gpu, select_visible
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Reading = dict[str, Any]
+
+_FOR_GOOD = {
+    pynvml.NVML_ERROR_NOT_SUPPORTED,
+    pynvml.NVML_ERROR_NO_PERMISSION,
+    pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
+}
+"""Asking again would change nothing."""
+_GONE = {pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED}
+
+
+def _instant_power_w(handle: Any) -> float:
+    (value,) = pynvml.nvmlDeviceGetFieldValues(handle, [pynvml.NVML_FI_DEV_POWER_INSTANT])
+    if value.nvmlReturn != pynvml.NVML_SUCCESS:
+        raise pynvml.NVMLError(value.nvmlReturn)
+    return float(value.value.uiVal / 1000)
+
+
+def _power_w(handle: Any) -> float:
+    return float(pynvml.nvmlDeviceGetPowerUsage(handle) / 1000)
+
+
+def _energy_j(handle: Any) -> float:
+    return float(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1000)
+
+
+def _utilization(handle: Any) -> float:
+    return float(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100)
+
+
+def _memory_used_bytes(handle: Any) -> int:
+    return int(pynvml.nvmlDeviceGetMemoryInfo(handle).used)
+
+
+def _clock_hz(handle: Any) -> float:
+    return float(pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM) * 1e6)
+
+
+def _temperature_c(handle: Any) -> float:
+    return float(pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU))
+
+
+def _temperature_c_from_cuda_14(handle: Any) -> float:
+    return float(pynvml.nvmlDeviceGetTemperatureV(handle, pynvml.NVML_TEMPERATURE_GPU))
+
+
+def _throttle_reasons(handle: Any) -> int:
+    return int(pynvml.nvmlDeviceGetCurrentClocksEventReasons(handle))
+
+
+def _throttle_reasons_before_535(handle: Any) -> int:
+    return int(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
+
+
+WAYS: dict[str, tuple[Callable[[Any], float], ...]] = {
+    "energy_j": (_energy_j,),
+    # By name: what `nvmlDeviceGetPowerUsage` returns is averaged over a second from Ampere on, and on A100 and H100
+    # from samples of a quarter of the time (arXiv 2312.02741).
+    "power_w": (_instant_power_w, _power_w),
+    "utilization": (_utilization,),
+    "memory_used_bytes": (_memory_used_bytes,),
+    "clock_hz": (_clock_hz,),
+    "temperature_c": (_temperature_c, _temperature_c_from_cuda_14),
+    "throttle_reasons": (_throttle_reasons, _throttle_reasons_before_535),
+}
+"""Column of `telemetry` → the ways to read it, the best first; a driver may lack some."""
+
+
+class Gpus:
+    """The first `count` visible GPUs of this machine. `warn` is told a reason and what it is about."""
+
+    def __init__(self, count: int, *, warn: Callable[[str, str], None], clock: Callable[[], float] = time.time) -> None:
+        self._warn, self._clock = warn, clock
+        self._devices: list[_Device] = []
+        try:
+            pynvml.nvmlInit()
+            uuids = _visible_uuids(count)
+        except pynvml.NVMLError as error:
+            warn(f"NVML can't be used ({error})", "all GPUs")
+            return
+        for uuid in uuids:
+            self._add(uuid)
+
+    def read(self) -> list[Reading]:
+        """One reading per GPU: columns of `telemetry`."""
+        return [device.read() for device in self._devices]
+
+    def _add(self, uuid: str) -> None:
+        try:
+            handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+            sliced = uuid.startswith("MIG-") or _in_slices(handle)
+        except pynvml.NVMLError as error:
+            self._warn(str(error), uuid or "a GPU")
+            return
+        if sliced:
+            self._warn("NVML measures whole GPUs, and MIG slices this one", uuid)
+            return
+        self._devices.append(_Device(uuid, handle, self._warn, self._clock))
+
+
+def _visible_uuids(count: int) -> list[str]:
+    """In the order of CUDA_DEVICE_ORDER=PCI_BUS_ID, which is NVML's; empty where a GPU does not even say its own."""
+    gpus = tuple(Gpu(name="", uuid=_uuid(index), memory_bytes=0) for index in range(pynvml.nvmlDeviceGetCount()))
+    return [gpu.uuid for gpu in select_visible(gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))[:count]]
+
+
+def _uuid(index: int) -> str:
+    try:
+        return str(pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByIndex(index)))
+    except pynvml.NVMLError:
+        return ""
+
+
+def _in_slices(handle: Any) -> bool:
+    try:
+        return bool(pynvml.nvmlDeviceGetMigMode(handle)[0])
+    except pynvml.NVMLError:
+        return False  # GPUs and drivers that know no MIG
+
+
+class _Device:
+    """One GPU, and what is left of the ways to ask it."""
+
+    def __init__(self, uuid: str, handle: Any, warn: Callable[[str, str], None], clock: Callable[[], float]) -> None:
+        self._uuid, self._handle, self._warn, self._clock = uuid, handle, warn, clock
+        self._ways = {column: list(ways) for column, ways in WAYS.items()}
+
+    def read(self) -> Reading:
+        """All columns. `time` is that of the energy counter, whose difference counts: other calls may be slow."""
+        before = self._clock()
+        energy_j = self._value("energy_j")
+        moment = (before + self._clock()) / 2
+        rest = {column: self._value(column) for column in WAYS if column != "energy_j"}
+        return {"device_uuid": self._uuid, "time": moment, "energy_j": energy_j, **rest}
+
+    def _value(self, column: str) -> float | None:
+        ways = self._ways[column]
+        while ways:
+            try:
+                return ways[0](self._handle)
+            except pynvml.NVMLError as error:
+                if error.value in _FOR_GOOD:
+                    ways.pop(0)
+                if error.value in _GONE:
+                    self._forget()
+                if error.value not in _FOR_GOOD:
+                    self._warn(str(error), self._uuid)
+                    return None
+                if not ways:
+                    self._warn(f"no {column} ({error})", self._uuid)
+        return None
+
+    def _forget(self) -> None:
+        """A GPU that fell off the bus does not come back, and each question to it may take long."""
+        for ways in self._ways.values():
+            ways.clear()

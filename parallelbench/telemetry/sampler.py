@@ -1,0 +1,103 @@
+"""The sampler of one node: reads all sensors at a steady rate and writes rows of `telemetry`."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+
+from parallelbench.telemetry.host import Host
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from parallelbench.telemetry.nvml import Gpus
+
+COLUMNS = (
+    "energy_j",
+    "power_w",
+    "utilization",
+    "memory_used_bytes",
+    "clock_hz",
+    "temperature_c",
+    "throttle_reasons",
+    "network_sent_bytes",
+    "network_received_bytes",
+)
+"""What is measured, of GPUs or of the host; null where a row's device has no such thing."""
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """What to sample, for whom, and where the rows go."""
+
+    journal: str
+    run_id: str
+    attempt: int
+    node: str
+    hz: float
+    gpus: int
+    """So many of this machine's visible GPUs are the run's own."""
+    spare_cores: list[int]
+    """Cores that no rank is pinned to; empty: none, or nobody is pinned."""
+    parent: int
+    """The process to die with."""
+
+
+class Log(Protocol):
+    """Where rows and warnings go: a `Journal`."""
+
+    def write(self, table: str, rows: Iterable[dict[str, Any]]) -> None:
+        """Append rows of a table."""
+
+    def event(self, name: str, **details: Any) -> None:
+        """Append an event."""
+
+
+class Sampler:
+    """Takes samples of the host and of the run's GPUs."""
+
+    def __init__(
+        self, settings: Settings, log: Log, *, host: Host | None = None, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._log, self._clock, self._host = log, clock, host or Host()
+        self._keys = {"run_id": settings.run_id, "attempt": settings.attempt, "node": settings.node}
+        self._warned: set[tuple[str, str]] = set()
+        self._gpus = self._open(settings.gpus) if settings.gpus else None
+
+    def sample(self) -> None:
+        """One row per GPU, and one for the host, whose `device_uuid` is null."""
+        rows = self._gpus.read() if self._gpus else []
+        rows.append({"device_uuid": None, "time": self._clock(), **self._host.read()})
+        blank = dict.fromkeys(COLUMNS)
+        self._log.write("telemetry", [{**self._keys, **blank, **row} for row in rows])
+
+    def _open(self, count: int) -> Gpus:
+        from parallelbench.telemetry.nvml import Gpus  # runs without GPUs need no NVML
+
+        return Gpus(count, warn=self._warn, clock=self._clock)
+
+    def _warn(self, reason: str, device: str) -> None:
+        if (reason, device) not in self._warned:
+            self._warned.add((reason, device))
+            self._log.event(WARNING, reason=reason, device=device)
+
+
+WARNING = "telemetry_warning"
+"""The event that says why something is null."""
+
+
+def sample_until(
+    stopped: Callable[[float], bool], sampler: Sampler, *, hz: float, clock: Callable[[], float] = time.monotonic
+) -> None:
+    """Sample `hz` times a second, and once more when stopped, so that the last window lies between two samples.
+
+    `stopped` waits for so many seconds at most and says whether to stop. Samples that are late are not made up for.
+    """
+    due = clock()
+    while True:
+        sampler.sample()
+        due = max(due + 1 / hz, clock())
+        if stopped(max(0.0, due - clock())):
+            sampler.sample()
+            return

@@ -1,0 +1,206 @@
+"""The only training loop: epochs of one replica, measured, journalled, and stopped for all ranks together."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from parallelbench.devices import node_name
+from parallelbench.probes.clock import StepClock, Window
+from parallelbench.probes.memory import MemoryProbe
+from parallelbench.telemetry.epochs import NOTHING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from parallelbench.config import RunConfig
+    from parallelbench.data.loader import Batch, ResidentLoader
+    from parallelbench.journal import Journal
+    from parallelbench.pauses import Pauses
+    from parallelbench.probes.clock import StartUp
+    from parallelbench.strategies.base import Replica
+    from parallelbench.world import World
+
+
+class NotFiniteError(Exception):
+    """A loss that is not a number, or infinite: training has diverged, on all ranks alike."""
+
+
+class Trainer:
+    """One rank's view of the training of one run."""
+
+    def __init__(
+        self,
+        replica: Replica,
+        loader: ResidentLoader,
+        *,
+        run: RunConfig,
+        world: World,
+        journal: Journal,
+        keys: dict[str, Any],
+        startup: StartUp | None = None,
+        pauses: Pauses | None = None,
+    ) -> None:
+        """Prepare the probes. `startup`: ended by the first step of epoch 1. `pauses`: None, for no pauses."""
+        self._replica, self._loader, self._run, self._world = replica, loader, run, world
+        self._journal, self._keys, self._startup, self._pauses = journal, keys, startup, pauses
+        self._window, self._memory = Window(world), MemoryProbe(world)
+        self._steps = StepClock(world, steps=run.steps_per_epoch, sampled=run.measure.steps_sampled)
+        self._identity = {"rank": world.rank, "local_rank": world.local_rank, "node": node_name()}
+        self._device_uuid = device_uuid(world)
+
+    def train(self, *, first: int = 1) -> bool:
+        """Epochs from `first` to the last; returns whether the last was reached, which it isn't after a stop.
+
+        Raises `NotFiniteError` on every rank after the epoch in which a loss stopped being finite.
+        """
+        for epoch in range(first, self._run.epochs + 1):
+            if self._world.rank == 0:
+                self._journal.event("phase", phase="epoch", epoch=epoch, epochs=self._run.epochs)
+            try:
+                row = self._epoch(epoch)
+            finally:
+                self._report_startup(epoch)
+            # Every rank's rows are durable before the sum below can complete anywhere, and rank 0 writes the row
+            # of `epochs` after it: where that row exists, the epoch is whole.
+            self._journal.write("ranks", [row])
+            self._journal.write("steps", self._step_rows(epoch))
+            self._journal.write("pushes", self._push_rows(epoch))
+            self._journal.commit()
+            if self._finish_epoch(epoch, row):
+                return False
+        return True
+
+    def _report_startup(self, epoch: int) -> None:
+        """After the window, and before anything else of epoch 1 counts as measured."""
+        if self._startup is None or epoch > 1 or self._world.rank > 0:
+            return
+        if "startup_first_step_s" in self._startup.parts:
+            self._journal.event("facts", **self._startup.facts())
+
+    def _epoch(self, epoch: int) -> dict[str, Any]:
+        """Train and evaluate; the rank's row of `ranks`."""
+        return {
+            **self._keys,
+            "epoch": epoch,
+            **self._identity,
+            "device_uuid": self._device_uuid,
+            **self.train_epoch(epoch),
+            **self._evaluate(),
+        }
+
+    def train_epoch(self, epoch: int) -> dict[str, Any]:
+        """The training window of one epoch, with all its probes: columns of `ranks`."""
+        self._memory.start()
+        self._replica.traffic.take()  # what evaluation has sent is not a part of the training window
+        self._window.start()
+        trained, samples = self._train_window(epoch)
+        epoch_time_s = self._window.stop()
+        probes = {**self._memory.stop(), **self._replica.traffic.take()}
+        edges = {"training_started_at": self._window.started_at, "training_ended_at": self._window.ended_at}
+        times = {"epoch_time_s": epoch_time_s, **edges, "cpu_time_s": self._window.cpu_time_s}
+        return {**times, **_sums("train", trained, samples), **probes}
+
+    def _evaluate(self) -> dict[str, Any]:
+        """The evaluation window: columns of `ranks`."""
+        self._window.start()
+        evaluated = self._replica.evaluate(counted := _Counted(self._loader.test()))
+        evaluation_time_s = self._window.stop()
+        samples = counted.samples if evaluated is not None else 0
+        return {"evaluation_time_s": evaluation_time_s, **_sums("test", evaluated, samples)}
+
+    def _train_window(self, epoch: int) -> tuple[torch.Tensor | None, int]:
+        """Sums over the samples whose loss this rank owns, and how many they are. Nothing here waits for a device."""
+        total: torch.Tensor | None = None
+        samples = 0
+        for index, batch in enumerate(self._steps.timed(self._loader.train(epoch))):
+            result = self._replica.step(batch)
+            if result is not None:
+                total = result if total is None else total + result
+                samples += batch.size
+            if index == 0 and epoch == 1 and self._startup is not None:
+                self._world.synchronize()
+                self._startup.done("first_step")  # the clock only: the journal is written outside the window
+        return total, samples
+
+    def _step_rows(self, epoch: int) -> list[dict[str, Any]]:
+        rank = self._world.rank
+        return [
+            {**self._keys, "epoch": epoch, "step": step, "rank": rank, "step_time_s": duration}
+            for step, duration in self._steps.durations()
+        ]
+
+    def _push_rows(self, epoch: int) -> list[dict[str, Any]]:
+        keys = {**self._keys, "epoch": epoch, "rank": self._world.rank}
+        return [{**keys, "step": push.step, "staleness": push.staleness} for push in self._replica.take_pushes()]
+
+    def _finish_epoch(self, epoch: int, row: dict[str, Any]) -> bool:
+        """Sum over ranks, check the counts, let rank 0 write the row of `epochs`, and stop where training diverged.
+
+        Then save the state where that is due; returns whether to stop here, on all ranks alike.
+        """
+        names = [f"{part}_{what}" for part in ("train", "test") for what in ("loss_sum", "correct", "samples")]
+        took_s = row["epoch_time_s"] + row["evaluation_time_s"]
+        wishes = [0.0, 0.0] if self._pauses is None else self._pauses.wishes(epoch, took_s)
+        values = [float(row[name]) for name in names] + wishes
+        *total, stop, save = self._world.sum(torch.tensor(values, dtype=torch.float64)).tolist()
+        train_loss, _, train_samples, test_loss, _, test_samples = total
+        assert train_samples == self._run.steps_per_epoch * self._run.global_batch_size, f"{train_samples} trained on"
+        assert test_samples == self._run.data.test_samples, f"{test_samples} test samples evaluated"
+        if self._world.rank == 0:
+            self._journal.write("epochs", [self._epoch_row(epoch, total)])
+            self._journal.commit()
+        if not (math.isfinite(train_loss) and math.isfinite(test_loss)):
+            which = "training" if not math.isfinite(train_loss) else "test"
+            raise NotFiniteError(
+                f"the {which} loss was not finite in epoch {epoch}: lower optimizer.lr or choose another precision"
+            )
+        if self._pauses is not None and save:
+            self._pauses.save(epoch, self._replica)
+        if self._pauses is not None and stop:
+            self._pauses.stop(epoch)
+        return bool(stop)
+
+    def _epoch_row(self, epoch: int, total: list[float]) -> dict[str, Any]:
+        train_loss, train_correct, train_samples, test_loss, test_correct, test_samples = total
+        return {
+            **self._keys,
+            "epoch": epoch,
+            "train_loss": train_loss / train_samples,
+            "train_accuracy": train_correct / train_samples,
+            "test_loss": test_loss / test_samples,
+            "test_accuracy": test_correct / test_samples,
+            "train_samples": int(train_samples),
+            "test_samples": int(test_samples),
+            "steps": self._run.steps_per_epoch,
+            "finished_at": time.time(),
+            **NOTHING,  # whoever reads the journals adds what the samplers of all nodes have seen
+        }
+
+
+class _Counted:
+    """Batches, and how many samples they held."""
+
+    def __init__(self, batches: Iterator[Batch]) -> None:
+        self._batches, self.samples = batches, 0
+
+    def __iter__(self) -> Iterator[Batch]:
+        for batch in self._batches:
+            self.samples += batch.size
+            yield batch
+
+
+def _sums(part: str, total: torch.Tensor | None, samples: int) -> dict[str, Any]:
+    loss_sum, correct = (0.0, 0.0) if total is None else total.tolist()
+    return {f"{part}_samples": samples, f"{part}_loss_sum": loss_sum, f"{part}_correct": int(correct)}
+
+
+def device_uuid(world: World) -> str:
+    """UUIDs of this rank's GPUs, or the cores it is pinned to."""
+    if world.device_type == "cuda":
+        return ",".join(f"GPU-{torch.cuda.get_device_properties(device).uuid}" for device in world.devices)
+    return "cores " + ",".join(map(str, sorted(os.sched_getaffinity(0))))

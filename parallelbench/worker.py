@@ -1,0 +1,158 @@
+"""What each rank executes: `python -m parallelbench.worker RUN_DIR ATTEMPT [PLUGIN FOLDER]`,
+alone or under torchrun.
+
+Heavy imports happen inside, after the process is pinned to its cores, and are timed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import psutil
+
+from parallelbench.attempt import Attempt
+from parallelbench.config import run_id
+from parallelbench.devices import node_name, this_machine
+from parallelbench.durable import fill
+from parallelbench.errors import ConfigError, StorageError, one_line
+from parallelbench.journal import Journal
+from parallelbench.telemetry.process import sampling
+from parallelbench.telemetry.sampler import Settings
+
+if TYPE_CHECKING:
+    from parallelbench.config import RunConfig
+
+WATCHED_BY = "PARALLELBENCH_WATCHED_BY"
+"""The variable that tells a worker the process id of whoever looks after it on this machine."""
+_PR_SET_PDEATHSIG = 1
+_PATIENCE_LOST = ("timed out waiting", "timed out after", "wait timeout", "socket timeout")
+_LINGER_S = 5.0
+"""A rank that waited in vain stays this long: others may wait for the same one, and would be ended with this one before
+they could say so, which would make them look as if they hung."""
+_PEER_LOST = ("connection closed by peer", "connection reset by peer", "broken pipe", "remote process exited")
+
+
+class RankError(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a rank ended early. Kind `peer`: only because another rank did; `waited`: another rank did not come."""
+
+    rank: int
+    kind: str
+    reason: str
+    time: float
+
+
+def main(arguments: list[str]) -> int:
+    """Run one rank; every failure leaves a record for the supervisor."""
+    entered_at = time.time()
+    attempt = Attempt(Path(arguments[0]) / "attempts" / arguments[1])
+    # torchrun may be killed with no chance to end its workers: then the kernel does it.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    plugin = arguments[2] if len(arguments) > 2 else None
+    sys.path.extend(arguments[3:])  # where the plugin is; last, so that nothing there shadows anything
+    return 1 if _orphaned() else work(attempt, entered_at, plugin)
+
+
+def _orphaned() -> bool:
+    """Whether what started this process died before the kernel was asked to watch it."""
+    watcher = os.environ.get(WATCHED_BY)
+    return watcher is not None and all(str(parent.pid) != watcher for parent in psutil.Process().parents())
+
+
+def work(attempt: Attempt, entered_at: float, plugin: str | None = None) -> int:
+    """Train one run as this process's rank; returns the exit code."""
+    rank = int(os.environ.get("RANK", "0"))
+    try:
+        _train(attempt.config(plugin), attempt, rank, entered_at)
+    except Exception as error:
+        kind, reason = classify(error)
+        record = RankError(rank=rank, kind=kind, reason=one_line(reason), time=time.time())
+        fill(attempt.error_file(rank), msgspec.json.encode(record))
+        with contextlib.suppress(OSError):  # the log may be on the disk that is full
+            traceback.print_exc()
+        if kind == "waited":
+            time.sleep(_LINGER_S)
+        return 1
+    return 0
+
+
+def classify(error: Exception) -> tuple[str, str]:
+    """Kind and reason of a failure, in words for the person who asked for the run."""
+    text = str(error)
+    name = type(error).__name__
+    if name == "OutOfMemoryError" or isinstance(error, MemoryError) or "can't allocate memory" in text:
+        return "oom", f"out of memory: {text.splitlines()[0] if text else name}"
+    if name == "NotFiniteError":
+        return "nan", text
+    if isinstance(error, StorageError):
+        return "storage", text
+    if isinstance(error, ConfigError):
+        return "error", text
+    if any(sign in text.lower() for sign in _PEER_LOST):
+        return "peer", f"lost another rank: {text}"
+    if any(sign in text.lower() for sign in _PATIENCE_LOST):
+        return "waited", f"waited for another rank longer than launcher.collective_timeout_s: {text}"
+    return "error", f"{name}: {text}"
+
+
+def _train(run: RunConfig, attempt: Attempt, rank: int, entered_at: float) -> None:
+    info = attempt.info()
+    assert info is not None, "the supervisor describes an attempt before it starts ranks"
+    journal = Journal(attempt.path / f"journal-rank{rank}.jsonl")
+    journal.event("phase", phase="imports", pid=os.getpid())
+    spare_cores = pin(run, info.device_type)
+
+    with _sampler(run, attempt, journal, device_type=info.device_type, spare_cores=spare_cores):
+        from parallelbench.probes.clock import StartUp
+        from parallelbench.session import Session
+
+        startup = StartUp(info.launched_at, entered_at)
+        session = Session(run, attempt, device_type=info.device_type, journal=journal, startup=startup)
+        session.train()
+    session.leave()
+
+
+def pin(run: RunConfig, device_type: str) -> list[int]:
+    """Give this rank its own cores, before any library counts them; on a CPU a device is that many cores.
+
+    Returns the cores of this machine that no rank is pinned to; none where ranks are not pinned.
+    """
+    if device_type != "cpu":
+        return []
+    cores = this_machine().cores
+    first = int(os.environ.get("LOCAL_RANK", "0")) * run.cores_per_device
+    mine = {cores[index % len(cores)] for index in range(first, first + run.cores_per_device)}
+    os.sched_setaffinity(0, mine)
+    return list(cores[run.devices // run.nodes * run.cores_per_device :])
+
+
+def _sampler(
+    run: RunConfig, attempt: Attempt, journal: Journal, *, device_type: str, spare_cores: list[int]
+) -> contextlib.AbstractContextManager[None]:
+    """One sampler per node, beside the node's first rank."""
+    if int(os.environ.get("LOCAL_RANK", "0")) > 0 or not run.measure.telemetry_hz:
+        return contextlib.nullcontext()
+    node = int(os.environ.get("RANK", "0")) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    settings = Settings(
+        journal=str(attempt.path / f"journal-telemetry-node{node}.jsonl"),
+        run_id=run_id(run),
+        attempt=attempt.number,
+        node=node_name(),
+        hz=run.measure.telemetry_hz,
+        gpus=run.devices // run.nodes if device_type == "cuda" else 0,
+        spare_cores=spare_cores,
+        parent=os.getpid(),
+    )
+    return sampling(settings, journal)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,78 @@
+"""The processes and devices of one run, as one rank sees them."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+if TYPE_CHECKING:
+    from parallelbench.config import RunConfig
+
+
+@dataclass(frozen=True)
+class World:
+    """Where this rank stands. With one process there is no process group and every collective is the identity."""
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    device_type: str = "cpu"
+    devices: tuple[torch.device, ...] = field(default=(torch.device("cpu"),))
+    """The devices this rank drives; one, except where one process drives several."""
+
+    @property
+    def device(self) -> torch.device:
+        """The device that batches arrive on."""
+        return self.devices[0]
+
+    def synchronize(self) -> None:
+        """Wait until this rank's devices have done what was asked of them."""
+        if self.device_type == "cuda":
+            for device in self.devices:
+                torch.cuda.synchronize(device)
+
+    def barrier(self) -> None:
+        """Wait for all ranks, on the host."""
+        if self.size > 1:
+            self.sum(torch.zeros(1))
+
+    def sum(self, values: torch.Tensor) -> torch.Tensor:
+        """Sum a CPU tensor over all ranks, in place; every rank gets the same bits."""
+        if self.size > 1:
+            dist.all_reduce(values)
+        return values
+
+    def leave(self) -> None:
+        """Leave the process group."""
+        if self.size > 1:
+            dist.destroy_process_group()
+
+
+def join(run: RunConfig, device_type: str) -> World:
+    """Take this process's place, as torchrun's environment (RANK, WORLD_SIZE, LOCAL_RANK) says.
+
+    The process group carries CPU tensors by gloo and CUDA tensors by NCCL.
+    """
+    rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    devices = _devices(run, device_type, local_rank, size)
+    if device_type == "cuda":
+        torch.cuda.set_device(devices[0])
+    if size > 1:
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo",
+            timeout=timedelta(seconds=run.launcher.collective_timeout_s),
+        )
+    return World(rank=rank, size=size, local_rank=local_rank, device_type=device_type, devices=devices)
+
+
+def _devices(run: RunConfig, device_type: str, local_rank: int, size: int) -> tuple[torch.device, ...]:
+    if device_type == "cpu":
+        return (torch.device("cpu"),)
+    per_process = run.devices // size
+    return tuple(torch.device("cuda", local_rank * per_process + i) for i in range(per_process))

@@ -1,0 +1,252 @@
+"""Fake run folders, written with the suite's own writers, so that what is read is what a run would have
+left.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import yaml
+from msgspec import structs
+
+import conf
+from parallelbench.attempt import Attempt
+from parallelbench.config import COMPONENTS, RunConfig, from_mapping, run_id
+from parallelbench.folder import RunFolder
+from parallelbench.journal import Journal
+from parallelbench.publish import publish
+from parallelbench.records import TABLES
+from parallelbench.strategies.single import Single
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+MIB = 2**20
+STARTUP = {
+    "startup_s": 3.0,
+    "startup_launch_s": 0.4,
+    "startup_imports_s": 1.25,
+    "startup_process_group_s": 0.25,
+    "startup_data_s": 0.2,
+    "startup_parity_s": 0.6,
+    "startup_model_s": 0.1,
+    "startup_compile_s": None,
+    "startup_first_step_s": 0.2,
+}
+
+
+def config(results: Path, **changes: Any) -> RunConfig:
+    """A run of the demo; `changes` are keys of the run, of components by name (`strategy="ddp"`) or dicts of
+    options.
+    """
+    plain: dict[str, Any] = {
+        "devices": 1,
+        "nodes": 1,
+        "device": "cpu",
+        "cores_per_device": 1,
+        "epochs": 3,
+        "batch_size": 128,
+        "scaling": "strong",
+        "precision": "fp32",
+        "channels_last": False,
+        "compile": False,
+        "seed": 0,
+        "repeat": 0,
+        "results": str(results),
+        "sweep_name": "demo",
+        "measure": {
+            "parity": True,
+            "parity_steps": 3,
+            "steps_sampled": 4,
+            "steps_per_epoch": None,
+            "deterministic": False,
+            "detect_anomaly": False,
+            "telemetry_hz": 10.0,
+        },
+        "launcher": component("launcher", "local"),
+        "site": component("site", "default") | {"data_dir": "data"},
+    }
+    chosen = {"model": "cnn_small", "data": "digits", "strategy": "single", "optimizer": "sgd"}
+    for key, value in changes.items():
+        if key in COMPONENTS:
+            chosen[key] = value
+        else:
+            plain[key] = plain[key] | value if isinstance(value, dict) else value
+    return from_mapping(plain | {key: component(key, chosen[key]) for key in COMPONENTS})
+
+
+def foreign(run: RunConfig, name: str, package: str = "mystrategies") -> RunConfig:
+    """The run with a strategy of a user's own, whose class nobody can import here."""
+    mine: Any = type(Single)("Mine", (Single,), {"__module__": package}, frozen=True, kw_only=True)
+    return structs.replace(run, strategy=mine(name=name))
+
+
+def component(group: str, choice: str | dict[str, Any]) -> dict[str, Any]:
+    """The node of a file of conf/, or of one with some options changed: {"name": …, option: …}."""
+    options = {"name": choice} if isinstance(choice, str) else choice
+    path = next(iter(conf.__path__)) + f"/{group}/{options['name']}.yaml"
+    with open(path, encoding="utf-8") as file:
+        return yaml.safe_load(file) | options
+
+
+@dataclass
+class Fake:
+    """What a made-up run measures. Functions of (epoch, rank), both as in the tables."""
+
+    epoch_time_s: Callable[[int, int], float] = lambda epoch, rank: 1.0
+    test_accuracy: Callable[[int], float] = lambda epoch: 1 - 0.5**epoch
+    host_peak_rss_bytes: Callable[[int, int], int | None] = lambda epoch, rank: 500 * MIB
+    peak_allocated_bytes: Callable[[int, int], int | None] = lambda epoch, rank: None
+    sent: Callable[[int, int], tuple[int, int, int]] = lambda epoch, rank: (0, 0, 0)
+    """Bytes of gradients, activations and parameters."""
+    staleness: Callable[[int, int], list[int]] = lambda epoch, rank: []
+    """Of each push."""
+    theoretical_bubble: float | None = None
+    processes: int | None = None
+    device_type: str = "cpu"
+    device_name: str = "Imaginary CPU"
+    oversubscribed: bool = False
+    parity_passed: bool | None = True
+    warnings: str | None = None
+    resumed_after: int | None = None
+    """The epoch after which the next attempt went on."""
+    environment: str = (
+        '{"host":"here","python":"3.12.1","packages":{"torch":"2.15.0"},"git":{"commit":"0123abc","dirty":false}}'
+    )
+    startup: dict[str, float | None] = field(default_factory=dict)
+    owner: Callable[[int], bool] = lambda rank: True
+    """Which ranks own samples; the last stage of a pipeline owns all, the others none."""
+
+
+def begin(run: RunConfig, fake: Fake) -> tuple[RunFolder, Attempt]:
+    """The intent and a claimed attempt."""
+    folder = RunFolder.of(run)
+    folder.write_intent(run, ["made=up"])
+    attempt = folder.claim()
+    assert attempt is not None
+    processes = fake.processes or run.devices
+    attempt.describe(processes=processes, device_type=fake.device_type, oversubscribed=fake.oversubscribed)
+    return folder, attempt
+
+
+def write_epochs(run: RunConfig, attempt: Attempt, fake: Fake, *, epochs: int) -> None:
+    """Journals of all ranks with `epochs` finished epochs."""
+    keys = {"run_id": run_id(run), "attempt": attempt.number}
+    processes = fake.processes or run.devices
+    journals = [Journal(attempt.path / f"journal-rank{rank}.jsonl") for rank in range(processes)]
+    journals[0].event(
+        "facts",
+        device_name=fake.device_name,
+        parameters=402442,
+        parity_passed=fake.parity_passed,
+        theoretical_bubble=fake.theoretical_bubble,
+        warnings=fake.warnings,
+        resumed_after=None if fake.resumed_after is None else str(fake.resumed_after),
+        environment_json=fake.environment,
+        **(STARTUP | fake.startup),
+    )
+    if fake.parity_passed is not None:
+        _write(journals[0], "parity", [_parity(keys, step, passed=fake.parity_passed) for step in (1, 2, 3)])
+    for epoch in range(1, epochs + 1):
+        keys["attempt"] = attempt.number + (fake.resumed_after is not None and epoch > fake.resumed_after)
+        for rank, journal in enumerate(journals):
+            _write(journal, "ranks", [_rank(run, keys, fake, epoch, rank, processes)])
+            pushes = list(enumerate(fake.staleness(epoch, rank), start=1))
+            push = keys | {"epoch": epoch, "rank": rank}
+            _write(journal, "pushes", [push | {"step": step, "staleness": value} for step, value in pushes])
+            _write(journal, "steps", [keys | {"epoch": epoch, "step": 1, "rank": rank, "step_time_s": 0.01}])
+        _write(journals[0], "epochs", [_epoch(run, keys, fake, epoch)])
+    for journal in journals:
+        journal.close()
+
+
+def _write(journal: Journal, table: str, rows: list[dict[str, Any]]) -> None:
+    """Write rows; columns that the reports make nothing of are filled up."""
+    blank = {"string": "", "float64": 0.0, "bool": False}
+    filled = {c.name: None if c.nullable else blank.get(c.type, 0) for c in TABLES[table]}
+    journal.write(table, [filled | row for row in rows])
+
+
+def published(run: RunConfig, fake: Fake | None = None) -> RunFolder:
+    """A run that trained to its end and was published."""
+    fake = fake or Fake()
+    folder, attempt = begin(run, fake)
+    write_epochs(run, attempt, fake, epochs=run.epochs)
+    failed = fake.parity_passed is False
+    outcome = attempt.finish(
+        "parity_failed" if failed else "ok", "loss differs by 0.5" if failed else "trained to the end"
+    )
+    publish(folder, run, attempt, outcome)
+    return folder
+
+
+def failed(run: RunConfig, outcome: Any, reason: str, *, epochs: int, fake: Fake | None = None) -> RunFolder:
+    """A run that ended early, with a word."""
+    fake = fake or Fake()
+    folder, attempt = begin(run, fake)
+    write_epochs(run, attempt, fake, epochs=epochs)
+    attempt.finish(outcome, reason)
+    return folder
+
+
+def _epoch(run: RunConfig, keys: dict[str, Any], fake: Fake, epoch: int) -> dict[str, Any]:
+    samples = run.steps_per_epoch * run.global_batch_size
+    return keys | {
+        "epoch": epoch,
+        "train_loss": 2.0 / epoch,
+        "train_accuracy": fake.test_accuracy(epoch),
+        "test_loss": 2.2 / epoch,
+        "test_accuracy": fake.test_accuracy(epoch),
+        "train_samples": samples,
+        "test_samples": run.data.test_samples,
+        "steps": run.steps_per_epoch,
+        "finished_at": 1.7e9 + epoch,
+    }
+
+
+def _rank(run: RunConfig, keys: dict[str, Any], fake: Fake, epoch: int, rank: int, processes: int) -> dict[str, Any]:
+    owners = [r for r in range(processes) if fake.owner(r)]
+    train = run.steps_per_epoch * run.global_batch_size // len(owners) if rank in owners else 0
+    # Uneven, as in life: the last owner takes what is left.
+    test = run.data.test_samples // len(owners) if rank in owners else 0
+    test += run.data.test_samples % len(owners) if owners and rank == owners[-1] else 0
+    gradients, activations, parameters = fake.sent(epoch, rank)
+    return keys | {
+        "epoch": epoch,
+        "rank": rank,
+        "local_rank": rank,
+        "node": "here",
+        "device_uuid": f"core {rank}",
+        "epoch_time_s": fake.epoch_time_s(epoch, rank),
+        "evaluation_time_s": 0.1,
+        "train_samples": train,
+        "train_loss_sum": 1.0 * train,
+        "train_correct": train // 2,
+        "test_samples": test,
+        "test_loss_sum": 1.0 * test,
+        "test_correct": test // 2,
+        "gradient_bytes_sent": gradients,
+        "activation_bytes_sent": activations,
+        "parameter_bytes_sent": parameters,
+        "peak_allocated_bytes": fake.peak_allocated_bytes(epoch, rank),
+        "peak_reserved_bytes": fake.peak_allocated_bytes(epoch, rank),
+        "device_used_bytes": None,
+        "host_peak_rss_bytes": fake.host_peak_rss_bytes(epoch, rank),
+    }
+
+
+def _parity(keys: dict[str, Any], step: int, *, passed: bool) -> dict[str, Any]:
+    difference = 1e-7 * step if passed else 0.5
+    return keys | {
+        "step": step,
+        "loss": 2.3,
+        "loss_reference": 2.3,
+        "loss_difference": difference,
+        "gradient_difference": difference / 2,
+        "parameter_difference": difference / 4,
+        "evaluation_difference": difference / 8,
+        "tolerance": 1e-4,
+        "passed": passed,
+    }

@@ -1,0 +1,252 @@
+"""Only runs of the same work are compared, one device first, repeat by repeat."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+import pytest
+
+from analysis import UnlikeWork, compare, configurations, left_out, load, summary, summary_table
+from analysis.summary import SUMMARY, gains
+from parallelbench.errors import ConfigError
+from tests.analysis.factory import Fake, config, failed, published
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from analysis.load import Runs
+
+ONE, TWO = {"strategy": "single"}, {"strategy": "ddp", "devices": 2}
+
+
+def steady(time_s: float, *, first: float = 9.0, **more: Any) -> Fake:
+    """A run whose later epochs take `time_s`."""
+    return Fake(epoch_time_s=lambda epoch, rank: first if epoch == 1 else time_s, **more)
+
+
+def pair(root: Path, times: list[tuple[float, float]], **changes: Any) -> Runs:
+    """Repeats of single × 1 and ddp × 2 that take these times."""
+    for repeat, (one, two) in enumerate(times):
+        published(config(root, repeat=repeat, **changes), steady(one))
+        published(config(root, repeat=repeat, strategy="ddp", devices=2, **changes), steady(two))
+    return load(root)
+
+
+def row_of(runs: Runs, configuration: str) -> dict[str, Any]:
+    return summary(runs).row(by_predicate=pl.col("configuration") == configuration, named=True)
+
+
+def test_strong_scaling_compares_times_pair_by_pair(tmp_path: Path) -> None:
+    runs = pair(tmp_path, [(10.0, 8.0), (20.0, 10.0), (30.0, 20.0)])
+    row = row_of(runs, "ddp × 2")
+    # Ratios 1.25, 2, 1.5: their median is 1.5; the ratio of the medians would be 2.
+    assert row["speed_up"] == 1.5
+    assert row["efficiency"] == 0.75
+    assert (row["speed_up_low"], row["speed_up_high"], row["speed_up_pairs"]) == (1.25, 2.0, 3)
+    assert row["verdict"] == "faster"
+    assert row["steady_epoch_time_s"] == 10.0
+    # start-up 2.4 − 0.2, first epoch 9, two later ones: (31.2 ÷ 27.2, 51.2 ÷ 31.2, 71.2 ÷ 51.2)
+    assert row["efficiency_with_startup"] == pytest.approx(71.2 / 51.2 / 2)
+
+
+def test_one_device_is_the_baseline_and_comes_first(tmp_path: Path) -> None:
+    runs = pair(tmp_path, [(10.0, 8.0), (11.0, 8.0)])
+    assert summary(runs)["configuration"].to_list() == ["single × 1", "ddp × 2"]
+    row = row_of(runs, "single × 1")
+    assert (row["speed_up"], row["verdict"], row["speed_up_low"], row["efficiency"]) == (1.0, "baseline", None, 1.0)
+
+
+def test_weak_scaling_compares_throughput(tmp_path: Path) -> None:
+    # 4 steps of 100 on one device, of 200 on two: twice the samples in 1.25 times the time.
+    changes = {"scaling": "weak", "batch_size": 100, "measure": {"steps_per_epoch": 4}}
+    runs = pair(tmp_path, [(4.0, 5.0)], **changes)
+    row = row_of(runs, "ddp × 2")
+    assert row["throughput_samples_per_s"] == 160.0
+    assert row["speed_up"] == pytest.approx(1.6)
+    assert row["efficiency"] == pytest.approx(0.8)
+    one, two = 1200 / (2.2 + 9 + 8), 2400 / (2.2 + 9 + 10)
+    assert row["efficiency_with_startup"] == pytest.approx(two / one / 2)
+
+
+def test_a_single_repeat_says_so(tmp_path: Path) -> None:
+    row = row_of(pair(tmp_path, [(10.0, 8.0)]), "ddp × 2")
+    assert (row["speed_up"], row["speed_up_low"], row["verdict"]) == (1.25, None, "one repeat")
+
+
+def test_without_a_baseline_there_is_no_speed_up(tmp_path: Path) -> None:
+    published(config(tmp_path, strategy="ddp", devices=2))
+    row = row_of(load(tmp_path), "ddp × 2")
+    assert [row[name] for name in ("speed_up", "verdict", "efficiency", "efficiency_with_startup")] == [None] * 4
+
+
+def test_a_repeat_without_its_partner_is_no_pair(tmp_path: Path) -> None:
+    runs = pair(tmp_path, [(10.0, 8.0), (10.0, 5.0)])
+    published(config(tmp_path, repeat=2, strategy="ddp", devices=2), steady(1.0))
+    runs = load(tmp_path)
+    row = row_of(runs, "ddp × 2")
+    assert (row["repeats"], row["speed_up_pairs"], row["speed_up"]) == (3, 2, 1.625)
+
+
+@pytest.mark.parametrize(
+    ("changes", "difference"),
+    [
+        ({"batch_size": 64}, "batch_size: 128 and 64"),
+        ({"precision": "bf16"}, "precision: fp32 and bf16"),
+        ({"model": "cnn_large"}, "model.name: cnn_small and cnn_large"),
+        ({"data": {"name": "digits", "augment": True}}, "data.augment: false and true"),
+        ({"optimizer": {"name": "sgd", "lr": 0.5}}, "optimizer.lr: 0.1 and 0.5"),
+        ({"epochs": 4}, "epochs: 3 and 4"),
+        ({"measure": {"steps_per_epoch": 5}}, "measure.steps_per_epoch: null and 5"),
+        ({"cores_per_device": 2}, "cores_per_device: 1 and 2"),
+        ({"channels_last": True}, "channels_last: false and true"),
+        ({"compile": True}, "compile: false and true"),
+        ({"seed": 5}, "seed: 0 and 5"),
+        ({"scaling": "weak", "batch_size": 64}, "scaling: strong and weak"),
+    ],
+)
+def test_unlike_work_is_refused_and_says_what_differs(tmp_path: Path, changes: dict[str, Any], difference: str) -> None:
+    published(config(tmp_path))
+    published(config(tmp_path, strategy="ddp", devices=2, **changes))
+    runs = load(tmp_path)
+    with pytest.raises(UnlikeWork) as error:
+        compare(runs, ONE, TWO)
+    assert difference in str(error.value)
+    assert summary(runs)["group"].n_unique() == 2
+    assert summary(runs).filter(pl.col("verdict").is_not_null())["configuration"].to_list() == ["single × 1"]
+
+
+def test_another_processor_is_unlike_work(tmp_path: Path) -> None:
+    published(config(tmp_path))
+    published(config(tmp_path, strategy="ddp", devices=2), Fake(device_name="Another CPU"))
+    with pytest.raises(UnlikeWork, match="device_name: Imaginary CPU and Another CPU"):
+        compare(load(tmp_path), ONE, TWO)
+
+
+def test_what_does_not_change_the_work_may_differ(tmp_path: Path) -> None:
+    published(config(tmp_path, measure={"parity": False}), steady(10.0, parity_passed=None))
+    launcher = {"timeout_s": 60.0}
+    published(config(tmp_path, strategy="ddp", devices=2, device="auto", launcher=launcher), steady(8.0))
+    ratio = compare(load(tmp_path), ONE, TWO)
+    assert ratio.pairs == ((0, 0.8),)
+
+
+def test_compare_wants_one_configuration_on_each_side(tmp_path: Path) -> None:
+    pair(tmp_path, [(10.0, 8.0)])
+    published(config(tmp_path, strategy="ddp", devices=4))
+    runs = load(tmp_path)
+    with pytest.raises(UnlikeWork, match="several configurations: ddp × 2, ddp × 4"):
+        compare(runs, ONE, {"strategy": "ddp"})
+    with pytest.raises(ConfigError, match="no finished run has"):
+        compare(runs, ONE, {"strategy": "pipeline"})
+    with pytest.raises(ConfigError, match="no columns"):
+        compare(runs, ONE, {"strateg": "ddp"})
+    assert compare(runs, ONE, TWO, metric="peak_memory_sum_bytes").median == 2.0
+
+
+def test_options_of_a_strategy_make_variants_and_other_work_makes_groups(tmp_path: Path) -> None:
+    published(config(tmp_path, strategy="ddp", devices=2))
+    published(config(tmp_path, strategy={"name": "ddp", "bucket_mib": 1.0}, devices=2))
+    published(config(tmp_path, batch_size=64))
+    found = configurations(load(tmp_path)).sort("group", "configuration").select("group", "configuration").rows()
+    assert found == [
+        ("digits · cnn_small · batch size 128", "ddp, bucket mib 1.0 × 2"),
+        ("digits · cnn_small · batch size 128", "ddp, bucket mib 25.0 × 2"),
+        ("digits · cnn_small · batch size 64", "single × 1"),
+    ]
+
+
+def test_runs_that_can_not_be_trusted_are_left_out_with_the_reason(tmp_path: Path) -> None:
+    published(config(tmp_path))
+    published(config(tmp_path, repeat=1), Fake(parity_passed=False))
+    published(config(tmp_path, repeat=2), Fake(oversubscribed=True))
+    published(config(tmp_path, repeat=3, measure={"deterministic": True}))
+    published(config(tmp_path, repeat=4, measure={"detect_anomaly": True}))
+    failed(config(tmp_path, repeat=5), "oom", "out of memory", epochs=1)
+    runs = load(tmp_path)
+    reasons = left_out(runs).join(runs.run.select("run_id", "repeat"), on="run_id").sort("repeat")["reason"].to_list()
+    expected = ["parity_failed", "oversubscribed", "deterministic", "NaN", "oom: out of memory"]
+    assert len(reasons) == len(expected)
+    assert all(word in reason for word, reason in zip(expected, reasons, strict=True))
+
+
+def test_a_configuration_without_a_counted_run_has_a_row_of_nulls_and_its_outcomes(tmp_path: Path) -> None:
+    published(config(tmp_path))
+    failed(config(tmp_path, strategy="ddp", devices=2), "oom", "out of memory", epochs=1)
+    failed(config(tmp_path, strategy="ddp", devices=2, repeat=1), "killed", "signal 9", epochs=0)
+    runs = load(tmp_path)
+    row = row_of(runs, "ddp × 2")
+    assert (row["repeats"], row["outcomes"]) == (0, "1 killed, 1 oom")
+    measured = ("steady_epoch_time_s", "throughput_samples_per_s", "speed_up", "peak_memory_max_bytes", "efficiency")
+    assert [row[name] for name in measured] == [None] * len(measured)
+    assert row["group"] == "digits · cnn_small"  # it never said where it ran, and belongs with the others all the same
+
+
+def test_time_to_accuracy_uses_the_highest_target_that_all_counted_runs_reach(tmp_path: Path) -> None:
+    for strategy, devices, accuracy in (("single", 1, [0.8, 0.96, 0.97]), ("ddp", 2, [0.9, 0.94, 0.955])):
+        fake = Fake(epoch_time_s=lambda e, r: float(e), test_accuracy=lambda e, a=accuracy: a[e - 1])
+        published(config(tmp_path, strategy=strategy, devices=devices), fake)
+    runs = load(tmp_path)
+    assert summary(runs)["accuracy_target"].to_list() == [0.95, 0.95]
+    assert summary(runs)["time_to_accuracy_s"].to_list() == [3.0, 6.0]
+
+
+def test_the_summary_has_its_documented_columns_and_the_terminal_its_numbers(tmp_path: Path) -> None:
+    from rich.console import Console
+
+    runs = pair(tmp_path, [(10.0, 8.0), (10.0, 5.0)])
+    failed(config(tmp_path, strategy="model_parallel", devices=2), "oom", "out of memory", epochs=1)
+    runs = load(tmp_path)
+    assert dict(summary(runs).schema) == {name: kind for name, (kind, _) in SUMMARY.items()}
+    console = Console(width=80, record=True)
+    console.print(summary_table(runs))
+    text = console.export_text()
+    assert "1.62 (1.25–2.00)" in text
+    assert "81.2" in text
+    assert "1 oom" in text
+    assert all(len(line) <= 80 for line in text.splitlines())
+
+
+def test_what_was_sent_planned_and_stale_of_a_configuration(tmp_path: Path) -> None:
+    for repeat, (sent, staleness) in enumerate([(11, [0, 1]), (33, [2, 2]), (22, [0, 0])]):
+        fake = Fake(
+            sent=lambda e, r, sent=sent: (sent, 0, 0),
+            staleness=lambda e, r, staleness=staleness: staleness,
+            theoretical_bubble=0.2,
+        )
+        published(config(tmp_path, strategy="model_parallel", devices=2, repeat=repeat), fake)
+    row = row_of(load(tmp_path), "model_parallel × 2")
+    assert (row["bytes_sent_per_step_sum"], row["gradient_bytes_sent_per_step_busiest"]) == (4.0, 2.0)
+    assert row["theoretical_bubble"] == 0.2
+    assert (row["staleness_mean"], row["staleness_max"]) == (0.5, 2)  # median of 0.5, 2 and 0; largest of all
+
+
+@pytest.mark.parametrize(
+    ("passed", "shown"),
+    [
+        ([True, True], "2 of 2"),
+        ([True, False], "1 of 2"),
+        ([None, None], "reference"),
+        ([True, None], "1 of 1, 1 not checked"),
+    ],
+)
+def test_runs_that_passed_are_told_from_those_that_nobody_checked(
+    tmp_path: Path, passed: list[bool | None], shown: str
+) -> None:
+    for repeat, one in enumerate(passed):
+        published(config(tmp_path, repeat=repeat), Fake(parity_passed=one))
+    failed(config(tmp_path, repeat=9), "oom", "out of memory", epochs=0, fake=Fake(parity_passed=None))
+    assert row_of(load(tmp_path), "single × 1")["parity"] == shown
+
+
+def test_gains_are_one_row_per_pair(tmp_path: Path) -> None:
+    runs = pair(tmp_path, [(10.0, 8.0), (10.0, 5.0)])
+    found = gains(runs).filter((pl.col("kind") == "steady state") & (pl.col("devices") == 2))
+    assert found.select("repeat", "value").rows() == [(0, 1.25), (1, 2.0)]
+
+
+def test_groups_that_differ_in_a_component_name_the_component(tmp_path: Path) -> None:
+    for optimizer in ("adam", "sgd"):
+        published(config(tmp_path, optimizer=optimizer))
+    groups = sorted(configurations(load(tmp_path))["group"])
+    assert groups == ["digits · cnn_small · optimizer adam", "digits · cnn_small · optimizer sgd"]

@@ -1,0 +1,212 @@
+"""Every metric, by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+import pytest
+
+from analysis import load, per_epoch, per_run
+from analysis.metrics import (
+    PER_RUN,
+    accuracy_target,
+    efficiency,
+    energy_to_accuracy,
+    staleness_histogram,
+    time_to_accuracy,
+)
+from tests.analysis.factory import MIB, Fake, config, failed, published
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TIMES = {(1, 0): 5.0, (1, 1): 4.0, (2, 0): 2.0, (2, 1): 3.0, (3, 0): 2.5, (3, 1): 1.0, (4, 0): 9.0, (4, 1): 10.0}
+SAMPLES = 11 * 128
+"""digits: 1,442 training images fill 11 global batches of 128."""
+
+
+def _one(tmp_path: Path, fake: Fake, **changes: Any) -> dict[str, Any]:
+    published(config(tmp_path, **({"strategy": "ddp", "devices": 2, "epochs": 4} | changes)), fake)
+    return per_run(load(tmp_path)).row(0, named=True)
+
+
+def test_an_epoch_takes_as_long_as_its_slowest_rank(tmp_path: Path) -> None:
+    _one(tmp_path, Fake(epoch_time_s=lambda epoch, rank: TIMES[epoch, rank]))
+    epochs = per_epoch(load(tmp_path))
+    assert epochs["epoch_time_s"].to_list() == [5.0, 3.0, 2.5, 10.0]
+    assert epochs["training_time_s"].to_list() == [5.0, 8.0, 10.5, 20.5]
+    assert epochs["throughput_samples_per_s"].to_list() == pytest.approx([SAMPLES / t for t in (5.0, 3.0, 2.5, 10.0)])
+
+
+def test_times_of_a_run(tmp_path: Path) -> None:
+    row = _one(tmp_path, Fake(epoch_time_s=lambda epoch, rank: TIMES[epoch, rank]))
+    assert row["epochs_finished"] == 4
+    assert row["first_epoch_time_s"] == 5.0
+    assert row["second_epoch_time_s"] == 3.0
+    assert row["steady_epoch_time_s"] == 3.0  # median of 3, 2.5, 10: the first epoch is not in it
+    assert row["throughput_samples_per_s"] == pytest.approx(SAMPLES / 3.0)
+    assert row["total_training_time_s"] == 20.5
+    # 3.0 s of start-up, of which 0.6 s parity check; 0.2 s of it are step 1, which is in epoch 1 already.
+    assert row["startup_without_parity_s"] == pytest.approx(2.4)
+    assert row["total_time_s"] == pytest.approx(2.4 + 20.5 - 0.2)
+    assert row["throughput_with_startup_samples_per_s"] == pytest.approx(4 * SAMPLES / 22.7)
+
+
+def test_every_attempt_of_a_resumed_run_warms_up(tmp_path: Path) -> None:
+    row = _one(tmp_path, Fake(epoch_time_s=lambda epoch, rank: TIMES[epoch, rank], resumed_after=2))
+    assert per_epoch(load(tmp_path))["warm_up"].to_list() == [True, False, True, False]
+    assert (row["first_epoch_time_s"], row["second_epoch_time_s"]) == (5.0, 3.0)
+    assert row["steady_epoch_time_s"] == (3.0 + 10.0) / 2
+    assert row["total_training_time_s"] is None, "two warm-ups are in it"
+    assert [row["total_time_s"], row["throughput_with_startup_samples_per_s"]] == [None, None], "it started up twice"
+
+
+def test_an_epoch_that_a_run_was_resumed_with_is_no_second_epoch(tmp_path: Path) -> None:
+    row = _one(tmp_path, Fake(epoch_time_s=lambda epoch, rank: TIMES[epoch, rank], resumed_after=1))
+    assert (row["first_epoch_time_s"], row["second_epoch_time_s"], row["steady_epoch_time_s"]) == (5.0, None, 6.25)
+
+
+def test_start_up_without_a_parity_check_is_taken_as_it_is(tmp_path: Path) -> None:
+    row = _one(tmp_path, Fake(parity_passed=None, startup={"startup_s": 2.4, "startup_parity_s": None}))
+    assert row["startup_without_parity_s"] == pytest.approx(2.4)
+    assert row["parity_difference"] is None
+
+
+def test_samples_are_counted_once_whichever_ranks_own_them(tmp_path: Path) -> None:
+    last_stage = Fake(owner=lambda rank: rank == 1)
+    row = _one(tmp_path, last_stage, strategy="model_parallel")
+    assert row["throughput_samples_per_s"] == pytest.approx(SAMPLES)
+
+
+def test_one_epoch_has_no_steady_state(tmp_path: Path) -> None:
+    row = _one(tmp_path, Fake(), epochs=1)
+    nulls = ("second_epoch_time_s", "steady_epoch_time_s", "throughput_samples_per_s")
+    assert [row[name] for name in nulls] == [None] * 3
+    assert row["first_epoch_time_s"] == row["total_training_time_s"] == 1.0
+
+
+def test_host_memory_on_a_cpu_is_each_ranks_peak_then_largest_and_sum(tmp_path: Path) -> None:
+    peaks = {(1, 0): 100, (2, 0): 300, (3, 0): 200, (4, 0): 200, (1, 1): 250, (2, 1): 240, (3, 1): 100, (4, 1): 100}
+    row = _one(tmp_path, Fake(host_peak_rss_bytes=lambda epoch, rank: peaks[epoch, rank] * MIB))
+    assert row["memory_kind"] == "host"
+    assert row["peak_memory_max_bytes"] == 300 * MIB
+    assert row["peak_memory_sum_bytes"] == 550 * MIB
+
+
+def test_device_memory_on_cuda_is_what_tensors_held(tmp_path: Path) -> None:
+    fake = Fake(device_type="cuda", device_name="GPU", peak_allocated_bytes=lambda epoch, rank: (rank + 1) * 7)
+    row = _one(tmp_path, fake)
+    assert (row["memory_kind"], row["peak_memory_max_bytes"], row["peak_memory_sum_bytes"]) == ("device", 14, 21)
+
+
+@pytest.mark.parametrize("missing", [{(e, r) for e in range(1, 5) for r in (0, 1)}, {(2, 1)}])
+def test_memory_that_one_rank_did_not_measure_is_null_not_less(tmp_path: Path, missing: set[tuple[int, int]]) -> None:
+    row = _one(tmp_path, Fake(host_peak_rss_bytes=lambda e, r: None if (e, r) in missing else 5))
+    assert row["peak_memory_max_bytes"] is None
+    assert row["peak_memory_sum_bytes"] is None
+
+
+def test_accuracy_is_the_last_and_the_best(tmp_path: Path) -> None:
+    row = _one(tmp_path, Fake(test_accuracy=lambda epoch: [0.5, 0.9, 0.8, 0.7][epoch - 1]))
+    assert (row["final_test_accuracy"], row["best_test_accuracy"]) == (0.7, 0.9)
+
+
+def test_bytes_sent_per_step_are_summed_over_ranks_and_those_of_the_busiest_rank(tmp_path: Path) -> None:
+    # 4 epochs of 11 steps. Rank 0 sends 2,200 + 440 bytes in each, rank 1 nothing but 1,100, and 6,600 in the last.
+    def sent(epoch: int, rank: int) -> tuple[int, int, int]:
+        return (2200, 0, 440) if rank == 0 else (0, 6600 if epoch == 4 else 1100, 0)
+
+    row = _one(tmp_path, Fake(sent=sent))
+    kinds = ("bytes_sent", "gradient_bytes_sent", "activation_bytes_sent", "parameter_bytes_sent")
+    # Rank 0: 10,560 bytes in 44 steps; rank 1: 9,900.
+    assert [row[f"{kind}_per_step_sum"] for kind in kinds] == [465.0, 200.0, 225.0, 40.0]
+    assert [row[f"{kind}_per_step_busiest"] for kind in kinds] == [240.0, 200.0, 0.0, 40.0]
+
+
+def test_what_is_sent_in_an_unfinished_run_is_that_of_its_finished_epochs(tmp_path: Path) -> None:
+    failed(config(tmp_path, epochs=4), "killed", "signal 9", epochs=2, fake=Fake(sent=lambda e, r: (0, 0, 110 * e)))
+    row = per_run(load(tmp_path)).row(0, named=True)
+    assert row["parameter_bytes_sent_per_step_sum"] == row["bytes_sent_per_step_busiest"] == 330 / 22
+
+
+def test_one_process_sends_nothing_which_is_0_and_not_null(tmp_path: Path) -> None:
+    assert _one(tmp_path, Fake(), strategy="single", devices=1)["bytes_sent_per_step_sum"] == 0.0
+
+
+STALENESS = {(1, 0): [0, 0, 1], (1, 1): [2, 1], (2, 0): [0, 0, 0], (2, 1): [3, 1]}
+
+
+def test_staleness_is_over_all_pushes_of_all_workers_and_epochs(tmp_path: Path) -> None:
+    row = _one(tmp_path, Fake(staleness=lambda epoch, rank: STALENESS[epoch, rank]), epochs=2)
+    assert row["staleness_mean"] == pytest.approx(8 / 10)
+    assert row["staleness_max"] == 3
+    histogram = staleness_histogram(load(tmp_path)).select("staleness", "pushes", "share").rows()
+    assert histogram == [(0, 5, 0.5), (1, 3, 0.3), (2, 1, 0.1), (3, 1, 0.1)]
+
+
+def test_without_pushes_there_is_no_staleness_and_pushes_without_delay_have_0(tmp_path: Path) -> None:
+    row = _one(tmp_path / "none", Fake())
+    assert (row["staleness_mean"], row["staleness_max"]) == (None, None)
+    assert staleness_histogram(load(tmp_path / "none")).is_empty()
+    row = _one(tmp_path / "sync", Fake(staleness=lambda epoch, rank: [0, 0]))
+    assert (row["staleness_mean"], row["staleness_max"]) == (0.0, 0)
+
+
+def test_parity_difference_is_the_largest_of_all_steps_and_kinds(tmp_path: Path) -> None:
+    assert _one(tmp_path, Fake())["parity_difference"] == pytest.approx(3e-7)
+
+
+def test_a_run_that_did_not_finish_has_no_totals(tmp_path: Path) -> None:
+    failed(config(tmp_path, epochs=4), "killed", "signal 9", epochs=3)
+    row = per_run(load(tmp_path)).row(0, named=True)
+    assert row["epochs_finished"] == 3
+    assert row["steady_epoch_time_s"] == 1.0
+    assert row["best_test_accuracy"] == 0.875
+    for name in ("total_training_time_s", "final_test_accuracy", "total_time_s"):
+        assert row[name] is None
+
+
+def test_a_run_that_never_trained_has_nothing(tmp_path: Path) -> None:
+    failed(config(tmp_path), "error", "no module", epochs=0, fake=Fake(parity_passed=None))
+    row = per_run(load(tmp_path)).row(0, named=True)
+    measured = {name for name, value in row.items() if value is not None}
+    assert measured == {"run_id", "epochs_finished", "startup_without_parity_s"}
+    assert row["epochs_finished"] == 0
+    assert [name for name in row if name != "run_id"] == [metric.name for metric in PER_RUN]
+
+
+def test_time_to_accuracy_is_the_training_time_of_the_first_epoch_that_reaches_it(tmp_path: Path) -> None:
+    accuracy = [0.5, 0.9, 0.8, 0.95]
+    fake = Fake(epoch_time_s=lambda e, r: TIMES[e, r], test_accuracy=lambda e: accuracy[e - 1])
+    _one(tmp_path, fake)
+    runs = load(tmp_path)
+    for target, expected in ((0.5, 5.0), (0.8, 8.0), (0.9, 8.0), (0.95, 20.5)):
+        assert time_to_accuracy(runs, target)["time_to_accuracy_s"].to_list() == [expected]
+    assert time_to_accuracy(runs, 0.96).is_empty()
+
+
+def test_energy_to_accuracy_is_null_once_an_epochs_is(tmp_path: Path) -> None:
+    accuracy = [0.5, 0.8, 0.9, 0.95]
+    _one(tmp_path, Fake(test_accuracy=lambda e: accuracy[e - 1]))
+    runs = load(tmp_path)
+    epochs = runs.epochs.with_columns(gpu_energy_j=pl.Series([100.0, 50.0, None, 20.0]))
+    runs = dataclasses.replace(runs, tables=runs.tables | {"epochs": epochs})
+    for target, expected in ((0.5, 100.0), (0.8, 150.0), (0.9, None), (0.95, None)):
+        assert energy_to_accuracy(runs, target)["energy_to_accuracy_j"].to_list() == [expected]
+    assert energy_to_accuracy(runs, 0.96).is_empty()
+
+
+@pytest.mark.parametrize(
+    ("best", "target"),
+    [([0.96, 0.951, 0.99], 0.95), ([0.95], 0.95), ([0.1, 0.99], None), ([], None), ([0.9, None], None), ([1.0], 0.999)],
+)
+def test_the_target_is_the_highest_step_that_all_reach(best: list[float | None], target: float | None) -> None:
+    assert accuracy_target(best) == target
+
+
+def test_efficiency_is_the_speed_up_per_device() -> None:
+    # t_1 = 100 s, t_2 = 71.8 s: 100 ÷ (2·71.8)
+    assert efficiency(100 / 71.8, devices=2) == pytest.approx(0.6964, abs=1e-4)
+    assert efficiency(None, devices=2) is None

@@ -1,0 +1,346 @@
+"""The report: self-contained, true to its tables, and never half there."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+import xml.etree.ElementTree as ET
+from html.parser import HTMLParser
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+import pytest
+
+from analysis import load, notes, summary, write_report
+from analysis import report as report_module
+from analysis.figures import all_figures
+from analysis.figures._chart import DASHES, SPARE, STYLES, dashes, variants
+from parallelbench.errors import ConfigError, StorageError
+from tests.analysis.factory import MIB, Fake, config, failed, foreign, published
+from tests.analysis.test_compare import pair, steady
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FIGURES = ["runtime", "scaling", "memory", "accuracy", "loss", "time_to_accuracy"]
+"""What every comparison shows."""
+RARER = ["communication", "bubble", "staleness"]
+"""What shows something where processes send, a schedule idles, or servers are pushed to."""
+
+
+class Page(HTMLParser):
+    """What a browser would load, and the numbers in the tables."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.loads: list[str] = []
+        self.values: list[str] = []
+        self.tags: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        found = dict(attrs)
+        self.loads += [str(found[name]) for name in ("src", "href", "srcset", "data", "action") if name in found]
+        if tag == "data":
+            self.values.append(str(found["value"]))
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two repeats of single × 1 and ddp × 2, one run that failed, one foreign folder, and their report."""
+    root = tmp_path_factory.mktemp("results")
+    pair(root, [(10.0, 8.0), (10.0, 5.0)])
+    failed(config(root, strategy="model_parallel", devices=2), "oom", "<b>out</b> of memory", epochs=1)
+    (root / "demo" / "stray").mkdir()
+    return root / "demo"
+
+
+@pytest.fixture(scope="module")
+def page(sweep: Path) -> Page:
+    write_report(sweep)
+    return Page((sweep / "report" / "index.html").read_text(encoding="utf-8"))
+
+
+@pytest.mark.slow
+def test_the_page_loads_nothing(sweep: Path, page: Page) -> None:
+    assert page.loads
+    assert all(target.startswith(("data:", "#")) for target in page.loads), page.loads
+    assert "link" not in page.tags
+    text = (sweep / "report" / "index.html").read_text(encoding="utf-8")
+    assert not re.search(r"@import|url\(\s*['\"]?https?:", text.partition("</style>")[0])
+    assert "vega.github.io/schema" not in "".join(re.findall(r'class="spec">(.*?)</script>', text, re.DOTALL))
+
+
+@pytest.mark.slow
+def test_the_pages_numbers_are_those_of_the_csv_file(sweep: Path, page: Page) -> None:
+    with (sweep / "report" / "tables" / "configurations.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["configuration"] for row in rows] == ["single × 1", "ddp × 2", "model_parallel × 2"]
+    shown = iter(page.values)
+    for row in rows:
+        for column in report_module.CONFIGURATIONS:
+            if column.numeric and row[column.name]:
+                assert float(next(shown)) == pytest.approx(float(row[column.name]), rel=1e-12)
+    assert rows[1]["speed_up"] == "1.625"
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("page")
+def test_every_figure_is_valid_svg_and_pdf(sweep: Path) -> None:
+    folder = sweep / "report" / "figures"
+    assert sorted(path.stem for path in folder.glob("*.svg")) == sorted(FIGURES)
+    for name in FIGURES:
+        root = ET.parse(folder / f"{name}.svg").getroot()
+        assert root.tag == "{http://www.w3.org/2000/svg}svg"
+        assert float(root.get("width", "0")) > 100
+        assert (folder / f"{name}.pdf").read_bytes().startswith(b"%PDF")
+
+
+def test_figures_come_in_order_with_findings_from_the_data(sweep: Path) -> None:
+    figures = {figure.name: figure for figure in all_figures(load(sweep))}
+    assert list(figures) == FIGURES + RARER
+    assert [figures[name].chart for name in RARER] == [None] * 3
+    finding = {name: figure.finding.replace("\u202f", " ") for name, figure in figures.items()}
+    assert finding["runtime"] == "Once warm, an epoch of ddp × 2 takes 6.50 s and single × 1 takes 10.0 s."
+    assert "ddp × 2 achieves 65.5 % including start-up and 81.2 % in steady state" in finding["scaling"]
+    assert "500 MiB with single × 1 (500 MiB over" in finding["memory"]
+    assert "87.5 %" in finding["accuracy"]
+    assert "80 % test accuracy" in finding["time_to_accuracy"]
+    assert finding["communication"] == "No run that counts sent anything between processes."
+    assert finding["staleness"] == "No run that counts pushed to a parameter server."
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("page")
+def test_the_page_says_what_a_sceptic_must_know(sweep: Path) -> None:
+    text = (sweep / "report" / "index.html").read_text(encoding="utf-8").replace("\u202f", " ")
+    assert "ddp × 2 trains an epoch 1.62 times as fast as one device (1.25 to 2.00 in 2 repeats)" in text
+    assert "81.2 % of theoretical scaling, 65.5 % including start-up" in text
+    assert "oom: &lt;b&gt;out&lt;/b&gt; of memory" in text
+    assert "Skipped: stray: no config.yaml" in text
+    assert "34 of 1,442 training samples" in text
+    assert "at most 50 %, not 95 %" in text
+    assert "2.15.0" in text
+    assert "0123abc" in text
+
+
+def test_one_sentence_says_why_oversubscribed_runs_have_no_efficiency(tmp_path: Path) -> None:
+    published(config(tmp_path))
+    for repeat in (0, 1):
+        for strategy in ("hsdp", "dp_tp"):
+            published(config(tmp_path, strategy=strategy, devices=4, repeat=repeat), Fake(oversubscribed=True))
+    runs = load(tmp_path)
+    assert summary(runs).filter(pl.col("devices") == 4)["efficiency"].to_list() == [None, None]
+    (sentence,) = [line for line in notes.warnings(runs) if "cores" in line]
+    assert sentence.startswith("No time, speed-up or efficiency for dp_tp × 4 and hsdp × 4: there were more devices")
+    assert not any("Left out" in line for line in notes.warnings(runs)), "named once, not run by run"
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports without figures: drawing takes seconds."""
+    monkeypatch.setattr(report_module, "all_figures", lambda runs: [])
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_the_page_says_which_runs_were_resumed(tmp_path: Path) -> None:
+    fake = Fake(resumed_after=2)
+    published(config(tmp_path), Fake())
+    folder = published(config(tmp_path, strategy="ddp", devices=2, epochs=4), fake)
+    (sentence,) = [line for line in notes.warnings(load(tmp_path)) if "interrupted" in line]
+    assert sentence.startswith(f"{folder.path.name} was interrupted, and resumed after epoch 2.")
+    write_report(tmp_path)
+
+
+def test_a_second_report_replaces_the_first_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    published(config(tmp_path))
+    first = write_report(tmp_path / "demo")
+    (first.parent / "figures" / "old.svg").write_text("stale")
+    assert write_report(tmp_path / "demo") == first
+    assert not (first.parent / "figures" / "old.svg").exists()
+    assert sorted(path.name for path in (tmp_path / "demo").iterdir() if "digits" not in path.name) == ["report"]
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_report_that_fails_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    published(config(tmp_path))
+    page = write_report(tmp_path / "demo")
+    before = page.read_bytes()
+
+    def fail(*_: object) -> str:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(report_module, "render", fail)
+    with pytest.raises(StorageError, match="the disk is full"):
+        write_report(tmp_path / "demo")
+    assert page.read_bytes() == before
+    assert sorted(path.name for path in (tmp_path / "demo").iterdir() if "digits" not in path.name) == ["report"]
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_folder_that_is_no_report_is_never_replaced(tmp_path: Path) -> None:
+    published(config(tmp_path))
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "thesis.tex").write_text("years of work")
+    with pytest.raises(ConfigError, match="precious is no report"):
+        write_report(tmp_path / "demo", out=precious)
+    assert (precious / "thesis.tex").exists()
+    assert write_report(tmp_path / "demo", out=tmp_path / "elsewhere") == tmp_path / "elsewhere" / "index.html"
+
+
+def test_a_folder_with_no_finished_run_is_refused_with_the_fix(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no finished run.*no run.*run the sweep first"):
+        write_report(tmp_path)
+    failed(config(tmp_path), "oom", "out of memory", epochs=1)
+    with pytest.raises(ConfigError, match=r"1 runs, all of them oom"):
+        write_report(tmp_path)
+    (tmp_path / "foreign" / "x").mkdir(parents=True)
+    (tmp_path / "foreign" / "x" / "config.yaml").write_text("a: 1")
+    with pytest.raises(ConfigError, match=r"1 folders, none of them a readable run"):
+        write_report(tmp_path / "foreign")
+    assert not (tmp_path / "report").exists()
+
+
+@pytest.mark.slow
+def test_runs_that_do_not_count_make_a_report_that_says_so(tmp_path: Path) -> None:
+    published(config(tmp_path, measure={"deterministic": True}, epochs=1))
+    published(config(tmp_path, strategy="ddp", devices=2), Fake(parity_passed=False))
+    text = write_report(tmp_path).read_text(encoding="utf-8")
+    assert "No configuration can be compared with one device" in text
+    assert "deterministic algorithms only" in text
+    assert "parity_failed" in text
+    figures = {figure.name: figure.chart is not None for figure in all_figures(load(tmp_path))}
+    assert figures == dict.fromkeys(FIGURES + RARER, False) | {"accuracy": True, "loss": True}
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_nulls_are_dashes_and_never_zero(tmp_path: Path) -> None:
+    fake = Fake(host_peak_rss_bytes=lambda e, r: None, parity_passed=None, sent=lambda e, r: (MIB, 0, 0))
+    published(config(tmp_path, epochs=1), fake)
+    runs = load(tmp_path)
+    page = write_report(tmp_path).read_text(encoding="utf-8")
+    row = summary(runs).row(0, named=True)
+    assert row["steady_epoch_time_s"] is None
+    assert row["peak_memory_max_bytes"] is None
+    cells = re.findall(r"<td[^>]*>(.*?)</td>", page.partition('id="runs"')[0], re.DOTALL)
+    assert "–" in cells
+    assert not any(re.fullmatch(r"(<data.*>)?0(\.0+)?(</data>)?", cell.strip()) for cell in cells)
+    table = csv.DictReader(io.StringIO((tmp_path / "report" / "tables" / "runs.csv").read_text(encoding="utf-8")))
+    assert next(table)["peak_memory_max_bytes"] == ""
+
+
+@pytest.mark.slow
+def test_many_groups_and_devices_are_drawn(tmp_path: Path) -> None:
+    for model in ("cnn_small", "cnn_large"):
+        for devices in (1, 2, 4, 16):
+            for strategy in ("single",) if devices == 1 else ("ddp", "model_parallel"):
+                run = config(tmp_path, model=model, strategy=strategy, devices=devices, epochs=3)
+                published(run, steady(10.0 / devices**0.8))
+    figures = all_figures(load(tmp_path))
+    assert [figure.name for figure in figures if figure.chart] == FIGURES
+    panels = {figure.name: {row["panel"] for row in figure.chart.data.values} for figure in figures if figure.chart}
+    assert panels["scaling"] == {
+        f"digits · {model} — {kind}"
+        for model in ("cnn_small", "cnn_large")
+        for kind in ("Steady state", "Including start-up")
+    }
+    write_report(tmp_path)
+
+
+STRATEGIES = (
+    *("data_parallel", "ddp", "ring_ddp", "zero1", "fsdp", "hsdp", "tensor_parallel", "model_parallel", "pipeline"),
+    *("dp_pp", "dp_tp", "parameter_server", "downpour", "sandblaster_lbfgs"),
+)
+
+
+@pytest.fixture(scope="module")
+def every_strategy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two repeats of one device and of every strategy on two, some of which send, idle, or push."""
+    root = tmp_path_factory.mktemp("strategies")
+    special = {
+        "ddp": Fake(sent=lambda e, r: (11 * MIB, 0, 0)),
+        "pipeline": Fake(
+            epoch_time_s=lambda e, r: 0.625,
+            sent=lambda e, r: (0, 11 * MIB if r == 0 else 11 * MIB // 2, 0),
+            theoretical_bubble=1 / 9,
+            warnings="model.norm=batch normalises each micro-batch",
+        ),
+        "downpour": Fake(
+            sent=lambda e, r: (11 * MIB, 0, 0) if r == 0 else (0, 0, 33 * MIB),
+            staleness=lambda e, r: [0, 0, 1, 3] if r == 0 else [],
+            parity_passed=None,
+        ),
+    }
+    for repeat in (0, 1):
+        published(config(root, repeat=repeat))
+        for name in STRATEGIES:
+            run = foreign(config(root, repeat=repeat, devices=2), name)  # not all have a file in conf/
+            published(run, special.get(name, Fake()))
+    failed(foreign(config(root, repeat=2, devices=2), "ddp"), "oom", "out of memory", epochs=1)
+    off = config(root, devices=2, repeat=3, measure={"parity": False})
+    published(foreign(off, "ddp"), Fake(parity_passed=None))
+    return root / "demo"
+
+
+def test_findings_about_bytes_bubble_and_staleness(every_strategy: Path) -> None:
+    found = {figure.name: figure.finding.replace("\u202f", " ") for figure in all_figures(load(every_strategy))}
+    assert found["communication"] == (
+        "Per optimizer step, from 1.50 MiB with pipeline × 2 (activations and their gradients) to 4.00 MiB with "
+        "downpour × 2 (75.0 % of it parameters and buffers) are sent between processes."
+    )
+    # Speed-up 1 ÷ 0.625 = 1.6, efficiency 0.8.
+    assert "pipeline × 2 lacks 20.0 %, of which equal stages idling by its schedule explain 11.1 %" in found["bubble"]
+    assert "Idle time itself was not measured" in found["bubble"]
+    assert found["staleness"] == (
+        "Between fetch and use, others' updates per push are on average 1.00 with downpour × 2 (at most 3)."
+    )
+
+
+def test_the_new_figures_draw_the_numbers_of_the_tables(every_strategy: Path) -> None:
+    charts = {figure.name: figure.chart for figure in all_figures(load(every_strategy)) if figure.chart}
+    assert list(charts) == FIGURES + RARER
+
+    def rows(figure: str, configuration: str) -> list[dict[str, Any]]:
+        return [row for row in charts[figure].data.values if row["configuration"] == configuration]
+
+    parts = [(row["panel"], row["from"], row["to"]) for row in rows("communication", "downpour × 2") if row["value"]]
+    together, busiest = "All processes together", "Busiest process"
+    assert parts == [(together, 0.0, 1.0), (together, 1.0, 4.0), (busiest, 0.0, 3.0)]
+    assert [row["value"] for row in rows("bubble", "pipeline × 2")] == pytest.approx([20.0, 20.0])
+    assert [row["bubble"] for row in rows("bubble", "pipeline × 2")] == pytest.approx([100 / 9] * 2)
+    shares = [(row["bin"], row["value"]) for row in rows("staleness", "downpour × 2") if row["repeat"] == 0]
+    assert shares == [(0, 50.0), (1, 25.0), (3, 25.0)]
+
+
+@pytest.mark.slow
+def test_every_strategy_side_by_side(every_strategy: Path) -> None:
+    text = write_report(every_strategy).read_text(encoding="utf-8").replace("\u202f", " ").replace("\u00a0", " ")
+    assert all(f'<th scope="row">{name} × 2</th>' in text for name in STRATEGIES)
+    assert "pipeline × 2: model.norm=batch normalises each micro-batch (2 runs)" in text
+    assert "no parity check can vouch for them: downpour × 2." in text
+    assert "(measure.parity=false): ddp × 2." in text
+    assert ">2 of 2, 1 not checked</td>" in text
+    assert ">not checked</td>" in text
+    assert ">1.00 (3)</data>" in text
+    assert ">11.1 %</data>" in text
+
+
+def test_no_bubble_can_be_told_from_a_shortfall_without_one_device(tmp_path: Path) -> None:
+    published(foreign(config(tmp_path, devices=2), "pipeline"), Fake(theoretical_bubble=0.25))
+    figure = next(figure for figure in all_figures(load(tmp_path)) if figure.name == "bubble")
+    assert figure.chart is not None
+    assert [row["value"] for row in figure.chart.data.values] == [None]
+    assert "devices idle for pipeline × 2 25.0\u202f% of a step; nothing shows the speed-up" in figure.finding
+
+
+def test_every_line_has_a_style_of_its_own() -> None:
+    names = [name for name in STYLES if name not in ("model_parallel_tutorial", "dp_pp_tp")]
+    assert set(STRATEGIES) <= set(names)
+    assert len({colour for colour, _ in STYLES.values()}) == len(STYLES)
+    assert not set(SPARE) & {colour for colour, _ in STYLES.values()}
+    many = pl.DataFrame({"variant": ["a", "b", "c"], "strategy": ["pipeline", "pipeline", "mine"]})
+    assert variants(many) == {"a": STYLES["pipeline"][0], "b": SPARE[0], "c": SPARE[1]}
+    assert dashes(["pipeline", "mine", "pipeline"]) == [DASHES[1], DASHES[1], DASHES[2]]

@@ -1,0 +1,357 @@
+from __future__ import annotations
+
+import errno
+import functools
+import gzip
+import multiprocessing
+import os
+import signal
+import threading
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+import pytest
+import raw_data as raw
+from torchvision import datasets
+
+from parallelbench.data import prepare as prepare_module
+from parallelbench.data.cifar import Cifar10, Cifar100
+from parallelbench.data.mnist import Mnist
+from parallelbench.data.prepare import prepare
+from parallelbench.data.prepared import MANIFEST, RawFile
+from parallelbench.errors import ConfigError, StorageError
+from tests.faults import fault
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SPAWN = multiprocessing.get_context("spawn")
+
+
+def silent(line: str) -> None:
+    """Report no progress."""
+
+
+def leftovers(data_dir: Path) -> list[str]:
+    return [path.name for path in data_dir.rglob("*") if path.name.endswith(".tmp")]
+
+
+@pytest.fixture
+def mnist_dir(tmp_path: Path) -> Path:
+    raw.put(raw.MNIST_FILES, tmp_path / "raw")
+    return tmp_path
+
+
+def test_mnist_comes_back_bit_exact(mnist_dir: Path) -> None:
+    data = raw.tiny_mnist()
+    assert len(data.missing_files(mnist_dir)) == 5
+    prepare(data, mnist_dir, progress=silent)
+    assert data.missing_files(mnist_dir) == []
+    arrays = data.load(mnist_dir)
+    np.testing.assert_array_equal(arrays.train_images, raw.MNIST_IMAGES[0][:, None])
+    np.testing.assert_array_equal(arrays.test_images, raw.MNIST_IMAGES[1][:, None])
+    np.testing.assert_array_equal(arrays.train_labels, raw.MNIST_LABELS[0])
+    np.testing.assert_array_equal(arrays.test_labels, raw.MNIST_LABELS[1])
+    assert (arrays.train_images.dtype, arrays.train_labels.dtype) == (np.uint8, np.int64)
+    assert isinstance(arrays.train_images, np.memmap)
+    assert leftovers(mnist_dir) == []
+
+
+def test_mnist_is_read_as_torchvision_reads_it(tmp_path: Path, mnist_dir: Path) -> None:
+    path = mnist_dir / "raw" / Mnist.raw_files[0].path
+    unzipped = tmp_path / "unzipped"
+    unzipped.write_bytes(gzip.decompress(path.read_bytes()))
+    arrays = raw.tiny_mnist().parse(mnist_dir / "raw")
+    np.testing.assert_array_equal(arrays.train_images[:, 0], datasets.mnist.read_image_file(str(unzipped)).numpy())
+
+
+@pytest.mark.parametrize(
+    ("cls", "files", "labels"),
+    [
+        (raw.TinyCifar10, raw.CIFAR10_FILES, raw.CIFAR10_LABELS),
+        (raw.TinyCifar100, raw.CIFAR100_FILES, raw.CIFAR100_LABELS),
+    ],
+)
+def test_cifar_comes_back_bit_exact(tmp_path: Path, cls, files, labels) -> None:
+    data = cls(name="cifar", augment=False)
+    raw.put(files, tmp_path / "raw")
+    prepare(data, tmp_path, progress=silent)
+    arrays = data.load(tmp_path)
+    np.testing.assert_array_equal(arrays.train_images, raw.CIFAR_IMAGES[0])
+    np.testing.assert_array_equal(arrays.test_images, raw.CIFAR_IMAGES[1])
+    np.testing.assert_array_equal(arrays.train_labels, labels[0])
+    np.testing.assert_array_equal(arrays.test_labels, labels[1])
+
+
+def test_sources_are_torchvisions() -> None:
+    ours = [(Path(file.path).name, file.md5) for file in Mnist.raw_files]
+    assert ours == list(datasets.MNIST.resources)
+    assert Mnist.raw_files[0].urls == tuple(m + ours[0][0] for m in datasets.MNIST.mirrors)
+    for cls, theirs in ((Cifar10, datasets.CIFAR10), (Cifar100, datasets.CIFAR100)):
+        assert cls.raw_files[0].urls == (theirs.url.replace("python", "binary"),)
+
+
+def test_prepare_again_does_nothing(mnist_dir: Path) -> None:
+    data = raw.tiny_mnist()
+    prepare(data, mnist_dir, progress=silent)
+    before = (mnist_dir / "mnist").stat().st_ino
+    lines: list[str] = []
+    prepare(data, mnist_dir, progress=lines.append)
+    assert (mnist_dir / "mnist").stat().st_ino == before
+    assert lines == [f"mnist: ready in {mnist_dir / 'mnist'}"]
+
+
+def test_copies_share_one_folder(mnist_dir: Path) -> None:
+    prepare(raw.tiny_mnist(), mnist_dir, progress=silent)
+    eight = raw.tiny_mnist(copies=8)
+    assert eight.train_samples == 8 * raw.TRAIN
+    assert eight.test_samples == raw.TEST
+    assert len(eight.load(mnist_dir).train_images) == raw.TRAIN
+
+
+def test_a_run_never_downloads(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="parallelbench prepare data=mnist") as caught:
+        raw.tiny_mnist().load(tmp_path)
+    assert "train_images.npy" in str(caught.value)
+    assert str(tmp_path / "mnist") in str(caught.value)
+
+
+def test_no_network_says_what_to_fetch_and_where_to_put_it(tmp_path: Path) -> None:
+    data = raw.tiny_mnist()
+    with pytest.raises(ConfigError) as caught:
+        prepare(data, tmp_path, progress=silent)
+    for file in data.raw_files:
+        assert file.urls[0] in str(caught.value)
+        assert str(tmp_path / "raw" / file.path) in str(caught.value)
+        assert file.md5 in str(caught.value)
+    assert not (tmp_path / "mnist").exists()
+    assert leftovers(tmp_path) == []
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[str]:
+    """The address of a web server for `tmp_path`."""
+    handler = functools.partial(QuietHandler, directory=tmp_path)
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as running:
+        thread = threading.Thread(target=running.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{running.server_port}"
+        running.shutdown()
+        thread.join()
+
+
+class QuietHandler(SimpleHTTPRequestHandler):
+    def log_message(self, *args: object) -> None:
+        """Log nothing."""
+
+
+def test_downloads_from_the_first_intact_mirror(tmp_path: Path, server: str) -> None:
+    files = {Path(path).name: content for path, content in raw.MNIST_FILES.items()}
+    raw.put(dict.fromkeys(files, b"<html>moved</html>"), tmp_path / "broken")
+    raw.put(files, tmp_path / "intact")
+    mirrors = [raw.NOWHERE, *(f"{server}/{folder}/" for folder in ("absent", "broken", "intact"))]
+    wanted = tuple(
+        RawFile(file.path, file.md5, tuple(mirror + Path(file.path).name for mirror in mirrors))
+        for file in raw.TinyMnist.raw_files
+    )
+    data = raw.tiny_mnist(raw_files=wanted)
+    prepare(data, tmp_path / "data", progress=silent)
+    assert len(data.load(tmp_path / "data").train_labels) == raw.TRAIN
+    assert leftovers(tmp_path) == []
+
+
+def damaged_idx(content: bytes) -> dict[str, bytes]:
+    return {**raw.MNIST_FILES, Mnist.raw_files[0].path: content}
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (raw.idx_bytes(raw.MNIST_IMAGES[0], magic=b"\0\0\x0d"), "no IDX file"),
+        (raw.idx_bytes(raw.MNIST_IMAGES[0], magic=b"PK\x08"), "no IDX file"),
+        (raw.idx_bytes(raw.MNIST_IMAGES[0])[:-20], "no complete gzip file"),
+        (b"<html>not here</html>", "no complete gzip file"),
+        (gzip.compress(b"\0\0\x08\x03\0\0"), "ends within its header"),
+        (gzip.compress(b"\0\0\x08\x01\0\0\0\x05abc"), "announces"),
+    ],
+    ids=["magic", "zip", "cut off", "page", "header", "short"],  # gzip's bytes hold the time
+)
+def test_a_file_that_is_no_idx_is_refused_by_name(tmp_path: Path, content: bytes, problem: str) -> None:
+    files = damaged_idx(content)
+    raw.put(files, tmp_path / "raw")
+    with pytest.raises(ConfigError, match=problem) as caught:
+        prepare(raw.tiny_mnist(raw_files=raw.raw_files(files)), tmp_path, progress=silent)
+    assert str(tmp_path / "raw" / Mnist.raw_files[0].path) in str(caught.value)
+    assert "delete the file" in str(caught.value)
+    assert not (tmp_path / "mnist").exists()
+
+
+@pytest.mark.parametrize("damage", [lambda b: b[:-1], lambda b: b"\x00" + b[1:], lambda b: b""])
+def test_a_bad_checksum_is_refused_by_name(mnist_dir: Path, damage) -> None:
+    path = mnist_dir / "raw" / Mnist.raw_files[3].path
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(ConfigError, match=r"t10k-labels.* is damaged.*Delete the file"):
+        prepare(raw.tiny_mnist(), mnist_dir, progress=silent)
+    assert not (mnist_dir / "mnist").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (raw.CIFAR10_FILES["cifar-10-binary.tar.gz"][:-500], "no complete tar.gz"),
+        (raw.archive_bytes({"cifar-10-batches-bin/data_batch_1.bin": b"x" * 3073}), "no file .*data_batch_2"),
+        (raw.archive_bytes(dict.fromkeys(Cifar10.train_members, b"x" * 3000)), "not a multiple of 3073"),
+        (raw.archive_bytes({"../" + m: b"x" * 3073 for m in Cifar10.train_members}), "has no file"),
+    ],
+)
+def test_a_damaged_archive_is_refused_by_name(tmp_path: Path, content: bytes, problem: str) -> None:
+    files = {"cifar-10-binary.tar.gz": content}
+    raw.put(files, tmp_path / "raw")
+    cls = type("Changed", (raw.TinyCifar10,), {"raw_files": raw.raw_files(files)}, frozen=True, kw_only=True)
+    with pytest.raises(ConfigError, match=problem) as caught:
+        prepare(cls(name="cifar10", augment=False), tmp_path, progress=silent)
+    assert "cifar-10-binary.tar.gz" in str(caught.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["raw"]
+
+
+def test_intact_files_of_another_size_are_refused(mnist_dir: Path) -> None:
+    with pytest.raises(ConfigError, match=r"train_images uint8 \(30, 1, 28, 28\), wanted uint8 \(31,"):
+        prepare(raw.tiny_mnist(stored_train_samples=31), mnist_dir, progress=silent)
+
+
+def test_labels_out_of_range_are_refused(tmp_path: Path) -> None:
+    files = {**raw.MNIST_FILES, Mnist.raw_files[1].path: raw.idx_bytes(raw.MNIST_LABELS[0] + 1)}
+    raw.put(files, tmp_path / "raw")
+    with pytest.raises(ConfigError, match="train_labels from 1 to 10, wanted 0 … 9"):
+        prepare(raw.tiny_mnist(raw_files=raw.raw_files(files)), tmp_path, progress=silent)
+
+
+def truncate(folder: Path) -> None:
+    path = folder / "test_images.npy"
+    path.write_bytes(path.read_bytes()[:-7])
+
+
+def wrong_dtype(folder: Path) -> None:
+    path = folder / "train_labels.npy"
+    np.save(path, np.load(path).astype(np.float64))
+
+
+def pickled(folder: Path) -> None:
+    path = folder / "train_labels.npy"
+    size = path.stat().st_size
+    path.write_bytes(b"\x80\x04N.".ljust(size, b"\0"))
+
+
+def torn_manifest(folder: Path) -> None:
+    path = folder / MANIFEST
+    path.write_bytes(path.read_bytes()[:40])
+
+
+def other_version(folder: Path) -> None:
+    manifest = msgspec.json.decode((folder / MANIFEST).read_bytes())
+    (folder / MANIFEST).write_bytes(msgspec.json.encode({**manifest, "version": 99}))
+
+
+@pytest.mark.parametrize("damage", [truncate, wrong_dtype, pickled, torn_manifest, other_version])
+def test_damaged_arrays_are_refused_and_replaced(mnist_dir: Path, damage) -> None:
+    data = raw.tiny_mnist()
+    prepare(data, mnist_dir, progress=silent)
+    damage(mnist_dir / "mnist")
+    with pytest.raises(ConfigError, match="Run `parallelbench prepare data=mnist` again"):
+        data.load(mnist_dir)
+    prepare(data, mnist_dir, progress=silent)
+    np.testing.assert_array_equal(data.load(mnist_dir).train_labels, raw.MNIST_LABELS[0])
+    assert leftovers(mnist_dir) == []
+
+
+def test_a_flipped_bit_is_found_by_prepare(mnist_dir: Path) -> None:
+    data = raw.tiny_mnist()
+    prepare(data, mnist_dir, progress=silent)
+    path = mnist_dir / "mnist" / "train_images.npy"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    prepare(data, mnist_dir, progress=silent)
+    np.testing.assert_array_equal(data.load(mnist_dir).train_images[:, 0], raw.MNIST_IMAGES[0])
+
+
+def test_a_full_disk_is_a_storage_error_and_publishes_nothing(mnist_dir: Path, monkeypatch) -> None:
+    def full(path: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr(prepare_module, "_sync", full)
+    with pytest.raises(StorageError, match=r"No space left.*site\.data_dir"):
+        prepare(raw.tiny_mnist(), mnist_dir, progress=silent)
+    assert sorted(path.name for path in mnist_dir.iterdir()) == ["raw"]
+
+
+@fault(
+    "storage and input",
+    "Stale temporary files",
+    injection="temporary folders of a crash, old and fresh",
+    outcome="old ones are removed, fresh ones belong to somebody",
+)
+def test_stale_temporary_folders_are_removed_and_fresh_ones_left_alone(mnist_dir: Path) -> None:
+    stale, fresh = mnist_dir / ".mnist.00.tmp", mnist_dir / ".mnist.11.tmp"
+    stale.mkdir()
+    fresh.mkdir()
+    os.utime(stale, (0, 0))
+    prepare(raw.tiny_mnist(), mnist_dir, progress=silent)
+    assert leftovers(mnist_dir) == [fresh.name]
+
+
+def test_the_folder_obeys_the_umask(mnist_dir: Path) -> None:
+    before = os.umask(0o002)
+    try:
+        prepare(raw.tiny_mnist(), mnist_dir, progress=silent)
+    finally:
+        os.umask(before)
+    assert (mnist_dir / "mnist").stat().st_mode & 0o777 == 0o775
+
+
+@fault(
+    "storage and input",
+    "A data set's preparation is killed",
+    injection="SIGKILL while files are downloaded or converted",
+    outcome="nothing that looks finished; preparing again completes it",
+)
+@pytest.mark.slow
+@pytest.mark.parametrize("kill_at", [0, 1, 3, 5])
+def test_a_killed_prepare_leaves_nothing_that_looks_finished(mnist_dir: Path, kill_at: int) -> None:
+    process = SPAWN.Process(target=raw.prepare_until_killed, args=(mnist_dir, kill_at))
+    process.start()
+    process.join(60)
+    assert process.exitcode == -signal.SIGKILL
+    data = raw.tiny_mnist()
+    assert not (mnist_dir / "mnist").exists()
+    with pytest.raises(ConfigError, match="not prepared"):
+        data.load(mnist_dir)
+    prepare(data, mnist_dir, progress=silent)
+    np.testing.assert_array_equal(data.load(mnist_dir).test_labels, raw.MNIST_LABELS[1])
+
+
+@fault(
+    "storage and input",
+    "Two preparations of one data set at once",
+    injection="two processes, with and without damaged files from before",
+    outcome="both end well, with intact arrays",
+)
+@pytest.mark.slow
+@pytest.mark.parametrize("damaged_before", [False, True])
+def test_two_prepares_at_once_are_safe(mnist_dir: Path, damaged_before: bool) -> None:
+    data = raw.tiny_mnist()
+    if damaged_before:
+        prepare(data, mnist_dir, progress=silent)
+        truncate(mnist_dir / "mnist")
+    barrier = SPAWN.Barrier(2)
+    processes = [SPAWN.Process(target=raw.prepare_in_step, args=(mnist_dir, barrier)) for _ in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+    assert [process.exitcode for process in processes] == [0, 0]
+    np.testing.assert_array_equal(data.load(mnist_dir).train_images[:, 0], raw.MNIST_IMAGES[0])
+    assert leftovers(mnist_dir) == []

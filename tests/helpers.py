@@ -1,0 +1,64 @@
+"""What several test files need: small runs as plain data and as overrides."""
+
+from __future__ import annotations
+
+import copy
+import errno
+import functools
+import re
+from typing import TYPE_CHECKING, Any
+
+from launch.compose import compose_plain, resolve
+from parallelbench.config import RunConfig, from_mapping
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TINY = (
+    "data=synthetic",
+    "data.channels=1",
+    "data.image_size=8",
+    "data.train_samples=64",
+    "data.test_samples=30",
+    "batch_size=32",
+    "model=logistic_regression",
+    "device=cpu",
+)
+"""Overrides of a run of two steps per epoch that any machine does in no time."""
+
+
+def plain(*overrides: str) -> dict[str, Any]:
+    """The composed configuration of one run, without its sweep."""
+    return copy.deepcopy(_composed(overrides))
+
+
+@functools.cache
+def _composed(overrides: tuple[str, ...]) -> dict[str, Any]:
+    composed = resolve(compose_plain(overrides))
+    composed["sweep_name"] = composed.pop("sweep")["name"]
+    return composed
+
+
+def quoted(text: object) -> str:
+    """A value as Hydra reads it back, whatever is in it: it unescapes quotes, and backslashes before quotes only."""
+    escaped = re.sub(r"(\\*)'", r"\1\1\\'", str(text))
+    return "'" + re.sub(r"(\\+)\Z", r"\1\1", escaped) + "'"
+
+
+def configured(*overrides: str) -> RunConfig:
+    """The run that the overrides describe."""
+    return from_mapping(plain(*overrides))
+
+
+def fill_disk(folder: Path, *, leave_bytes: int = 0) -> Path:
+    """Fill the disk that `folder` is on, but for `leave_bytes` (whole blocks); returns the file that does."""
+    ballast = folder / "ballast"
+    with ballast.open("wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(bytes(4096))
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+        file.truncate(max(0, file.tell() - leave_bytes))
+    return ballast

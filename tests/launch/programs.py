@@ -1,0 +1,155 @@
+"""The program as its users start it: in processes of its own, watched through what it writes."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from parallelbench.folder import RunFolder, find_runs
+from parallelbench.journal import read_entries, read_tables
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from parallelbench.attempt import Attempt
+
+PATIENCE_S = 600
+"""How long anything may take before a test gives up; far more than it does take."""
+
+
+class Program:
+    """One start of `parallelbench`; nothing that it started outlives the `with`."""
+
+    def __init__(self, *arguments: str, results: Path, preexec: Callable[[], object] | None = None) -> None:
+        self.results = results
+        self.output = tempfile.TemporaryFile()  # noqa: SIM115 (not beside the results: their disk may be full)
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "parallelbench.cli", *arguments, f"results={results}"],
+            stdout=self.output,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            preexec_fn=lambda: _begin(preexec),
+        )
+
+    def __enter__(self) -> Program:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        for process in self.others():
+            process.kill()
+        self.output.close()
+
+    @property
+    def text(self) -> str:
+        size = os.fstat(self.output.fileno()).st_size
+        return os.pread(self.output.fileno(), size, 0).decode()
+
+    def end(self) -> int:
+        """Wait for the end; the exit code."""
+        return self.process.wait(timeout=PATIENCE_S)
+
+    def others(self) -> list[psutil.Process]:
+        """All processes that work on these results, torchrun and ranks, whoever their parent is now."""
+        found = []
+        for process in psutil.process_iter(["cmdline", "status"]):
+            named = any(str(self.results) in word for word in process.info["cmdline"] or [])
+            if named and process.pid not in (self.process.pid, os.getpid()):
+                found.append(process)
+        return found
+
+    def survivors(self, *, timeout_s: float = 10) -> list[psutil.Process]:
+        """Processes that have not ended so many seconds after the program has."""
+        _, alive = psutil.wait_procs(self.others(), timeout=timeout_s)
+        return alive
+
+    def wait_for(self, condition: Callable[[], Any]) -> Any:
+        """The first true value of `condition`, which looks at what the program writes."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not (found := condition()):
+            assert self.process.poll() is None, f"the program ended early: {self.text}"
+            assert time.monotonic() < deadline, f"nothing happened: {self.text}"
+            time.sleep(0.002)
+        return found
+
+    def attempt(self, number: int = 1) -> Attempt:
+        """The attempt of the only run, once ranks work on it."""
+
+        def started() -> Attempt | None:
+            attempts = [a for run in find_runs(self.results) for a in run.attempts() if a.number == number]
+            return attempts[0] if attempts and attempts[0].info() else None
+
+        found: Attempt = self.wait_for(started)
+        return found
+
+    def entries(self, attempt: Attempt, rank: int, *, at_least: int) -> list[dict[str, Any]]:
+        """The journal of a rank, once it has so many lines."""
+
+        def enough() -> list[dict[str, Any]] | None:
+            entries = read_entries(attempt.path / f"journal-rank{rank}.jsonl")
+            return entries if len(entries) >= at_least else None
+
+        found: list[dict[str, Any]] = self.wait_for(enough)
+        return found
+
+    def epochs(self, attempt: Attempt, *, at_least: int) -> list[int]:
+        """The finished epochs, once there are so many."""
+
+        def enough() -> list[int] | None:
+            found = finished_epochs(attempt)
+            return found if len(found) >= at_least else None
+
+        found: list[int] = self.wait_for(enough)
+        return found
+
+    def pid_of(self, victim: str, attempt: Attempt) -> int:
+        """The process id of `supervisor`, `torchrun`, or `rank N`."""
+        if victim == "supervisor":
+            return self.process.pid
+        if victim == "torchrun":
+            (torchrun,) = psutil.Process(self.process.pid).children()
+            return torchrun.pid
+        rank = int(victim.removeprefix("rank "))
+        pid: int = self.entries(attempt, rank, at_least=1)[0]["pid"]
+        return pid
+
+
+def _begin(preexec: Callable[[], object] | None) -> None:
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: a test run that is killed leaves nothing running
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)  # the tests themselves may run under nohup, or in the background
+    if preexec is not None:
+        preexec()
+
+
+def finished_epochs(attempt: Attempt) -> list[int]:
+    return [row["epoch"] for row in read_tables(attempt.path)[0]["epochs"]]
+
+
+def the_run(results: Path) -> RunFolder:
+    (folder,) = find_runs(results)
+    return folder
+
+
+def completed(*arguments: str, results: Path, preexec: Callable[[], object] | None = None) -> tuple[int, str]:
+    """Start the program and wait for its end: exit code and everything it printed."""
+    with Program(*arguments, results=results, preexec=preexec) as program:
+        code = program.end()
+        assert program.survivors() == []
+        return code, program.text
+
+
+def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,71 @@
+"""Command lines and environments of the training processes: pure functions."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from launch.command import MALLOC, command_line, environment
+from tests.helpers import configured
+
+
+def test_one_process_is_started_directly() -> None:
+    assert command_line(Path("/a b/run"), 3, 1) == [sys.executable, "-m", "parallelbench.worker", "/a b/run", "3"]
+
+
+def test_several_are_started_by_torchrun_on_this_machine_only() -> None:
+    command = command_line(Path("/a b/run"), 3, 4)
+    assert command[:3] == [sys.executable, "-m", "torch.distributed.run"]
+    assert command[-4:] == ["-m", "parallelbench.worker", "/a b/run", "3"]
+    options = command[3:-4]
+    assert "--standalone" in options, "no fixed port, which another job might have"
+    assert "--nproc-per-node=4" in options
+    assert "--max-restarts=0" in options
+    assert "--local-addr=127.0.0.1" in options
+
+
+def test_the_environment_is_inherited_but_for_the_marks_of_another_job() -> None:
+    inherited = {"PATH": "/bin", "HOME": "/root", "RANK": "7", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_PORT": "1"}
+    found = environment(configured(), "cpu", inherited, cores=16)
+    assert {key: found.get(key) for key in inherited} == dict.fromkeys(inherited) | {"PATH": "/bin", "HOME": "/root"}
+    assert inherited["RANK"] == "7", "nothing is changed in place"
+
+
+def test_malloc_and_threads_are_set_for_cpus() -> None:
+    found = environment(configured("cores_per_device=3"), "cpu", {"OMP_NUM_THREADS": "64"}, cores=16)
+    assert found["OMP_NUM_THREADS"] == "3"
+    assert MALLOC.items() <= found.items()
+    assert (
+        environment(configured("cores_per_device=3"), "cuda", {"OMP_NUM_THREADS": "64"}, cores=16)["OMP_NUM_THREADS"]
+        == "16"
+    )
+
+
+@pytest.mark.parametrize(("strategy", "processes"), [("ddp", 4), ("model_parallel", 1)])
+def test_on_cuda_every_device_has_the_same_share_of_the_cores(strategy: str, processes: int) -> None:
+    run = configured(f"strategy={strategy}", "devices=4", "model=vit", "data=synthetic")
+    assert run.strategy.processes(run, "cuda") == processes
+    assert environment(run, "cuda", {}, cores=16)["OMP_NUM_THREADS"] == "4"
+
+
+def test_compiling_starts_cold() -> None:
+    found = environment(configured("compile=true"), "cpu", {}, cores=16)
+    assert found["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] == "1"
+
+
+def test_nothing_in_the_working_directory_shadows_the_suite() -> None:
+    assert environment(configured(), "cpu", {}, cores=16)["PYTHONSAFEPATH"] == "1"
+
+
+@pytest.mark.parametrize(("deterministic", "workspace"), [("true", ":4096:8"), ("false", None)])
+def test_determinism_on_cuda_needs_a_workspace(deterministic: str, workspace: str | None) -> None:
+    run = configured(f"measure.deterministic={deterministic}")
+    assert environment(run, "cuda", {}, cores=16).get("CUBLAS_WORKSPACE_CONFIG") == workspace
+
+
+def test_values_are_strings_without_line_breaks() -> None:
+    for name, value in environment(configured(), "cpu", {}, cores=16).items():
+        assert isinstance(value, str)
+        assert "\n" not in name + value

@@ -1,0 +1,218 @@
+"""How an attempt ended, judged from error files, logs and exit codes."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+
+from launch.outcome import exit_codes, judge, publish_if_finished, stopped
+from parallelbench.attempt import RETRYABLE
+from parallelbench.durable import fill
+from parallelbench.errors import ConfigError, StorageError
+from parallelbench.journal import Journal
+from parallelbench.worker import RankError, classify
+from tests.analysis.factory import Fake, begin, config, write_epochs
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from parallelbench.attempt import Attempt
+
+TORCHRUN = """\
+W1121 02:05:10.000000 140 distributed/elastic/multiprocessing/api.py:900] Sending process 141 closing signal SIGTERM
+E1121 02:05:10.000000 140 distributed/elastic/multiprocessing/api.py:874] failed (exitcode: {code}) \
+local_rank: {rank} (pid: 142) of binary: /bin/python
+"""
+
+
+@pytest.fixture
+def attempt(tmp_path: Path) -> Attempt:
+    """An attempt of three ranks that have not said anything yet."""
+    return begin(config(tmp_path, strategy="ddp", devices=3), Fake())[1]
+
+
+def say(attempt: Attempt, rank: int, kind: str, reason: str, time: float) -> None:
+    fill(attempt.error_file(rank), msgspec.json.encode(RankError(rank=rank, kind=kind, reason=reason, time=time)))
+
+
+# --- who is to blame
+
+
+def test_the_earliest_error_wins(attempt: Attempt) -> None:
+    words = [(0, "error", "third", 3.0), (1, "nan", "first", 1.0), (2, "error", "second", 2.0)]
+    random.Random(0).shuffle(words)
+    for word in words:
+        say(attempt, *word)
+    assert judge(attempt, 3, 1) == ("nan", "rank 1: first")
+
+
+def test_an_error_of_a_ranks_own_wins_over_earlier_ones_about_others(attempt: Attempt) -> None:
+    say(attempt, 0, "peer", "lost another rank", 1.0)
+    say(attempt, 1, "peer", "lost another rank", 2.0)
+    say(attempt, 2, "oom", "out of memory", 3.0)
+    assert judge(attempt, 3, 1) == ("oom", "rank 2: out of memory")
+
+
+def test_a_rank_that_says_nothing_while_others_miss_it_was_killed(attempt: Attempt) -> None:
+    say(attempt, 0, "peer", "lost another rank", 1.0)
+    say(attempt, 2, "peer", "lost another rank", 2.0)
+    outcome, reason = judge(attempt, 3, 1)
+    assert outcome == "killed"
+    assert reason.startswith("rank 1 ended without a word")
+
+
+def test_the_rank_that_torchrun_saw_die_is_named_first(attempt: Attempt) -> None:
+    attempt.log.write_text(TORCHRUN.format(code=-9, rank=2))
+    assert judge(attempt, 3, 1) == (
+        "killed",
+        "rank 2 was killed by SIGKILL, by hand or by the kernel for lack of memory",
+    )
+    attempt.log.write_text(TORCHRUN.format(code=-11, rank=1))
+    assert judge(attempt, 3, 1) == ("killed", "rank 1 was killed by SIGSEGV")
+
+
+def test_a_single_process_has_the_exit_code_of_its_own(attempt: Attempt) -> None:
+    assert judge(attempt, 1, -9)[1].startswith("the process was killed by SIGKILL")
+    assert judge(attempt, 1, 3) == ("killed", "the process ended without a word (exit code 3)")
+    say(attempt, 0, "error", "ValueError: no", 1.0)
+    assert judge(attempt, 1, 1) == ("error", "ValueError: no")
+
+
+def test_real_time_signals_have_no_name_and_are_still_reported(attempt: Attempt) -> None:
+    assert "signal 40" in judge(attempt, 1, -40)[1]
+
+
+def test_who_says_nothing_while_others_wait_hangs(attempt: Attempt) -> None:
+    say(attempt, 0, "waited", "waited for another rank", 1.0)
+    said = "waited for it longer than launcher.collective_timeout_s"
+    say(attempt, 2, "waited", "waited for another rank", 2.0)
+    assert judge(attempt, 3, 1) == ("timeout", f"rank 1 hangs: rank 0 and rank 2 {said}")
+    attempt.log.write_text(TORCHRUN.format(code=1, rank=0))
+    assert judge(attempt, 3, 1) == ("timeout", f"rank 1 hangs: rank 0 and rank 2 {said}")
+    say(attempt, 2, "peer", "lost rank 0, which had waited", 2.0)
+    assert judge(attempt, 3, 1) == ("timeout", f"rank 1 hangs: rank 0 {said}")
+
+
+def test_who_was_killed_while_others_waited_did_not_hang(attempt: Attempt) -> None:
+    say(attempt, 0, "waited", "waited for another rank", 1.0)
+    attempt.log.write_text(TORCHRUN.format(code=-9, rank=1))
+    assert judge(attempt, 3, 1)[1].startswith("rank 1 was killed by SIGKILL")
+
+
+def test_an_error_of_a_ranks_own_wins_over_those_that_waited_for_it(attempt: Attempt) -> None:
+    say(attempt, 0, "waited", "waited for another rank", 1.0)
+    say(attempt, 1, "oom", "out of memory", 2.0)
+    assert judge(attempt, 3, 1) == ("oom", "rank 1: out of memory")
+
+
+def test_when_all_wait_for_each_other_nobody_is_named(attempt: Attempt) -> None:
+    for rank in range(3):
+        say(attempt, rank, "waited", "waited for another rank", 1.0 + rank)
+    assert judge(attempt, 3, 1) == ("error", "rank 0: waited for another rank")
+
+
+def test_ranks_that_nccl_aborts_have_waited(attempt: Attempt) -> None:
+    """As torch 2.15 words it; the process dies of SIGABRT without a word of its own."""
+    attempt.log.write_text(
+        "[rank2]:[E1121 02:05:10.000000000 ProcessGroupNCCL.cpp:700] [Rank 2] Watchdog caught collective operation "
+        "timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE, Timeout(ms)=5000) ran for 5012 milliseconds before timing out.\n"
+        + TORCHRUN.format(code=-6, rank=2)
+    )
+    say(attempt, 0, "waited", "waited for another rank", 1.0)
+    outcome, reason = judge(attempt, 3, 1)
+    assert outcome == "timeout"
+    assert reason.startswith("rank 1 hangs: rank 0 and rank 2 waited for it")
+
+
+def test_when_all_only_miss_each_other_the_first_to_say_so_is_quoted(attempt: Attempt) -> None:
+    for rank, time in ((0, 2.0), (1, 1.0), (2, 3.0)):
+        say(attempt, rank, "peer", f"lost another rank: {rank}", time)
+    assert judge(attempt, 3, 1) == ("error", "rank 1: lost another rank: 1")
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b" " * 4096, b"\xff", b"[]", b'{"rank": 1}'])
+def test_an_unreadable_word_is_no_word(attempt: Attempt, content: bytes) -> None:
+    attempt.error_file(0).write_bytes(content)
+    assert judge(attempt, 1, -15) == ("killed", "the process was killed by SIGTERM")
+
+
+def test_a_kind_that_is_no_outcome_is_an_error(attempt: Attempt) -> None:
+    say(attempt, 0, "strange", "who wrote this?", 1.0)
+    assert judge(attempt, 1, 1) == ("error", "who wrote this?")
+
+
+def test_exit_codes_are_read_from_torchruns_log(attempt: Attempt) -> None:
+    assert exit_codes(attempt, 2, 1) == {}
+    attempt.log.write_bytes(b"\xff\xfe noise\n" + TORCHRUN.format(code=-6, rank=1).encode())
+    assert exit_codes(attempt, 2, 1) == {1: -6}
+    assert exit_codes(attempt, 1, 77) == {0: 77}
+
+
+@pytest.mark.parametrize(
+    ("saved", "word"), [(3, "goes on from there"), (2, "goes on after epoch 2"), (0, "starts over")]
+)
+def test_ranks_that_were_asked_to_stop_did_not_fail(attempt: Attempt, saved: int, word: str) -> None:
+    assert stopped(attempt) is None
+    journal = Journal(attempt.path / "journal-rank0.jsonl")
+    journal.event("stopped", epoch=3, epochs=9, saved=saved)
+    say(attempt, 1, "peer", "lost another rank", 1.0)
+    outcome, reason = judge(attempt, 3, 1)
+    assert outcome == "timeout"
+    assert outcome in RETRYABLE
+    assert reason.startswith(f"stopped after epoch 3 of 9, as asked; submitting again {word}")
+
+
+# --- what went wrong on a rank
+
+
+class OutOfMemoryError(RuntimeError):
+    pass
+
+
+class NotFiniteError(Exception):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "words"),
+    [
+        (OutOfMemoryError("CUDA out of memory. Tried\nmore"), "oom", "out of memory: CUDA out of memory. Tried"),
+        (MemoryError(), "oom", "out of memory: MemoryError"),
+        (
+            RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"),
+            "oom",
+            "out of memory: ",
+        ),
+        (NotFiniteError("the training loss was not finite"), "nan", "the training loss"),
+        (StorageError("can't write x: the disk is full"), "storage", "can't write x"),
+        (ConfigError("data=mnist is not prepared"), "error", "data=mnist is not prepared"),
+        (RuntimeError("[gloo/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:123"), "peer", "lost another rank"),
+        (RuntimeError("Broken pipe"), "peer", "lost another rank"),
+        (RuntimeError("[gloo/tcp/unbound_buffer.cc:78] Timed out waiting 5000ms for recv"), "waited", "another rank"),
+        (RuntimeError("wait timeout after 5000ms, keys: /default_pg/0//cpu//0/1"), "waited", "collective_timeout_s"),
+        (KeyError("x"), "error", "KeyError: 'x'"),
+    ],
+)
+def test_errors_are_classified(error: Exception, kind: str, words: str) -> None:
+    found, reason = classify(error)
+    assert found == kind
+    assert words in reason
+
+
+# --- publishing instead of judging
+
+
+def test_a_parity_failure_says_by_how_much(tmp_path: Path) -> None:
+    run, fake = config(tmp_path), Fake(parity_passed=False)
+    folder, attempt = begin(run, fake)
+    write_epochs(run, attempt, fake, epochs=run.epochs)
+    Journal(attempt.path / "journal-rank0.jsonl").event("finished", outcome="parity_failed")
+    outcome = publish_if_finished(folder, run, attempt)
+    assert outcome is not None
+    assert outcome.outcome == "parity_failed"
+    assert outcome.reason.startswith("training differs from one device after step 1: loss by 5.0e-01")
+    assert "tolerance" in outcome.reason
+    assert folder.state().state == "done"

@@ -1,0 +1,284 @@
+"""Packed runs: what warm processes train is what cold ones do, and no run harms the next."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pyarrow.parquet as pq
+import pytest
+
+from analysis.compare import left_out
+from analysis.load import load
+from analysis.notes import warnings
+from analysis.summary import summary
+from launch import processes
+from launch.command import environment
+from launch.slurm.submit import batches, prepare_for_site
+from launch.sweep import expand, one_run
+from launch.warm import WarmWorkers, _Parent
+from parallelbench.errors import ConfigError
+from parallelbench.folder import RunFolder, find_runs
+from parallelbench.warm import PRELOADED, unforkable
+from tests.helpers import TINY
+from tests.launch.programs import Program, completed
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from parallelbench.attempt import Outcome
+
+PACKED = "launcher.pack=true"
+QUICK = (*TINY, "measure.parity=false", "sweep.order=listed")
+LEARNED = re.compile("epoch|step|rank|.*(loss|accuracy|correct|samples|difference|bytes_sent).*")
+"""Columns that are the same in two runs of the same thing."""
+
+
+def by_name(results: Path) -> dict[str, RunFolder]:
+    """The runs by the name of their folder, less the run id."""
+    return {run.path.name.rpartition("-")[0]: run for run in find_runs(results)}
+
+
+def learned(run: RunFolder) -> list[dict[str, Any]]:
+    """Every number of the tables `epochs`, `ranks` and `parity` that follows from the training, exactly."""
+    assert run.state().label == "ok", run.state()
+    tables = [pq.read_table(run.result / f"{table}.parquet").to_pylist() for table in ("epochs", "ranks", "parity")]
+    return [{k: v for k, v in row.items() if LEARNED.fullmatch(k)} for rows in tables for row in rows]
+
+
+def row_of(run: RunFolder) -> dict[str, Any]:
+    (row,) = pq.read_table(run.result / "run.parquet").to_pylist()
+    return dict(row)
+
+
+# --- the same training
+
+
+@pytest.mark.slow
+def test_packed_runs_train_bit_for_bit_like_separate_ones_and_have_no_times(tmp_path: Path) -> None:
+    model = ("model=mlp", "model.hidden=[32,16]", "optimizer=adam", "epochs=2", "sweep.repeats=2")
+    pairs = "sweep.blocks=[{zip:{strategy:[single,ddp],devices:[1,2]}}]"
+    arguments = ("submit", *TINY, *model, pairs, "launcher.oversubscribe=true")
+    for results, more in ((tmp_path / "packed", [PACKED]), (tmp_path / "separate", [])):
+        code, text = completed(*arguments, *more, results=results)
+        assert code == 0, text
+        assert "started cold" not in text
+    packed, separate = by_name(tmp_path / "packed"), by_name(tmp_path / "separate")
+    assert len(packed) == 4
+    assert packed.keys() == separate.keys()
+    for name, run in packed.items():
+        assert learned(run) == learned(separate[name]), name
+        assert (row_of(run)["packed"], row_of(separate[name])["packed"]) == (True, False)
+        assert row_of(run)["run_id"] != row_of(separate[name])["run_id"], "a packed run is no substitute"
+
+    runs = load(tmp_path / "packed" / "adhoc")
+    assert set(left_out(runs)["reason"]) == {"packed: started by a warm process"}
+    assert summary(runs)["speed_up"].is_null().all()
+    assert any(note.startswith("No time, speed-up or efficiency from 4 packed runs") for note in warnings(runs))
+    assert left_out(load(tmp_path / "separate" / "adhoc")).filter(reason="packed: started by a warm process").is_empty()
+
+
+@pytest.mark.slow
+def test_what_libraries_read_when_they_are_loaded_is_that_of_each_run(tmp_path: Path) -> None:
+    arguments = ("submit", *QUICK, PACKED, "epochs=1", "cores_per_device=1,2", "launcher.oversubscribe=true")
+    code, text = completed(*arguments, "repeat=0,1", results=tmp_path)
+    assert code == 0, text
+    assert "started cold" not in text
+    found = set()
+    for run in find_runs(tmp_path):
+        environment = json.loads(row_of(run)["environment_json"])
+        assert environment["variables"]["MALLOC_TRIM_THRESHOLD_"] == "4294967296"
+        found.add((run.config().cores_per_device, environment["threads"], environment["variables"]["OMP_NUM_THREADS"]))
+    assert found == {(1, 1, "1"), (2, 2, "2")}
+
+
+# --- runs that go wrong
+
+CODE = '''
+"""A strategy of which rank 1 does something odd in the second epoch."""
+import os
+import re
+import signal
+import time
+
+from parallelbench.strategies.ddp import Ddp
+
+
+def fails():
+    raise RuntimeError("on purpose")
+
+
+DEEDS = {
+    "fail": fails,
+    "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "leave": lambda: os._exit(3),
+    "hang": lambda: time.sleep(3600),
+    "nothing": lambda: None,
+}
+
+
+class Odd(Ddp, frozen=True, kw_only=True):
+    """DDP with a fault."""
+
+    deed: str
+
+    def prepare(self, model, run, world):
+        replica = super().prepare(model, run, world)
+        evaluate = replica.evaluate
+
+        def then(batches):
+            found = evaluate(batches)
+            if world.rank == 1:
+                DEEDS[self.deed]()
+            return found
+
+        replica.evaluate = then
+        return replica
+'''
+YAML = """_target_: odd.Odd
+name: odd
+bucket_mib: 25.0
+gradient_as_bucket_view: true
+static_graph: false
+compression: none
+deed: nothing
+"""
+OUTCOMES = {
+    "fail": ("error", "rank 1: RuntimeError: on purpose"),
+    "kill": ("killed", "rank 1 was killed by SIGKILL, by hand or by the kernel for lack of memory"),
+    "leave": ("killed", "rank 1 ended without a word (exit code 3)"),
+    "hang": ("timeout", "rank 1 hangs: rank 0 waited for it longer than launcher.collective_timeout_s"),
+    "nothing": ("ok", "trained 2 epochs"),
+}
+
+
+def outcome_of(run: RunFolder) -> Outcome:
+    outcome = run.state().outcome
+    assert outcome is not None
+    return outcome
+
+
+@pytest.mark.slow
+def test_a_run_that_goes_wrong_has_its_own_outcome_and_the_next_is_fine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "conf" / "strategy").mkdir(parents=True)
+    (tmp_path / "conf" / "strategy" / "odd.yaml").write_text(YAML)
+    (tmp_path / "odd.py").write_text(CODE)
+    own = ["--conf", str(tmp_path / "conf"), "--plugin", str(tmp_path / "odd.py")]
+    options = ["strategy=odd", f"strategy.deed={','.join(OUTCOMES)}", "devices=2", "epochs=2"]
+    limits = ["launcher.oversubscribe=true", "launcher.collective_timeout_s=20"]
+    code, text = completed("submit", *own, *QUICK, PACKED, *options, *limits, results=tmp_path / "results")
+    assert code == 1, text
+    assert "started cold" not in text
+    found = {
+        run.config("odd").strategy.deed: (outcome_of(run).outcome, outcome_of(run).reason)  # type: ignore[attr-defined]
+        for run in find_runs(tmp_path / "results")
+    }
+    assert found == OUTCOMES
+
+
+@pytest.mark.slow
+def test_a_diverging_packed_run_is_nan_and_the_next_is_fine(tmp_path: Path) -> None:
+    model = ("model=mlp", "model.hidden=[16]", "optimizer=sgd", "optimizer.lr=1e30,0.1", "epochs=2")
+    code, text = completed("submit", *QUICK, PACKED, *model, results=tmp_path)
+    assert code == 1, text
+    assert {run.config().optimizer.lr: run.state().label for run in find_runs(tmp_path)} == {1e30: "nan", 0.1: "ok"}
+
+
+@pytest.mark.slow
+def test_a_warm_process_that_is_killed_ends_one_run_only(tmp_path: Path) -> None:
+    arguments = ("submit", *QUICK, PACKED, "strategy=ddp", "devices=2", "epochs=1000000,1")
+    with Program(*arguments, "launcher.oversubscribe=true", results=tmp_path) as program:
+        program.epochs(program.attempt(), at_least=1)
+        before = psutil.Process(program.process.pid).children(recursive=True)
+        (warm,) = psutil.Process(program.process.pid).children()
+        warm.kill()
+        assert program.end() == 1, program.text
+    assert psutil.wait_procs(before, timeout=10)[1] == []
+    assert {run.config().epochs: run.state().label for run in find_runs(tmp_path)} == {1000000: "killed", 1: "ok"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_finished_runs_stay_when_all_is_ended_midway(number: signal.Signals, tmp_path: Path) -> None:
+    arguments = ("submit", *QUICK, PACKED, "strategy=ddp", "devices=2", "launcher.oversubscribe=true")
+    epochs = "epochs=1,1000000,2"
+    with Program(*arguments, epochs, results=tmp_path) as program:
+        endless = program.wait_for(
+            lambda: [run for run in find_runs(tmp_path) if run.attempts() and run.config().epochs == 1000000]
+        )[0]
+        program.epochs(endless.attempts()[0], at_least=1)
+        before = psutil.Process(program.process.pid).children(recursive=True)
+        assert len(before) >= 4, "the warm process, the group's leader, two ranks"
+        program.process.send_signal(number)
+        program.end()
+    assert psutil.wait_procs(before, timeout=10)[1] == []
+    labels = {run.config().epochs: run.state().label for run in find_runs(tmp_path)}
+    assert labels == {1: "ok", 1000000: "killed", 2: "missing"}
+
+    completed(*arguments, epochs, "launcher.timeout_s=3", results=tmp_path)
+    again = {run.config().epochs: (run.state().label, len(run.attempts())) for run in find_runs(tmp_path)}
+    assert again[1] == ("ok", 1)
+    assert again[1000000] == ("timeout", 2)
+    assert again[2][1] == 1
+
+
+# --- what can't be forked, or packed
+
+
+@pytest.mark.slow
+def test_all_that_is_preloaded_leaves_one_thread_and_no_cuda() -> None:
+    imports = "; ".join(f"import {name}" for name in PRELOADED)
+    code = f"{imports}; from parallelbench.warm import unforkable; print(unforkable())"
+    variables = environment(one_run([*TINY, "cores_per_device=2"]).run, "cpu", os.environ, cores=2)
+    done = subprocess.run([sys.executable, "-c", code], env=variables, capture_output=True, text=True, check=False)
+    assert done.stdout == "None\n", done.stderr
+
+
+def test_a_process_with_threads_is_not_forked() -> None:
+    over = threading.Event()
+    thread = threading.Thread(target=over.wait)
+    thread.start()
+    try:
+        assert "threads, and a fork copies one" in str(unforkable())
+    finally:
+        over.set()
+        thread.join()
+
+
+def test_where_no_fork_is_possible_runs_start_cold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(_Parent, "__init__", lambda *_: None)
+    monkeypatch.setattr(_Parent, "start", lambda *_: "it has threads")
+    monkeypatch.setattr(_Parent, "close", lambda *_: None)
+    monkeypatch.setattr(processes, "start", lambda *_, **__: "cold")
+    run, folder = one_run([*TINY, PACKED]).run, RunFolder(tmp_path / "a-run")
+    attempt: Any = SimpleNamespace(number=1)
+    with WarmWorkers() as workers:
+        started: Any = workers.start(folder, run, attempt, device_type="cpu", log=None)
+    assert started == "cold"
+    assert "a-run is started cold: it has threads" in capsys.readouterr().out
+
+
+def test_runs_of_several_nodes_are_not_packed() -> None:
+    many = one_run([*TINY, "launcher=slurm", "site=local_cluster", PACKED, "strategy=ddp", "devices=2", "nodes=2"])
+    with pytest.raises(ConfigError, match=r"launcher.pack=true with nodes=2 is refused.*choose nodes=1"):
+        prepare_for_site(many)
+
+
+def test_a_packed_job_does_all_runs_of_its_shape() -> None:
+    overrides = [*TINY, "launcher=slurm", "site=local_cluster", "sweep.repeats=3"]
+    plan = expand([*overrides, "sweep.blocks=[{zip:{strategy:[single,ddp],devices:[1,2]}}]", PACKED])
+    tasks = [batch.tasks() for batch in batches([prepare_for_site(planned) for planned in plan])]
+    assert [[len(runs) for runs in task] for task in tasks] == [[3], [3]]

@@ -1,0 +1,160 @@
+"""A user's own strategy, from the user's own files: docs/adding-a-strategy.md tells this test as a story."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from launch.compose import Extension
+from launch.extension import extension
+from launch.sweep import one_run
+from parallelbench.errors import ConfigError
+
+CODE = '''
+"""A strategy of the user's own."""
+from parallelbench.strategies.base import Shard, Strategy
+
+
+class Mine(Strategy, frozen=True, kw_only=True):
+    """Data parallel training: one sum over the ranks for all gradients."""
+
+    mark: int
+    """An option that is stored; 13 brings bad luck."""
+
+    def processes(self, run, device_type):
+        return run.devices
+
+    def data_shards(self, run):
+        return run.devices
+
+    def prepare(self, model, run, world):
+        from torch.nn.utils import parameters_to_vector, vector_to_parameters
+        from parallelbench.strategies.replicas import ModuleReplica, place
+
+        assert self.mark != 13, "bad luck"
+
+        class Averaging(ModuleReplica):
+            def _forward_backward(self, batch):
+                result = super()._forward_backward(batch)
+                gradients = [parameter.grad for parameter in self._module.parameters()]
+                vector = world.sum(parameters_to_vector(gradients))
+                vector_to_parameters(vector / world.size, gradients)
+                self.traffic.all_reduce("gradient", vector.nbytes, world.size)
+                return result
+
+        module = place(model, run, world.device)
+        return Averaging(module, run=run, world=world, data_shard=Shard(world.rank, world.size))
+'''
+YAML = "_target_: mystrategies.Mine\nname: mine\nmark: 2\n"
+
+
+@pytest.fixture
+def user(tmp_path: Path) -> Path:
+    """A user's folder: own YAML, own package."""
+    (tmp_path / "conf" / "strategy").mkdir(parents=True)
+    (tmp_path / "conf" / "strategy" / "mine.yaml").write_text(YAML)
+    (tmp_path / "mystrategies").mkdir()
+    (tmp_path / "mystrategies" / "__init__.py").write_text(CODE)
+    return tmp_path
+
+
+OWN = ["--conf", "conf", "--plugin", "mystrategies"]
+
+
+def program(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-P", "-m", "parallelbench.cli", *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.slow
+def test_a_users_strategy_trains_on_two_ranks_like_one_device_and_is_in_the_report(user: Path) -> None:
+    small = ["model=logistic_regression", "epochs=2", "results=results", "launcher.oversubscribe=true"]
+    assert program(user, "submit", *small, "strategy=single").returncode == 0
+    done = program(user, "submit", *OWN, *small, "strategy=mine", "devices=2")
+    assert done.returncode == 0, done.stderr
+    again = program(user, "submit", *OWN, *small, "strategy=mine", "devices=2")
+    assert "1 run(s) are done" in again.stdout
+    report = program(user, "report", "results")
+    assert report.returncode == 0, report.stderr
+    table = pl.read_csv(user / "results" / "report" / "tables" / "configurations.csv")
+    (mine,) = table.filter(pl.col("strategy") == "mine").to_dicts()
+    assert (mine["configuration"], mine["outcomes"], mine["parity"]) == ("mine × 2", "1 ok", "1 of 1")
+    assert 0 < mine["parity_difference"] < 1e-9, "two ranks sum in another order than one"
+    assert "mine × 2" in (user / "results" / "report" / "index.html").read_text()
+    assert "ok" in program(user, "status", "results").stdout
+
+
+@pytest.mark.slow
+def test_unfinished_runs_of_it_are_reported_with_the_plugin_and_named_without(user: Path) -> None:
+    small = ["model=logistic_regression", "epochs=1", "results=results"]
+    assert program(user, "submit", *OWN, *small, "strategy=single").returncode == 0
+    assert program(user, "run", *OWN, *small, "strategy=mine", "strategy.mark=13").returncode == 1
+    page = user / "results" / "report" / "index.html"
+    for plugin, said in (
+        ([], "it has no result, and what it was to do can"),
+        (["--plugin", "mystrategies"], "error: AssertionError: bad luck"),
+    ):
+        report = program(user, "report", *plugin, "results")
+        assert report.returncode == 0, report.stderr
+        assert said in page.read_text()
+        assert ("--plugin PACKAGE adds a package" in page.read_text()) == (not plugin)
+
+
+@pytest.mark.slow
+def test_debugging_in_this_process_finds_it_too(user: Path) -> None:
+    done = program(
+        user, "run", *OWN, "strategy=mine", "model=logistic_regression", "measure=debug", "launcher=inline", "epochs=1"
+    )
+    assert done.returncode == 0, done.stderr + done.stdout
+
+
+@pytest.mark.slow
+def test_show_lists_it_among_the_choices(user: Path) -> None:
+    shown = program(user, "show", "--conf", "conf", "--plugin", "./mystrategies", "strategy=mine")
+    assert shown.returncode == 0, shown.stderr
+    assert "_target_: mystrategies.Mine" in shown.stdout
+    assert "mine model_parallel" in shown.stdout, "listed with the suite's own"
+
+
+@pytest.mark.slow
+def test_without_being_named_nothing_of_it_is_imported(user: Path) -> None:
+    refused = program(user, "show", "--conf", "conf", "strategy=mine")
+    assert refused.returncode == 2
+    assert "--plugin PACKAGE adds a package" in refused.stderr
+    assert "Traceback" not in refused.stderr
+
+
+def test_only_the_named_package_is_allowed(user: Path) -> None:
+    (user / "conf" / "strategy" / "evil.yaml").write_text("_target_: os.system\nname: evil\n")
+    with pytest.raises(ConfigError, match="refused: only component classes of parallelbench and mystrategies"):
+        one_run(["strategy=evil"], Extension(user / "conf", "mystrategies"))
+
+
+@pytest.mark.parametrize(
+    ("conf", "plugin", "message"),
+    [
+        ("nowhere", None, "is no folder"),
+        (None, "no-such.package", "neither a package's name nor its path"),
+        (None, "no_such_package", "can be imported"),
+    ],
+)
+def test_what_is_not_there_is_named(conf: str | None, plugin: str | None, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        extension(conf, plugin)
+
+
+def test_a_folder_with_foreign_groups_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "strategys").mkdir()
+    (tmp_path / "strategys" / "mine.yaml").write_text(YAML)
+    with pytest.raises(ConfigError, match="strategys, which are no groups"):
+        extension(str(tmp_path), None)
+
+
+def test_a_package_cannot_take_the_name_of_another(tmp_path: Path) -> None:
+    (tmp_path / "json.py").write_text(CODE)
+    with pytest.raises(ConfigError, match="name of its own"):
+        extension(None, str(tmp_path / "json.py"))

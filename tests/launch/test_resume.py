@@ -1,0 +1,261 @@
+"""Runs that are interrupted, in processes of their own: a later attempt goes on, and the result is the same."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from parallelbench.journal import read_tables
+from parallelbench.records import TABLES
+from tests.faults import fault
+from tests.helpers import TINY
+from tests.launch.programs import Program, completed, kill, the_run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from parallelbench.attempt import Attempt
+    from parallelbench.folder import RunFolder
+
+pytestmark = pytest.mark.slow
+
+EPOCHS = 60
+MODEL = ("model=mlp", "model.hidden=[16]", "precision=fp64", "optimizer=adam", f"epochs={EPOCHS}")
+SINGLE = ("run", *TINY, *MODEL, "measure.parity=false")
+DDP = ("run", *TINY, *MODEL, "strategy=ddp", "devices=2", "launcher.oversubscribe=true", "measure.parity_steps=1")
+ALWAYS = ("launcher.checkpoint=always", "launcher.checkpoint_every_s=0.001")
+NAME = re.compile(r"attempt-(\d+)-epoch-(\d+)")
+
+
+def saved_epochs(folder: RunFolder) -> list[int]:
+    """Epochs with a whole checkpoint, oldest first."""
+    names = [NAME.fullmatch(path.parent.name) for path in folder.path.glob("checkpoints/*/manifest.json")]
+    return sorted(int(name[2]) for name in names if name)
+
+
+def checkpoint(folder: RunFolder, epoch: int) -> Path:
+    (path,) = folder.path.glob(f"checkpoints/attempt-*-epoch-{epoch}")
+    return path
+
+
+def rows(folder: RunFolder) -> dict[str, list[dict[str, Any]]]:
+    assert folder.published() is not None
+    return {table: pq.read_table(folder.result / f"{table}.parquet").to_pylist() for table in TABLES}
+
+
+def measured(folder: RunFolder) -> list[tuple[float, ...]]:
+    """What must not depend on interruptions: the losses and accuracies of every epoch."""
+    epochs = sorted(rows(folder)["epochs"], key=lambda row: row["epoch"])
+    assert [row["epoch"] for row in epochs] == list(range(1, EPOCHS + 1))
+    return [
+        tuple(row[f"{part}_{what}"] for part in ("train", "test") for what in ("loss", "accuracy")) for row in epochs
+    ]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, ...], list[tuple[float, ...]]]:
+    """What every epoch of the two runs gives when nothing happens."""
+    found = {}
+    for arguments in (SINGLE, DDP):
+        results = tmp_path_factory.mktemp("undisturbed") / "results"
+        code, text = completed(*arguments, "launcher.checkpoint=never", results=results)
+        assert code == 0, text
+        assert rows(the_run(results))["run"][0]["resumed_after"] is None
+        found[arguments] = measured(the_run(results))
+    return found
+
+
+def stop_after(program: Program, epochs: int, number: int = 1) -> Attempt:
+    """Ask the attempt to stop once so many epochs are done, and wait for its end."""
+    attempt = program.attempt(number)
+    program.epochs(attempt, at_least=epochs)
+    attempt.ask_to_stop()
+    assert program.end() == 1, program.text
+    assert program.survivors() == []
+    return attempt
+
+
+@fault(
+    "workers",
+    "A rank is killed in the middle of a run",
+    injection="SIGKILL to rank 0 once three checkpoints are written",
+    outcome="submitting again goes on after the last checkpoint; losses are bitwise those of an undisturbed run",
+)
+def test_a_killed_run_goes_on_after_its_last_checkpoint(
+    tmp_path: Path, undisturbed: dict[tuple[str, ...], list[tuple[float, ...]]]
+) -> None:
+    results = tmp_path / "results"
+    with Program(*DDP, *ALWAYS, results=results) as program:
+        attempt = program.attempt()
+        program.wait_for(lambda: max(saved_epochs(the_run(results)), default=0) >= 3)
+        kill(program.pid_of("rank 0", attempt))
+        assert program.end() == 1, program.text
+        assert program.survivors() == []
+    folder = the_run(results)
+    assert folder.state().label == "killed"
+    kept = saved_epochs(folder)
+    assert len(kept) in (2, 3), "one may have been about to be forgotten"
+    code, text = completed(*DDP, *ALWAYS, results=results)
+    assert code == 0, text
+    assert measured(folder) == undisturbed[DDP]
+    content = rows(folder)
+    (run,) = content["run"]
+    assert (run["outcome"], run["attempt"], run["resumed_after"]) == ("ok", 2, str(kept[-1]))
+    assert run["parity_passed"], "the verdict of the first attempt stays"
+    assert [row["attempt"] for row in content["parity"]] == [1]
+    assert run["startup_first_step_s"] is not None
+    for table in ("epochs", "ranks", "steps"):
+        assert {(row["epoch"] > kept[-1], row["attempt"]) for row in content[table]} == {(False, 1), (True, 2)}
+    assert not (folder.path / "checkpoints").exists(), "a result needs none"
+
+
+@fault(
+    "lifecycle",
+    "An attempt is asked to stop",
+    injection="the file `stop` in the attempt's folder",
+    outcome="all ranks save after the same epoch and end; the outcome is timeout; submitting again goes on from there",
+)
+@pytest.mark.parametrize("arguments", [SINGLE, DDP], ids=["single", "ddp"])
+def test_a_run_that_is_asked_to_stop_goes_on_later(
+    arguments: tuple[str, ...], tmp_path: Path, undisturbed: dict[tuple[str, ...], list[tuple[float, ...]]]
+) -> None:
+    results = tmp_path / "results"
+    for number in (1, 2):
+        with Program(*arguments, results=results) as program:
+            attempt = stop_after(program, 3 * number, number)
+        folder = the_run(results)
+        outcome = folder.state().outcome
+        epoch = saved_epochs(folder)[-1]
+        assert outcome is not None
+        assert (outcome.outcome, outcome.reason) == (
+            "timeout",
+            f"stopped after epoch {epoch} of {EPOCHS}, as asked; submitting again goes on from there",
+        )
+        assert attempt.number == number
+        assert folder.state().to_run
+    stops = saved_epochs(folder)
+    assert len(stops) == 2, "nothing else was saved: there is no time limit"
+    code, text = completed(*arguments, results=results)
+    assert code == 0, text
+    assert measured(folder) == undisturbed[arguments]
+    (run,) = rows(folder)["run"]
+    assert run["resumed_after"] == f"{stops[0]}, {stops[1]}"
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+DAMAGES = {"flipped": flip, "truncated": truncate, "empty": lambda path: path.write_bytes(b"")}
+
+
+@fault(
+    "storage and input",
+    "Truncated or bit-flipped checkpoint",
+    injection="one bit, the last byte, or all of one rank's file in the newest checkpoint, or of its manifest",
+    outcome="all ranks go on from the checkpoint before; the run says so in its warnings",
+)
+@pytest.mark.parametrize(
+    ("arguments", "file", "how"),
+    [
+        (DDP, "rank1.pt", "flipped"),
+        (SINGLE, "rank0.pt", "truncated"),
+        (SINGLE, "rank0.pt", "empty"),
+        (SINGLE, "manifest.json", "truncated"),
+    ],
+)
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(
+    arguments: tuple[str, ...],
+    file: str,
+    how: str,
+    tmp_path: Path,
+    undisturbed: dict[tuple[str, ...], list[tuple[float, ...]]],
+) -> None:
+    results = tmp_path / "results"
+    with Program(*arguments, *ALWAYS, results=results) as program:
+        stop_after(program, 3)
+    folder = the_run(results)
+    before, newest = saved_epochs(folder)
+    DAMAGES[how](checkpoint(folder, newest) / file)
+    code, text = completed(*arguments, *ALWAYS, results=results)
+    assert code == 0, text
+    assert measured(folder) == undisturbed[arguments]
+    (run,) = rows(folder)["run"]
+    assert run["resumed_after"] == str(before)
+    assert f"the checkpoint after epoch {newest} of attempt 1 was damaged and not used" in run["warnings"]
+
+
+def test_without_a_whole_checkpoint_a_run_starts_over(
+    tmp_path: Path, undisturbed: dict[tuple[str, ...], list[tuple[float, ...]]]
+) -> None:
+    results = tmp_path / "results"
+    with Program(*SINGLE, *ALWAYS, results=results) as program:
+        stop_after(program, 3)
+    folder = the_run(results)
+    first, second = saved_epochs(folder)
+    flip(checkpoint(folder, second) / "rank0.pt")
+    journal = folder.attempts()[0].path / "journal-rank0.jsonl"
+    journal.write_text("".join(line for line in journal.open() if '"table":"ranks"' not in line))
+    code, text = completed(*SINGLE, *ALWAYS, results=results)
+    assert code == 0, text
+    assert measured(folder) == undisturbed[SINGLE]
+    content = rows(folder)
+    assert {row["attempt"] for row in content["epochs"]} == {2}
+    assert content["run"][0]["resumed_after"] is None
+    assert [
+        f"after epoch {epoch} of attempt 1 was damaged" in content["run"][0]["warnings"] for epoch in (first, second)
+    ]
+
+
+@fault(
+    "lifecycle",
+    "A supervisor that was taken for dead comes back",
+    injection="the next attempt is claimed while the ranks of the first one train",
+    outcome="the first one ends its ranks as killed, publishes nothing, and the next one goes on from its checkpoint",
+)
+def test_an_attempt_ends_when_a_newer_one_takes_over(tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    endless = (*SINGLE, "epochs=1000000", *ALWAYS)
+    with Program(*endless, results=results) as program:
+        attempt = program.attempt()
+        program.wait_for(lambda: saved_epochs(the_run(results)))
+        newer = the_run(results).claim()
+        assert newer is not None
+        program.end()
+        assert program.survivors() == []
+    folder, outcome = the_run(results), attempt.outcome()
+    assert outcome is not None
+    assert (outcome.outcome, outcome.reason) == ("killed", "a newer attempt took over")
+    assert not folder.result.exists()
+    newer.withdraw()
+    last = saved_epochs(folder)[-1]
+    with Program(*endless, results=results) as program:
+        stop_after(program, last + 1, number=2)
+    measured_by = {row["epoch"]: row["attempt"] for row in read_tables(newer.path)[0]["epochs"]}
+    assert [measured_by[epoch] for epoch in (1, last, last + 1)] == [1, 1, 2]
+
+
+@fault(
+    "storage and input",
+    "No room for a checkpoint",
+    injection="a disk that holds the journals, but not the model",
+    outcome="training goes on; the run ends ok, with a warning, and leaves no part of a checkpoint",
+)
+def test_a_checkpoint_that_does_not_fit_the_disk_is_done_without(small_disk: Path) -> None:
+    results = small_disk / "results"
+    big = ("model=mlp", "model.hidden=[2048]", "epochs=3", "optimizer=adam")
+    code, text = completed("run", *TINY, *big, "measure.parity=false", *ALWAYS, results=results)
+    assert code == 0, text
+    folder = the_run(results)
+    (run,) = rows(folder)["run"]
+    assert re.search("no checkpoint after epoch 1: can't write .*rank0.pt: the disk is full", run["warnings"])
+    assert not list(folder.path.glob("checkpoints/*"))

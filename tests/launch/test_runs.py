@@ -1,0 +1,366 @@
+"""Whole runs in processes of their own: what they leave behind when all goes well, and when it doesn't."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import resource
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow.parquet as pq
+import pytest
+
+import conf
+from parallelbench.folder import find_runs
+from parallelbench.records import TABLES
+from tests.faults import fault
+from tests.helpers import TINY, fill_disk
+from tests.launch.programs import Program, completed, finished_epochs, kill, the_run
+
+if TYPE_CHECKING:
+    from parallelbench.attempt import Outcome
+    from parallelbench.folder import RunFolder
+
+pytestmark = pytest.mark.slow
+
+QUICK = (*TINY, "measure.parity=false")
+DDP = (*QUICK, "strategy=ddp", "devices=2", "launcher.oversubscribe=true")
+ENDLESS = "epochs=1000000"
+
+
+def two_cores() -> None:
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
+
+
+def tables(folder: RunFolder) -> dict[str, list[dict[str, Any]]]:
+    return {table: pq.read_table(folder.result / f"{table}.parquet").to_pylist() for table in TABLES}
+
+
+def outcome_of(folder: RunFolder) -> Outcome:
+    state = folder.state()
+    assert state.state == "failed"
+    assert state.outcome is not None
+    assert state.outcome.reason.strip()
+    return state.outcome
+
+
+# --- runs that go well
+
+STRATEGIES = {
+    "single x1": ("single", 1),
+    "ddp x2": ("ddp", 2),
+    "model_parallel x2": ("model_parallel", 2),
+    "ddp x4": ("ddp", 4),
+    "model_parallel x3": ("model_parallel", 3),
+}
+
+
+def the_sweep() -> list[str]:
+    strategies, devices = (",".join(str(value[part]) for value in STRATEGIES.values()) for part in (0, 1))
+    options = ["model=mlp", "model.hidden=[32,16]", "epochs=3", "launcher.oversubscribe=true", "sweep.order=listed"]
+    return ["submit", *TINY, *options, f"sweep.blocks=[{{zip:{{strategy:[{strategies}],devices:[{devices}]}}}}]"]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunFolder]:
+    """One sweep over the strategies on two cores, all finished: folder by name."""
+    results = tmp_path_factory.mktemp("finished") / "results"
+    code, text = completed(*the_sweep(), results=results, preexec=two_cores)
+    assert code == 0, text
+    runs = {(r.config().strategy.name, r.config().devices): r for r in find_runs(results)}
+    return {name: runs[key] for name, key in STRATEGIES.items()}
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_run_leaves_all_tables_with_exactly_their_columns_and_counts(
+    finished: dict[str, RunFolder], name: str
+) -> None:
+    folder, run = finished[name], finished[name].config()
+    assert (folder.state().state, folder.state().label) == ("done", "ok")
+    content = tables(folder)
+    for table, columns in TABLES.items():
+        names = pq.read_schema(folder.result / f"{table}.parquet").names
+        assert names == [column.name for column in columns]
+    (row,) = content["run"]
+    assert (row["processes"], row["steps_per_epoch"], row["dropped_samples"]) == (run.devices, 2, 0)
+    assert row["parity_passed"] is (True if run.devices > 1 else None), "one device has nothing to be compared with"
+    assert row["oversubscribed"] == (run.devices > len(os.sched_getaffinity(0)) or run.devices > 2)
+    assert [e["epoch"] for e in content["epochs"]] == [1, 2, 3]
+    for epoch in content["epochs"]:
+        assert (epoch["train_samples"], epoch["test_samples"], epoch["steps"]) == (64, 30, 2)
+        ranks = [r for r in content["ranks"] if r["epoch"] == epoch["epoch"]]
+        assert sorted(r["rank"] for r in ranks) == list(range(run.devices))
+        assert sum(r["train_samples"] for r in ranks) == 64
+        assert sum(r["test_samples"] for r in ranks) == 30
+        assert sum(r["test_loss_sum"] for r in ranks) / 30 == pytest.approx(epoch["test_loss"])
+        assert sum(r["train_correct"] for r in ranks) / 64 == pytest.approx(epoch["train_accuracy"])
+
+
+@pytest.mark.parametrize("name", [name for name in STRATEGIES if name != "single x1"])
+def test_every_strategy_learns_what_one_device_learns(finished: dict[str, RunFolder], name: str) -> None:
+    one, other = (tables(finished[key])["epochs"] for key in ("single x1", name))
+    assert one[0]["train_loss"] != one[-1]["train_loss"], "it learned something"
+    for expected, found in zip(one, other, strict=True):
+        for column in ("train_loss", "test_loss"):
+            assert found[column] == pytest.approx(expected[column], abs=1e-4)
+
+
+def test_submitting_a_finished_sweep_again_starts_nothing(finished: dict[str, RunFolder]) -> None:
+    results = finished["single x1"].path.parents[1]
+    before = {path: path.stat().st_mtime_ns for path in results.rglob("*")}
+    code, text = completed(*the_sweep(), results=results, preexec=two_cores)
+    assert code == 0
+    assert "5 run(s) are done" in text
+    assert {path: path.stat().st_mtime_ns for path in results.rglob("*")} == before
+
+
+def test_two_submits_at_once_execute_each_run_once(tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    arguments = ("submit", *QUICK, "epochs=1,2")
+    with Program(*arguments, results=results) as first, Program(*arguments, results=results) as second:
+        assert (first.end(), second.end()) == (0, 0), first.text + second.text
+    runs = find_runs(results)
+    assert [len(run.attempts()) for run in runs] == [1, 1]
+    assert [run.state().label for run in runs] == ["ok"] * 2
+
+
+def test_run_prints_the_folder_last(tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    code, text = completed("run", *QUICK, "epochs=1", "launcher=inline", results=results)
+    assert code == 0
+    assert text.splitlines()[-1] == str(the_run(results).path)
+    code, text = completed("run", *QUICK, "epochs=1", "launcher=inline", results=results)
+    assert (code, text.splitlines()[-1]) == (0, str(the_run(results).path))
+    assert "done already" in text
+
+
+# --- kill -9
+
+KILLS_PER_VICTIM = 5
+EPOCHS_UNDER_FIRE = 80
+
+
+@fault(
+    "workers",
+    "Anything is killed at any time",
+    injection="SIGKILL to supervisor, torchrun, rank 0 or rank 1 at instants chosen by the journals",
+    outcome="finished epochs stay, no process is left, the next start is clean",
+)
+@pytest.mark.parametrize("victim", ["supervisor", "torchrun", "rank 0", "rank 1"])
+def test_kill_9_loses_no_finished_epoch_and_leaves_no_process(victim: str, tmp_path: Path) -> None:
+    """Five kills of one process each, at instants told by the journal: from the first line to deep into training."""
+    chance = random.Random(victim)
+    results = tmp_path / "results"
+    arguments = ("run", *DDP, f"epochs={EPOCHS_UNDER_FIRE}")
+    for number in range(1, KILLS_PER_VICTIM + 1):
+        lines = chance.choice([chance.randint(1, 8), chance.randint(8, 4 * EPOCHS_UNDER_FIRE)])
+        with Program(*arguments, results=results) as program:
+            attempt = program.attempt(number)
+            program.entries(attempt, 0, at_least=lines)
+            pid = program.pid_of(victim, attempt)
+            before = finished_epochs(attempt)
+            kill(pid)
+            assert program.end() == (-signal.SIGKILL if victim == "supervisor" else 1), program.text
+            assert program.survivors() == []
+        folder = the_run(results)
+        assert folder.state().attempt == number
+        outcome = outcome_of(folder)
+        assert outcome.outcome == "killed", outcome
+        assert folder.state().to_run
+        if victim.startswith("rank"):
+            assert f"{victim} was killed by SIGKILL" in outcome.reason
+        after = finished_epochs(attempt)
+        assert after[: len(before)] == before, f"killed after {lines} lines"
+        assert after == list(range(1, len(after) + 1))
+    code, text = completed(*arguments, results=results)
+    assert code == 0, text
+    assert (folder.state().state, folder.state().attempt) == ("done", KILLS_PER_VICTIM + 1)
+    assert folder.published() is not None
+    assert [row["epoch"] for row in tables(folder)["epochs"]] == list(range(1, EPOCHS_UNDER_FIRE + 1))
+
+
+# --- interruptions
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_interrupted_run_is_killed_in_order_and_can_be_repeated(number: signal.Signals, tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    with Program("run", *DDP, "epochs=1500", results=results) as program:
+        attempt = program.attempt()
+        before = program.epochs(attempt, at_least=2)
+        os.killpg(program.process.pid, number)  # as a terminal does
+        assert program.end() == 130
+        assert program.survivors(timeout_s=10) == []
+        assert "finished epochs are kept" in program.text
+        assert "Traceback" not in program.text
+    folder = the_run(results)
+    outcome = outcome_of(folder)
+    assert (outcome.outcome, outcome.reason) == ("killed", f"interrupted by {number.name}")
+    assert finished_epochs(attempt)[: len(before)] == before
+    if number == signal.SIGINT:
+        code, text = completed("run", *DDP, "epochs=1500", results=results)
+        assert (code, folder.state().state, folder.state().attempt) == (0, "done", 2), text
+
+
+def test_impatient_interruptions_leave_no_process_and_no_running_run(tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    with Program("submit", *DDP, ENDLESS, "repeat=0,1", results=results) as program:
+        first = program.wait_for(lambda: [r for r in find_runs(results) if r.attempts()])[0]
+        program.epochs(first.attempts()[0], at_least=1)
+        while program.process.poll() is None:
+            program.process.send_signal(signal.SIGINT)
+        assert program.end() in (130, -signal.SIGINT)
+        assert program.survivors(timeout_s=10) == []
+    assert sorted(run.state().label for run in find_runs(results)) == ["killed", "missing"]
+
+
+def test_an_inline_run_is_interrupted_too(tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    with Program("run", *QUICK, ENDLESS, "launcher=inline", results=results) as program:
+        program.epochs(program.attempt(), at_least=1)
+        program.process.send_signal(signal.SIGINT)
+        assert program.end() == 130
+    assert outcome_of(the_run(results)).reason == "interrupted by SIGINT"
+
+
+def test_a_run_under_nohup_outlives_the_terminal(tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    ignore = lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)  # noqa: E731
+    with Program("run", *QUICK, "epochs=30", results=results, preexec=ignore) as program:
+        program.epochs(program.attempt(), at_least=1)
+        program.process.send_signal(signal.SIGHUP)
+        assert program.end() == 0, program.text
+
+
+# --- runs that end badly by themselves
+
+
+@fault(
+    "workers",
+    "The loss is no number",
+    injection="a learning rate that diverges",
+    outcome="outcome nan, and the sweep goes on",
+)
+def test_a_diverging_run_is_nan_and_the_sweep_goes_on(tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    model = ("model=mlp", "model.hidden=[16]", "optimizer=sgd")
+    arguments = ("submit", *TINY, *model, "optimizer.lr=1e30,0.1", "epochs=2", "sweep.order=listed")
+    code, text = completed(*arguments, results=results)
+    assert code == 1
+    runs = {run.config().optimizer.lr: run for run in find_runs(results)}
+    assert runs[0.1].state().label == "ok"
+    outcome = outcome_of(runs[1e30])
+    assert outcome.outcome == "nan", text
+    assert "lower optimizer.lr" in outcome.reason
+    assert finished_epochs(runs[1e30].attempts()[0]) == [1]
+    assert not runs[1e30].state().to_run, "trying again would give the same"
+
+
+def test_a_run_that_takes_too_long_is_a_timeout(tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    code, text = completed("run", *DDP, ENDLESS, "launcher.timeout_s=1.5", results=results)
+    assert code == 1, text
+    folder = the_run(results)
+    outcome = outcome_of(folder)
+    assert (outcome.outcome, outcome.reason) == ("timeout", "not done after launcher.timeout_s=1.5")
+    code, text = completed("run", *DDP, ENDLESS, "launcher.timeout_s=1.25", results=results)
+    assert outcome_of(folder).reason.endswith("1.25"), "the new limit counts"
+
+
+@fault(
+    "workers",
+    "Too little memory for a model",
+    injection="a limit on the process's address space, in the place of a full GPU, which these machines don't have",
+    outcome="outcome oom, not tried again unless asked for, and the sweep goes on",
+)
+def test_a_model_that_does_not_fit_is_oom(tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    limit = lambda: resource.setrlimit(resource.RLIMIT_AS, (60 << 30, 60 << 30))  # noqa: E731
+    huge = ("run", *QUICK, "model=mlp", "model.hidden=[200000,200000]", "epochs=1")
+    code, text = completed(*huge, results=results, preexec=limit)
+    assert code == 1, text
+    outcome = outcome_of(the_run(results))
+    assert outcome.outcome == "oom", outcome
+    assert outcome.reason.startswith("out of memory: ")
+
+
+BROKEN = '''
+import os
+from typing import Any
+from parallelbench.strategies.ddp import Ddp
+
+class Broken(Ddp, frozen=True, kw_only=True):
+    """Its second rank fails when it is about to train."""
+
+    def prepare(self, model: Any, run: Any, world: Any) -> Any:
+        replica = super().prepare(model, run, world)
+        if world.rank == 1:
+            raise RuntimeError("the cable\\nis loose")
+        return replica
+'''
+
+
+def test_a_rank_that_raises_is_named_and_the_others_do_not_hide_it(tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    (tmp_path / "brokenstrategy.py").write_text(BROKEN)
+    (tmp_path / "conf" / "strategy").mkdir(parents=True)
+    shipped = Path(next(iter(conf.__path__)), "strategy", "ddp.yaml").read_text()
+    mine = shipped.replace("parallelbench.strategies.ddp.Ddp", "brokenstrategy.Broken").replace("ddp", "broken")
+    (tmp_path / "conf" / "strategy" / "broken.yaml").write_text(mine)
+    plugin = ("--conf", str(tmp_path / "conf"), "--plugin", str(tmp_path / "brokenstrategy.py"))
+    arguments = ("run", *plugin, *QUICK, "strategy=broken", "devices=2", "epochs=2", "launcher.oversubscribe=true")
+    code, text = completed(*arguments, results=results)
+    assert code == 1, text
+    outcome = outcome_of(the_run(results))
+    assert (outcome.outcome, outcome.reason) == ("error", "rank 1: RuntimeError: the cable is loose")
+
+
+# --- full disks
+
+
+@fault(
+    "storage and input",
+    "Disk full during training",
+    injection="a tmpfs of 1 MiB fills up after the first epochs",
+    outcome="outcome storage; the epochs before are kept",
+)
+@pytest.mark.parametrize("arguments", [QUICK, DDP], ids=["single", "ddp"])
+def test_a_disk_that_fills_up_during_training_keeps_the_epochs_before(
+    small_disk: Path, arguments: tuple[str, ...]
+) -> None:
+    results = small_disk / "results"
+    with Program("run", *arguments, ENDLESS, results=results) as program:
+        attempt = program.attempt()
+        program.epochs(attempt, at_least=3)
+        fill_disk(small_disk)
+        assert program.end() == 1, program.text
+        assert program.survivors() == []
+    folder = the_run(results)
+    outcome = outcome_of(folder)
+    assert outcome.outcome == "storage", outcome
+    assert "the disk is full: free some space, then run again" in outcome.reason
+    assert folder.state().to_run
+    after = finished_epochs(attempt)
+    assert after[:3] == [1, 2, 3]
+    (small_disk / "ballast").unlink()
+    _, text = completed("run", *arguments, ENDLESS, "launcher.timeout_s=1", results=results)
+    assert outcome_of(folder).outcome == "timeout", text
+    assert folder.state().attempt == 2
+
+
+def test_a_full_disk_is_refused_and_no_run_looks_alive(small_disk: Path) -> None:
+    results = small_disk / "results"
+    ballast = fill_disk(small_disk)
+    code, text = completed("run", *QUICK, "epochs=1", results=results)
+    assert code == 2
+    assert text.count("the disk is full") == 1
+    assert "Traceback" not in text
+    assert not [run for run in find_runs(results) if run.state().state == "running"]
+    ballast.unlink()
+    code, text = completed("run", *QUICK, "epochs=1", results=results)
+    assert code == 0, text
+    manifest = json.loads((the_run(results).result / "manifest.json").read_bytes())
+    assert manifest["attempt"] == 1

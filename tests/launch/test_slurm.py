@@ -1,0 +1,312 @@
+"""Slurm without Slurm: shapes, limits, records, and how states are laid over each other."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launch.doctor import file_system
+from launch.slurm import record, scheduler
+from launch.slurm.job import Job
+from launch.slurm.queue import RunStatus, Tracker
+from launch.slurm.record import Submission
+from launch.slurm.scheduler import Partition, QueuedJob
+from launch.slurm.shape import batch_parameters, shape_of, slurm
+from launch.slurm.site import gpus_in, refusals
+from launch.slurm.submit import batch_script, batches, prepare_for_site
+from launch.sweep import expand, one_run
+from parallelbench.attempt import Outcome
+from parallelbench.config import RunConfig
+from parallelbench.errors import ConfigError, StorageError
+from parallelbench.folder import RunFolder, State
+
+ON_SITE = ["launcher=slurm", "site=local_cluster"]
+
+
+def run_of(*overrides: str) -> RunConfig:
+    return one_run([*ON_SITE, *overrides]).run
+
+
+@given(st.integers(0, 400), st.integers(0, 23), st.integers(0, 59))
+def test_slurms_durations_are_read(days: int, hours: int, minutes: int) -> None:
+    expected = (days * 24 + hours) * 60 + minutes
+    assert scheduler.minutes(f"{days}-{hours:02}:{minutes:02}:00") == expected
+    assert scheduler.minutes(f"{hours}:{minutes:02}:00") == hours * 60 + minutes
+    assert scheduler.minutes(f"{days}-{hours:02}:{minutes:02}:30") == expected + 1
+
+
+@pytest.mark.parametrize(("text", "minutes"), [("infinite", None), ("30:00", 30), ("7-00:00:00", 10080), ("45", 45)])
+def test_other_durations_are_read(text: str, minutes: int | None) -> None:
+    assert scheduler.minutes(text) == minutes
+
+
+@pytest.mark.parametrize(
+    ("gres", "kind", "count"),
+    [
+        ("gpu:a100:4", "a100", 4),
+        ("gpu:a100:4(S:0-1)", None, 4),
+        ("gpu:a100:2,gpu:v100:3", "v100", 3),
+        ("gpu:a100:2,gpu:v100:3", None, 5),
+        ("gpu:8", None, 8),
+        ("gpu:8", "a100", 0),
+        ("", None, 0),
+        ("gpu:h100_80gb:4,lustre:1", "h100_80gb", 4),
+    ],
+)
+def test_gpus_of_a_node_are_counted(gres: str, kind: str | None, count: int) -> None:
+    assert gpus_in(gres, kind) == count
+
+
+def test_a_job_asks_for_what_its_node_needs() -> None:
+    shape = shape_of(run_of("devices=8", "nodes=2", "strategy=ddp", "cores_per_device=2"), "cpu")
+    assert (shape.nodes, shape.devices_per_node, shape.gpus_per_node, shape.cpus_per_node) == (2, 4, 4, 8)
+    assert shape.memory_mib_per_node == 4 * 2.5 * 1024
+    run = run_of(
+        "devices=2", "strategy=ddp", "device=cuda", "launcher.cpus_per_gpu=3", "launcher.memory_gib_per_device=7"
+    )
+    shape = shape_of(run, "cuda")
+    assert (shape.cpus_per_node, shape.memory_mib_per_node) == (6, 14 * 1024)
+    parameters = batch_parameters(shape, slurm(run), run.site, name="x")
+    assert parameters["additional_parameters"]["gpus-per-node"] == "a100:2"
+    assert (
+        "gpus-per-node"
+        not in batch_parameters(shape_of(run_of("site.gpus_per_node=0"), "cpu"), slurm(run), run.site, name="x")[
+            "additional_parameters"
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["devices=8"], "8 a node, but site=local_cluster has site.devices_per_node=4: choose nodes=2"),
+        (["devices=8", "nodes=2", "site.max_nodes=1"], "nodes=2, but site=local_cluster allows a job site.max_nodes=1"),
+        (["site.max_time_min=30"], "time_limit_min=60, but site=local_cluster allows a job site.max_time_min=30"),
+        (["device=cuda", "site.gpus_per_node=0"], "gpus_per_node=0: choose device=cpu"),
+    ],
+)
+def test_more_than_the_site_has_is_refused(overrides: list[str], message: str) -> None:
+    strategy = ["strategy=ddp"] if any("devices=8" in text for text in overrides) else []
+    with pytest.raises(ConfigError, match=message.replace(".", r"\.")):
+        prepare_for_site(one_run([*ON_SITE, *strategy, *overrides]))
+
+
+def kind(**changes: Any) -> Partition:
+    plain: dict[str, Any] = {
+        "name": "normal",
+        "default": True,
+        "available": True,
+        "limit_min": None,
+        "nodes": 2,
+        "cpus_per_node": 8,
+        "memory_mib": 11_000,
+        "gres": "gpu:a100:4",
+        "features": "",
+    }
+    return Partition(**plain | changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"available": False}, "down"),
+        ({"limit_min": 59}, "allows 59"),
+        ({"nodes": 1}, "has 1 of a kind"),
+        ({"cpus_per_node": 3}, "have 3"),
+        ({"memory_mib": 10_000}, "lower launcher.memory_gib_per_device"),
+        ({"gres": "gpu:a100:3"}, "have 3"),
+        ({"gres": "gpu:v100:4"}, "have 0"),
+        ({"name": "other", "default": False}, "is none of this cluster's"),
+    ],
+)
+def test_what_the_cluster_refuses_is_said(changes: dict[str, Any], word: str, tmp_path: Path) -> None:
+    plan = [one_run([*ON_SITE, "strategy=ddp", "devices=8", "nodes=2", f"results={tmp_path}"])]
+    (batch,) = batches([prepare_for_site(planned) for planned in plan])
+    assert refusals(batch, [kind()]) == []
+    (text,) = refusals(batch, [kind(**changes)])
+    assert word in text
+    assert refusals(batch, [kind(**changes), kind()]) == [], "one kind of node that suits is enough"
+
+
+def test_runs_of_one_shape_make_up_one_array(tmp_path: Path) -> None:
+    plan = expand([*ON_SITE, "model=mlp,logistic_regression", "devices=1,2", "strategy=ddp", f"results={tmp_path}"])
+    groups = batches([prepare_for_site(planned) for planned in plan])
+    assert [len(group.tasks()) for group in groups] == [2, 2]
+    assert "#SBATCH --array=0-1%2" in batch_script(groups[0])
+    assert sum(group.most_device_hours for group in groups) == 3 * (2 * 1 + 2 * 2), "three starts of an hour each"
+    assert not list(tmp_path.iterdir()), "planning writes nothing"
+
+
+def submission(**changes: Any) -> Submission:
+    run = run_of()
+    plain: dict[str, Any] = {
+        "token": record.new_token(),
+        "created_at": 1.0,
+        "job": None,
+        "tasks": [["a"], ["b"]],
+        "devices": 1,
+        "device_type": "cpu",
+        "launcher": slurm(run),
+        "site": run.site,
+        "plugin": [],
+    }
+    return Submission(**plain | changes)
+
+
+def test_a_submission_survives_the_disk(tmp_path: Path) -> None:
+    mine = submission(job="17")
+    record.write(tmp_path, mine)
+    assert record.submissions(tmp_path) == [mine]
+    assert (mine.job_of(1), submission(job="17", tasks=[["a"]]).job_of(0), submission().job_of(0)) == (
+        "17_1",
+        "17",
+        None,
+    )
+
+
+def test_what_others_may_have_written_is_not_executed(tmp_path: Path) -> None:
+    path = record.write(tmp_path, submission())
+    path.chmod(0o666)
+    with pytest.raises(ConfigError, match=r"may be written by others.*chmod go-w"):
+        record.read(path)
+    path.chmod(0o600)
+    if os.geteuid() == 0:
+        os.chown(path, 12345, 12345)
+        with pytest.raises(ConfigError, match="belongs to another user"):
+            record.read(path)
+
+
+def test_one_process_at_a_time_submits(tmp_path: Path) -> None:
+    with record.lock(tmp_path), pytest.raises(ConfigError, match=f"process {os.getpid()} on "), record.lock(tmp_path):
+        pass
+    with record.lock(tmp_path):
+        pass
+    assert not list((tmp_path / "submissions").iterdir())
+
+
+def test_the_lock_of_a_dead_process_is_taken_over(tmp_path: Path) -> None:
+    path = tmp_path / "submissions" / "lock"
+    with record.lock(tmp_path):
+        host, pid, started_at, _ = path.read_text().split()
+    path.write_text(f"{host} {os.getpid()} {psutil.Process().create_time() - 100} x\n")
+    with record.lock(tmp_path):
+        assert path.read_text().split()[:3] == [host, pid, started_at]
+
+
+def test_the_lock_of_another_host_is_believed_while_it_is_fresh(tmp_path: Path) -> None:
+    path = tmp_path / "submissions" / "lock"
+    with record.lock(tmp_path):
+        pass
+    path.write_text("elsewhere 1 1.0 x\n")
+    with pytest.raises(ConfigError, match="process 1 on elsewhere"), record.lock(tmp_path):
+        pass
+    os.utime(path, (0, 0))
+    with record.lock(tmp_path):
+        path.write_text("taken over by somebody else meanwhile\n")
+    assert path.exists(), "nobody removes another's lock"
+
+
+def test_a_full_disk_is_a_message(small_disk: Path) -> None:
+    (small_disk / "submissions").mkdir(mode=0o700)
+    _fill(small_disk / "full")
+    with pytest.raises(StorageError, match="disk is full"), record.lock(small_disk):
+        pass
+
+
+def _fill(path: Path) -> None:
+    with contextlib.suppress(OSError), path.open("wb", buffering=0) as file:
+        while True:
+            file.write(b"x" * 4096)
+
+
+def test_only_like_runs_share_a_job(tmp_path: Path) -> None:
+    plan = [
+        one_run([*ON_SITE, f"results={tmp_path}", *more])
+        for more in (
+            [],
+            ["repeat=1"],
+            ["launcher.time_limit_min=5"],
+            ["site.partition=b"],
+            ["launcher.oversubscribe=true"],
+        )
+    ]
+    assert [len(group.runs) for group in batches([prepare_for_site(planned) for planned in plan])] == [2, 1, 1, 1]
+
+
+def test_a_cpu_run_leaves_a_sites_gpus_to_others() -> None:
+    run = one_run(["launcher=slurm", "site=asu_sol", "device=cpu"]).run
+    assert shape_of(run, "cpu").gpus_per_node == 0
+    assert shape_of(run, "cuda").gpus_per_node == 1
+
+
+def test_a_job_knows_its_own_attempts_although_ids_are_given_out_again(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    mine = Job("token", id="5", restarts=1, task=0, node=0)
+    first = folder.claim(job=Job("token", id="5", restarts=0, task=0, node=0).start)
+    second = folder.claim(job=Job("other", id="5", restarts=0, task=0, node=0).start)
+    assert first is not None
+    assert second is not None
+    assert (mine.began(first), mine.began(second)) == (True, False)
+
+
+MISSING, DONE = State("missing"), State("done", Outcome(outcome="ok", reason="trained", finished_at=2.0), 1)
+FAILED = State("failed", Outcome(outcome="oom", reason="out of memory", finished_at=2.0), 1)
+KILLED = State("failed", Outcome(outcome="killed", reason="vanished", finished_at=0.0), 1)
+
+
+@pytest.mark.parametrize(
+    ("state", "job_state", "label", "wanted"),
+    [
+        (MISSING, None, "missing", True),
+        (MISSING, "PENDING", "queued", False),
+        (MISSING, "RUNNING", "running", False),
+        (KILLED, None, "killed", True),
+        (KILLED, "REQUEUED", "queued", False),
+        (KILLED, "RUNNING", "running", False),
+        (FAILED, None, "oom", False),
+        (FAILED, "COMPLETING", "oom", False),
+        (DONE, "COMPLETING", "ok", False),
+        (DONE, None, "ok", False),
+    ],
+)
+def test_the_folder_comes_before_the_queue(state: State, job_state: str | None, label: str, wanted: bool) -> None:
+    mine = submission(job="17")
+    jobs = {"17_0": QueuedJob("17_0", job_state, "Resources", "", mine.name)} if job_state else {}
+    tracker = Tracker({"a": (mine, 0)}, jobs)
+    status = tracker.status(RunFolder(Path("sweep/a")), state)
+    assert (status.label, status.wanted(frozenset())) == (label, wanted)
+
+
+def test_outcomes_are_tried_again_where_that_is_asked_for() -> None:
+    assert RunStatus(FAILED).wanted(frozenset({"oom"}))
+    assert not RunStatus(FAILED).wanted(frozenset({"nan"}))
+    assert not RunStatus(DONE).wanted(frozenset({"ok"}))
+
+
+def test_a_submission_without_a_known_job_is_not_repeated() -> None:
+    tracker = Tracker({"a": (msgspec.structs.replace(submission(), job=None), 0)}, {})
+    status = tracker.status(RunFolder(Path("sweep/a")), MISSING)
+    assert (status.label, status.wanted(frozenset())) == ("unknown", False)
+
+
+def test_a_jobs_environment_does_not_leak_into_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SLURM_CPU_BIND", "SLURM_JOB_ID", "SBATCH_PARTITION", "SUBMITIT_EXECUTOR"):
+        monkeypatch.setenv(name, "leaked")
+    monkeypatch.setenv("SLURM_CONF", "kept")
+    with scheduler.clean_environment():
+        assert "leaked" not in os.environ.values()
+        assert os.environ["SLURM_CONF"] == "kept"
+    assert os.environ["SLURM_JOB_ID"] == "leaked"
+
+
+def test_the_file_system_of_a_folder_is_that_of_its_nearest_mount(small_disk: Path) -> None:
+    assert file_system(small_disk / "not" / "there") == "tmpfs"
+    assert file_system(Path("/proc/self")) == "proc"

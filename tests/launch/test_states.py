@@ -1,0 +1,140 @@
+"""Looking at many runs at once: the same states as one by one, and tables of any length."""
+
+from __future__ import annotations
+
+import io
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+from rich.console import Console
+from rich.markup import escape
+
+from launch.listing import MANY, listing
+from launch.states import glance, states_below, states_of
+from parallelbench import cli
+from parallelbench.attempt import OUTCOMES, PUBLISHED
+from parallelbench.folder import RunFolder, State, find_runs
+from tests.analysis.factory import Fake, begin, config, failed, published
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+def spoil(name: str, change: Callable[[bytes], bytes]) -> Callable[[Path], RunFolder]:
+    def make(results: Path) -> RunFolder:
+        folder = published(config(results))
+        path = folder.result / name
+        path.write_bytes(change(path.read_bytes()))
+        return folder
+
+    return make
+
+
+def without(name: str) -> Callable[[Path], RunFolder]:
+    def make(results: Path) -> RunFolder:
+        folder = published(config(results))
+        (folder.result / name).unlink()
+        return folder
+
+    return make
+
+
+FOLDERS: dict[str, Callable[[Path], RunFolder]] = {
+    "published": lambda results: published(config(results)),
+    "published, but unlike one device": lambda results: published(config(results), Fake(parity_passed=False)),
+    **{
+        f"failed with {name}": lambda results, name=name: failed(config(results), name, "so it was", epochs=1)
+        for name in OUTCOMES
+        if name not in PUBLISHED
+    },
+    "trained, but not published": lambda results: failed(config(results), "ok", "so it was", epochs=1),
+    "running": lambda results: begin(config(results), Fake())[0],
+    "nothing there": lambda results: RunFolder(results / "demo" / "nothing"),
+    "a table is missing": without("epochs.parquet"),
+    "a table is cut off": spoil("run.parquet", lambda content: content[:-1]),
+    "a table is longer": spoil("run.parquet", lambda content: content + b"x"),
+    "no manifest": without("manifest.json"),
+    "an empty manifest": spoil("manifest.json", lambda _: b""),
+    "a manifest that is none": spoil("manifest.json", lambda _: b'{"tables": {"\\u0000": 1}}'),
+    "a manifest that is no text": spoil("manifest.json", lambda _: b'{"run_id": "\xff\xfe"}'),
+    "a manifest of no run": spoil("manifest.json", lambda content: content.replace(b'"run":', b'"ran":')),
+    "a manifest of no tables": spoil("manifest.json", lambda content: re.sub(b'"tables":.*', b'"tables":{}}', content)),
+}
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_at_a_glance_every_folder_is_what_it_is_at_a_closer_look(tmp_path: Path, name: str) -> None:
+    folder = FOLDERS[name](tmp_path)
+    assert glance(folder) == folder.state()
+    assert states_of([folder]) == [folder.state()]
+
+
+def test_only_what_changed_within_a_table_of_the_same_size_needs_the_closer_look(tmp_path: Path) -> None:
+    folder = spoil("run.parquet", lambda content: content[:-1] + b"?")(tmp_path)
+    assert glance(folder).label == "ok"
+    assert folder.state().label == "storage"
+
+
+def test_the_states_of_all_runs_below_a_folder(tmp_path: Path) -> None:
+    folders = [published(config(tmp_path, epochs=1)), failed(config(tmp_path, epochs=2), "nan", "diverged", epochs=1)]
+    other = published(config(tmp_path, epochs=1, sweep_name="other"))
+    expected = {folder.path: folder.state() for folder in (*folders, other)}
+    found = states_below(tmp_path)
+    assert {folder.path: state for folder, state in found} == expected
+    assert [folder for folder, _ in found] == find_runs(tmp_path)
+    assert [state for _, state in states_below(other.path)] == [other.state()]
+    (tmp_path / "empty").mkdir()
+    assert states_below(tmp_path / "empty") == []
+
+
+def test_states_of_planned_runs_come_in_their_order(tmp_path: Path) -> None:
+    runs = [config(tmp_path, epochs=epochs, sweep_name=name) for name in ("a", "b", "a") for epochs in (1, 2, 3)]
+    done = published(runs[1])
+    states = states_of(RunFolder.of(run) for run in runs)
+    assert [state.label for state in states] == ["missing", "ok", *["missing"] * 5, "ok", "missing"]
+    assert states[1] == done.state()
+    assert states[0] == State("missing")
+
+
+# --- tables
+
+
+def text_of(rows: list[tuple[str, ...]]) -> list[str]:
+    console = Console(width=200, file=io.StringIO(), force_terminal=True, color_system="standard")
+    console.print(listing(("run", "state"), rows), crop=False)
+    return [line.rstrip() for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
+
+
+def test_a_long_table_looks_like_a_short_one() -> None:
+    rows = [
+        (escape(f"[run] {'é日' * (number % 3)}"), "[green]ok[/]" if number % 2 else "") for number in range(MANY + 1)
+    ]
+    plain = [re.sub(r"\x1b\[[0-9;]*m", "", line).rstrip() for line in text_of(rows)]
+    short = [re.sub(r"\x1b\[[0-9;]*m", "", line).rstrip() for line in text_of(rows[:MANY])]
+    assert plain[: MANY + 1] == short
+    assert len(plain) == MANY + 2
+    assert "\x1b[32mok\x1b[0m" in text_of(rows)[2]
+
+
+def test_lines_of_a_long_table_are_whole_however_long_they_are() -> None:
+    lines = text_of([("run", "word " * 100)] * (MANY + 1))
+    assert lines[1].count("word") == 100
+
+
+def test_status_of_many_runs_lists_only_those_that_are_not_done(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done = published(config(tmp_path))
+    broken = failed(config(tmp_path, epochs=7), "nan", "diverged", epochs=1)
+    for number in range(MANY):
+        (tmp_path / "demo" / f"waits-{number}").mkdir()
+        (tmp_path / "demo" / f"waits-{number}" / "config.yaml").write_text("")
+    assert cli.main(["status", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert done.path.name not in out
+    assert broken.path.name in out
+    assert "diverged" in out
+    assert out.count("waits-") == MANY
+    assert f"{MANY} missing, 1 nan, 1 ok" in out

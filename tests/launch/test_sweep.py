@@ -1,0 +1,410 @@
+"""From a sweep to its runs: which ones, in which order, and what is refused."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from launch.compose import NOTHING, Extension, compose_plain, parse, resolve
+from launch.sweep import PlannedRun, _points, expand, one_run
+from parallelbench.config import RunConfig, SweepBlock, from_mapping, run_id
+from parallelbench.errors import ConfigError
+
+
+def points(
+    grid: dict[str, Any] | None = None, *, axes: dict[str, list[Any]] | None = None, **rest: Any
+) -> list[dict[str, Any]]:
+    return list(_points(SweepBlock(grid=grid or {}, **rest), axes or {}))
+
+
+@functools.cache
+def planned(*overrides: str) -> list[PlannedRun]:
+    return expand(overrides)
+
+
+def described(*overrides: str) -> list[tuple[Any, ...]]:
+    return [
+        (p.run.data.name, p.run.model.name, p.run.strategy.name, p.run.devices, p.run.epochs, p.run.repeat)
+        for p in planned(*overrides)
+    ]
+
+
+# --- blocks
+
+
+def test_a_grid_is_every_combination_in_the_order_written() -> None:
+    assert points({"epochs": [1, 2], "seed": 3, "devices": [4, 5]}) == [
+        {"epochs": 1, "seed": 3, "devices": 4},
+        {"epochs": 1, "seed": 3, "devices": 5},
+        {"epochs": 2, "seed": 3, "devices": 4},
+        {"epochs": 2, "seed": 3, "devices": 5},
+    ]
+
+
+def test_a_zip_is_taken_side_by_side_within_the_grid() -> None:
+    assert points({"epochs": [1, 2]}, zip={"strategy": ["single", "ddp"], "devices": [1, 2]}) == [
+        {"epochs": 1, "strategy": "single", "devices": 1},
+        {"epochs": 1, "strategy": "ddp", "devices": 2},
+        {"epochs": 2, "strategy": "single", "devices": 1},
+        {"epochs": 2, "strategy": "ddp", "devices": 2},
+    ]
+
+
+def test_exclude_leaves_out_what_matches_all_its_keys() -> None:
+    kept = points({"a": [1, 2], "b": [1, 2]}, exclude=[{"a": 1, "b": 2}, {"c": 1}, {"a": 2, "c": 1}, {}])
+    assert kept == [{"a": 1, "b": 1}, {"a": 2, "b": 1}, {"a": 2, "b": 2}]
+
+
+def test_exclude_sees_keys_of_the_command_line() -> None:
+    assert points({"a": [1, 2]}, axes={"b": [1, 2]}, exclude=[{"a": 1, "b": 2}]) == [
+        {"a": 1, "b": 1},
+        {"a": 2, "b": 1},
+        {"a": 2, "b": 2},
+    ]
+
+
+def test_an_empty_block_is_one_point() -> None:
+    assert points() == [{}]
+
+
+@pytest.mark.parametrize("zipped", [{"a": [1, 2], "b": [1]}, {"a": [], "b": [1]}])
+def test_unequal_zips_are_refused(zipped: dict[str, list[int]]) -> None:
+    with pytest.raises(ConfigError, match="equally long"):
+        points(zip=zipped)
+
+
+@settings(deadline=None)
+@given(
+    grid=st.dictionaries(st.sampled_from("abc"), st.lists(st.integers(0, 9), min_size=1, max_size=3, unique=True)),
+    rows=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=3, unique=True),
+)
+def test_a_block_is_the_product_of_its_grid_and_its_zip(
+    grid: dict[str, list[int]], rows: list[tuple[int, int]]
+) -> None:
+    side = {"x": [row[0] for row in rows], "y": [row[1] for row in rows]}
+    expected = {
+        tuple(sorted((dict(zip(grid, combination, strict=True)) | {"x": x, "y": y}).items()))
+        for combination in itertools.product(*grid.values())
+        for x, y in rows
+    }
+    found = [tuple(sorted(point.items())) for point in points(dict(grid), zip=side)]
+    assert set(found) == expected
+    assert len(found) == len(expected)
+
+
+# --- sweeps
+
+
+def test_demo_is_exactly_these_six_runs() -> None:
+    runs = described("sweep=demo")
+    assert sorted(runs) == sorted(
+        ("digits", "cnn_small", strategy, devices, 5, repeat)
+        for strategy, devices in (("single", 1), ("ddp", 2), ("model_parallel", 2))
+        for repeat in (0, 1)
+    )
+    assert {each.run.sweep_name for each in expand(["sweep=demo"])} == {"demo"}
+
+
+def test_a_choice_list_on_the_command_line_is_a_sweep() -> None:
+    runs = described("model=cnn_small,mlp", "strategy=ddp", "devices=2,4", "epochs=1")
+    assert sorted(runs) == [
+        ("digits", model, "ddp", devices, 1, 0) for model in ("cnn_small", "mlp") for devices in (2, 4)
+    ]
+
+
+def test_a_key_on_the_command_line_replaces_the_files_values() -> None:
+    assert {run[4] for run in described("sweep=demo", "epochs=1")} == {1}
+    assert {run[1] for run in described("sweep=demo", "model=mlp")} == {"mlp"}
+    assert {run[3] for run in described("sweep=demo", "devices=4")} == {4}
+    assert len(described("sweep=demo", "strategy=ddp")) == 4, "ddp with 1 and 2 devices, twice"
+
+
+def test_a_choice_list_replaces_the_files_values_or_adds_an_axis() -> None:
+    assert {run[4] for run in described("sweep=demo", "epochs=1,2")} == {1, 2}
+    assert len(described("sweep=demo", "epochs=1,2")) == 12
+    assert len(described("sweep=demo", "batch_size=64,128,256")) == 18
+
+
+def test_duplicates_collapse() -> None:
+    assert len(described("epochs=1,1,2")) == 2
+    assert len(described("sweep=demo", "strategy=single", "devices=1")) == 2
+
+
+def test_options_of_a_group_file_that_only_the_list_chooses() -> None:
+    runs = expand(["model=resnet50,resnet_tiny", "model.norm=sync"])
+    assert [each.run.model.norm for each in runs] == ["sync", "sync"]  # type: ignore[attr-defined]
+
+
+def test_an_axis_may_be_an_option_deep_inside() -> None:
+    assert {p.run.optimizer.lr for p in expand(["optimizer.lr=0.1,0.2"])} == {0.1, 0.2}
+
+
+def test_references_follow_the_axis() -> None:
+    runs = expand(["devices=1,2,4", "epochs=${devices}", "sweep.order=listed"])
+    assert [(p.run.devices, p.run.epochs) for p in runs] == [(1, 1), (2, 2), (4, 4)]
+
+
+# --- order
+
+
+def order_of(repeat: int, *overrides: str) -> list[int]:
+    return [
+        p.run.epochs for p in planned("epochs=1,2,3,4,5,6,7,8", "sweep.repeats=4", *overrides) if p.run.repeat == repeat
+    ]
+
+
+def test_interleaved_repeats_are_permutations_of_their_own_one_after_the_other() -> None:
+    plan = expand(["epochs=1,2,3,4,5,6,7,8", "sweep.repeats=4"])
+    assert [p.run.repeat for p in plan] == [repeat for repeat in range(4) for _ in range(8)]
+    orders = [order_of(repeat) for repeat in range(4)]
+    assert all(sorted(order) == list(range(1, 9)) for order in orders)
+    assert len({tuple(order) for order in orders}) == 4
+    assert orders == [order_of(repeat) for repeat in range(4)], "the same every time"
+    assert orders != [order_of(repeat, "sweep.name=other") for repeat in range(4)]
+
+
+def test_listed_is_as_written() -> None:
+    assert [order_of(repeat, "sweep.order=listed") for repeat in (0, 3)] == [list(range(1, 9))] * 2
+
+
+def test_repeats_share_their_seed_across_configurations() -> None:
+    by_repeat = {(p.run.repeat, p.run.effective_seed) for p in expand(["sweep=demo", "seed=5"])}
+    assert by_repeat == {(0, 5), (1, 6)}
+
+
+def test_repeats_go_on_from_the_one_asked_for() -> None:
+    assert sorted(p.run.repeat for p in expand(["repeat=3", "sweep.repeats=2"])) == [3, 4]
+
+
+# --- the short way equals the long way
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["sweep=demo"],
+        ["sweep=demo", "optimizer=sgd", "optimizer.lr=0.5", "epochs=1,2"],
+        [
+            "model=cnn_small,resnet_tiny",
+            "strategy=ddp",
+            "strategy.compression=none,bf16",
+            "devices=2,4",
+            "measure.parity=false",
+        ],
+        ["model=mlp", "strategy=model_parallel", "devices=2", "strategy.device_map={fc1:0,fc2:1,fc3:1,fc4:0},null"],
+        ["optimizer.eps=1e-9,1e-7", "launcher.timeout_s=null,2.5", "results='a b','c,d'"],
+    ],
+)
+def test_a_run_is_what_hydra_composes_from_its_overrides(overrides: list[str]) -> None:
+    for each in expand(overrides)[::3]:
+        assert composed_in_full(each) == each.run
+
+
+def composed_in_full(planned: PlannedRun, extension: Extension = NOTHING) -> RunConfig:
+    plain = resolve(compose_plain(planned.overrides, extension.conf))
+    plain["sweep_name"] = plain.pop("sweep")["name"]
+    return from_mapping(plain)
+
+
+def some_of(key: str, *choices: str) -> st.SearchStrategy[str]:
+    chosen = st.lists(st.sampled_from(choices), min_size=1, max_size=2, unique=True)
+    return chosen.map(lambda names: f"{key}={','.join(names)}")
+
+
+sweeps = st.lists(
+    st.one_of(
+        some_of("model", "cnn_small", "mlp", "vit_tiny", "resnet_tiny", "logistic_regression"),
+        some_of("strategy", "ddp", "fsdp", "pipeline", "dp_pp", "parameter_server", "downpour"),
+        some_of("optimizer", "sgd", "adam", "lbfgs"),
+        some_of("data", "digits", "mnist", "synthetic"),
+        some_of("measure", "default", "debug"),
+        some_of("launcher", "local", "slurm"),
+        some_of("launcher.timeout_s", "null", "1", "2.5"),
+        some_of("optimizer.lr", "0.1", "1e-3", "'0.1'", "range(1,3)", "1"),
+        some_of("measure.steps_sampled", "3", "${epochs}"),
+        some_of("model.name", "renamed", "'a b'"),
+        some_of("channels_last", "true", "false"),
+        some_of("++strategy.name", "renamed"),
+        some_of("sweep.order", "listed"),
+        some_of("results", "'x,y'", "a b", "${model.name}"),
+    ),
+    max_size=6,
+    unique_by=lambda text: text.partition("=")[0],
+)
+
+
+@settings(deadline=None, max_examples=12, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@given(sweeps, st.randoms(use_true_random=False))
+def test_any_run_of_any_sweep_is_what_hydra_composes(overrides: list[str], draw: random.Random) -> None:
+    try:
+        plan = expand([*overrides, "devices=2"])
+    except ConfigError:
+        return
+    for each in draw.sample(plan, min(3, len(plan))):
+        assert composed_in_full(each) == each.run
+
+
+def test_options_of_one_file_beside_choices_of_other_groups() -> None:
+    for each in expand(["strategy=ddp,fsdp", "model=resnet50,resnet_tiny", "model.norm=sync", "devices=2"]):
+        assert composed_in_full(each) == each.run
+
+
+def test_files_that_reach_into_other_nodes_are_composed_as_hydra_does(tmp_path: Path) -> None:
+    files = {
+        "model/deep": "defaults: [mlp]\nname: deep\n",
+        "measure/with_its_batch": "# @package _global_\ndefaults: [default@measure]\nbatch_size: 7\n",
+        "optimizer/hot": "# defaults of ours\ndefaults: [sgd]\nlr: 7.0\nname: hot\n",
+        "data/follows": "defaults: [digits]\nname: ${model.name}\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / f"{name}.yaml").write_text(text)
+    mine = Extension(conf=tmp_path)
+    axes = ["model=cnn_small,deep", "measure=with_its_batch,default", "optimizer=sgd,hot", "data=digits,follows"]
+    plan = expand(axes, mine)
+    assert len(plan) == 16
+    for each in plan:
+        assert composed_in_full(each, mine) == each.run
+    assert {(p.run.data.name, p.run.batch_size) for p in plan} == {
+        (name, size) for name in ("digits", "cnn_small", "deep") for size in (7, 128)
+    }
+
+
+def test_runs_share_no_node_that_another_changed() -> None:
+    plan = expand(["model=mlp,cnn_small", "optimizer.lr=1,2", "measure.steps_sampled=3,4", "sweep.order=listed"])
+    found = [(p.run.model.name, p.run.optimizer.lr, p.run.measure.steps_sampled) for p in plan]
+    assert found == list(itertools.product(("mlp", "cnn_small"), (1, 2), (3, 4)))
+
+
+def test_the_overrides_of_a_run_make_it_again() -> None:
+    for each in expand(["epochs=1,2", "strategy=ddp", "devices=2", "sweep.repeats=2"]):
+        overrides = [text for text in each.overrides if not text.startswith("sweep.repeats")]
+        assert run_id(one_run(overrides).run) == run_id(each.run)
+
+
+# --- refusals
+
+
+def refusal(*overrides: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        expand(overrides)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["epohcs=1,2"], "epohcs is not a key: did you mean epochs?"),
+        (["epohcs=1"], "epohcs is not a key: did you mean epochs?"),
+        (["optimizer.lrr=1,2"], "optimizer.lrr is not a key: did you mean lr?"),
+        (["epochs.x=1,2"], "epochs.x is not a key"),
+        (["model=cnn_smal"], "model=cnn_smal is no choice: did you mean cnn_small?"),
+        (["model=mlp,cnn_smal"], "model=cnn_smal is no choice: did you mean cnn_small?"),
+        (["sweep=dmo"], "sweep=dmo is no choice: did you mean demo?"),
+        (["sweep=demo,adhoc"], "choose one at a time"),
+        (["sweep.repeats=0"], "sweep.repeats=0"),
+        (["sweep.order=random"], "sweep.order=random is no choice"),
+        (["sweep.blocks=[]"], "sweep.blocks=[]"),
+        (["sweep.blocks=[{grids:{epochs:[1]}}]"], "grids is not a key: did you mean grid?"),
+        (["sweep.blocks=[{grid:{epohcs:[1]}}]"], "epohcs is not a key: did you mean epochs?"),
+        (["sweep.blocks=[{grid:{model:[nothing]}}]"], "model=nothing is no choice"),
+        (["sweep.blocks=[{zip:{epochs:[1,2],devices:[1]}}]"], "equally long"),
+        (["sweep.name=../up"], "sweep.name='../up'"),
+        (["~sweep"], "sweep=None"),
+        (["~repeat"], "repeat=None"),
+        (["repeat=abc"], "repeat='abc'"),
+        (["repeat=0,x"], "repeat='x'"),
+        (["epochs=range(1,1000000000)"], "10000 values"),
+        (["devices=interval(0,1)"], "write devices=A,B,C"),
+        (["model=glob(*)"], "write model=A,B,C"),
+        (["epochs=1,range(2,4)"], "write epochs=A,B,C"),
+        (["sweep.blocks=[{grid:{model:[[mlp]]}}]"], "model="),
+        (["sweep.blocks=[{grid:{model:[{a:1}]}}]"], "model="),
+        (["epochs"], "key=value"),
+        (["=3"], "'=3'"),
+        (["hydra.run.dir=x"], "hydra.run.dir=x"),
+        (["hydra/launcher=basic"], "hydra/launcher=basic"),
+        (["results=${nowhere}"], "nowhere"),
+        (["+x=1"], "x is not a key"),
+        (["model=null"], "model=None is no choice"),
+        (["~optimizer"], "optimizer=None is not a component"),
+        (["model._target_=os.system"], "model._target_='os.system' is refused"),
+    ],
+)
+def test_refusals(overrides: list[str], words: str) -> None:
+    assert words in refusal(*overrides)
+
+
+def test_one_run_refuses_several() -> None:
+    for overrides, words in (
+        (["epochs=1,2"], "epochs=1,2 asks for several runs"),
+        (["sweep=demo"], "ask for 6 runs"),
+        (["sweep.repeats=3"], "ask for 3 runs"),
+    ):
+        with pytest.raises(ConfigError, match=words) as caught:
+            one_run(overrides)
+        assert "parallelbench submit" in str(caught.value)
+    assert one_run(["epochs=2"]).run.epochs == 2
+
+
+keys = st.sampled_from(
+    [
+        "epochs",
+        "model",
+        "model.norm",
+        "sweep",
+        "optimizer.lr",
+        "a",
+        "~model",
+        "+x",
+        "++epochs",
+        "results",
+        "model@y",
+        "a/b",
+    ]
+)
+values = st.sampled_from(
+    [
+        "1",
+        "cnn_small",
+        "[1,2]",
+        "{a:1}",
+        "null",
+        "1,2",
+        "range(1,3)",
+        "${epochs}",
+        "${",
+        "'",
+        "",
+        "nan",
+        "{",
+        "\\",
+        "x y",
+    ]
+)
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    st.lists(
+        st.builds("{}{}{}".format, keys, st.sampled_from(["=", "", "=="]), values) | st.text(max_size=6), max_size=2
+    )
+)
+def test_whatever_is_typed_is_expanded_or_refused_with_a_config_error(overrides: list[str]) -> None:
+    with contextlib.suppress(ConfigError):
+        expand(overrides)
+
+
+@given(st.text(max_size=12))
+def test_whatever_is_typed_is_parsed_or_refused(text: str) -> None:
+    with contextlib.suppress(ConfigError):
+        assert len(parse([text])) == 1

@@ -1,0 +1,328 @@
+"""Models: published sizes, named layers, torchvision's own numbers, and errors that carry the fix."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torchvision
+from hydra import compose, initialize_config_module
+from omegaconf import OmegaConf
+from torch import nn
+
+import conf
+from parallelbench import config
+from parallelbench.errors import ConfigError
+from parallelbench.models.base import Model
+from parallelbench.models.modules import Dense, sequence
+from parallelbench.models.norms import SyncBatchNorm
+
+NAMES = sorted(path.stem for path in Path(conf.__file__).parent.glob("model/*.yaml"))
+SMALL = [name for name in NAMES if name not in ("resnet50", "vit_b_16")]
+
+
+def spec(name: str, **options: Any) -> Model:
+    """The model of a YAML file, with some options changed."""
+    with initialize_config_module("conf", version_base=None):
+        node = OmegaConf.to_container(compose(f"model/{name}"))
+    assert isinstance(node, dict)
+    model: Model = config.build({**node["model"], **options}, "model")
+    assert isinstance(model, Model)
+    return model
+
+
+def built(model: Model, *, channels: int = 3, size: int = 32, classes: int = 10, seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return model.build(in_channels=channels, image_size=size, num_classes=classes)
+
+
+def parameters(model: Model, *, channels: int, size: int) -> int:
+    with torch.device("meta"):
+        layers = model.build(in_channels=channels, image_size=size, num_classes=10)
+    return sum(p.numel() for p in layers.parameters())
+
+
+def images(count: int, *, channels: int = 3, size: int = 32, dtype: torch.dtype | None = None) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(count, channels, size, size, generator=generator, dtype=dtype)
+
+
+@pytest.mark.parametrize(
+    ("name", "channels", "size", "count"),
+    [
+        ("logistic_regression", 1, 28, 7_850),
+        ("logistic_regression", 3, 32, 30_730),
+        ("mlp", 1, 32, 1024 * 512 + 512 + 512 * 256 + 256 + 256 * 128 + 128 + 128 * 10 + 10),
+        ("cnn_small", 1, 28, 402_442),
+        ("cnn_large", 1, 28, 2_636_554),
+        ("cnn_large_dense", 1, 28, 4_104_202),
+        ("cnn", 3, 32, 1_187_274),
+        ("resnet50", 3, 32, 23_528_522),
+        ("resnet_tiny", 3, 32, 5_266),
+        ("vit", 3, 32, 4_771_082),
+        ("vit_tiny", 3, 32, 21_162),
+        ("vit_b_16", 3, 32, 85_658_890),
+    ],
+)
+def test_number_of_parameters(name: str, channels: int, size: int, count: int) -> None:
+    assert parameters(spec(name), channels=channels, size=size) == count
+
+
+def test_sizes_that_are_ours_follow_from_the_layers() -> None:
+    convs = [(3, 64), (64, 64), (64, 128), (128, 128), (128, 256), (256, 256)]
+    cnn = sum(9 * i * o + 2 * o for i, o in convs) + 256 * 4 * 4 * 10 + 10
+    block = 4 * (256 * 256 + 256) + 2 * 2 * 256 + 256 * 1024 + 1024 + 1024 * 256 + 256
+    vit = (3 * 16 * 256 + 256) + 256 + 65 * 256 + 6 * block + 2 * 256 + 256 * 10 + 10
+    assert parameters(spec("cnn"), channels=3, size=32) == cnn
+    assert parameters(spec("vit"), channels=3, size=32) == vit
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_model_composes_builds_and_gives_finite_logits(name: str) -> None:
+    model = spec(name)
+    assert model.name == name
+    layers = built(model, classes=7)
+    assert isinstance(layers, nn.Sequential)
+    assert tuple(child for child, _ in layers.named_children()) == model.layer_names
+    x = images(2)
+    for layer in layers:
+        x = layer(x)
+        assert isinstance(x, torch.Tensor)
+        assert len(x) == 2
+    assert x.shape == (2, 7)
+    assert x.isfinite().all()
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "vit_b_16"])
+def test_models_take_the_28_pixel_grey_images_of_the_digits(name: str) -> None:
+    x = images(2, channels=1, size=28)
+    assert built(spec(name), channels=1, size=28)(x).shape == (2, 10)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_every_parameter_gets_a_gradient_from_every_sample_alone(name: str) -> None:
+    layers = built(spec(name)).double().eval()
+    x = images(3, dtype=torch.float64).requires_grad_()
+    layers(x)[1].sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in layers.parameters())
+    assert x.grad is not None
+    assert x.grad[1].abs().max() > 0
+    assert x.grad[[0, 2]].abs().max() == 0
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_seed_decides_the_weights(name: str) -> None:
+    model = spec(name)
+    first, again, other = (built(model, seed=seed).state_dict() for seed in (3, 3, 4))
+    assert all(torch.equal(first[key], again[key]) for key in first)
+    assert any(not torch.equal(first[key], other[key]) for key in first)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_models_are_built_in_the_default_dtype(name: str) -> None:
+    torch.set_default_dtype(torch.float64)
+    try:
+        layers = built(spec(name))
+        dtypes = {t.dtype for t in layers.state_dict().values() if t.is_floating_point()}
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert dtypes == {torch.float64}
+    assert layers(images(2, dtype=torch.float64)).dtype == torch.float64
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_channels_last_changes_no_number(name: str) -> None:
+    layers = built(spec(name)).double()
+    expected = layers(images(2, dtype=torch.float64))
+    layers = layers.to(memory_format=torch.channels_last)
+    got = layers(images(2, dtype=torch.float64).contiguous(memory_format=torch.channels_last))
+    torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("options", "reference"),
+    [
+        ({}, "resnet50"),
+        ({"block": "basic", "blocks": [2, 2, 2, 2]}, "resnet18"),
+    ],
+)
+def test_resnets_are_torchvisions(options: dict[str, Any], reference: str) -> None:
+    torch.manual_seed(0)
+    theirs = getattr(torchvision.models, reference)(num_classes=10)
+    ours = built(spec("resnet50", **options))
+    pairs = list(zip(theirs.state_dict().values(), ours.state_dict().values(), strict=True))
+    assert all(torch.equal(a, b) for a, b in pairs), "one seed must give the same weights"
+    x = images(2, size=64)
+    assert torch.equal(theirs(x), ours(x))
+    assert torch.equal(theirs.eval()(x), ours.eval()(x))
+
+
+def test_resnet50_with_copied_weights_gives_torchvisions_logits() -> None:
+    torch.manual_seed(5)
+    theirs = torchvision.models.resnet50(num_classes=10)
+    ours = built(spec("resnet50"))
+    values = list(theirs.state_dict().values())
+    assert not torch.equal(values[0], next(ours.parameters()))
+    ours.load_state_dict(dict(zip(ours.state_dict(), values, strict=True)))
+    x = images(2, size=32)
+    assert torch.equal(theirs(x), ours(x))
+
+
+def test_vit_b_16_with_copied_weights_gives_torchvisions_logits() -> None:
+    torch.manual_seed(5)
+    theirs = torchvision.models.vit_b_16(image_size=48, num_classes=10)
+    nn.init.normal_(theirs.heads.head.weight)  # torchvision's zeros would make all logits equal
+    ours = built(spec("vit_b_16"), size=48)
+    weights = {_vit_key(key): value for key, value in theirs.state_dict().items()}
+    assert not torch.equal(weights["embed.patches.weight"], ours.state_dict()["embed.patches.weight"])
+    ours.load_state_dict(weights)
+    x = images(2, size=48)
+    assert torch.equal(theirs(x), ours(x))
+    assert theirs(x).abs().max() > 0
+
+
+def _vit_key(key: str) -> str:
+    """torchvision's name of a parameter → ours."""
+    prefixes = {
+        "class_token": "embed.class_token",
+        "conv_proj": "embed.patches",
+        "encoder.pos_embedding": "embed.positions",
+        "encoder.ln": "head.norm",
+        "heads.head": "head.linear",
+        **{f"encoder.layers.encoder_layer_{i}.": f"block{i + 1}." for i in range(12)},
+    }
+    theirs = next(prefix for prefix in prefixes if key.startswith(prefix))
+    return prefixes[theirs] + key.removeprefix(theirs)
+
+
+def test_vit_with_torchvisions_weights_gives_torchvisions_logits() -> None:
+    torch.manual_seed(5)
+    theirs = torchvision.models.VisionTransformer(
+        image_size=32, patch_size=4, num_layers=2, num_heads=4, hidden_dim=32, mlp_dim=64, num_classes=10
+    ).double()
+    nn.init.normal_(theirs.heads.head.weight)
+    ours = built(spec("vit_tiny")).double()
+    weights: dict[str, torch.Tensor] = {}
+    for key, value in theirs.state_dict().items():
+        name = _vit_key(key).replace("ln_1", "norm1").replace("ln_2", "norm2")
+        name = name.replace("mlp.0", "fc1").replace("mlp.3", "fc2").replace("self_attention.out_proj", "attention.out")
+        if "in_proj" in name:
+            for part, third in zip(("query", "key", "value"), value.chunk(3), strict=True):
+                weights[name.replace("self_attention.in_proj_", f"attention.{part}.")] = third
+        else:
+            weights[name] = value
+    ours.load_state_dict(weights)
+    x = images(2, dtype=torch.float64)
+    torch.testing.assert_close(ours(x), theirs(x), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["cnn", "resnet_tiny"])
+@pytest.mark.parametrize(
+    ("norm", "kind"), [("batch", nn.BatchNorm2d), ("sync", SyncBatchNorm), ("group", nn.GroupNorm)]
+)
+def test_the_norm_option_replaces_every_norm(name: str, norm: str, kind: type[nn.Module]) -> None:
+    layers = built(spec(name, norm=norm))
+    norms = [m for m in layers.modules() if isinstance(m, nn.BatchNorm2d | nn.GroupNorm)]
+    assert len(norms) == {"cnn": 6, "resnet_tiny": 6}[name]
+    assert {type(m) for m in norms} == {kind}
+    assert layers(images(2)).isfinite().all()
+
+
+def test_the_cifar_stem_keeps_the_resolution() -> None:
+    x = images(2)
+    assert built(spec("resnet_tiny")).stem(x).shape == (2, 8, 32, 32)
+    assert built(spec("resnet_tiny", stem="imagenet")).stem(x).shape == (2, 8, 8, 8)
+
+
+def test_parameter_names_are_readable() -> None:
+    assert list(built(spec("cnn_small")).state_dict())[:4] == [
+        "conv1.conv.weight",
+        "conv1.conv.bias",
+        "fc1.linear.weight",
+        "fc1.linear.bias",
+    ]
+    assert {"embed.positions", "block2.attention.query.weight"} < set(built(spec("vit_tiny")).state_dict())
+
+
+def test_only_the_last_dense_layer_has_no_activation() -> None:
+    layers = built(spec("mlp", hidden=[8, 4]), channels=1)
+    assert [type(layer.activation) for layer in layers] == [nn.ReLU, nn.ReLU, nn.Identity]
+    assert [layer.linear.out_features for layer in layers] == [8, 4, 10]
+
+
+def test_a_sequence_needs_a_name_for_every_layer() -> None:
+    layer = Dense(1, 1, relu=False)
+    with pytest.raises(AssertionError):
+        sequence(["a", "b"], [layer])
+    with pytest.raises(AssertionError):
+        sequence(["a", "a"], [layer, layer])
+
+
+@pytest.mark.parametrize(
+    ("name", "channels", "size", "words"),
+    [
+        ("cnn_small", 1, 1, ["image_size=1", "cnn_small", "image_size=2"]),
+        ("cnn_large", 1, 7, ["image_size=7", "image_size=8"]),
+        ("cnn", 3, 4, ["image_size=4", "image_size=8"]),
+        ("vit", 3, 30, ["image_size=30", "patch_size=4", "1, 2, 3, 5, 6, 10, 15, 30"]),
+        ("vit_b_16", 3, 28, ["image_size=28", "patch_size=16"]),
+        ("vit_b_16", 1, 32, ["in_channels=1", "model=vit"]),
+    ],
+)
+def test_unsuitable_images_are_refused_with_the_fix(name: str, channels: int, size: int, words: list[str]) -> None:
+    with pytest.raises(ConfigError) as error:
+        built(spec(name), channels=channels, size=size)
+    assert all(word in str(error.value) for word in words), str(error.value)
+
+
+@pytest.mark.parametrize(("name", "size"), [("cnn_small", 2), ("cnn_large", 8), ("cnn", 8), ("vit", 4)])
+def test_the_smallest_images_are_taken(name: str, size: int) -> None:
+    assert built(spec(name), size=size)(images(2, size=size)).shape == (2, 10)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("vit", {"dim": 100}, ["model.dim=100", "model.heads=8", "model.dim=104"]),
+        ("vit", {"patch_size": 0}, ["model.patch_size=0"]),
+        ("mlp", {"hidden": []}, ["model.hidden"]),
+        ("mlp", {"hidden": [8, 0]}, ["model.hidden.1=0"]),
+        ("cnn", {"norm": "batchnorm"}, ["model.norm=batchnorm", "batch, group, sync"]),
+        ("cnn_large", {"grouped": 1}, ["model.grouped=1"]),
+        ("resnet50", {"block": "wide"}, ["model.block=wide", "basic, bottleneck"]),
+        ("cnn_small", {"norm": "batch"}, ["model.norm is not a key"]),
+    ],
+)
+def test_wrong_options_are_refused_by_name(name: str, options: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(ConfigError) as error:
+        spec(name, **options)
+    assert all(word in str(error.value) for word in words), str(error.value)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_specification_survives_the_way_to_plain_data_and_back(name: str) -> None:
+    model = spec(name)
+    options = {field: getattr(model, field) for field in model.__struct_fields__}
+    again = config.build({"_target_": f"{type(model).__module__}.{type(model).__name__}", **options}, "model")
+    assert again == model
+    assert hash(again) == hash(model)
+
+
+def test_specifications_and_layer_names_load_no_torch() -> None:
+    code = """
+import sys
+from parallelbench.models.cnn import Cnn, CnnLarge, CnnSmall
+from parallelbench.models.linear import LogisticRegression
+from parallelbench.models.mlp import Mlp
+from parallelbench.models.resnet import ResNet
+from parallelbench.models.vit import Vit, VitB16
+net = ResNet(name="r", block="basic", blocks=(1, 2), width=8, stem="cifar", norm="sync")
+assert net.layer_names == ("stem", "stage1_block1", "stage2_block1", "stage2_block2", "head")
+assert VitB16(name="v").layer_names[-2:] == ("block12", "head")
+assert not {"torch", "torchvision", "numpy"} & set(sys.modules), "a specification imported torch"
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

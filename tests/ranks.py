@@ -1,0 +1,55 @@
+"""Run a function on several gloo ranks, and give back what each returned."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import multiprocessing
+import traceback
+from concurrent.futures import ProcessPoolExecutor
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+HANGS_AFTER_S = 240
+
+
+def run_ranks(function: Callable[..., Any], size: int, folder: Path, *arguments: Any) -> list[Any]:
+    """`function(rank, size, *arguments)` in `size` processes that share a gloo group; results by rank.
+
+    `function` must be importable. The first rank to fail decides the exception.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "torch._dynamo", "torch.nn.parallel", "parallelbench.session"])
+    init = folder / f"init-{function.__name__}-{size}"
+    with ProcessPoolExecutor(size, mp_context=context) as pool:
+        futures = [pool.submit(_rank, function, rank, size, str(init), arguments) for rank in range(size)]
+        return [future.result() for future in futures]
+
+
+def _rank(function: Callable[..., Any], rank: int, size: int, init: str, arguments: tuple[Any, ...]) -> Any:
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    # A rank that hangs ends with its stack on stderr, which fails the test: sub-groups wait for half an hour.
+    faulthandler.dump_traceback_later(HANGS_AFTER_S, exit=True)
+    timeout = timedelta(seconds=60)
+    dist.init_process_group("gloo", init_method=f"file://{init}", rank=rank, world_size=size, timeout=timeout)
+    try:
+        result = function(rank, size, *arguments)
+        # Nobody leaves while others still connect to it: they would find the connection closed, or wait for ever.
+        if dist.is_initialized():
+            with contextlib.suppress(RuntimeError):  # another rank has failed, and says so itself
+                dist.barrier()
+        return result
+    except BaseException as error:
+        raise RuntimeError(f"rank {rank}: {error}\n{traceback.format_exc()}") from None
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        faulthandler.cancel_dump_traceback_later()

@@ -1,0 +1,77 @@
+"""One real Slurm cluster per variant, shared by all tests that only want one to be there."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from launch.slurm import scheduler
+from tests.slurm.cluster import Cluster
+from tests.slurm.config import VARIANTS, Variant
+from tests.slurm.packages import UnavailableError
+from tests.slurm.sweeps import Sweeps
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark whatever is in this folder, so that only `make test-slurm` runs it."""
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent):
+            item.add_marker("slurm")
+            item.add_marker("slow")
+
+
+def started(variant: Variant, **options: Any) -> Iterator[Cluster]:
+    """For a fixture: a cluster, or a skipped test that says why there is none."""
+    cluster = Cluster(variant, **options)
+    try:
+        cluster.__enter__()
+    except UnavailableError as error:
+        pytest.skip(f"no Slurm cluster: {error}")
+    try:
+        yield cluster
+    finally:
+        cluster.down()
+
+
+@pytest.fixture(scope="session")
+def accounting() -> Iterator[Cluster]:
+    yield from started("accounting")
+
+
+@pytest.fixture(scope="session")
+def no_accounting() -> Iterator[Cluster]:
+    yield from started("no_accounting")
+
+
+@pytest.fixture(scope="session")
+def cgroup() -> Iterator[Cluster]:
+    yield from started("cgroup")
+
+
+@pytest.fixture
+def sweeps(
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Iterator[Sweeps]:
+    """Tiny runs on the shared cluster with accounting, or on the one that the test names by parametrization."""
+    cluster: Cluster = request.getfixturevalue(getattr(request, "param", "accounting"))
+    cluster.restore()
+    monkeypatch.setattr(scheduler, "PAUSES_S", (0.1,) * len(scheduler.PAUSES_S))
+    yield Sweeps(cluster, tmp_path / "results", capsys, monkeypatch)
+    cluster.run("scancel", f"--user={os.geteuid()}", check=False)
+
+
+@pytest.fixture(params=VARIANTS)
+def cluster(request: pytest.FixtureRequest) -> Cluster:
+    """Each variant in turn, as if it had just been started."""
+    found: Cluster = request.getfixturevalue(request.param)
+    found.restore()
+    return found

@@ -1,0 +1,101 @@
+"""What a real Slurm needs of this machine: root, and a few Debian packages, which are installed if they are missing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PROGRAMS = {
+    "munged": "munge",
+    "slurmctld": "slurmctld",
+    "slurmd": "slurmd",
+    "sbatch": "slurm-client",
+}
+"""Program → the Debian package that has it."""
+
+ACCOUNTING_PROGRAMS = {
+    "slurmdbd": "slurmdbd",
+    "mariadbd": "mariadb-server-core",  # not mariadb-server, which would make and start a database of its own
+    "my_print_defaults": "mariadb-client-core",  # mariadb-install-db calls it
+}
+
+POLICY = Path("/usr/sbin/policy-rc.d")
+INSTALL_TIMEOUT_S = 600
+
+FREEZER = Path("/sys/fs/cgroup/freezer")
+"""The cgroups by which Slurm knows the processes of a job, on a kernel that offers them like this."""
+
+
+class UnavailableError(Exception):
+    """A cluster can't be started here; the message says why."""
+
+
+def require(*, accounting: bool, cgroups: bool) -> None:
+    """Make sure that this machine can run a cluster, by installing what it lacks.
+
+    Raises:
+        UnavailableError: it can't.
+    """
+    if os.geteuid() != 0:
+        raise UnavailableError("only root can start a Slurm cluster")
+    if cgroups and not FREEZER.is_dir():
+        raise UnavailableError(f"there are no cgroups of version 1 ({FREEZER})")
+    missing = missing_packages(accounting=accounting)
+    if missing:
+        _install(missing)
+    left = missing_packages(accounting=accounting)
+    if left:
+        raise UnavailableError(f"these packages have been installed, but their programs are missing: {', '.join(left)}")
+
+
+def missing_packages(*, accounting: bool) -> list[str]:
+    """The packages of programs that this machine does not have."""
+    wanted = PROGRAMS | (ACCOUNTING_PROGRAMS if accounting else {})
+    return sorted(package for program, package in wanted.items() if not shutil.which(program, path=search_path()))
+
+
+def search_path() -> str:
+    """Where the daemons are: the shells of some users leave the sbin folders out."""
+    return os.environ.get("PATH", os.defpath) + ":/usr/sbin:/sbin"
+
+
+def _install(packages: list[str]) -> None:
+    if not shutil.which("apt-get"):
+        raise UnavailableError(f"{', '.join(packages)} missing, and there is no apt-get to install them with")
+    print(f"Installing Debian's {', '.join(packages)}; none of their services is started.", flush=True)
+    command = ["apt-get", "install", "--yes", "--no-install-recommends", *packages]
+    with _no_services():
+        done = _apt(command)
+        if done.returncode:  # the lists of a fresh machine are empty or old
+            _apt(["apt-get", "update"])
+            done = _apt(command)
+    if done.returncode:
+        raise UnavailableError(f"`{' '.join(command)}` failed: {done.stderr.strip()[-500:]}")
+
+
+def _apt(command: list[str]) -> subprocess.CompletedProcess[str]:
+    env = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
+    # Another process may be installing something: wait for its lock.
+    command = [command[0], "-o", "DPkg::Lock::Timeout=120", *command[1:]]
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=INSTALL_TIMEOUT_S)
+
+
+@contextmanager
+def _no_services() -> Iterator[None]:
+    """Keep packages from starting their daemons, in the way Debian has for it."""
+    if POLICY.exists():
+        yield
+        return
+    POLICY.write_text("#!/bin/sh\nexit 101\n")
+    POLICY.chmod(0o755)
+    try:
+        yield
+    finally:
+        POLICY.unlink(missing_ok=True)

@@ -1,0 +1,196 @@
+"""Runs on a throwaway cluster, and their processes, as a fault hits them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from launch.slurm import record
+from parallelbench.folder import RunFolder, find_runs
+from parallelbench.journal import read_entries, read_tables
+from tests.helpers import TINY
+from tests.slurm.daemons import is_alive, until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from parallelbench.attempt import Attempt, Outcome
+    from tests.slurm.cluster import Cluster
+
+PATIENCE_S = 240.0
+"""How long anything may take before a test gives up; far more than it does take."""
+QUICK = (*TINY, "measure.parity=false", "launcher.memory_gib_per_device=1.0")
+"""The memory is enough for a process that trains, but not for torchrun beside it."""
+ON_TWO_NODES = (*QUICK[:-1], "devices=2", "nodes=2")
+TWO_NODES = (*ON_TWO_NODES, "strategy=ddp")
+ENDLESS = "epochs=1000000"
+
+
+@dataclass
+class Sweep:
+    """One sweep; `arguments` are those of every `submit`."""
+
+    cluster: Cluster
+    results: Path
+    arguments: tuple[str, ...]
+
+    def submit(self, *more: str) -> str:
+        """Submit what is missing; returns what the program said."""
+        done = self.program("submit", *self.arguments, "launcher=slurm", "site=local_cluster", *more)
+        assert done.returncode == 0, done.stderr + done.stdout
+        return done.stdout
+
+    def program(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """The program, to its end; where it takes overrides, `results` is one of them."""
+        own = [f"results={self.results}"] if arguments[0] == "submit" else []
+        command = [sys.executable, "-m", "parallelbench.cli", *arguments, *own]
+        return subprocess.run(command, env=self.cluster.env, capture_output=True, text=True)
+
+    # --- what folders and Slurm say
+
+    @property
+    def runs(self) -> list[RunFolder]:
+        return find_runs(self.results)
+
+    @property
+    def run(self) -> RunFolder:
+        (run,) = self.runs
+        return run
+
+    @property
+    def jobs(self) -> list[str]:
+        """Ids of all jobs, oldest first."""
+        found = [s.job for s in record.submissions(self.runs[0].path.parent)]
+        return [job for job in found if job]
+
+    @property
+    def job(self) -> str:
+        """The latest one."""
+        return self.jobs[-1]
+
+    def log(self) -> str:
+        """What the jobs printed."""
+        logs = sorted(self.results.glob("*/submissions/*/*_log.out"))
+        return "\n".join(path.read_text(errors="replace") for path in logs)
+
+    def story(self) -> str:
+        """What a failed test should show."""
+        parts = [self.log(), self.cluster.run("squeue", check=False)]
+        for run in self.runs:
+            parts += [f"{run.path.name}: {run.state()}"]
+            parts += [f"{a.number}: {a.outcome()}, {a.log.read_text()}" for a in run.attempts() if a.log.exists()]
+        return "\n".join(parts)
+
+    def queued(self) -> list[str]:
+        """The states of this sweep's jobs in the queue."""
+        # Without `check`: it complains about jobs that are long over.
+        return self.cluster.run("squeue", "-h", "--format=%T", f"--jobs={','.join(self.jobs)}", check=False).split()
+
+    # --- waiting
+
+    def wait(self, condition: Callable[[], Any], what: str, *, interval_s: float = 0.05) -> Any:
+        """The first true value of `condition`."""
+        found: list[Any] = []
+
+        def holds() -> bool:
+            found[:] = [condition()]
+            return bool(found[0])
+
+        try:
+            until(holds, what=what, timeout_s=PATIENCE_S, interval_s=interval_s)
+        except Exception as error:
+            error.add_note(self.story())
+            raise
+        return found[0]
+
+    def attempt(self, number: int = 1) -> Attempt:
+        """The attempt of the only run, once its processes are about to start."""
+        found: Attempt = self.wait(
+            lambda: next((a for a in self.run.attempts() if a.number == number and a.info()), None), f"attempt {number}"
+        )
+        return found
+
+    def epochs(self, attempt: Attempt, *, at_least: int) -> list[int]:
+        """The finished epochs, once there are so many."""
+
+        def enough() -> list[int] | None:
+            found = finished_epochs(attempt)
+            return found if len(found) >= at_least else None
+
+        epochs: list[int] = self.wait(enough, f"epoch {at_least} of attempt {attempt.number}")
+        return epochs
+
+    def outcome(self, attempt: Attempt) -> tuple[str, str]:
+        """How an attempt ended, and why, once it has."""
+        found: Outcome = self.wait(attempt.outcome, f"the outcome of attempt {attempt.number}")
+        return found.outcome, found.reason
+
+    def done(self, label: str = "ok") -> RunFolder:
+        """The only run, once it has a valid result."""
+        run = self.run
+        self.wait(lambda: run.state().state == "done", "a result")
+        assert run.state().label == label
+        return run
+
+    def settle(self, *, at_least: int) -> int:
+        """Wait until so many runs are done, or no job is left; returns how many are."""
+
+        def done() -> int:
+            return sum(run.state().state == "done" for run in self.runs)
+
+        self.wait(lambda: done() >= at_least or not self.queued(), f"{at_least} results", interval_s=0.5)
+        return done()
+
+    def over(self) -> None:
+        """Wait until no job is in the queue, and no process works on these results any more."""
+        self.wait(lambda: not self.queued() and not self.processes(), "the end of all jobs", interval_s=0.2)
+
+    # --- processes
+
+    def pid_of(self, victim: str, attempt: Attempt) -> int:
+        """The process id of `supervisor`, `follower` (what stands for it on node 1), or `rank N`."""
+        if victim.startswith("rank "):
+            path = attempt.path / f"journal-rank{victim.removeprefix('rank ')}.jsonl"
+            pid: int = self.wait(lambda: read_entries(path), f"the journal of {victim}")[0]["pid"]
+            return pid
+        if victim == "supervisor":
+            supervisor = attempt.supervisor()
+            assert supervisor is not None
+            return supervisor.pid
+        rank = psutil.Process(self.pid_of("rank 1", attempt))
+        return int(next(p.pid for p in rank.parents() if "submitit.core._submit" in p.cmdline()))
+
+    def signal(self, victim: str, attempt: Attempt, number: signal.Signals) -> None:
+        os.kill(self.pid_of(victim, attempt), number)
+
+    def processes(self) -> list[psutil.Process]:
+        """All living processes that work on these results."""
+        found = []
+        for process in psutil.process_iter(["cmdline"]):
+            named = any(str(self.results) in word for word in process.info["cmdline"] or [])
+            if named and process.pid != os.getpid() and is_alive(process):
+                found.append(process)
+        return found
+
+
+def finished_epochs(attempt: Attempt) -> list[int]:
+    return [row["epoch"] for row in read_tables(attempt.path)[0]["epochs"]]
+
+
+def events(attempt: Attempt) -> Counter[str]:
+    """How often rank 0 has said what."""
+    entries = read_entries(attempt.path / "journal-rank0.jsonl")
+    return Counter(entry["event"] for entry in entries if "event" in entry)
+
+
+def times_finished(run: RunFolder) -> int:
+    """How often training reached its end, over all attempts."""
+    return sum(events(attempt)["finished"] for attempt in run.attempts())

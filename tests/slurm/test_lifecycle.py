@@ -1,0 +1,381 @@
+"""What Slurm does to jobs: whatever it is, one valid result comes of each run, or a clear word and another try."""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+import psutil
+import pytest
+
+from parallelbench.folder import file_sha256
+from tests.faults import fault
+from tests.slurm.cluster import Cluster
+from tests.slurm.conftest import started
+from tests.slurm.faulty import faulty
+from tests.slurm.jobs import show, submit, wait
+from tests.slurm.runs import ENDLESS, ON_TWO_NODES, QUICK, TWO_NODES, Sweep, events, finished_epochs, times_finished
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from parallelbench.attempt import Attempt
+
+MANY, FEW = "epochs=1000", "epochs=400"
+"""Enough that a fault hits in between, few enough to end soon; on two nodes an epoch takes longer."""
+SLOW = ("epochs=150", "data.train_samples=6400")
+"""Slurm takes seconds to preempt a job."""
+WHOLE = ("--nodes=2", "--exclusive")
+
+
+@pytest.fixture
+def ours(accounting: Cluster) -> Cluster:
+    accounting.restore()
+    return accounting
+
+
+@pytest.fixture
+def cgroups(cgroup: Cluster) -> Cluster:
+    """Where Slurm signals only the tasks themselves, so that forwarding is ours."""
+    cgroup.restore()
+    return cgroup
+
+
+@pytest.fixture
+def special(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """A cluster with options of its own."""
+    yield from started("accounting", **request.param)
+
+
+def on(**options: Any) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("special", [options], indirect=True)
+
+
+def warn(sweep: Sweep) -> None:
+    """What Slurm does some time before the limit; it looks at limits every 30 s only."""
+    sweep.cluster.run("scancel", "--signal=USR2", sweep.job)
+
+
+# --- the time limit
+
+
+@fault(
+    "lifecycle",
+    "Time-limit warning",
+    injection="SIGUSR2 to the job, twice, as Slurm sends it before the limit, to a run on two nodes",
+    outcome="all ranks stop after the same epoch and save; the job is requeued and goes on from there",
+)
+def test_a_warned_run_goes_on_in_the_next_start_of_its_job(cgroups: Cluster, tmp_path: Path) -> None:
+    sweep = Sweep(cgroups, tmp_path, (*TWO_NODES, FEW))
+    sweep.submit()
+    first = sweep.attempt()
+    sweep.epochs(first, at_least=2)
+    warn(sweep)
+    warn(sweep)
+    assert sweep.outcome(first)[0] == "timeout"
+    run = sweep.done()
+    assert len(sweep.jobs) == 1
+    assert show(cgroups, sweep.job)["Restarts"] == "1"
+    stopped_after = len(finished_epochs(first))
+    (row,) = pl.read_parquet(run.result / "run.parquet").to_dicts()
+    assert (row["attempt"], row["resumed_after"]) == (2, str(stopped_after))
+    epochs = pl.read_parquet(run.result / "epochs.parquet")
+    assert epochs["epoch"].to_list() == list(range(1, 401))
+    assert epochs["attempt"].to_list() == [1] * stopped_after + [2] * (400 - stopped_after)
+
+
+@fault(
+    "lifecycle",
+    "Requeue is not allowed",
+    injection="scontrol update Requeue=0 before the time-limit warning",
+    outcome="the job's log says so; submitting again goes on from the checkpoint",
+)
+def test_a_warned_run_that_cannot_be_requeued(ours: Cluster, tmp_path: Path) -> None:
+    sweep = Sweep(ours, tmp_path, (*QUICK, MANY))
+    sweep.submit()
+    first = sweep.attempt()
+    sweep.epochs(first, at_least=2)
+    ours.run("scontrol", "update", f"JobId={sweep.job}", "Requeue=0")
+    warn(sweep)
+    assert sweep.outcome(first)[0] == "timeout"
+    sweep.over()
+    assert "could not be queued again" in sweep.log()
+    sweep.submit()
+    run = sweep.done()
+    (row,) = pl.read_parquet(run.result / "run.parquet").to_dicts()
+    assert row["resumed_after"] == str(len(finished_epochs(first)))
+
+
+@fault(
+    "lifecycle",
+    "A requeue loop",
+    injection="the job is requeued as often as it starts, with launcher.attempts=2",
+    outcome="the third start trains nothing, and says why; submitting again starts two more at most",
+)
+def test_starts_are_capped(ours: Cluster, tmp_path: Path) -> None:
+    sweep = Sweep(ours, tmp_path, (*QUICK, ENDLESS, "launcher.attempts=2"))
+    sweep.submit()
+    for number in (1, 2):
+        sweep.epochs(sweep.attempt(number), at_least=1)
+        ours.run("scontrol", "requeue", sweep.job)
+    sweep.over()
+    assert "was started 2 times, and launcher.attempts=2" in sweep.log()
+    assert len(sweep.run.attempts()) == 2
+    assert sweep.run.state().to_run
+
+
+@fault(
+    "lifecycle",
+    "Processes that ignore signals",
+    injection="two ranks that ignore SIGTERM, one of them stopped by SIGSTOP; the job is cancelled, twice",
+    outcome="all end within the grace that Slurm gives a job; killed, so submitting again tries again",
+)
+def test_stubborn_processes_end(cgroups: Cluster, tmp_path: Path) -> None:
+    sweep = Sweep(cgroups, tmp_path / "results", (*faulty(tmp_path, "ignores"), *ON_TWO_NODES, ENDLESS))
+    sweep.submit()
+    attempt = sweep.attempt()
+    sweep.epochs(attempt, at_least=1)
+    sweep.signal("rank 1", attempt, signal.SIGSTOP)
+    cgroups.run("scancel", sweep.job)
+    cgroups.run("scancel", sweep.job)
+    assert sweep.outcome(attempt) == ("killed", "interrupted by SIGTERM")
+    sweep.over()
+    assert sweep.run.state().to_run
+
+
+# --- preemption
+
+
+def preempt(sweep: Sweep) -> str:
+    """Take both nodes away from the sweep for as long as the returned job runs."""
+    return submit(sweep.cluster, "sleep 600", *WHOLE)
+
+
+@fault(
+    "lifecycle",
+    "Preemption",
+    injection="a job of higher priority takes both nodes (PreemptMode=REQUEUE)",
+    outcome="the ranks end at once; the same job starts again later, goes on from the last checkpoint, and is ok",
+)
+def test_a_preempted_run_goes_on(ours: Cluster, tmp_path: Path) -> None:
+    often = ("launcher.checkpoint=always", "launcher.checkpoint_every_s=2", "site.partition=preemptible")
+    sweep = Sweep(ours, tmp_path, (*QUICK, *SLOW, *often))
+    sweep.submit()
+    first = sweep.attempt()
+    sweep.wait(lambda: events(first)["checkpoint"], "a checkpoint")
+    urgent = preempt(sweep)
+    sweep.wait(lambda: sweep.run.state().state != "running", "the end of the first start")
+    wait(ours, urgent, JobState="RUNNING")
+    ours.run("scancel", urgent)
+    run = sweep.done()
+    (row,) = pl.read_parquet(run.result / "run.parquet").to_dicts()
+    assert row["attempt"] == 2
+    assert int(row["resumed_after"]) > 0
+    assert len(sweep.jobs) == 1
+
+
+@fault(
+    "lifecycle",
+    "Preemption with a warning",
+    injection="the same with SlurmctldParameters=preempt_send_user_signal and a grace time",
+    outcome="the ranks stop after their epoch and save; the next start goes on from there",
+)
+@on(preempt_send_user_signal=True, grace_time_s=60)
+def test_a_preempted_run_that_is_warned_loses_nothing(special: Cluster, tmp_path: Path) -> None:
+    sweep = Sweep(special, tmp_path, (*QUICK, *SLOW, "site.partition=preemptible"))
+    sweep.submit()
+    first = sweep.attempt()
+    sweep.epochs(first, at_least=2)
+    urgent = preempt(sweep)
+    assert sweep.outcome(first)[0] == "timeout"
+    wait(special, urgent, JobState="RUNNING")
+    special.run("scancel", urgent)
+    run = sweep.done()
+    (row,) = pl.read_parquet(run.result / "run.parquet").to_dicts()
+    assert row["resumed_after"] == str(len(finished_epochs(first)))
+
+
+@fault(
+    "lifecycle",
+    "Preemption that cancels",
+    injection="a job of higher priority takes both nodes, with PreemptMode=CANCEL",
+    outcome="killed; submitting again finishes the run",
+)
+@on(preempt_mode="CANCEL")
+def test_a_run_that_preemption_cancels_is_submitted_again(special: Cluster, tmp_path: Path) -> None:
+    sweep = Sweep(special, tmp_path, (*QUICK, *SLOW, "site.partition=preemptible"))
+    sweep.submit()
+    sweep.epochs(sweep.attempt(), at_least=1)
+    urgent = preempt(sweep)
+    sweep.over()
+    assert sweep.run.state().label == "killed"
+    special.run("scancel", urgent)
+    sweep.submit()
+    assert times_finished(sweep.done()) == 1
+    assert len(sweep.jobs) == 2
+
+
+# --- nodes
+
+
+@fault(
+    "lifecycle",
+    "Node failure",
+    injection="the first of two nodes loses its power: slurmd and all that its jobs run are killed",
+    outcome="the same job starts again on what is there; one valid result",
+)
+def test_a_run_survives_its_node(ours: Cluster, tmp_path: Path) -> None:
+    sweep = Sweep(ours, tmp_path, (*TWO_NODES, FEW))
+    sweep.submit()
+    sweep.epochs(sweep.attempt(), at_least=1)
+    ours.crash_node("n1")
+    ours.start("n1")
+    run = sweep.done()
+    assert times_finished(run) == 1
+    assert len(sweep.jobs) == 1
+    assert int(show(ours, sweep.job)["Restarts"]) >= 1
+
+
+@fault(
+    "lifecycle",
+    "Failure of another node than the first",
+    injection="the second of two nodes loses its power; srun, on the first, notices before Slurm does",
+    outcome="the job fails at once; killed, so submitting again finishes the run",
+)
+def test_a_run_without_its_second_node_is_submitted_again(ours: Cluster, tmp_path: Path) -> None:
+    sweep = Sweep(ours, tmp_path, (*TWO_NODES, FEW))
+    sweep.submit()
+    sweep.epochs(sweep.attempt(), at_least=1)
+    ours.crash_node("n2")
+    ours.start("n2")
+    while sweep.settle(at_least=1) < 1:
+        assert sweep.run.state().label == "killed"
+        sweep.submit()
+    assert times_finished(sweep.run) == 1
+
+
+@fault(
+    "lifecycle",
+    "A zombie of an attempt",
+    injection="all processes of a run are stopped, and Slurm loses their node; once the run has its result from the "
+    "other node, they go on and train to the end",
+    outcome="the zombie may not publish: the result stays as it was, to the byte",
+)
+def test_a_zombie_publishes_nothing(ours: Cluster, tmp_path: Path) -> None:
+    sweep = Sweep(ours, tmp_path, (*QUICK, MANY))
+    sweep.submit()
+    zombie = sweep.attempt()
+    sweep.epochs(zombie, at_least=1)
+    with _lost_by_slurm(sweep, zombie) as (supervisor, rank):
+        run = sweep.done()
+        assert run.state().attempt == 2
+        before = {path.name: file_sha256(path) for path in run.result.iterdir()}
+        rank.resume()
+        sweep.wait(lambda: events(zombie)["finished"], "the zombie's end of training")
+        supervisor.resume()
+        outcome, reason = sweep.outcome(zombie)
+    assert (outcome, reason) == ("killed", "a newer attempt took over")
+    assert {path.name: file_sha256(path) for path in run.result.iterdir()} == before
+
+
+class _lost_by_slurm:  # noqa: N801
+    """The supervisor and the rank of an attempt, stopped, while Slurm takes them for dead with their node."""
+
+    def __init__(self, sweep: Sweep, attempt: Attempt) -> None:
+        self._cluster = sweep.cluster
+        self._node = show(sweep.cluster, sweep.job)["NodeList"]
+        self._processes = [psutil.Process(sweep.pid_of(name, attempt)) for name in ("supervisor", "rank 0")]
+        # They would pass on what the controller wants; without them the others would be told to hang up.
+        self._slurm = [p for p in self._processes[0].parents() if p.name() == "slurmstepd"]
+        self._slurm += [p for p in psutil.process_iter() if p.name() == "srun" and _job_of(p) == sweep.job]
+
+    def __enter__(self) -> tuple[psutil.Process, psutil.Process]:
+        for process in (*self._processes, *self._slurm):
+            process.suspend()
+        self._cluster.kill(self._node)
+        self._cluster.run("scontrol", "update", f"NodeName={self._node}", "State=DOWN", "Reason=lost")
+        supervisor, rank = self._processes
+        return supervisor, rank
+
+    def __exit__(self, *_: object) -> None:
+        self._cluster.crash_node(self._node)
+        self._cluster.start(self._node)
+        self._cluster.run("scontrol", "update", f"NodeName={self._node}", "State=RESUME", check=False)
+
+
+def _job_of(process: psutil.Process) -> str | None:
+    with suppress(psutil.Error):
+        return str(process.environ().get("SLURM_JOB_ID"))
+    return None
+
+
+# --- what Slurm says, and what is true
+
+
+@fault(
+    "lifecycle",
+    "COMPLETED, but failed",
+    injection="a table of the result is damaged after its job has ended well",
+    outcome="the folder counts: submitting again publishes once more from the journals, without training",
+)
+def test_a_completed_job_may_have_failed(ours: Cluster, tmp_path: Path) -> None:
+    sweep = Sweep(ours, tmp_path, (*QUICK, "epochs=2"))
+    sweep.submit()
+    run = sweep.done()
+    sweep.over()
+    wait(ours, sweep.job, JobState="COMPLETED")
+    (run.result / "epochs.parquet").write_bytes(b"nothing")
+    assert run.state().label == "storage"
+    sweep.submit()
+    sweep.done()
+    assert (len(sweep.jobs), len(run.attempts()), times_finished(run)) == (2, 1, 1)
+
+
+@fault(
+    "lifecycle",
+    "CANCELLED, but valid",
+    injection="scancel once all ranks have trained to their end, but the supervisor has not seen it yet",
+    outcome="the result is published; status says ok, and submitting again starts nothing",
+)
+def test_a_cancelled_job_may_be_valid(ours: Cluster, tmp_path: Path) -> None:
+    sweep = Sweep(ours, tmp_path, (*QUICK, MANY))
+    sweep.submit()
+    attempt = sweep.attempt()
+    sweep.epochs(attempt, at_least=1)
+    sweep.signal("supervisor", attempt, signal.SIGSTOP)
+    sweep.wait(lambda: events(attempt)["finished"], "the end of training")
+    ours.run("scancel", sweep.job)
+    sweep.done()
+    sweep.over()
+    wait(ours, sweep.job, JobState="CANCELLED")
+    assert "0 to submit" in sweep.submit()
+
+
+@fault(
+    "lifecycle",
+    "scancel during publication",
+    injection="scancel, or SIGKILL to the supervisor, while the tables are being written",
+    outcome="a valid result, or none; submitting again publishes from the journals, without training",
+)
+@pytest.mark.parametrize("how", ["scancel", "SIGKILL"])
+def test_a_result_is_whole_or_not_there(how: str, ours: Cluster, tmp_path: Path) -> None:
+    sweep = Sweep(ours, tmp_path, (*QUICK, MANY))
+    sweep.submit()
+    attempt = sweep.attempt()
+    supervisor = sweep.pid_of("supervisor", attempt)
+    sweep.epochs(attempt, at_least=1)
+    sweep.wait(lambda: list(sweep.run.path.glob(".result.*.tmp")), "the publication", interval_s=0.002)
+    if how == "scancel":
+        ours.run("scancel", sweep.job)
+    else:
+        os.kill(supervisor, signal.SIGKILL)
+    sweep.over()
+    run = sweep.run
+    assert (run.published() is not None) == run.result.exists()
+    sweep.submit()
+    sweep.done()
+    assert (len(run.attempts()), times_finished(run)) == (1, 1)

@@ -1,0 +1,100 @@
+"""Packed jobs on real Slurm: many runs in one allocation, which is warned, or ended, somewhere in the middle."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import polars as pl
+import pytest
+
+from tests.helpers import TINY
+from tests.slurm.runs import Sweep
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from parallelbench.folder import RunFolder
+    from tests.slurm.cluster import Cluster
+
+PACKED = "launcher.pack=true"
+ENDLESS = 1_000_000
+QUICK = (*TINY, "measure.parity=false", "measure.telemetry_hz=0", "launcher.memory_gib_per_device=2.5")
+"""Slurm counts the memory that forks share once for each of them."""
+PAIR = (*QUICK, "strategy=ddp", "devices=2", "launcher.oversubscribe=true", "sweep.order=listed")
+
+
+@pytest.fixture
+def fresh(no_accounting: Cluster) -> Cluster:
+    no_accounting.restore()
+    return no_accounting
+
+
+def labels(sweep: Sweep) -> dict[int, str]:
+    """State by the number of epochs, which tells the runs of these tests apart."""
+    return {run.config().epochs: run.state().label for run in sweep.runs}
+
+
+def by_epochs(sweep: Sweep, epochs: int) -> RunFolder:
+    (run,) = (run for run in sweep.runs if run.config().epochs == epochs)
+    return run
+
+
+def in_the_middle(sweep: Sweep) -> None:
+    """Submit three runs in one job, and wait until the second, which has no end of its own, trains."""
+    assert "1 task(s)" in sweep.submit(PACKED, f"epochs=1,{ENDLESS},2")
+    endless = by_epochs(sweep, ENDLESS)
+    sweep.wait(endless.attempts, "the second run")
+    sweep.epochs(endless.attempts()[0], at_least=1)
+
+
+def learned(sweep: Sweep) -> dict[str, list[tuple[object, ...]]]:
+    columns = ["epoch", "train_loss", "train_accuracy", "test_loss", "test_accuracy"]
+    return {
+        run.path.name.rpartition("-")[0]: pl.read_parquet(run.result / "epochs.parquet").select(columns).rows()
+        for run in sweep.runs
+    }
+
+
+def test_a_packed_job_trains_bit_for_bit_like_separate_ones(fresh: Cluster, tmp_path: Path) -> None:
+    pairs = "sweep.blocks=[{zip:{strategy:[single,ddp],devices:[1,2]}}]"
+    options = (*QUICK, pairs, "epochs=2", "sweep.repeats=3", "launcher.oversubscribe=true")
+    sweeps = {
+        packed: Sweep(fresh, tmp_path / packed, (*options, f"launcher.pack={packed}")) for packed in ("true", "false")
+    }
+    for packed, sweep in sweeps.items():
+        said = sweep.submit()
+        assert (len(sweep.jobs), len(sweep.runs)) == (2, 6), "one submission for each shape"
+        assert said.count("1 task(s)" if packed == "true" else "3 task(s)") == 2
+        sweep.wait(lambda: all(run.state().state == "done" for run in sweep.runs), "six results")  # noqa: B023
+        assert "started cold" not in sweep.log()
+        for run in sweep.runs:
+            assert pl.read_parquet(run.result / "run.parquet")["packed"].to_list() == [packed == "true"]
+    assert learned(sweeps["true"]) == learned(sweeps["false"])
+
+
+def test_a_warned_job_stops_its_run_and_does_the_rest_when_it_starts_again(fresh: Cluster, tmp_path: Path) -> None:
+    # The endless run goes on in the second start, until its own limit: twice in all, once for each start of the job.
+    sweep = Sweep(fresh, tmp_path, (*PAIR, "launcher.attempts=2", "launcher.timeout_s=45"))
+    in_the_middle(sweep)
+    fresh.run("scancel", "--signal=USR2", sweep.job)
+    sweep.wait(lambda: labels(sweep)[2] == "ok", "the run that was left")
+    assert labels(sweep) == {1: "ok", ENDLESS: "timeout", 2: "ok"}, sweep.story()
+    assert {run.config().epochs: len(run.attempts()) for run in sweep.runs} == {1: 1, ENDLESS: 2, 2: 1}
+    first = by_epochs(sweep, ENDLESS).attempts()[0].outcome()
+    assert first is not None
+    assert first.reason.startswith("stopped after epoch"), "in order, not by force"
+
+
+def test_a_cancelled_job_leaves_what_is_finished_and_the_rest_is_submitted_again(
+    fresh: Cluster, tmp_path: Path
+) -> None:
+    sweep = Sweep(fresh, tmp_path, PAIR)
+    in_the_middle(sweep)
+    fresh.run("scancel", sweep.job)
+    sweep.wait(lambda: not sweep.queued(), "the end of the job")
+    assert labels(sweep) == {1: "ok", ENDLESS: "killed", 2: "missing"}, sweep.story()
+
+    assert "1 run(s) are done" in sweep.submit(PACKED, f"epochs=1,{ENDLESS},2", "launcher.timeout_s=5")
+    sweep.wait(lambda: labels(sweep)[2] == "ok", "the last run")
+    assert labels(sweep) == {1: "ok", ENDLESS: "timeout", 2: "ok"}, sweep.story()
+    assert {run.config().epochs: len(run.attempts()) for run in sweep.runs} == {1: 1, ENDLESS: 2, 2: 1}

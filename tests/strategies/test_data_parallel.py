@@ -1,0 +1,85 @@
+"""data_parallel: what can be known of it without two GPUs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from launch.sweep import one_run
+from parallelbench.check import check_run
+from parallelbench.config import RunConfig
+from parallelbench.errors import ConfigError
+from parallelbench.parity import as_checked, local_statistics
+from parallelbench.session import build_model
+from parallelbench.world import World
+from tests.strategies.training import drive, one_device
+
+DATA = ["data=synthetic", "data.channels=1", "data.image_size=32", "data.train_samples=96", "data.test_samples=25"]
+
+
+def on_gpus(*overrides: str) -> RunConfig:
+    return one_run([*DATA, "strategy=data_parallel", "devices=2", "batch_size=24", "precision=fp64", *overrides]).run
+
+
+def test_two_gpus_and_a_batch_for_both_are_accepted() -> None:
+    run = on_gpus()
+    check_run(run, "cuda")
+    assert (run.strategy.processes(run, "cuda"), run.strategy.data_shards(run)) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "device_type", "message"),
+    [
+        ([], "cpu", "on a CPU would train on one device: choose strategy=ddp"),
+        (["devices=1"], "cuda", "on devices=1 would train on one device: choose strategy=ddp"),
+        (["nodes=2"], "cuda", "needs nodes=1, not nodes=2: choose strategy=ddp"),
+        (["batch_size=25"], "cuda", "batch_size=25 can't be scattered evenly over devices=2: choose batch_size=24"),
+        (["batch_size=1"], "cuda", "choose batch_size=2"),
+        (["compile=true"], "cuda", "compile=true .* choose strategy=ddp"),
+    ],
+)
+def test_what_can_not_work_is_refused_with_the_fix(overrides: list[str], device_type: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check_run(on_gpus(*overrides), device_type)
+
+
+@pytest.mark.parametrize("norm", ["batch", "sync"])
+def test_each_gpu_normalises_its_own_piece(norm: str) -> None:
+    run = on_gpus("model=resnet_tiny", f"model.norm={norm}")
+    assert local_statistics(run)
+    assert as_checked(run).model.norm == "group"  # type: ignore[attr-defined]
+    assert not local_statistics(on_gpus("model=resnet_tiny", "model.norm=group"))
+
+
+def test_on_one_device_the_replica_trains_like_it_and_counts_what_two_would_copy() -> None:
+    """Where there are no GPUs `nn.DataParallel` is the bare module; everything around it is as on GPUs."""
+    run = on_gpus("model=logistic_regression")
+    replica = run.strategy.prepare(build_model(run), run, World())
+    # Not bitwise: sums over threads may take memory in other blocks.
+    torch.testing.assert_close(drive(replica, run), one_device(run), rtol=0, atol=1e-12)
+    size_bytes, images, logits = 8 * (1024 + 1) * 10, 8 * 24 * 1024, 8 * 24 * 10
+    assert replica.traffic.take() == {
+        "parameter_bytes_sent": 3 * size_bytes,
+        "gradient_bytes_sent": 3 * size_bytes,
+        "activation_bytes_sent": 3 * (images + 2 * logits) / 2,
+    }
+
+
+class Kept:
+    """Remembers the dtype that a layer computed in."""
+
+    dtype: Any = None
+
+    def __call__(self, _layer: Any, _inputs: Any, output: torch.Tensor) -> None:
+        self.dtype = output.dtype
+
+
+def test_the_module_sets_its_arithmetic_itself() -> None:
+    """Threads inherit no autocast dtype: without that bf16 would be fp16 on all GPUs."""
+    run, kept = on_gpus("model=logistic_regression", "precision=bf16"), Kept()
+    replica: Any = run.strategy.prepare(build_model(run), run, World())
+    replica._module[-1].register_forward_hook(kept)
+    replica._forward(torch.zeros(2, 1, 32, 32))
+    assert kept.dtype == torch.bfloat16

@@ -1,0 +1,314 @@
+"""Tensor parallelism alone and in meshes: like one device, bytes by formula, refusals with the fix."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import RowwiseParallel
+
+from parallelbench.config import RunConfig
+from parallelbench.errors import ConfigError
+from parallelbench.session import build_model
+from parallelbench.strategies import sharded, tensors
+from parallelbench.strategies.base import Shard
+from parallelbench.strategies.meshes import Mesh
+from parallelbench.strategies.pipelines import PipelineReplica
+from parallelbench.world import World
+from tests.ranks import run_ranks
+from tests.strategies.recorded import Recorded
+from tests.strategies.test_parity import assert_equal
+from tests.strategies.training import configure, drive, loader_of, one_device, train
+from tests.test_parity_gate import gate
+
+DATA = ["data=synthetic", "data.channels=1", "data.train_samples=96", "data.test_samples=37", "data.image_size=8"]
+MLP = [*DATA, "model=mlp", "model.hidden=[24,20,16]"]
+DEEP = [*DATA, "model=mlp", "model.hidden=[24,20,16,12,20,24,16]"]
+VIT = [*DATA, "model=vit_tiny"]
+CNN = [*DATA, "model=cnn_small"]
+
+
+def seen_and_counted(rank: int, size: int, run: RunConfig) -> tuple[float, int, int]:
+    """Bytes of activations that the replica counts in one step; bytes and number of all-reduces."""
+    replica = run.strategy.prepare(build_model(run), run, World(rank=rank, size=size, local_rank=rank))
+    batch = next(loader_of(replica, run).train(epoch=1))
+    with Recorded() as recorded:
+        replica.step(batch)
+    assert set(recorded.calls) == {"allreduce"}
+    return replica.traffic.activation, recorded.carried["allreduce"], recorded.calls["allreduce"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "values", "sums"),
+    [
+        # fc1 sees images; fc2 gives 20, fc3 takes 20, fc4 gives 10.
+        (MLP, 20 + 20 + 10, 3),
+        # fc1 takes 32·4·4, fc2 gives 10.
+        (CNN, 32 * 4 * 4 + 10, 2),
+        # Two blocks on 5 tokens of 32: query, key, value and fc1 take them, out and fc2 give them.
+        (VIT, 2 * 6 * 5 * 32, 12),
+    ],
+    ids=["mlp", "cnn_small", "vit_tiny"],
+)
+def test_tensor_parallel_sends_what_the_formula_says(model: list[str], values: int, sums: int, tmp_path: Path) -> None:
+    run = configure(*model, "strategy=tensor_parallel", "devices=2")
+    for counted, size_bytes, count in run_ranks(seen_and_counted, 2, tmp_path, run):
+        assert (size_bytes, count) == (24 * values * 8, sums)
+        assert counted == 2 * (2 - 1) / 2 * size_bytes
+
+
+def dp_tp_traffic(rank: int, size: int, run: RunConfig) -> dict[str, Any]:
+    """What a step sends, as counted and as the process groups were asked for."""
+    replica = run.strategy.prepare(build_model(run), run, World(rank=rank, size=size, local_rank=rank))
+    batch = next(loader_of(replica, run).train(epoch=1))
+    with Recorded() as recorded:
+        replica.step(batch)
+    return {**replica.traffic.take(), "recorded": dict(recorded.carried)}
+
+
+MLP_HELD = (64 * 24 + 24 * 20 + 20 * 16 + 16 * 10) // 2 + (24 + 16) // 2 + 20 + 10
+"""Parameters of MLP that each of two tensor ranks holds."""
+VIT_HELD = 9_866 + (1 + 5) * 32
+"""Of VIT, with the class token and the position embedding twice: `fully_shard` pads their first dimension of 1."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("gathers", [1, 2])
+@pytest.mark.parametrize(
+    ("model", "held", "values"),
+    [(MLP, MLP_HELD, 20 + 20 + 10), (VIT, VIT_HELD, 2 * 6 * 5 * 32)],
+    ids=["mlp", "vit_tiny"],
+)
+def test_dp_tp_sends_what_the_formulas_say(
+    model: list[str], held: int, values: int, gathers: int, tmp_path: Path
+) -> None:
+    reshard = f"strategy.reshard_after_forward={gathers == 2}"
+    summed, held_bytes = 12 * values * 8, held * 8
+    for sent in run_ranks(dp_tp_traffic, 4, tmp_path, configure(*model, "strategy=dp_tp", "devices=4", reshard)):
+        gathered = {"allgather_base": gathers * held_bytes, "reduce_scatter_base": held_bytes}
+        assert sent["recorded"] == {"allreduce": summed} | gathered
+        assert sent["activation_bytes_sent"] == 2 * (2 - 1) / 2 * summed
+        assert sent["gradient_bytes_sent"] == (2 - 1) / 2 * held_bytes
+        assert sent["parameter_bytes_sent"] == gathers * (2 - 1) / 2 * held_bytes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["tensor_parallel", "dp_tp", "dp_pp_tp"])
+def test_options(strategy: str, tmp_path: Path) -> None:
+    """Updates of many tensors at once meet plain tensors beside DTensors of several meshes here."""
+    devices, model = {"tensor_parallel": (2, CNN), "dp_tp": (4, CNN), "dp_pp_tp": (4, VIT)}[strategy]
+    options = ["optimizer=adam", "optimizer.implementation=foreach", "channels_last=true"]
+    run = configure(*model, f"strategy={strategy}", f"devices={devices}", *options)
+    assert_equal(run_ranks(train, devices, tmp_path, run), one_device(run), tolerance=1e-9)
+
+
+@pytest.mark.slow
+def test_copies_of_pipelines_share_batch_statistics(tmp_path: Path) -> None:
+    """With one micro-batch, synchronised norms see the whole batch, so training is that of one device."""
+    model = ["model=resnet_tiny", "model.norm=sync", "strategy.schedule=gpipe", "strategy.micro_batches=1"]
+    run = configure(*DATA, "strategy=dp_pp", "devices=4", *model)
+    assert_equal(run_ranks(train, 4, tmp_path, run), one_device(run), tolerance=1e-9)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", ["interleaved_1f1b", "zbv"])
+def test_meshes_take_every_schedule(schedule: str, tmp_path: Path) -> None:
+    options = [f"strategy.schedule={schedule}", "strategy.stages_per_rank=2"]
+    run = configure(*DEEP, "strategy=dp_pp_tp", "devices=4", *options)
+    assert_equal(run_ranks(train, 4, tmp_path, run), one_device(run), tolerance=1e-9)
+
+
+def train_and_send(rank: int, size: int, run: RunConfig) -> dict[str, Any]:
+    """What a rank reads, trains, and sends in one step more."""
+    replica = run.strategy.prepare(build_model(run), run, World(rank=rank, size=size, local_rank=rank))
+    result = drive(replica, run)
+    replica.traffic.take()
+    replica.step(next(loader_of(replica, run).train(epoch=2)))
+    return {**result, **replica.traffic.take(), "shard": replica.data_shard}
+
+
+WIDTHS = (64, 24, 20, 16, 12, 20, 24, 16, 10)
+"""Of the images of DEEP, and of what its layers give. Of two ranks each has half of all but every second's bias."""
+
+
+def held_by(layers: range, *, shards: int) -> float:
+    """Parameters of so many of DEEP's layers that a rank holds; odd ones are cut by inputs, the bias stays whole."""
+    biases = [WIDTHS[i + 1] / (1 if i % 2 else shards) for i in layers]
+    return sum(WIDTHS[i] * WIDTHS[i + 1] / shards for i in layers) + sum(biases)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("strategy", "devices", "shards"), [("dp_pp", 4, 1), ("dp_pp_tp", 8, 2)])
+def test_copies_of_pipelines_send_what_the_formulas_say(
+    strategy: str, devices: int, shards: int, tmp_path: Path
+) -> None:
+    """All three dimensions on eight ranks, rank = 4·copy + 2·stage + shard; and without the last."""
+    stages = "strategy.stage_map={fc1: 0, fc2: 0, fc3: 0, fc4: 1, fc5: 1, fc6: 1, fc7: 1, fc8: 1}"
+    run = configure(*DEEP, f"strategy={strategy}", f"devices={devices}", stages)
+    ranks = run_ranks(train_and_send, devices, tmp_path, run)
+    assert_equal(ranks, one_device(run), tolerance=1e-9)
+    # Layers cut by inputs, numbered from 0, give whole values; layers cut by outputs take whole values but for images.
+    summed = [[WIDTHS[2], WIDTHS[2]], [WIDTHS[4], WIDTHS[4], WIDTHS[6], WIDTHS[6], WIDTHS[8]]]
+    for rank, result in enumerate(ranks):
+        copy, stage, shard = rank // (2 * shards), rank // shards % 2, rank % shards
+        assert result["shard"] == Shard(copy, 2, images=stage == 0, labels=stage == 1)
+        assert (result["steps"][0] is not None) == (stage == 1 and shard == 0)
+        held = held_by(range(3) if stage == 0 else range(3, 8), shards=shards)
+        assert result["gradient_bytes_sent"] == 2 * (2 - 1) / 2 * held * 8
+        # What leaves fc3 is a shard where layers are cut.
+        over_tensor = 2 * (shards - 1) / shards * sum(summed[stage])
+        assert result["activation_bytes_sent"] == 12 * 8 * (WIDTHS[3] / shards + over_tensor)
+        assert result["parameter_bytes_sent"] == 0
+
+
+def checked_and_trained(rank: int, size: int, run: RunConfig) -> dict[str, Any]:
+    """What one run does in one process: the parity check with a replica of its own, then training."""
+    rows = gate(rank, size, run)
+    assert all(row["passed"] for row in rows)
+    return train(rank, size, run)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["dp_tp", "dp_pp", "dp_pp_tp", "fsdp", "hsdp", "tensor_parallel"])
+def test_a_second_replica_in_the_same_process(strategy: str, tmp_path: Path) -> None:
+    run = configure(*VIT, f"strategy={strategy}", "devices=4")
+    assert_equal(run_ranks(checked_and_trained, 4, tmp_path, run), one_device(run), tolerance=1e-9)
+
+
+def spoil_and_evaluate(rank: int, size: int, run: RunConfig, tensor: int) -> dict[str, torch.Tensor]:
+    """What a rank holds whole after an evaluation, before which all but the first of the tensor ranks had drifted."""
+    replica: Any = run.strategy.prepare(build_model(run), run, World(rank=rank, size=size, local_rank=rank))
+    replica.step(next(loader_of(replica, run).train(epoch=1)))
+    module = replica._mine if hasattr(replica, "_mine") else replica._module
+    plan, kept = run.model.tensor_plan(), {}
+    for name, parameter in module.named_parameters():
+        layer, _, kind = name.rpartition(".")
+        if layer not in plan or (plan[layer], kind) == ("row", "bias"):
+            kept[name] = parameter.to_local() if isinstance(parameter, DTensor) else parameter.detach()
+    with torch.no_grad():
+        for values in kept.values():
+            values.add_(1e-3 * (rank % tensor))
+    replica.evaluate(loader_of(replica, run).test())
+    return {name: values.detach().clone() for name, values in kept.items()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("strategy", "devices"), [("tensor_parallel", 2), ("dp_tp", 4), ("dp_pp_tp", 4)])
+def test_what_tensor_ranks_hold_whole_is_the_same_after_an_evaluation(
+    strategy: str, devices: int, tmp_path: Path
+) -> None:
+    """On CUDA each rank's own convolutions may round in another way."""
+    run = configure(*CNN, f"strategy={strategy}", f"devices={devices}", "channels_last=true")
+    ranks = run_ranks(spoil_and_evaluate, devices, tmp_path, run, 2)
+    assert {name for rank in ranks for name in rank} == {"conv1.conv.weight", "conv1.conv.bias", "fc2.linear.bias"}
+    for first, second in zip(ranks[::2], ranks[1::2], strict=True):
+        torch.testing.assert_close(second, first, rtol=0, atol=0)
+
+
+def most_whole_at_once(rank: int, size: int, run: RunConfig) -> int:
+    """The most layers that are whole on the device when one is sharded; fp64 tells that a layer has left the host."""
+    model, counts = build_model(run), []
+
+    def counting(shard: Any) -> Any:
+        def counted(*args: Any, **options: Any) -> Any:
+            whole = [p for p in model.parameters() if p.dtype == torch.float64 and not isinstance(p, DTensor)]
+            counts.append(len(whole) / 2)
+            return shard(*args, **options)
+
+        return counted
+
+    shard_linear = patch.object(tensors, "parallelize_module", counting(tensors.parallelize_module))
+    with shard_linear, patch.object(sharded, "fully_shard", counting(sharded.fully_shard)):
+        run.strategy.prepare(model, run, World(rank=rank, size=size, local_rank=rank))
+    return max(counts)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["fsdp", "hsdp", "tensor_parallel", "dp_tp", "dp_pp_tp"])
+def test_no_device_ever_holds_more_than_one_whole_layer(strategy: str, tmp_path: Path) -> None:
+    run = configure(*MLP, f"strategy={strategy}", "devices=4")
+    assert run_ranks(most_whole_at_once, 4, tmp_path, run) == [1] * 4
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ([*MLP, "strategy=tensor_parallel"], ["two devices or more"]),
+        ([*DATA, "model=resnet_tiny", "strategy=tensor_parallel", "devices=2"], ["nothing to shard", "strategy=fsdp"]),
+        ([*DATA, "model=logistic_regression", "strategy=tensor_parallel", "devices=2"], ["nothing to shard"]),
+        ([*VIT, "strategy=tensor_parallel", "devices=3"], ["3 equal shards", "4 equal parts", "choose 2, 4"]),
+        ([*MLP, "strategy=tensor_parallel", "devices=2", "precision=fp16"], ["precision=bf16"]),
+        ([*MLP, "strategy=dp_tp", "devices=3"], ["multiple of 2 devices, at least 4", "choose devices=4"]),
+        ([*MLP, "strategy=dp_tp", "devices=2"], ["strategy.tensor=2", "devices=4"]),
+        ([*MLP, "strategy=dp_tp", "devices=4", "strategy.tensor=1"], ["without that dimension", "strategy.tensor=2"]),
+        ([*MLP, "strategy=dp_pp", "devices=6", "strategy.stages=4"], ["multiple of 4", "choose devices=8"]),
+        ([*MLP, "strategy=dp_pp", "devices=4", "strategy.micro_batches=8"], ["doesn't divide the batch of 12"]),
+        ([*MLP, "strategy=dp_pp", "devices=4", "precision=fp16"], ["precision=bf16"]),
+        ([*MLP, "strategy=dp_pp_tp", "devices=6"], ["multiple of 4 devices, not devices=6", "choose devices=8"]),
+        ([*CNN, "strategy=dp_pp_tp", "devices=8", "strategy.stages=4"], ["3 layers"]),
+    ],
+)
+def test_what_cannot_work_is_refused_with_the_fix(overrides: list[str], words: list[str]) -> None:
+    with pytest.raises(ConfigError) as refused:
+        configure(*overrides)
+    for word in words:
+        assert word in str(refused.value)
+
+
+def test_the_data_dimension_follows() -> None:
+    assert Mesh(8, {"stages": 2, "tensor": 2}).data == 2
+    assert Mesh(8, {"stages": 2}).data == 4
+    assert Mesh(3, {"stages": 4}).data == 1
+
+
+class Unsummed(RowwiseParallel):
+    """Each rank goes on with its own part of the sum."""
+
+    @staticmethod
+    def _prepare_output_fn(_layouts: Any, _use_local: Any, _module: Any, outputs: Any, _mesh: Any) -> torch.Tensor:
+        return outputs.to_local()
+
+
+def shard_without_averaging(module: Any, **options: Any) -> Any:
+    """Gradients are summed over the copies, not averaged."""
+    sharded_module: Any = fully_shard(module, **options)
+    sharded_module.set_gradient_divide_factor(1.0)
+    return sharded_module
+
+
+MUTATIONS = {
+    "rows are not summed": (tensors, "RowwiseParallel", Unsummed),
+    "copies are summed": (sharded, "fully_shard", shard_without_averaging),
+    "copies go their own ways": (PipelineReplica, "_average", lambda _replica: None),
+}
+
+
+def broken_gate(rank: int, size: int, run: RunConfig, mutation: str) -> list[dict[str, Any]]:
+    with patch.object(*MUTATIONS[mutation]):
+        return gate(rank, size, run)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("mutation", "strategy", "devices"),
+    [
+        ("rows are not summed", "tensor_parallel", 2),
+        ("rows are not summed", "dp_tp", 4),
+        ("rows are not summed", "dp_pp_tp", 4),
+        ("copies are summed", "fsdp", 2),
+        ("copies are summed", "dp_tp", 4),
+        ("copies go their own ways", "dp_pp", 4),
+        ("copies go their own ways", "dp_pp_tp", 8),
+    ],
+)
+def test_a_wrong_mesh_is_caught(mutation: str, strategy: str, devices: int, tmp_path: Path) -> None:
+    run = configure(*MLP, f"strategy={strategy}", f"devices={devices}", "precision=fp32")
+    rows = run_ranks(broken_gate, devices, tmp_path, run, mutation)[0]
+    assert [row["step"] for row in rows] == [1, 2, 3]
+    assert not all(row["passed"] for row in rows)

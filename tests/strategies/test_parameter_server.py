@@ -1,0 +1,183 @@
+"""Parameter servers: shards, synchronous training, bytes, refusals. For asynchronous ones see `test_downpour.py`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from parallelbench.config import RunConfig
+from parallelbench.errors import ConfigError
+from parallelbench.session import build_model
+from parallelbench.strategies.flat import FlatParameters, HostedParameters, shard_bounds
+from parallelbench.strategies.parameter_server import ParameterServer
+from parallelbench.strategies.servers import Schedule, SyncServer
+from parallelbench.world import World
+from tests.ranks import run_ranks
+from tests.strategies.serving import EPOCHS, PARAMETERS, small, train_epochs
+from tests.strategies.test_parity import assert_equal
+from tests.strategies.training import STEPS, loader_of, one_device, train
+from tests.test_parity_gate import passed
+
+# --- shards and schedules
+
+
+@given(length=st.integers(0, 10_000), count=st.integers(1, 64))
+def test_shards_cover_the_vector_in_nearly_equal_parts(length: int, count: int) -> None:
+    bounds = shard_bounds(length, count)
+    assert len(bounds) == count
+    assert [index for start, stop in bounds for index in range(start, stop)] == list(range(length))
+    sizes = [stop - start for start, stop in bounds]
+    assert max(sizes) - min(sizes) <= 1
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_parameters_become_views_of_one_vector(memory_format: torch.memory_format) -> None:
+    module = nn.Sequential(nn.Conv2d(3, 5, 3), nn.Flatten(), nn.Linear(20, 7)).to(memory_format=memory_format)
+    module[0].bias.requires_grad_(False)
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    flat = HostedParameters(module)
+    assert flat.values.numel() == 5 * 27 + 20 * 7 + 7
+    for name, value in module.state_dict().items():
+        assert torch.equal(value, before[name])
+        assert value.stride() == before[name].stride()
+    module(torch.randn(2, 3, 4, 4)).sum().backward()
+    flat.gather_gradient()
+    named = flat.named_views(flat.gradient_to_host(), module)
+    for name, parameter in module.named_parameters():
+        assert parameter.grad is None or torch.equal(named[name], parameter.grad)
+    flat.values.mul_(2)
+    for name, parameter in module.named_parameters():
+        assert torch.equal(parameter, before[name] * (2 if parameter.requires_grad else 1))
+
+
+def test_only_who_asks_for_copies_on_the_host_has_them() -> None:
+    """Pinning memory takes a GPU: without one, a copy would fail for parameters that are not on the CPU."""
+    module = nn.Linear(3, 5, device="meta")
+    assert FlatParameters(module, multiple=4).values.shape == (20,)
+    assert vars(FlatParameters(nn.Linear(3, 5))).keys() & {"host_values", "host_gradient"} == set()
+
+
+@given(steps=st.integers(1, 50), n_push=st.integers(1, 60), n_fetch=st.integers(1, 60))
+def test_a_schedule_pushes_every_gradient_and_fetches_only_within_the_epoch(
+    steps: int, n_push: int, n_fetch: int
+) -> None:
+    schedule = Schedule(steps, n_push, n_fetch)
+    assert len(schedule.push_steps) == -(-steps // n_push)
+    assert schedule.push_steps[-1] == steps
+    assert not schedule.fetches_before(1)
+    assert schedule.requests == -(-steps // n_push) + -(-steps // n_fetch) - 1
+
+
+# --- sync: like one device
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("devices", "options"),
+    [
+        (4, ["strategy.servers=2", "optimizer=adam"]),
+        (4, ["strategy.servers=3", "optimizer=adagrad", "channels_last=true"]),
+        (3, ["optimizer.weight_decay=0.01", "scaling=weak", "batch_size=8"]),
+    ],
+)
+def test_synchronous_servers_train_like_one_device(devices: int, options: list[str], tmp_path: Path) -> None:
+    run = small("strategy=parameter_server", f"devices={devices}", *options)
+    assert_equal(run_ranks(train, devices, tmp_path, run), one_device(run), tolerance=1e-9)
+
+
+@pytest.mark.slow
+def test_synchronous_bytes_are_those_of_the_formula(tmp_path: Path) -> None:
+    run = small("strategy=parameter_server", "devices=4", "strategy.servers=2")
+    ranks = run_ranks(train_epochs, 4, tmp_path, run)
+    size, steps = PARAMETERS * 8, run.steps_per_epoch
+    for worker in ranks[:2]:
+        assert worker["sent"] == [{"gradient": steps * size, "parameter": 0}] * EPOCHS
+        assert worker["pushes"] == [[(step, 0) for step in range(1, steps + 1)]] * EPOCHS
+    for server in ranks[2:]:
+        assert server["sent"] == [{"gradient": 0, "parameter": steps * 2 * size // 2}] * EPOCHS
+
+
+def optimizer_bytes(rank: int, size: int, run: RunConfig) -> int:
+    """Memory of the optimizer's state on this rank, before the first step and after it."""
+    replica = run.strategy.prepare(build_model(run), run, World(rank=rank, size=size, local_rank=rank))
+    replica.step(next(loader_of(replica, run).train(1)))
+    states = replica._optimizer.state.values()  # type: ignore[attr-defined]
+    return sum(value.nbytes for state in states for value in state.values() if value.dim())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_the_optimizers_state_is_on_the_servers_only(mode: str, tmp_path: Path) -> None:
+    batch = "batch_size=96"  # the first step is the epoch
+    run = small("strategy=parameter_server", f"strategy.mode={mode}", "devices=3", "optimizer=adagrad", batch)
+    assert run_ranks(optimizer_bytes, 3, tmp_path, run) == [0, 0, PARAMETERS * 8]
+
+
+class DeafServer(ParameterServer, frozen=True, kw_only=True):
+    """The server ignores the last worker's gradient."""
+
+    def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Any:
+        replica = super().prepare(model, run, world)
+        if isinstance(replica, SyncServer):
+            average = replica._average
+
+            def deaf() -> Tensor:
+                replica._received[-1].copy_(replica._received[0])
+                return average()
+
+            replica._average = deaf  # type: ignore[method-assign]
+        return replica
+
+
+@pytest.mark.slow
+def test_a_server_that_ignores_a_worker_is_caught(tmp_path: Path) -> None:
+    run = small("strategy=parameter_server", "devices=3")
+    options = {field: getattr(run.strategy, field) for field in run.strategy.__struct_fields__}
+    (tmp_path / "right").mkdir()
+    assert passed(run, tmp_path / "right")
+    assert not passed(msgspec.structs.replace(run, strategy=DeafServer(**options)), tmp_path)
+
+
+# --- refusals
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["devices=2", "strategy.servers=2"], ["leaves no worker", "devices=3 or more", "strategy.servers=1 or fewer"]),
+        (["devices=1"], ["leaves no worker", "choose devices=2 or more"]),
+        (["devices=4", "batch_size=25"], ["batch_size=25", "3 workers", "batch_size=24 or 27"]),
+        (["devices=4", "batch_size=2"], ["choose batch_size=3"]),
+        (["devices=3", "scaling=weak", "batch_size=9"], ["choose batch_size=8 or 10"]),
+        (["devices=3", "strategy.n_push=2"], ["strategy.n_push=2", "n_push=1 and n_fetch=1", "strategy.mode=async"]),
+        (["devices=3", "strategy.n_fetch=5"], ["strategy.n_fetch=5"]),
+        (["devices=3", "precision=fp16"], ["precision=bf16"]),
+        (
+            ["devices=3", "strategy.mode=async", "model=resnet_tiny", "model.norm=sync", "data.image_size=32"],
+            ["model.norm=batch or model.norm=group"],
+        ),
+        (["devices=3", "strategy=downpour", "optimizer=adam"], ["optimizer=adagrad, or", "mode=async"]),
+        (["devices=3", "strategy=downpour", "optimizer=sgd"], ["sgd with momentum", "optimizer.momentum=0.0"]),
+        (["devices=3", "strategy=downpour", "optimizer=adagrad", "strategy.mode=sync"], ["strategy=parameter_server"]),
+        (["devices=3", "strategy.mode=both"], ["strategy.mode=both is no choice", "async, sync"]),
+        (["devices=3", "strategy.slow_worker_factor=0.5"], ["strategy.slow_worker_factor=0.5", ">= 1"]),
+        (["devices=3", "strategy.servers=0"], ["strategy.servers=0", ">= 1"]),
+    ],
+)
+def test_what_servers_cannot_do_is_refused_with_the_fix(overrides: list[str], said: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        small("strategy=parameter_server", *overrides)
+    for words in said:
+        assert words in str(caught.value)
+
+
+def test_three_steps_are_not_a_whole_epoch() -> None:
+    """The parity tests stop after `STEPS`, which synchronous servers must allow: nothing waits for an epoch's end."""
+    assert small("strategy=parameter_server", "devices=2").steps_per_epoch > STEPS

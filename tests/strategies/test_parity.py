@@ -1,0 +1,158 @@
+"""Every strategy trains like one device: losses, gradients, parameters, evaluation, in fp64."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from launch.compose import group_choices
+from parallelbench.config import RunConfig
+from parallelbench.errors import ConfigError
+from parallelbench.parity import local_statistics
+from parallelbench.session import build_model
+from parallelbench.world import World
+from tests.ranks import run_ranks
+from tests.strategies.training import STEPS, configure, one_device, summed, train
+
+pytestmark = pytest.mark.slow
+
+SYNTHETIC = ["data=synthetic", "data.channels=1", "data.train_samples=96", "data.test_samples=37"]
+MODELS = {
+    "mlp": ["model=mlp", "data.image_size=32"],
+    "cnn_small": ["model=cnn_small", "data.image_size=28"],
+    "vit_tiny": ["model=vit_tiny", "data.image_size=32"],
+    "resnet_sync": ["model=resnet_tiny", "model.norm=sync", "data.image_size=32"],
+    "resnet_group": ["model=resnet_tiny", "model.norm=group", "data.image_size=32"],
+}
+OVERRIDES = {
+    "downpour": ["optimizer.momentum=0.0"],
+    "sandblaster_lbfgs": ["optimizer=lbfgs", "optimizer.lr=1.0", "batch_size=96"],
+}
+"""What a strategy needs besides its file."""
+SHIPPED = [name for name in group_choices()["strategy"] if name != "single"]
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("strategy", SHIPPED)
+def test_every_shipped_strategy_trains_like_one_device(strategy: str, model: str, size: int, tmp_path: Path) -> None:
+    try:
+        overrides = OVERRIDES.get(strategy, [])
+        run = configure(*SYNTHETIC, *MODELS[model], f"strategy={strategy}", f"devices={size}", *overrides)
+    except ConfigError as error:
+        pytest.skip(f"refused: {error}")
+    if not run.strategy.equals_one_device(run):
+        pytest.skip("asynchronous: compared with a sequential simulation elsewhere")
+    if local_statistics(run):
+        pytest.skip("micro-batches under norm=sync normalise on their own; norm=group is tested")
+    ranks = run_ranks(train, run.strategy.processes(run, "cpu"), tmp_path, run)
+    assert_equal(ranks, one_device(run), tolerance=1e-9)
+
+
+@pytest.mark.parametrize("model", ["vit_tiny", "resnet_group", "mlp"])
+@pytest.mark.parametrize("strategy", SHIPPED)
+def test_a_state_passes_through_every_strategy(strategy: str, model: str, tmp_path: Path) -> None:
+    """So it does between any two: what each leaves has one device's names and layout, as the test above shows."""
+    overrides = OVERRIDES.get(strategy, [])
+    for size in (4, 2):
+        with contextlib.suppress(ConfigError):
+            run = configure(*SYNTHETIC, *MODELS[model], f"strategy={strategy}", f"devices={size}", *overrides)
+            break
+    else:
+        pytest.skip("refused at 2 and at 4 devices")
+    state = one_device(run)["state"]
+    ranks = run_ranks(hand_on, run.strategy.processes(run, "cpu"), tmp_path, run, state)
+    assert list(ranks[0]) == list(state)
+    torch.testing.assert_close(ranks[0], state, rtol=0, atol=0)
+
+
+def hand_on(rank: int, size: int, run: RunConfig, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    model = build_model(run).double()
+    model.load_state_dict(state, strict=True)
+    return run.strategy.prepare(model, run, World(rank=rank, size=size, local_rank=rank)).full_state_dict()
+
+
+@pytest.mark.parametrize("strategy", SHIPPED)
+def test_every_group_of_ranks_has_the_runs_timeout(strategy: str, tmp_path: Path) -> None:
+    """torch gives a new group half an hour, however short the run's own patience."""
+    overrides = ["launcher.collective_timeout_s=60", *OVERRIDES.get(strategy, [])]
+    try:
+        run = configure(*SYNTHETIC, *MODELS["mlp"], f"strategy={strategy}", "devices=4", *overrides)
+    except ConfigError as error:
+        pytest.skip(f"refused: {error}")
+    assert set().union(*run_ranks(timeouts, run.strategy.processes(run, "cpu"), tmp_path, run)) == {60.0}
+
+
+def timeouts(rank: int, size: int, run: RunConfig) -> set[float]:
+    """Seconds that each process group waits that this rank is in; the first is that of `run_ranks`."""
+    run.strategy.prepare(build_model(run), run, World(rank=rank, size=size, local_rank=rank))
+    groups = dist.distributed_c10d._world.pg_map
+    return {group._get_backend(torch.device("cpu")).options._timeout.total_seconds() for group in groups}
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_ddp_options(model: str, tmp_path: Path) -> None:
+    options = ["strategy.static_graph=true", "strategy.gradient_as_bucket_view=false", "strategy.bucket_mib=0.01"]
+    run = configure(*SYNTHETIC, *MODELS[model], "strategy=ddp", "devices=2", *options)
+    assert_equal(run_ranks(train, 2, tmp_path, run), one_device(run), tolerance=1e-9)
+
+
+def test_no_strategy_is_refused_everywhere() -> None:
+    """A strategy that no model and no size suits would be skipped above, silently."""
+    for strategy in SHIPPED:
+        if strategy == "data_parallel":
+            continue  # needs two GPUs
+        possible = 0
+        for model in MODELS.values():
+            for size in (2, 4):
+                with contextlib.suppress(ConfigError):
+                    overrides = OVERRIDES.get(strategy, [])
+                    configure(*SYNTHETIC, *model, f"strategy={strategy}", f"devices={size}", *overrides)
+                    possible += 1
+        assert possible, strategy
+
+
+def test_the_tutorials_map_goes_back_to_the_first_device(tmp_path: Path) -> None:
+    run = configure(*SYNTHETIC, *MODELS["mlp"], "strategy=model_parallel_tutorial", "devices=2")
+    ranks = run_ranks(train, 2, tmp_path, run)
+    assert_equal(ranks, one_device(run), tolerance=0.0)
+    assert [rank["steps"][0] is None for rank in ranks] == [False, True], "rank 0 holds fc4, so it owns the loss"
+
+
+def test_naive_model_parallelism_is_bitwise_equal(tmp_path: Path) -> None:
+    run = configure(*SYNTHETIC, *MODELS["cnn_small"], "strategy=model_parallel", "devices=2")
+    assert_equal(run_ranks(train, 2, tmp_path, run), one_device(run), tolerance=0.0)
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "model_parallel"])
+@pytest.mark.parametrize("option", ["optimizer=adam", "channels_last=true", "scaling=weak", "optimizer=adagrad"])
+def test_options_do_not_change_what_is_computed(strategy: str, option: str, tmp_path: Path) -> None:
+    size = ["batch_size=12"] if option == "scaling=weak" else []
+    run = configure(*SYNTHETIC, *MODELS["cnn_small"], f"strategy={strategy}", "devices=2", option, *size)
+    assert_equal(run_ranks(train, 2, tmp_path, run), one_device(run), tolerance=1e-9)
+
+
+def test_batch_norm_differs_between_shards(tmp_path: Path) -> None:
+    run = configure(
+        *SYNTHETIC, "model=resnet_tiny", "model.norm=batch", "data.image_size=32", "strategy=ddp", "devices=2"
+    )
+    with pytest.raises(AssertionError):
+        assert_equal(run_ranks(train, 2, tmp_path, run), one_device(run), tolerance=1e-9)
+
+
+def assert_equal(ranks: list[dict[str, Any]], expected: dict[str, Any], *, tolerance: float) -> None:
+    """What the ranks computed together is what one device computed."""
+    for step in range(STEPS):
+        together = summed([rank["steps"][step] for rank in ranks])
+        assert together == pytest.approx(expected["steps"][step], rel=tolerance, abs=tolerance)
+    evaluated = summed([rank["evaluated"] for rank in ranks])
+    assert evaluated == pytest.approx(expected["evaluated"], rel=tolerance, abs=tolerance)
+    for what in ("gradients", "state"):
+        torch.testing.assert_close(ranks[0][what], expected[what], rtol=0, atol=tolerance)
+        assert list(ranks[0][what]) == list(expected[what]), "same names in the same order"
+        assert not any(rank[what] for rank in ranks[1:])

@@ -1,0 +1,355 @@
+"""Pipelines: every schedule trains like one device, sends what the formulas say and idles as long as they say."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import msgspec
+import pyarrow.parquet as pq
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from parallelbench.config import RunConfig
+from parallelbench.errors import ConfigError
+from parallelbench.folder import find_runs
+from parallelbench.parity import as_reference
+from parallelbench.session import build_model
+from parallelbench.strategies.pipeline import PipelineParallel
+from parallelbench.strategies.schedules import Pipeline
+from parallelbench.world import World
+from tests.ranks import run_ranks
+from tests.strategies.test_parity import assert_equal
+from tests.strategies.training import configure, drive, loader_of, one_device, summed
+from tests.test_parity_gate import passed
+
+DATA = ["data=synthetic", "data.channels=1", "data.train_samples=96", "data.test_samples=37", "data.image_size=8"]
+DEEP = [*DATA, "model=mlp", "model.hidden=[24,20,16,12,20,24,16]", "strategy=pipeline"]
+SMALL = [*DATA, "model=mlp", "model.hidden=[24,20,16]", "strategy=pipeline", "devices=2", "strategy.micro_batches=4"]
+CASES = {
+    "gpipe": ("gpipe", 1, 8),
+    "gpipe-1": ("gpipe", 1, 1),
+    "1f1b": ("1f1b", 1, 8),
+    "looped_bfs": ("looped_bfs", 2, 4),
+    "interleaved_1f1b-1": ("interleaved_1f1b", 1, 4),
+    "interleaved_1f1b-2": ("interleaved_1f1b", 2, 8),
+    "interleaved_zero_bubble-1": ("interleaved_zero_bubble", 1, 8),
+    "interleaved_zero_bubble-2": ("interleaved_zero_bubble", 2, 4),
+    "zbv": ("zbv", 2, 8),
+    "dualpipev": ("dualpipev", 2, 8),
+}
+
+
+def pipelined(case: str, devices: int, *overrides: str) -> RunConfig:
+    schedule, stages, micro_batches = CASES[case]
+    options = [f"schedule={schedule}", f"stages_per_rank={stages}", f"micro_batches={micro_batches}"]
+    return configure(*DEEP, f"devices={devices}", *(f"strategy.{option}" for option in options), *overrides)
+
+
+def train_all(rank: int, size: int, runs: list[RunConfig]) -> list[dict[str, Any]]:
+    """What each run does in turn, the bytes that each step and each evaluation sends, and torch's order of the work."""
+    results = []
+    for run in runs:
+        replica: Any = run.strategy.prepare(build_model(run), run, World(rank=rank, size=size, local_rank=rank))
+        result = drive(replica, run)
+        replica.traffic.take()
+        loader = loader_of(replica, run)
+        replica.step(next(loader.train(epoch=2)))
+        result["step_bytes"] = replica.traffic.take()
+        replica.evaluate(loader.test())
+        result["evaluation_bytes"] = replica.traffic.take()
+        result["order"] = plain_order(replica._schedule.pipeline_order)
+        results.append(result)
+    return results
+
+
+def plain_order(order: dict[int, list[Any]]) -> dict[int, list[tuple[int, str, int]]]:
+    """Rank → its work in order: stage, kind (F, I, W or B for I and W together), micro-batch."""
+    flat = {rank: [part for a in actions if a for part in a.sub_actions or (a,)] for rank, actions in order.items()}
+    return {
+        rank: [(a.stage_index, a.computation_type.value, a.microbatch_index) for a in actions]
+        for rank, actions in flat.items()
+    }
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def trained(request: pytest.FixtureRequest) -> tuple[int, dict[str, list[dict[str, Any]]]]:
+    size = request.param
+    runs = [pipelined(case, size) for case in CASES]
+    ranks = run_ranks(train_all, size, Path(tempfile.mkdtemp()), runs)
+    return size, {case: [rank[index] for rank in ranks] for index, case in enumerate(CASES)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_every_schedule_trains_like_one_device(case: str, trained: Any) -> None:
+    size, results = trained
+    assert_equal(results[case], one_device(pipelined(case, size)), tolerance=1e-9)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_bytes_are_those_of_the_values_between_stages(case: str, trained: Any) -> None:
+    size, results = trained
+    place = pipeline_of(pipelined(case, size)).place()
+    cuts = widths_between(pipelined(case, size))
+    forward, backward = [0] * size, [0] * size
+    for stage, width in enumerate(cuts):
+        if place[stage] != place[stage + 1]:
+            forward[place[stage]] += width * 8
+            backward[place[stage + 1]] += width * 8
+    for rank in range(size):
+        sent = results[case][rank]
+        assert sent["step_bytes"]["activation_bytes_sent"] == 24 * (forward[rank] + backward[rank])
+        assert sent["evaluation_bytes"]["activation_bytes_sent"] == 37 * forward[rank]
+        assert sent["step_bytes"]["gradient_bytes_sent"] == sent["step_bytes"]["parameter_bytes_sent"] == 0
+
+
+class Done:
+    """The work of a send that has ended."""
+
+    def wait(self) -> None:
+        pass
+
+
+def evaluate_in_step(rank: int, size: int, runs: list[RunConfig]) -> list[list[float] | None]:
+    """What each run evaluates where a send lasts until it is received, as NCCL's may, and nothing overtakes it."""
+
+    def send(value: torch.Tensor, to: int) -> Done:
+        dist.send(value, to)  # gloo's ends when the receiver has asked for it
+        return Done()
+
+    results = []
+    for run in runs:
+        replica = run.strategy.prepare(build_model(run), run, World(rank=rank, size=size, local_rank=rank))
+        with patch.object(dist, "isend", send):
+            evaluated = replica.evaluate(loader_of(replica, run).test())
+        results.append(None if evaluated is None else evaluated.tolist())
+    return results
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [2, 4])
+def test_ranks_never_wait_for_each_other_in_evaluation(size: int, tmp_path: Path) -> None:
+    runs = [pipelined(case, size) for case in ("gpipe", "looped_bfs", "interleaved_1f1b-2", "zbv")]
+    ranks = run_ranks(evaluate_in_step, size, tmp_path, runs)
+    replica = (alone := as_reference(runs[0])).strategy.prepare(build_model(alone), alone, World())
+    expected = replica.evaluate(loader_of(replica, alone).test())
+    assert expected is not None
+    for results in zip(*ranks, strict=True):
+        assert summed(list(results)) == pytest.approx(expected.tolist(), rel=1e-9)
+
+
+def pipeline_of(run: RunConfig) -> Pipeline:
+    assert isinstance(run.strategy, PipelineParallel)
+    return run.strategy.pipeline(run)
+
+
+def widths_between(run: RunConfig) -> list[int]:
+    """Width of the values that leave each stage but the last."""
+    from parallelbench.strategies.partition import assign
+
+    model = build_model(run)
+    stages = list(assign(model, run, None, pipeline_of(run).stages).values())
+    widths = [layer.linear.out_features for layer in model]  # type: ignore[union-attr]
+    return [int(widths[i]) for i in range(len(widths) - 1) if stages[i] != stages[i + 1]]  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [case for case in CASES if case != "gpipe-1"])
+def test_torchs_schedules_idle_as_the_formulas_say(case: str, trained: Any) -> None:
+    size, results = trained
+    run = pipelined(case, size)
+    order = results[case][0]["order"]
+    if case == "1f1b":  # torch counts the last stage's forwards from 1 in this table, which only draws it
+        order = {rank: _renumbered(actions) for rank, actions in order.items()}
+    assert play(order, stages=pipeline_of(run).stages) == pytest.approx(run.strategy.bubble(run))
+
+
+def _renumbered(actions: list[tuple[int, str, int]]) -> list[tuple[int, str, int]]:
+    first = next(micro_batch for _, kind, micro_batch in actions if kind == "F")
+    return [(stage, kind, micro - first if kind == "F" else micro) for stage, kind, micro in actions]
+
+
+def play(order: dict[int, list[tuple[int, str, int]]], *, stages: int) -> float:
+    """Largest idle share of a rank, where F, I and W last 1 each and messages take no time."""
+    done: dict[tuple[int, str, int], int] = {}
+    clock, begun, work = (dict.fromkeys(order, value) for value in (0, None, 0))
+    waiting = {rank: [action for action in actions if action[1] in "FIWB"] for rank, actions in order.items()}
+    while any(waiting.values()):
+        for rank, actions in waiting.items():
+            while actions and (needs := _needs(actions[0], stages)) <= done.keys():
+                stage, kind, micro_batch = actions.pop(0)
+                start = max([clock[rank], *(done[need] for need in needs)])
+                lasts = 2 if kind == "B" else 1
+                begun[rank] = start if begun[rank] is None else begun[rank]
+                clock[rank], work[rank] = start + lasts, work[rank] + lasts
+                done[stage, "I" if kind == "B" else kind, micro_batch] = clock[rank]
+    return max(1 - work[rank] / (clock[rank] - begun[rank]) for rank in order)
+
+
+def _needs(action: tuple[int, str, int], stages: int) -> set[tuple[int, str, int]]:
+    stage, kind, micro_batch = action
+    if kind == "F":
+        return {(stage - 1, "F", micro_batch)} if stage else set()
+    if kind == "W":
+        return {(stage, "I", micro_batch)}
+    after = {(stage + 1, "I", micro_batch)} if stage < stages - 1 else set()
+    return {(stage, "F", micro_batch), *after}
+
+
+@pytest.mark.parametrize(
+    ("schedule", "m", "v", "p", "bubble"),
+    [
+        ("gpipe", 8, 1, 2, 1 / 9),
+        ("1f1b", 8, 1, 4, 3 / 11),
+        ("gpipe", 1, 1, 2, 1 / 2),
+        ("interleaved_1f1b", 8, 2, 4, 3 / 19),
+        ("looped_bfs", 8, 2, 4, 3 / 19),
+        ("interleaved_zero_bubble", 8, 1, 4, 3 / 27),
+        ("zbv", 8, 2, 4, 0.0),
+        ("dualpipev", 8, 2, 4, 3 / 51),
+    ],
+)
+def test_bubbles(schedule: Any, m: int, v: int, p: int, bubble: float) -> None:
+    assert Pipeline(schedule, m, v, p).bubble() == pytest.approx(bubble)
+
+
+def test_v_schedules_go_down_and_up_again() -> None:
+    assert Pipeline("zbv", 8, 2, 3).place() == [0, 1, 2, 2, 1, 0]
+    assert Pipeline("interleaved_1f1b", 8, 2, 3).place() == [0, 1, 2, 0, 1, 2]
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "looped_bfs", "interleaved_1f1b", "zbv", "dualpipev"])
+@pytest.mark.parametrize(("devices", "batch_size", "m"), [(2, 24, 7), (2, 25, 1), (3, 128, 2), (4, 18, 9), (4, 7, 3)])
+def test_the_advised_number_of_micro_batches_is_accepted(schedule: str, devices: int, batch_size: int, m: int) -> None:
+    stages = 2 if schedule in ("zbv", "dualpipev", "interleaved_1f1b", "looped_bfs") else 1
+    options = [f"devices={devices}", f"batch_size={batch_size}", f"strategy.schedule={schedule}"]
+    options += ["data.train_samples=256", "model.hidden=[8,8,8,8,8,8,8,8]", f"strategy.stages_per_rank={stages}"]
+    message = ""
+    try:
+        configure(*DEEP, *options, f"strategy.micro_batches={m}")
+    except ConfigError as error:
+        message = str(error)
+    advised = re.findall(r"choose strategy.micro_batches=(\d+)(?: or (\d+))?", message)
+    assert advised or "no number suits" in message or not message, message
+    for number in filter(None, advised[0] if advised else ()):
+        configure(*DEEP, *options, f"strategy.micro_batches={number}")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["strategy.micro_batches=7"], ["micro_batches=7 doesn't divide the batch of 24", "micro_batches=6 or 8"]),
+        (["strategy.micro_batches=1"], ["too few", "needs 2", "choose strategy.micro_batches=2 or 3"]),
+        (["strategy.stages_per_rank=2"], ["schedule=1f1b puts 1 stage on", "choose strategy.stages_per_rank=1"]),
+        (["strategy.schedule=zbv"], ["schedule=zbv puts 2 stages", "choose strategy.stages_per_rank=2"]),
+        (["devices=1"], ["two stages or more", "devices=2"]),
+        (["model.hidden=[8]", "devices=4"], ["can't cut", "into 4 stages", "fc1, fc2"]),
+        (["strategy.schedule=dualpipev", "strategy.stages_per_rank=2", "strategy.micro_batches=3"], ["=4 or 6"]),
+        (
+            ["strategy.schedule=interleaved_1f1b", "devices=4", "batch_size=18", "strategy.micro_batches=9"],
+            ["=6, or"],
+        ),
+        (["precision=fp16"], ["choose precision=bf16"]),
+        (["compile=true", "strategy.schedule=zbv", "strategy.stages_per_rank=2"], ["compile=false"]),
+        (["strategy.stage_map={fc1: 0}"], ["leaves out fc2"]),
+        (["model.hidden=[8,8]", "strategy.stage_map={fc1: 0, fc2: 1, fc3: 0}"], ["goes back", "model_parallel"]),
+        (["model.hidden=[8,8]", "strategy.stage_map={fc1: 0, fc2: 0, fc3: 0}"], ["uses the stages [0]", "0 … 1"]),
+        (["model.hidden=[8]", "strategy.stage_map={fc1: 0, fc9: 1}"], ["fc9", "fc2"]),
+    ],
+)
+def test_what_cannot_work_is_refused_with_the_fix(overrides: list[str], words: list[str]) -> None:
+    with pytest.raises(ConfigError) as refused:
+        configure(*DEEP, "devices=2", *overrides)
+    for word in words:
+        assert word in str(refused.value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("overrides", [["precision=bf16"], ["channels_last=true"], ["optimizer=adam"]])
+def test_options(overrides: list[str], tmp_path: Path) -> None:
+    """Half-precision activations between stages; images whose channels come last; more state in the optimizer."""
+    model = ["model=resnet_tiny", "model.norm=group", "strategy=pipeline", "devices=2", "strategy.micro_batches=4"]
+    run = configure(*DATA, "data.image_size=16", *model, *overrides)
+    ranks = run_ranks(train_all, 2, tmp_path, [run])
+    tolerance = 0.1 if "precision=bf16" in overrides else 1e-9
+    assert_equal([rank[0] for rank in ranks], one_device(run), tolerance=tolerance)
+
+
+@pytest.mark.slow
+def test_an_explicit_map_is_followed(tmp_path: Path) -> None:
+    run = configure(*SMALL, "strategy.stage_map={fc1: 0, fc2: 1, fc3: 1, fc4: 1}")
+    ranks = run_ranks(train_all, 2, tmp_path, [run])
+    assert ranks[0][0]["step_bytes"]["activation_bytes_sent"] == 24 * 24 * 8, "fc1 gives 24 values of 8 bytes"
+    assert_equal([rank[0] for rank in ranks], one_device(run), tolerance=1e-9)
+
+
+class SwappedTargets(PipelineParallel, frozen=True, kw_only=True):
+    """The first two micro-batches get each other's labels."""
+
+    def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Any:
+        replica: Any = super().prepare(model, run, world)
+        step = replica.step
+
+        def swapped(batch: Any) -> Any:
+            if batch.labels is not None:
+                first, second, *rest = batch.labels.chunk(self.micro_batches)
+                batch.labels = torch.cat([second, first, *rest])
+            return step(batch)
+
+        replica.step = swapped
+        return replica
+
+
+class SkippedStage(PipelineParallel, frozen=True, kw_only=True):
+    """The last stage is never updated."""
+
+    def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Any:
+        replica: Any = super().prepare(model, run, world)
+        if world.rank == 1:
+            replica._optimizer.step = lambda: None
+        return replica
+
+
+class UnscaledLoss(PipelineParallel, frozen=True, kw_only=True):
+    """Gradients of micro-batches are summed, not averaged."""
+
+    def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Any:
+        replica: Any = super().prepare(model, run, world)
+        replica._schedule._loss_fn = lambda logits, labels: replica._loss(logits, labels) * self.micro_batches
+        return replica
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wrong", [SwappedTargets, SkippedStage, UnscaledLoss])
+def test_a_wrong_pipeline_is_caught(wrong: type, tmp_path: Path) -> None:
+    run = configure(*SMALL, "precision=fp32")
+    options = {field: getattr(run.strategy, field) for field in run.strategy.__struct_fields__}
+    assert not passed(msgspec.structs.replace(run, strategy=wrong(**options)), tmp_path)
+
+
+@pytest.mark.slow
+def test_a_whole_run_ends_well(tmp_path: Path) -> None:
+    """As a user starts it, with the parity check before training and the bubble in the tables."""
+    arguments = [*SMALL, "epochs=2", "batch_size=24", "device=cpu", "launcher.oversubscribe=true"]
+    command = [sys.executable, "-m", "parallelbench.cli", "run", *arguments, f"results={tmp_path}"]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    (folder,) = find_runs(tmp_path)
+    (row,) = pq.read_table(folder.result / "run.parquet").to_pylist()
+    assert (row["outcome"], row["parity_passed"]) == ("ok", True)
+    assert row["theoretical_bubble"] == pytest.approx(1 / 5)
+    ranks = pq.read_table(folder.result / "ranks.parquet").to_pylist()
+    # Four steps of 24 samples in fp32, whatever the width of the one cut.
+    sent = {row["activation_bytes_sent"] for row in ranks}
+    assert len(sent) == 1, "as much forward from one rank as back from the other"
+    size_bytes = sent.pop()
+    assert size_bytes > 0
+    assert size_bytes % (4 * 24 * 4) == 0

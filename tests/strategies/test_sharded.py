@@ -1,0 +1,159 @@
+"""fsdp, hsdp and zero1: what is sharded, what is sent, and that training goes on after an evaluation."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from parallelbench.config import RunConfig
+from parallelbench.errors import ConfigError
+from parallelbench.parity import as_reference
+from parallelbench.session import build_model
+from parallelbench.strategies.base import Replica
+from parallelbench.strategies.replicas import gradient_bytes
+from parallelbench.world import World
+from tests.ranks import run_ranks
+from tests.strategies.recorded import Recorded
+from tests.strategies.test_parity import assert_equal
+from tests.strategies.training import configure, drive, loader_of
+
+DATA = ["data=synthetic", "data.channels=1", "data.image_size=32", "data.train_samples=96", "data.test_samples=25"]
+MLP = [*DATA, "model=mlp", "optimizer=adam"]
+VIT = [*DATA, "model=vit_tiny", "optimizer=adam"]
+"""Its class token and position embedding have a first dimension of 1, its head of 10."""
+
+
+def prepared(rank: int, size: int, run: RunConfig) -> Replica:
+    return run.strategy.prepare(build_model(run), run, World(rank=rank, size=size, local_rank=rank))
+
+
+def one_step(rank: int, size: int, run: RunConfig) -> dict[str, Any]:
+    """What the third step sends, as counted and as the library was asked for; and what the rank keeps.
+
+    DDP arranges its buckets anew in the second.
+    """
+    replica = prepared(rank, size, run)
+    batches = loader_of(replica, run).train(epoch=1)
+    for _ in range(2):
+        replica.step(next(batches))
+    replica.traffic.take()
+    with Recorded() as recorded:
+        replica.step(next(batches))
+    optimizer: Any = replica._optimizer  # type: ignore[attr-defined]
+    state = getattr(optimizer, "optim", optimizer).state.values()
+    kept = [value for values in state for value in values.values() if value.dim() > 0]
+    return {
+        **replica.traffic.take(),
+        "recorded": dict(recorded.carried),
+        "model": gradient_bytes(build_model(run).double()),
+        "state": sum(local(value).numel() * value.element_size() for value in kept),
+    }
+
+
+def local(tensor: Any) -> torch.Tensor:
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def padded_bytes(run: RunConfig, shard: int) -> int:
+    """Bytes of the model when the first dimension of each parameter grows to a multiple of the shards."""
+    shapes = [parameter.shape for parameter in build_model(run).parameters()]
+    return 8 * sum(math.ceil(shape[0] / shard) * shard * math.prod(shape[1:]) for shape in shapes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("reshard", [True, False])
+@pytest.mark.parametrize(
+    ("strategy", "ranks", "shard", "model"),
+    [("fsdp", 2, 2, MLP), ("hsdp", 4, 2, MLP), ("fsdp", 4, 4, VIT), ("hsdp", 4, 2, VIT)],
+    ids=["fsdp-mlp", "hsdp-mlp", "fsdp-vit", "hsdp-vit"],
+)
+def test_a_step_sends_what_the_formulas_say(
+    strategy: str, ranks: int, shard: int, model: list[str], reshard: bool, tmp_path: Path
+) -> None:
+    again = f"strategy.reshard_after_forward={str(reshard).lower()}"
+    run = configure(*model, f"strategy={strategy}", f"devices={ranks}", again)
+    travels, replicas, gathers = padded_bytes(run, shard), ranks // shard, 2 if reshard else 1
+    found = run_ranks(one_step, ranks, tmp_path, run)
+    for rank in found:
+        carried = {"allgather_base": gathers * travels, "reduce_scatter_base": travels}
+        assert rank["recorded"] == carried | ({"allreduce": travels / shard} if replicas > 1 else {})
+        assert rank["parameter_bytes_sent"] == gathers * (shard - 1) / shard * travels
+        across = 2 * (replicas - 1) / replicas * travels / shard
+        assert rank["gradient_bytes_sent"] == (shard - 1) / shard * travels + across
+        assert rank["activation_bytes_sent"] == 0
+        assert rank["state"] < 2 * rank["model"], "no rank has all of Adam's two moments"
+    assert sum(rank["state"] for rank in found) == 2 * found[0]["model"] * replicas
+
+
+@pytest.mark.slow
+def test_zero1_sends_gradients_and_parameters_and_shares_out_the_optimizers_state(tmp_path: Path) -> None:
+    run = configure(*MLP, "strategy=zero1", "devices=2")
+    ranks = run_ranks(one_step, 2, tmp_path, run)
+    model = ranks[0]["model"]
+    for rank in ranks:
+        assert rank["recorded"] == {"allreduce": model, "broadcast": model}
+        owned = rank["state"] / 2  # Adam keeps two numbers for each parameter that the rank owns
+        assert (rank["gradient_bytes_sent"], rank["parameter_bytes_sent"]) == (model, owned)
+        assert 0 < rank["state"] < 2 * model
+    assert sum(rank["state"] for rank in ranks) == 2 * model
+
+
+def train_on(rank: int, size: int, run: RunConfig) -> dict[str, Any]:
+    """Two evaluations, each after some steps; then the replica is given back."""
+    replica = prepared(rank, size, run)
+    drive(replica, run)
+    result = drive(replica, run)
+    replica.close()
+    dist.barrier()
+    return result
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("strategy", "ranks", "options"),
+    [
+        ("fsdp", 2, "model=resnet_tiny model.norm=sync"),
+        ("fsdp", 2, "model=cnn_small strategy.reshard_after_forward=false optimizer=adagrad channels_last=true"),
+        ("hsdp", 4, "model=vit_tiny strategy.reshard_after_forward=false optimizer=adamw"),
+        ("zero1", 2, "model=cnn_small optimizer.momentum=0.9 channels_last=true"),
+        ("zero1", 4, "model=logistic_regression optimizer=adagrad"),  # fewer tensors than ranks
+    ],
+)
+def test_training_goes_on_after_evaluation(strategy: str, ranks: int, options: str, tmp_path: Path) -> None:
+    run = configure(*DATA, f"strategy={strategy}", f"devices={ranks}", *options.split())
+    alone = as_reference(run)
+    reference = prepared(0, 1, alone)
+    drive(reference, alone)
+    assert_equal(run_ranks(train_on, ranks, tmp_path, run), drive(reference, alone), tolerance=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ("strategy=fsdp devices=1", "needs two devices or more: choose devices=2, or strategy=single"),
+        ("strategy=zero1 devices=1", "needs two devices or more: choose devices=2, or strategy=single"),
+        ("strategy=hsdp devices=3", "shard=2 does not divide devices=3: choose devices as a multiple of 2"),
+        ("strategy=hsdp devices=2", "leaves one copy of the model.*choose devices=4, or strategy=fsdp"),
+        (
+            "strategy=hsdp devices=4 strategy.shard=1",
+            "shards nothing: choose strategy.shard=2 or more, or strategy=ddp",
+        ),
+        ("strategy=hsdp devices=4 strategy.shard=0", "strategy.shard=0"),
+        ("strategy=fsdp devices=2 precision=fp16", "precision=fp16 with strategy=fsdp .* choose precision=bf16"),
+        ("strategy=hsdp devices=4 precision=fp16", "precision=fp16 with strategy=hsdp .* choose precision=bf16"),
+    ],
+)
+def test_what_can_not_work_is_refused_with_the_fix(overrides: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        configure(*MLP, *overrides.split())
+
+
+def test_zero1_refuses_what_would_wait_for_the_gpu() -> None:
+    run = configure(*MLP, "strategy=zero1", "devices=2", "precision=fp16")
+    with pytest.raises(ConfigError, match=r"makes the host wait .* choose precision=bf16"):
+        run.strategy.check(run, "cuda")

@@ -1,0 +1,96 @@
+"""Bytes that ddp, zero1 and model_parallel say they send are those of the formulas."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from parallelbench.config import RunConfig
+from parallelbench.session import build_model
+from parallelbench.world import World
+from tests.ranks import run_ranks
+from tests.strategies.training import configure, loader_of
+
+pytestmark = pytest.mark.slow
+
+DATA = ["data=synthetic", "data.channels=1", "data.image_size=28", "data.train_samples=96", "data.test_samples=10"]
+CPU = torch.device("cpu")
+PARAMETERS, BATCH, FP64 = 402_442, 24, 8
+CUT = 32 * 14 * 14
+"""Values per image between conv1 (with its pooling) and fc1."""
+
+
+def one_step(rank: int, size: int, run: RunConfig) -> dict[str, int]:
+    replica = run.strategy.prepare(build_model(run), run, World(rank=rank, size=size, local_rank=rank))
+    replica.traffic.take()
+    replica.step(next(loader_of(replica, run).train(epoch=1)))
+    return replica.traffic.take()
+
+
+def sent(gradient: float = 0, activation: int = 0, parameter: int = 0) -> dict[str, int]:
+    return {
+        "gradient_bytes_sent": round(gradient),
+        "activation_bytes_sent": activation,
+        "parameter_bytes_sent": parameter,
+    }
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_ddp_sends_what_a_ring_all_reduce_sends(size: int, tmp_path: Path) -> None:
+    run = configure(*DATA, "strategy=ddp", f"devices={size}")
+    each = sent(gradient=2 * (size - 1) / size * PARAMETERS * FP64)
+    assert run_ranks(one_step, size, tmp_path, run) == [each] * size
+
+
+def test_rounded_gradients_have_two_bytes_each(tmp_path: Path) -> None:
+    run = configure(*DATA, "strategy=ddp", "devices=2", "strategy.compression=bf16")
+    assert run_ranks(one_step, 2, tmp_path, run) == [sent(gradient=PARAMETERS * 2)] * 2
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_an_owner_sends_its_whole_tensors_to_all_others(size: int, tmp_path: Path) -> None:
+    """fc1's weight is most of the model, so whoever owns it sends nearly everything."""
+    run = configure(*DATA, "strategy=zero1", f"devices={size}")
+    gradient = 2 * (size - 1) / size * PARAMETERS * FP64
+    found = run_ranks(one_step, size, tmp_path, run)
+    owned = [6272 * 64, PARAMETERS - 6272 * 64] if size == 2 else [6272 * 64, 64 * 10, 32 * 9 + 64 + 32 + 10]
+    assert found == [sent(gradient, parameter=(size - 1) * values * FP64) for values in owned]
+    total = sum(rank["parameter_bytes_sent"] for rank in found)
+    assert total == (size - 1) * PARAMETERS * FP64, "n all-gathers', as docs/measurement.md says"
+
+
+def test_model_parallel_sends_an_activation_forward_and_its_gradient_back(tmp_path: Path) -> None:
+    run = configure(*DATA, "strategy=model_parallel", "devices=2", "strategy.device_map={conv1: 0, fc1: 1, fc2: 1}")
+    assert run_ranks(one_step, 2, tmp_path, run) == [sent(activation=BATCH * CUT * FP64)] * 2
+
+
+MLP = ["model=mlp", "model.hidden=[24,20,16]"]
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["strategy=model_parallel", "strategy.device_map={conv1: 0, fc1: 1, fc2: 1}"],
+        ["strategy=model_parallel_tutorial", *MLP],
+        ["strategy=model_parallel_tutorial", *MLP, "precision=bf16"],
+    ],
+)
+def test_one_process_on_several_devices_counts_what_several_processes_send(
+    overrides: list[str], tmp_path: Path
+) -> None:
+    """One process drives all GPUs; where there are none, two CPU devices stand for them."""
+    run = configure(*DATA, "devices=2", *overrides)
+    parts = run_ranks(one_step, 2, tmp_path, run)
+    replica = run.strategy.prepare(build_model(run), run, World(device_type="cuda", devices=(CPU, CPU)))
+    replica.step(next(loader_of(replica, run).train(epoch=1)))
+    counted = replica.traffic.take()
+    assert counted == {name: sum(part[name] for part in parts) for name in counted}
+    assert counted["activation_bytes_sent"] > 0
+
+
+@pytest.mark.parametrize("devices", [2, 3])
+def test_naive_model_parallelism_idles_like_one_micro_batch(devices: int) -> None:
+    run = configure(*DATA, "strategy=model_parallel", f"devices={devices}")
+    assert run.strategy.bubble(run) == pytest.approx((devices - 1) / devices)

@@ -1,0 +1,79 @@
+"""A few steps of training under one strategy, on this rank; what the strategy tests compare."""
+
+from __future__ import annotations
+
+from itertools import chain, count
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from launch.sweep import one_run
+from parallelbench.check import check_run
+from parallelbench.config import RunConfig
+from parallelbench.data.loader import ResidentLoader
+from parallelbench.numerics import Numerics
+from parallelbench.parity import as_reference
+from parallelbench.session import build_model
+from parallelbench.strategies.base import Replica
+from parallelbench.world import World
+
+STEPS = 3
+
+
+def configure(*overrides: str) -> RunConfig:
+    """A small run in fp64."""
+    run = one_run(["precision=fp64", "batch_size=24", "optimizer=sgd", "optimizer.lr=0.05", *overrides]).run
+    check_run(run, "cpu")
+    return run
+
+
+def train(rank: int, size: int, run: RunConfig) -> dict[str, Any]:
+    """Train `STEPS` steps; losses (summed per step, where owned), evaluation sums, state and gradients."""
+    world = World(rank=rank, size=size, local_rank=rank)
+    replica = run.strategy.prepare(build_model(run), run, world)
+    return drive(replica, run)
+
+
+def drive(replica: Replica, run: RunConfig) -> dict[str, Any]:
+    """The same for a replica that is there already."""
+    loader = loader_of(replica, run)
+    batches = chain.from_iterable(map(loader.train, count(1)))
+    results = [replica.step(next(batches)) for _ in range(STEPS)]
+    evaluated = replica.evaluate(loader.test())
+    return {
+        "steps": [None if result is None else result.tolist() for result in results],
+        "evaluated": None if evaluated is None else evaluated.tolist(),
+        "gradients": replica.full_gradients(),
+        "state": replica.full_state_dict(),
+    }
+
+
+def loader_of(replica: Replica, run: RunConfig) -> ResidentLoader:
+    """The batches that the replica's rank reads."""
+    return ResidentLoader(
+        run.data.load(Path("nowhere")),
+        run.data,
+        device="cpu",
+        dtype=Numerics(run.precision, "cpu").dtype,
+        seed=run.effective_seed,
+        global_batch_size=run.global_batch_size,
+        shard=replica.data_shard,
+        channels_last=run.channels_last,
+        steps_per_epoch=run.steps_per_epoch,
+    )
+
+
+def one_device(run: RunConfig) -> dict[str, Any]:
+    """The same training on one device, in this process."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return train(0, 1, as_reference(run))
+    finally:
+        torch.set_num_threads(threads)
+
+
+def summed(parts: list[list[float] | None]) -> list[float]:
+    """Sum over the ranks that own something."""
+    return [sum(values) for values in zip(*(part for part in parts if part is not None), strict=True)]

@@ -1,0 +1,110 @@
+"""Plays a recorded profile to a sampler in a process of its own, through NVML's own interface."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from parallelbench.telemetry.sampler import Settings
+
+SOURCE = Path(__file__).with_name("fake_nvml.c")
+
+_PLAY = """
+import json, sys
+
+from parallelbench.telemetry.sampler import Sampler, Settings
+
+rows, warnings = [], []
+
+class Log:
+    def write(self, table, new):
+        rows.extend(new)
+    def event(self, name, **details):
+        warnings.append([name, details["reason"], details["device"]])
+
+
+now = 0.0
+settings = Settings(**json.loads(sys.argv[1]))
+sampler = Sampler(settings, Log(), clock=lambda: now)
+for index in range(int(sys.argv[2])):
+    now = index / settings.hz
+    sampler.sample()
+json.dump([rows, warnings, "torch" in sys.modules], sys.stdout)
+"""
+"""The sample with index i is taken at the moment i / hz, whatever the time really is."""
+
+
+@dataclass(frozen=True)
+class Played:
+    """What a sampler has written."""
+
+    rows: list[dict[str, Any]]
+    warnings: list[tuple[str, str]]
+    """Reason and device."""
+
+    def of(self, device: str | None) -> list[dict[str, Any]]:
+        """The rows of a GPU, or of the host (None)."""
+        return [row for row in self.rows if row["device_uuid"] == device]
+
+    def column(self, device: str | None, name: str) -> list[Any]:
+        """One column of them."""
+        return [row[name] for row in self.of(device)]
+
+
+@functools.cache
+def library(*, old_driver: bool = False) -> Path:
+    """The folder of a freshly built libnvidia-ml.so.1."""
+    if shutil.which("cc") is None:
+        pytest.skip("no C compiler to build NVML's stand-in with")
+    folder = Path(tempfile.mkdtemp(prefix="fake-nvml-"))
+    options = ["-DOLD_DRIVER"] if old_driver else []
+    command = ["cc", "-shared", "-fPIC", "-Wall", "-Werror", "-O1", *options]
+    subprocess.run([*command, "-o", str(folder / "libnvidia-ml.so.1"), str(SOURCE)], check=True)
+    return folder
+
+
+def environment(profile: Path | None, folder: Path | None) -> dict[str, str]:
+    """Of a process that finds the library, and the profile; None: no library but the machine's."""
+    kept = {name: value for name, value in os.environ.items() if name not in ("CUDA_VISIBLE_DEVICES", "FAKE_NVML")}
+    if profile is not None:
+        kept["FAKE_NVML"] = str(profile)
+    return kept if folder is None else kept | {"LD_LIBRARY_PATH": str(folder)}
+
+
+def settings(**changes: Any) -> Settings:
+    """Of a sampler of one GPU at 10 Hz."""
+    plain: dict[str, Any] = {"journal": "", "run_id": "run", "attempt": 1, "node": "here", "hz": 10.0, "gpus": 1}
+    everywhere = sorted(os.sched_getaffinity(0))  # as if all cores were spare: tests should not wait for idle ones
+    return Settings(**(plain | {"spare_cores": everywhere, "parent": os.getpid()} | changes))
+
+
+def play(
+    tmp_path: Path, profile: str | None, *, samples: int, gpus: int = 1, old_driver: bool = False, **variables: str
+) -> Played:
+    """What so many samples of the profile are; None: a library without a driver."""
+    path = None
+    if profile is not None:
+        path = tmp_path / "profile.txt"
+        path.write_text(profile)
+    plain = {name: getattr(settings(gpus=gpus), name) for name in Settings.__struct_fields__}
+    done = subprocess.run(
+        [sys.executable, "-c", _PLAY, json.dumps(plain), str(samples)],
+        env=environment(path, library(old_driver=old_driver)) | variables,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    rows, warnings, torch_loaded = json.loads(done.stdout)
+    assert not torch_loaded
+    assert all(name == "telemetry_warning" for name, _, _ in warnings)
+    return Played(rows, [(reason, device) for _, reason, device in warnings])

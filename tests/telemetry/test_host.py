@@ -1,0 +1,72 @@
+"""The host's sensors, on made-up /proc and /sys."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from parallelbench.telemetry.host import Host
+
+
+def put(root: Path, path: str, text: str) -> Path:
+    file = root / path
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+    return file
+
+
+def package(root: Path, number: int, energy_uj: int, *, name: str = "package-0") -> Path:
+    folder = f"sys/class/powercap/intel-rapl:{number}"
+    put(root, f"{folder}/name", f"{name}\n")
+    put(root, f"{folder}/max_energy_range_uj", "1000000\n")
+    return put(root, f"{folder}/energy_uj", f"{energy_uj}\n")
+
+
+def test_what_a_machine_without_sensors_has_is_null(tmp_path: Path) -> None:
+    assert set(Host(tmp_path).read().values()) == {None}
+
+
+def test_packages_are_added_and_wrapping_around_is_made_good(tmp_path: Path) -> None:
+    first = package(tmp_path, 0, 900_000)
+    package(tmp_path, 1, 500_000, name="package-1")
+    package(tmp_path, 2, 111, name="psys")
+    host = Host(tmp_path)
+    assert host.read()["energy_j"] == 1.4
+    first.write_text("100000")
+    assert host.read()["energy_j"] == pytest.approx(1.6)
+    first.write_text("50000")
+    assert host.read()["energy_j"] == pytest.approx(2.55)
+
+
+def test_one_unreadable_package_makes_the_sum_null(tmp_path: Path) -> None:
+    package(tmp_path, 0, 900_000)
+    package(tmp_path, 1, 900_000).unlink()
+    assert Host(tmp_path).read()["energy_j"] is None
+
+
+def test_memory_and_network(tmp_path: Path) -> None:
+    put(tmp_path, "proc/meminfo", "MemTotal: 1000 kB\nMemFree: 100 kB\nMemAvailable: 400 kB\nHugePages_Total: 0\n")
+    lines = [
+        "Inter-| Receive",
+        " face |bytes",
+        *(f"{name}: 7 1 0 0 0 0 0 0 9 1 0 0 0 0 0 0" for name in ("lo", "eth0", "ib0")),
+    ]
+    put(tmp_path, "proc/net/dev", "\n".join(lines))
+    found = Host(tmp_path).read()
+    assert found["memory_used_bytes"] == 600 * 1024
+    assert (found["network_sent_bytes"], found["network_received_bytes"]) == (18, 14)
+
+
+def test_the_clock_is_the_cores_mean_and_not_read_each_time(tmp_path: Path) -> None:
+    put(tmp_path, "proc/cpuinfo", "cpu MHz : 1000.0\nmodel name : x\ncpu MHz : 3000.0\n")
+    host = Host(tmp_path, clock_every=2)
+    assert [host.read()["clock_hz"] for _ in range(3)] == [2e9, None, 2e9]
+    put(tmp_path, "sys/devices/system/cpu/cpu0/cpufreq/scaling_cur_freq", "1500000")
+    assert Host(tmp_path).read()["clock_hz"] == 1.5e9
+
+
+def test_this_machine(tmp_path: Path) -> None:
+    found = Host().read()
+    assert found["memory_used_bytes"] > 0
+    assert found["energy_j"] is None or found["energy_j"] > 0

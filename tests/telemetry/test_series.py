@@ -1,0 +1,120 @@
+"""Windows over samples, by hand: counters, their resets, integrals, and what lacks a sample."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from parallelbench.telemetry.epochs import NOTHING, Samples, columns
+from parallelbench.telemetry.series import Window, counted, integrated, longest_gap_s
+
+RAMP = [(0.0, 10.0), (1.0, 20.0), (2.0, 40.0), (3.0, 40.0)]
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "expected"),
+    [
+        (0.0, 3.0, 30.0),
+        (0.5, 1.5, 15.0),
+        (1.0, 2.0, 20.0),
+        (0.25, 0.75, 5.0),
+        (2.0, 3.0, 0.0),
+        (-0.1, 1.0, None),
+        (1.0, 3.1, None),
+    ],
+)
+def test_a_counters_growth_in_a_window(start: float, end: float, expected: float | None) -> None:
+    assert counted(RAMP, Window(start, end)) == expected
+
+
+def test_a_reset_spoils_the_windows_that_it_touches_and_no_others() -> None:
+    samples = [(0.0, 100.0), (1.0, 110.0), (2.0, 3.0), (3.0, 13.0)]
+    assert counted(samples, Window(0.2, 0.9)) == pytest.approx(7.0)
+    assert counted(samples, Window(0.5, 1.5)) is None
+    assert counted(samples, Window(0.5, 2.5)) is None
+    assert counted(samples, Window(2.0, 3.0)) == 10.0
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "expected"),
+    [(0.0, 1.0, 15.0), (0.5, 1.5, 17.5 / 2 + 25 / 2), (0.0, 3.0, 85.0), (2.5, 3.5, None)],
+)
+def test_an_integrated_rate(start: float, end: float, expected: float | None) -> None:
+    assert integrated(RAMP, Window(start, end)) == expected
+
+
+@given(
+    st.lists(st.integers(0, 1000), min_size=3, max_size=30, unique=True),
+    st.lists(st.integers(0, 100), min_size=30, max_size=30),
+    st.lists(st.floats(0, 1), min_size=3, max_size=3),
+)
+def test_windows_side_by_side_add_up(moments: list[int], steps: list[int], cuts: list[float]) -> None:
+    times = sorted(map(float, moments))
+    samples = [(moment, float(sum(steps[: i + 1]))) for i, moment in enumerate(times)]
+    a, b, c = sorted(times[0] + cut * (times[-1] - times[0]) for cut in cuts)
+    for measure in (counted, integrated):
+        parts = [measure(samples, Window(a, b)), measure(samples, Window(b, c))]
+        whole = measure(samples, Window(a, c))
+        assert whole is not None
+        assert None not in parts
+        assert sum(parts) == pytest.approx(whole, abs=1e-6)  # type: ignore[arg-type]
+
+
+def test_nothing_is_made_of_nothing() -> None:
+    assert counted([], Window(0, 1)) is None
+    assert integrated([], Window(0, 1)) is None
+    assert longest_gap_s([], Window(0, 1)) == 0
+
+
+def row(time: float, device: str | None = "GPU-a", **values: float) -> dict[str, object]:
+    return {"run_id": "run", "attempt": 1, "node": "here", "device_uuid": device, "time": time, **values}
+
+
+def rank(start: float, end: float, *, uuid: str = "GPU-a", attempt: int = 1) -> dict[str, object]:
+    edges = {"training_started_at": start, "training_ended_at": end}
+    return {"attempt": attempt, "node": "here", "device_uuid": uuid, **edges}
+
+
+def test_without_a_counter_the_power_is_integrated_and_that_is_said() -> None:
+    samples = Samples([row(float(t), power_w=100.0 + 10 * t) for t in range(6)])
+    found = columns([rank(1, 4)], samples)
+    assert found["gpu_energy_j"] == pytest.approx(3 * 125)
+    assert found["gpu_power_mean_w"] == pytest.approx(125)
+    assert found["telemetry_flags"] == "from_power"
+
+
+def test_a_reset_is_null_even_where_there_is_power() -> None:
+    samples = Samples([row(float(t), power_w=100.0, energy_j=e) for t, e in enumerate((10, 20, 30, 4, 5))])
+    found = columns([rank(1, 3.5)], samples)
+    assert found["gpu_energy_j"] is None
+    assert found["gpu_power_mean_w"] == pytest.approx(100)
+    assert found["telemetry_flags"] == "reset"
+
+
+def test_one_gpu_that_is_lost_makes_the_sum_null() -> None:
+    both = [row(float(t), uuid, energy_j=float(t)) for t in range(6) for uuid in ("GPU-a", "GPU-b")]
+    samples = Samples([r for r in both if r["device_uuid"] == "GPU-a" or r["time"] < 3])  # type: ignore[operator]
+    ranks = [rank(1, 4), rank(1, 4, uuid="GPU-b")]
+    assert columns(ranks[:1], samples)["gpu_energy_j"] == 3.0
+    found = columns(ranks, samples)
+    assert found["gpu_energy_j"] is None
+    assert found["telemetry_flags"] == "incomplete"
+
+
+def test_short_windows_and_wide_gaps_are_flagged() -> None:
+    samples = Samples([row(t, energy_j=t) for t in (0.0, 1.0, 2.5, 5.0)])
+    assert columns([rank(0.2, 0.9)], samples)["telemetry_flags"] == "short"
+    assert columns([rank(0.0, 2.0)], samples)["telemetry_flags"] == "sparse"
+    assert columns([rank(2.6, 4.0)], samples)["telemetry_flags"] == "short sparse"
+
+
+def test_the_hosts_counter_is_the_processors_energy() -> None:
+    samples = Samples([row(float(t), None, energy_j=50.0 * t) for t in range(6)])
+    found = columns([rank(1, 4, uuid="cores 0,1")], samples)
+    assert found == NOTHING | {"cpu_energy_j": 150.0}
+
+
+def test_samples_of_another_attempt_do_not_count() -> None:
+    samples = Samples([row(float(t), energy_j=float(t)) for t in range(6)])
+    assert columns([rank(1, 4, attempt=2)], samples) == NOTHING

@@ -1,0 +1,308 @@
+"""Checkpoints: what a replica saves is all that it needs, and what a disk has spoiled is never used."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+
+from launch.compose import group_choices
+from parallelbench.attempt import Attempt
+from parallelbench.checkpoint import Checkpoints, Key
+from parallelbench.config import RunConfig
+from parallelbench.errors import ConfigError
+from parallelbench.numerics import Numerics
+from parallelbench.pauses import Policy
+from parallelbench.session import build_model
+from parallelbench.strategies.base import Replica
+from parallelbench.world import World
+from tests.analysis.factory import Fake, begin, component, config
+from tests.ranks import run_ranks
+from tests.strategies.training import configure, loader_of
+
+EPOCHS = 2
+"""Before saving, and again after loading."""
+SYNTHETIC = ("data=synthetic", "data.channels=1", "data.train_samples=96", "data.test_samples=37", "data.image_size=32")
+MLP, RESNET = ("model=mlp",), ("model=resnet_tiny", "model.norm=sync")
+OWN = {
+    "sandblaster_lbfgs": ("optimizer=lbfgs", "optimizer.lr=1.0", "batch_size=96"),
+    "downpour": ("optimizer=adagrad",),
+    "parameter_server": ("optimizer=adam",),
+}
+"""What a strategy needs besides its file; others train with momentum."""
+REORDERED = ("ring_ddp",)
+"""DDP lays its buckets out anew after its first step, and a ring rounds by where in a bucket a value is."""
+ON_GPUS = ("data_parallel",)
+SHIPPED = [name for name in group_choices()["strategy"] if name not in ON_GPUS]
+
+
+def small(strategy: str, *overrides: str) -> RunConfig:
+    """The strategy on as few devices as it takes."""
+    own = OWN.get(strategy, ("optimizer=sgd", "optimizer.momentum=0.9"))
+    for devices in (1, 2, 4, 8):
+        with contextlib.suppress(ConfigError):
+            return configure(*SYNTHETIC, *MLP, *own, f"strategy={strategy}", f"devices={devices}", *overrides)
+    raise AssertionError(f"{strategy} refuses 1 to 8 devices")
+
+
+def fresh(run: RunConfig, rank: int, size: int) -> Replica:
+    return run.strategy.prepare(build_model(run), run, World(rank=rank, size=size, local_rank=rank))
+
+
+def train(replica: Replica, run: RunConfig, epochs: range) -> list[Any]:
+    """What the loop does with a replica; loaders are made anew, as they have no state."""
+    losses = []
+    for epoch in epochs:
+        loader = loader_of(replica, run)
+        results = [replica.step(batch) for batch in loader.train(epoch)]
+        evaluated = replica.evaluate(loader.test())
+        losses.append([None if result is None else result.tolist() for result in [*results, evaluated]])
+        replica.take_pushes()
+    return losses
+
+
+def through_a_file(state: dict[str, Any]) -> dict[str, Any]:
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    loaded: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
+    return loaded
+
+
+def interrupted(rank: int, size: int, run: RunConfig) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
+    """Losses and final state of training straight on, and of training that was saved and loaded half-way."""
+    torch.use_deterministic_algorithms(True)
+    first, second = range(1, EPOCHS + 1), range(EPOCHS + 1, 2 * EPOCHS + 1)
+    replica = fresh(run, rank, size)
+    train(replica, run, first)
+    saved = through_a_file(replica.local_state())
+    # What training goes on with must not reach what was saved.
+    straight = train(replica, run, second), flat(replica.local_state())
+    other = fresh(run, rank, size)
+    other.load_local_state(saved)
+    same = equal(flat(other.local_state()), flat(saved))
+    assert same, "what is loaded is what was saved"
+    resumed = train(other, run, second), flat(other.local_state())
+    return *straight, *resumed
+
+
+def flat(state: Any) -> list[Any]:
+    """Everything in it, in a fixed order; tensors as copies."""
+    if isinstance(state, torch.Tensor):
+        return [state.detach().clone()]
+    if isinstance(state, dict):
+        return [item for key in sorted(state, key=str) for item in (key, *flat(state[key]))]
+    return [item for value in state for item in flat(value)] if isinstance(state, (list, tuple)) else [state]
+
+
+def equal(a: list[Any], b: list[Any]) -> bool:
+    def same(x: Any, y: Any) -> bool:
+        return torch.equal(x, y) if isinstance(x, torch.Tensor) else bool(x == y)
+
+    return len(a) == len(b) and all(map(same, a, b))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", SHIPPED)
+def test_training_that_was_interrupted_is_bitwise_the_same(strategy: str, tmp_path: Path) -> None:
+    run = small(strategy)
+    size = run.strategy.processes(run, "cpu")
+    for losses, state, losses_resumed, state_resumed in run_ranks(interrupted, size, tmp_path, run):
+        if not run.strategy.equals_one_device(run) and size > 2:
+            continue  # arrivals differ from one training to the next
+        if strategy in REORDERED:
+            assert torch.allclose(*map(numbers, (losses_resumed, losses)), rtol=1e-12, atol=0)
+            continue
+        assert losses_resumed == losses
+        assert equal(state_resumed, state)
+
+
+def numbers(losses: list[Any]) -> torch.Tensor:
+    return torch.tensor([value for value in flat(losses) if value is not None], dtype=torch.float64)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["single", "ddp", "fsdp", "zero1"])
+def test_running_statistics_and_adams_moments_are_kept(strategy: str, tmp_path: Path) -> None:
+    devices = 1 if strategy == "single" else 2
+    run = configure(*SYNTHETIC, *RESNET, "optimizer=adam", f"strategy={strategy}", f"devices={devices}")
+    for losses, state, losses_resumed, state_resumed in run_ranks(interrupted, devices, tmp_path, run):
+        assert losses_resumed == losses
+        assert equal(state_resumed, state)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["parameter_server", "downpour"])
+def test_what_arrives_in_any_order_is_kept_exactly(strategy: str, tmp_path: Path) -> None:
+    """Two workers: `interrupted` itself asserts that each rank loads what it saved; training on reaches the end."""
+    options = ["strategy.mode=async", "strategy.n_push=2", "strategy.n_fetch=3"]
+    run = configure(*SYNTHETIC, *MLP, "optimizer=adagrad", f"strategy={strategy}", "devices=3", *options)
+    run_ranks(interrupted, 3, tmp_path, run)
+
+
+def test_data_need_no_state() -> None:
+    """What an epoch's batches are follows from seed and epoch: a fresh loader yields those of the one that went on."""
+    run = configure(*SYNTHETIC, *MLP, "strategy=single", "devices=1")
+    replica = fresh(run, 0, 1)
+    went_on, anew = loader_of(replica, run), loader_of(replica, run)
+    for epoch in (1, 2):
+        assert len(list(went_on.train(epoch))) == run.steps_per_epoch
+    batches = zip(went_on.train(3), anew.train(3), strict=True)
+    assert all(equal([a.images, a.labels], [b.images, b.labels]) for a, b in batches)
+
+
+def test_the_scale_of_the_loss_is_kept() -> None:
+    numerics, other = Numerics("fp16", "cpu"), Numerics("fp16", "cpu")
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    numerics.scale(model(torch.full((1, 2), float("inf"))).sum()).backward()
+    numerics.update(optimizer)  # an infinite gradient halves the scale
+    other.load_local_state(through_a_file(numerics.local_state()))
+    assert other.local_state() == numerics.local_state() != Numerics("fp16", "cpu").local_state()
+
+
+# --- on disk
+
+
+ALONE = World()
+STATE = {"replica": {"x": torch.arange(5.0)}, "list": [1, None, "text"]}
+
+
+def test_the_last_two_are_kept_and_a_newer_attempts_are_left_alone(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, ALONE)
+    assert checkpoints.newest(lambda key: True) is None
+    for epoch in (1, 2, 3):
+        assert checkpoints.save(Key(1, epoch), STATE) is None
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["attempt-1-epoch-2", "attempt-1-epoch-3"]
+    assert checkpoints.save(Key(2, 3), STATE) is None
+    (tmp_path / "attempt-2-epoch-4").mkdir()  # about to be written
+    assert checkpoints.save(Key(1, 4), STATE) is None, "by an attempt that was taken for dead"
+    assert {path.name for path in tmp_path.iterdir()} >= {"attempt-2-epoch-3", "attempt-2-epoch-4"}
+    found = checkpoints.newest(lambda key: True)
+    assert found is not None
+    assert found[0] == Key(2, 3), "the newest attempt's, whatever others did meanwhile"
+    assert equal(flat(found[1]), flat(STATE))
+
+
+def test_what_is_unusable_is_passed_over_and_named(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, ALONE)
+    for epoch in (9, 10):
+        checkpoints.save(Key(1, epoch), STATE)
+    found = checkpoints.newest(lambda key: key.epoch < 10)
+    assert found is not None
+    assert (found[0], checkpoints.damaged) == (Key(1, 9), [Key(1, 10)])
+
+
+def test_a_checkpoint_that_was_never_finished_is_none(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, ALONE)
+    checkpoints.save(Key(1, 1), STATE)
+    checkpoints.save(Key(1, 2), STATE)
+    (tmp_path / "attempt-1-epoch-2" / "manifest.json").unlink()
+    (tmp_path / "attempt-x-epoch-3").mkdir()
+    found = checkpoints.newest(lambda key: True)
+    assert found is not None
+    assert (found[0], checkpoints.damaged) == (Key(1, 1), [])
+
+
+def test_the_checkpoint_of_another_number_of_ranks_is_not_used(tmp_path: Path) -> None:
+    Checkpoints(tmp_path, ALONE).save(Key(1, 1), STATE)
+    manifest = tmp_path / "attempt-1-epoch-1" / "manifest.json"
+    digest = json.loads(manifest.read_bytes())["sha256"][0]
+    manifest.write_text(json.dumps({"sha256": [digest, digest]}))
+    assert Checkpoints(tmp_path, ALONE).newest(lambda key: True) is None
+
+
+def test_nothing_in_a_checkpoint_is_executed(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, ALONE)
+    checkpoints.save(Key(1, 1), {"replica": Path("/")})
+    assert checkpoints.newest(lambda key: True) is None, "torch.load takes tensors and plain data only"
+
+
+@pytest.mark.slow
+def test_ranks_agree_on_the_newest_that_is_whole_everywhere(tmp_path: Path) -> None:
+    assert run_ranks(disagreeing, 2, tmp_path, tmp_path / "checkpoints") == [(1, [3, 2], 7)] * 2
+
+
+def disagreeing(rank: int, size: int, folder: Path) -> tuple[int, list[int], int]:
+    world = World(rank=rank, size=size)
+    checkpoints = Checkpoints(folder, world)
+    for epoch in (1, 2, 3):
+        with mock.patch("parallelbench.checkpoint.KEPT", 3):
+            assert checkpoints.save(Key(1, epoch), {"epoch": epoch, "rank": rank}) is None
+    world.barrier()
+    (folder / f"attempt-1-epoch-{3 - rank}" / f"rank{rank}.pt").write_bytes(b"spoiled")
+    world.barrier()
+    found = checkpoints.newest(lambda key: True)
+    assert found is not None
+    assert found[1] == {"epoch": 1, "rank": rank}
+    return found[0].epoch, [key.epoch for key in checkpoints.damaged], failing_save(rank, world, folder)
+
+
+def failing_save(rank: int, world: World, folder: Path) -> int:
+    """One rank can't write its file: nothing of the checkpoint stays, and rank 0 says so."""
+    problem = Checkpoints(folder, world).save(Key(1, 7), Unwritable() if rank else {"x": 1})
+    assert problem is not None
+    world.barrier()
+    assert not (folder / "attempt-1-epoch-7").exists()
+    return 7
+
+
+class Unwritable(dict[str, Any]):
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise OSError(28, "No space left on device")
+
+
+# --- when
+
+
+def policy(tmp_path: Path, *, epochs: int = 10, clock: list[float], **launcher: Any) -> tuple[Policy, Attempt]:
+    options = {"name": "local", "checkpoint_every_s": 10.0} | launcher
+    run = config(tmp_path, epochs=epochs, launcher=component("launcher", options))
+    _, attempt = begin(run, Fake())
+    info = attempt.info()
+    assert info is not None
+    clock[0] += info.launched_at
+    return Policy(run, attempt, clock=lambda: clock[0]), attempt
+
+
+@pytest.mark.parametrize(
+    ("limit_s", "saves"), [(None, False), (1000.0, False), (91.0, False), (89.0, True), (10.0, True)]
+)
+def test_auto_saves_where_the_limit_is_shorter_than_the_run_seems_to_take(
+    tmp_path: Path, limit_s: float | None, saves: bool
+) -> None:
+    clock = [0.0]
+    decide, _ = policy(tmp_path, clock=clock, checkpoint="auto", timeout_s=limit_s)
+    found = []
+    for epoch in range(1, 11):
+        clock[0] += 10 if epoch > 1 else 0  # no start-up: the first epoch ends at once, and took 10 s
+        found.append(decide.after(epoch, 10.0))
+    assert found[0] == (False, False), "not so soon"
+    assert found[1:-1] == [(False, saves)] * 8
+    assert found[-1] == (False, False), "the result follows"
+
+
+def test_so_long_passes_between_two_checkpoints(tmp_path: Path) -> None:
+    clock = [0.0]
+    decide, attempt = policy(tmp_path, clock=clock, checkpoint="always")
+    found = []
+    for epoch in range(1, 7):
+        clock[0] += 4
+        found.append(decide.after(epoch, 4.0)[1])
+    assert found == [False, False, True, False, False, True]
+    attempt.ask_to_stop()
+    assert decide.after(7, 4.0) == (True, True)
+    assert decide.after(10, 4.0) == (False, False), "all epochs are done"
+
+
+def test_never_is_never(tmp_path: Path) -> None:
+    decide, attempt = policy(tmp_path, clock=[0.0], checkpoint="never", timeout_s=1.0)
+    assert decide.after(1, 100.0) == (False, False)
+    attempt.ask_to_stop()
+    assert decide.after(2, 100.0) == (True, False)

@@ -1,0 +1,326 @@
+"""The program at its edge: what is refused, in which words, and that nothing is written then."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from parallelbench import cli
+from tests.analysis.factory import Fake, begin, config, failed, published
+from tests.helpers import TINY
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+CORES = len(os.sched_getaffinity(0))
+
+
+def listing(folder: Path) -> dict[str, int]:
+    return {str(path.relative_to(folder)): path.lstat().st_mtime_ns for path in folder.rglob("*")}
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working directory on a machine without GPUs."""
+    folder = tmp_path / "here"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr("parallelbench.devices.visible_gpus", lambda: ())
+    return folder
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The message of a refusal: exit code 2, one line on stderr, nothing on stdout."""
+    assert cli.main(arguments) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("parallelbench: ")
+    assert len(printed.err.splitlines()) == 1
+    return printed.err.strip()
+
+
+# --- bad input
+
+ANYWAY = "launcher.oversubscribe=true"
+BAD: list[tuple[list[str], list[str]]] = [
+    (["epohcs=2"], ["epohcs is not a key: did you mean epochs? valid: epochs, "]),
+    (["optimizer.momentumm=0.5"], ["optimizer.momentumm is not a key: valid: ", "beta1, beta2"]),
+    (["optimizer.beta=0.5"], ["optimizer.beta is not a key: did you mean beta", "eps"]),
+    (["model=cnn_smal"], ["model=cnn_smal is no choice: did you mean cnn_small? valid: cnn_small, "]),
+    (["strategy=dpd"], ["strategy=dpd is no choice", "did you mean ddp?", "single"]),
+    (["data=mnits"], ["data=mnits is no choice: did you mean mnist? valid: mnist, "]),
+    (["precision=fp31"], ["precision=fp31 is no choice", "fp32"]),
+    (["epochs=many"], ["epochs='many' is not valid: expected `int`"]),
+    (["epochs=0"], ["epochs=0 is not valid", ">= 1"]),
+    (["epochs=1.5"], ["epochs=1.5"]),
+    (["optimizer.lr=-1"], ["optimizer.lr=-1", "> 0"]),
+    (["measure.parity=perhaps"], ["measure.parity='perhaps'", "`bool`"]),
+    (
+        ["strategy=ddp", "devices=1000"],
+        ["devices=1000", f"has {CORES} core(s)", f"choose devices={CORES} or fewer"],
+    ),
+    (["cores_per_device=1000"], ["cores_per_device=1000", f"choose cores_per_device={CORES} or fewer"]),
+    (["device=cuda"], ["device=cuda, but this machine shows no CUDA device"]),
+    (["nodes=2", "devices=2", ANYWAY, "strategy=ddp"], ["nodes=2", "choose nodes=1"]),
+    (["nodes=2", "devices=3", "strategy=ddp"], ["devices=3", "nodes=2", "multiple of 2"]),
+    (
+        ["strategy=ddp", "devices=2", ANYWAY, "batch_size=33"],
+        ["batch_size=33", "2 devices", "choose batch_size=32 or 34"],
+    ),
+    (["strategy=ddp", "devices=2", ANYWAY, "batch_size=1"], ["batch_size=1", "choose batch_size=2"]),
+    (["batch_size=100000"], ["batch_size=100000", "training samples"]),
+    (["strategy=single", "devices=2", ANYWAY], ["strategy=single", "devices=2", "choose devices=1"]),
+    (
+        ["strategy=model_parallel", "devices=2", ANYWAY, "model=logistic_regression"],
+        ["devices=2", "logistic_regression"],
+    ),
+    (["strategy=model_parallel", "devices=500", ANYWAY, "model=mlp"], ["devices=500", "mlp"]),
+    (
+        ["data=mnist", "site.data_dir=nowhere"],
+        ["data=mnist is not prepared", "nowhere", "`parallelbench prepare data=mnist`"],
+    ),
+    (
+        ["data=cifar10", "site.data_dir=nowhere"],
+        ["data=cifar10 is not prepared", "`parallelbench prepare data=cifar10`"],
+    ),
+    (["model._target_=os.system"], ["model._target_='os.system' is refused"]),
+    (["strategy._target_=parallelbench.errors.ConfigError"], ["strategy._target_=", "refused"]),
+    (["precision=tf32", "device=cpu"], ["precision=tf32", "choose precision=fp32"]),
+    (
+        ["launcher=inline", "strategy=ddp", "devices=2", ANYWAY],
+        ["launcher=inline", "choose launcher=local"],
+    ),
+    (["results="], ["results=''"]),
+    (["results=" + "x" * 300], ["results=xxx"]),
+    (["sweep.name=../up"], ["sweep.name='../up'"]),
+    (["epochs"], ["'epochs'", "key=value"]),
+    (["launcher.collective_timeout_s=inf"], ["launcher.collective_timeout_s=inf", "finite"]),
+]
+
+
+@pytest.mark.parametrize("verb", ["run", "submit"])
+@pytest.mark.parametrize(("overrides", "words"), BAD, ids=[" ".join(overrides)[:60] for overrides, _ in BAD])
+def test_bad_input_is_refused_in_one_line_and_nothing_is_written(
+    here: Path, capsys: pytest.CaptureFixture[str], verb: str, overrides: list[str], words: list[str]
+) -> None:
+    message = refused(capsys, verb, *overrides)
+    assert [word for word in words if word not in message] == [], message
+    assert listing(here) == {}
+
+
+def test_one_bad_run_stops_the_whole_sweep_before_it_starts(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "batch_size=33" in refused(
+        capsys, "submit", "strategy=ddp", "devices=2", "batch_size=32,33", "launcher.oversubscribe=true"
+    )
+    assert listing(here) == {}
+
+
+def test_all_bad_runs_of_a_sweep_are_named(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["submit", "strategy=ddp", "devices=2", "batch_size=31,32,33", ANYWAY]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2
+    assert all("digits, cnn_small, ddp × 2: batch_size=3" in line for line in lines)
+    assert "the other runs could start" in lines[0]
+    assert listing(here) == {}
+
+
+def test_results_below_a_file_are_refused(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "file").write_text("mine")
+    for results in ("file", "file/below/it"):
+        message = refused(capsys, "run", *TINY, f"results={results}")
+        assert f"results={results} can't be written" in message
+        assert "choose another folder with results=DIR" in message
+    assert (here / "file").read_text() == "mine"
+
+
+def test_results_on_a_read_only_disk_are_refused(
+    small_disk: Path, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
+    assert "can't be written" in refused(capsys, "run", *TINY, f"results={small_disk}/results")
+    assert listing(small_disk) == {}
+
+
+@pytest.mark.parametrize("verb", ["status", "report"])
+def test_folders_that_are_none_are_refused(here: Path, capsys: pytest.CaptureFixture[str], verb: str) -> None:
+    assert "nowhere is no folder" in refused(capsys, verb, "nowhere")
+    (here / "file").write_text("")
+    assert "file is no folder" in refused(capsys, verb, "file")
+    assert list(listing(here)) == ["file"]
+
+
+def test_status_of_a_folder_without_runs_says_so(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ". holds no runs" in refused(capsys, "status", ".")
+
+
+@pytest.mark.parametrize("arguments", [[], ["fly"], ["run", "--fast"], ["status"], ["status", "a", "b"]])
+def test_unknown_verbs_and_options_show_the_usage(
+    here: Path, arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(arguments)
+    assert caught.value.code == 2
+    assert "usage: parallelbench" in capsys.readouterr().err
+
+
+# --- what is only looked at
+
+
+def test_plan_lists_every_run_and_writes_nothing(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["plan", "sweep=demo", "launcher.oversubscribe=true"]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.strip().startswith("digits-cnn_small-")]
+    assert len(lines) == 6
+    assert all("missing" in line for line in lines)
+    assert sum("ddp" in line and "2 cpu" in line for line in lines) == 2
+    assert listing(here) == {}
+
+
+def test_plan_says_what_is_done_what_failed_and_what_is_refused(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from launch.sweep import expand
+
+    overrides = [*TINY, "epochs=1,2,3,4", f"results={here}/r", "sweep.order=listed"]
+    runs = [planned.run for planned in expand(overrides)]
+    published(runs[0])
+    failed(runs[1], "killed", "by [/a] hand", epochs=1)
+    failed(runs[2], "nan", "diverged", epochs=1)
+    before = listing(here)
+    assert cli.main(["plan", *overrides]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert " 1 ok " in text
+    assert "killed: by [/a] hand, will run again" in text
+    assert "nan: diverged" in text
+    assert "diverged, will run again" not in text
+    assert "4 missing" in text
+    assert cli.main(["plan", *overrides, "strategy=ddp,single", "devices=2", "batch_size=33"]) == 2
+    assert "refused" in capsys.readouterr().out
+    assert listing(here) == before
+
+
+def test_show_says_the_configuration_the_id_and_the_choices(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from launch.sweep import one_run
+    from parallelbench.config import run_id
+
+    assert cli.main(["show", "model=mlp", "epochs=7"]) == 0
+    text = capsys.readouterr().out
+    assert "epochs: 7" in text
+    kind = "device: cuda" if "\ndevice: cuda" in text else "device: cpu"
+    assert kind in text, "the id is that of the device there is, not of `auto`"
+    assert run_id(one_run(["model=mlp", "epochs=7", kind.replace(": ", "=")]).run) in text
+    assert "cnn_small" in text.partition("choices:")[2]
+    assert listing(here) == {}
+
+
+def test_status_names_every_run_whatever_its_state(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    published(config(here, epochs=1))
+    failed(
+        config(here, epochs=2),
+        "error",
+        "Errors like [red]this[/] or [/that] are text: [enforce fail at a.cc:1]",
+        epochs=0,
+    )
+    damaged = published(config(here, epochs=3))
+    (damaged.result / "run.parquet").unlink()
+    begin(config(here, epochs=4), Fake())
+    for foreign in ("[red]foreign", "notes"):
+        (here / "demo" / foreign).mkdir()
+        (here / "demo" / foreign / "config.yaml").write_text("defaults: [a]")
+        (here / "demo" / foreign / "attempts" / "x").mkdir(parents=True)
+    (here / "demo" / "empty").mkdir()
+    (here / "demo" / "half" / "attempts" / "1").mkdir(parents=True)
+    (here / "demo" / "half" / "config.yaml").write_text("")
+    before = listing(here)
+    assert cli.main(["status", str(here)]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "[red]this[/] or [/that] are text: [enforce fail at a.cc:1]" in text
+    assert "[red]foreign" in text
+    assert "missing or damaged" in text
+    assert text.endswith("1 error, 2 missing, 1 ok, 2 running, 1 storage")
+    assert listing(here) == before
+
+
+def test_status_of_a_single_run(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = failed(config(here), "oom", "out of memory", epochs=2)
+    assert cli.main(["status", str(folder.path)]) == 0
+    assert "out of memory" in capsys.readouterr().out
+
+
+# --- what was done before
+
+
+def test_submit_says_what_failed_for_good_and_starts_nothing(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from launch.sweep import expand
+
+    overrides = [*TINY, "epochs=1,2", "results=r"]
+    for planned in expand(overrides):
+        failed(planned.run, "nan", "diverged", epochs=1)
+    before = listing(here)
+    assert cli.main(["submit", *overrides]) == 1
+    assert "2 run(s) failed before and would fail again" in capsys.readouterr().out
+    assert listing(here) == before
+
+
+@pytest.mark.slow
+def test_run_tries_again_what_failed(here: Path) -> None:
+    from launch.sweep import one_run
+
+    overrides = [*TINY, "epochs=1", "results=r", "measure.parity=false"]
+    folder = failed(one_run(overrides).run, "error", "a bug that is fixed by now", epochs=0)
+    code, out, _ = program(here, "run", *overrides)
+    assert code == 0
+    assert out.splitlines()[-1] == f"r/adhoc/{folder.path.name}"
+    assert (folder.state().state, folder.state().attempt) == ("done", 2)
+
+
+# --- the program as a process
+
+
+def program(cwd: Path, *arguments: str, **options: Any) -> tuple[int, str, str]:
+    command = [sys.executable, "-m", "parallelbench.cli", *arguments]
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120, **options)
+    return done.returncode, done.stdout, done.stderr
+
+
+HEAVY = ("torch", "numpy", "polars", "pyarrow", "altair", "sklearn", "torchvision")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "absent"),
+    [(["--help"], (*HEAVY, "hydra", "rich", "msgspec")), (["run", "--help"], (*HEAVY, "hydra")), (["show"], HEAVY)],
+)
+def test_help_and_show_load_nothing_heavy(tmp_path: Path, arguments: list[str], absent: tuple[str, ...]) -> None:
+    watch = (
+        "import sys, atexit\n"
+        f"atexit.register(lambda: print('loaded', [m for m in {absent} if m in sys.modules], file=sys.stderr))\n"
+        f"from parallelbench.cli import main; sys.exit(main({arguments}))"
+    )
+    done = subprocess.run([sys.executable, "-c", watch], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0
+    assert done.stderr.splitlines()[-1] == "loaded []"
+    assert "--help" in arguments or "run id" in done.stdout
+    assert listing(tmp_path) == {}
+
+
+@pytest.mark.slow
+def test_a_refusal_is_one_line_and_no_traceback(tmp_path: Path) -> None:
+    code, out, err = program(tmp_path, "run", "epohcs=3")
+    assert (code, out, len(err.splitlines())) == (2, "", 1)
+    assert "Traceback" not in err
+
+
+@pytest.mark.slow
+def test_a_reader_that_leaves_early_is_no_error(tmp_path: Path) -> None:
+    command = f"{sys.executable} -m parallelbench.cli show | true"
+    done = subprocess.run(["bash", "-c", f"set -o pipefail; {command}"], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.slow
+def test_the_version(tmp_path: Path) -> None:
+    code, out, _ = program(tmp_path, "--version")
+    assert code == 0
+    assert out.startswith("parallelbench ")

@@ -1,0 +1,399 @@
+"""Run folders: what state they say a run is in, and who may begin an attempt."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from parallelbench.attempt import ABSENCE_S, OUTCOMES, PUBLISHED, RETRYABLE, Attempt, Supervisor
+from parallelbench.config import run_id
+from parallelbench.errors import ConfigError, StorageError
+from parallelbench.folder import RunFolder, State, find_runs
+from tests.analysis.factory import Fake, begin, config, failed, published
+from tests.helpers import fill_disk
+
+if TYPE_CHECKING:
+    from multiprocessing.synchronize import Barrier
+    from pathlib import Path
+
+
+def write_supervisor(attempt: Attempt, **changes: Any) -> None:
+    me = Supervisor.this_process()
+    plain = {"host": me.host, "pid": me.pid, "process_started_at": me.process_started_at}
+    (attempt.path / "supervisor.json").write_text(json.dumps(plain | changes))
+
+
+# --- states
+
+
+def test_a_folder_of_nothing_is_missing(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "nowhere")
+    assert folder.state() == State("missing")
+    assert folder.state().to_run
+    assert folder.attempts() == []
+    assert folder.manifest() is None
+
+
+def test_an_intent_is_missing_too(tmp_path: Path) -> None:
+    run = config(tmp_path)
+    folder = RunFolder.of(run)
+    folder.write_intent(run, ["epochs=3"])
+    assert folder.state() == State("missing")
+    assert folder.config() == run
+    assert (folder.path / "overrides.txt").read_text() == "epochs=3\n"
+
+
+def test_the_intent_is_never_changed(tmp_path: Path) -> None:
+    run = config(tmp_path)
+    folder = RunFolder.of(run)
+    folder.write_intent(run, ["first"])
+    before = (folder.path / "config.yaml").read_bytes()
+    folder.write_intent(config(tmp_path, epochs=9), ["second"])
+    assert (folder.path / "config.yaml").read_bytes() == before
+    assert (folder.path / "overrides.txt").read_text() == "first\n"
+
+
+def test_a_claimed_attempt_is_running_while_its_supervisor_lives(tmp_path: Path) -> None:
+    folder, attempt = begin(config(tmp_path), Fake())
+    assert folder.state() == State("running", None, 1)
+    assert not folder.state().to_run
+    assert attempt.number == 1
+
+
+def test_an_attempt_is_running_from_its_claim_on(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    attempt = folder.claim()
+    assert attempt is not None
+    assert attempt.info() is None
+    assert folder.state().state == "running"
+    write_supervisor(attempt, process_started_at=1.0)
+    assert folder.state().label == "killed", "known at once, without waiting for a heartbeat"
+
+
+@pytest.mark.parametrize("change", [{"process_started_at": 1.0}, {"pid": 2**22 + 1}, {"pid": -1}, {"pid": 2**70}])
+def test_an_attempt_whose_supervisor_is_gone_was_killed(tmp_path: Path, change: dict[str, Any]) -> None:
+    folder, attempt = begin(config(tmp_path), Fake())
+    write_supervisor(attempt, **change)
+    state = folder.state()
+    assert (state.state, state.label, state.attempt) == ("failed", "killed", 1)
+    assert state.to_run
+
+
+@pytest.mark.slow
+def test_a_supervisor_that_nobody_buried_is_gone_too(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    program = (
+        "import sys; from pathlib import Path; from parallelbench.folder import RunFolder\n"
+        "RunFolder(Path(sys.argv[1])).claim(); print(1, flush=True); input()"
+    )
+    command = [sys.executable, "-c", program, tmp_path]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        assert folder.state().state == "running"
+        other.send_signal(signal.SIGKILL)
+        os.waitid(os.P_PID, other.pid, os.WEXITED | os.WNOWAIT)  # dead, and a zombie until the end of this block
+        assert folder.state().label == "killed"
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"{}", b'{"host": 3}', b"\xff", None])
+def test_without_a_readable_supervisor_the_heartbeat_decides(tmp_path: Path, content: bytes | None) -> None:
+    folder, attempt = begin(config(tmp_path), Fake())
+    path = attempt.path / "supervisor.json"
+    path.unlink() if content is None else path.write_bytes(content)
+    assert folder.state().state == "running"
+    old = time.time() - ABSENCE_S - 1
+    os.utime(attempt.path, (old, old))
+    assert folder.state().label == "killed"
+
+
+def test_on_another_host_the_heartbeat_decides(tmp_path: Path) -> None:
+    folder, attempt = begin(config(tmp_path), Fake())
+    write_supervisor(attempt, host=f"not-{socket.gethostname()}", pid=1)
+    old = time.time() - ABSENCE_S - 1
+    os.utime(attempt.path, (old, old))
+    assert folder.state().label == "killed"
+    attempt.heartbeat.touch()
+    os.utime(attempt.path, (old, old))
+    assert folder.state().state == "running"
+    os.utime(attempt.heartbeat, (old, old))
+    assert folder.state().label == "killed"
+
+
+@pytest.mark.parametrize("outcome", [name for name in OUTCOMES if name not in PUBLISHED])
+def test_an_outcome_beats_a_living_supervisor(tmp_path: Path, outcome: Any) -> None:
+    folder = failed(config(tmp_path), outcome, "because", epochs=1)
+    state = folder.state()
+    assert (state.state, state.label) == ("failed", outcome)
+    assert state.outcome is not None
+    assert state.outcome.reason == "because"
+    assert state.to_run == (outcome in RETRYABLE)
+
+
+def test_a_manifest_beats_everything(tmp_path: Path) -> None:
+    folder = published(config(tmp_path))
+    for outcome in ("killed", "error"):
+        folder.attempts()[0].finish(outcome, "a word too many")  # type: ignore[arg-type]
+        assert folder.state().state == "done"
+    (folder.attempts()[0].path / "outcome.json").unlink()
+    assert (folder.state().state, folder.state().label) == ("done", "ok")
+    assert not folder.state().to_run
+
+
+def test_a_result_stays_when_a_later_attempt_fails(tmp_path: Path) -> None:
+    folder = published(config(tmp_path))
+    later = folder.claim()
+    assert later is not None
+    later.describe(processes=1, device_type="cpu", oversubscribed=False)
+    later.finish("killed", "too late")
+    assert (folder.state().state, folder.state().attempt) == ("done", 1)
+
+
+def test_the_last_attempt_counts(tmp_path: Path) -> None:
+    folder = failed(config(tmp_path), "error", "first", epochs=0)
+    for number in range(2, 12):
+        attempt = folder.claim()
+        assert attempt is not None
+        assert attempt.number == number
+        attempt.describe(processes=1, device_type="cpu", oversubscribed=False)
+        attempt.finish("killed", f"attempt {number}")
+    assert folder.state().attempt == 11, "11 comes after 2"
+
+
+def test_a_parity_failure_is_done(tmp_path: Path) -> None:
+    folder = published(config(tmp_path), Fake(parity_passed=False))
+    assert (folder.state().state, folder.state().label) == ("done", "parity_failed")
+
+
+# --- damage
+
+
+def damage(path: Path, how: str) -> None:
+    content = path.read_bytes()
+    if how == "gone":
+        path.unlink()
+    elif how == "empty":
+        path.write_bytes(b"")
+    elif how == "short":
+        path.write_bytes(content[:-1])
+    elif how == "flipped":
+        path.write_bytes(bytes([content[0] ^ 1]) + content[1:])
+    else:
+        path.unlink()
+        path.mkdir()
+
+
+@pytest.mark.parametrize("how", ["gone", "empty", "short", "flipped", "a folder"])
+@pytest.mark.parametrize("file", ["run.parquet", "epochs.parquet", "steps.parquet", "manifest.json"])
+def test_a_damaged_result_is_none_and_is_tried_again(tmp_path: Path, file: str, how: str) -> None:
+    folder = published(config(tmp_path))
+    assert folder.published() is not None
+    damage(folder.result / file, how)
+    assert folder.published() is None
+    state = folder.state()
+    assert (state.state, state.label) == ("failed", "storage")
+    assert state.to_run
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"{}",
+        b"[]",
+        b"null",
+        b'{"tables": {}}',
+        b'{"tables": {"run": {"bytes": 1}}}',
+        b'{"tables": {"../../run": {"bytes": 1}}}',
+        b"\xff",
+    ],
+)
+def test_a_manifest_of_somebody_else_is_none(tmp_path: Path, content: bytes) -> None:
+    folder = published(config(tmp_path))
+    (folder.result / "manifest.json").write_bytes(content)
+    assert folder.manifest() is None
+    assert folder.state().state == "failed"
+
+
+def test_a_manifest_without_tables_proves_nothing(tmp_path: Path) -> None:
+    folder = published(config(tmp_path))
+    manifest = json.loads((folder.result / "manifest.json").read_bytes())
+    (folder.result / "manifest.json").write_text(json.dumps(manifest | {"tables": {}}))
+    assert folder.manifest() is None
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b" " * 4096, b'{"outcome": "fine", "reason": "", "finished_at": 0}', b'{"outcome": "ok"', b"\xff\xff"],
+)
+def test_an_unreadable_outcome_is_none(tmp_path: Path, content: bytes) -> None:
+    folder, attempt = begin(config(tmp_path), Fake())
+    (attempt.path / "outcome.json").write_bytes(content)
+    assert attempt.outcome() is None
+    assert folder.state().state == "running"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["x", "1.tmp", "²", "-1", "1 ", "٣", ".1.abc.tmp", "2" * 200],
+)
+def test_foreign_folders_among_the_attempts_are_overlooked(tmp_path: Path, name: str) -> None:
+    folder, _ = begin(config(tmp_path), Fake())
+    (folder.path / "attempts" / name).mkdir()
+    assert [attempt.number for attempt in folder.attempts()] == [1]
+    assert folder.state().attempt == 1
+
+
+def test_a_file_where_an_attempt_should_be_is_no_reason_to_stop(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    (tmp_path / "attempts").mkdir()
+    (tmp_path / "attempts" / "1").write_text("")
+    assert folder.state().attempt == 1
+    attempt = folder.claim()
+    assert attempt is not None
+    assert attempt.number == 2
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"3", b"- 1", b"a: [", b"\xff\xfe\x00", b"a: !!python/object/apply:os.system [id]", b"x: \x00", b"epochs: 3"],
+)
+def test_a_foreign_configuration_is_refused_in_words(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "config.yaml").write_bytes(content)
+    with pytest.raises(ConfigError) as caught:
+        RunFolder(tmp_path).config()
+    assert "\n" not in str(caught.value)
+
+
+def test_a_configuration_with_a_foreign_target_is_refused(tmp_path: Path) -> None:
+    run = config(tmp_path)
+    folder = RunFolder.of(run)
+    folder.write_intent(run, [])
+    path = folder.path / "config.yaml"
+    path.write_text(path.read_text().replace("parallelbench.models.cnn.CnnSmall", "os.system"))
+    with pytest.raises(ConfigError, match="refused"):
+        folder.config()
+
+
+def test_long_reasons_and_odd_characters_fit_the_reserved_space(tmp_path: Path) -> None:
+    folder, attempt = begin(config(tmp_path), Fake())
+    for text in ("x" * 10_000, "\x01" * 10_000, "💥" * 10_000, "a\nb\t c", "\udcff", '"\\' * 5000):
+        attempt.finish("error", text)
+        state = folder.state()
+        assert state.label == "error"
+        assert state.outcome is not None
+        assert len(state.outcome.reason.splitlines()) <= 1
+
+
+# --- claiming
+
+
+def claim_at_once(path: Path, barrier: Barrier, queue: Any) -> None:
+    folder = RunFolder(path)
+    after = len(folder.attempts())
+    barrier.wait()
+    queue.put(folder.claim(after=after) is not None)
+
+
+@pytest.mark.slow
+def test_of_many_that_claim_at_once_exactly_one_wins(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    for number in range(1, 16):
+        barrier, queue = context.Barrier(4), context.Queue()
+        processes = [context.Process(target=claim_at_once, args=(tmp_path, barrier, queue)) for _ in range(4)]
+        for process in processes:
+            process.start()
+        wins = [queue.get(timeout=60) for _ in processes]
+        for process in processes:
+            process.join()
+        assert sum(wins) == 1
+        assert {path.name for path in (tmp_path / "attempts").iterdir()} == {str(n) for n in range(1, number + 1)}
+        assert all(attempt.supervisor() is not None for attempt in RunFolder(tmp_path).attempts())
+
+
+def test_an_attempt_that_began_meanwhile_is_not_followed(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    seen = folder.attempts()
+    assert folder.claim() is not None, "somebody else"
+    assert folder.claim(after=len(seen)) is None
+    assert len(folder.attempts()) == 1
+
+
+def test_a_newer_attempt_supersedes_and_a_claim_names_its_job(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    first, second = folder.claim(), folder.claim(job="1234-1")
+    assert first is not None
+    assert second is not None
+    assert (folder.superseded(first), folder.superseded(second)) == (True, False)
+    supervisors = [attempt.supervisor() for attempt in (first, second)]
+    assert [supervisor.job for supervisor in supervisors if supervisor is not None] == ["", "1234-1"]
+
+
+def test_claiming_on_a_full_disk_leaves_nothing_behind(small_disk: Path) -> None:
+    folder = RunFolder(small_disk / "run")
+    (small_disk / "run" / "attempts").mkdir(parents=True)
+    fill_disk(small_disk)
+    with pytest.raises(StorageError, match="disk is full"):
+        folder.claim()
+    assert list((small_disk / "run" / "attempts").iterdir()) == []
+
+
+def test_outcomes_and_last_words_have_room_on_a_full_disk(small_disk: Path) -> None:
+    _, attempt = begin(config(small_disk, strategy="ddp", devices=2), Fake())
+    fill_disk(small_disk)
+    attempt.finish("storage", "x" * 10_000)
+    assert [attempt.error_file(rank).stat().st_size for rank in (0, 1)] == [4096, 4096]
+
+
+# --- stopping
+
+
+def test_anybody_can_ask_an_attempt_to_stop(tmp_path: Path) -> None:
+    _, attempt = begin(config(tmp_path), Fake())
+    assert not attempt.stop_asked()
+    for _ in range(2):
+        attempt.ask_to_stop()
+        assert Attempt(attempt.path).stop_asked()
+    attempt.withdraw()
+    with pytest.raises(StorageError):
+        attempt.ask_to_stop()
+
+
+# --- finding
+
+
+def test_runs_are_found_from_the_results_the_sweep_and_the_run(tmp_path: Path) -> None:
+    first, second = published(config(tmp_path)), published(config(tmp_path, sweep_name="other"))
+    (tmp_path / "demo" / "report").mkdir()
+    (tmp_path / "notes.txt").write_text("")
+    assert [folder.path for folder in find_runs(tmp_path)] == [first.path, second.path]
+    assert [folder.path for folder in find_runs(tmp_path / "demo")] == [first.path]
+    assert [folder.path for folder in find_runs(first.path)] == [first.path]
+    assert find_runs(tmp_path / "nothing") == []
+
+
+def test_an_attempt_executes_the_configuration_of_its_day(tmp_path: Path) -> None:
+    run = config(tmp_path)
+    folder, attempt = begin(run, Fake())
+    plain = config(tmp_path, site={"data_dir": "/elsewhere"})
+    attempt.write_config(plain)
+    assert attempt.config() == plain
+    assert run_id(attempt.config()) == run_id(folder.config())
+    assert folder.config() == run
+
+
+def test_a_withdrawn_attempt_never_was(tmp_path: Path) -> None:
+    folder, attempt = begin(config(tmp_path), Fake())
+    attempt.withdraw()
+    assert folder.state().state == "missing"
+    shutil.rmtree(folder.path)
+    attempt.withdraw()

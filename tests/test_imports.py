@@ -1,0 +1,114 @@
+"""Who may import whom: data flows conf → launch → parallelbench → analysis, and never back."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCES = {
+    path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".").removesuffix(".__init__"): path
+    for package in ("parallelbench", "launch", "analysis")
+    for path in sorted((ROOT / package).rglob("*.py"))
+}
+FRONT_DOOR = "parallelbench.cli"
+"""The program itself: nothing imports it, and it hands over to launch and analysis."""
+
+STRATEGIES = {
+    line.removeprefix("_target_: ").rpartition(".")[0]
+    for path in (ROOT / "conf" / "strategy").glob("*.yaml")
+    for line in path.read_text().splitlines()
+    if line.startswith("_target_: ")
+}
+"""The strategies' own files: what their YAML names."""
+
+TORCH_FREE = [
+    "analysis",
+    "launch.doctor",
+    "launch.local",
+    "launch.progress",
+    "launch.supervise",
+    "launch.sweep",
+    "launch.verbs",
+    "parallelbench.check",
+    "parallelbench.config",
+    "parallelbench.devices",
+    "parallelbench.folder",
+    "parallelbench.journal",
+    "parallelbench.publish",
+    "parallelbench.telemetry.__main__",
+    "parallelbench.telemetry.nvml",
+    "parallelbench.telemetry.sampler",
+    "parallelbench.worker",
+    *(name for name in SOURCES if name.startswith("analysis.")),
+]
+
+
+def imported(path: Path) -> set[str]:
+    """Modules that a file imports anywhere, also inside functions and for type checkers."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            found.add(node.module or "")
+            found.update(f"{node.module}.{alias.name}" for alias in node.names)
+    return found
+
+
+def top(name: str) -> str:
+    return name.partition(".")[0]
+
+
+@pytest.mark.parametrize("module", SOURCES)
+def test_data_flows_one_way(module: str) -> None:
+    names = {top(name) for name in imported(SOURCES[module])}
+    if top(module) == "parallelbench" and module != FRONT_DOOR:
+        assert not names & {"launch", "analysis"}
+    if top(module) in ("launch", "analysis"):
+        assert "torch" not in names
+    if top(module) == "analysis":
+        assert "launch" not in names
+
+
+@pytest.mark.parametrize("module", SOURCES)
+def test_nothing_imports_the_front_door_or_the_tests(module: str) -> None:
+    assert FRONT_DOOR not in imported(SOURCES[module])
+    assert "tests" not in {top(name) for name in imported(SOURCES[module])}
+
+
+def test_strategies_do_not_import_each_other() -> None:
+    assert len(STRATEGIES) >= 3, STRATEGIES
+    for module in STRATEGIES:
+        assert not imported(SOURCES[module]) & (STRATEGIES - {module}), module
+
+
+def test_models_know_nothing_of_parallelism() -> None:
+    for module, path in SOURCES.items():
+        if module.startswith("parallelbench.models"):
+            assert not any(name.startswith("parallelbench.strategies") for name in imported(path)), module
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("module", TORCH_FREE)
+def test_importing_it_loads_no_torch(module: str) -> None:
+    code = f"import {module}, sys; sys.exit(any(m in sys.modules for m in ('torch', 'torchvision')))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("module", sorted(STRATEGIES))
+def test_a_strategys_file_loads_torch_only_to_prepare(module: str) -> None:
+    """Submitting and planning check thousands of strategies on login nodes."""
+    tree = ast.parse(SOURCES[module].read_text())
+    at_import = {
+        alias.name if isinstance(node, ast.Import) else node.module
+        for node in tree.body
+        if isinstance(node, (ast.Import, ast.ImportFrom))
+        for alias in node.names
+    }
+    assert "torch" not in {top(name or "") for name in at_import}
