@@ -14,10 +14,10 @@ from launch.outcome import judge, publish_if_finished
 from launch.supervise import Interrupted, stoppable, supervise
 from launch.warm import WarmWorkers
 from parallelbench.check import check_run
-from parallelbench.config import expanded
 from parallelbench.devices import this_machine
 from parallelbench.errors import ConfigError, StorageError
 from parallelbench.folder import RunFolder
+from parallelbench.place import expanded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -10,23 +10,21 @@ from __future__ import annotations
 import hashlib
 import importlib
 import inspect
-import math
-import os
 import re
-import types
-import typing
 from abc import ABCMeta
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta, Struct, StructMeta
+from msgspec import Meta, StructMeta, field
 
-from parallelbench.errors import ConfigError, choices
+from parallelbench.errors import ConfigError
+from parallelbench.place import InlineLauncher, LocalLauncher, Site, SlurmLauncher, expanded
+from parallelbench.structure import Count, Name, Node, structure
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from parallelbench.data.base import Data
     from parallelbench.models.base import Model
@@ -43,21 +41,6 @@ COMPONENTS = {
     "optimizer": "parallelbench.optimizers.Optimizer",
 }
 """The nodes of a run that name a class in `_target_`, and what that class must be a kind of."""
-
-Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}\Z")]
-"""A name that is safe in a path, a job name and a shell word."""
-SlurmName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.:-]{0,63}\Z")]
-"""A name that Slurm knows, safe as a word of a batch script."""
-Count = Annotated[int, Meta(ge=1, le=1_000_000)]
-"""A whole number of at least 1."""
-Memory = Annotated[float, Meta(gt=0, le=10_000)]
-"""An amount of memory in GiB."""
-Seconds = Annotated[float, Meta(gt=0)]
-"""A duration in seconds, above 0."""
-
-
-class Node(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A part of the configuration: immutable, every key known."""
 
 
 class _AbstractStruct(StructMeta, ABCMeta):
@@ -90,133 +73,14 @@ class Measure(Node, frozen=True, kw_only=True):
     """Energy, power and load are sampled so many times a second; 0: not at all."""
 
 
-class Launcher(Node, frozen=True, kw_only=True, tag_field="name"):
-    """How processes are started; never part of a run's identity. `name` in the YAML chooses the kind."""
-
-    timeout_s: Seconds | None
-    """End a run after this many seconds with the outcome `timeout`; null: no limit."""
-    collective_timeout_s: Seconds
-    """A rank that waits longer than this for the others in one collective ends the run."""
-    oversubscribe: bool
-    """Allow more devices than this machine has cores for. Such runs are marked and never enter timing figures."""
-    checkpoint: Literal["auto", "always", "never"]
-    """Save the training state between epochs, and go on from it. auto: where the time limit is shorter than the run
-    seems to take, and at a graceful stop; never: neither."""
-    checkpoint_every_s: Seconds
-    """At least this long between two checkpoints."""
-
-    @property
-    def name(self) -> str:
-        """The name of the YAML file it was chosen by."""
-        return str(type(self).__struct_config__.tag)
-
-    @property
-    def limit_s(self) -> float | None:
-        """How long one attempt may take, s; None: as long as it likes."""
-        return self.timeout_s
-
-    @property
-    def packed(self) -> bool:
-        """Whether warm processes run one configuration after the other."""
-        return False
-
-
-class LocalLauncher(Launcher, frozen=True, kw_only=True, tag="local"):
-    """Processes of their own, on this machine."""
-
-    pack: bool
-    """Run all configurations by warm processes; keeps them out of timing figures."""
-
-    @property
-    def packed(self) -> bool:
-        """What `pack` says."""
-        return self.pack
-
-
-class InlineLauncher(Launcher, frozen=True, kw_only=True, tag="inline"):
-    """In the calling process, for debuggers."""
-
-
-class SlurmLauncher(Launcher, frozen=True, kw_only=True, tag="slurm"):
-    """One Slurm job per configuration; those of equal shape make up an array."""
-
-    time_limit_min: Count
-    """Time limit of a job, in minutes."""
-    cpus_per_gpu: Count
-    """Cores asked for with each GPU; on CPUs a device is `cores_per_device` cores."""
-    memory_gib_per_device: Memory | None
-    """Host memory asked for with each device, GiB; null: the site's usual amount."""
-    array_parallelism: Count
-    """At most this many jobs of one array run at a time."""
-    signal_delay_s: Annotated[int, Meta(ge=1, le=65_535)]
-    """Slurm warns a job this long before its time limit; it then stops after the current epoch. Can be a minute off."""
-    attempts: Count
-    """A submitted run is started at most this often: after a warning, a preemption, or a node's failure."""
-    pack: bool
-    """Run all configurations of one shape in one job, by warm processes; keeps them out of timing figures."""
-
-    @property
-    def limit_s(self) -> float | None:
-        """The shorter of the job's limit, less the warning, and `timeout_s`."""
-        job_s = max(0.0, 60.0 * self.time_limit_min - self.signal_delay_s)
-        return job_s if self.timeout_s is None else min(job_s, self.timeout_s)
-
-    @property
-    def packed(self) -> bool:
-        """What `pack` says."""
-        return self.pack
-
-
-class Site(Node, frozen=True, kw_only=True):
-    """The place where runs happen; never part of a run's identity."""
-
-    name: Name
-    """The name of the YAML file it was chosen by."""
-    data_dir: str
-    """Folder of the prepared data sets; `~` is expanded where it is used."""
-    device: Literal["cpu", "cuda"]
-    """What `device=auto` means in a Slurm job: the login node can't see the GPUs of the others."""
-    devices_per_node: Count
-    """Most devices of one node that a job may have."""
-    gpus_per_node: Annotated[int, Meta(ge=0, le=1000)]
-    """GPUs of a node; 0: jobs ask for none."""
-    memory_gib_per_device: Memory
-    """Host memory that a job usually asks for with each device, GiB."""
-    gpu_type: SlurmName | None
-    """Type of the GPUs as Slurm names it (`sinfo -o %G`); null: any."""
-    partition: SlurmName | None
-    """null: the cluster's default, as for the three below."""
-    qos: SlurmName | None
-    """Quality of service."""
-    account: SlurmName | None
-    """What the jobs are charged to."""
-    constraint: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.&|*()\[\]-]{1,128}\Z")] | None
-    """Node features, e.g. a100_80."""
-    max_time_min: Count | None
-    """Longest job the partition allows, in minutes; null: not known here, Slurm decides."""
-    max_nodes: Count | None
-    """Most nodes of one job."""
-    network_interface: SlurmName | None
-    """Interface over which nodes talk to each other, e.g. ib0; null: the one that the host's name resolves to."""
-    modules: list[Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_./+-]{0,127}\Z")]]
-    """Modules to load first in a job, e.g. cuda/12.4."""
-    setup: list[str]
-    """Shell lines to run before the job's program; only from the site's file, never from the command line."""
-
-    @property
-    def data_folder(self) -> Path:
-        """`data_dir`, with `~` and `$NAME` in their places."""
-        return expanded(self.data_dir)
-
-
 class SweepBlock(Node, frozen=True, kw_only=True):
     """One part of a sweep: the product of `grid` and `zip`, less what `exclude` matches."""
 
-    grid: dict[str, Any] = {}
+    grid: dict[str, Any] = field(default_factory=dict)
     """Key → list of values (or one value): every combination."""
-    zip: dict[str, list[Any]] = {}
+    zip: dict[str, list[Any]] = field(default_factory=dict)
     """Key → list of values, all of one length: taken side by side."""
-    exclude: list[dict[str, Any]] = []
+    exclude: list[dict[str, Any]] = field(default_factory=list)
     """Combinations to leave out: each entry matches where all its keys have its values."""
 
 
@@ -307,11 +171,6 @@ class RunConfig(Settings, frozen=True, kw_only=True):
         return expanded(self.results) / self.sweep_name
 
 
-def expanded(path: str) -> Path:
-    """A path with `~` and `$NAME` in their places; configurations keep it as it was written."""
-    return Path(os.path.expandvars(path)).expanduser()
-
-
 def to_mapping(run: RunConfig) -> dict[str, Any]:
     """Return the configuration as plain dicts, with the `_target_` of every component."""
     plain: dict[str, Any] = msgspec.to_builtins(run)
@@ -365,93 +224,6 @@ def _component_class(target: str, key: str, plugin: str | None) -> type[Componen
 def _imported(name: str) -> Any:
     module, _, attribute = name.rpartition(".")
     return getattr(importlib.import_module(module), attribute)
-
-
-def structure(value: Any, kind: Any, key: str = "") -> Any:
-    """Convert plain data to `kind`, strictly (no "8" for 8); `key` is where it stands in the configuration."""
-    text = repr(value)
-    if "inf" in text or "nan" in text:  # of thousands of configurations, hardly one has to be looked through
-        _refuse_infinite(value, key)
-    try:
-        return msgspec.convert(value, kind)
-    except msgspec.ValidationError as error:
-        raise ConfigError(_explain(str(error), value, kind, key)) from None
-
-
-def _refuse_infinite(value: Any, key: str) -> None:
-    """No setting means anything when infinite, and JSON, which run ids are made from, can't say it."""
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ConfigError(f"{key}={value} is not valid: expected a finite number")
-    if isinstance(value, (dict, list)):
-        for part, item in value.items() if isinstance(value, dict) else enumerate(value):
-            _refuse_infinite(item, f"{key}.{part}" if key else str(part))
-
-
-def _explain(message: str, value: Any, kind: Any, key: str) -> str:
-    """Turn msgspec's "Expected `int` >= 1 - at `$.a.b`" into a line that also shows the value and the valid names."""
-    problem, _, where = message.partition(" - at `$")
-    path = [part for part in re.split(r"[.\[\]`]+", where) if part]
-    tags: list[Any] = []
-    for part in path:
-        tags = _tags(kind, part)
-        if isinstance(value, dict):
-            value = value.get(part)
-        elif isinstance(value, list) and part.isdigit():
-            value = value[int(part)]
-        kind = _field_type(kind, part)
-    full = ".".join([key, *path] if key else path)
-    if "unknown field" in problem or "missing required field" in problem:
-        field = problem.split("`")[1]
-        name = f"{full}.{field}" if full else field
-        if "missing" in problem:
-            return f"{name} is missing"
-        return f"{name} is not a key: {choices(field, getattr(_struct(kind), '__struct_fields__', ()))}"
-    if literals := tags or _literals(kind):
-        return f"{full}={value} is no choice: {choices(str(value), map(str, literals))}"
-    return f"{full or 'configuration'}={value!r} is not valid: {problem[:1].lower()}{problem[1:]}"
-
-
-def _field_type(kind: Any, name: str) -> Any:
-    """The type of what stands at `name`: a key of a struct or of a map, or an index of a list."""
-    struct = _struct(kind)
-    if struct is not None:
-        return typing.get_type_hints(struct, localns=_names(), include_extras=True).get(name)
-    for member in _members(kind):
-        if typing.get_origin(member) in (list, tuple):
-            return typing.get_args(member)[0]
-        if typing.get_origin(member) is dict:
-            return typing.get_args(member)[1]
-    return None
-
-
-def _names() -> dict[str, Any]:
-    """The component types, which are imported here for type checkers only."""
-    return dict.fromkeys(("Model", "Data", "Strategy", "Optimizer"), Component)
-
-
-def _struct(kind: Any) -> type[Struct] | None:
-    return next((m for m in _members(kind) if isinstance(m, type) and issubclass(m, Struct)), None)
-
-
-def _members(kind: Any) -> list[Any]:
-    """The types that `kind` allows, without their constraints."""
-    if typing.get_origin(kind) is Annotated:
-        return _members(typing.get_args(kind)[0])
-    if typing.get_origin(kind) in (typing.Union, types.UnionType):
-        return [member for option in typing.get_args(kind) for member in _members(option)]
-    return [kind]
-
-
-def _tags(kind: Any, key: str) -> list[Any]:
-    """The values of `key` where it tells the members of a union apart."""
-    configs = [m.__struct_config__ for m in _members(kind) if isinstance(m, type) and issubclass(m, Struct)]
-    return [config.tag for config in configs if config.tag_field == key]
-
-
-def _literals(kind: Any) -> list[Any]:
-    if typing.get_origin(kind) is Literal:
-        return list(typing.get_args(kind))
-    return [option for member in typing.get_args(kind) for option in _literals(member)]
 
 
 def canonical_json(value: Any) -> str:

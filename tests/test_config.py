@@ -24,19 +24,16 @@ from launch.sweep import one_run
 from parallelbench.config import (
     COMPONENTS,
     Component,
-    LocalLauncher,
-    Name,
-    Node,
     RunConfig,
-    SlurmLauncher,
     canonical_json,
     from_mapping,
     run_id,
     slug,
-    structure,
     to_mapping,
 )
 from parallelbench.errors import ConfigError, choices, one_line
+from parallelbench.place import LocalLauncher, SlurmLauncher
+from parallelbench.structure import Name, Node, structure
 from tests.helpers import configured, plain
 
 BASE = plain()
@@ -309,7 +306,7 @@ def refusal(node: Any) -> str:
         "subprocess.Popen",
         "parallelbench.errors.ConfigError",
         "parallelbench.config.Component",
-        "parallelbench.config.structure",
+        "parallelbench.structure.structure",
         "parallelbench.folder.os.system",
         "parallelbench.config.importlib.import_module",
         "parallelbench.models.base.Model",

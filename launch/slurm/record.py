@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING
 import msgspec
 import psutil
 
-from parallelbench.config import Site, SlurmLauncher  # noqa: TC001  msgspec reads the annotations
 from parallelbench.durable import storage_errors, write_file
 from parallelbench.errors import ConfigError
+from parallelbench.place import Site, SlurmLauncher  # noqa: TC001  msgspec reads the annotations
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from parallelbench.config import SlurmLauncher
 from parallelbench.errors import ConfigError
+from parallelbench.place import SlurmLauncher
 
 if TYPE_CHECKING:
-    from parallelbench.config import RunConfig, Site
+    from parallelbench.config import RunConfig
+    from parallelbench.place import Site
 
 _END_WITHIN_S = 60
 """Once the first task of a job has ended, the others get this long."""

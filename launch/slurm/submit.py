@@ -21,9 +21,9 @@ from launch.slurm.record import Submission
 from launch.slurm.scheduler import SchedulerError
 from launch.slurm.shape import Shape, batch_parameters, device_hours, most_seconds, shape_of, slurm
 from parallelbench.check import check_run
-from parallelbench.config import expanded
 from parallelbench.errors import ConfigError
 from parallelbench.folder import RunFolder
+from parallelbench.place import expanded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from msgspec import Meta
 
-from parallelbench.config import Count
 from parallelbench.errors import ConfigError
+from parallelbench.structure import Count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from parallelbench.config import Count  # noqa: TC001 - msgspec reads the annotations
 from parallelbench.errors import ConfigError
 from parallelbench.models.base import Model, Split
 from parallelbench.models.options import patches_per_side
+from parallelbench.structure import Count  # noqa: TC001 - msgspec reads the annotations
 
 if TYPE_CHECKING:
     from torch import nn

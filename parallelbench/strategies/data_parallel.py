@@ -65,7 +65,7 @@ class DataParallel(Strategy, frozen=True, kw_only=True):
         """Put the model on the first GPU; each forward scatters the batch over all, and gathers the logits there."""
         from torch import nn
 
-        from parallelbench.strategies.replicas import ModuleReplica, gradient_bytes, place
+        from parallelbench.strategies.parts.replicas import ModuleReplica, gradient_bytes, place
 
         module = place(model, run, world.device)
         wrapped = nn.DataParallel(_autocasting(module, run, world), device_ids=list(world.devices))

@@ -52,7 +52,7 @@ class Ddp(Strategy, frozen=True, kw_only=True):
 
     def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Replica:
         """Wrap the model; every rank then holds rank 0's parameters."""
-        from parallelbench.strategies.replicas import ModuleReplica, gradient_bytes, in_ddp, share_buffers
+        from parallelbench.strategies.parts.replicas import ModuleReplica, gradient_bytes, in_ddp, share_buffers
 
         wrapped = in_ddp(
             model,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from parallelbench.config import Count  # noqa: TC001 - msgspec reads the annotations
-from parallelbench.strategies.meshes import Mesh, check_tensor_plan
-from parallelbench.strategies.pipelined import Pipelined
+from parallelbench.strategies.parts.meshes import Mesh, check_tensor_plan
+from parallelbench.strategies.parts.pipelined import Pipelined
+from parallelbench.structure import Count  # noqa: TC001 - msgspec reads the annotations
 
 if TYPE_CHECKING:
     from parallelbench.config import RunConfig

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from parallelbench.config import Count  # noqa: TC001 - msgspec reads the annotations
 from parallelbench.strategies.base import Strategy
-from parallelbench.strategies.meshes import Mesh, check_tensor_plan
+from parallelbench.strategies.parts.meshes import Mesh, check_tensor_plan
+from parallelbench.structure import Count  # noqa: TC001 - msgspec reads the annotations
 
 if TYPE_CHECKING:
     from torch import nn
@@ -43,8 +43,8 @@ class DpTp(Strategy, frozen=True, kw_only=True):
 
     def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Replica:
         """Shard the linear layers, then every layer's parameters over the data dimension."""
-        from parallelbench.strategies.device_meshes import device_mesh
-        from parallelbench.strategies.tensors import shard_twice
+        from parallelbench.strategies.parts.device_meshes import device_mesh
+        from parallelbench.strategies.parts.tensors import shard_twice
 
         mesh = device_mesh(world, data=self._mesh(run).data, tensor=self.tensor)
         return shard_twice(model, run, world, mesh, reshard_after_forward=self.reshard_after_forward)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from parallelbench.config import Count  # noqa: TC001 - msgspec reads the annotations
 from parallelbench.errors import ConfigError
 from parallelbench.strategies.base import Strategy
+from parallelbench.structure import Count  # noqa: TC001 - msgspec reads the annotations
 
 if TYPE_CHECKING:
     from torch import nn
@@ -59,6 +59,6 @@ class Hsdp(Strategy, frozen=True, kw_only=True):
 
     def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Replica:
         """Shard layer by layer over groups of neighbouring ranks."""
-        from parallelbench.strategies.sharded import shard_layers
+        from parallelbench.strategies.parts.sharded import shard_layers
 
         return shard_layers(model, run, world, shard=self.shard, reshard_after_forward=self.reshard_after_forward)

@@ -13,7 +13,7 @@ from msgspec import Meta
 
 from parallelbench.errors import ConfigError
 from parallelbench.strategies.base import Shard, Strategy
-from parallelbench.strategies.partition import assign, check_split
+from parallelbench.strategies.parts.partition import assign, check_split
 
 if TYPE_CHECKING:
     import torch
@@ -57,8 +57,8 @@ class ModelParallel(Strategy, frozen=True, kw_only=True):
 
     def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Replica:
         """Spread the layers."""
-        from parallelbench.strategies.replicas import ModuleReplica
-        from parallelbench.strategies.stages import StagesReplica
+        from parallelbench.strategies.parts.replicas import ModuleReplica
+        from parallelbench.strategies.parts.stages import StagesReplica
 
         layers = assign(model, run, self.device_map)
         if world.device_type == "cpu":
@@ -75,7 +75,7 @@ class ModelParallel(Strategy, frozen=True, kw_only=True):
 
 def crossing_bytes(model: nn.Sequential, layers: dict[str, int], run: RunConfig, world: World) -> int:
     """Bytes that a step moves from device to device: at each cut the activation onwards, its gradient back."""
-    from parallelbench.strategies.shapes import size_bytes, values_between
+    from parallelbench.strategies.parts.shapes import size_bytes, values_between
 
     values, parts = values_between(model, run, world.device, run.global_batch_size), list(layers.values())
     return 2 * sum(size_bytes(values[i]) for i in range(1, len(parts)) if parts[i] != parts[i - 1])
@@ -85,7 +85,7 @@ def spread(
     model: nn.Sequential, layers: dict[str, int], run: RunConfig, devices: tuple[torch.device, ...]
 ) -> nn.Sequential:
     """Put each layer on its device and let it fetch its input from wherever that is."""
-    from parallelbench.strategies.replicas import place
+    from parallelbench.strategies.parts.replicas import place
 
     def fetch_to(device: torch.device) -> object:
         return lambda _layer, inputs: (inputs[0].to(device, non_blocking=True),)

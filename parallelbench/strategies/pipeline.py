@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from parallelbench.strategies.meshes import Mesh
-from parallelbench.strategies.pipelined import Pipelined
+from parallelbench.strategies.parts.meshes import Mesh
+from parallelbench.strategies.parts.pipelined import Pipelined
 
 if TYPE_CHECKING:
     from parallelbench.config import RunConfig

@@ -52,7 +52,7 @@ class RingDdp(Strategy, frozen=True, kw_only=True):
 
     def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Replica:
         """Let DDP fill buckets during backward, and send them round the ring."""
-        from parallelbench.strategies.replicas import ModuleReplica, in_ddp, share_buffers
+        from parallelbench.strategies.parts.replicas import ModuleReplica, in_ddp, share_buffers
 
         wrapped = in_ddp(
             model,

@@ -38,8 +38,8 @@ class Single(Strategy, frozen=True, kw_only=True):
 
     def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Replica:
         """Move the model to the device."""
-        from parallelbench.strategies.full_batch import FullBatchReplica
-        from parallelbench.strategies.replicas import ModuleReplica, place
+        from parallelbench.strategies.parts.full_batch import FullBatchReplica
+        from parallelbench.strategies.parts.replicas import ModuleReplica, place
 
         kind = FullBatchReplica if isinstance(run.optimizer, Lbfgs) else ModuleReplica
         return kind(place(model, run, world.device), run=run, world=world, data_shard=Shard())

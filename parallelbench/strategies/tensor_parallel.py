@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from parallelbench.errors import ConfigError
 from parallelbench.strategies.base import Strategy
-from parallelbench.strategies.meshes import check_tensor_plan
+from parallelbench.strategies.parts.meshes import check_tensor_plan
 
 if TYPE_CHECKING:
     from torch import nn
@@ -41,7 +41,7 @@ class TensorParallel(Strategy, frozen=True, kw_only=True):
 
     def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Replica:
         """Keep this rank's shards."""
-        from parallelbench.strategies.device_meshes import device_mesh
-        from parallelbench.strategies.tensors import shard_whole
+        from parallelbench.strategies.parts.device_meshes import device_mesh
+        from parallelbench.strategies.parts.tensors import shard_whole
 
         return shard_whole(model, run, world, device_mesh(world, tensor=world.size))

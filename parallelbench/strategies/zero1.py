@@ -49,7 +49,7 @@ class Zero1(Strategy, frozen=True, kw_only=True):
 
     def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Replica:
         """Wrap the model in DDP, and the run's optimizer in torch's ZeroRedundancyOptimizer."""
-        from parallelbench.strategies.replicas import ModuleReplica, gradient_bytes, in_ddp, share_buffers
+        from parallelbench.strategies.parts.replicas import ModuleReplica, gradient_bytes, in_ddp, share_buffers
 
         wrapped = in_ddp(
             model,

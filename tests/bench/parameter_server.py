@@ -16,8 +16,8 @@ from launch.sweep import one_run
 from parallelbench.data.loader import Batch
 from parallelbench.devices import this_machine
 from parallelbench.session import build_model
-from parallelbench.strategies.servers import SyncServer
-from parallelbench.strategies.workers import SyncWorker
+from parallelbench.strategies.parts.servers import SyncServer
+from parallelbench.strategies.parts.workers import SyncWorker
 from parallelbench.world import World
 from tests.bench.measure import Figure, paired, ratios
 from tests.ranks import run_ranks

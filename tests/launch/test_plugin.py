@@ -33,7 +33,7 @@ class Mine(Strategy, frozen=True, kw_only=True):
 
     def prepare(self, model, run, world):
         from torch.nn.utils import parameters_to_vector, vector_to_parameters
-        from parallelbench.strategies.replicas import ModuleReplica, place
+        from parallelbench.strategies.parts.replicas import ModuleReplica, place
 
         assert self.mark != 13, "bad luck"
 

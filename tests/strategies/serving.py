@@ -6,8 +6,8 @@ from typing import Any
 
 from parallelbench.config import RunConfig
 from parallelbench.session import build_model
-from parallelbench.strategies.servers import AsyncServer
-from parallelbench.strategies.workers import WorkerReplica
+from parallelbench.strategies.parts.servers import AsyncServer
+from parallelbench.strategies.parts.workers import WorkerReplica
 from parallelbench.world import World
 from tests.strategies.test_parity import MODELS, SYNTHETIC
 from tests.strategies.training import configure, loader_of

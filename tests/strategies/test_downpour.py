@@ -27,8 +27,8 @@ from parallelbench.journal import read_entries
 from parallelbench.session import build_model
 from parallelbench.strategies.base import Shard
 from parallelbench.strategies.parameter_server import ParameterServer
-from parallelbench.strategies.servers import AsyncServer
-from parallelbench.strategies.workers import AsyncWorker
+from parallelbench.strategies.parts.servers import AsyncServer
+from parallelbench.strategies.parts.workers import AsyncWorker
 from parallelbench.world import World
 from tests.ranks import run_ranks
 from tests.strategies.serving import EPOCHS, PARAMETERS, small, train_epochs

@@ -17,8 +17,8 @@ from parallelbench.errors import ConfigError
 from parallelbench.session import build_model
 from parallelbench.strategies import sharded, tensors
 from parallelbench.strategies.base import Shard
-from parallelbench.strategies.meshes import Mesh
-from parallelbench.strategies.pipelines import PipelineReplica
+from parallelbench.strategies.parts.meshes import Mesh
+from parallelbench.strategies.parts.pipelines import PipelineReplica
 from parallelbench.world import World
 from tests.ranks import run_ranks
 from tests.strategies.recorded import Recorded

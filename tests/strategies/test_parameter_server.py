@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from parallelbench.config import RunConfig
 from parallelbench.errors import ConfigError
 from parallelbench.session import build_model
-from parallelbench.strategies.flat import FlatParameters, HostedParameters, shard_bounds
 from parallelbench.strategies.parameter_server import ParameterServer
-from parallelbench.strategies.servers import Schedule, SyncServer
+from parallelbench.strategies.parts.flat import FlatParameters, HostedParameters, shard_bounds
+from parallelbench.strategies.parts.servers import Schedule, SyncServer
 from parallelbench.world import World
 from tests.ranks import run_ranks
 from tests.strategies.serving import EPOCHS, PARAMETERS, small, train_epochs

@@ -22,8 +22,8 @@ from parallelbench.errors import ConfigError
 from parallelbench.folder import find_runs
 from parallelbench.parity import as_reference
 from parallelbench.session import build_model
+from parallelbench.strategies.parts.schedules import Pipeline
 from parallelbench.strategies.pipeline import PipelineParallel
-from parallelbench.strategies.schedules import Pipeline
 from parallelbench.world import World
 from tests.ranks import run_ranks
 from tests.strategies.test_parity import assert_equal
@@ -154,7 +154,7 @@ def pipeline_of(run: RunConfig) -> Pipeline:
 
 def widths_between(run: RunConfig) -> list[int]:
     """Width of the values that leave each stage but the last."""
-    from parallelbench.strategies.partition import assign
+    from parallelbench.strategies.parts.partition import assign
 
     model = build_model(run)
     stages = list(assign(model, run, None, pipeline_of(run).stages).values())

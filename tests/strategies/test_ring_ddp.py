@@ -13,7 +13,7 @@ from parallelbench.config import RunConfig
 from parallelbench.errors import ConfigError
 from parallelbench.probes.communication import Traffic
 from parallelbench.session import build_model
-from parallelbench.strategies.replicas import gradient_bytes
+from parallelbench.strategies.parts.replicas import gradient_bytes
 from parallelbench.strategies.ring_ddp import ring_average
 from parallelbench.world import World
 from tests.ranks import run_ranks

@@ -20,8 +20,8 @@ from parallelbench.config import RunConfig
 from parallelbench.errors import ConfigError
 from parallelbench.parity import as_checked, as_reference
 from parallelbench.session import build_model
+from parallelbench.strategies.parts.wolfe import Point, Search, cubic_minimum, strong_wolfe
 from parallelbench.strategies.sandblaster_lbfgs import SandblasterLbfgs
-from parallelbench.strategies.wolfe import Point, Search, cubic_minimum, strong_wolfe
 from parallelbench.world import World
 from tests.ranks import run_ranks
 from tests.strategies.serving import PARAMETERS, small

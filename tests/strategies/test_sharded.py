@@ -15,7 +15,7 @@ from parallelbench.errors import ConfigError
 from parallelbench.parity import as_reference
 from parallelbench.session import build_model
 from parallelbench.strategies.base import Replica
-from parallelbench.strategies.replicas import gradient_bytes
+from parallelbench.strategies.parts.replicas import gradient_bytes
 from parallelbench.world import World
 from tests.ranks import run_ranks
 from tests.strategies.recorded import Recorded

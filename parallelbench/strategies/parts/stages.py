@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from parallelbench.numerics import Numerics, sums
 from parallelbench.strategies.base import Shard
-from parallelbench.strategies.replicas import BaseReplica, kept_buffers, place
+from parallelbench.strategies.parts.replicas import BaseReplica, kept_buffers, place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

@@ -17,8 +17,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from parallelbench.strategies.base import Shard
-from parallelbench.strategies.flat import FlatParameters, shard_bounds
-from parallelbench.strategies.replicas import BaseReplica, place
+from parallelbench.strategies.parts.flat import FlatParameters, shard_bounds
+from parallelbench.strategies.parts.replicas import BaseReplica, place
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ import torch.distributed as dist
 from parallelbench.models.norms import synchronize_norms
 from parallelbench.numerics import Numerics, sums
 from parallelbench.probes.communication import Traffic
-from parallelbench.strategies.state import load_optimizer, load_tensors, optimizer_state, tensors_of
+from parallelbench.strategies.parts.state import load_optimizer, load_tensors, optimizer_state, tensors_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -25,16 +26,16 @@ if TYPE_CHECKING:
     from parallelbench.world import World
 
 
-class BaseReplica:
+class BaseReplica(ABC):
     """What every replica has."""
 
     def __init__(self, data_shard: Shard) -> None:
         self.data_shard = data_shard
         self.traffic = Traffic()
 
+    @abstractmethod
     def trained(self) -> tuple[nn.Module, torch.optim.Optimizer]:
         """What holds this rank's parameters and buffers, and what updates them."""
-        raise NotImplementedError
 
     def local_state(self) -> dict[str, Any]:
         """Parameters, buffers, and the optimizer's state; a replica that keeps more between epochs adds it."""

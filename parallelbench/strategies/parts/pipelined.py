@@ -5,17 +5,17 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import TYPE_CHECKING
 
-from parallelbench.config import Count  # noqa: TC001 - msgspec reads the annotations
 from parallelbench.strategies.base import Strategy
-from parallelbench.strategies.partition import assign
-from parallelbench.strategies.schedules import Pipeline, Schedule, StageMap
+from parallelbench.strategies.parts.partition import assign
+from parallelbench.strategies.parts.schedules import Pipeline, Schedule, StageMap
+from parallelbench.structure import Count  # noqa: TC001 - msgspec reads the annotations
 
 if TYPE_CHECKING:
     from torch import nn
 
     from parallelbench.config import RunConfig
     from parallelbench.strategies.base import Replica
-    from parallelbench.strategies.meshes import Mesh
+    from parallelbench.strategies.parts.meshes import Mesh
     from parallelbench.world import World
 
 
@@ -61,8 +61,8 @@ class Pipelined(Strategy, frozen=True, kw_only=True):
 
     def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Replica:
         """Cut the model into stages and keep this rank's, or its shard of them."""
-        from parallelbench.strategies.pipelines import PipelineReplica
-        from parallelbench.strategies.positions import position_in
+        from parallelbench.strategies.parts.pipelines import PipelineReplica
+        from parallelbench.strategies.parts.positions import position_in
 
         return PipelineReplica(
             model,

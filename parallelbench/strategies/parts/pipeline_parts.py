@@ -9,17 +9,17 @@ from torch import Tensor, nn
 
 from parallelbench.models.norms import synchronize_norms
 from parallelbench.numerics import Numerics
-from parallelbench.strategies.replicas import place
-from parallelbench.strategies.shapes import size_bytes, values_between
-from parallelbench.strategies.state import local
-from parallelbench.strategies.tensors import all_reduced_bytes, as_one_rank_sees_it, place_shards
+from parallelbench.strategies.parts.replicas import place
+from parallelbench.strategies.parts.shapes import size_bytes, values_between
+from parallelbench.strategies.parts.state import local
+from parallelbench.strategies.parts.tensors import all_reduced_bytes, as_one_rank_sees_it, place_shards
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from parallelbench.config import RunConfig
-    from parallelbench.strategies.positions import Position
-    from parallelbench.strategies.schedules import Pipeline
+    from parallelbench.strategies.parts.positions import Position
+    from parallelbench.strategies.parts.schedules import Pipeline
     from parallelbench.world import World
 
 

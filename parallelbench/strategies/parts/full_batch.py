@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from parallelbench.strategies.replicas import ModuleReplica
+from parallelbench.strategies.parts.replicas import ModuleReplica
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -15,15 +15,15 @@ from torch import Tensor, nn
 
 from parallelbench.models.norms import synchronize_norms
 from parallelbench.strategies.base import Shard
-from parallelbench.strategies.flat import FlatParameters
-from parallelbench.strategies.replicas import ModuleReplica, place, share_buffers
-from parallelbench.strategies.wolfe import TOLERANCE_CHANGE, Point, strong_wolfe
+from parallelbench.strategies.parts.flat import FlatParameters
+from parallelbench.strategies.parts.replicas import ModuleReplica, place, share_buffers
+from parallelbench.strategies.parts.wolfe import TOLERANCE_CHANGE, Point, strong_wolfe
 
 if TYPE_CHECKING:
     from parallelbench.config import RunConfig
     from parallelbench.data.loader import Batch
     from parallelbench.optimizers import Lbfgs
-    from parallelbench.strategies.wolfe import Search
+    from parallelbench.strategies.parts.wolfe import Search
     from parallelbench.world import World
 
 TOLERANCE_GRADIENT = 1e-7

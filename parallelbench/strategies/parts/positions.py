@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from parallelbench.strategies.device_meshes import device_mesh
+from parallelbench.strategies.parts.device_meshes import device_mesh
 
 if TYPE_CHECKING:
     import torch.distributed as dist
     from torch.distributed.device_mesh import DeviceMesh
 
-    from parallelbench.strategies.meshes import Mesh
+    from parallelbench.strategies.parts.meshes import Mesh
     from parallelbench.world import World
 
 

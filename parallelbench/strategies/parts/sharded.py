@@ -16,10 +16,10 @@ from torch.distributed.tensor import DTensor
 
 from parallelbench.models.norms import synchronize_norms
 from parallelbench.strategies.base import Shard
-from parallelbench.strategies.device_meshes import device_mesh
-from parallelbench.strategies.replicas import ModuleReplica, place, share_buffers
-from parallelbench.strategies.shapes import size_bytes
-from parallelbench.strategies.state import local
+from parallelbench.strategies.parts.device_meshes import device_mesh
+from parallelbench.strategies.parts.replicas import ModuleReplica, place, share_buffers
+from parallelbench.strategies.parts.shapes import size_bytes
+from parallelbench.strategies.parts.state import local
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

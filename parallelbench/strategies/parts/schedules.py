@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from msgspec import Meta
 
 from parallelbench.errors import ConfigError
-from parallelbench.strategies.partition import check_map
+from parallelbench.strategies.parts.partition import check_map
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

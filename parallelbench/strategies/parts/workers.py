@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from parallelbench.models.norms import synchronize_norms
 from parallelbench.strategies.base import Push, Shard
-from parallelbench.strategies.flat import HostedParameters
-from parallelbench.strategies.replicas import ModuleReplica, place, share_buffers
-from parallelbench.strategies.servers import (
+from parallelbench.strategies.parts.flat import HostedParameters
+from parallelbench.strategies.parts.replicas import ModuleReplica, place, share_buffers
+from parallelbench.strategies.parts.servers import (
     FETCH,
     PUSH,
     REQUEST,

@@ -16,21 +16,21 @@ from torch.distributed import pipelining
 
 from parallelbench.numerics import sums
 from parallelbench.strategies.base import Shard
-from parallelbench.strategies.pipeline_parts import Parts
-from parallelbench.strategies.replicas import BaseReplica, kept_buffers, share
-from parallelbench.strategies.shapes import size_bytes
-from parallelbench.strategies.sharded import whole
-from parallelbench.strategies.stages import gather
-from parallelbench.strategies.state import local
-from parallelbench.strategies.tensors import optimizer_of, share_replicated
+from parallelbench.strategies.parts.pipeline_parts import Parts
+from parallelbench.strategies.parts.replicas import BaseReplica, kept_buffers, share
+from parallelbench.strategies.parts.shapes import size_bytes
+from parallelbench.strategies.parts.sharded import whole
+from parallelbench.strategies.parts.stages import gather
+from parallelbench.strategies.parts.state import local
+from parallelbench.strategies.parts.tensors import optimizer_of, share_replicated
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from parallelbench.config import RunConfig
     from parallelbench.data.loader import Batch
-    from parallelbench.strategies.positions import Position
-    from parallelbench.strategies.schedules import Pipeline
+    from parallelbench.strategies.parts.positions import Position
+    from parallelbench.strategies.parts.schedules import Pipeline
     from parallelbench.world import World
 
 _SCHEDULES: dict[str, Any] = {

@@ -1,0 +1,135 @@
+"""Where and how a run is executed: launchers and sites, never part of a run's identity."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from parallelbench.structure import Count, Memory, Name, Node, Seconds, SlurmName
+
+
+class Launcher(Node, frozen=True, kw_only=True, tag_field="name"):
+    """How processes are started; never part of a run's identity. `name` in the YAML chooses the kind."""
+
+    timeout_s: Seconds | None
+    """End a run after this many seconds with the outcome `timeout`; null: no limit."""
+    collective_timeout_s: Seconds
+    """A rank that waits longer than this for the others in one collective ends the run."""
+    oversubscribe: bool
+    """Allow more devices than this machine has cores for. Such runs are marked and never enter timing figures."""
+    checkpoint: Literal["auto", "always", "never"]
+    """Save the training state between epochs, and go on from it. auto: where the time limit is shorter than the run
+    seems to take, and at a graceful stop; never: neither."""
+    checkpoint_every_s: Seconds
+    """At least this long between two checkpoints."""
+
+    @property
+    def name(self) -> str:
+        """The name of the YAML file it was chosen by."""
+        return str(type(self).__struct_config__.tag)
+
+    @property
+    def limit_s(self) -> float | None:
+        """How long one attempt may take, s; None: as long as it likes."""
+        return self.timeout_s
+
+    @property
+    def packed(self) -> bool:
+        """Whether warm processes run one configuration after the other."""
+        return False
+
+
+class LocalLauncher(Launcher, frozen=True, kw_only=True, tag="local"):
+    """Processes of their own, on this machine."""
+
+    pack: bool
+    """Run all configurations by warm processes; keeps them out of timing figures."""
+
+    @property
+    def packed(self) -> bool:
+        """What `pack` says."""
+        return self.pack
+
+
+class InlineLauncher(Launcher, frozen=True, kw_only=True, tag="inline"):
+    """In the calling process, for debuggers."""
+
+
+class SlurmLauncher(Launcher, frozen=True, kw_only=True, tag="slurm"):
+    """One Slurm job per configuration; those of equal shape make up an array."""
+
+    time_limit_min: Count
+    """Time limit of a job, in minutes."""
+    cpus_per_gpu: Count
+    """Cores asked for with each GPU; on CPUs a device is `cores_per_device` cores."""
+    memory_gib_per_device: Memory | None
+    """Host memory asked for with each device, GiB; null: the site's usual amount."""
+    array_parallelism: Count
+    """At most this many jobs of one array run at a time."""
+    signal_delay_s: Annotated[int, Meta(ge=1, le=65_535)]
+    """Slurm warns a job this long before its time limit; it then stops after the current epoch. Can be a minute off."""
+    attempts: Count
+    """A submitted run is started at most this often: after a warning, a preemption, or a node's failure."""
+    pack: bool
+    """Run all configurations of one shape in one job, by warm processes; keeps them out of timing figures."""
+
+    @property
+    def limit_s(self) -> float | None:
+        """The shorter of the job's limit, less the warning, and `timeout_s`."""
+        job_s = max(0.0, 60.0 * self.time_limit_min - self.signal_delay_s)
+        return job_s if self.timeout_s is None else min(job_s, self.timeout_s)
+
+    @property
+    def packed(self) -> bool:
+        """What `pack` says."""
+        return self.pack
+
+
+class Site(Node, frozen=True, kw_only=True):
+    """The place where runs happen; never part of a run's identity."""
+
+    name: Name
+    """The name of the YAML file it was chosen by."""
+    data_dir: str
+    """Folder of the prepared data sets; `~` is expanded where it is used."""
+    device: Literal["cpu", "cuda"]
+    """What `device=auto` means in a Slurm job: the login node can't see the GPUs of the others."""
+    devices_per_node: Count
+    """Most devices of one node that a job may have."""
+    gpus_per_node: Annotated[int, Meta(ge=0, le=1000)]
+    """GPUs of a node; 0: jobs ask for none."""
+    memory_gib_per_device: Memory
+    """Host memory that a job usually asks for with each device, GiB."""
+    gpu_type: SlurmName | None
+    """Type of the GPUs as Slurm names it (`sinfo -o %G`); null: any."""
+    partition: SlurmName | None
+    """null: the cluster's default, as for the three below."""
+    qos: SlurmName | None
+    """Quality of service."""
+    account: SlurmName | None
+    """What the jobs are charged to."""
+    constraint: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.&|*()\[\]-]{1,128}\Z")] | None
+    """Node features, e.g. a100_80."""
+    max_time_min: Count | None
+    """Longest job the partition allows, in minutes; null: not known here, Slurm decides."""
+    max_nodes: Count | None
+    """Most nodes of one job."""
+    network_interface: SlurmName | None
+    """Interface over which nodes talk to each other, e.g. ib0; null: the one that the host's name resolves to."""
+    modules: list[Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_./+-]{0,127}\Z")]]
+    """Modules to load first in a job, e.g. cuda/12.4."""
+    setup: list[str]
+    """Shell lines to run before the job's program; only from the site's file, never from the command line."""
+
+    @property
+    def data_folder(self) -> Path:
+        """`data_dir`, with `~` and `$NAME` in their places."""
+        return expanded(self.data_dir)
+
+
+def expanded(path: str) -> Path:
+    """A path with `~` and `$NAME` in their places; configurations keep it as it was written."""
+    return Path(os.path.expandvars(path)).expanduser()
