@@ -204,10 +204,12 @@ def test_the_global_batch_follows_the_scaling(scaling: str, devices: int, batch:
 
 
 def struct_modules() -> list[str]:
-    names = ["parallelbench.config", "parallelbench.optimizers"]
-    for package in ("strategies", "models", "data"):
+    names = [f"parallelbench.{name}" for name in ("config", "place", "optimizers")]
+    for package in ("strategies", "strategies.parts", "models", "data"):
         folder = importlib.import_module(f"parallelbench.{package}")
-        names += [f"{folder.__name__}.{module.name}" for module in pkgutil.iter_modules(folder.__path__)]
+        names += [
+            f"{folder.__name__}.{module.name}" for module in pkgutil.iter_modules(folder.__path__) if not module.ispkg
+        ]
     return names
 
 

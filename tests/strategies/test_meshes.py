@@ -15,8 +15,8 @@ from torch.distributed.tensor.parallel import RowwiseParallel
 from parallelbench.config import RunConfig
 from parallelbench.errors import ConfigError
 from parallelbench.session import build_model
-from parallelbench.strategies.parts import sharded, tensors
 from parallelbench.strategies.base import Shard
+from parallelbench.strategies.parts import sharded, tensors
 from parallelbench.strategies.parts.meshes import Mesh
 from parallelbench.strategies.parts.pipelines import PipelineReplica
 from parallelbench.world import World

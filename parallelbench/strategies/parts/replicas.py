@@ -52,7 +52,7 @@ class BaseReplica(ABC):
         """None: there is no parameter server."""
         return []
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 what most replicas do
         """Nothing to release besides memory."""
 
 
