@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -213,6 +214,14 @@ def in_ddp(
         bucket_cap_mb=bucket_mib,
         gradient_as_bucket_view=gradient_as_bucket_view,
         static_graph=static_graph,
-        # Running statistics are used in evaluation only, and shared before it; DDP would send them in every step.
-        broadcast_buffers=False,
+        **_buffers_stay(DistributedDataParallel),
     )
+
+
+def _buffers_stay(ddp: type[nn.Module]) -> dict[str, Any]:
+    """Running statistics are used in evaluation only, and shared before it; DDP would send them in every step.
+
+    Torch 2.13 named the option anew. Under the new name buffers are sent once at the start, when all have the same.
+    """
+    known = inspect.signature(ddp).parameters
+    return {"forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers": False}
