@@ -37,7 +37,7 @@ debug: $(STAMP)  ## five deterministic steps in this process, where breakpoint()
 	$(PARALLELBENCH) run measure=debug launcher=inline epochs=1 results=.debug $(ARGS)
 
 test: $(STAMP)  ## the whole test suite, but for what needs a Slurm cluster
-	$(BIN)/python -m pytest -m 'not slurm'
+	$(BIN)/python -m pytest -m 'not slurm' -n 2 --durations=15
 
 test-slurm: $(STAMP)  ## tests on real Slurm clusters that are started here (needs root; installs Debian's Slurm)
 	$(BIN)/python -m pytest -m slurm -rs --durations=15 -n 2 --dist loadfile tests/slurm
