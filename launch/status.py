@@ -13,8 +13,9 @@ from rich.markup import escape
 from rich.text import Text
 
 from launch.listing import MANY, listing
-from launch.slurm.queue import RunStatus, Tracker, explained
+from launch.slurm.queue import RunStatus, Tracker, track
 from launch.slurm.record import FOLDER as SUBMISSIONS
+from launch.slurm.record import submissions
 from launch.slurm.scheduler import SchedulerError
 from launch.slurm.shape import most_seconds
 from parallelbench.attempt import HEARTBEAT_S
@@ -22,9 +23,10 @@ from parallelbench.errors import ConfigError
 from parallelbench.journal import read_entries
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from launch.slurm.queue import Look
     from parallelbench.attempt import Attempt
     from parallelbench.folder import RunFolder, State
 
@@ -56,27 +58,20 @@ class Overview:
 
 
 def overview(runs: Sequence[tuple[RunFolder, State]]) -> Overview:
-    """Look at the runs, and ask Slurm once for each sweep that went there."""
+    """Look at the runs, and ask Slurm about all the sweeps that went there at once."""
+    sweeps = _by_sweep(runs)
+    trackers, trouble = _trackers(sweeps)
     entries: list[Entry] = []
     used = most = 0.0
-    trouble = ""
-    for sweep, members in _by_sweep(runs).items():
-        tracker = Tracker()
-        if (sweep / SUBMISSIONS).is_dir():
-            try:
-                tracker = Tracker.of(sweep)
-            except SchedulerError as error:
-                tracker, trouble = Tracker.unanswered(sweep), str(error)
-            except ConfigError as error:
-                trouble = str(error)
-        statuses = explained([tracker.status(folder, state) for folder, state in members])
-        found = [Entry(folder, status) for (folder, _), status in zip(members, statuses, strict=True)]
-        entries += found
+    for sweep, members in sweeps.items():
+        tracker = trackers.get(sweep, Tracker())
         live = {}
-        for entry in found:
-            if entry.folder.path.name in tracker.jobs:
-                submission, task = tracker.jobs[entry.folder.path.name]
-                used += submission.devices * sum(map(seconds, entry.folder.attempts())) / 3600
+        for folder, state in members:
+            entry = Entry(folder, tracker.status(folder, state))
+            entries.append(entry)
+            if folder.path.name in tracker.jobs:
+                submission, task = tracker.jobs[folder.path.name]
+                used += submission.devices * sum(map(seconds, folder.attempts())) / 3600
                 if entry.status.live:
                     live[submission.token, task] = submission
         most += sum(submission.devices * most_seconds(submission.launcher) / 3600 for submission in live.values())
@@ -86,6 +81,21 @@ def overview(runs: Sequence[tuple[RunFolder, State]]) -> Overview:
         else ""
     )
     return Overview(entries, hours, trouble)
+
+
+def _trackers(sweeps: Mapping[Path, Look]) -> tuple[dict[Path, Tracker], str]:
+    """The jobs of the sweeps that went to Slurm, and what is in the way of knowing more; empty: nothing is."""
+    records, trouble = {}, ""
+    for sweep in sweeps:
+        if (sweep / SUBMISSIONS).is_dir():
+            try:
+                records[sweep] = submissions(sweep)
+            except ConfigError as error:
+                trouble = str(error)
+    try:
+        return track(records, sweeps), trouble
+    except SchedulerError as error:
+        return {sweep: Tracker.unanswered(found) for sweep, found in records.items()}, str(error)
 
 
 def _by_sweep(runs: Sequence[tuple[RunFolder, State]]) -> dict[Path, list[tuple[RunFolder, State]]]:

@@ -21,7 +21,7 @@ OVERRIDE is a key=value of the configuration in Hydra's grammar, e.g. model=cnn_
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb; the console script's entry point."""
-    options = _parser().parse_args(arguments)
+    options = _options(arguments)
     from parallelbench.errors import ConfigError, StorageError
 
     try:
@@ -37,6 +37,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Nobody reads on; what is left in the buffer must not fail once more when Python ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """What was typed. Options and overrides may stand in any order, which argparse doesn't do below subcommands."""
+    parser = _parser()
+    options, rest = parser.parse_known_args(arguments)
+    unknown = [text for text in rest if text.startswith("-")]
+    if unknown or (rest and not hasattr(options, "overrides")):
+        # Not all of `rest`: overrides among it are none of the problem.
+        parser.error(f"unrecognized arguments: {' '.join(unknown or rest)}")
+    if rest:
+        options.overrides += rest
+    return options
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -21,6 +21,11 @@ if TYPE_CHECKING:
     from parallelbench.world import World
 
 
+AUTO_MARGIN = 1.25
+"""checkpoint=auto saves where this times the estimated time left doesn't fit into the limit: an epoch may take longer
+than the one before, and Slurm's warning may come a minute early."""
+
+
 class Policy:
     """Decides on one rank for all."""
 
@@ -29,14 +34,14 @@ class Policy:
         self._last = clock()
         info, limit_s = attempt.info(), run.launcher.limit_s
         self._deadline = None if info is None or limit_s is None else info.launched_at + limit_s
-        self._regularly = {"always": True, "never": False}.get(run.launcher.checkpoint)
-        """Whether states are saved without a stop; None: not decided yet."""
+        self._regularly = run.launcher.checkpoint == "always"
+        """Whether states are saved without a stop; with `auto` from the first epoch on after which time seems short."""
 
     def after(self, epoch: int, took_s: float) -> tuple[bool, bool]:
         """Whether to stop after this epoch, which took so long, and whether to save."""
         left = self._run.epochs - epoch
-        if self._regularly is None:
-            self._regularly = self._deadline is not None and self._clock() + left * took_s > self._deadline
+        if self._run.launcher.checkpoint == "auto" and self._deadline is not None:
+            self._regularly |= self._clock() + AUTO_MARGIN * left * took_s > self._deadline
         if not left:
             return False, False  # the result follows at once
         stop = self._attempt.stop_asked()

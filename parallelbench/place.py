@@ -21,8 +21,8 @@ class Launcher(Node, frozen=True, kw_only=True, tag_field="name"):
     oversubscribe: bool
     """Allow more devices than this machine has cores for. Such runs are marked and never enter timing figures."""
     checkpoint: Literal["auto", "always", "never"]
-    """Save the training state between epochs, and go on from it. auto: where the time limit is shorter than the run
-    seems to take, and at a graceful stop; never: neither."""
+    """Save the training state between epochs, and go on from it. auto: where the time limit leaves less than 1.25 times
+    what the run still seems to take, and at a graceful stop; never: neither."""
     checkpoint_every_s: Seconds
     """At least this long between two checkpoints."""
 

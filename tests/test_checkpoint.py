@@ -18,7 +18,7 @@ from parallelbench.checkpoint import Checkpoints, Key
 from parallelbench.config import RunConfig
 from parallelbench.errors import ConfigError
 from parallelbench.numerics import Numerics
-from parallelbench.pauses import Policy
+from parallelbench.pauses import AUTO_MARGIN, Policy
 from parallelbench.session import build_model
 from parallelbench.strategies.base import Replica
 from parallelbench.world import World
@@ -272,9 +272,10 @@ def policy(tmp_path: Path, *, epochs: int = 10, clock: list[float], **launcher: 
 
 
 @pytest.mark.parametrize(
-    ("limit_s", "saves"), [(None, False), (1000.0, False), (91.0, False), (89.0, True), (10.0, True)]
+    ("limit_s", "saves"),
+    [(None, False), (1000.0, False), (90.0 * AUTO_MARGIN + 1, False), (90.0 * AUTO_MARGIN - 1, True), (10.0, True)],
 )
-def test_auto_saves_where_the_limit_is_shorter_than_the_run_seems_to_take(
+def test_auto_saves_where_the_limit_leaves_no_margin_over_what_the_run_seems_to_take(
     tmp_path: Path, limit_s: float | None, saves: bool
 ) -> None:
     clock = [0.0]
@@ -286,6 +287,18 @@ def test_auto_saves_where_the_limit_is_shorter_than_the_run_seems_to_take(
     assert found[0] == (False, False), "not so soon"
     assert found[1:-1] == [(False, saves)] * 8
     assert found[-1] == (False, False), "the result follows"
+
+
+def test_auto_begins_to_save_where_epochs_turn_out_longer_and_does_not_end_where_they_get_shorter(
+    tmp_path: Path,
+) -> None:
+    clock = [0.0]
+    decide, _ = policy(tmp_path, clock=clock, checkpoint="auto", timeout_s=150.0)
+    found = []
+    for epoch, took_s in enumerate((10.0, 10.0, 20.0, 20.0, 10.0), start=1):
+        clock[0] += took_s
+        found.append(decide.after(epoch, took_s)[1])
+    assert found == [False, False, True, True, True], "40 s have passed, and 7 epochs of 20 s are left"
 
 
 def test_so_long_passes_between_two_checkpoints(tmp_path: Path) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from parallelbench import cli
 from tests.analysis.factory import Fake, begin, config, failed, published
@@ -41,6 +44,28 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     assert printed.err.startswith("parallelbench: ")
     assert len(printed.err.splitlines()) == 1
     return printed.err.strip()
+
+
+# --- options and overrides
+
+
+@given(
+    st.permutations([["--conf", "mine"], ["--plugin=package"], ["--retry", "oom"], ["epochs=1"], ["~sweep"], ["a=b"]])
+)
+def test_options_and_overrides_mix_freely(words: list[list[str]]) -> None:
+    options = cli._options(["submit", *itertools.chain.from_iterable(words)])
+    assert (options.conf, options.plugin, options.retry) == ("mine", "package", "oom")
+    assert options.overrides == [text for (text, *_) in words if not text.startswith("--")], "in their order"
+
+
+@pytest.mark.parametrize("verb", ["run", "show", "plan", "submit", "prepare"])
+def test_options_may_come_first_with_every_verb(verb: str) -> None:
+    assert cli._options([verb, "--conf", "mine", "epochs=1"]) == cli._options([verb, "epochs=1", "--conf", "mine"])
+
+
+def test_options_may_come_first_where_overrides_are_about_something_else() -> None:
+    assert cli._options(["doctor", "--bandwidth", "nodes=2"]).overrides == ["nodes=2"]
+    assert cli._options(["status", "--watch", "results"]).folder == "results"
 
 
 # --- bad input
@@ -157,7 +182,10 @@ def test_status_of_a_folder_without_runs_says_so(here: Path, capsys: pytest.Capt
     assert ". holds no runs" in refused(capsys, "status", ".")
 
 
-@pytest.mark.parametrize("arguments", [[], ["fly"], ["run", "--fast"], ["status"], ["status", "a", "b"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [[], ["fly"], ["run", "--fast"], ["submit", "--cnof", "x", "a=1"], ["status"], ["status", "a", "b"]],
+)
 def test_unknown_verbs_and_options_show_the_usage(
     here: Path, arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

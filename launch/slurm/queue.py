@@ -1,13 +1,14 @@
 """What Slurm knows of the runs of a sweep, laid over what their folders say. The folders come first.
 
 Order of truth: a valid result, the attempt's own last word, the queue, then accounting, which is asked only about what
-the others leave open.
+the others leave open. However many sweeps there are, `track` asks the queue once and accounting at most once.
 """
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -16,7 +17,7 @@ from launch.slurm import job as jobs
 from launch.slurm import record, scheduler
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
     from launch.slurm.record import Submission
@@ -36,8 +37,6 @@ class RunStatus:
     job: str = ""
     queued: QueuedJob | None = None
     """Its job in the queue; None: not there (any more)."""
-    name: str = ""
-    """The job's name: Slurm gives ids out again."""
     unknown: bool = False
     """It was submitted, and whether Slurm has it can't be said yet."""
     ended: str = ""
@@ -89,28 +88,23 @@ class Tracker:
     queue: dict[str, QueuedJob] = field(default_factory=dict)
     answered: bool = True
     """Whether the queue is what Slurm says; else it could not be asked."""
+    ended: dict[tuple[str, str], str] = field(default_factory=dict)
+    """(job, its name) → how accounting says that it ended."""
 
     @classmethod
-    def of(cls, sweep: Path, *, locked: bool = False) -> Tracker:
-        """Ask the queue once, adopt what an interrupted submission left; raises `SchedulerError` without an answer.
-
-        Whoever holds the sweep's lock (`locked`) also forgets what Slurm never got: nobody is just submitting it.
-        """
-        submissions = record.submissions(sweep)
-        if not submissions:
-            return cls()
-        settled = [submission if submission.job else _adopt(sweep, submission, locked) for submission in submissions]
-        return cls(_by_run(submission for submission in settled if submission is not None), scheduler.queue())
-
-    @classmethod
-    def unanswered(cls, sweep: Path) -> Tracker:
+    def unanswered(cls, submissions: Iterable[Submission]) -> Tracker:
         """What the records alone say, where Slurm gives no answer."""
-        return cls(_by_run(record.submissions(sweep)), answered=False)
+        return cls(by_run(submissions), answered=False)
 
     def queued(self, submission: Submission, task: int) -> QueuedJob | None:
         """The job of a task, if it is in the queue; one of the same id and another name is somebody else's."""
         found = self.queue.get(submission.job_of(task) or "")
         return found if found is not None and found.name == submission.name else None
+
+    def in_queue(self) -> list[QueuedJob]:
+        """All jobs of the sweep that are in the queue."""
+        names = {submission.name for submission, _ in self.jobs.values()}
+        return [job for job in self.queue.values() if job.name in names]
 
     def status(self, folder: RunFolder, state: State | None = None) -> RunStatus:
         """One run's; `state` where its folder has been looked at already."""
@@ -120,14 +114,66 @@ class Tracker:
         submission, task = self.jobs[folder.path.name]
         job = submission.job_of(task)
         if job is None or not self.answered:
-            return RunStatus(state, job or "", name=submission.name, unknown=state.state == "missing")
+            return RunStatus(state, job or "", unknown=state.state == "missing")
         queued = self.queued(submission, task)
         if queued is not None and _worked_through(state, submission, queued):
             queued = None
-        return RunStatus(state, job, queued, submission.name)
+        return RunStatus(state, job, queued, ended=self.ended.get((job, submission.name), ""))
+
+    def silent(self, folder: RunFolder, state: State) -> bool:
+        """Whether only accounting may know why the job of a run has ended: it left no word of its own."""
+        status = self.status(folder, state)
+        wordless = state.outcome is not None and not state.outcome.finished_at
+        return bool(status.job) and not status.live and (state.state == "missing" or wordless)
 
 
-def _by_run(submissions: Iterable[Submission]) -> dict[str, tuple[Submission, int]]:
+Look = Sequence[tuple["RunFolder", "State"]]
+"""Runs of one sweep, whose folders have been looked at."""
+
+
+def track(
+    records: Mapping[Path, Sequence[Submission]],
+    runs: Mapping[Path, Look] | None = None,
+    *,
+    locked: bool = False,
+    patient: bool = False,
+) -> dict[Path, Tracker]:
+    """The jobs of sweeps (folder → its submissions), and how those of `runs` have ended that left no word.
+
+    Adopts what interrupted submissions have left; raises `SchedulerError` where the queue can't be asked. Whoever holds
+    the sweeps' locks (`locked`) also forgets what Slurm never got: nobody is just submitting it.
+    """
+    if not any(records.values()):
+        return {sweep: Tracker() for sweep in records}
+    queue = scheduler.queue(patient=patient)
+    ids = {job.name: job.whole for job in queue.values()}
+    known = {
+        sweep: [_adopted(sweep, submission, ids) for submission in submissions]
+        for sweep, submissions in records.items()
+    }
+    trackers = {sweep: Tracker(by_run(submissions), queue) for sweep, submissions in known.items()}
+    lost = [submission for submissions in known.values() for submission in submissions if submission.job is None]
+    silent = [
+        tracker.jobs[folder.path.name][0]
+        for sweep, tracker in trackers.items()
+        for folder, state in (runs or {}).get(sweep, ())
+        if tracker.silent(folder, state)
+    ]
+    if not (open_ := [*lost, *silent]):
+        return trackers
+    told = scheduler.accounted(
+        {submission.name for submission in open_}, since=min(submission.created_at for submission in open_)
+    )
+    ids = {job.name: job.job.partition("_")[0] for job in told}
+    ended = {(job.job, job.name): job.ended for job in told}
+    return {
+        sweep: Tracker(by_run(_settled(sweep, submissions, ids, locked)), queue, ended=ended)
+        for sweep, submissions in known.items()
+    }
+
+
+def by_run(submissions: Iterable[Submission]) -> dict[str, tuple[Submission, int]]:
+    """Run → its latest submission, and the task of it."""
     return {
         name: (submission, task)
         for submission in submissions
@@ -143,31 +189,24 @@ def _worked_through(state: State, submission: Submission, queued: QueuedJob) -> 
     return queued.state not in WAITING and not state.to_run and state.outcome.finished_at > submission.created_at
 
 
-def explained(statuses: Iterable[RunStatus]) -> list[RunStatus]:
-    """Add what accounting knows about jobs that left no word of their own."""
-    statuses = list(statuses)
-    ended = scheduler.ended({status.job: status.name for status in statuses if _silent(status)})
-    return [replace(status, ended=ended.get(status.job, "")) if _silent(status) else status for status in statuses]
-
-
-def _silent(status: RunStatus) -> bool:
-    if not status.job or status.live:
-        return False
-    return status.state.state == "missing" or (
-        status.state.outcome is not None and not status.state.outcome.finished_at
-    )
-
-
-def _adopt(sweep: Path, submission: Submission, locked: bool) -> Submission | None:
-    """Find the job of a submission that was cut off; None where Slurm never got it."""
-    if found := scheduler.named(submission.name):
-        submission = msgspec.structs.replace(submission, job=found[-1])
-        with record.private():
-            jobs.leave_calls(record.folder_of(sweep, submission.token) / "submission.json", submission)
-        record.write(sweep, submission)
+def _adopted(sweep: Path, submission: Submission, ids: Mapping[str, str]) -> Submission:
+    """A submission that was cut off, with its job, if that is among those known by name."""
+    if submission.job is not None or submission.name not in ids:
         return submission
-    if time.time() - submission.created_at <= UNSEEN_S:
-        return submission
-    if locked:
-        record.withdraw(sweep, submission)
-    return None
+    submission = msgspec.structs.replace(submission, job=ids[submission.name])
+    with record.private():
+        jobs.leave_calls(record.folder_of(sweep, submission.token) / "submission.json", submission)
+    record.write(sweep, submission)
+    return submission
+
+
+def _settled(
+    sweep: Path, submissions: Sequence[Submission], ids: Mapping[str, str], locked: bool
+) -> Iterator[Submission]:
+    """Submissions less those that Slurm never got: their jobs are in neither answer, and had the time to turn up."""
+    for submission in submissions:
+        settled = _adopted(sweep, submission, ids)
+        if settled.job is not None or time.time() - settled.created_at <= UNSEEN_S:
+            yield settled
+        elif locked:
+            record.withdraw(sweep, settled)

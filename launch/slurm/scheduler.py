@@ -1,4 +1,8 @@
-"""What is asked of Slurm: one command for all jobs together, never one per job, and again after a growing pause."""
+"""What is asked of Slurm: one command for all jobs together, never one per job.
+
+Whoever looks is told at once that there is no answer. Whoever would lose something without it is patient, and asks
+again after growing pauses.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +17,13 @@ from typing import TYPE_CHECKING
 from parallelbench.errors import ConfigError, one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
 TIMEOUT_S = 30.0
 PAUSES_S = (0.5, 1.0, 2.0, 4.0)
-"""Before the second, third … try of a query that got no answer."""
-LIVE = {
-    *("PENDING", "CONFIGURING", "RUNNING", "SUSPENDED", "STOPPED", "RESIZING", "SIGNALING", "STAGE_OUT"),
-    *("COMPLETING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD", "PREEMPTED"),
-}
-"""States in `squeue` of a job that is not over: one that was preempted waits there to be started again."""
+"""Before the second, third … try of the patient. Each try takes seconds by itself: Slurm's commands wait, too."""
+_GOING_ON = {"PENDING", "RUNNING", "REQUEUED", "RESIZING", "SUSPENDED"}
+"""What accounting says of a job that is not over, or of whose end it has not heard yet."""
 _ADVICE = (
     ("Invalid account", "check site.account (`sacctmgr show assoc user=$USER`)"),
     ("Invalid qos", "check site.qos (`sacctmgr show assoc user=$USER format=qos`)"),
@@ -56,6 +57,21 @@ class QueuedJob:
     """When Slurm expects it to start; empty: unknown."""
     name: str
 
+    @property
+    def whole(self) -> str:
+        """The id of its array; its own where it is none's."""
+        return self.job.partition("_")[0]
+
+
+@dataclass(frozen=True)
+class Accounted:
+    """One job, or one task of an array, as accounting knows it."""
+
+    job: str
+    name: str
+    ended: str
+    """How it ended, e.g. OUT_OF_MEMORY; empty: not over yet, as far as accounting has heard."""
+
 
 def available() -> bool:
     """Whether there is a Slurm to ask."""
@@ -79,9 +95,9 @@ def _leaks(name: str) -> bool:
     return name.startswith(_LEAKING) and name != "SLURM_CONF"
 
 
-def ask(command: Sequence[str], *, tries: int | None = None) -> str:
-    """The output of a query; raises `SchedulerError` where Slurm gives none, after trying again with growing pauses."""
-    for pause_s in PAUSES_S if tries is None else PAUSES_S[: tries - 1]:
+def ask(command: Sequence[str], *, patient: bool = False) -> str:
+    """The output of a query; raises `SchedulerError` where Slurm gives none."""
+    for pause_s in PAUSES_S if patient else ():
         try:
             return _run(command)
         except SchedulerError:
@@ -116,11 +132,11 @@ def explain(text: str) -> str:
     return f"{line}: {advice}" if advice else line
 
 
-def queue() -> dict[str, QueuedJob]:
+def queue(*, patient: bool = False) -> dict[str, QueuedJob]:
     """This user's jobs in the queue, by job; array tasks one by one. One query."""
     format_ = "%F|%K|%A|%T|%r|%S|%j"
     found = {}
-    for line in ask(["squeue", "--me", "--array", "--noheader", f"--format={format_}"]).splitlines():
+    for line in ask(["squeue", "--me", "--array", "--noheader", f"--format={format_}"], patient=patient).splitlines():
         if line.count("|") < 6:
             continue  # the user's other jobs may have a newline in their names
         array, task, job, state, reason, starts_at, name = line.split("|", 6)
@@ -135,45 +151,48 @@ def accounting() -> bool:
     return "accounting_storage/none" not in configuration().get("AccountingStorageType", "accounting_storage/none")
 
 
-def ended(jobs: Mapping[str, str]) -> dict[str, str]:
-    """The state that `sacct` gives each of the jobs, such as OUT_OF_MEMORY; {} without accounting. One query.
+def accounted(names: Iterable[str], *, since: float) -> list[Accounted]:
+    """What `sacct` knows of this user's jobs of these names, oldest first; [] without accounting. One query.
 
-    `jobs` is id → name: ids are given out again, so one of another name is somebody else's.
+    `since` (Unix time, s) is when the first of them was submitted. By name, since ids are given out again.
     """
-    arrays = sorted({job.partition("_")[0] for job in jobs})
-    if not arrays:
-        return {}
-    command = ["sacct", "-X", "-n", "-P", "--duplicates", "--format=JobID,State,JobName", f"--jobs={','.join(arrays)}"]
+    wanted = set(names)
+    # An hour earlier: the clock of the database's host may be another one.
+    begin = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(since - 3600))
+    command = ["sacct", "-X", "-n", "-P", "--duplicates", "--format=JobID,State,JobName"]
     try:
-        lines = ask(command, tries=2).splitlines()
+        lines = ask([*command, f"--name={','.join(sorted(wanted))}", f"--starttime={begin}"]).splitlines()
     except SchedulerError:
-        return {}  # no slurmdbd, or none that answers: what it knows is not known
-    # Later lines tell of later starts of the same job.
+        return []  # no slurmdbd, or none that answers: what it knows is not known
     told = (line.split("|", 2) for line in lines if line.count("|") >= 2)
-    return {job: state.split()[0] for job, state, name in told if state and jobs.get(job) == name}
+    return [Accounted(job, name, _ended(state)) for job, state, name in told if name in wanted]
 
 
-def named(name: str) -> list[str]:
-    """Ids (of arrays: of the whole) of this user's jobs of a name, in the queue or over."""
-    found = [job.job.partition("_")[0] for job in queue().values() if job.name == name]
-    try:
-        lines = ask(
-            ["sacct", "-X", "-n", "-P", "--format=JobID", f"--name={name}", "--starttime=now-30days"], tries=2
-        ).splitlines()
-    except SchedulerError:
-        lines = []
-    return sorted({*found, *(line.partition("_")[0] for line in lines)}, key=int)
+def _ended(state: str) -> str:
+    """Of a state such as `CANCELLED by 1000`."""
+    word = state.split()[0] if state else ""
+    return "" if word in _GOING_ON else word
 
 
-def configuration() -> dict[str, str]:
+def named(name: str, *, since: float) -> str | None:
+    """The id (of an array: of the whole) of this user's latest job of a name, in the queue or over; None: no such job.
+
+    Patient: a job that is not found may be submitted once more.
+    """
+    found = {job.whole for job in queue(patient=True).values() if job.name == name}
+    found = found or {job.job.partition("_")[0] for job in accounted([name], since=since)}
+    return max(found, key=int, default=None)
+
+
+def configuration(*, patient: bool = False) -> dict[str, str]:
     """The settings of the cluster (`scontrol show config`)."""
-    lines = ask(["scontrol", "show", "config"]).splitlines()
+    lines = ask(["scontrol", "show", "config"], patient=patient).splitlines()
     return {key.strip(): value.strip() for key, found, value in (line.partition("=") for line in lines) if found}
 
 
 def max_array_size() -> int:
-    """Most tasks of one array."""
-    return max(1, int(configuration().get("MaxArraySize", "1001")))
+    """Most tasks of one array; whoever asks is about to submit one, and patient."""
+    return max(1, int(configuration(patient=True).get("MaxArraySize", "1001")))
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import msgspec
 from launch.command import plugin_of
 from launch.local import Prepared, check_data, check_writable
 from launch.slurm import job, record, scheduler
-from launch.slurm.queue import Tracker
+from launch.slurm.queue import track
 from launch.slurm.record import Submission
 from launch.slurm.scheduler import SchedulerError
 from launch.slurm.shape import Shape, batch_parameters, device_hours, most_seconds, shape_of, slurm
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 _LOST_SIGNS = ("timed out", "Zero Bytes", "Unexpected message", "Could not make sense")
 """Of an answer of sbatch that leaves open whether there is a job."""
+_NEVER_ASKED = "(connect failure)"
+"""No controller took the connection, so none has heard of the job."""
 _WRITERS = 16
 _LIMIT_SIGNS = ("QOSMaxSubmitJob", "AssocMaxSubmitJob", "MaxSubmitJobs", "Job violates accounting/QOS policy")
 
@@ -105,7 +107,7 @@ def submit(
     """
     sweep = prepared[0].planned.run.sweep_folder
     with record.lock(sweep):
-        tracker = Tracker.of(sweep, locked=True)
+        tracker = track({sweep: record.submissions(sweep)}, locked=True, patient=True)[sweep]
         todo = [item for item in prepared if tracker.status(item.folder).wanted(retry)]
         if there := len(prepared) - len(todo):
             say(f"{there} run(s) are done, queued, running, or failed for good; {len(todo)} to submit")
@@ -184,11 +186,11 @@ def _found(sweep: Path, submission: Submission, error: SchedulerError) -> str:
     """
     refused = not any(sign in str(error) for sign in _LOST_SIGNS)
     try:
-        found = scheduler.named(submission.name)
+        found = None if _NEVER_ASKED in str(error) else scheduler.named(submission.name, since=submission.created_at)
     except SchedulerError:
-        found, refused = [], "Unable to contact slurm controller" in str(error)
-    if found:
-        return found[-1]
+        found, refused = None, False
+    if found is not None:
+        return found
     if refused:
         record.withdraw(sweep, submission)
     raise error

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from hypothesis import strategies as st
 from launch.doctor import file_system
 from launch.slurm import record, scheduler
 from launch.slurm.job import Job
-from launch.slurm.queue import RunStatus, Tracker
+from launch.slurm.queue import RunStatus, Tracker, track
 from launch.slurm.record import Submission
 from launch.slurm.scheduler import Partition, QueuedJob
 from launch.slurm.shape import batch_parameters, shape_of, slurm
@@ -295,6 +297,89 @@ def test_a_submission_without_a_known_job_is_not_repeated() -> None:
     tracker = Tracker({"a": (msgspec.structs.replace(submission(), job=None), 0)}, {})
     status = tracker.status(RunFolder(Path("sweep/a")), MISSING)
     assert (status.label, status.wanted(frozenset())) == ("unknown", False)
+
+
+@dataclass
+class FakeSlurm:
+    """Prints what a test says, and remembers which programs were asked."""
+
+    answers: dict[str, str] = field(default_factory=dict)
+    asked: list[str] = field(default_factory=list)
+
+    def ask(self, command: list[str], **_: object) -> str:
+        self.asked.append(command[0])
+        return self.answers.get(command[0], "")
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
+    fake = FakeSlurm()
+    monkeypatch.setattr(scheduler, "ask", fake.ask)
+    return fake
+
+
+def test_all_sweeps_are_asked_about_at_once(tmp_path: Path, fake: FakeSlurm) -> None:
+    now = time.time()
+    queued, over, cut_off = (
+        submission(created_at=now, job="1"),
+        submission(created_at=now, job="2"),
+        submission(created_at=now),
+    )
+    sweeps = {tmp_path / mine.token: [mine] for mine in (queued, over, cut_off)}
+    record.write(tmp_path / cut_off.token, cut_off)
+    fake.answers["squeue"] = f"1|0|1|PENDING|Resources|N/A|{queued.name}\n"
+    fake.answers["sacct"] = f"2_0|TIMEOUT|{over.name}\n2_1|RUNNING|{over.name}\n3_0|FAILED|{cut_off.name}\n"
+    looks = {sweep: [(RunFolder(sweep / name), MISSING) for name in "ab"] for sweep in sweeps}
+    trackers = track(sweeps, looks)
+    assert fake.asked == ["squeue", "sacct"]
+    found = {
+        mine.token: [tracker.status(folder, state) for folder, state in looks[sweep]]
+        for (sweep, tracker), mine in zip(trackers.items(), (queued, over, cut_off), strict=True)
+    }
+    assert [status.label for status in found[queued.token]] == ["queued", "missing"]
+    assert [status.ended for status in found[over.token]] == ["TIMEOUT", ""], "RUNNING, and not in the queue: it lags"
+    assert [(status.job, status.ended) for status in found[cut_off.token]] == [("3_0", "FAILED"), ("3_1", "")]
+    assert record.submissions(tmp_path / cut_off.token)[0].job == "3", "adopted"
+
+
+def test_accounting_is_asked_only_where_folders_and_queue_leave_something_open(tmp_path: Path, fake: FakeSlurm) -> None:
+    mine = submission(job="1")
+    fake.answers["squeue"] = f"1|0|1|RUNNING|n1|N/A|{mine.name}\n"
+    looks = {tmp_path: [(RunFolder(tmp_path / "a"), MISSING), (RunFolder(tmp_path / "b"), DONE)]}
+    track({tmp_path: [mine]}, looks)
+    assert fake.asked == ["squeue"]
+    track({tmp_path: []}, looks)
+    assert fake.asked == ["squeue"], "nothing went to Slurm"
+
+
+@pytest.mark.parametrize(
+    ("age_s", "locked", "label", "kept"),
+    [(0, True, "unknown", True), (61, False, "missing", True), (61, True, "missing", False)],
+)
+def test_what_slurm_never_got_is_forgotten_after_a_while_by_who_holds_the_lock(
+    tmp_path: Path, fake: FakeSlurm, age_s: float, locked: bool, label: str, kept: bool
+) -> None:
+    mine = submission(created_at=time.time() - age_s)
+    record.write(tmp_path, mine)
+    tracker = track({tmp_path: [mine]}, locked=locked)[tmp_path]
+    assert fake.asked == ["squeue", "sacct"]
+    assert tracker.status(RunFolder(tmp_path / "a"), MISSING).label == label
+    assert bool(record.submissions(tmp_path)) == kept
+
+
+@pytest.mark.parametrize(("patient", "tries"), [(False, 1), (True, 5)])
+def test_only_who_would_lose_something_asks_again(monkeypatch: pytest.MonkeyPatch, patient: bool, tries: int) -> None:
+    calls = []
+
+    def down(command: list[str], *_: object) -> str:
+        calls.append(command)
+        raise scheduler.SchedulerError("Unable to contact slurm controller")
+
+    monkeypatch.setattr(scheduler, "_run", down)
+    monkeypatch.setattr(scheduler, "PAUSES_S", (0.0,) * 4)
+    with pytest.raises(scheduler.SchedulerError, match="Unable to contact"):
+        scheduler.queue(patient=patient)
+    assert len(calls) == tries
 
 
 def test_a_jobs_environment_does_not_leak_into_the_next(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ import re
 import shlex
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -257,7 +257,12 @@ def test_other_jobs_of_the_user_have_odd_names(monkeypatch: pytest.MonkeyPatch) 
     assert {job.job: job.name for job in scheduler.queue().values()} == {"7": "a", "8_3": "x|y"}
 
 
-def test_accounting_is_believed_about_jobs_of_the_same_name_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    said: Any = "7|FAILED|mine\n8|COMPLETED|other\n9_1|CANCELLED by 0|mine|too\n"
+def test_accounting_is_believed_about_jobs_of_the_same_name_and_that_are_over_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said = (
+        "7|NODE_FAIL|mine\n7|RUNNING|mine\n8|COMPLETED|other\n9_1|CANCELLED by 0|mine|too\n9_[2-5]|PENDING|mine|too\n"
+    )
     monkeypatch.setattr(scheduler, "ask", lambda *_, **__: said)
-    assert scheduler.ended({"7": "mine", "8": "mine", "9_1": "mine|too"}) == {"7": "FAILED", "9_1": "CANCELLED"}
+    told = scheduler.accounted(["mine", "mine|too"], since=0.0)
+    assert {job.job: job.ended for job in told} == {"7": "", "9_1": "CANCELLED", "9_[2-5]": ""}

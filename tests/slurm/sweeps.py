@@ -18,7 +18,7 @@ from tests.helpers import TINY, quoted
 from tests.slurm.daemons import DaemonError, until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     import pytest
@@ -73,10 +73,26 @@ class Sweeps:
 
     def sbatch(self, script: str) -> None:
         """Put a script in the place of sbatch; in it, `$REAL` is the real one."""
+        self._replace("sbatch", script)
+
+    def questions(self, *programs: str) -> Callable[[], list[str]]:
+        """From now on, what these programs of Slurm are called with, one line each; a call empties the list."""
+        log = self.results.parent / "questions.txt"
+        for program in programs:
+            self._replace(program, f'echo "{program} $*" >> {log}; exec $REAL "$@"')
+
+        def asked() -> list[str]:
+            lines = log.read_text().splitlines() if log.exists() else []
+            log.unlink(missing_ok=True)
+            return lines
+
+        return asked
+
+    def _replace(self, program: str, script: str) -> None:
         folder = self.results.parent / "bin"
         folder.mkdir(exist_ok=True)
-        wrapper = folder / "sbatch"
-        real = shutil.which("sbatch", path=self.path)
+        wrapper = folder / program
+        real = shutil.which(program, path=self.path)
         wrapper.write_text(f"#!/bin/bash\nREAL={real}\n{script}\n")
         wrapper.chmod(wrapper.stat().st_mode | stat.S_IXUSR)
         self.monkeypatch.setenv("PATH", f"{folder}:{self.path}")

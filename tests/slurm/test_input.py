@@ -6,6 +6,7 @@ import os
 import pickletools
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 
 from launch.slurm import record
@@ -206,16 +207,31 @@ def test_cancel(sweeps: Sweeps) -> None:
         assert len(sweeps.queue()) == 2
 
 
-def test_status_of_everything(sweeps: Sweeps, tmp_path: Path) -> None:
+def test_status_and_cancel_of_everything(sweeps: Sweeps, tmp_path: Path) -> None:
     with closed(sweeps.cluster):
         assert sweeps.submit()[0] == 0
-        assert sweeps.submit("sweep.name=other", "sweep.repeats=2")[0] == 0
-        assert "3 queued" in status(sweeps)
+        assert sweeps.submit("sweep.name=other", "sweep.repeats=5")[0] == 0
+        (mine,), (other,) = sweeps.submissions(), record.submissions(sweeps.results / "other")
+        asked = sweeps.questions("squeue", "sacct", "scancel")
+        assert "6 queued" in status(sweeps)
+        assert [line.partition(" ")[0] for line in asked()] == ["squeue"], "one question about all sweeps"
+        sweeps.cluster.run("scancel", f"{other.job}_1")
+        record.write(sweeps.adhoc, msgspec.structs.replace(mine, job=None))
+        until(lambda: len(sweeps.queue()) == 5, what="the end of one job", timeout_s=60)
+        asked()  # the test's own
+        assert "1 missing, 5 queued" in status(sweeps)
+        assert [line.partition(" ")[0] for line in asked()] == ["squeue", "sacct"], "one job left no word"
+        assert sweeps.submissions() == [mine], "adopted by its name, for which the same question will do"
         assert "1 queued" in status(sweeps, sweeps.adhoc)
         (run,) = find_runs(sweeps.adhoc)
         assert "1 queued" in status(sweeps, run.path)
+        asked()
         assert "nothing was printed yet" in sweeps.run("logs", str(run.path))[1]
-        sweeps.run("cancel", str(sweeps.results))
+        assert asked() == []
+        assert "5 job(s) cancelled" in sweeps.run("cancel", str(sweeps.results))[1]
+        squeue, scancel = asked()
+        assert squeue.startswith("squeue ")
+        assert scancel == f"scancel {mine.job} {other.job}", "an array by its id, not task by task"
         until(lambda: not sweeps.queue(), what="the end of the jobs", timeout_s=60)
     (tmp_path / "empty").mkdir()
     code, text = sweeps.run("status", str(tmp_path / "empty"))

@@ -5,12 +5,14 @@ from __future__ import annotations
 import shutil
 import signal
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
 
 from launch.slurm import queue, record, scheduler
+from parallelbench.folder import find_runs
 from tests.faults import fault
 from tests.slurm.conftest import started
 from tests.slurm.daemons import until
@@ -113,26 +115,61 @@ def _is_submitted_after_a_while(sweeps: Sweeps) -> None:
     "submission",
     "slurmctld is down",
     injection="slurmctld is stopped before submit, and again while jobs wait",
-    outcome="submit: exit 2 and one line; status: the runs are unknown, not failed; both work after the restart",
+    outcome="submit: exit 2 and one line; status: the runs are unknown, not failed, and Slurm was asked once; logs and "
+    "plan answer without it; all works after the restart",
 )
 def test_the_controller_is_down(sweeps: Sweeps) -> None:
-    sweeps.monkeypatch.setattr(scheduler, "PAUSES_S", ())  # each question to a dead controller takes seconds
+    sweeps.monkeypatch.setattr(scheduler, "PAUSES_S", ())  # submit would ask again, each time for seconds
     sweeps.cluster.stop("slurmctld")
     code, text = sweeps.submit(ONE)
     assert (code, text.count("\n")) == (2, 1)
     assert "is slurmctld up? Nothing is lost" in text
+    assert sweeps.submissions() == [], "it never got there"
     sweeps.cluster.start("slurmctld")
     with closed(sweeps.cluster):
         assert sweeps.submit(ONE)[0] == 0
         sweeps.cluster.stop("slurmctld")
+        asked = sweeps.questions("squeue", "sacct", "sinfo", "scancel")
         code, text = sweeps.run("status", str(sweeps.results))
         assert code == 0
         assert "1 unknown" in text
         assert "is slurmctld up?" in text
-        assert sweeps.submit(TWO)[0] == 2
+        (run,) = find_runs(sweeps.adhoc)
+        assert "nothing was printed yet" in sweeps.run("logs", str(run.path))[1]
+        code, text = sweeps.submit(ONE, verb="plan")
+        assert code == 2
+        assert "#SBATCH --time=60" in text
+        assert "the cluster's limits could not be looked at: sinfo: " in text
+        code, text = sweeps.run("cancel", str(sweeps.results))
+        assert (code, text.count("\n")) == (2, 1)
+        assert [line.partition(" ")[0] for line in asked()] == ["squeue", "sinfo", "squeue"], "each once"
         sweeps.cluster.start("slurmctld")
         assert "1 queued" in sweeps.run("status", str(sweeps.results))[1]
         assert sweeps.submit(TWO)[0] == 0
+        assert len(sweeps.queue()) == 2
+
+
+@fault(
+    "submission",
+    "slurmctld is away for a moment",
+    injection="slurmctld is stopped, and started again once submit has asked it in vain",
+    outcome="submit asks again and goes on; each run is submitted once",
+)
+def test_the_controller_is_away_for_a_moment(sweeps: Sweeps) -> None:
+    with closed(sweeps.cluster):
+        assert sweeps.submit(ONE)[0] == 0
+        sweeps.cluster.stop("slurmctld")
+        asked = sweeps.questions("squeue")
+
+        def restart() -> None:
+            until(lambda: bool(asked()), what="the first question", timeout_s=60)
+            sweeps.cluster.start("slurmctld")
+
+        with ThreadPoolExecutor(1) as pool:
+            restarted = pool.submit(restart)
+            code, text = sweeps.submit(TWO)
+            restarted.result()
+        assert code == 0, text
         assert len(sweeps.queue()) == 2
 
 
