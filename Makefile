@@ -9,7 +9,7 @@ BIN := .venv/bin
 PARALLELBENCH := $(BIN)/parallelbench
 STAMP := .venv/.installed
 
-.PHONY: help demo sweep report debug test test-slurm cluster-up cluster-down check bench docs format clean
+.PHONY: help demo sweep report debug test test-slurm cluster-up cluster-down check gpu-check bench docs format clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -53,6 +53,9 @@ check: $(STAMP)  ## lint, types, import rules and the fast tests (under 90 s)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -m 'not slow' -n 2
+
+gpu-check:  ## what only a GPU can show: clocks, energy, waits, precisions, strategies (a few minutes; needs no installation)
+	@$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m parallelbench.gpu_check
 
 bench: $(STAMP)  ## paired benchmarks of the suite itself; writes docs/benchmarks.md
 	$(BIN)/python -m tests.bench

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import msgspec
-import psutil
 import yaml
 
 from parallelbench.config import RunConfig, from_mapping, to_mapping
@@ -61,6 +60,8 @@ class Supervisor(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def this_process(cls, job: str = "") -> Supervisor:
         """The calling process."""
+        import psutil  # only where runs are supervised: gpu-check does without
+
         me = psutil.Process()
         return cls(host=socket.gethostname(), pid=me.pid, process_started_at=me.create_time(), job=job)
 
@@ -171,6 +172,8 @@ class Attempt:
         supervisor = self.supervisor()
         if supervisor is None or supervisor.host != socket.gethostname():
             return self._fresh()
+        import psutil
+
         try:
             process = psutil.Process(supervisor.pid)
             started_at: float = process.create_time()

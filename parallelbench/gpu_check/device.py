@@ -1,0 +1,123 @@
+"""Clocks, memory and arithmetic of one device. On a CPU the same checks hold, where they mean something there."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch.nn import functional as F
+
+from parallelbench.data.loader import Batch
+from parallelbench.gpu_check.finding import FailedError, SkippedError, at_most, between
+from parallelbench.numerics import set_precision
+from parallelbench.probes.clock import StepClock, Window
+from parallelbench.probes.memory import MemoryProbe, host_peak_bytes, release, reset_host_peak
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+    from parallelbench.world import World
+
+BLOCK_BYTES = 256 * 2**20
+"""A multiple of what torch's allocator and the driver hand out memory in."""
+_STEPS = 50
+_TF32_SINCE = (8, 0)
+"""The compute capability that has TF32 (Ampere's)."""
+_EXACT, _ROUNDED = 1e-5, 5e-5
+"""Relative errors of products over 1,024 terms: fp32's 24 significant bits make less, TF32's 11 make more."""
+
+
+def work_for(world: World, *, size: int | None = None) -> Callable[[], Tensor]:
+    """Keeps the device busy for some milliseconds: a matrix product."""
+    length = size or (4096 if world.device_type == "cuda" else 512)
+    matrix = torch.randn(length, length, device=world.device)
+    return lambda: matrix @ matrix
+
+
+def clocks(world: World) -> str:
+    """The steps' durations, by events on CUDA, add up to what a stopwatch says of the whole window."""
+    work = work_for(world)
+    work()
+    clock, window = StepClock(world, steps=_STEPS, sampled=_STEPS), Window(world)
+    window.start()
+    for _ in clock.timed(Batch(None, None, 0) for _ in range(_STEPS)):
+        work()
+    window_s = window.stop()
+    durations = [seconds for _, seconds in clock.durations()]
+    if len(durations) != _STEPS or min(durations) <= 0:
+        raise FailedError(f"{len(durations)} durations of {_STEPS} steps, the shortest {min(durations, default=0)} s")
+    return between("sum of the steps ÷ stopwatch", sum(durations) / window_s, 0.95, 1.02)
+
+
+def device_memory(world: World) -> str:
+    """What a known tensor adds to the peaks of torch's allocator, and to the memory in use as the driver says."""
+    if world.device_type != "cuda":
+        raise SkippedError("a CPU has no memory of its own")
+    release()
+    before, (free_before, _) = torch.cuda.memory_allocated(world.device), torch.cuda.mem_get_info(world.device)
+    probe = MemoryProbe(world)
+    probe.start()
+    block = torch.empty(BLOCK_BYTES, dtype=torch.uint8, device=world.device)
+    free_with, _ = torch.cuda.mem_get_info(world.device)
+    del block
+    peaks = probe.stop()
+    peak, reserved, used = (peaks[f"{name}_bytes"] for name in ("peak_allocated", "peak_reserved", "device_used"))
+    assert peak is not None
+    assert reserved is not None
+    if peak - before != BLOCK_BYTES:
+        raise FailedError(f"a tensor of {BLOCK_BYTES} bytes raised the peak of allocated memory by {peak - before}")
+    if reserved < peak:
+        raise FailedError(f"{reserved} bytes reserved, fewer than the {peak} allocated")
+    if used is None or used < reserved:
+        raise FailedError(f"{used} bytes of the device used, fewer than the {reserved} that torch alone reserves")
+    if free_before - free_with < BLOCK_BYTES:
+        raise FailedError(
+            f"a tensor of {BLOCK_BYTES} bytes took {free_before - free_with} bytes of the device's memory"
+        )
+    return f"a tensor of {BLOCK_BYTES} bytes raised the peak by as much; {used / 2**30:.2f} GiB of the device in use"
+
+
+def host_memory() -> str:
+    """What a known tensor on the host adds to this process's peak."""
+    release()
+    if not reset_host_peak():
+        raise SkippedError("/proc/self/clear_refs can't be written here, so peaks of host memory are null")
+    before = host_peak_bytes()
+    block = torch.ones(BLOCK_BYTES, dtype=torch.uint8)
+    after = host_peak_bytes()
+    del block
+    assert before is not None
+    assert after is not None
+    return between("growth of the peak ÷ a tensor's bytes", (after - before) / BLOCK_BYTES, 0.95, 1.25)
+
+
+def arithmetic(world: World) -> str:
+    """fp32 is fp32 in matrix products and convolutions; tf32, where the device has it, is TF32."""
+    errors = {precision: _errors(world, precision) for precision in ("fp32", "tf32")}
+    set_precision("fp32")
+    texts = [at_most(f"error of a {what} in fp32", error, _EXACT) for what, error in errors["fp32"].items()]
+    if world.device_type != "cuda" or torch.cuda.get_device_capability(world.device) < _TF32_SINCE:
+        return ", ".join([*texts, "this device has no TF32"])
+    for what, error in errors["tf32"].items():
+        if error < _ROUNDED:
+            raise FailedError(f"error of a {what} in tf32 {error:.3g}, so small that it was not computed in TF32")
+    return ", ".join([*texts, *(f"of a {what} in tf32 {error:.2g}" for what, error in errors["tf32"].items())])
+
+
+def _errors(world: World, precision: str) -> dict[str, float]:
+    """Largest |difference| from fp64 ÷ largest |value|."""
+    set_precision(precision)
+    made = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(1024, 1024, generator=made).to(world.device) for _ in range(2))
+    images = torch.randn(16, 128, 16, 16, generator=made).to(world.device)
+    kernels = torch.randn(128, 128, 3, 3, generator=made).to(world.device)
+    pairs = {
+        "matrix product": (a @ b, a.double() @ b.double()),
+        "convolution": (F.conv2d(images, kernels), F.conv2d(images.double(), kernels.double())),
+    }
+    return {
+        what: ((found.double() - exact).abs().max() / exact.abs().max()).item()
+        for what, (found, exact) in pairs.items()
+    }

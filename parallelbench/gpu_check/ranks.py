@@ -1,0 +1,79 @@
+"""One rank of a strategy that is checked: `-m parallelbench.gpu_check.ranks RUN.json cpu|cuda RESULT.json`."""
+
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import torch
+
+from parallelbench.config import from_mapping
+from parallelbench.errors import one_line
+from parallelbench.gpu_check.runs import loader_of
+from parallelbench.gpu_check.training import train_watched
+from parallelbench.numerics import set_precision
+from parallelbench.optimizers import Lbfgs
+from parallelbench.parity import as_checked, check_parity
+from parallelbench.session import build_model
+from parallelbench.world import World, join
+
+if TYPE_CHECKING:
+    from parallelbench.config import RunConfig
+
+
+class Result(msgspec.Struct):
+    """What rank 0 has found; a part is missing where a rank failed before."""
+
+    difference: float | None = None
+    """The largest of the parity check; None: not checked."""
+    tolerance: float | None = None
+    watched: bool = False
+    """Whether an epoch was trained in which no rank waited for its device."""
+
+
+def main(arguments: list[str]) -> int:
+    """Check parity, then train an epoch that must not wait."""
+    run_file, device_type, result_file = arguments
+    run = from_mapping(msgspec.json.decode(Path(run_file).read_bytes()))
+    world = join(run, device_type)
+    result = Result()
+    try:
+        if run.strategy.equals_one_device(run):
+            result.difference, result.tolerance = _parity(run, world)
+            _write(result_file, result, world)
+        set_precision(run.precision)
+        if device_type == "cuda" and not isinstance(run.optimizer, Lbfgs):
+            replica = run.strategy.prepare(build_model(run), run, world)
+            loader = loader_of(run, world, replica.data_shard)
+            train_watched(replica, loader, run, world, torch.cuda.set_sync_debug_mode)
+            replica.close()
+            result.watched = True
+        _write(result_file, result, world)
+    except Exception as error:
+        Path(f"{result_file}.error").write_text(one_line(f"rank {world.rank}: {type(error).__name__}: {error}"))
+        raise
+    world.barrier()
+    world.leave()
+    return 0
+
+
+def _parity(run: RunConfig, world: World) -> tuple[float, float]:
+    """The largest difference, infinite for a NaN; and what it may be."""
+    checked = as_checked(run)
+    rows = check_parity(build_model(checked), checked, world, lambda of, shard: loader_of(of, world, shard))
+    names = ("loss_difference", "gradient_difference", "parameter_difference", "evaluation_difference")
+    worst = [row[name] for row in rows or () for name in names]
+    broken = any(math.isnan(value) for value in worst)  # which a maximum may lose
+    return float("inf") if broken else max(worst, default=0.0), checked.strategy.parity_tolerance()
+
+
+def _write(path: str, result: Result, world: World) -> None:
+    if world.rank == 0:
+        Path(path).write_bytes(msgspec.json.encode(result))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,200 @@
+"""One device's training: like a CPU's in fp64, without waiting for the device, in every precision and layout."""
+
+from __future__ import annotations
+
+import tempfile
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import torch
+
+from parallelbench.gpu_check.finding import FailedError, SkippedError, at_most
+from parallelbench.gpu_check.runs import STEPS, loader_of, replica_of, run_of
+from parallelbench.journal import Journal
+from parallelbench.numerics import set_precision
+from parallelbench.parity import as_checked
+from parallelbench.train import Trainer
+from parallelbench.world import World
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from torch import Tensor
+
+    from parallelbench.config import RunConfig
+    from parallelbench.data.loader import Batch, ResidentLoader
+    from parallelbench.strategies.base import Replica
+
+    Mode = Callable[[str], None]
+
+MODELS = ("mlp", "cnn_small", "cnn", "resnet_tiny", "vit_tiny")
+_GRAY = ("synthetic", {"channels": 1})
+_STEPS_COMPARED = 3
+_TOLERANCE = 1e-9
+"""In fp64, as the parity check's."""
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def small_run(model: str, **changes: Any) -> RunConfig:
+    """A run of one of `MODELS`; the multi-layer perceptron wants one channel."""
+    return run_of(model=model, **({"data": _GRAY} if model == "mlp" else {}) | changes)
+
+
+def batches(world: World) -> str:
+    """What the loader cuts out on the device is what it cuts out on a CPU."""
+    worst = 0.0
+    for augment in (False, True):
+        for channels_last in (False, True):
+            run = run_of(data=("synthetic", {"augment": augment}), channels_last=channels_last)
+            here, there = (loader_of(run, where).train(epoch=2) for where in (world, World()))
+            for mine, theirs in zip(here, there, strict=True):
+                assert mine.images is not None
+                assert theirs.images is not None
+                assert mine.labels is not None
+                assert theirs.labels is not None
+                if not torch.equal(mine.labels.cpu(), theirs.labels):
+                    raise FailedError(f"other labels than on a CPU (augment={augment}, channels_last={channels_last})")
+                if channels_last and not mine.images.is_contiguous(memory_format=torch.channels_last):
+                    raise FailedError("channels_last=true, but the images are not stored so")
+                worst = max(worst, (mine.images.cpu() - theirs.images).abs().max().item())
+    return at_most("largest difference of a pixel from a CPU's", worst, 1e-5)
+
+
+def like_a_cpu(world: World, model: str) -> str:
+    """In fp64, steps on the device are those of a CPU."""
+    run = as_checked(small_run(model))
+    return at_most("largest relative difference", _difference(run, world, run, World()), _TOLERANCE)
+
+
+def channels_last(world: World) -> str:
+    """Images and weights stored channels last are the same computation."""
+    run = as_checked(small_run("cnn"))
+    last = msgspec.structs.replace(run, channels_last=True)
+    weights = replica_of(last, world).local_state()["tensors"]
+    four = [tensor for tensor in weights.values() if tensor.dim() == 4]
+    if not four or not all(tensor.is_contiguous(memory_format=torch.channels_last) for tensor in four):
+        raise FailedError("channels_last=true, but the convolutions' weights are not stored so")
+    return at_most("largest relative difference", _difference(last, world, run, world), _TOLERANCE)
+
+
+def compiled(world: World) -> str:
+    """torch.compile gives the same training up to fp32's rounding."""
+    if world.device_type == "cuda":
+        from torch.utils._triton import has_triton
+
+        if not has_triton():
+            raise SkippedError("torch.compile needs Triton on a GPU, which is not installed or too old for it")
+    run = small_run("cnn_small")
+    changed = msgspec.structs.replace(run, compile=True)
+    return at_most("largest relative difference of a loss", _loss_difference(changed, run, world), 1e-3)
+
+
+def precision(world: World, name: str) -> str:
+    """Half types are what the last layer really returns; losses stay near fp32's, and fall."""
+    run, wide = small_run("cnn_small", precision=name), small_run("cnn_small")
+    losses, dtypes = _losses(run, world, STEPS)
+    expected, _ = _losses(wide, world, STEPS)
+    set_precision("fp32")
+    if dtypes != {_DTYPES.get(name, torch.float32)}:
+        raise FailedError(f"precision={name}, but the last layer returned {sorted(map(str, dtypes))}")
+    if not losses[-1] < losses[0]:
+        raise FailedError(f"the loss did not fall: {losses[0]:.4g} in the first step, {losses[-1]:.4g} in the last")
+    difference = max(abs(a - b) / b for a, b in zip(losses, expected, strict=True))
+    return at_most("largest relative difference of a loss from fp32's", difference, 0.1)
+
+
+def watched(world: World, run: RunConfig, mode: Mode | None = None) -> str:
+    """The real loop trains an epoch in which any wait of the host for the device is an error.
+
+    What an epoch needs is moved to the device before its first step; from there to its last step nothing may wait.
+    """
+    set_mode = mode or torch.cuda.set_sync_debug_mode
+    replica = replica_of(run, world)
+    train_watched(replica, loader_of(run, world, replica.data_shard), run, world, set_mode)
+    replica.close()
+    return f"{run.steps_per_epoch} steps without a wait"
+
+
+def train_watched(replica: Replica, loader: ResidentLoader, run: RunConfig, world: World, set_mode: Mode) -> None:
+    """One epoch that warms up, and one that is watched."""
+    with tempfile.TemporaryDirectory() as folder:
+        journal = Journal(Path(folder) / "journal.jsonl")
+        watching: Any = _Watching(loader, set_mode)
+        for epoch, source in ((1, loader), (2, watching)):
+            try:
+                Trainer(replica, source, run=run, world=world, journal=journal, keys={}).train_epoch(epoch)
+            finally:
+                if epoch == 2:
+                    set_mode("default")
+        journal.close()
+
+
+class _Watching:
+    """A loader that forbids waits from its first batch on, and allows them again after its last."""
+
+    def __init__(self, loader: ResidentLoader, set_mode: Mode) -> None:
+        self._loader, self._set_mode = loader, set_mode
+
+    def train(self, epoch: int) -> Iterator[Batch]:
+        batches = self._loader.train(epoch)
+        first = next(batches)
+        self._set_mode("error")
+        yield first
+        yield from batches
+        self._set_mode("default")
+
+
+def waits_are_seen(world: World) -> str:
+    """Without this, the checks that follow would find nothing: reading a value is a wait, and must be an error."""
+    value = torch.ones((), device=world.device)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        value.item()
+    except RuntimeError:
+        return "reading a value from the device is noticed"
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    raise FailedError("torch does not notice that reading a value waits for the device")
+
+
+def _difference(run: RunConfig, world: World, other: RunConfig, elsewhere: World) -> float:
+    """Of losses and of all parameters and buffers after some steps, relative to the largest of them."""
+    one, two = _trained(run, world), _trained(other, elsewhere)
+    worst = 0.0
+    for name, value in one.items():
+        expected = two[name].double()
+        worst = max(worst, ((value.double() - expected).abs().max() / expected.abs().max().clamp_min(1.0)).item())
+    return worst
+
+
+def _trained(run: RunConfig, world: World) -> dict[str, Tensor]:
+    replica = replica_of(run, world)
+    losses = _steps(replica, loader_of(run, world), _STEPS_COMPARED)
+    return {"losses": torch.tensor(losses, dtype=torch.float64), **replica.full_state_dict()}
+
+
+def _losses(run: RunConfig, world: World, steps: int) -> tuple[list[float], set[torch.dtype]]:
+    """Mean loss of each step, and the types that the model's last layer has returned."""
+    set_precision(run.precision)
+    replica = replica_of(run, world)
+    dtypes: set[torch.dtype] = set()
+    last: Any = list(replica.trained()[0].children())[-1]  # type: ignore[attr-defined]
+    last.register_forward_hook(lambda _layer, _inputs, output: dtypes.add(output.dtype))
+    return _steps(replica, loader_of(run, world), steps), dtypes
+
+
+def _loss_difference(run: RunConfig, other: RunConfig, world: World) -> float:
+    one, two = (_steps(replica_of(r, world), loader_of(r, world), _STEPS_COMPARED) for r in (run, other))
+    return max(abs(a - b) / b for a, b in zip(one, two, strict=True))
+
+
+def _steps(replica: Replica, loader: ResidentLoader, count: int) -> list[float]:
+    """Mean loss of each step."""
+    found = []
+    for batch in islice(loader.train(epoch=1), count):
+        result = replica.step(batch)
+        assert result is not None
+        found.append(result[0].item() / batch.size)
+    return found

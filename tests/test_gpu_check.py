@@ -1,0 +1,348 @@
+"""gpu-check: it explains itself without a GPU, needs few packages, and its checks can fail. CPUs stand in for GPUs."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from launch.sweep import one_run
+from parallelbench.devices import Gpu
+from parallelbench.gpu_check import device, strategies, telemetry, training
+from parallelbench.gpu_check.finding import FailedError, SkippedError, at_most, between, carry_out
+from parallelbench.gpu_check.ranks import Result
+from parallelbench.gpu_check.runs import run_of
+from parallelbench.numerics import Numerics
+from parallelbench.strategies.parts.replicas import ModuleReplica
+from parallelbench.telemetry.nvml import WAYS
+from parallelbench.world import World
+from tests.telemetry.playback import environment, library
+
+CPU = World()
+SMALL = ["data=synthetic", "data.train_samples=960", "data.test_samples=74", "batch_size=96"]
+
+BLOCK = """
+import sys
+
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {names}:
+            raise ImportError(name)
+
+sys.meta_path.insert(0, Blocked())
+"""
+OTHERS = (
+    "('hydra', 'omegaconf', 'pyarrow', 'polars', 'psutil', 'scipy', 'sklearn', 'altair', 'rich', 'submitit', 'pandas')"
+)
+
+
+def program(names: str, code: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a program that can't import some packages, on a machine that shows no GPU unless one is faked."""
+    return subprocess.run(
+        [sys.executable, "-c", BLOCK.format(names=names) + code],
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": ""} | variables,
+        capture_output=True,
+        text=True,
+    )
+
+
+MAIN = "from parallelbench.gpu_check.__main__ import main; sys.exit(main())"
+
+
+@pytest.mark.slow
+def test_without_a_gpu_it_says_so_and_needs_few_packages() -> None:
+    done = program(OTHERS, MAIN)
+    assert done.returncode == 0, done.stderr
+    assert "Nothing was checked: there is no GPU" in done.stdout
+    assert "CUDA_VISIBLE_DEVICES='' may hide it" in done.stdout
+
+
+@pytest.mark.slow
+def test_all_checks_can_be_loaded_with_these_packages() -> None:
+    code = (
+        "from parallelbench.gpu_check.__main__ import checks\n"
+        "import parallelbench.gpu_check.ranks, torch\n"
+        "torch.cuda.set_device = lambda _: None\n"
+        "from unittest import mock\n"
+        "print(*[name for name, _ in checks(2)], sep='|')\n"
+    )
+    done = program(OTHERS, code)
+    assert done.returncode == 0, done.stderr
+    found = done.stdout.strip().split("|")
+    assert len(found) == len(set(found))
+    assert {"energy, and the sampler's process", "compile", "no waits: cnn_small bf16", "strategy ddp"} <= set(found)
+
+
+def test_a_missing_package_is_named() -> None:
+    done = program("('msgspec', 'yaml')", MAIN)
+    assert done.returncode == 2
+    assert done.stdout.startswith("gpu-check: msgspec, PyYAML missing")
+
+
+@pytest.mark.slow
+def test_a_gpu_that_torch_can_not_use_is_a_failure(tmp_path: Path) -> None:
+    profile = tmp_path / "profile.txt"
+    profile.write_text("device GPU-a\nenergy 1\nmemory 7\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "parallelbench.gpu_check"],
+        env=environment(profile, library()),
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, "this torch can't use it" in done.stdout) == (1, True), done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("changes", "overrides"),
+    [
+        ({}, []),
+        ({"model": "vit_tiny", "precision": "bf16"}, ["model=vit_tiny", "precision=bf16"]),
+        ({"strategy": "ddp", "devices": 2, "optimizer": "sgd"}, ["strategy=ddp", "devices=2", "optimizer=sgd"]),
+        ({"data": ("synthetic", {"channels": 1})}, ["data.channels=1"]),
+    ],
+)
+def test_its_runs_are_those_that_hydra_composes(changes: dict[str, Any], overrides: list[str]) -> None:
+    assert run_of(**changes) == one_run([*SMALL, *overrides]).run
+
+
+def test_a_check_ends_as_one_line() -> None:
+    def ends(error: Exception | None) -> str:
+        def check() -> str:
+            if error is not None:
+                raise error
+            return "fine"
+
+        return carry_out("name", check).line()
+
+    assert ends(None).split()[:3] == ["ok", "name", "fine"]
+    assert ends(SkippedError("why")).split()[:3] == ["skipped", "name", "why"]
+    assert ends(FailedError("3 (limit\n2)")).split()[:4] == ["failed", "name", "3", "(limit"]
+    assert "ValueError: bad" in ends(ValueError("bad"))
+
+
+def test_limits_are_kept_or_the_check_fails() -> None:
+    assert at_most("error", 1.0, 1.0) == "error 1 (limit 1)"
+    assert between("ratio", 1.0, 0.9, 1.1) == "ratio 1 (limits 0.9 and 1.1)"
+    for check in (
+        lambda: at_most("error", 1.1, 1.0),
+        lambda: at_most("error", float("nan"), 1.0),
+        lambda: between("ratio", 0.8, 0.9, 1.1),
+        lambda: between("ratio", float("nan"), 0.9, 1.1),
+    ):
+        with pytest.raises(FailedError):
+            check()
+
+
+def gpus(*uuids: str) -> list[Gpu]:
+    return [Gpu(name="H100", uuid=uuid, memory_bytes=1) for uuid in uuids]
+
+
+def test_gpus_are_compared_by_uuid_and_order() -> None:
+    assert telemetry.compare_gpus(["GPU-a", "GPU-b"], gpus("GPU-a", "GPU-b")).startswith("2 × H100")
+    with pytest.raises(FailedError, match="GPU-a GPU-b, NVML GPU-b GPU-a"):
+        telemetry.compare_gpus(["GPU-a", "GPU-b"], gpus("GPU-b", "GPU-a"))
+    with pytest.raises(FailedError, match="NVML none"):
+        telemetry.compare_gpus(["GPU-a"], [])
+    with pytest.raises(SkippedError, match="MIG"):
+        telemetry.compare_gpus(["GPU-a"], gpus("MIG-a"))
+
+
+READING = {"device_uuid": "GPU-a", "energy_j": 5.0, "power_w": 90.0, "utilization": 0.0, "memory_used_bytes": 10**9}
+READING |= {"clock_hz": 1.2e9, "temperature_c": 40.0, "throttle_reasons": 0}
+
+
+def test_readings_are_judged_by_what_is_possible() -> None:
+    assert "power_w 90" in telemetry.judge_readings([READING], [], 1)
+    lacking = telemetry.judge_readings([READING | {"power_w": None}], ["no power_w (Not Supported) (GPU-a)"], 1)
+    assert "power_w 90" not in lacking
+    assert "no power_w" in lacking
+    for column in WAYS:
+        with pytest.raises(FailedError, match=column):
+            telemetry.judge_readings([READING | {column: -1}], [], 1)
+    with pytest.raises(FailedError, match="1 of 2"):
+        telemetry.judge_readings([READING], [], 2)
+    with pytest.raises(SkippedError, match="MIG slices"):
+        telemetry.judge_readings([], ["MIG slices this one"], 1)
+
+
+RANK = {"attempt": 1, "node": "here", "device_uuid": "GPU-a", "training_started_at": 1.0, "training_ended_at": 7.0}
+
+
+def samples(*, watts: float = 300.0, counter_w: float = 300.0, interval_s: float = 0.1, **more: Any) -> list[Any]:
+    times = [index * interval_s for index in range(round(8 / interval_s) + 1)]
+    row = {"run_id": "x", "attempt": 1, "node": "here", "device_uuid": "GPU-a", "power_w": watts, "utilization": 1.0}
+    return [row | {"time": t, "energy_j": 1000 + counter_w * t} | more for t in times]
+
+
+def test_the_counter_is_held_against_the_power() -> None:
+    assert telemetry.judge_energy(samples(), RANK).startswith("counter ÷ integrated power 1 ")
+    assert "1800 J in 6.0 s" in telemetry.judge_energy(samples(), RANK)
+    for wrong, text in (
+        (samples(counter_w=400), "counter ÷ integrated power 1.33"),
+        (samples(interval_s=0.5), "interval between samples"),
+        (samples(utilization=0.1), "utilisation is 0.10"),
+        (samples(device_uuid="GPU-b"), "0 samples"),
+    ):
+        with pytest.raises(FailedError, match=text):
+            telemetry.judge_energy(wrong, RANK)
+    with pytest.raises(SkippedError, match="from_power"):
+        telemetry.judge_energy(samples(energy_j=None), RANK)
+
+
+@pytest.mark.slow
+def test_the_samplers_process_is_asked_for_energy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    profile = tmp_path / "profile.txt"
+    profile.write_text("device GPU-a\nenergy 1000\ninstant 5000\nutilization 90\nmemory 7\nclock 1000\nthrottle 0\n")
+    for name, value in environment(profile, library()).items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(FailedError, match=r"counter ÷ integrated power 0 |interval between samples"):
+        telemetry.energy(CPU, "GPU-a", device.work_for(CPU, size=16), load_s=2.5)
+
+
+def test_clocks_are_held_against_a_stopwatch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "_STEPS", 5)
+    stop = device.Window.stop
+    monkeypatch.setattr(device.Window, "stop", lambda window: 2 * stop(window))
+    with pytest.raises(FailedError, match="sum of the steps"):
+        device.clocks(CPU)
+
+
+def test_a_known_tensor_is_in_the_hosts_peak(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert device.host_memory().startswith("growth of the peak")
+    monkeypatch.setattr(device, "host_peak_bytes", lambda: 1)
+    with pytest.raises(FailedError, match="growth of the peak"):
+        device.host_memory()
+    with pytest.raises(SkippedError):
+        device.device_memory(CPU)
+
+
+def test_arithmetic_that_is_too_rough_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "error of a convolution in fp32" in device.arithmetic(CPU)
+    product = torch.Tensor.__matmul__
+
+    def rough(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return product(a, b) if a.dtype == torch.float64 else product(a.bfloat16(), b.bfloat16()).float()
+
+    monkeypatch.setattr(torch.Tensor, "__matmul__", rough)
+    with pytest.raises(FailedError, match="matrix product in fp32"):
+        device.arithmetic(CPU)
+
+
+def test_batches_are_those_of_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert training.batches(CPU).endswith("CPU's 0 (limit 1e-05)")
+    monkeypatch.setattr(training, "loader_of", _Shifting(training.loader_of))
+    with pytest.raises(FailedError, match="other labels"):
+        training.batches(CPU)
+
+
+class _Shifting:
+    """Loaders of which every second one has another seed."""
+
+    def __init__(self, loader_of: Any) -> None:
+        self._loader_of, self._calls = loader_of, 0
+
+    def __call__(self, run: Any, world: World) -> Any:
+        self._calls += 1
+        return self._loader_of(run_of(seed=self._calls % 2), world)
+
+
+@pytest.mark.slow
+def test_training_is_compared_with_a_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert training.like_a_cpu(CPU, "mlp").startswith("largest relative difference 0 ")
+    build = training.replica_of
+
+    def disturbed(run: Any, world: World) -> Any:
+        replica = build(run, world)
+        if world is not CPU:
+            with torch.no_grad():
+                next(iter(replica.trained()[0].parameters())).mul_(1.001)
+        return replica
+
+    monkeypatch.setattr(training, "replica_of", disturbed)
+    with pytest.raises(FailedError):
+        training.like_a_cpu(CPU, "mlp")
+
+
+@pytest.mark.slow
+def test_a_half_precision_that_is_not_one_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert training.precision(CPU, "bf16").startswith("largest relative difference of a loss")
+    monkeypatch.setattr(Numerics, "autocast", lambda _: contextlib.nullcontext())
+    with pytest.raises(FailedError, match="last layer returned"):
+        training.precision(CPU, "bf16")
+
+
+@pytest.mark.slow
+def test_waits_are_forbidden_from_the_first_batch_to_the_last_and_allowed_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    modes: list[str] = []
+    run = training.small_run("mlp")
+    assert training.watched(CPU, run, modes.append) == "10 steps without a wait"
+    assert (modes[0], modes[-1]) == ("error", "default")
+    steps: list[str] = []
+    step = ModuleReplica.step
+
+    def waiting(replica: Any, batch: Any) -> Any:
+        steps.append(modes[-1])
+        if len(steps) == 15:
+            raise RuntimeError("called a synchronizing CUDA operation")
+        return step(replica, batch)
+
+    monkeypatch.setattr(ModuleReplica, "step", waiting)
+    modes.append("default")
+    finding = carry_out("no waits", functools.partial(training.watched, CPU, run, modes.append))
+    assert finding.state == "failed"
+    assert "synchronizing CUDA operation" in finding.text
+    assert steps == ["default"] * 10 + ["error"] * 5, "the first epoch warms up"
+    assert modes[-1] == "default"
+
+
+@pytest.mark.parametrize("name", strategies.names())
+def test_every_strategy_has_a_run_on_four_gpus(name: str) -> None:
+    run = strategies.choose(name, "cuda", 4)
+    assert run.strategy.name == name
+    assert run.devices in (2, 3, 4)
+
+
+def test_one_gpu_is_too_few_for_a_strategy() -> None:
+    with pytest.raises(SkippedError, match="two devices or more; here: 1"):
+        strategies.strategy("ddp", "cuda", 1)
+    with pytest.raises(SkippedError, match="no run of it fits 2 devices"):
+        strategies.strategy("dp_tp", "cuda", 2)
+
+
+def test_the_ranks_findings_are_judged() -> None:
+    run = strategies.choose("ddp", "cuda", 2)
+    good = Result(difference=1e-12, tolerance=1e-9, watched=True)
+    assert "1e-12 (limit 1e-09), 10 steps without a wait" in strategies.judge(run, "cuda", good, None)
+    assert "asynchronous" in strategies.judge(run, "cuda", Result(watched=True), None)
+    assert "L-BFGS" in strategies.judge(run, "cuda", Result(difference=0.0, tolerance=1e-9), None)
+    with pytest.raises(FailedError, match=r"one device 0\.1"):
+        strategies.judge(run, "cuda", Result(difference=0.1, tolerance=1e-9), None)
+    with pytest.raises(FailedError, match="rank 1: RuntimeError: a wait"):
+        strategies.judge(run, "cuda", Result(difference=0.0, tolerance=1e-9), "rank 1: RuntimeError: a wait")
+
+
+@pytest.mark.slow
+def test_a_strategys_ranks_are_started_and_checked() -> None:
+    text = strategies.strategy("ddp", "cpu", 2)
+    assert text.startswith("2 devices, vit_tiny, largest difference from one device")
+
+
+@pytest.mark.slow
+def test_ranks_that_fail_or_hang_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = strategies.choose("ddp", "cpu", 2)
+    _, error = strategies._carried_out(run, "cuda")  # there is none: torch says so, or NCCL
+    if not torch.cuda.is_available():
+        assert error is not None
+    monkeypatch.setattr(strategies, "_TIMEOUT_S", 0.5)
+    code, output = strategies._output_of([sys.executable, "-c", "import threading; threading.Event().wait()"])
+    assert code == 1
+    assert output.endswith("not done after 0.5 s, and ended")
