@@ -240,6 +240,16 @@ def time_to_accuracy(runs: Runs, target: float) -> pl.DataFrame:
     return reached.group_by("run_id").agg(pl.col("training_time_s").min().alias("time_to_accuracy_s"))
 
 
+def steps_to_accuracy(runs: Runs, target: float) -> pl.DataFrame:
+    """`run_id` and `steps_to_accuracy`: optimizer steps up to and with the first epoch whose test accuracy is `target`.
+
+    As fine as the epochs are (`measure.steps_per_epoch` shortens them); runs that never get there are left out.
+    """
+    steps = runs.epochs.sort("run_id", "epoch").with_columns(total=pl.col("steps").cum_sum().over("run_id"))
+    reached = steps.filter(pl.col("test_accuracy") >= target)
+    return reached.group_by("run_id").agg(pl.col("total").min().alias("steps_to_accuracy"))
+
+
 def energy_to_accuracy(runs: Runs, target: float) -> pl.DataFrame:
     """`run_id` and `energy_to_accuracy_j`: energy of all GPUs in the training windows up to and with the first epoch
     whose test accuracy is `target`.

@@ -227,6 +227,20 @@ def report(folder: str, extension: Extension) -> int:
     return 0
 
 
+def claims(folder: str, names: Sequence[str], extension: Extension, *, file: str | None) -> int:
+    """What publications claim, held against the runs below a folder: all in one table, or the named ones in full."""
+    from analysis import load
+    from analysis.claims import Publication, chosen, judge_all
+    from analysis.claims.table import details, findings_table
+
+    root = _existing(folder)
+    of = chosen([Publication.read(Path(file))] if file else None, names)
+    findings = judge_all(load(root, plugin=extension.plugin), of)
+    for shown in map(details, findings) if names else [findings_table(findings)]:
+        _console().print(shown)
+    return 0
+
+
 def prepare_data(overrides: Sequence[str], extension: Extension) -> int:
     """Download and convert a data set once."""
     from parallelbench.data.prepare import prepare

@@ -78,12 +78,16 @@ def _parser() -> argparse.ArgumentParser:
     for name, text in (
         ("status", "the state of every run below a folder"),
         ("report", "figures, tables and a page from the runs below a folder"),
+        ("claims", "what publications claim, held against the runs below a folder"),
         ("cancel", "end the Slurm jobs of the sweeps below a folder"),
         ("logs", "what a run's latest attempt and its job have printed"),
     ):
         verb = verbs.add_parser(name, help=text, description=text)
         verb.add_argument("folder", metavar="DIR", help="a results folder, a sweep's folder, or a run's")
-        if name == "report":
+        if name == "claims":
+            verb.add_argument("names", nargs="*", metavar="NAME", help="only these claims, with every run behind them")
+            verb.add_argument("--file", metavar="YAML", help="claims of your own instead of the suite's")
+        if name in ("report", "claims"):
             verb.add_argument(
                 "--plugin", metavar="PACKAGE", help="a package of your own whose runs are not all finished"
             )
@@ -136,6 +140,9 @@ def _verbs() -> dict[str, Callable[[argparse.Namespace], int]]:
         "cancel": lambda options: verbs.cancel(options.folder),
         "logs": lambda options: verbs.logs(options.folder),
         "report": lambda options: verbs.report(options.folder, extension(None, options.plugin)),
+        "claims": lambda options: verbs.claims(
+            options.folder, options.names, extension(None, options.plugin), file=options.file
+        ),
         "doctor": lambda options: verbs.doctor(options.overrides, bandwidth=options.bandwidth),
     }
 

@@ -1,0 +1,339 @@
+"""Claims are decided by planted effects as planted, and by noise not at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from analysis import load
+from analysis.claims import Publication, chosen, judge, judge_all, publications
+from analysis.claims.grammar import Claim
+from analysis.claims.verdict import decide
+from launch.compose import group_choices
+from parallelbench.cli import main
+from parallelbench.errors import ConfigError
+from parallelbench.structure import structure
+from tests.analysis.factory import MIB, Fake, config, failed, published
+
+if TYPE_CHECKING:
+    from analysis.claims import Finding
+    from analysis.load import Runs
+
+REPEATS = range(6)
+WOBBLE = (1.0, 1.003, 0.997, 1.001, 0.999, 1.002)
+"""What a quiet machine does to times."""
+NOISE = (1.3, 0.75, 1.1, 0.9, 1.2, 0.8)
+
+
+def steady(time_s: float, **more: Any) -> Fake:
+    return Fake(epoch_time_s=lambda epoch, rank: 3 * time_s if epoch == 1 else time_s, **more)
+
+
+def claim(**changes: Any) -> Claim:
+    """Two devices train an epoch in less time than one."""
+    plain = {
+        "name": "shorter",
+        "section": "1",
+        "quote": "shorter",
+        "metric": "steady_epoch_time_s",
+        "contrasts": [{"rising": "devices"}],
+        "expect": {"below": 0.98},
+        "sweep": "demo",
+    }
+    found: Claim = structure(plain | changes, Claim)
+    return found
+
+
+def two_devices(root: Path, ratios: tuple[float, ...], **changes: Any) -> Runs:
+    """single × 1 and ddp × 2, whose epochs take so many times as long, repeat by repeat."""
+    for repeat, ratio in enumerate(ratios):
+        level = 10.0 + repeat  # a drift that pairs cancel
+        published(config(root, repeat=repeat, **changes), steady(level))
+        published(config(root, repeat=repeat, strategy="ddp", devices=2, **changes), steady(level * ratio))
+    return load(root)
+
+
+def verdict(runs: Runs, **changes: Any) -> str:
+    return judge(runs, claim(**changes), seed="000").verdict
+
+
+def by_name(runs: Runs) -> dict[str, Finding]:
+    return {finding.claim.name: finding for finding in judge_all(runs)}
+
+
+@pytest.mark.parametrize(("effect", "said"), [(0.6, "reproduced"), (1.5, "refuted"), (1.0, "refuted")])
+def test_a_planted_effect_decides(tmp_path: Path, effect: float, said: str) -> None:
+    finding = judge(two_devices(tmp_path, tuple(effect * w for w in WOBBLE)), claim(), seed="000")
+    assert finding.verdict == said
+    (case,) = finding.cases
+    assert case.low is not None
+    assert case.high is not None
+    assert case.low <= case.median <= case.high
+    assert case.median == pytest.approx(effect, rel=0.01)
+    assert case.step == "devices 1 → 2"
+    assert len(case.runs) == 12
+
+
+def test_noise_decides_nothing_and_says_what_would(tmp_path: Path) -> None:
+    finding = judge(two_devices(tmp_path, NOISE), claim(), seed="000")
+    assert finding.verdict == "inconclusive"
+    assert "the interval holds 0.98" in finding.why
+
+
+@pytest.mark.parametrize("n", [1, 2, 5])
+def test_few_repeats_decide_nothing_however_large_the_effect(tmp_path: Path, n: int) -> None:
+    finding = judge(two_devices(tmp_path, (0.1,) * n), claim(), seed="000")
+    assert finding.verdict == "inconclusive"
+    assert f"{n} repeat" in finding.why
+    assert "sweep.repeats=6" in finding.why
+
+
+def test_pairs_are_by_repeat(tmp_path: Path) -> None:
+    """Six runs on either side, but of different repeats: there is no pair."""
+    for repeat in REPEATS:
+        published(config(tmp_path, repeat=repeat), steady(10.0))
+        published(config(tmp_path, repeat=repeat + 6, strategy="ddp", devices=2), steady(5.0))
+    finding = judge(load(tmp_path), claim(), seed="000")
+    assert (finding.verdict, finding.cases) == ("inconclusive", ())
+    assert "needs runs of the same work with at least two levels of devices; 6 repeats each" in finding.why
+
+
+@pytest.mark.parametrize(
+    "changes", [{"batch_size": 64}, {"precision": "bf16"}, {"epochs": 4}, {"optimizer": "adam"}, {"model": "mlp"}]
+)
+def test_unlike_work_is_never_compared(tmp_path: Path, changes: dict[str, Any]) -> None:
+    data = {"data": {"name": "digits", "image_size": 32}}  # which the mlp takes, too
+    for repeat in REPEATS:
+        published(config(tmp_path, repeat=repeat, **data), steady(10.0))
+        published(config(tmp_path, repeat=repeat, strategy="ddp", devices=2, **(data | changes)), steady(5.0))
+    assert judge(load(tmp_path), claim(), seed="000").cases == ()
+
+
+@pytest.mark.parametrize("reason", ["oversubscribed", "packed", "parity", "failed"])
+def test_invalid_timing_decides_nothing(tmp_path: Path, reason: str) -> None:
+    for repeat in REPEATS:
+        published(config(tmp_path, repeat=repeat), steady(10.0))
+        launcher = {"packed": {"pack": True}, "oversubscribed": {"oversubscribe": True}}.get(reason, {})
+        run = config(tmp_path, repeat=repeat, strategy="ddp", devices=2, launcher=launcher)
+        fake = steady(5.0, oversubscribed=reason == "oversubscribed", parity_passed=reason != "parity")
+        if reason == "failed":
+            failed(run, "oom", "out of memory", epochs=3, fake=fake)
+        else:
+            published(run, fake)
+    runs = load(tmp_path)
+    finding = judge(runs, claim(), seed="000")
+    assert (finding.verdict, finding.cases) == ("inconclusive", ())
+    assert "6 runs are left out" in finding.why
+    learned = judge(runs, claim(metric="final_test_accuracy", expect={"between": [0.9, 1.1]}), seed="000")
+    timing_only = reason in ("oversubscribed", "packed")
+    assert learned.verdict == ("reproduced" if timing_only else "inconclusive")
+
+
+def test_another_effect_in_other_work_leaves_the_claim_open(tmp_path: Path) -> None:
+    two_devices(tmp_path, tuple(0.6 * w for w in WOBBLE))
+    runs = two_devices(tmp_path, tuple(1.5 * w for w in WOBBLE), batch_size=64)
+    finding = judge(runs, claim(), seed="000")
+    assert sorted(case.verdict for case in finding.cases) == ["refuted", "reproduced"]
+    assert finding.verdict == "inconclusive"
+    assert finding.why == "1 reproduced, 1 refuted of 2 cases; it depends on the work"
+    assert {case.where for case in finding.cases} == {
+        "digits · cnn_small · batch size 64",
+        "digits · cnn_small · batch size 128",
+    }
+
+
+@pytest.mark.parametrize(("small", "large", "said"), [(1.0, 0.6, "reproduced"), (0.6, 1.0, "refuted")])
+def test_an_effect_of_an_effect(tmp_path: Path, small: float, large: float, said: str) -> None:
+    """Devices help more with the larger batch, or less."""
+    two_devices(tmp_path, tuple(small * w for w in WOBBLE), batch_size=64)
+    runs = two_devices(tmp_path, tuple(large * w for w in WOBBLE), batch_size=128)
+    finding = judge(runs, claim(more={"rising": "batch_size"}), seed="000")
+    assert finding.verdict == said
+    (case,) = finding.cases
+    assert case.step == "devices 1 → 2, by batch size 64 → 128"
+    assert case.median == pytest.approx(large / small, rel=0.01)
+    assert len(case.runs) == 24
+
+
+def test_one_device_stands_for_every_strategy_and_levels_are_compared_step_by_step(tmp_path: Path) -> None:
+    for repeat in REPEATS:
+        published(config(tmp_path, repeat=repeat), steady(12.0))
+        for strategy, devices, time_s in (("ddp", 2, 6.0), ("ddp", 4, 3.0), ("fsdp", 2, 8.0)):
+            published(config(tmp_path, repeat=repeat, strategy=strategy, devices=devices), steady(time_s))
+    finding = judge(load(tmp_path), claim(), seed="000")
+    assert {(case.where, case.step, round(case.median, 3)) for case in finding.cases} == {
+        ("digits · cnn_small · strategy ddp", "devices 1 → 2", 0.5),
+        ("digits · cnn_small · strategy ddp", "devices 2 → 4", 0.5),
+        ("digits · cnn_small · strategy fsdp", "devices 1 → 2", 0.667),
+    }
+    only = judge(load(tmp_path), claim(where={"strategy": "fsdp"}), seed="000")
+    assert [case.step for case in only.cases] == ["devices 1 → 2"]
+
+
+def weak(root: Path, epoch_times_s: tuple[float, float], total_times_s: tuple[float, float]) -> Runs:
+    """30 epochs of as many samples on one and on two devices: what one takes, and all with start-up."""
+    for repeat in REPEATS:
+        for devices, strategy in ((1, "single"), (2, "ddp")):
+            run = config(root, repeat=repeat, devices=devices, strategy=strategy, scaling="weak", epochs=30)
+            # The tail that fills no batch is not the same: time per sample is what was published.
+            share = run.steps_per_epoch * run.global_batch_size / run.data.train_samples
+            time_s, total_s = (times[devices - 1] * share * WOBBLE[repeat] for times in (epoch_times_s, total_times_s))
+            startup = {"startup_s": total_s - 30 * time_s, "startup_parity_s": 0.0, "startup_first_step_s": 0.0}
+            published(run, Fake(epoch_time_s=lambda epoch, rank, t=time_s: t, startup=startup))
+    return load(root)
+
+
+def test_the_published_scaling_is_told_from_what_start_up_made_of_it(tmp_path: Path) -> None:
+    """Publication 002: 59 steps of 43.9 ms against 30 of 67.1 ms; 109.47 s against 78.61 s in all."""
+    runs = weak(tmp_path, (59 * 0.04386, 30 * 0.06714), (109.47, 78.61))
+    findings = by_name(runs)
+    whole, warm = findings["scaling_with_startup"], findings["scaling_steady"]
+    assert (whole.verdict, warm.verdict) == ("reproduced", "reproduced")
+    assert whole.cases[0].median == pytest.approx(0.6963, abs=1e-4)
+    assert warm.cases[0].median == pytest.approx(0.642, abs=5e-4)
+    # Each shows the other beside itself.
+    assert warm.cases[0].also == pytest.approx(whole.cases[0].median)
+    assert whole.cases[0].also == pytest.approx(warm.cases[0].median)
+    assert findings["speed_up_not_linear"].verdict == "reproduced"
+
+
+def test_another_scaling_refutes_the_published_one(tmp_path: Path) -> None:
+    findings = by_name(weak(tmp_path, (2.0, 1.0), (61.0, 30.5)))
+    names = ("scaling_steady", "scaling_with_startup", "speed_up_not_linear")
+    assert [findings[name].verdict for name in names] == ["refuted"] * 3
+
+
+def test_epochs_are_compared_within_a_run(tmp_path: Path) -> None:
+    runs = two_devices(tmp_path, (0.6,) * 6)
+    first = judge(runs, claim(metric="epoch_time_s", contrasts=[{"from": {"epoch": 1}, "to": {"epoch": 2}}]), seed="0")
+    assert {(round(case.median, 6), case.step) for case in first.cases} == {(0.333333, "epoch 1 → epoch 2")}
+    last = judge(
+        runs, claim(metric="train_loss", contrasts=[{"from": {"epoch": 1}, "to": {"epoch": "last"}}]), seed="0"
+    )
+    assert {round(case.median, 6) for case in last.cases} == {0.333333}  # 2 ÷ 3 epochs against 2 ÷ 1
+    assert last.verdict == "reproduced"
+
+
+def test_steps_to_an_accuracy_at_the_best_learning_rate(tmp_path: Path) -> None:
+    """Twice the batch: half the steps at its best learning rate, which is another."""
+    needed = {(64, 0.1): 2, (64, 0.2): 4, (128, 0.1): 5, (128, 0.2): 2}
+    for repeat in REPEATS:
+        for (batch, rate), epochs in needed.items():
+            run = config(tmp_path, repeat=repeat, batch_size=batch, epochs=6, optimizer={"name": "sgd", "lr": rate})
+            published(run, Fake(test_accuracy=lambda epoch, at=epochs: 0.96 if epoch >= at else 0.5))
+    changes: dict[str, Any] = {"metric": "steps_to_accuracy", "target": 0.95, "contrasts": [{"rising": "batch_size"}]}
+    best = judge(load(tmp_path), claim(**changes, best_of="optimizer.lr"), seed="0")
+    assert [case.median for case in best.cases] == [11 * 2 / (22 * 2)]
+    assert len(judge(load(tmp_path), claim(**changes), seed="0").cases) == 2  # each rate by itself
+
+
+def test_what_gpus_alone_can_decide_says_so_on_cpus(tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"metric": "peak_memory_max_bytes", "gpus_only": "it is mostly libraries"}
+    runs = two_devices(tmp_path / "cpu", (0.6,) * 6)
+    finding = judge(runs, claim(**changes), seed="0")
+    assert finding.verdict == "inconclusive"
+    assert finding.why == "can't be decided on CPUs: it is mostly libraries; it needs sweep=demo on GPUs"
+    for repeat in REPEATS:
+        for devices, strategy in ((1, "single"), (2, "ddp")):
+            run = config(tmp_path / "gpu", repeat=repeat, devices=devices, strategy=strategy, device="cuda")
+            fake = Fake(device_type="cuda", peak_allocated_bytes=lambda epoch, rank, n=devices: 90 * MIB // n)
+            published(run, fake)
+    assert judge(load(tmp_path / "gpu"), claim(**changes), seed="0").verdict == "reproduced"
+
+
+@given(
+    st.lists(st.floats(0.1, 10), min_size=6, max_size=12),
+    st.floats(0.1, 10),
+    st.floats(0.1, 10),
+)
+def test_a_region_and_what_lies_around_it_are_never_both_reproduced(
+    values: list[float], one: float, other: float
+) -> None:
+    low, high = sorted((one, other))
+    interval = (min(values), max(values))
+    inside, _ = decide(values, interval, (low, high))
+    below, _ = decide(values, interval, (float("-inf"), low))
+    above, _ = decide(values, interval, (high, float("inf")))
+    assert [inside, below, above].count("reproduced") <= 1
+    if inside == "reproduced":
+        assert (below, above) == ("refuted", "refuted")
+    if "reproduced" in (below, above):
+        assert inside == "refuted"
+
+
+def test_every_claim_of_the_publications_is_whole() -> None:
+    found = publications()
+    assert [publication.seed for publication in found] == ["000", "001", "002", "003"]
+    claims = [claim for publication in found for claim in publication.claims]
+    assert len({claim.name for claim in claims}) == len(claims)
+    for each in claims:
+        assert each.sweep in group_choices()["sweep"]
+        assert len(each.quote.split()) >= 3
+
+
+BROKEN = [
+    ("seed: '9'\n  title: x", "is no YAML"),
+    ("just words", "holds no claims"),
+    ({"metric": "speed"}, "claim shorter: metric=speed is no choice"),
+    ({"metric": "steady_epoch_time"}, "did you mean steady_epoch_time_s?"),
+    ({"expect": {}}, "expect needs exactly one of above, below and between"),
+    ({"expect": {"above": 1, "below": 2}}, "exactly one of above, below and between"),
+    ({"expect": {"between": [2, 1]}}, "the lower end comes first"),
+    ({"expect": {"abov": 1}}, "expect.abov is not a key: did you mean above?"),
+    ({"contrasts": [{"rising": "device"}]}, "rising=device is no choice: did you mean devices?"),
+    ({"contrasts": [{"from": {"devices": 1}}]}, "either both from and to, or rising"),
+    ({"contrasts": []}, "contrasts=[] is not valid"),
+    ({"where": {"strateg": "ddp"}}, "strateg is no key of a run: did you mean strategy?"),
+    ({"metric": "steps_to_accuracy"}, "target is the accuracy of metric=steps_to_accuracy or time_to_accuracy_s"),
+    ({"epoch": 1}, "epoch=1 means nothing to metric=steady_epoch_time_s"),
+    ({"compare": "quotient"}, "compare=quotient is no choice"),
+    ({"quote": None}, "claim shorter: quote=None is not valid"),
+]
+
+
+def written(path: Path, changes: dict[str, Any] | str) -> Path:
+    plain = yaml.safe_load(yaml.safe_dump({"name": "shorter", "section": "1", "quote": "shorter"}))
+    plain |= {"metric": "steady_epoch_time_s", "contrasts": [{"rising": "devices"}], "sweep": "demo"}
+    plain |= {"expect": {"below": 0.98}}
+    if isinstance(changes, str):
+        path.write_text(changes)
+    else:
+        path.write_text(yaml.safe_dump({"seed": "9", "title": "mine", "claims": [plain | changes]}))
+    return path
+
+
+@pytest.mark.parametrize(("changes", "message"), BROKEN, ids=[message for _, message in BROKEN])
+def test_a_broken_file_is_refused_with_the_reason(tmp_path: Path, changes: dict[str, Any] | str, message: str) -> None:
+    path = written(tmp_path / "mine.yaml", changes)
+    with pytest.raises(ConfigError) as error:
+        Publication.read(path)
+    assert message in str(error.value)
+    assert str(error.value).startswith(str(path))
+
+
+def test_names_that_are_no_claims_are_refused() -> None:
+    with pytest.raises(ConfigError, match="scaling_stead is no claim: did you mean scaling_steady"):
+        chosen(None, ["scaling_stead"])
+
+
+def test_the_verb_prints_verdicts_and_what_is_lacking(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    two_devices(tmp_path / "runs", tuple(0.6 * w for w in WOBBLE))
+    path = written(tmp_path / "mine.yaml", {})
+    assert main(["claims", str(tmp_path / "runs"), "--file", str(path)]) == 0
+    out = capsys.readouterr().out
+    assert "reproduced" in out
+    assert "1 claims: 1 reproduced, 0 refuted, 0 inconclusive" in out
+    assert main(["claims", str(tmp_path / "runs"), "shorter", "--file", str(path)]) == 0
+    out = capsys.readouterr().out
+    assert out.count("digits-cnn_small-ddp-x2-r") == 6
+    assert main(["claims", str(tmp_path / "runs")]) == 0
+    out = capsys.readouterr().out
+    assert "sweep=tutorial_mlp: " in out
+    assert main(["claims", str(tmp_path / "none")]) == 2
+    assert main(["claims", str(tmp_path / "runs"), "--file", str(tmp_path / "none.yaml")]) == 2
+    assert "none.yaml can't be read: No such file" in capsys.readouterr().err

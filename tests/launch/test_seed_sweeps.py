@@ -1,0 +1,143 @@
+"""The experiments of the publications that the suite answers: their runs, counted by hand from the texts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from polars.testing import assert_frame_equal
+
+from analysis import load
+from launch.slurm.submit import prepare_for_site
+from launch.sweep import PlannedRun, expand
+from parallelbench.check import check_run
+from parallelbench.cli import main
+from parallelbench.data.prepared import MANIFEST
+
+CONFIGURATIONS = {
+    # 4 models × 2 data sets × (one GPU, then 2 and 4 by two strategies); times 10, 30, 50 and 100 epochs
+    "asu_data_parallel": 4 * 2 * (1 + 2 * 2),
+    "asu_data_parallel_faithful": 4 * 2 * (1 + 2 * 2) * 4,
+    "asu_data_parallel_small": 4 * 2 * 2,
+    # 3 models × 2 data sets × (one GPU; 2 and 4 by layers; 2 and 4 as a pipeline)
+    "asu_model_parallel": 3 * 2 * (1 + 2 + 2),
+    "asu_model_parallel_faithful": 3 * 2 * 2 * 4,
+    "asu_model_parallel_small": 3 * 2 * 3,
+    "tutorial_mlp": 2 * 6,
+    "tutorial_mlp_small": 6,
+    "mnist_two_devices": 2 * 2,
+    "mnist_two_devices_small": 2 * 2,
+    # 3 sizes of data × 3 models × 3 batches × (one GPU, then 2 and 4 by two strategies)
+    "uw_frameworks": 3 * 3 * 3 * (1 + 2 * 2),
+    "uw_frameworks_small": 2 * 2 * 2 + 2 * 2,
+    "batch_size_regimes": 10 * 4,
+    "batch_size_regimes_small": 8 * 4,
+    # one device, 9 strategies on 2 and 4, 4 meshes, Downpour and Sandblaster with their baselines
+    "strategy_comparison": 1 + 9 * 2 + 4 + 2 + 3,
+    "strategy_comparison_small": 9 + 4 + 3 + 2,
+}
+"""Sweep → its configurations."""
+
+
+def plan(name: str) -> list[PlannedRun]:
+    return expand([f"sweep={name}", "sweep.repeats=1"])
+
+
+def values(runs: list[PlannedRun], *names: str) -> set[tuple[Any, ...]]:
+    """The combinations of these attributes (`data.name`) that occur."""
+
+    def value(planned: PlannedRun, name: str) -> Any:
+        found: Any = planned.run
+        for part in name.split("."):
+            found = getattr(found, part)
+        return found
+
+    return {tuple(value(planned, name) for name in names) for planned in runs}
+
+
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_a_sweep_has_the_configurations_of_its_experiment(name: str) -> None:
+    runs = plan(name)
+    assert len(runs) == CONFIGURATIONS[name]
+    for planned in runs:
+        check_run(planned.run, "cpu" if name.endswith("_small") else "cuda")
+
+
+@pytest.mark.parametrize("name", [name for name in CONFIGURATIONS if name.endswith("_small")])
+def test_a_small_twin_needs_two_cores_and_no_preparation(name: str) -> None:
+    for planned in plan(name):
+        assert planned.run.devices <= 2 or planned.run.launcher.oversubscribe
+        assert planned.run.data.missing_files(Path("/nowhere")) == []
+
+
+def test_repeats_are_enough_for_an_interval_unless_the_sweep_is_faithful() -> None:
+    counts = {name: Counter(p.run.repeat for p in expand([f"sweep={name}"])) for name in CONFIGURATIONS}
+    few = {name for name, repeats in counts.items() if len(repeats) < 6}
+    # Steps to an accuracy are not timed, and the comparison of all strategies is to end in ten minutes.
+    regimes = {"batch_size_regimes", "batch_size_regimes_small"}
+    assert few == {"asu_data_parallel_faithful", "asu_model_parallel_faithful", "strategy_comparison_small", *regimes}
+
+
+@pytest.mark.parametrize("name", ["asu_data_parallel", "asu_model_parallel"])
+def test_asu_trains_a_hundred_epochs_instead_of_a_hundred_and_ninety(name: str) -> None:
+    assert values(plan(name), "epochs") == {(100,)}
+    assert values(plan(f"{name}_faithful"), "epochs") == {(10,), (30,), (50,), (100,)}
+    assert {run[:-1] for run in values(plan(f"{name}_faithful"), "model.name", "data.name", "devices", "epochs")} <= (
+        values(plan(name), "model.name", "data.name", "devices")
+    )
+
+
+def test_the_tutorial_has_its_own_map_on_its_own_mlp() -> None:
+    runs = [planned for planned in plan("tutorial_mlp") if planned.run.strategy.name == "model_parallel_tutorial"]
+    assert {p.run.strategy.device_map == {"fc1": 0, "fc2": 1, "fc3": 1, "fc4": 0} for p in runs} == {True}
+    assert [512, 256, 128] in [list(p.run.model.hidden) for p in runs]
+    assert values(runs, "data.shape") == {((1, 32, 32),)}
+
+
+def test_two_devices_double_the_batch_as_published_and_keep_it_in_the_twin() -> None:
+    names = ("scaling", "devices", "global_batch_size", "steps_per_epoch", "epochs")
+    assert values(plan("mnist_two_devices"), *names) == {
+        ("weak", 1, 1024, 58, 30),  # published as 59 and 30, the last of them not full
+        ("weak", 2, 2048, 29, 30),
+        ("strong", 1, 1024, 58, 30),
+        ("strong", 2, 1024, 58, 30),
+    }
+
+
+def test_uw_has_the_published_sizes_and_optimizer() -> None:
+    runs = plan("uw_frameworks")
+    assert values(runs, "data.train_samples") == {(60_000,), (240_000,), (480_000,)}
+    assert values(runs, "batch_size") == {(128,), (256,), (512,)}
+    assert values(runs, "optimizer.lr", "optimizer.beta1", "optimizer.beta2", "optimizer.eps") == {
+        (0.001, 0.9, 0.999, 1e-7)
+    }
+    assert values(runs, "optimizer.weight_decay", "epochs", "scaling") == {(0.0, 2, "strong")}
+
+
+@pytest.mark.parametrize("name", [name for name in CONFIGURATIONS if not name.endswith("_small")])
+def test_a_cluster_with_four_gpus_takes_the_whole_sweep(name: str, tmp_path: Path) -> None:
+    for data in ("mnist", "cifar10", "cifar100"):
+        (tmp_path / data).mkdir()
+        for file in ("train_images.npy", "train_labels.npy", "test_images.npy", "test_labels.npy", MANIFEST):
+            (tmp_path / data / file).touch()  # nothing is read
+    site = ["launcher=slurm", "site=asu_sol", "device=cuda", f"site.data_dir={tmp_path}"]
+    for planned in expand([f"sweep={name}", "sweep.repeats=1", *site]):
+        assert prepare_for_site(planned).device_type == "cuda"
+
+
+@pytest.mark.slow
+def test_a_long_run_passes_through_the_states_of_a_short_one(tmp_path: Path) -> None:
+    """What lets a run of 100 epochs answer for 10, 30 and 50."""
+    run = ["run", "data=digits", "data.image_size=8", "model=mlp", "optimizer=adam", f"results={tmp_path}"]
+    for epochs in (2, 4):
+        assert main([*run, f"epochs={epochs}", "launcher=inline"]) == 0
+    runs = load(tmp_path)
+    losses = ["epoch", "train_loss", "train_accuracy", "test_loss", "test_accuracy"]
+    short, long = (
+        runs.epochs.join(runs.run.filter(epochs=n).select("run_id"), on="run_id").sort("epoch").select(losses)
+        for n in (2, 4)
+    )
+    assert long.height == 4
+    assert_frame_equal(long.head(2), short, check_exact=True)
