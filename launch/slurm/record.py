@@ -85,13 +85,20 @@ def write(sweep: Path, submission: Submission) -> Path:
 
 
 @contextmanager
-def private() -> Iterator[None]:
+def private(mask: int = 0o077) -> Iterator[None]:
     """Make files that only the user can read and write, whatever the umask: jobs execute what they say."""
-    before = os.umask(0o077)
+    before = os.umask(mask)
     try:
         yield
     finally:
         os.umask(before)
+
+
+def _readable_by_others() -> int:
+    """The umask of a folder of results: others may read it where the user lets them, and never write to it."""
+    before = os.umask(0o077)
+    os.umask(before)
+    return before | 0o022
 
 
 def read(path: Path) -> Submission:
@@ -110,6 +117,7 @@ def read(path: Path) -> Submission:
 def submissions(sweep: Path) -> list[Submission]:
     """All submissions of a sweep, oldest first; raises `ConfigError` as `read` does."""
     if (sweep / FOLDER).is_dir():
+        require_own(sweep)
         require_own(sweep / FOLDER)
     found = [read(path) for path in sweep.glob(f"{FOLDER}/*/submission.json")]
     return sorted(found, key=lambda submission: (submission.created_at, submission.token))
@@ -140,8 +148,9 @@ def lock(sweep: Path) -> Iterator[None]:
     died is taken over.
     """
     path = sweep / FOLDER / "lock"
-    with storage_errors(path):
+    with storage_errors(path), private(_readable_by_others()):
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    require_own(sweep)
     require_own(path.parent)
     _take_over_abandoned(path)
     held = f"{socket.gethostname()} {os.getpid()} {psutil.Process().create_time()} {secrets.token_hex(4)}\n"

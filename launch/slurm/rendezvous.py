@@ -37,6 +37,8 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
 def offer(folder: Path, start: str, *, nodes: int, interface: str | None = None) -> Rendezvous:
     """Choose a free port of this host, and tell the other nodes."""
     host = address(interface)
+    if nodes > 1 and interface is None and host.startswith("127."):
+        host = _address_of_route()
     with socket.socket() as probe:
         probe.bind((host, 0))
         port = probe.getsockname()[1]
@@ -61,6 +63,19 @@ def _address_of_name() -> str:
         with suppress(OSError):
             return socket.gethostbyname(name)
     raise OSError(f"this host's name ({' or '.join(filter(None, names))}) has no address: set site.network_interface")
+
+
+def _address_of_route() -> str:
+    """This host's address on the way to everywhere else: Debian gives its own name one that nobody else can reach."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, suppress(OSError):
+        probe.connect(("192.0.2.1", 9))  # of a network for documentation; connecting a datagram socket sends nothing
+        found: str = probe.getsockname()[0]
+        if not found.startswith("127."):
+            return found
+    raise OSError(
+        f"the name of this host, {socket.gethostname()}, stands for an address that other nodes can't reach: "
+        "set site.network_interface, e.g. ib0"
+    )
 
 
 def join(folder: RunFolder, start: str, *, node: int, nodes: int) -> tuple[Attempt | None, Rendezvous | None]:

@@ -217,15 +217,26 @@ def batch_script(group: Batch) -> str:
     folder = record.folder_of(run.sweep_folder, "TOKEN").absolute()
     parameters = batch_parameters(group.shape, slurm(run), run.site, name="parallelbench-TOKEN")
     count = len(group.tasks())
-    command = f"{shlex.quote(sys.executable)} -u -m submitit.core._submit {shlex.quote(str(folder))}"
     given = {key: value for key, value in parameters.items() if value is not None}
-    return str(_make_sbatch_string(command, folder, **given, map_count=count if count > 1 else None))
+    return str(_make_sbatch_string(_command(folder), folder, **given, map_count=count if count > 1 else None))
+
+
+def _command(folder: Path) -> str:
+    """What a job executes on each of its nodes."""
+    return f"{shlex.quote(sys.executable)} -u -m launch.slurm.start {shlex.quote(str(folder))}"
 
 
 def _executor(folder: Path, submission: Submission, shape: Shape) -> Any:
     from submitit.slurm.slurm import SlurmExecutor
 
+    class Executor(SlurmExecutor):
+        """Looks at whose folder it is before anything in it is loaded."""
+
+        @property
+        def _submitit_command_str(self) -> str:
+            return _command(self.folder)
+
     parameters = batch_parameters(shape, submission.launcher, submission.site, name=submission.name)
-    executor = SlurmExecutor(folder=folder.absolute(), max_num_timeout=submission.launcher.attempts)
+    executor = Executor(folder=folder.absolute(), max_num_timeout=submission.launcher.attempts)
     executor.update_parameters(**{key: value for key, value in parameters.items() if value is not None})
     return executor

@@ -217,9 +217,11 @@ def test_the_lock_of_another_host_is_believed_while_it_is_fresh(tmp_path: Path) 
 
 
 def test_a_full_disk_is_a_message(small_disk: Path) -> None:
-    (small_disk / "submissions").mkdir(mode=0o700)
+    sweep = small_disk / "sweep"
+    sweep.mkdir(mode=0o755)
+    (sweep / "submissions").mkdir(mode=0o700)
     _fill(small_disk / "full")
-    with pytest.raises(StorageError, match="disk is full"), record.lock(small_disk):
+    with pytest.raises(StorageError, match="disk is full"), record.lock(sweep):
         pass
 
 

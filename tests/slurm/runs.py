@@ -166,7 +166,7 @@ class Sweep:
             assert supervisor is not None
             return supervisor.pid
         rank = psutil.Process(self.pid_of("rank 1", attempt))
-        return int(next(p.pid for p in rank.parents() if "submitit.core._submit" in p.cmdline()))
+        return int(next(p.pid for p in rank.parents() if "launch.slurm.start" in p.cmdline()))
 
     def signal(self, victim: str, attempt: Attempt, number: signal.Signals) -> None:
         os.kill(self.pid_of(victim, attempt), number)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import pickle
 import pickletools
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
@@ -17,8 +19,6 @@ from tests.slurm.daemons import until
 from tests.slurm.sweeps import closed
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tests.slurm.sweeps import Sweeps
 
 HOSTILE = 'it\'s "$(touch pwned)" `touch pwned`; ü #x & \\* | <y>'
@@ -95,16 +95,19 @@ def test_yaml_is_edited_while_queued(sweeps: Sweeps, tmp_path: Path) -> None:
 @fault(
     "storage and input",
     "what jobs execute may be written by others",
-    injection="the folder of the submissions is group-writable; the folder of one belongs to another user",
+    injection="the folder of the sweep or of all submissions is group-writable; that of one belongs to another user",
     outcome="submit, status and cancel refuse it in one line",
 )
-@pytest.mark.parametrize("other", ["group", "owner"])
+@pytest.mark.parametrize("other", ["group", "group of the sweep", "owner"])
 def test_foreign_submissions(sweeps: Sweeps, other: str) -> None:
     with closed(sweeps.cluster):
         assert sweeps.submit()[0] == 0
         (mine,) = sweeps.submissions()
         if other == "group":
             (sweeps.adhoc / record.FOLDER).chmod(0o770)
+            word = "may be written by others"
+        elif other == "group of the sweep":
+            sweeps.adhoc.chmod(0o770)
             word = "may be written by others"
         else:
             os.chown(record.folder_of(sweeps.adhoc, mine.token), 12345, 12345)
@@ -114,6 +117,42 @@ def test_foreign_submissions(sweeps: Sweeps, other: str) -> None:
             assert word in text
         assert len(sweeps.queue()) == 1
         assert word in status(sweeps)
+
+
+@fault(
+    "storage and input",
+    "what a job executes is exchanged while it waits",
+    injection="another user of the group puts a folder with a pickle of theirs in the place of the submission's",
+    outcome="the job ends at once and says whose folder it is; nothing in it is executed",
+)
+def test_a_pickle_of_somebody_elses(sweeps: Sweeps, tmp_path: Path) -> None:
+    witness = tmp_path / "executed"
+    with closed(sweeps.cluster):
+        assert sweeps.submit()[0] == 0
+        (mine,) = sweeps.pickles()
+        names = mine.parent.relative_to(sweeps.adhoc)
+        (sweeps.adhoc / record.FOLDER).rename(sweeps.adhoc / "aside")
+        foreign = sweeps.adhoc / names
+        foreign.mkdir(parents=True)
+        (foreign / mine.name).write_bytes(pickle.dumps(_Touches(witness)))
+        for path in (foreign.parent, foreign, foreign / mine.name):
+            path.chmod(0o777)
+            os.chown(path, 12345, 12345)
+    sweeps.until_queue_is_empty()
+    assert "belongs to another user" in sweeps.logs()
+    assert not witness.exists()
+    pickle.loads((foreign / mine.name).read_bytes())
+    assert witness.exists()  # it would have been
+
+
+class _Touches:
+    """Makes a file when it is loaded."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self._path,)
 
 
 @fault(

@@ -1,0 +1,43 @@
+"""The first program of a Slurm job, executed on each node as `python -m launch.slurm.start FOLDER`.
+
+It lets submitit load the pickle in a submission's folder, which is as good as executing it. Whoever may write to a
+folder above could have put one of their own there meanwhile, so what counts is whose it is now.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from launch.slurm import record
+from parallelbench.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Do what the submission in a folder says, if that is the user's own; 1 if not."""
+    try:
+        folder = held(Path(arguments[0]))
+    except (OSError, ConfigError) as error:
+        print(f"not started: {error}", file=sys.stderr)
+        return 1
+    from submitit.core.submission import process_job
+
+    process_job(folder)
+    return 0
+
+
+def held(folder: Path) -> Path:
+    """A path of the very folder that was looked at, whatever takes its place later; raises `ConfigError`, `OSError`."""
+    record.require_own(folder)  # names the folder in its message
+    found = Path(f"/proc/self/fd/{os.open(folder, os.O_RDONLY | os.O_DIRECTORY)}")
+    record.require_own(found)
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,68 @@
+"""How a Slurm job starts, and where its nodes meet, without a Slurm."""
+
+from __future__ import annotations
+
+import socket
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from launch.slurm import rendezvous, start
+from parallelbench.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_a_folder_that_is_looked_at_stays_the_one_that_is_read(tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    mine.mkdir(mode=0o700)
+    (mine / "call").write_text("mine")
+    held = start.held(mine)
+    mine.rename(tmp_path / "aside")
+    mine.mkdir()
+    (mine / "call").write_text("another's")
+    assert (held / "call").read_text() == "mine"
+    mine.chmod(0o777)
+    with pytest.raises(ConfigError, match=f"{mine} may be written by others"):
+        start.held(mine)
+
+
+def test_what_is_not_the_users_own_is_not_started(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs").chmod(0o770)
+    for name, word in (("theirs", "may be written by others"), ("nowhere", "No such file")):
+        assert start.main([str(tmp_path / name)]) == 1
+        printed = capsys.readouterr().err
+        assert word in printed
+        assert printed.count("\n") == 1
+
+
+@pytest.mark.parametrize("route", ["10.1.2.3", "127.0.0.1", None])
+def test_nodes_do_not_meet_where_only_one_of_them_can_be_reached(
+    route: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Debian gives a host's own name an address that no other host can reach."""
+    real = socket.socket
+
+    class Routed(real):  # type: ignore[misc, valid-type]
+        def connect(self, address: Any) -> None:
+            if route is None:
+                raise OSError("Network is unreachable")
+
+        def getsockname(self) -> Any:
+            return (route, 1) if self.type == socket.SOCK_DGRAM else super().getsockname()
+
+        def bind(self, address: Any) -> None:
+            super().bind(("127.0.0.1", address[1]))
+
+    monkeypatch.setattr(socket, "gethostbyname", lambda name: "127.0.1.1")
+    monkeypatch.setattr(socket, "socket", Routed)
+    if route == "10.1.2.3":
+        assert rendezvous.offer(tmp_path, "1.0", nodes=2).host == route
+    else:
+        with pytest.raises(OSError, match=r"other nodes can't reach: set site\.network_interface"):
+            rendezvous.offer(tmp_path, "1.0", nodes=2)
+        assert not list(tmp_path.iterdir())
+    assert rendezvous.offer(tmp_path, "1.0", nodes=1).host == "127.0.1.1"
+    assert rendezvous.offer(tmp_path, "1.0", nodes=2, interface="lo").host == "127.0.0.1"
