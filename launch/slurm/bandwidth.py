@@ -6,6 +6,7 @@ Executed on the nodes as `python -m launch.slurm.bandwidth FOLDER DEVICE INTERFA
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import tempfile
 import time
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from launch.slurm import rendezvous, scheduler
-from launch.slurm.shape import shape_of, slurm
+from launch.slurm.shape import setup_lines, shape_of, slurm
 from parallelbench.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ def _measured(run: RunConfig, device_type: str) -> list[dict[str, float]]:
     if not scheduler.available():
         raise ConfigError("there is no Slurm here: run `parallelbench doctor --bandwidth` on the login node")
     with tempfile.TemporaryDirectory(prefix=".bandwidth-", dir=_shared(run)) as folder:
+        print(f"waiting for {run.nodes} node(s) of the cluster; Ctrl-C gives up", file=sys.stderr, flush=True)
         text = scheduler.tell(command(run, device_type, Path(folder)), timeout_s=None)
     lines = [line for line in text.splitlines() if line.startswith("[{")]
     if not lines:
@@ -79,7 +81,8 @@ def command(run: RunConfig, device_type: str, folder: Path) -> list[str]:
         del options["gpus-per-node"]
     flags = [f"--{key}={value}" for key, value in options.items() if value is not None]
     program = [sys.executable, "-m", "launch.slurm.bandwidth", str(folder), device_type, site.network_interface or ""]
-    return ["srun", *flags, *program]
+    script = "\n".join([*setup_lines(site), f"exec {shlex.join(program)}"])
+    return ["srun", *flags, "bash", "-c", script]
 
 
 def main(arguments: Sequence[str]) -> int:

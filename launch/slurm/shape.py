@@ -93,17 +93,22 @@ def batch_parameters(shape: Shape, launcher: SlurmLauncher, site: Site, *, name:
         "signal_delay_s": launcher.signal_delay_s,
         "array_parallelism": launcher.array_parallelism,
         "stderr_to_stdout": True,
-        # In a job the working directory is the user's, and a stray conf.py there must not shadow ours.
-        "setup": [
-            "umask 077",
-            "export PYTHONSAFEPATH=1",
-            *(f"module load {module}" for module in site.modules),
-            *site.setup,
-        ],
+        "setup": setup_lines(site),
         # Since 22.05 srun doesn't take the number of cores from the job by itself.
         "srun_args": [f"--cpus-per-task={shape.cpus_per_node}", "--kill-on-bad-exit=1", f"--wait={_END_WITHIN_S}"],
         "additional_parameters": {**gpus, "mem": f"{shape.memory_mib_per_node}M", "requeue": True},
     }
+
+
+def setup_lines(site: Site) -> list[str]:
+    """Shell lines with which every job begins."""
+    return [
+        "umask 077",
+        # In a job the working directory is the user's, and a stray conf.py there must not shadow ours.
+        "export PYTHONSAFEPATH=1",
+        *(f"module load {module}" for module in site.modules),
+        *site.setup,
+    ]
 
 
 def most_seconds(launcher: SlurmLauncher) -> float:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import socket
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 
-from launch.slurm import rendezvous, start
+from launch.slurm import bandwidth, rendezvous, start
 from parallelbench.errors import ConfigError
+from tests.helpers import configured
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -66,3 +68,11 @@ def test_nodes_do_not_meet_where_only_one_of_them_can_be_reached(
         assert not list(tmp_path.iterdir())
     assert rendezvous.offer(tmp_path, "1.0", nodes=1).host == "127.0.1.1"
     assert rendezvous.offer(tmp_path, "1.0", nodes=2, interface="lo").host == "127.0.0.1"
+
+
+def test_the_bandwidth_probe_starts_like_any_job(tmp_path: Path) -> None:
+    run = configured("launcher=slurm", "site=local_cluster", "nodes=2", "devices=2")
+    site = msgspec.structs.replace(run.site, modules=["cuda/12.4"], setup=["source it"])
+    *_, shell, option, script = bandwidth.command(msgspec.structs.replace(run, site=site), "cpu", tmp_path)
+    assert (shell, option) == ("bash", "-c")
+    assert script.splitlines()[:4] == ["umask 077", "export PYTHONSAFEPATH=1", "module load cuda/12.4", "source it"]

@@ -143,7 +143,7 @@ def test_a_taken_port(ours: Cluster, tmp_path: Path) -> None:
     "workers",
     "The head's name can't be resolved",
     injection="site.network_interface=null on nodes whose names nobody knows",
-    outcome="the host's own name is used instead, or where only it can reach that, its address on the route; the run is ok",
+    outcome="the host's own name, or where that means loopback its address on the route; the run is ok",
 )
 def test_an_unresolvable_name(ours: Cluster, tmp_path: Path) -> None:
     with pytest.raises(OSError, match=r"."):
