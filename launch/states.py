@@ -40,6 +40,21 @@ def _names(folder: Path) -> set[str]:
         return set()
 
 
+def begin_again(folders: Iterable[RunFolder]) -> str:
+    """Of runs that are not over: how those that had begun begin again; empty where none had."""
+    begun = [folder for folder in folders if folder.attempts()]
+    kept = sum(map(saved, begun))
+    parts = [f"{kept} run(s) go on after the last saved epoch"] if kept else []
+    if over := len(begun) - kept:
+        parts.append(f"{over} run(s) that had begun start over, since nothing was saved of them")
+    return "; ".join(parts)
+
+
+def saved(folder: RunFolder) -> bool:
+    """Whether there is a training state that a later attempt can go on from."""
+    return any(folder.path.glob("checkpoints/*/manifest.json"))
+
+
 def glance(folder: RunFolder) -> State:
     """`RunFolder.state`, but for published tables of the right sizes their content is not read.
 

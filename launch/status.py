@@ -69,8 +69,8 @@ def overview(runs: Sequence[tuple[RunFolder, State]]) -> Overview:
         for folder, state in members:
             entry = Entry(folder, tracker.status(folder, state))
             entries.append(entry)
-            if folder.path.name in tracker.jobs:
-                submission, task = tracker.jobs[folder.path.name]
+            if found := tracker.of(folder.path.name):
+                submission, task = found
                 used += submission.devices * sum(map(seconds, folder.attempts())) / 3600
                 if entry.status.live:
                     live[submission.token, task] = submission

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from launch.compose import group_choices
 from launch.listing import listing
-from launch.states import states_below, states_of
+from launch.states import begin_again, states_below, states_of
 from launch.sweep import expand, one_run
 from parallelbench.attempt import OUTCOMES, PUBLISHED
 from parallelbench.config import run_id, to_mapping
@@ -103,7 +103,10 @@ def _submit_here(prepared: Sequence[Prepared], *, retry: frozenset[str]) -> int:
     try:
         states = submit_local(prepared, Display(_console()), retry=retry)
     except Interrupted as interruption:
-        _console().print(f"interrupted by {interruption}: finished epochs are kept; the same command goes on from here")
+        again = begin_again(item.folder for item in prepared if item.folder.state().label in ("killed", "running"))
+        _console().print(
+            f"interrupted by {interruption}; the same command starts what is missing{again and f': {again}'}"
+        )
         return EXIT_INTERRUPTED
     return 0 if all(state.label in ("ok", "running") for state in states) else EXIT_FAILED
 

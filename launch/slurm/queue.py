@@ -41,6 +41,10 @@ class RunStatus:
     """It was submitted, and whether Slurm has it can't be said yet."""
     ended: str = ""
     """What accounting says of a job that left no word."""
+    packed: bool = False
+    """Its job works through several runs."""
+    tried: bool = False
+    """The outcome in its folder is later than the submission of its job."""
 
     @property
     def live(self) -> bool:
@@ -54,22 +58,26 @@ class RunStatus:
             return self.state.label
         if self.queued is None:
             return "unknown"
-        return "queued" if self.queued.state in WAITING else "running"
+        if self.queued.state in WAITING:
+            return "queued"
+        if not self.packed or self.state.state == "running":
+            return "running"
+        return self.state.label if self.tried else "queued"
 
     @property
     def reason(self) -> str:
         """One line: why it waits, or how it ended."""
-        if self.live and self.queued is None:
-            return "submitted; whether Slurm has the job can't be said yet"
-        if self.live and self.label == "queued" and self.queued is not None:
-            at = f", expected to start {self.queued.starts_at}" if self.queued.starts_at else ""
-            # "None": the scheduler has not looked at it yet.
-            return f"{self.queued.reason if self.queued.reason != 'None' else 'just submitted'}{at}"
-        if self.live:
-            return ""
         told = self.state.outcome.reason if self.state.outcome else ""
-        if self.ended and self.state.outcome is None:
-            return f"its job ended before the run began: {self.ended}; `parallelbench logs` shows what it printed"
+        if self.label == "unknown":
+            before = f"; before that: {self.state.label}" if told else ""
+            return f"submitted; whether Slurm has the job can't be said yet{before}"
+        if self.label == "queued" and self.queued is not None:
+            return _waiting(self.queued)
+        if self.label == "running":
+            return ""
+        if self.state.state == "missing" and self.job:
+            how = f"ended before the run began: {self.ended}" if self.ended else "left no word"
+            return f"its job {self.job} {how}; `parallelbench logs` shows what it printed"
         return f"{told} ({self.ended})" if self.ended else told
 
     def wanted(self, retry: frozenset[str]) -> bool:
@@ -79,12 +87,21 @@ class RunStatus:
         return self.state.to_run or self.state.label in retry
 
 
+def _waiting(queued: QueuedJob) -> str:
+    """Why a run has not begun."""
+    if queued.state not in WAITING:
+        return "waits in its packed job"
+    at = f", expected to start {queued.starts_at}" if queued.starts_at else ""
+    # "None": the scheduler has not looked at it yet.
+    return f"{queued.reason if queued.reason != 'None' else 'just submitted'}{at}"
+
+
 @dataclass(frozen=True)
 class Tracker:
     """The jobs of one sweep."""
 
-    jobs: dict[str, tuple[Submission, int]] = field(default_factory=dict)
-    """Run → its latest submission, and the task of it."""
+    jobs: dict[str, list[tuple[Submission, int]]] = field(default_factory=dict)
+    """Run → its submissions, the latest last, and the task of each."""
     queue: dict[str, QueuedJob] = field(default_factory=dict)
     answered: bool = True
     """Whether the queue is what Slurm says; else it could not be asked."""
@@ -96,6 +113,11 @@ class Tracker:
         """What the records alone say, where Slurm gives no answer."""
         return cls(by_run(submissions), answered=False)
 
+    @property
+    def submissions(self) -> list[Submission]:
+        """All that a run of the sweep is in, also those that a later one has tried again."""
+        return list({each.token: each for found in self.jobs.values() for each, _ in found}.values())
+
     def queued(self, submission: Submission, task: int) -> QueuedJob | None:
         """The job of a task, if it is in the queue; one of the same id and another name is somebody else's."""
         found = self.queue.get(submission.job_of(task) or "")
@@ -103,22 +125,31 @@ class Tracker:
 
     def in_queue(self) -> list[QueuedJob]:
         """All jobs of the sweep that are in the queue."""
-        names = {submission.name for submission, _ in self.jobs.values()}
+        names = {submission.name for submission in self.submissions}
         return [job for job in self.queue.values() if job.name in names]
+
+    def of(self, name: str) -> tuple[Submission, int] | None:
+        """The latest submission of a run that has a job in the queue, else its latest, and the task of it."""
+        found = self.jobs.get(name, [])
+        queued = [each for each in found if self.queued(*each) is not None]
+        return next(reversed(queued or found), None)
 
     def status(self, folder: RunFolder, state: State | None = None) -> RunStatus:
         """One run's; `state` where its folder has been looked at already."""
         state = state or folder.state()
-        if folder.path.name not in self.jobs:
+        found = self.of(folder.path.name)
+        if found is None:
             return RunStatus(state)
-        submission, task = self.jobs[folder.path.name]
+        submission, task = found
         job = submission.job_of(task)
+        tried = state.outcome is not None and state.outcome.finished_at > submission.created_at
         if job is None or not self.answered:
-            return RunStatus(state, job or "", unknown=state.state == "missing")
+            return RunStatus(state, job or "", unknown=state.state in ("missing", "failed") and not tried)
         queued = self.queued(submission, task)
-        if queued is not None and _worked_through(state, submission, queued):
+        if queued is not None and tried and _worked_through(folder, state, submission, queued):
             queued = None
-        return RunStatus(state, job, queued, ended=self.ended.get((job, submission.name), ""))
+        ended = self.ended.get((job, submission.name), "")
+        return RunStatus(state, job, queued, ended=ended, packed=len(submission.tasks[task]) > 1, tried=tried)
 
     def silent(self, folder: RunFolder, state: State) -> bool:
         """Whether only accounting may know why the job of a run has ended: it left no word of its own."""
@@ -154,10 +185,10 @@ def track(
     trackers = {sweep: Tracker(by_run(submissions), queue) for sweep, submissions in known.items()}
     lost = [submission for submissions in known.values() for submission in submissions if submission.job is None]
     silent = [
-        tracker.jobs[folder.path.name][0]
+        found[0]
         for sweep, tracker in trackers.items()
         for folder, state in (runs or {}).get(sweep, ())
-        if tracker.silent(folder, state)
+        if tracker.silent(folder, state) and (found := tracker.of(folder.path.name))
     ]
     if not (open_ := [*lost, *silent]):
         return trackers
@@ -172,21 +203,23 @@ def track(
     }
 
 
-def by_run(submissions: Iterable[Submission]) -> dict[str, tuple[Submission, int]]:
-    """Run → its latest submission, and the task of it."""
-    return {
-        name: (submission, task)
-        for submission in submissions
-        for task, names in enumerate(submission.tasks)
-        for name in names
-    }
+def by_run(submissions: Iterable[Submission]) -> dict[str, list[tuple[Submission, int]]]:
+    """Run → its submissions in the order given, and the task of each."""
+    found: dict[str, list[tuple[Submission, int]]] = {}
+    for submission in submissions:
+        for task, names in enumerate(submission.tasks):
+            for name in names:
+                found.setdefault(name, []).append((submission, task))
+    return found
 
 
-def _worked_through(state: State, submission: Submission, queued: QueuedJob) -> bool:
+def _worked_through(folder: RunFolder, state: State, submission: Submission, queued: QueuedJob) -> bool:
     """Whether the run is over although its job is not: one of several in a packed job, or in its last moments."""
-    if state.state != "failed" or state.outcome is None or not state.outcome.finished_at:
+    if state.state != "failed" or queued.state in WAITING:
         return False
-    return queued.state not in WAITING and not state.to_run and state.outcome.finished_at > submission.created_at
+    began = (attempt.supervisor() for attempt in folder.attempts())
+    starts = sum(each is not None and each.job.startswith(f"{submission.token}.") for each in began)
+    return not state.to_run or starts >= submission.launcher.attempts
 
 
 def _adopted(sweep: Path, submission: Submission, ids: Mapping[str, str]) -> Submission:

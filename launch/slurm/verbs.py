@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING
 from rich.markup import escape
 
 from launch.slurm import record, scheduler
-from launch.slurm.queue import by_run, track
+from launch.slurm.queue import Tracker, track
 from launch.slurm.scheduler import SchedulerError
 from launch.slurm.site import refusals
 from launch.slurm.submit import batch_script, batches, submit
+from launch.states import begin_again, states_of
 from parallelbench.errors import ConfigError
+from parallelbench.folder import RunFolder
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from rich.console import Console
@@ -76,17 +78,33 @@ def cancel(sweeps: Sequence[Path], console: Console) -> int:
             locks.enter_context(record.lock(sweep))
         trackers = track({sweep: record.submissions(sweep) for sweep in sweeps}, locked=True)
         jobs = [job for tracker in trackers.values() for job in tracker.in_queue()]
+        again = begin_again(_live(trackers))
         if jobs:
             # A sweep is cancelled as a whole, so its arrays are: their own ids will do.
             scheduler.tell(["scancel", *sorted({job.whole for job in jobs}, key=int)])
-    console.print(f"{len(jobs)} job(s) cancelled; finished epochs are kept; submitting again starts what is missing")
+    lost = sum(submission.job is None for tracker in trackers.values() for submission in tracker.submissions)
+    console.print(f"{len(jobs)} job(s) cancelled; submitting again starts what is missing{again and f': {again}'}")
+    if lost:
+        console.print(
+            f"whether Slurm has got {lost} more array(s) can't be said yet: cancel again in a minute", highlight=False
+        )
     return 0
+
+
+def _live(trackers: Mapping[Path, Tracker]) -> Iterator[RunFolder]:
+    """Runs that a job in the queue is about."""
+    for sweep, tracker in trackers.items():
+        names = {name for name, found in tracker.jobs.items() if any(tracker.queued(*each) for each in found)}
+        folders = [RunFolder(sweep / name) for name in sorted(names)]
+        for folder, state in zip(folders, states_of(folders), strict=True):
+            if tracker.status(folder, state).live:
+                yield folder
 
 
 def job_logs(sweep: Path, name: str) -> list[Path]:
     """What Slurm and submitit caught of the latest job of a run, beside the attempts' own logs. Slurm is not asked."""
     try:
-        found = by_run(record.submissions(sweep)).get(name)
+        found = Tracker.unanswered(record.submissions(sweep)).of(name)
     except ConfigError:
         return []
     if found is None:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from launch.doctor import file_system
 from launch.slurm import record, scheduler
@@ -24,8 +25,9 @@ from launch.slurm.scheduler import Partition, QueuedJob
 from launch.slurm.shape import batch_parameters, shape_of, slurm
 from launch.slurm.site import gpus_in, refusals
 from launch.slurm.submit import batch_script, batches, prepare_for_site
+from launch.slurm.verbs import cancel
 from launch.sweep import expand, one_run
-from parallelbench.attempt import Outcome
+from parallelbench.attempt import OUTCOMES, Outcome, OutcomeName
 from parallelbench.config import RunConfig
 from parallelbench.errors import ConfigError, StorageError
 from parallelbench.folder import RunFolder, State
@@ -264,6 +266,7 @@ def test_a_job_knows_its_own_attempts_although_ids_are_given_out_again(tmp_path:
 MISSING, DONE = State("missing"), State("done", Outcome(outcome="ok", reason="trained", finished_at=2.0), 1)
 FAILED = State("failed", Outcome(outcome="oom", reason="out of memory", finished_at=2.0), 1)
 KILLED = State("failed", Outcome(outcome="killed", reason="vanished", finished_at=0.0), 1)
+TIMEOUT = State("failed", Outcome(outcome="timeout", reason="too slow", finished_at=2.0), 1)
 
 
 @pytest.mark.parametrize(
@@ -284,7 +287,7 @@ KILLED = State("failed", Outcome(outcome="killed", reason="vanished", finished_a
 def test_the_folder_comes_before_the_queue(state: State, job_state: str | None, label: str, wanted: bool) -> None:
     mine = submission(job="17")
     jobs = {"17_0": QueuedJob("17_0", job_state, "Resources", "", mine.name)} if job_state else {}
-    tracker = Tracker({"a": (mine, 0)}, jobs)
+    tracker = Tracker({"a": [(mine, 0)]}, jobs)
     status = tracker.status(RunFolder(Path("sweep/a")), state)
     assert (status.label, status.wanted(frozenset())) == (label, wanted)
 
@@ -296,9 +299,99 @@ def test_outcomes_are_tried_again_where_that_is_asked_for() -> None:
 
 
 def test_a_submission_without_a_known_job_is_not_repeated() -> None:
-    tracker = Tracker({"a": (msgspec.structs.replace(submission(), job=None), 0)}, {})
+    tracker = Tracker({"a": [(submission(), 0)]}, {})
     status = tracker.status(RunFolder(Path("sweep/a")), MISSING)
     assert (status.label, status.wanted(frozenset())) == ("unknown", False)
+
+
+@pytest.mark.parametrize("outcome", ["oom", "killed", "timeout", "storage"])
+@pytest.mark.parametrize(("created_at", "label"), [(3.0, "unknown"), (1.0, "")])
+@pytest.mark.parametrize("job", [None, "17"])
+def test_a_retry_of_which_slurm_says_nothing_is_not_repeated_unless_it_has_ended(
+    outcome: OutcomeName, created_at: float, label: str, job: str | None
+) -> None:
+    failed = State("failed", Outcome(outcome=outcome, reason="so it was", finished_at=2.0), 1)
+    again = submission(created_at=created_at, job=job)
+    tracker = Tracker({"a": [(submission(job="5"), 0), (again, 0)]}, {}, answered=job is None)
+    status = tracker.status(RunFolder(Path("sweep/a")), failed)
+    assert status.label == (label or outcome)
+    assert status.wanted(frozenset(OUTCOMES)) == (not label)
+    assert ("before that: " + outcome in status.reason) == bool(label)
+
+
+def test_the_job_of_an_earlier_submission_counts_while_it_is_in_the_queue() -> None:
+    first, second = submission(job="5"), submission(job="6", tasks=[["a"]])
+    waiting = QueuedJob("5_0", "PENDING", "Resources", "", first.name)
+    tracker = Tracker({"a": [(first, 0), (second, 0)], "b": [(first, 1)]}, {"5_0": waiting})
+    assert tracker.status(RunFolder(Path("sweep/a")), MISSING).queued == waiting
+    assert tracker.in_queue() == [waiting], "so `cancel` ends it"
+    assert [each.token for each in tracker.submissions] == [first.token, second.token]
+
+
+@pytest.mark.parametrize(
+    ("state", "job_state", "created_at", "label", "reason"),
+    [
+        (MISSING, "RUNNING", 1.0, "queued", "waits in its packed job"),
+        (State("running"), "RUNNING", 1.0, "running", ""),
+        (KILLED, "RUNNING", 1.0, "queued", "waits in its packed job"),
+        (FAILED, "RUNNING", 3.0, "queued", "waits in its packed job"),
+        (FAILED, "RUNNING", 1.0, "oom", "out of memory"),
+        (TIMEOUT, "RUNNING", 1.0, "timeout", "too slow"),
+        (MISSING, "PENDING", 1.0, "queued", "Resources"),
+    ],
+)
+def test_runs_of_a_packed_job_run_one_by_one(
+    state: State, job_state: str, created_at: float, label: str, reason: str
+) -> None:
+    packed = submission(created_at=created_at, job="17", tasks=[["a", "b"]])
+    queue = {"17": QueuedJob("17", job_state, "Resources", "", packed.name)}
+    status = Tracker({"a": [(packed, 0)]}, queue).status(RunFolder(Path("sweep/a")), state)
+    assert (status.label, status.reason) == (label, reason)
+    assert not status.wanted(frozenset()), "its job may still come to it"
+
+
+def test_a_run_that_was_started_as_often_as_it_may_be_is_over_although_its_packed_job_runs(tmp_path: Path) -> None:
+    packed = submission(job="17", tasks=[["a", "b"]])
+    folder = RunFolder(tmp_path / "a")
+    for restarts in range(packed.launcher.attempts):
+        assert folder.claim(job=f"{packed.token}.17.{restarts}") is not None
+    queue = {"17": QueuedJob("17", "RUNNING", "n1", "", packed.name)}
+    status = Tracker({"a": [(packed, 0)]}, queue).status(folder, TIMEOUT)
+    assert (status.label, status.live, status.wanted(frozenset())) == ("timeout", False, True)
+
+
+def test_a_job_that_left_nothing_is_named() -> None:
+    mine = submission(job="17")
+    status = Tracker({"a": [(mine, 0)]}, {}).status(RunFolder(Path("sweep/a")), MISSING)
+    assert status.reason == "its job 17_0 left no word; `parallelbench logs` shows what it printed"
+
+
+def test_cancel_ends_all_jobs_and_says_how_runs_begin_again(
+    tmp_path: Path, fake: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[list[str]] = []
+    monkeypatch.setattr(scheduler, "tell", told.append)
+    first, second = submission(job="5", tasks=[["a"], ["b"]]), submission(job="6", tasks=[["a"]])
+    lost = submission(created_at=time.time(), tasks=[["b"]])
+    for each in (first, second, lost):
+        record.write(tmp_path, each)
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        RunFolder(tmp_path / name).claim()
+    saved = tmp_path / "b" / "checkpoints" / "attempt-1-epoch-1" / "manifest.json"
+    saved.parent.mkdir(parents=True)
+    saved.touch()
+    fake.answers["squeue"] = (
+        "".join(f"5|{task}|{5 + task}|RUNNING|n1|N/A|{first.name}\n" for task in range(2))
+        + f"N/A|N/A|6|PENDING|None|N/A|{second.name}\n"
+    )
+    console = Console(width=300, file=io.StringIO())
+    cancel([tmp_path], console)
+    assert told == [["scancel", "5", "6"]]
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "3 job(s) cancelled" in text
+    assert "1 run(s) go on after the last saved epoch; 1 run(s) that had begun start over" in text
+    assert "whether Slurm has got 1 more array(s) can't be said yet" in text
 
 
 @dataclass
