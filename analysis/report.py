@@ -13,7 +13,7 @@ import uuid
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import polars as pl
 
@@ -34,6 +34,12 @@ GENERATOR = '<meta name="generator" content="parallelbench">'
 """Marks a page as ours: only a folder that holds one is ever replaced."""
 
 
+FILTERS = ("data", "model", "strategy", "devices")
+"""What the page's reader may filter by: columns of `facts`."""
+MOST_RUNS = 500
+"""Rows of the page's table of runs; beyond, a browser would take seconds to lay them out."""
+
+
 @dataclass(frozen=True)
 class Drawn:
     """A figure as the page needs it."""
@@ -43,6 +49,13 @@ class Drawn:
     """Vega-Lite, as JSON that may stand inside a script element; empty without a chart."""
     image: str
     """The same as SVG, in base64, for where no script runs; empty without a chart."""
+
+
+class Shown(NamedTuple):
+    """A row of a table of the page."""
+
+    configuration: str
+    cells: list[Cell]
 
 
 def write_report(path: Path | str, out: Path | str | None = None, *, plugin: str | None = None) -> Path:
@@ -154,7 +167,8 @@ def render(runs: Runs, drawn: list[Drawn]) -> str:
         measured=_measured(runs),
         figures=drawn,
         configurations=_grouped(summary(runs), CONFIGURATIONS),
-        runs=_grouped(facts(runs), RUNS),
+        **_runs_table(facts(runs)),
+        **_filters(facts(runs)),
         headers={"configurations": CONFIGURATIONS, "runs": RUNS},
         meanings={name: doc for name, (_, doc) in SUMMARY.items()} | dict(PER_RUN),
         environment=notes.environment(runs),
@@ -164,9 +178,34 @@ def render(runs: Runs, drawn: list[Drawn]) -> str:
     )
 
 
-def _grouped(table: pl.DataFrame, columns: tuple[Any, ...]) -> list[tuple[str, list[list[Cell]]]]:
+def _runs_table(rows: pl.DataFrame) -> dict[str, Any]:
+    """The table of runs with its caption; of very many runs the counted ones give way."""
+    caption = "Every run that was found, with its outcome, and why it is left out where it is."
+    if rows.height > MOST_RUNS:
+        # Those that are left out first; then back in the order of the table of configurations.
+        first = rows.with_row_index("place").sort(pl.col("left_out").is_null(), maintain_order=True).head(MOST_RUNS)
+        caption = (
+            f"{MOST_RUNS} of {rows.height:,} runs, those first that are left out, with the outcome and the reason. "
+            "The others are in tables/runs.csv beside this page."
+        )
+        rows = first.sort("place")
+    return {"runs": _grouped(rows, RUNS), "runs_caption": caption}
+
+
+def _filters(rows: pl.DataFrame) -> dict[str, Any]:
+    """What there is to choose between, and which configuration is what."""
+    columns = rows.select("group", "configuration", *(pl.col(name).cast(pl.String) for name in FILTERS))
+    index = columns.unique(maintain_order=True)
+    choices = {name: list(index[name].unique(maintain_order=True)) for name in FILTERS}
+    return {
+        "choices": {name: values for name, values in choices.items() if len(values) > 1},
+        "index": script_json(index.to_dicts()),
+    }
+
+
+def _grouped(table: pl.DataFrame, columns: tuple[Any, ...]) -> list[tuple[str, list[Shown]]]:
     return [
-        (str(group), [cells(row, columns) for row in rows.iter_rows(named=True)])
+        (str(group), [Shown(row["configuration"], cells(row, columns)) for row in rows.iter_rows(named=True)])
         for (group,), rows in table.group_by("group", maintain_order=True)
     ]
 

@@ -1,40 +1,123 @@
 // Draws every figure as wide as the page allows: as many panels side by side as fit, each as wide as is left for it.
-// Where this does not run, the page shows the same figures as images.
+// Where this does not run, the page shows the same figures as images, and no filter.
 const WIDEST_PANEL = 580, NARROWEST_PANEL = 300, TWO_PANELS = 720;
 
-function fitted(spec, columns, panelWidth) {
+const form = document.querySelector("#filter");
+const configurations = JSON.parse(document.querySelector("#index").textContent);
+const keyOf = (row) => `${row.group}\n${row.configuration}`;
+
+// What the filter leaves: a configuration must have one of the chosen values wherever any is chosen.
+function chosen() {
+  const wanted = new Map();
+  for (const [name, value] of form ? new FormData(form) : []) wanted.set(name, (wanted.get(name) ?? new Set()).add(value));
+  const left = configurations.filter((row) => [...wanted].every(([name, values]) => values.has(row[name])));
+  return { all: wanted.size === 0, count: left.length, keys: new Set(left.map(keyOf)) };
+}
+
+function filterTables(choice) {
+  for (const body of document.querySelectorAll("tbody[data-group]")) {
+    const rows = [...body.querySelectorAll("tr[data-configuration]")];
+    for (const row of rows) row.hidden = !choice.keys.has(keyOf({ ...body.dataset, ...row.dataset }));
+    body.hidden = rows.every((row) => row.hidden);
+  }
+  if (form) form.querySelector("output").textContent =
+    choice.all ? "" : `Shown: ${choice.count} of ${configurations.length} configurations.`;
+}
+
+// The figure's rows that are chosen. Rows of no configuration, such as an ideal line, stay beside those that they explain.
+function filterRows(rows, choice) {
+  if (choice.all) return rows;
+  const named = rows.filter((row) => row.configuration != null);
+  const kept = named.filter((row) => choice.keys.has(keyOf(row)));
+  const variants = new Set(named.map((row) => row.variant));
+  const shown = new Set(kept.flatMap((row) => [row.panel, `${row.panel}\n${row.variant}`]));
+  const explains = (row) => shown.has(variants.has(row.variant) ? `${row.panel}\n${row.variant}` : row.panel);
+  return rows.filter((row) => (row.configuration == null ? explains(row) : choice.keys.has(keyOf(row))));
+}
+
+// Legends name only what is drawn; what is drawn keeps its colour.
+function pruneScales(node, before, after) {
+  if (node === null || typeof node !== "object") return;
+  if (Array.isArray(node.domain) && Array.isArray(node.range) && node.domain.some((name) => before.has(name))) {
+    const stays = node.domain.map((name) => after.has(name) || !before.has(name));
+    node.range = node.range.filter((_, index) => stays[index]);
+    node.domain = node.domain.filter((_, index) => stays[index]);
+  }
+  for (const child of Object.values(node)) pruneScales(child, before, after);
+}
+
+function filtered(spec, choice) {
+  const names = (rows) => new Set(rows.flatMap((row) => [row.variant, row.configuration]));
+  const panels = new Set();
+  for (const [name, rows] of Object.entries(spec.datasets)) {
+    const kept = filterRows(rows, choice);
+    pruneScales(spec.spec, names(rows), names(kept));
+    for (const row of kept) panels.add(row.panel);
+    spec.datasets[name] = kept;
+  }
+  return panels.size;
+}
+
+function fitted(spec, columns, panelWidth, legendColumns) {
   const copy = structuredClone(spec);
   copy.columns = columns;
   copy.spec.width = panelWidth;
-  if (columns === 1) copy.config.legend.columns = 2;
+  if (columns === 1) {
+    copy.config.legend.columns = legendColumns;
+    copy.facet.header.labelFontSize = 11; // a heading wider than the panel would shrink the whole figure
+  }
   return copy;
 }
 
-async function draw(figure) {
+async function draw(figure, choice) {
   const place = figure.querySelector(".chart");
   const label = place.querySelector("img")?.alt ?? place.getAttribute("aria-label");
   const spec = JSON.parse(figure.querySelector(".spec").textContent);
+  const panels = filtered(spec, choice);
+  figure.classList.toggle("empty", panels === 0);
+  if (panels === 0) return;
   const available = place.clientWidth;
-  const panels = spec.facet.sort.length;
   const columns = available < TWO_PANELS ? 1 : Math.min(2, panels);
   const options = { mode: "vega-lite", renderer: "svg", actions: false, tooltip: true };
+  const drawn = async (panelWidth, legendColumns) => {
+    await vegaEmbed(place, fitted(spec, columns, panelWidth, legendColumns), options);
+    return place.querySelector("svg").getBBox().width;
+  };
   // What axes, their labels and gaps take is known only once drawn: draw, measure, and draw again with what is left.
-  let panelWidth = Math.min(NARROWEST_PANEL, available * 0.6);
-  for (const last of [false, true]) {
-    await vegaEmbed(place, fitted(spec, columns, panelWidth), options);
-    const around = place.querySelector("svg").getBBox().width - columns * panelWidth;
-    place.setAttribute("role", "img");
-    place.setAttribute("aria-label", label);
-    if (!last) panelWidth = Math.max(120, Math.min(WIDEST_PANEL, (available - around - 12) / columns));
-  }
+  const guess = Math.min(NARROWEST_PANEL, available * 0.6);
+  let legendColumns = 2, width = await drawn(guess, legendColumns);
+  if (columns === 1 && width > available) width = await drawn(guess, legendColumns = 1);
+  const left = (available - (width - columns * guess) - 12) / columns;
+  await drawn(Math.max(120, Math.min(WIDEST_PANEL, left)), legendColumns);
+  place.setAttribute("role", "img");
+  place.setAttribute("aria-label", label);
 }
 
 const figures = [...document.querySelectorAll("figure")].filter((figure) => figure.querySelector(".spec"));
-const drawAll = async () => { for (const figure of figures) await draw(figure); };
+let latest = 0, drawing = Promise.resolve();
+
+function drawAll() {
+  const turn = ++latest, choice = chosen();
+  filterTables(choice);
+  document.body.dataset.drawn = "";
+  drawing = drawing.then(async () => {
+    for (const figure of figures) {
+      if (turn !== latest) return; // the reader has chosen again: that drawing follows
+      await draw(figure, choice);
+    }
+    document.body.dataset.drawn = turn;
+  });
+}
+
 let width = window.innerWidth, timer;
 window.addEventListener("resize", () => {
   clearTimeout(timer);
   timer = setTimeout(() => { if (window.innerWidth !== width) { width = window.innerWidth; drawAll(); } }, 200);
 });
-window.addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((d) => { d.open = true; }));
+window.addEventListener("beforeprint", () => document.querySelectorAll("details.print").forEach((d) => { d.open = true; }));
+if (form) {
+  form.hidden = false;
+  form.addEventListener("change", drawAll);
+  form.addEventListener("reset", () => setTimeout(drawAll)); // after the boxes are cleared
+}
 drawAll();
