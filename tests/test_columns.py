@@ -1,0 +1,469 @@
+"""Every column of docs/results.md has a test that forces a known value through the code that measures it.
+
+`FORCED` says which; a column without one fails. Values that no experiment fixes (a time, a peak of memory) are forced
+by a clock that the test turns, and by tensors of known size.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pyarrow.parquet as pq
+import pytest
+import torch
+from torch.nn import functional as F
+
+from parallelbench import session, train
+from parallelbench.config import RunConfig, canonical_json, run_id, slug, to_mapping
+from parallelbench.data.loader import ResidentLoader, generator
+from parallelbench.devices import cpu_name, node_name
+from parallelbench.folder import RunFolder
+from parallelbench.journal import Journal
+from parallelbench.parity import check_parity
+from parallelbench.probes import clock as clock_module
+from parallelbench.probes import environment
+from parallelbench.probes.memory import MemoryProbe
+from parallelbench.publish import publish
+from parallelbench.records import TABLES
+from parallelbench.session import Session, build_model
+from parallelbench.strategies.base import Push, Shard
+from parallelbench.strategies.parts.replicas import ModuleReplica
+from parallelbench.strategies.single import Single
+from parallelbench.world import World
+from tests.helpers import TINY, configured
+from tests.telemetry.playback import play
+from tests.telemetry.test_nvml import FOUR
+
+HERE = "tests.test_columns"
+FORCED = {
+    "run": {
+        f"{HERE}.test_what_was_asked_for": "run_id sweep slug model data strategy optimizer devices nodes processes "
+        "cores_per_device device_type epochs batch_size global_batch_size scaling precision channels_last seed repeat "
+        "train_samples test_samples steps_per_epoch dropped_samples learning_rate oversubscribed deterministic "
+        "detect_anomaly config_json",
+        f"{HERE}.test_what_the_run_was": "outcome reason device_name parameters parity_passed",
+        f"{HERE}.test_facts_of_a_session": "attempt compile warnings environment_json",
+        f"{HERE}.test_the_parts_of_the_start": "startup_s startup_launch_s startup_imports_s startup_process_group_s "
+        "startup_data_s startup_parity_s startup_model_s startup_compile_s startup_first_step_s",
+        "tests.strategies.test_pipeline.test_a_whole_run_ends_well": "theoretical_bubble",
+        "tests.launch.test_packed.test_packed_runs_train_bit_for_bit_like_separate_ones_and_have_no_times": "packed",
+        "tests.launch.test_resume.test_a_damaged_checkpoint_gives_way_to_the_one_before": "resumed_after",
+    },
+    "epochs": {
+        f"{HERE}.test_losses_are_those_of_a_loop_by_hand": "run_id epoch train_loss train_accuracy test_loss "
+        "test_accuracy train_samples test_samples steps",
+        f"{HERE}.test_times_are_those_of_the_clock": "attempt finished_at",
+        "tests.telemetry.test_nvml.test_an_epochs_energy_is_exactly_that_of_the_profile": "gpu_energy_j "
+        "gpu_power_mean_w gpu_power_max_w gpu_utilization_mean gpu_memory_used_max_bytes gpu_throttle_reasons "
+        "telemetry_flags",
+        "tests.telemetry.test_process.test_known_energies_come_through_to_the_tables_and_frames": "cpu_energy_j",
+    },
+    "ranks": {
+        f"{HERE}.test_losses_are_those_of_a_loop_by_hand": "run_id epoch train_samples train_loss_sum train_correct "
+        "test_samples test_loss_sum test_correct",
+        f"{HERE}.test_where_the_ranks_were": "rank local_rank node device_uuid gradient_bytes_sent",
+        f"{HERE}.test_times_are_those_of_the_clock": "attempt epoch_time_s training_started_at training_ended_at "
+        "cpu_time_s evaluation_time_s",
+        f"{HERE}.test_a_known_tensor_is_in_the_hosts_peak": "host_peak_rss_bytes",
+        f"{HERE}.test_peaks_of_devices_are_added": "peak_allocated_bytes peak_reserved_bytes device_used_bytes",
+        "tests.strategies.test_traffic.test_model_parallel_sends_an_activation_forward_and_its_gradient_back": (
+            "activation_bytes_sent"
+        ),
+        "tests.strategies.test_traffic.test_an_owner_sends_its_whole_tensors_to_all_others": "parameter_bytes_sent",
+    },
+    "steps": {f"{HERE}.test_times_are_those_of_the_clock": "run_id attempt epoch step rank step_time_s"},
+    "pushes": {f"{HERE}.test_pushes_of_a_worker": "run_id attempt epoch rank step staleness"},
+    "parity": {
+        f"{HERE}.test_facts_of_a_session": "run_id attempt",
+        f"{HERE}.test_planted_differences_are_those_of_the_check": "step loss loss_reference loss_difference "
+        "gradient_difference parameter_difference evaluation_difference tolerance passed",
+    },
+    "telemetry": {
+        f"{HERE}.test_whose_samples_they_are": "run_id attempt node device_uuid",
+        "tests.telemetry.test_nvml.test_every_column_of_four_gpus": "time energy_j power_w utilization "
+        "memory_used_bytes clock_hz temperature_c throttle_reasons",
+        "tests.telemetry.test_host.test_memory_and_network": "network_sent_bytes network_received_bytes",
+    },
+}
+"""Table → test → the columns that it forces known values through."""
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_every_column_has_its_test(table: str) -> None:
+    forced = [column for columns in FORCED[table].values() for column in columns.split()]
+    assert sorted(forced) == sorted(column.name for column in TABLES[table]), "add the test of a new column to FORCED"
+
+
+@pytest.mark.parametrize("name", sorted({name for tests in FORCED.values() for name in tests}))
+def test_the_tests_exist_and_name_their_columns(name: str) -> None:
+    module_name, _, function = name.rpartition(".")
+    module = importlib.import_module(module_name)
+    assert callable(getattr(module, function))
+    source = inspect.getsource(getattr(module, function) if module_name == HERE else module)
+    for tests in FORCED.values():
+        missing = [column for column in tests.get(name, "").split() if f'"{column}"' not in source]
+        assert not missing, f"{name} says nothing of {missing}"
+
+
+# --- a real run of two ranks, whose every number follows from its configuration
+
+WEAK = (
+    *(option for option in TINY if not option.startswith(("batch_size", "data.train_samples"))),
+    *("data.train_samples=70", "batch_size=10", "scaling=weak", "optimizer=sgd", "optimizer.lr=0.05"),
+    *("optimizer.lr_rule=linear", "precision=fp64", "channels_last=true", "epochs=2", "seed=5", "repeat=3"),
+    *("strategy=ddp", "devices=2", "measure.deterministic=true", "measure.detect_anomaly=true", "sweep.name=columns"),
+    "launcher.oversubscribe=true",
+)
+GLOBAL_BATCH, STEPS, VALUES = 20, 3, 64 * 10 + 10
+
+
+class Ran:
+    """The published tables of one run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.tables = {table: pq.read_table(folder / "result" / f"{table}.parquet").to_pylist() for table in TABLES}
+        (self.run,) = self.tables["run"]
+
+    def of(self, table: str, *columns: str) -> list[Any]:
+        """Values of one column, or tuples of several."""
+        return [row[columns[0]] if len(columns) == 1 else tuple(row[c] for c in columns) for row in self.tables[table]]
+
+
+@pytest.fixture(scope="module")
+def weak(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    results = tmp_path_factory.mktemp("results")
+    command = [sys.executable, "-m", "parallelbench.cli", "run", *WEAK, f"results={results}"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return Ran(Path(done.stdout.splitlines()[-1]))
+
+
+def expected_run(results: Path) -> RunConfig:
+    return configured(*(option for option in WEAK if option != "sweep.name=columns"), f"results={results}")
+
+
+@pytest.mark.slow
+def test_what_was_asked_for(weak: Ran) -> None:
+    assert {name: weak.run[name] for name in ("devices", "nodes", "processes", "cores_per_device")} == {
+        "devices": 2,
+        "nodes": 1,
+        "processes": 2,
+        "cores_per_device": 1,
+    }
+    names = {"model": "logistic_regression", "data": "synthetic", "strategy": "ddp", "optimizer": "sgd"}
+    numbers = {"epochs": 2, "batch_size": 10, "global_batch_size": 20, "seed": 8, "repeat": 3}
+    samples = {"train_samples": 70, "test_samples": 30, "steps_per_epoch": 3, "dropped_samples": 10}
+    kinds = {"device_type": "cpu", "scaling": "weak", "precision": "fp64", "learning_rate": 0.1, "sweep": "columns"}
+    switches = {"channels_last": True, "deterministic": True, "detect_anomaly": True}
+    expected = names | numbers | samples | kinds | switches
+    assert {name: weak.run[name] for name in expected} == expected
+    assert weak.run["oversubscribed"] is (len(psutil.Process().cpu_affinity() or []) < 2)
+    run = expected_run(weak.folder.parents[1])
+    assert (weak.run["run_id"], weak.run["slug"]) == (run_id(run), slug(run))
+    assert weak.folder.name == weak.run["slug"]
+    asked = json.loads(weak.run["config_json"])
+    assert asked | {"sweep_name": "adhoc"} == json.loads(canonical_json(to_mapping(run)))
+
+
+@pytest.mark.slow
+def test_what_the_run_was(weak: Ran) -> None:
+    assert (weak.run["outcome"], weak.run["reason"]) == ("ok", "trained 2 epochs")
+    assert (weak.run["device_name"], weak.run["parameters"], weak.run["parity_passed"]) == (cpu_name(), VALUES, True)
+
+
+def by_hand() -> list[dict[str, Any]]:
+    """The same training, written out: sums over each epoch, and over each rank's half of every batch."""
+    run = expected_run(Path("nowhere"))
+    arrays = run.data.load(Path("nowhere"))
+    layer = build_model(run).double()
+    sgd: Any = run.optimizer
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1, momentum=sgd.momentum, weight_decay=sgd.weight_decay)
+    both = (torch.from_numpy(stored).double() / 255 for stored in (arrays.train_images, arrays.test_images))
+    images, tests = ((pixels - run.data.mean[0]) / run.data.std[0] for pixels in both)
+    labels, test_labels = torch.from_numpy(arrays.train_labels), torch.from_numpy(arrays.test_labels)
+    found = []
+    for epoch in (1, 2):
+        order = torch.randperm(70, generator=generator(seed=8, epoch=epoch, purpose="order"))
+        halves = np.zeros((2, 2))
+        for index in order.split(GLOBAL_BATCH)[:STEPS]:
+            optimizer.zero_grad()
+            logits = layer(images[index])
+            losses = F.cross_entropy(logits, labels[index], reduction="none")
+            losses.mean().backward()
+            optimizer.step()
+            correct = logits.argmax(1) == labels[index]
+            for rank in range(2):
+                mine = slice(10 * rank, 10 * rank + 10)
+                halves[rank] += [losses[mine].sum().item(), correct[mine].sum().item()]
+        with torch.no_grad():
+            logits = layer(tests)
+            test_losses = F.cross_entropy(logits, test_labels, reduction="none")
+            right = logits.argmax(1) == test_labels
+        found.append({"halves": halves, "test": test_losses, "right": right})
+    return found
+
+
+@pytest.mark.slow
+def test_losses_are_those_of_a_loop_by_hand(weak: Ran) -> None:
+    expected = by_hand()
+    assert weak.of("epochs", "epoch", "train_samples", "test_samples", "steps") == [(1, 60, 30, 3), (2, 60, 30, 3)]
+    assert set(weak.of("epochs", "run_id") + weak.of("ranks", "run_id")) == {weak.run["run_id"]}
+    for epoch, ours in zip(weak.tables["epochs"], expected, strict=True):
+        loss, correct = ours["halves"].sum(0)
+        assert (epoch["train_loss"], epoch["train_accuracy"]) == pytest.approx((loss / 60, correct / 60), rel=1e-9)
+        assert epoch["test_loss"] == pytest.approx(ours["test"].mean().item(), rel=1e-9)
+        assert epoch["test_accuracy"] == pytest.approx(ours["right"].double().mean().item())
+    for row in weak.tables["ranks"]:
+        ours, rank = expected[row["epoch"] - 1], row["rank"]
+        half = slice(15 * rank, 15 * rank + 15)
+        assert (row["train_samples"], row["test_samples"]) == (30, 15)
+        assert (row["train_loss_sum"], row["train_correct"]) == pytest.approx(tuple(ours["halves"][rank]), rel=1e-9)
+        assert row["test_loss_sum"] == pytest.approx(ours["test"][half].sum().item(), rel=1e-9)
+        assert row["test_correct"] == ours["right"][half].sum().item()
+
+
+@pytest.mark.slow
+def test_where_the_ranks_were(weak: Ran) -> None:
+    assert sorted(weak.of("ranks", "rank", "local_rank")) == [(0, 0), (0, 0), (1, 1), (1, 1)]
+    assert set(weak.of("ranks", "node")) == {node_name()}
+    uuids = dict(weak.of("ranks", "rank", "device_uuid"))
+    assert all(uuid.removeprefix("cores ").isdigit() for uuid in uuids.values())
+    if not weak.run["oversubscribed"]:
+        assert uuids[0] != uuids[1]
+    assert set(weak.of("ranks", "gradient_bytes_sent")) == {STEPS * VALUES * 8}, "2 (n − 1) / n = 1 for two ranks"
+
+
+# --- a session in this process, by a clock that only what is timed turns
+
+
+class Clock:
+    """Stands in for the module `time`."""
+
+    def __init__(self) -> None:
+        self.now, self.cpu = 995.0, 50.0
+        self.first_steps: list[float] = []
+        """The moment before the first step of each epoch."""
+        self.resident_bytes = 0
+        """Of this process, while the known tensor was there."""
+
+    def turns(self, seconds: float) -> None:
+        self.now += seconds
+
+    def time(self) -> float:
+        return self.now
+
+    perf_counter = time
+
+    def process_time(self) -> float:
+        return self.cpu
+
+
+BLOCK_BYTES = 64 * 2**20
+SESSION = (*TINY, "compile=true", "epochs=2", "measure.steps_sampled=5", "optimizer=sgd")
+
+
+def turning(clock: Clock, seconds: float, function: Any) -> Any:
+    """The function, which takes so long."""
+
+    def timed(*arguments: Any, **options: Any) -> Any:
+        clock.turns(seconds)
+        return function(*arguments, **options)
+
+    return timed
+
+
+def plant(monkeypatch: pytest.MonkeyPatch, clock: Clock, run: RunConfig) -> None:
+    """What everything takes, and what it finds."""
+    monkeypatch.setattr(clock_module, "time", clock)
+    monkeypatch.setattr(train, "time", clock)
+    takes = {"_configure_torch": 2.0, "join": 3.0, "build_model": 7.0, "check_parity": 6.0}
+    for name, seconds in takes.items():
+        monkeypatch.setattr(session, name, turning(clock, seconds, getattr(session, name)))
+    monkeypatch.setattr(session, "check_parity", turning(clock, 6.0, lambda *_: [dict(PARITY_ROW)]))
+    monkeypatch.setattr(session, "parity_is_asked", lambda _: True)
+    monkeypatch.setattr(environment, "capture", turning(clock, 100.0, lambda: {"known": 1}))
+    monkeypatch.setattr(type(run.data), "load", turning(clock, 4.0, type(run.data).load))
+    monkeypatch.setattr(session, "ResidentLoader", turning(clock, 0.5, ResidentLoader))
+    monkeypatch.setattr(Single, "prepare", turning(clock, 8.0, Single.prepare))
+    monkeypatch.setattr(torch, "compile", lambda module: module)
+    monkeypatch.setattr(ModuleReplica, "rehearse", turning(clock, 9.0, ModuleReplica.rehearse))
+    monkeypatch.setattr(ModuleReplica, "evaluate", turning(clock, 0.5, ModuleReplica.evaluate))
+    monkeypatch.setattr(ModuleReplica, "take_pushes", lambda _: [Push(step=2, staleness=3)])
+    step, steps = ModuleReplica.step, iter(range(100))
+
+    def timed_step(replica: Any, batch: Any) -> Any:
+        if next(steps) % run.steps_per_epoch == 0:
+            clock.first_steps.append(clock.now)
+        clock.turns(0.25)
+        clock.cpu += 0.125
+        block = torch.ones(BLOCK_BYTES, dtype=torch.uint8)
+        clock.resident_bytes = max(clock.resident_bytes, psutil.Process().memory_info().rss)
+        del block
+        return step(replica, batch)
+
+    monkeypatch.setattr(ModuleReplica, "step", timed_step)
+
+
+PARITY_ROW = {"step": 1, "loss": 1.0, "loss_reference": 1.0, "tolerance": 1e-9, "passed": True} | dict.fromkeys(
+    (f"{what}_difference" for what in ("loss", "gradient", "parameter", "evaluation")), 0.0
+)
+
+
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Ran, Clock]:
+    run = configured(*SESSION, f"results={tmp_path_factory.mktemp('results')}")
+    folder, clock, threads = RunFolder.of(run), Clock(), torch.get_num_threads()
+    folder.write_intent(run, [])
+    first = folder.claim()
+    assert first is not None
+    first.describe(processes=1, device_type="cpu", oversubscribed=False)
+    first.finish("killed", "so that the next attempt is the second")
+    attempt = folder.claim(after=1)
+    assert attempt is not None
+    attempt.describe(processes=1, device_type="cpu", oversubscribed=False, warnings=["a known warning"])
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        plant(monkeypatch, clock, run)
+        journal = Journal(attempt.path / "journal-rank0.jsonl")
+        startup = clock_module.StartUp(990.0, 995.0)
+        whole = Session(run, attempt, device_type="cpu", journal=journal, startup=startup)
+        whole.train()
+        whole.leave()
+    torch.set_num_threads(threads)
+    publish(folder, run, attempt, attempt.finish("ok", "trained"))
+    return Ran(folder.path), clock
+
+
+def test_facts_of_a_session(planted: tuple[Ran, Clock]) -> None:
+    ran, _ = planted
+    assert (ran.run["attempt"], ran.run["compile"]) == (2, True)
+    assert "a known warning" in ran.run["warnings"]
+    assert ran.run["environment_json"] == '{"known":1}'
+    assert ran.of("parity", "run_id", "attempt") == [(ran.run["run_id"], 2)]
+
+
+def test_the_parts_of_the_start(planted: tuple[Ran, Clock]) -> None:
+    """The capture of the environment took 100 s and is in none of them."""
+    ran, _ = planted
+    parts = {
+        "startup_launch_s": 5.0,
+        "startup_imports_s": 2.0,
+        "startup_process_group_s": 3.0,
+        "startup_data_s": 4.0 + 0.5,
+        "startup_parity_s": 7.0 + 6.0,
+        "startup_model_s": 7.0 + 8.0,
+        "startup_compile_s": 9.0,
+        "startup_first_step_s": 0.25,
+    }
+    assert {name: ran.run[name] for name in parts} == parts
+    assert ran.run["startup_s"] == sum(parts.values())
+
+
+def test_times_are_those_of_the_clock(planted: tuple[Ran, Clock]) -> None:
+    ran, clock = planted
+    assert ran.of("ranks", "attempt", "epoch_time_s", "cpu_time_s", "evaluation_time_s") == [(2, 0.5, 0.25, 0.5)] * 2
+    assert ran.of("ranks", "training_started_at") == clock.first_steps
+    assert ran.of("ranks", "training_ended_at") == [start + 0.5 for start in clock.first_steps]
+    assert ran.of("epochs", "attempt", "finished_at") == [(2, start + 1.0) for start in clock.first_steps]
+    keys = ("run_id", "attempt", "epoch", "step", "rank", "step_time_s")
+    found = ran.run["run_id"]
+    expected = [(found, 2, epoch, step, 0, 0.25) for epoch in (1, 2) for step in (1, 2)]
+    assert ran.of("steps", *keys) == expected
+
+
+def test_pushes_of_a_worker(planted: tuple[Ran, Clock]) -> None:
+    ran, _ = planted
+    keys = ("run_id", "attempt", "epoch", "rank", "step", "staleness")
+    assert ran.of("pushes", *keys) == [(ran.run["run_id"], 2, epoch, 0, 2, 3) for epoch in (1, 2)]
+
+
+def test_a_known_tensor_is_in_the_hosts_peak(planted: tuple[Ran, Clock]) -> None:
+    ran, clock = planted
+    for peak in ran.of("ranks", "host_peak_rss_bytes"):
+        assert peak is None or clock.resident_bytes - BLOCK_BYTES / 2 < peak < clock.resident_bytes + BLOCK_BYTES / 2
+
+
+# --- what no machine without a GPU can measure, and what only a wrong strategy shows
+
+
+def test_peaks_of_devices_are_added(monkeypatch: pytest.MonkeyPatch) -> None:
+    """gpu-check holds the same probe against a real tensor."""
+    devices = (torch.device("cuda", 0), torch.device("cuda", 1))
+    reset: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", reset.append)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 100 + device.index)
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: 200 + device.index)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1000 - device.index, 1300))
+    probe = MemoryProbe(World(device_type="cuda", devices=devices))
+    probe.start()
+    assert tuple(reset) == devices
+    found = probe.stop()
+    assert (found["peak_allocated_bytes"], found["peak_reserved_bytes"], found["device_used_bytes"]) == (201, 401, 601)
+
+
+class Off(Single, frozen=True, kw_only=True):
+    """One device, but for known errors."""
+
+    def prepare(self, model: Any, run: RunConfig, world: World) -> Any:
+        replica: Any = super().prepare(model, run, world)
+        step, gradients, state, evaluate = (
+            replica.step,
+            replica.full_gradients,
+            replica.full_state_dict,
+            replica.evaluate,
+        )
+        samples = run.global_batch_size
+        replica.step = lambda batch: step(batch) + torch.tensor([0.5 * samples, 0.0], dtype=torch.float64)
+        replica.full_gradients = lambda: {name: 1.25 * value for name, value in gradients().items()}
+        replica.full_state_dict = lambda: {name: value + 0.125 for name, value in state().items()}
+        replica.evaluate = lambda batches: evaluate(batches) + torch.tensor([10.0 * 30, 0.0], dtype=torch.float64)
+        return replica
+
+
+def test_planted_differences_are_those_of_the_check() -> None:
+    run = configured(*TINY, "precision=fp64", "optimizer=sgd", "measure.parity_steps=2")
+    off = type(run)(**{name: getattr(run, name) for name in run.__struct_fields__} | {"strategy": Off(name="off")})
+
+    def loader_of(own: RunConfig, shard: Shard) -> ResidentLoader:
+        return ResidentLoader(
+            own.data.load(Path("nowhere")),
+            own.data,
+            device="cpu",
+            dtype=torch.float64,
+            seed=0,
+            global_batch_size=own.global_batch_size,
+            shard=shard,
+            channels_last=False,
+            steps_per_epoch=own.steps_per_epoch,
+        )
+
+    rows = check_parity(build_model(off), off, World(), loader_of)
+    assert rows is not None
+    assert [row["step"] for row in rows] == [1, 2]
+    batch = next(loader_of(run, Shard()).train(epoch=1))
+    first = F.cross_entropy(build_model(run).double()(batch.images), batch.labels).item()
+    assert rows[0]["loss_reference"] == pytest.approx(first, rel=1e-12)
+    assert rows[0]["loss"] == pytest.approx(first + 0.5, rel=1e-12)
+    for row in rows:
+        scale = max(1.0, row["loss_reference"])
+        assert row["loss_difference"] == pytest.approx(0.5 / scale, rel=1e-9)
+        assert row["gradient_difference"] == pytest.approx(0.25, rel=1e-9)
+        assert row["parameter_difference"] == pytest.approx(0.125, rel=1e-9), "no parameter is larger than 1"
+        assert 10 / 3 < row["evaluation_difference"] <= 10, "of a mean loss between 1 and 3"
+        assert (row["tolerance"], row["passed"]) == (1e-9, False)
+
+
+def test_whose_samples_they_are(tmp_path: Path) -> None:
+    played = play(tmp_path, FOUR, samples=1, gpus=1)
+    assert [(row["run_id"], row["attempt"], row["node"], row["device_uuid"]) for row in played.rows] == [
+        ("run", 1, "here", "GPU-a"),
+        ("run", 1, "here", None),
+    ]
