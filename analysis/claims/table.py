@@ -24,6 +24,8 @@ _COLOURS = {"reproduced": "green", "refuted": "red", "inconclusive": "yellow"}
 _MOST_CASES = 4
 """Cases that the table of all claims shows of one; by its name, all are shown."""
 
+_MOST_WARNINGS = 3
+
 
 def findings_table(findings: Sequence[Finding]) -> RenderableType:
     """One row per claim that these runs say something about, the effects below it; then what decides the others."""
@@ -97,6 +99,7 @@ def _case(case: Case, claim: Claim) -> list[str]:
         f"{_effect(case, claim)}: {decided}",
         f"  on {case.device}; by repeat {effects}",
         *(f"  {slug}" for slug in case.runs),
+        *(f"  warning: {warning}" for warning in case.warnings),
     ]
 
 
@@ -116,4 +119,12 @@ def _tally(findings: Sequence[Finding]) -> list[str]:
     devices = list(dict.fromkeys(case.device for finding in findings for case in finding.cases))
     where = f"Measured on {text.listed(devices)}: what is said of GPUs is decided for these. " if devices else ""
     line = f"{len(findings)} claims: {told}. {where}`parallelbench claims DIR NAME` shows what is behind one."
-    return [line]
+    return [line, *_warnings(findings)]
+
+
+def _warnings(findings: Sequence[Finding]) -> list[str]:
+    """What limits all this: the runs' own warnings."""
+    found = list(dict.fromkeys(w for finding in findings for case in finding.cases for w in case.warnings))
+    shown = [f"- {warning}" for warning in found[:_MOST_WARNINGS]]
+    more = [f"- and {len(found) - _MOST_WARNINGS} more: see the report"] if len(found) > _MOST_WARNINGS else []
+    return ["", "Some of the runs behind these verdicts warn:", *shown, *more] if found else []

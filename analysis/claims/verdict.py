@@ -16,7 +16,7 @@ from analysis.stats import ENOUGH_REPEATS, median_interval
 from analysis.summary import facts
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from analysis.load import Runs
 
@@ -44,6 +44,8 @@ class Case:
     """What would decide it; empty where it is decided."""
     runs: tuple[str, ...]
     """The runs behind it."""
+    warnings: tuple[str, ...] = ()
+    """What these runs warn of."""
     also: float | None = None
     """Median effect on the claim's other metric, in the same runs."""
 
@@ -72,8 +74,9 @@ def judge(runs: Runs, claim: Claim, *, seed: str) -> Finding:
         found = [cell for cell in found if cell.keys["device_type"] == "cuda"]
     others = {_identity(cell): cell for cell in _also(runs, claim)}
     labels = _labels(found)
+    warnings = dict(runs.run.select("slug", "warnings").rows())
     cases = tuple(
-        _case(cell, claim, where=where, also=others.get(_identity(cell)))
+        _case(cell, claim, where=where, also=others.get(_identity(cell)), warnings=warnings)
         for cell, where in zip(found, labels, strict=True)
     )
     verdict, why = _overall(cases) if cases else ("inconclusive", _missing(runs, claim))
@@ -88,8 +91,9 @@ def _identity(cell: Cell) -> str:
     return msgspec.json.encode([cell.keys, cell.steps], order="sorted").decode()
 
 
-def _case(cell: Cell, claim: Claim, *, where: str, also: Cell | None) -> Case:
+def _case(cell: Cell, claim: Claim, *, where: str, also: Cell | None, warnings: Mapping[str, str | None]) -> Case:
     values = tuple(cell.values.values())
+    slugs = tuple(dict.fromkeys(slug for used in cell.runs.values() for slug in used))
     low, high = median_interval(values) or (None, None)
     verdict, lacks = decide(values, (low, high) if low is not None and high is not None else None, claim.expect.region)
     return Case(
@@ -101,7 +105,8 @@ def _case(cell: Cell, claim: Claim, *, where: str, also: Cell | None) -> Case:
         high=high,
         verdict=verdict,
         lacks=lacks,
-        runs=tuple(dict.fromkeys(slug for slugs in cell.runs.values() for slug in slugs)),
+        runs=slugs,
+        warnings=tuple(dict.fromkeys(warning for slug in slugs if (warning := warnings[slug]))),
         also=median(also.values.values()) if also else None,
     )
 
@@ -137,18 +142,19 @@ def _more_repeats(values: Sequence[float], interval: tuple[float, float], region
 
 
 def _overall(cases: Sequence[Case]) -> tuple[Verdict, str]:
-    """All cases agree, or the claim as a whole is open."""
-    counts = {verdict: sum(case.verdict == verdict for case in cases) for verdict in VERDICTS}
-    if counts["reproduced"] == len(cases):
-        return "reproduced", ""
-    if counts["refuted"] == len(cases):
-        return "refuted", ""
-    open_cases = [case for case in cases if case.verdict == "inconclusive"]
-    lacks = open_cases[0].lacks if open_cases else "it depends on the work"
+    """All cases with repeats enough agree, or the claim as a whole is open."""
+    enough = [case for case in cases if len(case.effects) >= ENOUGH_REPEATS]
+    judged = enough or cases
+    few = f"{len(cases) - len(judged)} more with too few repeats" if len(judged) < len(cases) else ""
+    counts = {verdict: sum(case.verdict == verdict for case in judged) for verdict in VERDICTS}
+    for verdict in ("reproduced", "refuted"):
+        if counts[verdict] == len(judged):
+            return verdict, few
+    lacks = next((case.lacks for case in judged if case.lacks), "it depends on the work")
     if len(cases) == 1:
         return "inconclusive", lacks
     tally = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
-    return "inconclusive", f"{tally} of {len(cases)} cases; {lacks}"
+    return "inconclusive", "; ".join(filter(None, [f"{tally} of {len(judged)} cases", few, lacks]))
 
 
 def _missing(runs: Runs, claim: Claim) -> str:

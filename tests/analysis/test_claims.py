@@ -134,6 +134,16 @@ def test_invalid_timing_decides_nothing(tmp_path: Path, reason: str) -> None:
     assert learned.verdict == ("reproduced" if timing_only else "inconclusive")
 
 
+def test_what_the_runs_warn_of_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    two_devices(tmp_path, (0.6,) * 6)
+    published(config(tmp_path, repeat=6), steady(10.0, warnings="the machine was busy"))
+    published(config(tmp_path, repeat=6, strategy="ddp", devices=2), steady(6.0))
+    finding = judge(load(tmp_path), claim(), seed="000")
+    assert finding.cases[0].warnings == ("the machine was busy",)
+    main(["claims", str(tmp_path)])
+    assert "the machine was busy" in capsys.readouterr().out
+
+
 def test_another_effect_in_other_work_leaves_the_claim_open(tmp_path: Path) -> None:
     two_devices(tmp_path, tuple(0.6 * w for w in WOBBLE))
     runs = two_devices(tmp_path, tuple(1.5 * w for w in WOBBLE), batch_size=64)
@@ -145,6 +155,12 @@ def test_another_effect_in_other_work_leaves_the_claim_open(tmp_path: Path) -> N
         "digits · cnn_small · batch size 64",
         "digits · cnn_small · batch size 128",
     }
+
+
+def test_work_with_too_few_repeats_is_told_and_does_not_count(tmp_path: Path) -> None:
+    two_devices(tmp_path, (0.6,) * 6)
+    finding = judge(two_devices(tmp_path, (1.5,) * 2, batch_size=64), claim(), seed="000")
+    assert (finding.verdict, finding.why) == ("reproduced", "1 more with too few repeats")
 
 
 @pytest.mark.parametrize(("small", "large", "said"), [(1.0, 0.6, "reproduced"), (0.6, 1.0, "refuted")])
