@@ -21,6 +21,7 @@ from launch import processes
 from launch.outcome import publish_if_finished
 from launch.slurm import record, scheduler
 from launch.slurm.rendezvous import POLL_S, join, offer
+from launch.states import saved
 from launch.supervise import Interrupted, stoppable, supervise
 from launch.warm import WarmWorkers
 from parallelbench.devices import this_machine
@@ -55,6 +56,8 @@ class Job:
     """Whether Slurm has warned of the time limit."""
     attempt: Attempt | None = None
     """What this node leads just now."""
+    led: int = 0
+    """Attempts that this start has led: only the first had all of its time."""
     left: list[str] = field(default_factory=list)
     """Runs that the warning came too early for, and that a later start of this job may go on with."""
 
@@ -78,6 +81,7 @@ class Job:
     def leads(self, attempt: Attempt) -> Iterator[None]:
         """Pass a warning on to this attempt, even one that came a moment too early for it."""
         self.attempt = attempt
+        self.led += 1
         if self.warned:
             attempt.ask_to_stop()
         try:
@@ -91,6 +95,9 @@ def run_task(path: str) -> None:
     submission = record.read(Path(path))
     job = Job(submission.token)
     say(f"submission {submission.token}, job {job.start}, node {job.node}")
+    if job.restarts >= (most := submission.launcher.attempts):  # else the bound on device-hours would be none
+        say(f"not started again: it was started {job.restarts} times, and launcher.attempts={most}")
+        sys.exit(1)
     sweep = Path(path).parents[2]
     try:
         with stoppable(), heeding(job), WarmWorkers() as workers:
@@ -153,9 +160,6 @@ def lead(folder: RunFolder, run: RunConfig, submission: Submission, job: Job, wo
         return _pass(folder, f"has failed in an earlier start of this job: {state.label}")
     if state.state == "running" and not (attempts and job.began(attempts[-1])):
         return _pass(folder, "runs elsewhere")
-    if (starts := sum(map(job.began, attempts))) >= submission.launcher.attempts:
-        say(f"{folder.path.name}: was started {starts} times, and launcher.attempts={submission.launcher.attempts}")
-        return False
     # A job starts again only once Slurm has given up its earlier start, so that attempt is fenced, not waited for.
     attempt = folder.claim(after=attempts[-1].number if attempts else 0, job=job.start)
     if attempt is None:
@@ -164,10 +168,10 @@ def lead(folder: RunFolder, run: RunConfig, submission: Submission, job: Job, wo
         outcome = _lead(folder, run, attempt, submission, job.start, workers)
     say(f"{folder.path.name}: {outcome.outcome}: {outcome.reason}")
     if job.warned and outcome.outcome == "timeout":
-        if starts + 1 < submission.launcher.attempts:
+        if job.led > 1 or (submission.launcher.checkpoint != "never" and saved(folder)):
             job.left.append(folder.path.name)
         else:
-            say(f"not queued again: started {starts + 1} times, and launcher.attempts={submission.launcher.attempts}")
+            say(f"{folder.path.name}: not queued again: nothing was saved, and another start would have no more time")
     return outcome.outcome == "ok"
 
 

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 _END_WITHIN_S = 60
 """Once the first task of a job has ended, the others get this long."""
+_WARNING_OFF_BY_S = 60
+"""Slurm looks at its jobs' times about once a minute (sbatch's manual, --signal)."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,12 @@ def shape_of(run: RunConfig, device_type: str) -> Shape:
         raise ConfigError(
             f"launcher.time_limit_min={launcher.time_limit_min}, but site={site.name} allows a job "
             f"site.max_time_min={site.max_time_min}: lower it"
+        )
+    if launcher.signal_delay_s + _WARNING_OFF_BY_S >= 60 * launcher.time_limit_min:
+        raise ConfigError(
+            f"launcher.signal_delay_s={launcher.signal_delay_s} with launcher.time_limit_min={launcher.time_limit_min}:"
+            f" Slurm's warning can come {_WARNING_OFF_BY_S} s early, so a run would be stopped as soon as it starts: "
+            "raise launcher.time_limit_min or lower launcher.signal_delay_s"
         )
     if device_type == "cuda" and not site.gpus_per_node:
         raise ConfigError(f"device=cuda, but site={site.name} has gpus_per_node=0: choose device=cpu or another site")

@@ -123,7 +123,7 @@ def test_starts_are_capped(ours: Cluster, tmp_path: Path) -> None:
         sweep.epochs(sweep.attempt(number), at_least=1)
         ours.run("scontrol", "requeue", sweep.job)
     sweep.over()
-    assert "was started 2 times, and launcher.attempts=2" in sweep.log()
+    assert "not started again: it was started 2 times, and launcher.attempts=2" in sweep.log()
     assert len(sweep.run.attempts()) == 2
     assert sweep.run.state().to_run
 
