@@ -1,0 +1,123 @@
+"""What a Slurm job does at its start and after a warning, without Slurm: nothing trains here."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launch.slurm import job as jobs
+from launch.slurm import record, scheduler
+from launch.slurm.record import Submission
+from launch.slurm.shape import slurm
+from launch.sweep import one_run
+from parallelbench.attempt import Attempt, Outcome
+from parallelbench.folder import RunFolder
+from tests.helpers import TINY
+
+
+@dataclass
+class Warned:
+    """In the place of training: warns its job in a run of the number given, and stops after an epoch."""
+
+    number: int
+    saves: bool
+    begun: int = 0
+
+    def lead(self, folder: RunFolder, *_: Any) -> Outcome:
+        """As `launch.slurm.job._lead`."""
+        self.begun += 1
+        if self.begun < self.number:
+            return Outcome(outcome="error", reason="on purpose", finished_at=time.time())
+        os.kill(os.getpid(), signal.SIGUSR2)
+        if self.saves:
+            manifest = folder.path / "checkpoints" / "attempt-1-epoch-1" / "manifest.json"
+            manifest.parent.mkdir(parents=True)
+            manifest.touch()
+        return Outcome(outcome="timeout", reason="stopped after epoch 1", finished_at=time.time())
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """What Slurm is told by the job."""
+    commands: list[list[str]] = []
+    monkeypatch.setattr(scheduler, "tell", commands.append)
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    return commands
+
+
+def submitted(tmp_path: Path, *overrides: str, runs: int = 1) -> tuple[Path, list[RunFolder]]:
+    """The record of one job that works through so many runs."""
+    plan = [
+        one_run([*TINY, "launcher=slurm", "site=local_cluster", f"results={tmp_path}", f"repeat={number}", *overrides])
+        for number in range(runs)
+    ]
+    folders = [RunFolder.of(planned.run) for planned in plan]
+    for planned, folder in zip(plan, folders, strict=True):
+        folder.write_intent(planned.run, [])
+    run = plan[0].run
+    submission = Submission(
+        token=record.new_token(),
+        created_at=time.time(),
+        job="17",
+        tasks=[[folder.path.name for folder in folders]],
+        devices=1,
+        device_type="cpu",
+        launcher=slurm(run),
+        site=run.site,
+        plugin=[],
+    )
+    return record.write(run.sweep_folder, submission), folders
+
+
+@pytest.mark.parametrize("runs", [1, 3])
+def test_a_job_starts_no_more_often_than_it_may(
+    tmp_path: Path,
+    told: list[list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    runs: int,
+) -> None:
+    path, folders = submitted(tmp_path, "launcher.attempts=2", runs=runs)
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "2")
+    with pytest.raises(SystemExit) as ended:
+        jobs.run_task(str(path))
+    assert ended.value.code == 1
+    assert "not started again: it was started 2 times, and launcher.attempts=2" in capsys.readouterr().out
+    assert (told, [folder.attempts() for folder in folders]) == ([], [[]] * runs)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "runs", "number", "saves", "requeued"),
+    [
+        ([], 1, 1, True, True),
+        ([], 1, 1, False, False),
+        (["launcher.checkpoint=never"], 1, 1, True, False),  # what an earlier launcher saved is not used
+        (["launcher.checkpoint=never"], 2, 2, False, True),  # the next start has more time for it
+        (["launcher.checkpoint=never"], 2, 1, False, True),  # the second was not begun
+        (["launcher.attempts=1"], 1, 1, True, False),
+    ],
+)
+def test_a_warned_job_is_queued_again_only_where_another_start_gets_further(
+    tmp_path: Path,
+    told: list[list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    overrides: list[str],
+    runs: int,
+    number: int,
+    saves: bool,
+    requeued: bool,
+) -> None:
+    path, folders = submitted(tmp_path, *overrides, runs=runs)
+    training = Warned(number, saves)
+    monkeypatch.setattr(jobs, "_lead", training.lead)
+    with pytest.raises(SystemExit):
+        jobs.run_task(str(path))
+    assert told == ([["scontrol", "requeue", "17"]] if requeued else [])
+    begun: list[list[Attempt]] = [folder.attempts() for folder in folders]
+    assert [len(attempts) for attempts in begun] == [1] * number + [0] * (runs - number)
