@@ -50,15 +50,19 @@ def configured(*overrides: str) -> RunConfig:
     return from_mapping(plain(*overrides))
 
 
-def fill_disk(folder: Path, *, leave_bytes: int = 0) -> Path:
-    """Fill the disk that `folder` is on, but for `leave_bytes` (whole blocks); returns the file that does."""
+def fill_disk(folder: Path, *, leave_bytes: int = 0, until: int = errno.ENOSPC) -> Path:
+    """Fill the disk that `folder` is on, but for `leave_bytes` (whole blocks); returns the file that does.
+
+    `until` is the error that says so: `errno.EDQUOT` where a quota is full before the disk is.
+    """
     ballast = folder / "ballast"
     with ballast.open("wb", buffering=0) as file:
         try:
             while True:
                 file.write(bytes(4096))
         except OSError as error:
-            if error.errno != errno.ENOSPC:
+            if error.errno != until:
                 raise
-        file.truncate(max(0, file.tell() - leave_bytes))
+        if leave_bytes:
+            file.truncate(max(0, file.tell() - leave_bytes))
     return ballast

@@ -24,6 +24,7 @@ from launch.slurm.rendezvous import POLL_S, join, offer
 from launch.states import saved
 from launch.supervise import Interrupted, stoppable, supervise
 from launch.warm import WarmWorkers
+from parallelbench.config import slug
 from parallelbench.devices import this_machine
 from parallelbench.durable import fill
 from parallelbench.errors import ConfigError, StorageError
@@ -144,10 +145,18 @@ def _over(folder: RunFolder, job: Job) -> bool:
 
 
 def launched(folder: RunFolder, submission: Submission) -> RunConfig:
-    """The run as this submission starts it: the intent, with the launcher and the site of today."""
+    """The run as this submission starts it: the intent, with the launcher and the site of today.
+
+    Raises `ConfigError` where this version of the program takes it for another run than the one that was submitted.
+    """
     plugin = submission.plugin[0] if submission.plugin else None
     sys.path.extend(path for path in submission.plugin[1:] if path not in sys.path)
-    return msgspec.structs.replace(folder.config(plugin), launcher=submission.launcher, site=submission.site)
+    run = folder.config(plugin)
+    if slug(run) != folder.path.name:
+        raise ConfigError(
+            "was submitted by another version of parallelbench, for which this is another run: submit the sweep again"
+        )
+    return msgspec.structs.replace(run, launcher=submission.launcher, site=submission.site)
 
 
 def lead(folder: RunFolder, run: RunConfig, submission: Submission, job: Job, workers: WarmWorkers) -> bool:

@@ -55,6 +55,14 @@ def require(*, accounting: bool, cgroups: bool) -> None:
         raise UnavailableError(f"these packages have been installed, but their programs are missing: {', '.join(left)}")
 
 
+def require_quotas() -> None:
+    """Make sure that this machine can make a file system with quotas; raises `UnavailableError`."""
+    if os.geteuid() != 0:
+        raise UnavailableError("only root can mount a file system")
+    if not shutil.which("mkfs.btrfs", path=search_path()):
+        _install(["btrfs-progs"])
+
+
 def missing_packages(*, accounting: bool) -> list[str]:
     """The packages of programs that this machine does not have."""
     wanted = PROGRAMS | (ACCOUNTING_PROGRAMS if accounting else {})

@@ -165,3 +165,28 @@ def limited(cluster: Cluster, jobs: int) -> Iterator[None]:
         yield
     finally:
         cluster.limit_submissions(None)
+
+
+@contextmanager
+def deaf(cluster: Cluster) -> Iterator[None]:
+    """Accounting answers, but learns nothing: its database takes no writes, and what the controller tells it waits."""
+    socket = f"--socket={cluster.folder}/mariadbd.socket"
+    held = subprocess.Popen(
+        [
+            "mariadb",
+            socket,
+            "--user=root",
+            "--unbuffered",
+            "-e",
+            "FLUSH TABLES WITH READ LOCK; SELECT 1; DO SLEEP(3600)",
+        ],
+        env=cluster.env,
+        stdout=subprocess.PIPE,
+    )
+    try:
+        assert held.stdout is not None
+        assert held.stdout.readline(), "the lock is held once this is printed"
+        yield
+    finally:
+        held.kill()
+        held.wait()

@@ -12,11 +12,12 @@ import msgspec
 import pytest
 
 from launch.slurm import record
-from parallelbench.config import run_id
+from parallelbench.config import SCHEMA_VERSION, run_id
 from parallelbench.folder import RunFolder, find_runs
 from tests.faults import fault
 from tests.slurm.daemons import until
 from tests.slurm.sweeps import closed
+from tests.versions import other_version
 
 if TYPE_CHECKING:
     from tests.slurm.sweeps import Sweeps
@@ -90,6 +91,28 @@ def test_yaml_is_edited_while_queued(sweeps: Sweeps, tmp_path: Path) -> None:
     with closed(sweeps.cluster):
         assert sweeps.submit(*own)[0] == 0
         assert len(find_runs(sweeps.results)) == 2
+
+
+@fault(
+    "storage and input",
+    "the program is upgraded while a run is queued",
+    injection="between submit and the start of the job, the program gets the next schema version",
+    outcome="the job refuses, since a result of two versions is none, and says so; submitting again adds the new run",
+)
+def test_the_program_is_upgraded_while_a_run_is_queued(sweeps: Sweeps, tmp_path: Path) -> None:
+    program = tmp_path / "program"
+    for name, value in other_version(program, SCHEMA_VERSION).items():
+        sweeps.monkeypatch.setenv(name, value)
+    with closed(sweeps.cluster):
+        assert sweeps.start().wait(timeout=60) == 0
+        (old,) = find_runs(sweeps.results)
+        other_version(program, SCHEMA_VERSION + 1)
+    sweeps.until_queue_is_empty()
+    assert f"{old.path.name}: was submitted by another version of parallelbench" in sweeps.logs()
+    assert sweeps.start().wait(timeout=60) == 0
+    new = next(run for run in find_runs(sweeps.results) if run != old)
+    until(lambda: new.state().state == "done", what="the new version's run", timeout_s=240)
+    assert (old.state().state, old.attempts()) == ("missing", [])
 
 
 @fault(

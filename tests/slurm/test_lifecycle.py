@@ -48,7 +48,7 @@ def cgroups(cgroup: Cluster) -> Cluster:
 @pytest.fixture
 def special(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """A cluster with options of its own."""
-    yield from started("accounting", **request.param)
+    yield from started(**{"variant": "accounting", **request.param})
 
 
 def on(**options: Any) -> pytest.MarkDecorator:
@@ -106,6 +106,27 @@ def test_a_warned_run_that_cannot_be_requeued(ours: Cluster, tmp_path: Path) -> 
     assert "could not be queued again" in sweep.log()
     sweep.submit()
     run = sweep.done()
+    (row,) = pl.read_parquet(run.result / "run.parquet").to_dicts()
+    assert row["resumed_after"] == str(len(finished_epochs(first)))
+
+
+@fault(
+    "lifecycle",
+    "Requeueing is off by default",
+    injection="the time-limit warning on a cluster with JobRequeue=0",
+    outcome="jobs ask for it themselves: the same job starts again, and goes on where it was",
+)
+@on(variant="no_accounting", job_requeue=False)
+def test_jobs_ask_for_requeueing_themselves(special: Cluster, tmp_path: Path) -> None:
+    assert show(special, submit(special, "true", "--hold"))["Requeue"] == "0"
+    sweep = Sweep(special, tmp_path, (*QUICK, FEW))
+    sweep.submit()
+    first = sweep.attempt()
+    sweep.epochs(first, at_least=2)
+    warn(sweep)
+    assert sweep.outcome(first)[0] == "timeout"
+    run = sweep.done()
+    assert (len(sweep.jobs), show(special, sweep.job)["Restarts"]) == (1, "1")
     (row,) = pl.read_parquet(run.result / "run.parquet").to_dicts()
     assert row["resumed_after"] == str(len(finished_epochs(first)))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import sys
@@ -17,7 +18,7 @@ from tests.faults import fault
 from tests.slurm.conftest import started
 from tests.slurm.daemons import until
 from tests.slurm.jobs import show, submit
-from tests.slurm.sweeps import Sweeps, closed, limited
+from tests.slurm.sweeps import Sweeps, closed, deaf, limited
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -208,6 +209,41 @@ def test_the_accounting_dies(sweeps: Sweeps) -> None:
         assert sweeps.submit(TWO)[0] == 0
         assert len(sweeps.queue()) == 2
         sweeps.cluster.start("slurmdbd")
+
+
+@fault(
+    "submission",
+    "accounting lags",
+    injection="the database takes no writes while a job that runs is killed, and while a later one comes and goes",
+    outcome="sacct says RUNNING of the first and nothing of the second, and is not believed: killed, then queued, then "
+    "killed; how the last one ended is shown once accounting knows it",
+)
+def test_the_accounting_lags(sweeps: Sweeps) -> None:
+    endless = (ONE, "epochs=1000000")
+    assert sweeps.submit(*endless)[0] == 0
+    (run,), (mine,) = find_runs(sweeps.adhoc), sweeps.submissions()
+
+    def accounted() -> str:
+        return sweeps.cluster.run("sacct", "-X", "-n", "-P", "--format=State", f"--name={mine.name}").strip()
+
+    def status() -> str:
+        return sweeps.run("status", str(sweeps.results))[1]
+
+    until(lambda: bool(run.attempts()) and accounted() == "RUNNING", what="sacct saying so", timeout_s=240)
+    with deaf(sweeps.cluster):
+        os.kill(run.attempts()[-1].supervisor().pid, signal.SIGKILL)  # type: ignore[union-attr]
+        sweeps.until_queue_is_empty()
+        assert accounted() == "RUNNING"
+        assert "1 killed" in status()
+        assert "RUNNING" not in status()
+        with closed(sweeps.cluster):
+            assert sweeps.submit(*endless)[0] == 0
+            assert "1 queued" in status()
+            sweeps.cluster.run("scancel", str(sweeps.submissions()[-1].job))
+            sweeps.until_queue_is_empty()
+            assert "1 killed" in status()
+            assert "CANCELLED" not in status()
+    until(lambda: "(CANCELLED)" in status(), what="accounting catching up", timeout_s=120)
 
 
 @fault(

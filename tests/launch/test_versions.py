@@ -1,0 +1,62 @@
+"""Results of several versions of the program in one folder: each reads its own, and none is lost."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from parallelbench.config import SCHEMA_VERSION
+from parallelbench.folder import file_sha256, find_runs
+from tests.faults import fault
+from tests.helpers import TINY
+from tests.launch.programs import completed
+from tests.versions import other_version
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+OTHER = SCHEMA_VERSION + 1
+ARGUMENTS = ("submit", *TINY, "epochs=1", "measure.parity=false", "measure.telemetry_hz=0", "launcher.checkpoint=never")
+
+
+@pytest.mark.slow
+@fault(
+    "storage and input",
+    "Old and new schema side by side",
+    injection="a copy of the program with the next schema version works in the same results folder",
+    outcome="each runs its own run and leaves the other's alone to the byte; status knows both; each reads "
+    "its own and names the other's, with both versions",
+)
+def test_results_of_two_versions_lie_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    results = tmp_path / "results"
+    code, text = completed(*ARGUMENTS, results=results)
+    assert code == 0, text
+    (ours,) = find_runs(results)
+    before = _content(ours.path)
+    with monkeypatch.context() as other:
+        for name, value in other_version(tmp_path / "other", OTHER).items():
+            other.setenv(name, value)
+        code, text = completed(*ARGUMENTS, results=results)
+        assert code == 0, text
+        assert _read(results) == (f"schema version {SCHEMA_VERSION}, this program reads version {OTHER}", 1)
+    theirs = next(run for run in find_runs(results) if run != ours)
+    assert _content(ours.path) == before
+    assert _read(results) == (f"schema version {OTHER}, this program reads version {SCHEMA_VERSION}", 1)
+    assert "1 run(s) are done" in completed(*ARGUMENTS, results=results)[1]
+    assert [run.state().label for run in (ours, theirs)] == ["ok", "ok"]
+    assert [len(run.attempts()) for run in (ours, theirs)] == [1, 1]
+
+
+def _content(folder: Path) -> dict[str, str]:
+    return {str(path.relative_to(folder)): file_sha256(path) for path in folder.rglob("*") if path.is_file()}
+
+
+def _read(results: Path) -> tuple[str, int]:
+    """Why the other version's run was left out, and how many were read."""
+    program = "import sys; from analysis import load; r = load(sys.argv[1]); print(r.skipped[0].reason, r.run.height)"
+    done = subprocess.run([sys.executable, "-c", program, str(results)], capture_output=True, text=True, check=True)
+    reason, _, read = done.stdout.strip().rpartition(" ")
+    return reason.removeprefix("its result has "), int(read)
