@@ -1,12 +1,13 @@
 """Answers: run folders → tables → statistics → figures → report. Never imports torch.
 
 ```python
-from analysis import load, per_run, summary, compare, write_report
+from analysis import by, compare, load, per_run, summary, write_report
 
 runs = load("results/demo")             # every run below, whatever became of it
 runs.run, runs.epochs, runs.ranks       # polars frames; runs.to_pandas() for pandas
 summary(runs)                           # one row per configuration, with paired speed-ups
-compare(runs, {"strategy": "single"}, {"strategy": "ddp", "devices": 2}, metric="steady_epoch_time_s")
+compare(load("results/before"), load("results/after")).frame   # the same configurations, repeat by repeat
+by(runs, "strategy", "ddp", "fsdp").frame                       # two strategies, all else being equal
 write_report("results/demo")
 ```
 """
@@ -17,18 +18,21 @@ from typing import TYPE_CHECKING
 
 # Not lazily, although that takes a quarter of a second: the functions are named like the modules that they live in, and
 # whoever imported such a module first would else find it in the function's place.
-from analysis.compare import UnlikeWork, compare, configurations, left_out
+from analysis.compare import Comparison, by, compare
 from analysis.load import Runs, Skipped, load
 from analysis.metrics import per_epoch, per_run
 from analysis.summary import summary, summary_table
+from analysis.work import UnlikeWork, configurations, left_out
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 __all__ = [
+    "Comparison",
     "Runs",
     "Skipped",
     "UnlikeWork",
+    "by",
     "compare",
     "configurations",
     "left_out",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from analysis import text
-from analysis.stats import ENOUGH_REPEATS
+from analysis.stats import TOO_FEW
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -37,6 +37,10 @@ def _name(value: str) -> str:
     return value.replace("× ", "×\u00a0")  # the devices stay beside their sign where a line breaks
 
 
+def _interval(shown: str) -> str:
+    return shown.replace("–", "\u2060–\u2060") if "(" in shown else shown  # breaks before its interval only
+
+
 def _verdict(value: str | None) -> str:
     return _words(value).replace("indistinguishable", "indistin\u00adguishable")  # where it may break
 
@@ -60,6 +64,21 @@ CONFIGURATIONS = (
     Column("final_test_accuracy", "Final test accuracy", text.percent),
     Column("parity", "Parity passed", _words, numeric=False),
 )
+
+ENERGY = (
+    Column("configuration", "Configuration", _name, numeric=False),
+    Column("gpu_energy_per_epoch_j", "GPU energy per epoch (J)"),
+    Column("gpu_energy_per_sample_j", "Per sample (J)"),
+    Column("energy_ratio", "Per sample, against one device, and interval"),
+    Column("gpu_power_mean_w", "Power, all GPUs (W)"),
+    Column("gpu_power_max_w", "Highest of one GPU (W)"),
+    Column("energy_to_accuracy_j", "To the target accuracy (J)"),
+    Column("accuracy_target", "Target", text.percent),
+    Column("cpu_energy_per_epoch_j", "Processors' energy per epoch (J)"),
+    Column("gpu_hours", "GPU-hours of a run"),
+    Column("energy_flags", "Flags", _words, numeric=False),
+)
+"""Shown where any of it was measured."""
 
 RUNS = (
     Column("slug", "Run", _words, numeric=False),
@@ -99,11 +118,13 @@ def cells(row: Mapping[str, Any], columns: tuple[Column, ...]) -> list[Cell]:
 def _cell(row: Mapping[str, Any], column: Column) -> Cell:
     value = row[column.name]
     if column.name == "speed_up":
-        return Cell(column, value, text.speed_up(row).replace("–", "\u2060–\u2060"))  # breaks before its interval only
+        return Cell(column, value, _interval(text.speed_up(row)))
     if column.name == "staleness_mean":
         return Cell(column, value, text.staleness(row))
-    if column.name == "verdict" and value in ("faster", "slower") and row["speed_up_pairs"] < ENOUGH_REPEATS:
-        return Cell(column, value, f"{value} ({text.repeats(row['speed_up_pairs'])})")
+    if column.name == "energy_ratio":
+        return Cell(column, value, _interval(text.ratio(row, "energy_ratio")))
+    if column.name == "verdict" and value == TOO_FEW:
+        return Cell(column, value, f"{value}: n={row['speed_up_pairs']}")
     if column.name == "repeats" and "runs" in row:
         return Cell(column, value, f"{value} of {row['runs']}")
     if column.name == "outcome" and value is None:

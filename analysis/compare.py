@@ -1,231 +1,233 @@
-"""Which runs did the same work and may be compared, and the comparison itself, paired by repeat."""
+"""Is B faster than A? The same configurations before and after a change, on two machines, or with two strategies.
+
+A ratio is B ÷ A of one repeat; the verdict is about time. Runs are paired where all that defines them is equal, but for
+what is named.
+"""
 
 from __future__ import annotations
 
-import json
-from collections import Counter, defaultdict
-from functools import lru_cache
+import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from analysis.metrics import per_run
-from analysis.stats import Ratio, paired_ratio
-from parallelbench.errors import ConfigError
+from analysis.metrics import per_epoch, per_run
+from analysis.sides import Differences, Matched, Row, Side, match, said
+from analysis.stats import Ratio, paired_ratio, ratio_of_pairs
+from analysis.work import UnlikeWork, left_out, plain
+from parallelbench.errors import ConfigError, choices
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from analysis.load import Runs
 
-COMPARED = ("strategy", "devices", "nodes", "repeat")
-"""What runs of the same work may differ in."""
-_CIRCUMSTANCES = (
-    "results",
-    "launcher",
-    "site",
-    "sweep_name",
-    "device",
-    "measure.parity",
-    "measure.parity_steps",
-    "measure.steps_sampled",
-)
-"""Keys that change neither work nor timing; `device` gives way to the device that it turned out to be."""
-_DEVICE = ("device_type", "device_name")
-
-Work = dict[str, Any]
+TIME = "steady_epoch_time_s"
+MEASURED = (TIME, "throughput_samples_per_s", "gpu_energy_per_epoch_j", "peak_memory_sum_bytes")
+"""The metrics of `per_run` that are compared."""
+OVERALL = "all configurations"
+_WORDS = {"above 1": "slower", "below 1": "faster"}
 
 
-class UnlikeWork(ConfigError):  # noqa: N818
-    """Runs that did different work were to be compared; the message says what differs."""
+@dataclass(frozen=True)
+class Compared:
+    """One configuration on both sides."""
+
+    group: str
+    configuration: str
+    a: Mapping[str, float | None]
+    b: Mapping[str, float | None]
+    """Metric → median over the paired repeats."""
+    ratios: Mapping[str, Ratio | None]
+    """Metric → B ÷ A; None where not both sides have measured it in one repeat."""
+
+    @property
+    def time(self) -> Ratio | None:
+        """B ÷ A of the time per epoch."""
+        return self.ratios[TIME]
+
+    @property
+    def verdict(self) -> str:
+        """What the time says of B."""
+        return verdict(self.time)
 
 
-def flatten(node: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """{"a": {"b": 1}} → {"a.b": 1}."""
-    flat: dict[str, Any] = {}
-    for key, value in node.items():
-        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return flat
+@dataclass(frozen=True)
+class Comparison:
+    """What `compare` found."""
+
+    rows: tuple[Compared, ...]
+    overall: Ratio | None
+    """B ÷ A of the time, in each repeat the geometric mean over all configurations; None where no repeat has all."""
+    only_a: tuple[str, ...]
+    only_b: tuple[str, ...]
+    """Configurations that one side lacks, or has no counted run of."""
+    notes: tuple[str, ...]
+    """What to know of the ratios."""
+
+    @property
+    def frame(self) -> pl.DataFrame:
+        """One row per configuration and metric, and one for all: `a` and `b` are medians, `ratio` is B ÷ A."""
+        rows = [_row_of_frame(row, name) for row in self.rows for name in MEASURED]
+        rows.append([None, OVERALL, TIME, None, None, *_figures(self.overall), verdict(self.overall)])
+        names, numbers = ("group", "configuration", "metric"), ("a", "b", "ratio", "low", "high")
+        schema = dict.fromkeys(names, pl.String) | dict.fromkeys(numbers, pl.Float64)
+        return pl.DataFrame(rows, schema=schema | {"pairs": pl.Int32, "verdict": pl.String}, orient="row")
 
 
-def _is_below(key: str, roots: tuple[str, ...]) -> bool:
-    return any(key == root or key.startswith(f"{root}.") for root in roots)
+def _row_of_frame(row: Compared, name: str) -> list[Any]:
+    figures = _figures(row.ratios[name])
+    return [
+        row.group,
+        row.configuration,
+        name,
+        row.a[name],
+        row.b[name],
+        *figures,
+        row.verdict if name == TIME else None,
+    ]
 
 
-@lru_cache(maxsize=8)
-def works(runs: Runs) -> dict[str, Work]:
-    """Per run id, everything that defines its work: its flat configuration, less what is being compared."""
-    configured: dict[str, Work] = {}
-    seen: dict[str, Counter[tuple[Any, ...]]] = defaultdict(Counter)
-    rows = runs.run.select("run_id", "config_json", *_DEVICE).rows()
-    for run_id, config_json, *device in rows:
-        flat = flatten(json.loads(config_json))
-        configured[run_id] = {k: v for k, v in flat.items() if not _is_below(k, COMPARED + _CIRCUMSTANCES)}
-        if None not in device:
-            seen[_canonical(configured[run_id])][tuple(device)] += 1
-    found: dict[str, Work] = {}
-    for run_id, _, *device in rows:
-        usual = seen[_canonical(configured[run_id])].most_common(1)
-        # A run that died before it said where it ran belongs with the others of its configuration.
-        where = usual[0][0] if None in device and usual else device
-        found[run_id] = configured[run_id] | dict(zip(_DEVICE, where, strict=True))
-    return found
+def _figures(ratio: Ratio | None) -> list[Any]:
+    return [ratio.median, ratio.low, ratio.high, ratio.n] if ratio else [None, None, None, 0]
 
 
-def _canonical(work: Work) -> str:
-    return json.dumps(work, sort_keys=True)
+def verdict(time: Ratio | None) -> str:
+    """faster, slower, indistinguishable, or too few repeats to say."""
+    if time is None:
+        return "too few repeats: n=0"
+    if time.low is None:
+        return f"{time.verdict}: n={time.n}"
+    return _WORDS.get(time.verdict, time.verdict)
 
 
-def differences(one: Work, other: Work) -> str:
-    """What differs between two works, e.g. "batch_size: 64 and 128"; empty where they are alike."""
-    keys = sorted(key for key in one.keys() | other.keys() if one.get(key) != other.get(key))
-    return ", ".join(f"{key}: {_plain(one.get(key))} and {_plain(other.get(key))}" for key in keys)
+def compare(a: Runs, b: Runs, *, across: Sequence[str] = ()) -> Comparison:
+    """Compare the runs of `b` with those of `a`, configuration by configuration, repeat by repeat.
+
+    Only runs count that the report counts. Raises `UnlikeWork` where the sides differ in more than commit and host, in
+    work or surroundings, unless `across` names the keys (a component such as "strategy" with all its options);
+    `ConfigError` where there is nothing to compare.
+    """
+    across = tuple(across)
+    for runs in (a, b):
+        _require_counted(runs)
+    _require_known(across, a, b)
+    found = match(Side(a, across), Side(b, across))
+    if not isinstance(found, Matched):
+        raise _refusal(a, b, across, found)
+    _require_two_measurements(a, b, found.rows)
+    rows = tuple(_compared(a, b, row) for row in found.rows)
+    return Comparison(rows, _overall(rows), found.only_a, found.only_b, tuple(_notes(a, b, found)))
 
 
-def _plain(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+def by(runs: Runs, key: str, one: str, other: str, *, across: Sequence[str] = ()) -> Comparison:
+    """Compare the runs whose `key` is `other` with those whose is `one`, e.g. `by(runs, "strategy", "ddp", "fsdp")`."""
+    found: dict[str, list[str]] = {}
+    _require_counted(runs)
+    side = Side(runs, ())
+    if key not in side.names:
+        raise ConfigError(f"--by {key}: no run has this key; {choices(key, side.names)}")
+    for run_id, work in side.whole.items():
+        values = work | side.environments[run_id]
+        found.setdefault(plain(values.get(f"{key}.name", values.get(key))), []).append(run_id)
+    for value in (one, other):
+        if value not in found:
+            raise ConfigError(f"--by {key}: no run in {runs.root} has {key}={value}; {choices(value, found)}")
+    return compare(runs.only(found[one]), runs.only(found[other]), across=(*across, key))
 
 
-def require_like_work(runs: Runs, run_ids: list[str]) -> None:
-    """Raise `UnlikeWork` where two of these runs differ in more than strategy, devices, nodes and repeat."""
-    for run_id in run_ids[1:]:
-        if unlike := differences(works(runs)[run_ids[0]], works(runs)[run_id]):
-            raise UnlikeWork(f"these runs did different work and can't be compared: {unlike}")
+def _require_counted(runs: Runs) -> None:
+    if runs.run.height > left_out(runs).height:
+        return
+    reasons = [*left_out(runs)["reason"], *(skipped.reason for skipped in runs.skipped)]
+    why = f" ({max(set(reasons), key=reasons.count)})" if reasons else ""
+    raise ConfigError(f"{runs.root} holds no run that counts{why}: there is nothing to compare")
 
 
-@lru_cache(maxsize=8)
-def left_out(runs: Runs) -> pl.DataFrame:
-    """`run_id` and `reason` of every run that stays out of comparisons of time and memory."""
-    column = pl.col
-    gone = pl.format("{}: {}", column("outcome"), column("reason"))
-    samples = runs.ranks.group_by("run_id", "epoch").agg(column("train_samples").sum().alias("owned"))
-    miscounted = samples.join(runs.epochs, on=["run_id", "epoch"]).filter(column("owned") != column("train_samples"))
-    reason = (
-        pl.when(column("state") == "missing").then(pl.lit("not started"))
-        .when(column("state") == "running").then(pl.lit("still running"))
-        .when(column("outcome") != "ok").then(gone)
-        .when(column("state") != "done").then(pl.lit("it has no result"))
-        .when(~column("parity_passed")).then(pl.lit("parity failed: it does not train like one device"))
-        .when(column("oversubscribed")).then(pl.lit("oversubscribed: more devices than cores"))
-        .when(column("packed")).then(pl.lit("packed: started by a warm process"))
-        .when(column("deterministic")).then(pl.lit("deterministic algorithms only"))
-        .when(column("detect_anomaly")).then(pl.lit("autograd searched for NaNs"))
-        .when(column("run_id").is_in(miscounted["run_id"].to_list()))
-        .then(pl.lit("the ranks' samples don't add up to the epoch's"))
-    )  # fmt: skip
-    found = runs.run.select("run_id", reason.alias("reason")).drop_nulls("reason")
-    return pl.concat([found, _again(runs, found)])
+def _require_known(across: Sequence[str], a: Runs, b: Runs) -> None:
+    known = Side(a, ()).names | Side(b, ()).names
+    for name in across:
+        if name not in known:
+            raise ConfigError(f"--across {name} is no key of these runs; {choices(name, known)}")
 
 
-def _again(runs: Runs, left: pl.DataFrame) -> pl.DataFrame:
-    """Runs that repeat another's repeat, with parity checked in one only, say: pairs are by repeat, so one counts."""
-    keys = ["group", "configuration", "repeat"]
-    counted = (
-        runs.run.select("run_id", "repeat").join(left, on="run_id", how="anti").join(configurations(runs), on="run_id")
+def _refusal(a: Runs, b: Runs, across: tuple[str, ...], unlike: Differences) -> UnlikeWork:
+    """Everything that differs at once: what is named then is all that has to be named."""
+    found: Differences | Matched = unlike
+    while not isinstance(found, Matched):
+        unlike = unlike | found
+        try:
+            found = match(Side(a, (*across, *unlike)), Side(b, (*across, *unlike)))
+        except ConfigError:
+            break
+    names = ",".join([*across, *unlike])
+    return UnlikeWork(
+        f"the two sides differ in more than what is compared: {said(unlike)}. To compare across exactly that: "
+        f"--across {names}"
     )
-    again = counted.sort("run_id").filter(pl.int_range(pl.len()).over(keys) > 0)
-    reason = "another run of the same configuration and repeat is counted"
-    return again.select("run_id", pl.lit(reason).alias("reason"))
 
 
-@lru_cache(maxsize=8)
-def configurations(runs: Runs) -> pl.DataFrame:
-    """`run_id` with `group` (runs of the same work), `variant` (strategy with options) and `configuration`.
-
-    `group` names the data, the model, and what else sets it apart from the other groups; `configuration`
-    is the variant with its devices. Runs of one configuration are repeats of each other.
-    """
-    rows = runs.run.select("run_id", "config_json", "strategy", "devices", "nodes").to_dicts()
-    groups = _group_labels(list(works(runs).values()))
-    strategies = {row["run_id"]: flatten({"strategy": json.loads(row["config_json"])["strategy"]}) for row in rows}
-    variants = _labels(list(strategies.values()), key="strategy.name")
+def _require_two_measurements(a: Runs, b: Runs, rows: Sequence[Row]) -> None:
+    """A folder that was copied holds the same measurements, and would always be as fast."""
+    ends = [dict(runs.epochs.group_by("run_id").agg(pl.col("finished_at").sum()).rows()) for runs in (a, b)]
     for row in rows:
-        row["group"] = groups[_canonical(works(runs)[row["run_id"]])]
-        row["variant"] = variants[_canonical(strategies[row["run_id"]])]
-        nodes = f" on {row['nodes']} nodes" if row["nodes"] > 1 else ""
-        row["configuration"] = f"{row['variant']} × {row['devices']}{nodes}"
-    columns = ("run_id", "group", "variant", "configuration")
-    schema = dict.fromkeys(columns, pl.String)
-    return pl.DataFrame([{name: row[name] for name in columns} for row in rows], schema=schema)
+        for pair in row.pairs:
+            if pair.a == pair.b and ends[0].get(pair.a, 0) == ends[1].get(pair.b):
+                raise ConfigError(
+                    f"{row.configuration}, repeat {pair.repeat}: both sides hold the very same run (equal times of "
+                    "day): compare folders that were measured apart"
+                )
 
 
-def _group_labels(found: list[Work]) -> dict[str, str]:
-    """Canonical work → "data · model", with the keys that these two names alone don't tell apart."""
-    distinct = {_canonical(work): work for work in found}
-    labels = {}
-    for key, work in distinct.items():
-        rest = [
-            f"{_short(k)} {_plain(work[k])}" for k in sorted(work) if _distinguishes(k, work, list(distinct.values()))
-        ]
-        labels[key] = " · ".join([work["data.name"], work["model.name"], *rest])
-    return labels
+def _compared(a: Runs, b: Runs, row: Row) -> Compared:
+    ids = ([pair.a for pair in row.pairs], [pair.b for pair in row.pairs])
+    repeats = [pair.repeat for pair in row.pairs]
+    values: tuple[dict[str, dict[int, float | None]], ...] = ({}, {})
+    for runs, run_ids, side in zip((a, b), ids, values, strict=True):
+        table = {found["run_id"]: found for found in per_run(runs).iter_rows(named=True)}
+        for name in MEASURED:
+            side[name] = {repeat: table[run][name] for repeat, run in zip(repeats, run_ids, strict=True)}
+    one, other = values
+    ratios = {name: paired_ratio(other[name], one[name]) for name in MEASURED}
+    # Where epochs hold equally many samples, as those of the same work do, this is the ratio of their times.
+    ratios[TIME] = paired_ratio(one["throughput_samples_per_s"], other["throughput_samples_per_s"])
+    below, above = ({name: _median(side[name].values()) for name in MEASURED} for side in values)
+    return Compared(row.group, row.configuration, below, above, ratios)
 
 
-def _distinguishes(key: str, work: Work, all_works: list[Work]) -> bool:
-    """Whether a key tells this work from another, once the names of its data and model are known.
-
-    An option of a component only does among components of the same name: others may not have it.
-    """
-    component = key.partition(".")[0]
-    if key in ("data.name", "model.name"):
-        return False
-    name = f"{component}.name"
-    alike = [other for other in all_works if key == name or other.get(name) == work.get(name)]
-    return any(other.get(key) != work[key] for other in alike)
+def _median(values: Any) -> float | None:
+    known = pl.Series([value for value in values if value is not None], dtype=pl.Float64)
+    median = known.median()
+    return None if median is None else float(median)  # type: ignore[arg-type]
 
 
-def _labels(found: list[Work], *, key: str) -> dict[str, str]:
-    """Canonical node → its name, followed by the options in which nodes of the same name differ."""
-    distinct = {_canonical(node): node for node in found}
-    labels = {}
-    for canonical, node in distinct.items():
-        same = [other for other in distinct.values() if other[key] == node[key]]
-        varying = [k for k in sorted(node) if any(node.get(k) != other.get(k) for other in same)]
-        labels[canonical] = ", ".join([node[key], *(f"{_short(k)} {_plain(node[k])}" for k in varying)])
-    return labels
+def _overall(rows: Sequence[Compared]) -> Ratio | None:
+    times = [dict(row.time.pairs) for row in rows if row.time]
+    if not times:
+        return None
+    repeats = sorted(set.intersection(*(set(found) for found in times)))
+    means = [(r, math.exp(sum(math.log(found[r]) for found in times) / len(times))) for r in repeats]
+    return ratio_of_pairs(means)
 
 
-def _short(key: str) -> str:
-    parent, _, last = key.rpartition(".")
-    return (parent if last == "name" else last).replace("_", " ")
+def _notes(a: Runs, b: Runs, found: Matched) -> list[str]:
+    told = [f"The sides differ in {said(found.told)}."] if found.told else []
+    pairs = [pair for row in found.rows for pair in row.pairs]
+    one, other = (
+        per_epoch(runs).filter(pl.col("run_id").is_in(run_ids)).sort("finished_at")
+        for runs, run_ids in ((a, [pair.a for pair in pairs]), (b, [pair.b for pair in pairs]))
+    )
+    if _before(one, other) or _before(other, one):
+        told.append(
+            "The sides were measured one after the other: what else changed on the machine in between is in the "
+            "ratios. What one sweep holds is interleaved, and free of that."
+        )
+    if set(one["train_samples"]) != set(other["train_samples"]):
+        told.append("Epochs don't hold equally many samples on both sides: ratios of times are per sample.")
+    return told
 
 
-def compare(
-    runs: Runs, baseline: Mapping[str, Any], other: Mapping[str, Any], *, metric: str = "steady_epoch_time_s"
-) -> Ratio:
-    """Median over paired repeats of a metric of `other` ÷ that of `baseline`, with its bootstrap interval.
-
-    Both sides name columns of `runs.run` or `configurations`, e.g. {"strategy": "ddp", "devices": 2}, and
-    must each select one configuration. Raises `UnlikeWork` where the work differs, `ConfigError` where
-    nothing can be paired.
-    """
-    below, above = select(runs, baseline), select(runs, other)
-    require_like_work(runs, [*below["run_id"], *above["run_id"]])
-    ratio = ratio_of(runs, metric, numerator=list(above["run_id"]), denominator=list(below["run_id"]))
-    if ratio is None:
-        raise ConfigError(f"{dict(baseline)} and {dict(other)} have no repeat in common with a measured {metric}")
-    return ratio
-
-
-def select(runs: Runs, where: Mapping[str, Any]) -> pl.DataFrame:
-    """Counted runs with these values; raises `UnlikeWork` where they are several configurations."""
-    frame = runs.run.join(configurations(runs), on="run_id").join(left_out(runs), on="run_id", how="anti")
-    if unknown := sorted(where.keys() - set(frame.columns)):
-        raise ConfigError(f"{unknown} are no columns of the run table")
-    found = frame.filter(pl.col(key) == value for key, value in where.items())
-    if found.is_empty():
-        raise ConfigError(f"no finished run has {dict(where)}")
-    require_like_work(runs, list(found["run_id"]))
-    if found["configuration"].n_unique() > 1:
-        raise UnlikeWork(f"{dict(where)} is several configurations: {', '.join(sorted(set(found['configuration'])))}")
-    return found
-
-
-def ratio_of(runs: Runs, metric: str, *, numerator: list[str], denominator: list[str]) -> Ratio | None:
-    """The paired ratio of a metric of `per_run` between two lists of run ids."""
-    values = per_run(runs).join(runs.run.select("run_id", "repeat"), on="run_id")
-
-    def by_repeat(run_ids: list[str]) -> dict[int, float | None]:
-        return dict(values.filter(pl.col("run_id").is_in(run_ids)).select("repeat", metric).rows())
-
-    return paired_ratio(by_repeat(numerator), by_repeat(denominator))
+def _before(one: pl.DataFrame, other: pl.DataFrame) -> bool:
+    """Whether all epochs of the one ended before any of the other did."""
+    return bool(one.height and other.height and one["finished_at"][-1] < other["finished_at"][0])

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import io
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,11 +16,13 @@ from parallelbench.attempt import Outcome, read_config
 from parallelbench.config import SCHEMA_VERSION
 from parallelbench.errors import ConfigError
 from parallelbench.folder import RunFolder, find_runs
-from parallelbench.journal import read_tables
+from parallelbench.journal import read_tables, read_telemetry
 from parallelbench.publish import configured_columns, run_row
 from parallelbench.records import TABLES
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     import pandas as pd
 
 Frames = dict[str, pl.DataFrame]
@@ -31,6 +34,8 @@ _TYPES: dict[str, type[pl.DataType]] = {
     "float64": pl.Float64,
     "bool": pl.Boolean,
 }
+_LATER = "telemetry"
+"""The table that is read only when somebody asks for it."""
 _WITHOUT_RUNS = ("report", "submissions")
 """Folders that a sweep's folder may hold beside its runs."""
 
@@ -56,7 +61,7 @@ class Runs:
     root: Path
     """The folder that was asked for."""
     tables: Frames
-    """All tables of `parallelbench.records` by name."""
+    """The tables of `parallelbench.records` by name, but for telemetry, which has millions of rows."""
     skipped: tuple[Skipped, ...]
     """Folders that hold no readable run."""
 
@@ -90,13 +95,22 @@ class Runs:
         """One row per run and update sent to a parameter server."""
         return self.tables["pushes"]
 
-    @property
+    @cached_property
     def telemetry(self) -> pl.DataFrame:
-        """One row per run, node, device and sample."""
-        return self.tables["telemetry"]
+        """One row per run, node, device and sample: read only now, a run of hours has millions.
+
+        Raises `ConfigError` where a table is damaged.
+        """
+        frames = [_telemetry(Path(folder)) for folder in self.run["folder"]]
+        return pl.concat([pl.DataFrame(schema=table_schema("telemetry")), *frames])
+
+    def only(self, run_ids: Collection[str]) -> Runs:
+        """These runs alone."""
+        kept = {table: frame.filter(pl.col("run_id").is_in(list(run_ids))) for table, frame in self.tables.items()}
+        return replace(self, tables=kept)
 
     def to_pandas(self) -> dict[str, pd.DataFrame]:
-        """The frames as pandas has them, by table; raises `ConfigError` where pandas is not installed."""
+        """`tables` as pandas has them; raises `ConfigError` where pandas is not installed."""
         try:
             return {table: frame.to_pandas() for table, frame in self.tables.items()}
         except ModuleNotFoundError:
@@ -135,6 +149,7 @@ def load(path: Path | str, *, plugin: str | None = None) -> Runs:
     tables = {
         table: pl.concat([pl.DataFrame(schema=table_schema(table)), *(frames[table] for frames in read.values())])
         for table in TABLES
+        if table != _LATER
     }
     return Runs(root=root, tables=tables, skipped=tuple(sorted(skipped, key=lambda s: s.path)))
 
@@ -181,11 +196,30 @@ def _read_published(folder: RunFolder) -> Frames:
     manifest = folder.manifest()
     if manifest is None:
         raise Unreadable("its result is damaged: a table is missing, or not as long as manifest.json says")
-    frames = {table: _read_table(folder.result, table, manifest["tables"][table]["sha256"]) for table in TABLES}
+    frames = {
+        table: _read_table(folder.result, table, manifest["tables"][table]["sha256"])
+        for table in TABLES
+        if table != _LATER
+    }
     if frames["run"].height != 1 or frames["run"]["run_id"].item() != manifest["run_id"]:
         raise Unreadable("its result is damaged: run.parquet is not the run that manifest.json names")
     frames["run"] = frames["run"].with_columns(state=pl.lit("done"), folder=pl.lit(str(folder.path)))
     return frames
+
+
+def _telemetry(folder: Path) -> pl.DataFrame:
+    """One run's samples: published, or of the journals of the attempts that its epochs are from."""
+    run = RunFolder(folder)
+    manifest = run.manifest()
+    if manifest is not None:
+        try:
+            return _read_table(run.result, _LATER, manifest["tables"][_LATER]["sha256"])
+        except Unreadable as error:
+            raise ConfigError(f"{folder}: {error}") from None
+    attempts, typed = run.attempts(), table_schema(_LATER)
+    batches = read_telemetry(attempts[-1].path).batches() if attempts else ()
+    # One at a time: a batch in Arrow's own types, then in ours.
+    return pl.concat([pl.DataFrame(schema=typed), *(pl.DataFrame(batch).cast(pl.Schema(typed)) for batch in batches)])
 
 
 def _schema_version(manifest: Path) -> Any:
@@ -228,7 +262,9 @@ def _read_journals(folder: RunFolder, plugin: str | None) -> Frames:
         "folder": str(folder.path),
     }
     rows["run"] = [row]
-    return {table: pl.from_dicts(rows.get(table, []), schema=table_schema(table)) for table in TABLES}
+    return {
+        table: pl.from_dicts(rows.get(table, []), schema=table_schema(table)) for table in TABLES if table != _LATER
+    }
 
 
 def _one_line(error: Exception) -> str:

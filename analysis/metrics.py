@@ -67,6 +67,27 @@ PER_RUN = (
     Metric("gradient_bytes_sent_per_step_busiest", "gradients among bytes_sent_per_step_busiest"),
     Metric("activation_bytes_sent_per_step_busiest", "activations and their gradients among that"),
     Metric("parameter_bytes_sent_per_step_busiest", "parameters and buffers among that"),
+    Metric(
+        "gpu_energy_per_epoch_j",
+        "energy of all the run's GPUs in an epoch's training window: median over the epochs that have one, without "
+        "each attempt's first one; null: no GPU, or no telemetry of all of them",
+    ),
+    Metric("gpu_energy_per_sample_j", "the same ÷ the samples trained on: median over those epochs"),
+    Metric("gpu_power_mean_w", "mean power of all its GPUs together: median over those epochs"),
+    Metric("gpu_power_max_w", "highest power that was sampled of one GPU in any of those epochs"),
+    Metric(
+        "cpu_energy_per_epoch_j",
+        "energy of the nodes' whole processors, others' work included (RAPL): median over those epochs; null: not "
+        "readable",
+    ),
+    Metric(
+        "energy_flags",
+        "what to know of these epochs' energies: short, sparse, from_power, reset, incomplete, as telemetry_flags says",
+    ),
+    Metric(
+        "gpu_hours",
+        "devices × total_time_s ÷ 3600: start-up and training without parity check and evaluation; null: no GPU",
+    ),
     Metric("staleness_mean", "mean over all pushes to parameter servers, all workers and epochs; null: no pushes"),
     Metric("staleness_max", "largest of any push; null: no pushes"),
     Metric("final_test_accuracy", "after the last epoch, 0 to 1; null: not finished"),
@@ -75,6 +96,7 @@ PER_RUN = (
 )
 """The columns of `per_run` besides `run_id`."""
 
+SECONDS_PER_HOUR = 3600
 KINDS_SENT = ("gradient", "activation", "parameter")
 """What the bytes are that ranks send: see `parallelbench.probes.communication.Kind`."""
 ACCURACY_LADDER = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.97, 0.98, 0.99, 0.995, 0.999)
@@ -123,6 +145,7 @@ def per_run(runs: Runs) -> pl.DataFrame:
     )  # fmt: skip
     joined = (
         runs.run.join(epochs, on="run_id", how="left")
+        .join(_energy(runs), on="run_id", how="left")
         .join(_memory(runs), on="run_id", how="left")
         .join(_communication(runs), on="run_id", how="left")
         .join(_staleness(runs), on="run_id", how="left")
@@ -151,7 +174,26 @@ def _derive(joined: pl.DataFrame) -> pl.DataFrame:
                 pl.col("startup_without_parity_s") + pl.col("total_training_time_s") - pl.col("startup_first_step_s")
             )
         )
-        .with_columns(throughput_with_startup_samples_per_s=pl.col("_all_samples") / pl.col("total_time_s"))
+        .with_columns(
+            throughput_with_startup_samples_per_s=pl.col("_all_samples") / pl.col("total_time_s"),
+            gpu_hours=pl.when(pl.col("device_type") == "cuda").then(
+                pl.col("devices") * pl.col("total_time_s") / SECONDS_PER_HOUR
+            ),
+        )
+    )
+
+
+def _energy(runs: Runs) -> pl.DataFrame:
+    """Energy and power per run, of the epochs after each attempt's first one."""
+    steady = per_epoch(runs).filter(~pl.col("warm_up"))
+    flags = pl.col("telemetry_flags").drop_nulls().str.split(" ").explode().unique().sort()
+    return steady.group_by("run_id").agg(
+        pl.col("gpu_energy_j").median().alias("gpu_energy_per_epoch_j"),
+        (pl.col("gpu_energy_j") / pl.col("train_samples")).median().alias("gpu_energy_per_sample_j"),
+        pl.col("gpu_power_mean_w").median(),
+        pl.col("gpu_power_max_w").max(),
+        pl.col("cpu_energy_j").median().alias("cpu_energy_per_epoch_j"),
+        pl.when(flags.len() > 0).then(flags.str.join(" ")).alias("energy_flags"),
     )
 
 

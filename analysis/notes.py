@@ -11,13 +11,21 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from analysis import text
-from analysis.compare import flatten
-from analysis.stats import ENOUGH_REPEATS, best_coverage
+from analysis.stats import CONFIDENCE, FEW_REPEATS, FEWEST_REPEATS, TOO_FEW, half_width
 from analysis.summary import BASELINE, counted, facts, summary
+from analysis.work import flatten
 
 if TYPE_CHECKING:
     from analysis.load import Runs
 
+_FLAGS = {
+    "short": "epochs under 2 s, of which the GPUs' counters, refreshed ten times a second, tell little",
+    "sparse": "samples more than 1 s apart",
+    "from_power": "summed up from sampled power, since the GPU has no energy counter",
+    "reset": "a counter began anew in some epochs, which have no energy",
+    "incomplete": "no sample before or after some epochs, which have no energy",
+}
+"""Values of `telemetry_flags`, in words."""
 _MAY_DIFFER = ("load_average_1min", "cores_of_rank_0", "variables.")
 """Entries of the environment that differ between strategies by design, or from minute to minute."""
 
@@ -43,12 +51,10 @@ def _gain(row: dict[str, Any], *, named: bool) -> str:
     steady, whole = text.percent(row["efficiency"]), text.percent(row["efficiency_with_startup"])
     share = f"{steady} of theoretical scaling, {whole}"
     rest = f"{share} including start-up" if row["devices"] > 1 else f"{text.repeats(row['speed_up_pairs'])}"
-    if row["verdict"] == "one repeat":
+    if row["verdict"] == TOO_FEW:
         return f"{what} {does} {row['speed_up']:.2f} times as fast as one device in a single repeat: {rest}."
     low, high, pairs = row["speed_up_low"], row["speed_up_high"], row["speed_up_pairs"]
     span = f"95 % interval {low:.2f}–{high:.2f}, {text.repeats(pairs)}"
-    if pairs < ENOUGH_REPEATS:  # too few to call it 95 %
-        span = f"{low:.2f} to {high:.2f} in {text.repeats(pairs)}"
     if row["verdict"] == "indistinguishable":
         return f"{what} can't be told from one device in speed: {row['speed_up']:.2f} times as fast ({span})."
     return f"{what} {does} {row['speed_up']:.2f} times as fast as one device ({span}): {rest}."
@@ -62,10 +68,12 @@ def warnings(runs: Runs, *, most: int = 25) -> list[str]:
         *_packed(runs),
         *(f"Skipped: {_relative(runs, str(s.path))}: {s.reason}." for s in runs.skipped),
         *_repeats(runs),
+        *_by_chance(runs),
         *_baselines(runs),
         *_samples(runs),
         *_single_epoch(runs),
         *_resumed(runs),
+        *_energies(runs),
         *_parity_off(runs),
         *_recorded(runs),
         *_environments(runs),
@@ -112,14 +120,38 @@ def _packed(runs: Runs) -> list[str]:
 def _repeats(runs: Runs) -> list[str]:
     pairs = summary(runs).filter(pl.col("speed_up").is_not_null() & (pl.col("verdict") != "baseline"))["speed_up_pairs"]
     few = int(pairs.min() or 0)  # type: ignore[arg-type]
-    if pairs.is_empty() or few >= ENOUGH_REPEATS:
+    if pairs.is_empty() or few >= FEW_REPEATS:
         return []
-    if few == 1:
-        return ["Some ratios rest on a single repeat and have no interval: measure with sweep.repeats=6 or more."]
+    if few < FEWEST_REPEATS:
+        return ["Some ratios rest on a single repeat and have no interval: measure with sweep.repeats=4 or more."]
     return [
-        f"Some intervals rest on {text.repeats(few)} only. The interval of a median of {few} values can't leave "
-        f"their span, which holds the true median with a probability of at most {100 * best_coverage(few):.0f} %, "
-        f"not 95 %; it takes {ENOUGH_REPEATS} repeats to reach that."
+        f"Some intervals rest on {text.repeats(few)} only and are wide: they reach {half_width(few):.1f} times as far "
+        f"to each side as the repeats vary; with 4 repeats {half_width(4):.1f} times, with 6 {half_width(6):.1f}."
+    ]
+
+
+def _by_chance(runs: Runs) -> list[str]:
+    """How many of many verdicts would be wrong, were nothing different."""
+    verdicts = summary(runs).drop_nulls("speed_up_low").height
+    expected = (1 - CONFIDENCE) * verdicts
+    if expected < 1:
+        return []
+    return [
+        f"Of {verdicts} verdicts, about {expected:.0f} would say faster or slower by chance alone, if all "
+        "configurations were as fast as one device."
+    ]
+
+
+def _energies(runs: Runs) -> list[str]:
+    """What is to be said of energies, by configuration."""
+    rows = summary(runs).filter(pl.col("gpu_energy_per_epoch_j").is_not_null() | pl.col("energy_flags").is_not_null())
+    found: dict[str, list[str]] = defaultdict(list)
+    for configuration, flags in rows.select("configuration", "energy_flags").rows():
+        for flag in (flags or "").split():
+            if configuration not in found[flag]:
+                found[flag].append(configuration)
+    return [
+        f"Energy of {text.listed(names)}: {_FLAGS.get(flag, flag)} ({flag})." for flag, names in sorted(found.items())
     ]
 
 

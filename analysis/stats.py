@@ -1,27 +1,34 @@
-"""Ratios that come with their uncertainty."""
+"""Ratios that come with their uncertainty.
+
+The interval is Student's t on the logarithms of the paired ratios (Student, "The probable error of a mean", Biometrika
+1908). A percentile bootstrap, which never leaves the span of the values, holds the true ratio in 73 % of cases at three
+repeats and in 87 % at four; the t interval in 95 %, from two repeats on (docs/measurement.md).
+"""
 
 from __future__ import annotations
 
+import math
+import statistics
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
-import numpy as np
-
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 CONFIDENCE = 0.95
-RESAMPLES = 9999
-ENOUGH_REPEATS = 6
-"""From so many pairs on, the interval of a median can reach 95 % at all: see `best_coverage`."""
+FEWEST_REPEATS = 2
+"""Of fewer pairs nothing tells how much they vary, so there is neither an interval nor a verdict."""
+FEW_REPEATS = 4
+"""Of fewer pairs the interval is more than twice as wide, to each side, as the pairs vary: see `half_width`."""
 
-Verdict = Literal["above 1", "below 1", "indistinguishable", "one repeat"]
+TOO_FEW: Literal["too few repeats"] = "too few repeats"
+Verdict = Literal["above 1", "below 1", "indistinguishable", "too few repeats"]
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """The ratios of paired repeats, their median, and its bootstrap interval (None with a single pair)."""
+    """The ratios of paired repeats, their median, and its interval (None where there are too few)."""
 
     pairs: tuple[tuple[int, float], ...]
     """(repeat, ratio) of every repeat that both sides have, in order."""
@@ -38,54 +45,72 @@ class Ratio:
     def verdict(self) -> Verdict:
         """indistinguishable where the interval holds 1; without an interval there is nothing to say."""
         if self.low is None or self.high is None:
-            return "one repeat"
+            return TOO_FEW
         if self.low <= 1 <= self.high:
             return "indistinguishable"
         return "above 1" if self.low > 1 else "below 1"
+
+    def inverse(self) -> Ratio:
+        """The same with both sides changed over."""
+        low, high = (None if end is None else 1 / end for end in (self.high, self.low))
+        return Ratio(tuple((repeat, 1 / value) for repeat, value in self.pairs), 1 / self.median, low, high)
 
 
 def paired_ratio(numerator: Mapping[int, float | None], denominator: Mapping[int, float | None]) -> Ratio | None:
     """Median of numerator ÷ denominator over the repeats that both have measured; None where there is none.
 
     Both map repeat → value. A repeat shares its seed and its round of the sweep on both sides, so that what
-    a round has in common (a warm machine, a busy neighbour) cancels out.
+    a round has in common (a warm machine, a busy neighbour) cancels out. Where a side is 0, there is no ratio.
     """
     pairs = []
     for repeat in sorted(numerator.keys() & denominator.keys()):
         above, below = numerator[repeat], denominator[repeat]
-        if above is not None and below:
+        if above and below:
             pairs.append((repeat, above / below))
+    return ratio_of_pairs(pairs)
+
+
+def ratio_of_pairs(pairs: Sequence[tuple[int, float]]) -> Ratio | None:
+    """The ratio of these (repeat, ratio); None where there are none."""
     if not pairs:
         return None
     values = tuple(value for _, value in pairs)
-    low, high = median_interval(values) or (None, None)
-    return Ratio(tuple(pairs), float(np.median(values)), low, high)
+    low, high = interval(values) or (None, None)
+    return Ratio(tuple(pairs), _median(values), low, high)
 
 
 @lru_cache(maxsize=4096)
-def median_interval(values: tuple[float, ...]) -> tuple[float, float] | None:
-    """Percentile bootstrap interval of the median (95 %, 9,999 resamples, seeded); None for a single value.
+def interval(ratios: tuple[float, ...]) -> tuple[float, float] | None:
+    """95 % interval of positive ratios: exp(m ± t·s/√n), m and s of their logarithms; None below `FEWEST_REPEATS`.
 
-    The percentile method, since the bias-corrected one is undefined where all resampled medians agree.
+    Both sides of a ratio vary alike, so the logarithms vary symmetrically: their mean, which the interval is about, and
+    their median, which is shown as less depends on one bad repeat, estimate the same. With 9 lopsided repeats or more
+    the median can lie outside; it is taken in.
     """
-    if len(values) < 2:
+    ends = difference_interval(tuple(math.log(ratio) for ratio in ratios))
+    if ends is None:
         return None
-    from scipy.stats import bootstrap  # half a second to import
-
-    result = bootstrap(
-        (np.asarray(values),),
-        np.median,
-        confidence_level=CONFIDENCE,
-        n_resamples=RESAMPLES,
-        method="percentile",
-        rng=np.random.default_rng(0),
-    )
-    return float(result.confidence_interval.low), float(result.confidence_interval.high)
+    median = _median(ratios)
+    return min(math.exp(ends[0]), median), max(math.exp(ends[1]), median)
 
 
-def best_coverage(n: int) -> float:
-    """The most often that any interval within the span of n values can hold the true median: 1 − 2^(1−n).
+def difference_interval(values: Sequence[float]) -> tuple[float, float] | None:
+    """95 % interval of paired differences, m ± t·s/√n, likewise; None below `FEWEST_REPEATS`."""
+    if len(values) < FEWEST_REPEATS:
+        return None
+    mean, reach, median = statistics.fmean(values), half_width(len(values)) * statistics.stdev(values), _median(values)
+    return min(mean - reach, median), max(mean + reach, median)
 
-    A percentile bootstrap never leaves that span; so 2 repeats give at best 50 %, and only 6 exceed 95 %.
+
+def half_width(n: int) -> float:
+    """How far the interval of n values reaches to each side, in standard deviations: t ÷ √n, t with n − 1 degrees.
+
+    9.0 of 2 values, 2.5 of 3, 1.6 of 4, 1.0 of 6, 0.7 of 10.
     """
-    return 1 - 2.0 ** (1 - n)
+    from scipy.special import stdtrit  # a twentieth of a second to import
+
+    return float(stdtrit(n - 1, (1 + CONFIDENCE) / 2)) / math.sqrt(n)
+
+
+def _median(values: Sequence[float]) -> float:
+    return float(statistics.median(values))

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from analysis import text
-from analysis.compare import configurations, left_out, ratio_of
-from analysis.metrics import PER_RUN, accuracy_target, efficiency, per_run, time_to_accuracy
+from analysis.metrics import PER_RUN, accuracy_target, efficiency, energy_to_accuracy, per_run, time_to_accuracy
+from analysis.work import configurations, left_out, ratio_of
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -44,10 +44,13 @@ SUMMARY: dict[str, tuple[type[pl.DataType], str]] = {
         "over one device, steady state: median over paired repeats of t_1 ÷ t_n (strong scaling) or of the "
         "ratio of throughputs (weak scaling); not the ratio of the medians",
     ),
-    "speed_up_low": (pl.Float64, "lower end of its 95 % bootstrap interval"),
-    "speed_up_high": (pl.Float64, "upper end of its 95 % bootstrap interval"),
+    "speed_up_low": (pl.Float64, "lower end of its 95 % interval"),
+    "speed_up_high": (pl.Float64, "upper end of its 95 % interval"),
     "speed_up_pairs": (pl.Int32, "repeats that were paired"),
-    "verdict": (pl.String, "faster or slower than one device; indistinguishable where the interval holds 1"),
+    "verdict": (
+        pl.String,
+        "faster or slower than one device; indistinguishable where the interval holds 1; too few repeats to have one",
+    ),
     "efficiency": (pl.Float64, "speed_up ÷ devices, 1 = ideal"),
     "efficiency_with_startup": (
         pl.Float64,
@@ -61,6 +64,23 @@ SUMMARY: dict[str, tuple[type[pl.DataType], str]] = {
         pl.Float64,
         "share of a step in which a device must idle by the schedule, were all stages equally long and nothing else in "
         "the way; by formula, not measured; null: no schedule",
+    ),
+    "gpu_energy_per_epoch_j": (pl.Float64, "median over repeats"),
+    "gpu_energy_per_sample_j": (pl.Float64, "median over repeats"),
+    "gpu_power_mean_w": (pl.Float64, "median over repeats"),
+    "gpu_power_max_w": (pl.Float64, "highest of any repeat"),
+    "energy_ratio": (
+        pl.Float64,
+        "energy per sample ÷ that of one device: median over paired repeats; below 1 is thriftier",
+    ),
+    "energy_ratio_low": (pl.Float64, "lower end of its 95 % interval"),
+    "energy_ratio_high": (pl.Float64, "upper end of its 95 % interval"),
+    "energy_to_accuracy_j": (pl.Float64, "median over repeats of the GPUs' training energy to accuracy_target"),
+    "cpu_energy_per_epoch_j": (pl.Float64, "median over repeats"),
+    "gpu_hours": (pl.Float64, "median over repeats"),
+    "energy_flags": (
+        pl.String,
+        "what to know of the energies of any repeat: short, sparse, from_power, reset, incomplete",
     ),
     "staleness_mean": (pl.Float64, "median over repeats of the mean over all pushes to parameter servers"),
     "staleness_max": (pl.Int32, "largest staleness of any push in any repeat"),
@@ -96,13 +116,16 @@ def facts(runs: Runs) -> pl.DataFrame:
 
 
 def _with_target(runs: Runs, group: pl.DataFrame) -> pl.DataFrame:
-    """Add the group's accuracy target and each run's time to it."""
+    """Add the group's accuracy target, and each run's time and energy to it."""
     counted = pl.col("left_out").is_null()
     target = accuracy_target(group.filter(counted)["best_test_accuracy"])
     group = group.with_columns(accuracy_target=pl.lit(target, pl.Float64))
     if target is None:
-        return group.with_columns(time_to_accuracy_s=pl.lit(None, pl.Float64))
-    return group.join(time_to_accuracy(runs, target), on="run_id", how="left")
+        nothing = pl.lit(None, pl.Float64)
+        return group.with_columns(time_to_accuracy_s=nothing, energy_to_accuracy_j=nothing)
+    for how_much in (time_to_accuracy(runs, target), energy_to_accuracy(runs, target)):
+        group = group.join(how_much, on="run_id", how="left")
+    return group
 
 
 def counted(runs: Runs) -> pl.DataFrame:
@@ -179,6 +202,8 @@ def _row(runs: Runs, members: pl.DataFrame, baseline: pl.DataFrame) -> dict[str,
         "repeats": usable.height,
         "theoretical_bubble": usable["theoretical_bubble"].max(),
         "staleness_max": usable["staleness_max"].max(),
+        "gpu_power_max_w": usable["gpu_power_max_w"].max(),
+        "energy_flags": _flags(usable),
         "parity": _parity(members),
         "parity_difference": members["parity_difference"].max(),
         "memory_kind": usable["memory_kind"].drop_nulls().first() if usable.height else None,
@@ -193,7 +218,16 @@ def _gain(
     """The columns that compare with one device."""
     steady = speed_up(runs, baseline, usable)
     whole = speed_up(runs, baseline, usable, with_startup=True)
+    energy = ratio_of(
+        runs,
+        "gpu_energy_per_sample_j",
+        numerator=list(usable["run_id"]),
+        denominator=list(baseline["run_id"]),
+    )
     return {
+        "energy_ratio": energy and energy.median,
+        "energy_ratio_low": energy.low if energy and not is_baseline else None,
+        "energy_ratio_high": energy.high if energy and not is_baseline else None,
         "speed_up": steady and steady.median,
         # Against itself every ratio is 1 by construction: an interval would say nothing.
         "speed_up_low": steady.low if steady and not is_baseline else None,
@@ -208,6 +242,11 @@ def _gain(
 def _verdict(ratio: Ratio | None) -> str | None:
     words = {"above 1": "faster", "below 1": "slower"}
     return words.get(ratio.verdict, ratio.verdict) if ratio else None
+
+
+def _flags(members: pl.DataFrame) -> str | None:
+    """All that is flagged of any of the runs."""
+    return " ".join(sorted({flag for flags in members["energy_flags"].drop_nulls() for flag in flags.split()})) or None
 
 
 def _counts(names: list[str]) -> str:
@@ -235,7 +274,7 @@ def summary_table(runs: Runs) -> Table:
     title = " · ".join([runs.root.resolve().name, *groups] if len(groups) == 1 else [runs.root.resolve().name])
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False, padding=0)
     table.caption, table.caption_justify = (
-        "medians over runs; speed-up over one device, in brackets its bootstrap interval (95 % from 6 repeats on); "
+        "medians over runs; speed-up over one device, in brackets its 95 % interval; "
         "sent to other processes per step, and peak memory: sums over all processes"
         + ("; nothing of runs with more devices than cores" if facts(runs)["oversubscribed"].any() else ""),
         "left",

@@ -58,10 +58,20 @@ def repeats(n: int) -> str:
 
 def speed_up(row: Mapping[str, Any]) -> str:
     """The speed-up of a row of `summary`, with its interval where there is one: "1.43 (1.38–1.49)"."""
-    if row["speed_up"] is None:
+    return ratio(row, "speed_up")
+
+
+def ratio(row: Mapping[str, Any], name: str) -> str:
+    """A ratio of a row, whose interval is in the columns `_low` and `_high` of its name, likewise."""
+    return interval(row[name], row[f"{name}_low"], row[f"{name}_high"])
+
+
+def interval(value: float | None, low: float | None, high: float | None, *, digits: int = 2) -> str:
+    """A value with its interval, where there are such: "1.43 (1.38–1.49)"."""
+    if value is None:
         return MISSING
-    low, high = row["speed_up_low"], row["speed_up_high"]
-    return f"{row['speed_up']:.2f}" + ("" if low is None else f" ({low:.2f}–{high:.2f})")
+    ends = [number(end) if end >= 10 else f"{end:.{digits}f}" for end in (low, high) if end is not None]
+    return f"{value:.{digits}f}" + (f" ({'–'.join(ends)})" if ends else "")
 
 
 def listed(items: Sequence[str], *, most: int = 3, sep: str = ", ") -> str:

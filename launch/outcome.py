@@ -39,7 +39,7 @@ def publish_if_finished(folder: RunFolder, run: RunConfig, attempt: Attempt) -> 
     What rank 0 wrote last counts, not exit codes: a process may well stumble after its work is done. A journal
     that has lost an epoch since has no result. Where a newer attempt has begun, this one ends as `killed`.
     """
-    tables, events = read_tables(attempt.path)
+    tables, events = read_tables(attempt.path, with_telemetry=False)
     finished = next((event for event in events if event["event"] == "finished"), None)
     if finished is None or len(tables["epochs"]) != run.epochs:
         return None

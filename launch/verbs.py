@@ -244,6 +244,14 @@ def claims(folder: str, names: Sequence[str], extension: Extension, *, file: str
     return 0
 
 
+def compare(folders: Sequence[str], extension: Extension, *, by: str, across: str, fail_if_slower: str) -> int:
+    """How the runs of a second folder, or with a second value of a key, do beside those of the first."""
+    from launch import comparing
+
+    existing = [str(_existing(folder)) for folder in folders]
+    return comparing.compare(existing, extension, _console(), by=by, across=across, fail_if_slower=fail_if_slower)
+
+
 def prepare_data(overrides: Sequence[str], extension: Extension) -> int:
     """Download and convert a data set once."""
     from parallelbench.data.prepare import prepare

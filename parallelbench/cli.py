@@ -18,6 +18,12 @@ OVERRIDE is a key=value of the configuration in Hydra's grammar, e.g. model=cnn_
 `parallelbench show` lists the keys and the choices. With `plan` and `submit` a value may be a list: devices=1,2,4
 """
 
+_COMPARE_EPILOG = """
+Runs are paired by configuration and repeat. With --fail-if-slower, slower means that even the lower end of the 95 %
+interval of the ratio of times per epoch is above the margin, for any configuration or all together; exit codes are then
+0 passed, 1 slower, 2 refused or not to be judged (too few repeats, a configuration that B lacks).
+"""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb; the console script's entry point."""
@@ -93,12 +99,30 @@ def _parser() -> argparse.ArgumentParser:
             )
         if name == "status":
             verb.add_argument("--watch", action="store_true", help="look again and again, until nothing is to come")
+    _add_compare(verbs)
     doctor = verbs.add_parser("doctor", help="what this machine and its cluster have, and what is missing")
     doctor.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="with --bandwidth: site=NAME nodes=N …")
     doctor.add_argument(
         "--bandwidth", action="store_true", help="measure all-reduces between the cluster's nodes (a short Slurm job)"
     )
     return parser
+
+
+def _add_compare(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    text = "is B faster than A? the same configurations in two folders, or two values of a key in one"
+    verb = verbs.add_parser("compare", help=text, description=text, epilog=_COMPARE_EPILOG)
+    verb.add_argument("folders", metavar="DIR", nargs="+", help="A and B: folders of runs; or one, with --by")
+    verb.add_argument("--by", default="", metavar="KEY=A,B", help="compare two values of a key, e.g. strategy=ddp,fsdp")
+    verb.add_argument(
+        "--across",
+        default="",
+        metavar="KEY,…",
+        help="keys in which the sides may differ besides",
+    )
+    verb.add_argument(
+        "--fail-if-slower", default="", metavar="P%", help="exit with 1 if anything is slower by more, e.g. 3%%"
+    )
+    verb.add_argument("--plugin", metavar="PACKAGE", help="a package of your own whose runs are not all finished")
 
 
 def _add_submit_options(verb: argparse.ArgumentParser) -> None:
@@ -142,6 +166,13 @@ def _verbs() -> dict[str, Callable[[argparse.Namespace], int]]:
         "report": lambda options: verbs.report(options.folder, extension(None, options.plugin)),
         "claims": lambda options: verbs.claims(
             options.folder, options.names, extension(None, options.plugin), file=options.file
+        ),
+        "compare": lambda options: verbs.compare(
+            options.folders,
+            extension(None, options.plugin),
+            by=options.by,
+            across=options.across,
+            fail_if_slower=options.fail_if_slower,
         ),
         "doctor": lambda options: verbs.doctor(options.overrides, bandwidth=options.bandwidth),
     }

@@ -16,6 +16,7 @@ import msgspec
 from parallelbench.durable import storage_errors
 from parallelbench.records import TABLES, check_row
 from parallelbench.telemetry.epochs import Samples, columns
+from parallelbench.telemetry.journals import Journals
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -128,41 +129,47 @@ def _is_kept(entry: Row, through: int) -> bool:
     return bool(entry["row"].get("epoch", 0) <= through)  # parity has no epoch
 
 
-def read_tables(attempt_dir: Path) -> tuple[Tables, list[Row]]:
-    """Rows per table and events of an attempt, of all its ranks; of epochs, only those that finished on every rank.
+def read_tables(attempt_dir: Path, *, with_telemetry: bool = True) -> tuple[Tables, list[Row]]:
+    """Rows per table, but for telemetry's, and events of an attempt; of epochs, only those that finished on every rank.
 
     An epoch is finished when rank 0 has written its row of `epochs`, which it does only after every rank's rows of
     that epoch are durable; should a damaged disk have lost one of them since, the epoch is left out. NaN and
-    infinity, which JSON can't say, become null. What telemetry says of each epoch is added to its row of `epochs`.
+    infinity, which JSON can't say, become null. What telemetry says of each epoch is added to its row of `epochs`,
+    unless that is not asked for: the samples of a long run take a while to read.
     """
-    tables: Tables = {table: [] for table in TABLES}
+    tables: Tables = {table: [] for table in TABLES if table != "telemetry"}
     events: list[Row] = []
     journals = sorted(attempt_dir.glob("journal-rank*.jsonl"))
     for path in journals:
         for entry in read_entries(path):
             if "event" in entry:
                 events.append(entry)
-            else:
+            elif entry["table"] in tables:
                 tables[entry["table"]].append(entry["row"])
     reported = Counter(row["epoch"] for row in tables["ranks"])
     finished = {row["epoch"] for row in tables["epochs"] if reported[row["epoch"]] == len(journals)}
     for table in ("epochs", "ranks", "steps", "pushes"):
         tables[table] = [row for row in tables[table] if row["epoch"] in finished]
-    _add_telemetry(tables, events, attempt_dir)
+    if with_telemetry:
+        _add_telemetry(tables, events, _telemetry(attempt_dir, tables["ranks"]))
     return tables, events
 
 
-def _add_telemetry(tables: Tables, events: list[Row], attempt_dir: Path) -> None:
-    """Samples of all attempts that the epochs are from; each sampler has written a journal of its own."""
-    attempts = {str(row["attempt"]) for row in tables["ranks"]} | {attempt_dir.name}
-    folders = [attempt_dir.with_name(attempt) for attempt in sorted(attempts)]
-    for path in sorted(path for folder in folders for path in folder.glob("journal-telemetry-node*.jsonl")):
-        for entry in read_entries(path):
-            if "event" in entry:
-                events.append(entry)
-            elif entry["table"] == "telemetry":
-                tables["telemetry"].append(entry["row"])
-    samples = Samples(tables["telemetry"])
+def read_telemetry(attempt_dir: Path) -> Journals:
+    """The samples of all attempts that an attempt's epochs are from."""
+    tables, _ = read_tables(attempt_dir, with_telemetry=False)
+    return _telemetry(attempt_dir, tables["ranks"])
+
+
+def _telemetry(attempt_dir: Path, ranks: list[Row]) -> Journals:
+    """Each attempt's sampler has written a journal of its own."""
+    attempts = {str(row["attempt"]) for row in ranks} | {attempt_dir.name}
+    folders = [attempt_dir.with_name(attempt) for attempt in attempts]
+    return Journals(path for folder in folders for path in folder.glob("journal-telemetry-node*.jsonl"))
+
+
+def _add_telemetry(tables: Tables, events: list[Row], sampled: Journals) -> None:
+    samples = Samples(sampled.rows(events))
     ranks: dict[int, list[Row]] = defaultdict(list)
     for row in tables["ranks"]:
         ranks[row["epoch"]].append(row)

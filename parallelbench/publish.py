@@ -11,7 +11,7 @@ from parallelbench.config import RunConfig, canonical_json, run_id, slug, to_map
 from parallelbench.durable import storage_errors, sync_folder, write_file
 from parallelbench.errors import SupersededError
 from parallelbench.folder import RunFolder, file_sha256, new_manifest
-from parallelbench.journal import Row, Tables, read_tables
+from parallelbench.journal import Row, Tables, read_tables, read_telemetry
 from parallelbench.records import RUN, check_row, schema
 from parallelbench.telemetry.sampler import WARNING
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from parallelbench.attempt import Attempt, Outcome
+    from parallelbench.telemetry.journals import Journals
 
 
 def configured_columns(run: RunConfig) -> Row:
@@ -87,6 +88,7 @@ def publish(folder: RunFolder, run: RunConfig, attempt: Attempt, outcome: Outcom
         try:
             temporary.mkdir()
             written = {table: _write_table(temporary, table, rows) for table, rows in tables.items()}
+            written["telemetry"] = _write_telemetry(temporary, read_telemetry(attempt.path))
             write_file(temporary / "manifest.json", new_manifest(run, attempt, outcome, written))
             _fence(folder, attempt)
             _rename_once(temporary, folder.result)
@@ -112,10 +114,31 @@ def _write_table(folder: Path, table: str, rows: list[Row]) -> dict[str, Any]:
     path = folder / f"{table}.parquet"
     content = pa.Table.from_pylist(rows, schema=schema(table))
     pq.write_table(content, path, row_group_size=max(1, len(rows)))
+    assert pq.read_table(path).equals(content), f"{path}: what was read back differs"
+    return _entry(path, rows=len(rows))
+
+
+def _write_telemetry(folder: Path, sampled: Journals) -> dict[str, Any]:
+    """The same, batch by batch, each a row group: the samples of a run of hours would fill the memory."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path = folder / "telemetry.parquet"
+    with pq.ParquetWriter(path, schema("telemetry")) as writer:
+        for batch in sampled.batches():
+            writer.write_batch(batch)
+    with pq.ParquetFile(path) as written:
+        for number, batch in enumerate(sampled.batches()):
+            same = written.read_row_group(number).equals(pa.Table.from_batches([batch]))
+            assert same, f"{path}: what was read back differs"
+        return _entry(path, rows=written.metadata.num_rows)
+
+
+def _entry(path: Path, *, rows: int) -> dict[str, Any]:
+    """What the manifest says of a file, which is on the disk then."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
-    assert pq.read_table(path).equals(content), f"{path}: what was read back differs"
-    return {"rows": len(rows), "bytes": path.stat().st_size, "sha256": file_sha256(path)}
+    return {"rows": rows, "bytes": path.stat().st_size, "sha256": file_sha256(path)}
 
 
 def _fence(folder: RunFolder, attempt: Attempt) -> None:

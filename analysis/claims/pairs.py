@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from analysis.claims.grammar import EPOCH_COLUMNS, LEARNING, RISING, Claim, Contrast, Level
-from analysis.compare import flatten, works
 from analysis.metrics import per_epoch, steps_to_accuracy, time_to_accuracy
 from analysis.summary import BASELINE, facts
+from analysis.work import flatten, works
 from parallelbench.config import COMPONENTS
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ import polars as pl
 from analysis import text
 from analysis.claims.grammar import LEARNING, Claim, written
 from analysis.claims.pairs import Cell, effects, usable
-from analysis.stats import ENOUGH_REPEATS, median_interval
+from analysis.stats import difference_interval
+from analysis.stats import interval as ratio_interval
 from analysis.summary import facts
 
 if TYPE_CHECKING:
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 
 Verdict = Literal["reproduced", "refuted", "inconclusive"]
 VERDICTS: tuple[Verdict, ...] = ("reproduced", "refuted", "inconclusive")
+
+ENOUGH_REPEATS = 6
+"""Before a publication is contradicted or confirmed: with fewer, an interval rests on the shape of the noise."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +42,7 @@ class Case:
     """(repeat, effect) of every repeat that both sides have."""
     low: float | None
     high: float | None
-    """The interval of the median; None with a single repeat."""
+    """The interval of the effect; None with a single repeat."""
     verdict: Verdict
     lacks: str
     """What would decide it; empty where it is decided."""
@@ -94,7 +98,8 @@ def _identity(cell: Cell) -> str:
 def _case(cell: Cell, claim: Claim, *, where: str, also: Cell | None, warnings: Mapping[str, str | None]) -> Case:
     values = tuple(cell.values.values())
     slugs = tuple(dict.fromkeys(slug for used in cell.runs.values() for slug in used))
-    low, high = median_interval(values) or (None, None)
+    of = ratio_interval if claim.compare != "difference" and min(values) > 0 else difference_interval
+    low, high = of(values) or (None, None)
     verdict, lacks = decide(values, (low, high) if low is not None and high is not None else None, claim.expect.region)
     return Case(
         where=where,
@@ -116,8 +121,7 @@ def decide(
 ) -> tuple[Verdict, str]:
     """The verdict on an effect, and what would decide it where nothing does.
 
-    Reproduced: the interval of the median lies in the region. Refuted: it lies outside. Fewer repeats than an interval
-    of 95 % takes decide nothing.
+    Reproduced: the interval lies in the region. Refuted: it lies outside. Fewer than `ENOUGH_REPEATS` decide nothing.
     """
     if interval is None or len(values) < ENOUGH_REPEATS:
         return "inconclusive", f"{text.repeats(len(values))} of {ENOUGH_REPEATS}: sweep.repeats={ENOUGH_REPEATS}"

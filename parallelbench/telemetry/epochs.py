@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import operator
 import statistics
+from array import array
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from dataclasses import dataclass
 from functools import reduce
@@ -47,23 +49,51 @@ NOTHING: Row = dict.fromkeys(COLUMNS)
 """The columns where nothing was sampled."""
 
 
+@dataclass
+class Series:
+    """One sensor's samples in the order of time, 16 bytes each."""
+
+    times: array[float]
+    values: array[Any]
+
+    def add(self, time: float, value: float) -> None:
+        """Append a sample; rarely, where a clock was set back, it belongs further to the front."""
+        place = len(self.times) if not self.times or self.times[-1] <= time else bisect_right(self.times, time)
+        self.times.insert(place, time)
+        self.values.insert(place, value)
+
+    def around(self, window: Window) -> list[Sample]:
+        """The samples in a window, and their neighbours, if any, on both sides."""
+        first = max(0, bisect_right(self.times, window.start) - 1)
+        last = bisect_left(self.times, window.end) + 1
+        # Without a sample on one side, that the series is not empty must still show.
+        first = min(first, max(0, len(self.times) - 1))
+        return list(zip(self.times[first:last], self.values[first:last], strict=True))
+
+
 class Samples:
     """All samples of a run, found by attempt and device; a host's device is its name."""
 
     def __init__(self, rows: Iterable[Row]) -> None:
-        self._series: dict[tuple[int, str], dict[str, list[Sample]]] = defaultdict(lambda: defaultdict(list))
-        for row in sorted(rows, key=operator.itemgetter("time")):
+        self._series: dict[tuple[int, str], dict[str, Series]] = defaultdict(dict)
+        for row in rows:
             series = self._series[row["attempt"], row["device_uuid"] or row["node"]]
-            for column, value in row.items():
-                if isinstance(value, int | float) and column not in _LABELS:
-                    series[column].append((row["time"], value))
+            for column, kind in _SAMPLED.items():
+                value = row.get(column)
+                if value is None:
+                    continue
+                if column not in series:
+                    series[column] = Series(array("d"), array(kind))
+                series[column].add(row["time"], value)
 
-    def of(self, attempt: int, device: str) -> dict[str, list[Sample]]:
-        """Samples by column; of what could not be read there are none."""
-        return self._series.get((attempt, device), {})
+    def of(self, attempt: int, device: str, window: Window) -> dict[str, list[Sample]]:
+        """Samples by column, of a window and its neighbours; of what could not be read there are none."""
+        found = self._series.get((attempt, device), {})
+        return {column: series.around(window) for column, series in found.items()}
 
 
-_LABELS = {"run_id", "attempt", "node", "device_uuid", "time"}
+_SAMPLED = {"energy_j": "d", "power_w": "d", "utilization": "d", "memory_used_bytes": "q", "throttle_reasons": "q"}
+"""What epochs are told of: column → its array's type code."""
 
 
 def columns(ranks: Sequence[Row], samples: Samples) -> Row:
@@ -71,8 +101,8 @@ def columns(ranks: Sequence[Row], samples: Samples) -> Row:
     window = Window(min(row["training_started_at"] for row in ranks), max(row["training_ended_at"] for row in ranks))
     attempt = ranks[0]["attempt"]
     uuids = {uuid for row in ranks for uuid in (row["device_uuid"] or "").split(",") if uuid.startswith("GPU-")}
-    gpus = [Device(samples.of(attempt, uuid), window) for uuid in sorted(uuids)]
-    hosts = [Device(samples.of(attempt, node), window) for node in sorted({row["node"] for row in ranks})]
+    gpus = [Device(samples.of(attempt, uuid, window), window) for uuid in sorted(uuids)]
+    hosts = [Device(samples.of(attempt, node, window), window) for node in sorted({row["node"] for row in ranks})]
     found = _gpu_columns(gpus, window) | {"cpu_energy_j": _together(hosts, Device.counted_j, sum)}
     flags = sorted(set().union(*(device.flags() for device in [*gpus, *hosts])))
     return found | {"telemetry_flags": " ".join(flags) or None}

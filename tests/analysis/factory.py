@@ -91,6 +91,9 @@ def component(group: str, choice: str | dict[str, Any]) -> dict[str, Any]:
         return yaml.safe_load(file) | options
 
 
+EPOCH_EVERY_S = 1000.0
+
+
 @dataclass
 class Fake:
     """What a made-up run measures. Functions of (epoch, rank), both as in the tables."""
@@ -101,6 +104,10 @@ class Fake:
     peak_allocated_bytes: Callable[[int, int], int | None] = lambda epoch, rank: None
     sent: Callable[[int, int], tuple[int, int, int]] = lambda epoch, rank: (0, 0, 0)
     """Bytes of gradients, activations and parameters."""
+    gpu_power_w: Callable[[int, int], float | None] | None = None
+    """Of each rank's GPU, constant through an epoch; None: no GPU is sampled. A GPU that is None was lost."""
+    started_at: float = 1.7e9
+    """Unix time; an epoch begins every `EPOCH_EVERY_S`."""
     staleness: Callable[[int, int], list[int]] = lambda epoch, rank: []
     """Of each push."""
     theoretical_bubble: float | None = None
@@ -160,6 +167,25 @@ def write_epochs(run: RunConfig, attempt: Attempt, fake: Fake, *, epochs: int) -
         _write(journals[0], "epochs", [_epoch(run, keys, fake, epoch)])
     for journal in journals:
         journal.close()
+    if fake.gpu_power_w is not None:
+        _write_samples(run, attempt, fake, epochs=epochs, processes=processes)
+
+
+def _write_samples(run: RunConfig, attempt: Attempt, fake: Fake, *, epochs: int, processes: int) -> None:
+    """Three samples of each GPU's counter about each epoch: before, at its start, and long after its end."""
+    assert fake.gpu_power_w is not None
+    journal = Journal(attempt.path / "journal-telemetry-nodehere.jsonl")
+    energy_j = [0.0] * processes
+    for epoch in range(1, epochs + 1):
+        start = fake.started_at + epoch * EPOCH_EVERY_S
+        for time, passed_s in ((start - 1, 1.0), (start, 1.0), (start + EPOCH_EVERY_S - 2, EPOCH_EVERY_S - 2)):
+            for rank in range(processes):
+                power_w = fake.gpu_power_w(epoch, rank)
+                energy_j[rank] += passed_s * (power_w or 0.0)
+                row = {"run_id": run_id(run), "attempt": attempt.number, "node": "here", "device_uuid": f"GPU-{rank}"}
+                values = {} if power_w is None else {"energy_j": energy_j[rank], "power_w": power_w}
+                _write(journal, "telemetry", [row | {"time": time} | values])
+    journal.close()
 
 
 def _write(journal: Journal, table: str, rows: list[dict[str, Any]]) -> None:
@@ -202,7 +228,7 @@ def _epoch(run: RunConfig, keys: dict[str, Any], fake: Fake, epoch: int) -> dict
         "train_samples": samples,
         "test_samples": run.data.test_samples,
         "steps": run.steps_per_epoch,
-        "finished_at": 1.7e9 + epoch,
+        "finished_at": fake.started_at + epoch * EPOCH_EVERY_S + 500.0,
     }
 
 
@@ -218,8 +244,10 @@ def _rank(run: RunConfig, keys: dict[str, Any], fake: Fake, epoch: int, rank: in
         "rank": rank,
         "local_rank": rank,
         "node": "here",
-        "device_uuid": f"core {rank}",
+        "device_uuid": f"core {rank}" if fake.gpu_power_w is None else f"GPU-{rank}",
         "epoch_time_s": fake.epoch_time_s(epoch, rank),
+        "training_started_at": fake.started_at + epoch * EPOCH_EVERY_S,
+        "training_ended_at": fake.started_at + epoch * EPOCH_EVERY_S + fake.epoch_time_s(epoch, rank),
         "evaluation_time_s": 0.1,
         "train_samples": train,
         "train_loss_sum": 1.0 * train,

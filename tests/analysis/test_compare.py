@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 import pytest
 
-from analysis import UnlikeWork, compare, configurations, left_out, load, summary, summary_table
+from analysis import UnlikeWork, compare, configurations, left_out, load, stats, summary, summary_table
 from analysis.summary import SUMMARY, gains
-from parallelbench.errors import ConfigError
 from tests.analysis.factory import Fake, config, failed, published
 
 if TYPE_CHECKING:
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 
     from analysis.load import Runs
 
-ONE, TWO = {"strategy": "single"}, {"strategy": "ddp", "devices": 2}
+LATER = Fake(started_at=1.8e9)
 
 
 def steady(time_s: float, *, first: float = 9.0, **more: Any) -> Fake:
@@ -43,8 +42,8 @@ def test_strong_scaling_compares_times_pair_by_pair(tmp_path: Path) -> None:
     # Ratios 1.25, 2, 1.5: their median is 1.5; the ratio of the medians would be 2.
     assert row["speed_up"] == 1.5
     assert row["efficiency"] == 0.75
-    assert (row["speed_up_low"], row["speed_up_high"], row["speed_up_pairs"]) == (1.25, 2.0, 3)
-    assert row["verdict"] == "faster"
+    assert (row["speed_up_low"], row["speed_up_high"]) == pytest.approx(stats.interval((1.25, 2.0, 1.5)))
+    assert (row["speed_up_pairs"], row["verdict"]) == (3, "indistinguishable")
     assert row["steady_epoch_time_s"] == 10.0
     # start-up 2.4 − 0.2, first epoch 9, two later ones: (31.2 ÷ 27.2, 51.2 ÷ 31.2, 71.2 ÷ 51.2)
     assert row["efficiency_with_startup"] == pytest.approx(71.2 / 51.2 / 2)
@@ -71,7 +70,7 @@ def test_weak_scaling_compares_throughput(tmp_path: Path) -> None:
 
 def test_a_single_repeat_says_so(tmp_path: Path) -> None:
     row = row_of(pair(tmp_path, [(10.0, 8.0)]), "ddp × 2")
-    assert (row["speed_up"], row["speed_up_low"], row["verdict"]) == (1.25, None, "one repeat")
+    assert (row["speed_up"], row["speed_up_low"], row["verdict"]) == (1.25, None, "too few repeats")
 
 
 def test_without_a_baseline_there_is_no_speed_up(tmp_path: Path) -> None:
@@ -93,7 +92,7 @@ def test_a_repeat_without_its_partner_is_no_pair(tmp_path: Path) -> None:
     [
         ({"batch_size": 64}, "batch_size: 128 and 64"),
         ({"precision": "bf16"}, "precision: fp32 and bf16"),
-        ({"model": "cnn_large"}, "model.name: cnn_small and cnn_large"),
+        ({"model": "cnn_large"}, "model: cnn_small and cnn_large"),
         ({"data": {"name": "digits", "augment": True}}, "data.augment: false and true"),
         ({"optimizer": {"name": "sgd", "lr": 0.5}}, "optimizer.lr: 0.1 and 0.5"),
         ({"epochs": 4}, "epochs: 3 and 4"),
@@ -105,43 +104,18 @@ def test_a_repeat_without_its_partner_is_no_pair(tmp_path: Path) -> None:
         ({"scaling": "weak", "batch_size": 64}, "scaling: strong and weak"),
     ],
 )
-def test_unlike_work_is_refused_and_says_what_differs(tmp_path: Path, changes: dict[str, Any], difference: str) -> None:
-    published(config(tmp_path))
-    published(config(tmp_path, strategy="ddp", devices=2, **changes))
-    runs = load(tmp_path)
+def test_unlike_work_is_no_group_and_refused_with_what_differs(
+    tmp_path: Path, changes: dict[str, Any], difference: str
+) -> None:
+    published(config(tmp_path / "a"))
+    published(config(tmp_path / "b", **changes), LATER)
     with pytest.raises(UnlikeWork) as error:
-        compare(runs, ONE, TWO)
+        compare(load(tmp_path / "a"), load(tmp_path / "b"))
     assert difference in str(error.value)
+    published(config(tmp_path / "a", strategy="ddp", devices=2, **changes))
+    runs = load(tmp_path / "a")
     assert summary(runs)["group"].n_unique() == 2
     assert summary(runs).filter(pl.col("verdict").is_not_null())["configuration"].to_list() == ["single × 1"]
-
-
-def test_another_processor_is_unlike_work(tmp_path: Path) -> None:
-    published(config(tmp_path))
-    published(config(tmp_path, strategy="ddp", devices=2), Fake(device_name="Another CPU"))
-    with pytest.raises(UnlikeWork, match="device_name: Imaginary CPU and Another CPU"):
-        compare(load(tmp_path), ONE, TWO)
-
-
-def test_what_does_not_change_the_work_may_differ(tmp_path: Path) -> None:
-    published(config(tmp_path, measure={"parity": False}), steady(10.0, parity_passed=None))
-    launcher = {"timeout_s": 60.0}
-    published(config(tmp_path, strategy="ddp", devices=2, device="auto", launcher=launcher), steady(8.0))
-    ratio = compare(load(tmp_path), ONE, TWO)
-    assert ratio.pairs == ((0, 0.8),)
-
-
-def test_compare_wants_one_configuration_on_each_side(tmp_path: Path) -> None:
-    pair(tmp_path, [(10.0, 8.0)])
-    published(config(tmp_path, strategy="ddp", devices=4))
-    runs = load(tmp_path)
-    with pytest.raises(UnlikeWork, match="several configurations: ddp × 2, ddp × 4"):
-        compare(runs, ONE, {"strategy": "ddp"})
-    with pytest.raises(ConfigError, match="no finished run has"):
-        compare(runs, ONE, {"strategy": "pipeline"})
-    with pytest.raises(ConfigError, match="no columns"):
-        compare(runs, ONE, {"strateg": "ddp"})
-    assert compare(runs, ONE, TWO, metric="peak_memory_sum_bytes").median == 2.0
 
 
 def test_options_of_a_strategy_make_variants_and_other_work_makes_groups(tmp_path: Path) -> None:
@@ -201,7 +175,7 @@ def test_the_summary_has_its_documented_columns_and_the_terminal_its_numbers(tmp
     console = Console(width=80, record=True)
     console.print(summary_table(runs))
     text = console.export_text()
-    assert "1.62 (1.25–2.00)" in text
+    assert "1.62 (0.08–31.3)" in text
     assert "81.2" in text
     assert "1 oom" in text
     assert all(len(line) <= 80 for line in text.splitlines())

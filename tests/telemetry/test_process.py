@@ -17,7 +17,7 @@ import pytest
 from analysis import load
 from parallelbench.config import run_id
 from parallelbench.folder import RunFolder
-from parallelbench.journal import Journal, read_entries, read_tables
+from parallelbench.journal import Journal, read_entries, read_tables, read_telemetry
 from parallelbench.publish import publish
 from parallelbench.telemetry.process import command_line, sampling
 from tests.analysis.factory import Fake, begin, config, write_epochs
@@ -227,9 +227,14 @@ def test_whatever_a_damaged_journal_holds_is_left_out(two_nodes: tuple[RunFolder
         file.write(b'{"table":"telemetry","row":{"attempt":1,"node":"n0","time":"noon"}}\n{"event":"x"}\n')
     with (attempt.path / "journal-telemetry-noden1.jsonl").open("ab") as file:
         file.write(b'{"table":"epochs","row":{"epoch":2,"attempt":1}}\n{"table":"telemetry","ro')
-    tables, _ = read_tables(attempt.path)
+    tables, events = read_tables(attempt.path)
     assert [row["gpu_energy_j"] for row in tables["epochs"]] == [pytest.approx(1600)]
-    assert len(tables["telemetry"]) == 40
+    assert len(list(read_telemetry(attempt.path).rows())) == 40
+    damaged = [event for event in events if "damaged" in event.get("reason", "")]
+    assert [(event["device"], event["reason"]) for event in damaged] == [
+        ("journal-telemetry-noden0.jsonl", "its journal is damaged from line 22 on"),
+        ("journal-telemetry-noden1.jsonl", "its journal is damaged from line 22 on"),
+    ]
 
 
 @pytest.mark.slow
