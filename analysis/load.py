@@ -109,6 +109,11 @@ class Runs:
         kept = {table: frame.filter(pl.col("run_id").is_in(list(run_ids))) for table, frame in self.tables.items()}
         return replace(self, tables=kept)
 
+    @property
+    def phases(self) -> pl.DataFrame:
+        """One row per run, rank and step of the pass that `measure.attribution_steps` asks for."""
+        return self.tables["phases"]
+
     def to_pandas(self) -> dict[str, pd.DataFrame]:
         """`tables` as pandas has them; raises `ConfigError` where pandas is not installed."""
         try:

@@ -29,6 +29,8 @@ _CIRCUMSTANCES = (
     "measure.parity",
     "measure.parity_steps",
     "measure.steps_sampled",
+    "measure.attribution_steps",
+    "measure.trace",
 )
 """Keys that change neither work nor timing; `device` gives way to the device that it turned out to be."""
 _DEVICE = ("device_type", "device_name")

@@ -116,6 +116,10 @@ class Attempt:
         """Where a rank says why it ended early; reserved before it starts."""
         return self.path / f"error-rank{rank}.json"
 
+    def trace_file(self, rank: int) -> Path:
+        """Where a rank's Chrome trace goes, with `measure.trace=true`."""
+        return self.path / f"trace-rank{rank}.json"
+
     def describe(self, *, processes: int, device_type: str, oversubscribed: bool, warnings: Sequence[str] = ()) -> None:
         """Record how this attempt is started; reserve room for its outcome and for the last words of its ranks."""
         info = AttemptInfo(

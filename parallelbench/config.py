@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from parallelbench.optimizers import Optimizer
     from parallelbench.strategies.base import Strategy
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Version of the configuration and of the result tables; part of every run id."""
 
 COMPONENTS = {
@@ -71,6 +71,10 @@ class Measure(Node, frozen=True, kw_only=True):
     """Let autograd name the operation that made a NaN; much slower, for debugging."""
     telemetry_hz: Annotated[float, Meta(ge=0, le=100)]
     """Energy, power and load are sampled so many times a second; 0: not at all."""
+    attribution_steps: Annotated[int, Meta(ge=0, le=10_000)]
+    """After the last epoch, train so many steps more to see what they are spent on (`phases`); 0: don't."""
+    trace: bool
+    """After the last epoch, write a Chrome trace of a few more steps per rank into the attempt's folder."""
 
 
 class SweepBlock(Node, frozen=True, kw_only=True):

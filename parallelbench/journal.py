@@ -126,7 +126,8 @@ def kept_entries(path: Path, *, through: int) -> list[Row] | None:
 def _is_kept(entry: Row, through: int) -> bool:
     if "event" in entry:
         return bool(entry["event"] == "facts")
-    return bool(entry["row"].get("epoch", 0) <= through)  # parity has no epoch
+    # Parity has no epoch. What follows the last epoch is measured by whichever attempt ends the run.
+    return bool(entry["table"] != "phases" and entry["row"].get("epoch", 0) <= through)
 
 
 def read_tables(attempt_dir: Path, *, with_telemetry: bool = True) -> tuple[Tables, list[Row]]:

@@ -101,6 +101,19 @@ RUN = (
     Column("startup_model_s", "float64", "building the model and wrapping it in the strategy"),
     Column("startup_compile_s", "float64", "torch.compile; null: not compiled", nullable=True),
     Column("startup_first_step_s", "float64", "the first training step, waited for"),
+    Column(
+        "probed_latency_s",
+        "float64",
+        "of one message in a ring over all ranks, s: a 1 KiB all-reduce ÷ 2(n − 1), after the last epoch; null: one "
+        "process, or no pass (`measure.attribution_steps`)",
+        nullable=True,
+    ),
+    Column(
+        "probed_bandwidth_bytes_per_s",
+        "float64",
+        "bytes that each rank sends in a 16 MiB all-reduce over all ranks, as a ring, ÷ its time; null: likewise",
+        nullable=True,
+    ),
     Column("config_json", "string", "the whole configuration, canonical JSON"),
     Column("environment_json", "string", "versions, devices, topology, allowed environment variables"),
 )
@@ -261,6 +274,33 @@ TELEMETRY = (
     Column("network_received_bytes", "int64", "likewise", nullable=True),
 )
 
+PHASES = (
+    *KEYS,
+    Column("rank", "int32", "0 … processes − 1"),
+    Column("step", "int32", "step of the pass after the last epoch that `measure.attribution_steps` asks for; from 1"),
+    Column("step_time_s", "float64", "from asking for the batch to the update's end: the sum of all columns below"),
+    Column("data_wait_s", "float64", "waiting for the batch"),
+    Column("host_to_device_s", "float64", "moving it to the device; null: it is there already", nullable=True),
+    Column("forward_s", "float64", "forward passes and losses; null: none on this rank", nullable=True),
+    Column("backward_s", "float64", "backward passes; null: none on this rank", nullable=True),
+    Column(
+        "communication_s",
+        "float64",
+        "waiting for other ranks where no computing hides it: for slower ones, and for what travels; null: none, or "
+        "not to be told from what it happens in",
+        nullable=True,
+    ),
+    Column(
+        "bubble_s",
+        "float64",
+        "idle in a pipeline or a naive layer split, waiting for another stage or for what comes from it; null: no "
+        "stages, or not to be told",
+        nullable=True,
+    ),
+    Column("optimizer_s", "float64", "updating parameters; null: none on this rank", nullable=True),
+    Column("other_s", "float64", "the rest: sums of losses, clearing and packing of gradients, a schedule's own work"),
+)
+
 TABLES: dict[str, tuple[Column, ...]] = {
     "run": RUN,
     "epochs": EPOCHS,
@@ -269,6 +309,7 @@ TABLES: dict[str, tuple[Column, ...]] = {
     "parity": PARITY,
     "pushes": PUSHES,
     "telemetry": TELEMETRY,
+    "phases": PHASES,
 }
 
 

@@ -37,7 +37,7 @@ class Session:
     def __init__(
         self, run: RunConfig, attempt: Attempt, *, device_type: str, journal: Journal, startup: StartUp
     ) -> None:
-        self._run, self._journal, self._startup = run, journal, startup
+        self._run, self._attempt, self._journal, self._startup = run, attempt, journal, startup
         info = attempt.info()
         self._warnings = [*(info.warnings if info else ()), *statistics_warnings(run)]
         self._keys = {"run_id": run_id(run), "attempt": attempt.number}
@@ -74,10 +74,29 @@ class Session:
         if resumed is not None:
             resumed.restore(replica)
         reached_the_end = self._trainer(replica, loader).train(first=1 if resumed is None else resumed.epoch + 1)
+        if reached_the_end:
+            self._look_closer(replica, loader)
         replica.close()
         if reached_the_end and self._world.rank == 0:
             self._journal.event("finished", outcome="parity_failed" if parity_passed is False else "ok")
             self._journal.commit()
+
+    def _look_closer(self, replica: Replica, loader: ResidentLoader) -> None:
+        """What steps are spent on, where that is asked for: all results are in the journals already."""
+        measure = self._run.measure
+        if not measure.attribution_steps and not measure.trace:
+            return
+        from parallelbench.probes.attribution import Pass, ring
+
+        self._phase("attribution")
+        closer = Pass(replica, loader, run=self._run, world=self._world)
+        if measure.attribution_steps:
+            rows = closer.attribute(measure.attribution_steps)
+            self._journal.write("phases", [{**self._keys, "rank": self._world.rank, **row} for row in rows])
+            self._facts(**ring(self._world))
+        if measure.trace:
+            closer.trace(self._attempt.trace_file(self._world.rank))
+        self._journal.commit()
 
     def leave(self) -> None:
         """Leave the process group and close the journal."""

@@ -36,6 +36,7 @@ meaning, is in each file's metadata too.
 | `parity` | step of the parity check |
 | `pushes` | update sent to a parameter server |
 | `telemetry` | sample of a GPU, or of a host |
+| `phases` | step of the pass after the last epoch, and rank |
 """
 
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from parallelbench.config import RunConfig
     from parallelbench.data.loader import Batch
     from parallelbench.probes.communication import Traffic
+    from parallelbench.probes.spans import Phase, Spanned
     from parallelbench.world import World
 
 
@@ -46,6 +47,21 @@ class Replica(Protocol):
     data_shard: Shard
     traffic: Traffic
     """Bytes sent to other ranks; the training loop reads it after each epoch's training window."""
+
+    @property
+    def waiting(self) -> Phase:
+        """What a step's waiting for other ranks is, outside of `spanned`: communication, or a schedule's bubble."""
+
+    @property
+    def hides_communication(self) -> bool:
+        """Whether waiting for other ranks can't be told from computing: then it counts as the phase it happens in."""
+
+    @property
+    def whole_epochs(self) -> bool:
+        """Whether training may end with an epoch only, as its end is agreed on among the ranks."""
+
+    def spanned(self) -> Iterable[Spanned]:
+        """The methods whose calls are phases of a step, for `measure.attribution_steps`; the innermost one counts."""
 
     def step(self, batch: Batch) -> Tensor | None:
         """Train on one batch without synchronising host and device.

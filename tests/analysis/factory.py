@@ -64,6 +64,8 @@ def config(results: Path, **changes: Any) -> RunConfig:
             "deterministic": False,
             "detect_anomaly": False,
             "telemetry_hz": 10.0,
+            "attribution_steps": 0,
+            "trace": False,
         },
         "launcher": component("launcher", "local"),
         "site": component("site", "default") | {"data_dir": "data"},

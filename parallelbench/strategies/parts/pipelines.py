@@ -6,7 +6,7 @@ may be sharded along a tensor dimension.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -15,6 +15,7 @@ from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from torch.distributed import pipelining
 
 from parallelbench.numerics import sums
+from parallelbench.probes.spans import Phase, Spanned
 from parallelbench.strategies.base import Shard
 from parallelbench.strategies.parts.pipeline_parts import Parts
 from parallelbench.strategies.parts.replicas import BaseReplica, kept_buffers, share
@@ -47,6 +48,8 @@ _SCHEDULES: dict[str, Any] = {
 class PipelineReplica(BaseReplica):
     """This rank's stages of a pipeline."""
 
+    waiting: ClassVar[Phase] = "bubble"
+
     def __init__(
         self,
         model: nn.Sequential,
@@ -63,12 +66,13 @@ class PipelineReplica(BaseReplica):
         super().__init__(Shard(here.copy, here.copies, images=0 in parts.indices, labels=parts.last in parts.indices))
         self._mine = parts.layers
         self._optimizer = optimizer_of(self._mine.parameters(), run, world.device_type)
+        self.hides_communication = here.tensor is not None and (world.device_type == "cuda" or run.compile)
         self._schedule = self._new_schedule()
         self._sums: list[Tensor] = []
 
     def _new_schedule(self) -> Any:
         parts = self._parts
-        stages = [
+        self._stages = stages = [
             pipelining.PipelineStage(
                 stage,
                 index,
@@ -84,7 +88,10 @@ class PipelineReplica(BaseReplica):
         schedule = _SCHEDULES[self._pipeline.schedule]
         single = issubclass(schedule, pipelining.schedules.PipelineScheduleSingle)
         return schedule(
-            stages[0] if single else stages, self._pipeline.micro_batches, loss_fn=self._loss, scale_grads=False
+            stages[0] if single else stages,
+            self._pipeline.micro_batches,
+            loss_fn=lambda logits, labels: self._loss(logits, labels),  # as it is then: a pass may put a span around it
+            scale_grads=False,
         )
 
     def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
@@ -96,9 +103,19 @@ class PipelineReplica(BaseReplica):
     def step(self, batch: Batch) -> Tensor | None:
         """All micro-batches forward and backward, gradients averaged over the copies, one update."""
         result = self._forward_backward(batch)
-        self._optimizer.step()
+        self._update()
         self._count_step()
         return result
+
+    def spanned(self) -> Iterable[Spanned]:
+        """Each stage's work on a micro-batch, averaging, update: the schedule's waiting between them is its bubble."""
+        for stage in self._stages:
+            yield Spanned(stage, "forward_one_chunk", "forward")
+            yield Spanned(stage, "backward_one_chunk", "backward")
+            yield Spanned(stage, "backward_weight_one_chunk", "backward")
+        yield Spanned(self, "_loss", "forward")
+        yield Spanned(self, "_average", "communication")
+        yield from super().spanned()
 
     def _count_step(self) -> None:
         micro_batches, here = self._pipeline.micro_batches, self._position

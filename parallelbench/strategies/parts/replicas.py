@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from abc import ABC, abstractmethod
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -13,6 +13,7 @@ import torch.distributed as dist
 from parallelbench.models.norms import synchronize_norms
 from parallelbench.numerics import Numerics, sums
 from parallelbench.probes.communication import Traffic
+from parallelbench.probes.spans import Phase, Spanned
 from parallelbench.strategies.parts.state import load_optimizer, load_tensors, optimizer_state, tensors_of
 
 if TYPE_CHECKING:
@@ -29,6 +30,10 @@ if TYPE_CHECKING:
 
 class BaseReplica(ABC):
     """What every replica has."""
+
+    waiting: ClassVar[Phase] = "communication"
+    hides_communication: bool = False
+    whole_epochs: ClassVar[bool] = False
 
     def __init__(self, data_shard: Shard) -> None:
         self.data_shard = data_shard
@@ -52,6 +57,14 @@ class BaseReplica(ABC):
     def take_pushes(self) -> list[Push]:
         """None: there is no parameter server."""
         return []
+
+    def spanned(self) -> Iterable[Spanned]:
+        """The update; a replica adds what else it does."""
+        return [Spanned(self, "_update", "optimizer")]
+
+    def _update(self) -> None:
+        """Let the optimizer update this rank's parameters."""
+        self.trained()[1].step()
 
     def close(self) -> None:  # noqa: B027 what most replicas do
         """Nothing to release besides memory."""
@@ -88,7 +101,7 @@ class ModuleReplica(BaseReplica):
     def step(self, batch: Batch) -> Tensor | None:
         """Forward, backward, update."""
         result = self._forward_backward(batch)
-        self._numerics.update(self._optimizer)
+        self._update()
         if self._count_step is not None:
             self._count_step(self.traffic)
         return result
@@ -103,12 +116,28 @@ class ModuleReplica(BaseReplica):
         assert batch.images is not None
         assert batch.labels is not None
         self._optimizer.zero_grad(set_to_none=True)
-        with self._numerics.autocast():
-            logits = self._forward(batch.images)
-        labels = batch.labels.to(logits.device, non_blocking=True)
-        loss = self._numerics.loss(logits, labels)
-        self._numerics.scale(loss).backward()
+        logits, labels, loss = self._predict(batch.images, batch.labels)
+        self._backward(loss)
         return sums(loss, logits, labels)
+
+    def _predict(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Logits, labels where those are, and the mean loss."""
+        with self._numerics.autocast():
+            logits = self._forward(images)
+        labels = labels.to(logits.device, non_blocking=True)
+        return logits, labels, self._numerics.loss(logits, labels)
+
+    def _backward(self, loss: Tensor) -> None:
+        self._numerics.scale(loss).backward()
+
+    def _update(self) -> None:
+        self._numerics.update(self._optimizer)
+
+    def spanned(self) -> Iterable[Spanned]:
+        """Forward, backward, update."""
+        yield Spanned(self, "_predict", "forward")
+        yield Spanned(self, "_backward", "backward", reduces=True)
+        yield from super().spanned()
 
     @torch.no_grad()
     def evaluate(self, batches: Iterable[Batch]) -> Tensor | None:

@@ -14,12 +14,15 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from parallelbench.models.norms import synchronize_norms
+from parallelbench.probes.spans import Spanned
 from parallelbench.strategies.base import Shard
 from parallelbench.strategies.parts.flat import FlatParameters
 from parallelbench.strategies.parts.replicas import ModuleReplica, place, share_buffers
 from parallelbench.strategies.parts.wolfe import TOLERANCE_CHANGE, Point, strong_wolfe
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from parallelbench.config import RunConfig
     from parallelbench.data.loader import Batch
     from parallelbench.optimizers import Lbfgs
@@ -125,6 +128,10 @@ class SandblasterReplica(ModuleReplica):
             first = self._search(batch, start, first, direction)
         self._last = (gradient, direction * first)
         return result
+
+    def spanned(self) -> Iterable[Spanned]:
+        """All that is neither forward nor backward is the optimizer's: directions, and the search along them."""
+        return [Spanned(self, "step", "optimizer"), *super().spanned()]
 
     def full_gradients(self) -> dict[str, Tensor]:
         """At the point where the last step evaluated last."""

@@ -59,11 +59,12 @@ class Pipeline:
 
         Where forward, backward by input and backward by weight last T each, a device with v stages works 3·v·m·T. It
         idles 3(p−1)T under GPipe and 1F1B and, of stages a v-th as long, when interleaved or looped (Narayanan et al.
-        2021, §2.2); (p−1)(T_F+T_B−T_W) under ZB1P, nothing under ZB-V (Qi et al. 2023); and (p−1)T under
-        DualPipeV as torch orders it, nothing overlapped. A test plays torch's orders through.
+        2021, §2.2); (p−1)(T_F+T_B−T_W) under ZB1P, nothing under ZB-V (Qi et al. 2023); and 2(p−1)T under
+        DualPipeV as torch does it: nothing overlaps, and what both halves of a pair have made is sent after the second.
+        One test plays torch's orders through, another measures them with stages that sleep.
         """
         work = 3 * self.stages_per_rank * self.micro_batches
-        idle = {"interleaved_zero_bubble": 1, "zbv": 0, "dualpipev": 1}.get(self.schedule, 3) * (self.devices - 1)
+        idle = {"interleaved_zero_bubble": 1, "zbv": 0, "dualpipev": 2}.get(self.schedule, 3) * (self.devices - 1)
         return idle / (work + idle)
 
     def check(self, run: RunConfig, stage_map: Mapping[str, int] | None, *, batch_size: int) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -139,9 +139,9 @@ class ServerReplica(BaseReplica):
         dist.send(self._parameter.grad, 0, tag=VALUES)
         return {}
 
-    def _update(self, gradient: Tensor) -> None:
+    def _use(self, gradient: Tensor) -> None:
         self._parameter.grad = gradient
-        self._optimizer.step()
+        self._update()
 
     def _send_values(self, worker: int) -> dist.Work:
         self.traffic.send("parameter", self._values.nbytes)
@@ -158,7 +158,7 @@ class SyncServer(ServerReplica):
     def step(self, batch: Batch) -> Tensor | None:
         """Serve one step of all workers."""
         wait_all([receiving(gradient, worker) for worker, gradient in enumerate(self._received)])
-        self._update(self._average())
+        self._use(self._average())
         wait_all([self._send_values(worker) for worker in range(self._layout.workers)])
         return None
 
@@ -172,6 +172,8 @@ class SyncServer(ServerReplica):
 
 class AsyncServer(ServerReplica):
     """Serves pushes and fetches one after the other, in the order in which they arrive."""
+
+    whole_epochs: ClassVar[bool] = True
 
     def __init__(self, shard: Tensor, layout: Layout, run: RunConfig, schedule: Schedule) -> None:
         super().__init__(shard, layout, run)
@@ -214,7 +216,7 @@ class AsyncServer(ServerReplica):
         dist.recv(self._gradient, worker, tag=VALUES)
         self._staleness[worker].append(self._others(worker) - self._oldest[worker])
         self._oldest[worker] = self._seen[worker]
-        self._update(self._gradient)
+        self._use(self._gradient)
         self._updates[worker] += 1
 
     def _fetch(self, worker: int) -> None:

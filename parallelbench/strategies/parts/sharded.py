@@ -6,7 +6,7 @@ Rajbhandari et al. 2020, "ZeRO" (arXiv 1910.02054); Zhao et al. 2023, "PyTorch F
 from __future__ import annotations
 
 from math import ceil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch
@@ -100,6 +100,11 @@ def _padded_bytes(values: Tensor, shards: int) -> int:
 
 class ShardedReplica(ModuleReplica):
     """A module of whose parameters each rank holds shards; layers may gather them when they need them."""
+
+    def __init__(self, module: nn.Module, *, run: RunConfig, world: World, **options: Any) -> None:
+        super().__init__(module, run=run, world=world, **options)
+        # On CUDA streams wait for each other, in the midst of forward and backward; compiled code waits by itself.
+        self.hides_communication = world.device_type == "cuda" or run.compile
 
     def evaluate(self, batches: Iterable[Batch]) -> Tensor | None:
         """Sums over this rank's part of the test set; layers gather their parameters batch by batch, as in training."""

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from parallelbench.numerics import Numerics, sums
+from parallelbench.probes.spans import Phase, Spanned
 from parallelbench.strategies.base import Shard
 from parallelbench.strategies.parts.replicas import BaseReplica, kept_buffers, place
 
@@ -76,6 +77,8 @@ class Channel:
 class StagesReplica(BaseReplica):
     """The segments of one rank, driven in the order that the data flows."""
 
+    waiting: ClassVar[Phase] = "bubble"
+
     def __init__(self, model: nn.Sequential, layers: Mapping[str, int], *, run: RunConfig, world: World) -> None:
         self._rank = world.rank
         self._segments = segments_of(layers)
@@ -100,7 +103,7 @@ class StagesReplica(BaseReplica):
     def step(self, batch: Batch) -> Tensor | None:
         """Forward, backward, update, each segment in its turn."""
         result = self._forward_backward(batch)
-        self._optimizer.step()
+        self._update()
         return result
 
     def rehearse(self, batch: Batch) -> None:
@@ -119,7 +122,7 @@ class StagesReplica(BaseReplica):
             value, output = self._run(segment, batch)
             if segment is self._segments[-1]:
                 assert batch.labels is not None
-                logits, output = output, self._numerics.loss(output, batch.labels)
+                logits, output = output, self._loss(output, batch.labels)
                 result = sums(output, logits, batch.labels)
             values.append((segment, value, output))
         for segment, value, output in reversed(values):
@@ -135,21 +138,37 @@ class StagesReplica(BaseReplica):
             before = self._segments[segment.index - 1]
             value = self._channel.receive(before.owner, segment=before.index, batch_size=batch.size)
             value.requires_grad_(torch.is_grad_enabled())
-        with self._numerics.autocast():
-            output = self._forward[segment.index](value)
+        output = self._compute(segment, value)
         if segment is not self._segments[-1]:
             self._channel.send(output.detach(), self._segments[segment.index + 1].owner, segment=segment.index)
             self.traffic.send("activation", output.numel() * output.element_size())
         return value, output
 
+    def _compute(self, segment: Segment, value: Tensor) -> Tensor:
+        with self._numerics.autocast():
+            return self._forward[segment.index](value)
+
+    def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        return self._numerics.loss(logits, labels)
+
+    def _differentiate(self, output: Tensor, gradient: Tensor | None) -> None:
+        output.backward(gradient)
+
+    def spanned(self) -> Iterable[Spanned]:
+        """Forward, backward, update: what is waited for between them is another rank's turn."""
+        yield Spanned(self, "_compute", "forward")
+        yield Spanned(self, "_loss", "forward")
+        yield Spanned(self, "_differentiate", "backward")
+        yield from super().spanned()
+
     def _backward(self, segment: Segment, value: Tensor, output: Tensor) -> None:
         if segment is self._segments[-1]:
-            output.backward()
+            self._differentiate(output, None)
         else:
             after = self._segments[segment.index + 1]
             gradient = torch.empty_like(output, memory_format=torch.contiguous_format)
             dist.recv(gradient, after.owner)
-            output.backward(gradient)
+            self._differentiate(output, gradient)
         if segment.index > 0:
             assert value.grad is not None
             dist.send(value.grad.contiguous(), self._segments[segment.index - 1].owner)

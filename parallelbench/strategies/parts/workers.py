@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -135,6 +135,8 @@ class SyncWorker(WorkerReplica):
 
 class AsyncWorker(WorkerReplica):
     """Pushes and fetches on its own schedule: `DownpourSGDClient` in the appendix of Dean et al. 2012."""
+
+    whole_epochs: ClassVar[bool] = True
 
     def __init__(
         self,

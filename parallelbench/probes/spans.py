@@ -1,0 +1,101 @@
+"""Where one thread's time goes: nested spans, of which the innermost one owns each instant."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+Phase = Literal["data_wait", "host_to_device", "forward", "backward", "communication", "bubble", "optimizer", "other"]
+"""What a rank does at one instant of a step; `other` is all that no span was put around."""
+PHASES: tuple[Phase, ...] = get_args(Phase)
+
+
+@dataclass(frozen=True)
+class Spanned:
+    """A method whose calls are a phase."""
+
+    owner: Any
+    method: str
+    phase: Phase
+    reduces: bool = False
+    """A backward pass after whose graph the autograd engine waits for other ranks (DDP's all-reduces)."""
+
+
+@dataclass
+class Step:
+    """One step's time, s, and how it divides."""
+
+    step_time_s: float = 0.0
+    phases: dict[Phase, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
+    """Sums to `step_time_s`: each instant belongs to one phase."""
+
+
+class Spans:
+    """Divides steps among phases. `now`: seconds, once all that was asked of the devices so far is done.
+
+    `label` is told of each span, and returns what ends it (a profiler's range, say).
+    """
+
+    def __init__(self, now: Callable[[], float], *, label: Callable[[Phase], Callable[[], None]] | None = None) -> None:
+        self._now, self._label = now, label
+        self._stack: list[tuple[Phase, Callable[[], None] | None]] = []
+        self._current = Step()
+        self._since = 0.0
+        self.seen: set[Phase] = {"other"}
+        """Phases that have occurred in any step."""
+
+    @property
+    def innermost(self) -> Phase | None:
+        """The phase that time counts for now; None outside of steps."""
+        return self._stack[-1][0] if self._stack else None
+
+    @contextmanager
+    def step(self) -> Iterator[Step]:
+        """A step; what it yields is complete afterwards."""
+        assert not self._stack, "steps don't nest"
+        self._current = step = Step()
+        with self._within("other"):
+            start = self._since
+            yield step
+        step.step_time_s = self._since - start
+
+    @contextmanager
+    def span(self, phase: Phase) -> Iterator[None]:
+        """Count time for a phase, less what further spans within count for theirs; nothing outside of steps."""
+        if not self._stack:
+            yield
+            return
+        with self._within(phase):
+            yield
+
+    @contextmanager
+    def _within(self, phase: Phase) -> Iterator[None]:
+        depth = len(self._stack)
+        self.enter(phase)
+        try:
+            yield
+        finally:
+            while len(self._stack) > depth:  # and what was entered within, and not left
+                self._leave()
+
+    def enter(self, phase: Phase) -> None:
+        """Count for a phase from now to the end of the span around."""
+        self._count()
+        self.seen.add(phase)
+        self._stack.append((phase, self._label(phase) if self._label else None))
+
+    def _leave(self) -> None:
+        self._count()
+        _, end = self._stack.pop()
+        if end is not None:
+            end()
+
+    def _count(self) -> None:
+        now = self._now()
+        if self._stack:
+            self._current.phases[self._stack[-1][0]] += now - self._since
+        self._since = now

@@ -1,0 +1,223 @@
+"""Attribution: delays that are planted in a step are found in the phase and on the rank that they belong to."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from parallelbench.config import RunConfig
+from parallelbench.data.loader import Batch, ResidentLoader
+from parallelbench.probes.attribution import Pass, installed
+from parallelbench.probes.spans import PHASES, Spans
+from parallelbench.session import build_model
+from parallelbench.world import World
+from tests.ranks import run_ranks
+from tests.strategies.test_pipeline import pipeline_of, pipelined
+from tests.strategies.training import configure, loader_of
+
+Row = dict[str, Any]
+
+DATA = ["data=synthetic", "data.channels=1", "data.train_samples=96", "data.test_samples=37", "data.image_size=8"]
+MLP = [*DATA, "model=mlp", "model.hidden=[24,20,16]"]
+NAP_S = 0.06
+"""Of a stage: one forward, or one of the two halves of a backward, of one micro-batch."""
+
+
+def slow_down(owner: Any, method: str, nap_s: Any) -> None:
+    """Let a method sleep before it works; `nap_s` is told its arguments."""
+    function = getattr(owner, method)
+
+    def slow(*args: Any, **kwargs: Any) -> Any:
+        time.sleep(nap_s(*args, **kwargs))
+        return function(*args, **kwargs)
+
+    setattr(owner, method, slow)
+
+
+def pipelines(rank: int, size: int, runs: list[RunConfig]) -> list[list[Row]]:
+    """Stages that sleep as long in forward, backward by inputs, and backward by weights."""
+    with suppress(PermissionError):  # only root may
+        os.nice(-10)
+    world = World(rank=rank, size=size, local_rank=rank)
+    found = []
+    for run in runs:
+        replica: Any = run.strategy.prepare(build_model(run), run, world)
+        loader = loader_of(replica, run)
+        replica.step(next(loader.train(epoch=1)))
+        for stage in replica._stages:
+            slow_down(stage, "forward_one_chunk", lambda *_, **__: NAP_S)
+            slow_down(stage, "backward_one_chunk", lambda *_, full_backward=True, **__: NAP_S * (1 + full_backward))
+            slow_down(stage, "backward_weight_one_chunk", lambda *_, **__: NAP_S)
+        found.append(Pass(replica, loader, run=run, world=world).attribute(3))
+    return found
+
+
+SCHEDULES = ("gpipe", "1f1b", "looped_bfs", "interleaved_1f1b-2", "interleaved_zero_bubble-1", "zbv", "dualpipev")
+
+
+@pytest.mark.slow
+def test_the_bubble_of_sleeping_stages_is_that_of_the_formula(tmp_path: Path) -> None:
+    runs = {case: pipelined(case, 2, "strategy.micro_batches=4") for case in SCHEDULES}
+    ranks = run_ranks(pipelines, 2, tmp_path, list(runs.values()))
+    measured, formula = {}, {case: pipeline_of(run).bubble() for case, run in runs.items()}
+    for case, rows in zip(runs, zip(*ranks, strict=True), strict=True):
+        steps = zip(*rows, strict=True)
+        # Who wakes from a sleep may have to wait for a busy core: the quickest step was disturbed least.
+        quickest = min(steps, key=lambda step: max(row["step_time_s"] for row in step))
+        measured[case] = bubble_share(quickest)
+        assert all(row["communication_s"] is None for rank in rows for row in rank)
+    assert measured == pytest.approx(formula, abs=0.02)
+
+
+def bubble_share(rows: Iterable[Row]) -> float:
+    """Of the time that a schedule takes, what its devices idle."""
+    idle = sum(row["bubble_s"] for row in rows)
+    return idle / (idle + sum(row["forward_s"] + row["backward_s"] for row in rows))
+
+
+# --- one device
+
+
+class SleepyLoader(ResidentLoader):
+    """Needs its time for each batch."""
+
+    def train(self, epoch: int) -> Iterator[Batch]:
+        for batch in super().train(epoch):
+            time.sleep(NAP_S)
+            yield batch
+
+
+def single(*overrides: str) -> tuple[Any, RunConfig]:
+    run = configure(*MLP, "strategy=single", *overrides)
+    return run.strategy.prepare(build_model(run), run, World()), run
+
+
+def planted_in_loader(replica: Any) -> None:
+    """Nothing in the replica: the test exchanges the loader."""
+
+
+def planted_in_layer(replica: Any) -> None:
+    replica.trained()[0][1].register_forward_pre_hook(lambda *_: time.sleep(NAP_S))
+
+
+def planted_in_gradient(replica: Any) -> None:
+    replica.trained()[0][1].register_full_backward_hook(lambda *_: time.sleep(NAP_S))
+
+
+def planted_in_optimizer(replica: Any) -> None:
+    replica.trained()[1].register_step_pre_hook(lambda *_: time.sleep(NAP_S))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("plant", "phase"),
+    [
+        (planted_in_loader, "data_wait_s"),
+        (planted_in_layer, "forward_s"),
+        (planted_in_gradient, "backward_s"),
+        (planted_in_optimizer, "optimizer_s"),
+    ],
+)
+def test_a_delay_is_found_where_it_was_planted_and_nowhere_else(plant: Any, phase: str) -> None:
+    replica, run = single()
+    loader = loader_of(replica, run)
+    if plant is planted_in_loader:
+        loader.__class__ = SleepyLoader
+    plant(replica)
+    rows = Pass(replica, loader, run=run, world=World()).attribute(4)
+    quickest = min(rows, key=lambda row: row["step_time_s"])
+    assert quickest[phase] >= NAP_S
+    assert quickest[phase] > 0.8 * quickest["step_time_s"]
+    assert [row["step"] for row in rows] == [1, 2, 3, 4]
+    for row in rows:
+        parts = [row[f"{phase}_s"] for phase in PHASES]
+        assert sum(part for part in parts if part is not None) == pytest.approx(row["step_time_s"], rel=1e-9)
+        # One device has nobody to wait for, and its data lies there: null, not 0.
+        assert row["communication_s"] is row["bubble_s"] is row["host_to_device_s"] is None
+
+
+def test_outside_of_the_pass_nothing_is_installed() -> None:
+    replica, _ = single()
+    waits = (dist.Work.wait, torch.ops._c10d_functional.wait_tensor)
+    before = dict(vars(replica))
+    with installed(replica, Spans(time.perf_counter), waits=True):
+        assert {spanned.method for spanned in replica.spanned()} == vars(replica).keys() - before.keys()
+        assert dist.Work.wait is not waits[0]
+    assert vars(replica) == before
+    assert (dist.Work.wait, torch.ops._c10d_functional.wait_tensor) == waits
+
+
+# --- several
+
+
+ON_TWO: dict[str, tuple[list[str], str]] = {
+    "ddp": ([], "communication_s"),
+    "ring_ddp": ([], "communication_s"),
+    "zero1": ([], "communication_s"),
+    "fsdp": ([], "communication_s"),
+    "tensor_parallel": ([], "communication_s"),
+    "model_parallel": ([], "bubble_s"),
+    "pipeline": (["strategy.micro_batches=4"], "bubble_s"),
+    "parameter_server": ([], "communication_s"),
+    "downpour": (["optimizer.momentum=0.0"], "communication_s"),
+    "sandblaster_lbfgs": (["optimizer=lbfgs", "batch_size=96"], "communication_s"),
+}
+"""Strategy → its options, and what the other rank does while the slow one computes."""
+ON_FOUR: dict[str, tuple[list[str], tuple[str, str, str]]] = {
+    "hsdp": ([], ("communication_s",) * 3),
+    "dp_tp": ([], ("communication_s",) * 3),
+    "dp_pp": (["strategy.micro_batches=4"], ("communication_s", "communication_s", "bubble_s")),
+    "dp_pp_tp": (["strategy.micro_batches=4"], ("bubble_s", "bubble_s", "communication_s")),
+}
+"""The same of ranks 0, 1 and 2, where rank 3 is slow: in dp_pp its pipeline is 2 → 3, in dp_pp_tp (0, 1) → (2, 3)."""
+
+
+def with_a_slow_rank(rank: int, size: int, runs: dict[str, RunConfig], slow: dict[str, int]) -> dict[str, list[Row]]:
+    """Rank `slow` sleeps in forward."""
+    world = World(rank=rank, size=size, local_rank=rank)
+    found = {}
+    for name, run in runs.items():
+        replica: Any = run.strategy.prepare(build_model(run), run, world)
+        if rank == slow[name]:
+            forward = next(spanned for spanned in replica.spanned() if spanned.phase == "forward")
+            slow_down(forward.owner, forward.method, lambda *_, **__: NAP_S)
+        loader = loader_of(replica, run)
+        found[name] = Pass(replica, loader, run=run, world=world).attribute(3)
+        replica.close()
+    return found
+
+
+def shares(rows: list[Row], phase: str) -> float:
+    """Largest share of a step: of several, one was disturbed least by whatever else this machine does."""
+    return max(row[phase] / row["step_time_s"] for row in rows)
+
+
+@pytest.mark.slow
+def test_a_slow_rank_is_what_the_others_wait_for(tmp_path: Path) -> None:
+    runs = {name: configure(*MLP, f"strategy={name}", "devices=2", *more) for name, (more, _) in ON_TWO.items()}
+    # With one worker and one server, the worker is slow.
+    slow = {name: 0 if name in ("parameter_server", "downpour") else 1 for name in ON_TWO}
+    ranks = run_ranks(with_a_slow_rank, 2, tmp_path, runs, slow)
+    waited = {name: shares(ranks[1 - slow[name]][name], phase) for name, (_, phase) in ON_TWO.items()}
+    worked = {name: shares(ranks[slow[name]][name], "forward_s") for name in ON_TWO}
+    assert {name: share for name, share in waited.items() if share < 0.5} == {}
+    assert {name: share for name, share in worked.items() if share < 0.5} == {}
+    assert all(row["forward_s"] is None for row in ranks[1]["parameter_server"])  # a server has none
+
+
+@pytest.mark.slow
+def test_in_meshes_too(tmp_path: Path) -> None:
+    runs = {name: configure(*MLP, f"strategy={name}", "devices=4", *more) for name, (more, _) in ON_FOUR.items()}
+    ranks = run_ranks(with_a_slow_rank, 4, tmp_path, runs, dict.fromkeys(ON_FOUR, 3))
+    expected = {(name, rank): phase for name, (_, phases) in ON_FOUR.items() for rank, phase in enumerate(phases)}
+    found = {(name, rank): shares(ranks[rank][name], phase) for (name, rank), phase in expected.items()}
+    found |= {(name, 3): shares(ranks[3][name], "forward_s") for name in ON_FOUR}
+    assert {key: share for key, share in found.items() if share < 0.5} == {}
