@@ -56,6 +56,8 @@ FORCED = {
         "tests.strategies.test_pipeline.test_a_whole_run_ends_well": "theoretical_bubble",
         "tests.launch.test_packed.test_packed_runs_train_bit_for_bit_like_separate_ones_and_have_no_times": "packed",
         "tests.launch.test_resume.test_a_damaged_checkpoint_gives_way_to_the_one_before": "resumed_after",
+        "tests.test_phases.test_known_all_reduces_make_latency_and_bandwidth": "probed_latency_s "
+        "probed_bandwidth_bytes_per_s",
     },
     "epochs": {
         f"{HERE}.test_losses_are_those_of_a_loop_by_hand": "run_id epoch train_loss train_accuracy test_loss "
@@ -91,6 +93,10 @@ FORCED = {
         "tests.telemetry.test_nvml.test_every_column_of_four_gpus": "time energy_j power_w utilization "
         "memory_used_bytes clock_hz temperature_c throttle_reasons",
         "tests.telemetry.test_host.test_memory_and_network": "network_sent_bytes network_received_bytes",
+    },
+    "phases": {
+        "tests.test_phases.test_known_times_come_through_to_the_table": "run_id attempt rank step step_time_s "
+        "data_wait_s host_to_device_s forward_s backward_s communication_s bubble_s optimizer_s other_s",
     },
 }
 """Table → test → the columns that it forces known values through."""

@@ -54,10 +54,13 @@ class Pass:
         """
         spans = Spans(self._now)
         self._world.barrier()
-        waits = self._world.size > 1 and not self._replica.hides_communication
-        measured = self._train(spans, 1 + steps, waits=waits)[1:]
+        measured = self._train(spans, 1 + steps, waits=self._waits())[1:]
         self._finish_epoch()
         return [{"step": number, **_columns(step, spans.seen)} for number, step in enumerate(measured, start=1)]
+
+    def _waits(self) -> bool:
+        """Whether there is anybody to wait for, and waiting can be told from computing."""
+        return self._world.size > 1 and not self._replica.hides_communication
 
     def trace(self, path: Path) -> None:
         """Write a Chrome trace of `TRACED_STEPS` steps, in which the phases are ranges."""

@@ -1,0 +1,145 @@
+"""The pass after the last epoch: known times come through, the trace opens, and results stay the same."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from analysis import load
+from parallelbench.folder import RunFolder
+from parallelbench.journal import Journal
+from parallelbench.probes import attribution
+from parallelbench.probes.attribution import TRACED_STEPS, ring
+from parallelbench.probes.bandwidth import AllReduce
+from parallelbench.probes.clock import StartUp
+from parallelbench.probes.spans import Spanned
+from parallelbench.publish import publish
+from parallelbench.session import Session
+from parallelbench.strategies.parts.replicas import ModuleReplica
+from parallelbench.world import World
+from tests.helpers import TINY, configured
+
+KNOWN = {
+    "data_wait_s": 0.25,
+    "host_to_device_s": 0.5,
+    "forward_s": 1.0,
+    "backward_s": 2.0,
+    "communication_s": 4.0,
+    "bubble_s": 8.0,
+    "optimizer_s": 16.0,
+    "other_s": 32.0,
+}
+"""Powers of two: sums are exact, and each says what it consists of."""
+
+
+class Clock:
+    """Goes on only when told to."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def turning(self, column: str, function: Any) -> Any:
+        """The same function, taking its known time."""
+
+        def timed(*arguments: Any) -> Any:
+            self.now += KNOWN[column]
+            return function(*arguments)
+
+        return timed
+
+
+def trained(folder: Path, *overrides: str) -> RunFolder:
+    """A run in this process, published."""
+    run = configured(*TINY, "epochs=2", f"results={folder}", "measure.telemetry_hz=0", *overrides)
+    home, threads = RunFolder.of(run), torch.get_num_threads()
+    home.write_intent(run, [])
+    attempt = home.claim()
+    assert attempt is not None
+    attempt.describe(processes=1, device_type="cpu", oversubscribed=False)
+    journal = Journal(attempt.path / "journal-rank0.jsonl")
+    whole = Session(run, attempt, device_type="cpu", journal=journal, startup=StartUp(time.time(), time.time()))
+    whole.train()
+    whole.leave()
+    torch.set_num_threads(threads)
+    publish(home, run, attempt, attempt.finish("ok", "trained"))
+    return home
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """Everything that a step consists of takes its known time, and other ranks seem to be there."""
+    clock, step, spanned = Clock(), ModuleReplica.step, ModuleReplica.spanned
+    monkeypatch.setattr(attribution, "time", clock)
+    extra = {"_move": "host_to_device", "_wait": "communication", "_idle": "bubble"}
+    for method, phase in extra.items():
+        monkeypatch.setattr(ModuleReplica, method, clock.turning(f"{phase}_s", lambda _: None), raising=False)
+    for method, phase in {"_predict": "forward", "_backward": "backward", "_update": "optimizer"}.items():
+        monkeypatch.setattr(ModuleReplica, method, clock.turning(f"{phase}_s", getattr(ModuleReplica, method)))
+
+    def whole_step(replica: Any, batch: Any) -> Any:
+        for method in extra:
+            getattr(replica, method)()
+        return step(replica, batch)
+
+    def all_spanned(replica: Any) -> Iterable[Spanned]:
+        yield from spanned(replica)
+        for method, phase in extra.items():
+            yield Spanned(replica, method, phase)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(ModuleReplica, "step", clock.turning("other_s", whole_step))
+    monkeypatch.setattr(ModuleReplica, "spanned", all_spanned)
+    monkeypatch.setattr(attribution.Pass, "_waits", lambda _: True)
+    monkeypatch.setattr(attribution.Pass, "_next", clock.turning("data_wait_s", attribution.Pass._next))
+    return clock
+
+
+def test_known_times_come_through_to_the_table(clock: Clock, tmp_path: Path) -> None:
+    trained(tmp_path, "measure.attribution_steps=3")
+    runs = load(tmp_path)
+    assert runs.phases.select("run_id", "attempt", "rank", "step").rows() == [
+        (runs.run["run_id"].item(), 1, 0, step) for step in (1, 2, 3)
+    ]
+    for row in runs.phases.select("step_time_s", *KNOWN).rows(named=True):
+        assert row == {"step_time_s": sum(KNOWN.values()), **KNOWN}
+
+
+def test_known_all_reduces_make_latency_and_bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:
+    def all_reduces(_device: object, sizes_bytes: tuple[int, ...]) -> list[AllReduce]:
+        return [AllReduce(size_bytes=size, time_s=size / 1024, ranks=4) for size in sizes_bytes]
+
+    monkeypatch.setattr(attribution, "all_reduces", all_reduces)
+    assert ring(World(size=4)) == {"probed_latency_s": 1 / 6, "probed_bandwidth_bytes_per_s": 1.5 * 1024}
+    assert ring(World()) == {}
+
+
+def test_results_are_the_same_with_the_pass_and_without(tmp_path: Path) -> None:
+    numbers = []
+    for name, steps in (("without", 0), ("with", 3)):
+        trained(tmp_path / name, f"measure.attribution_steps={steps}", f"measure.trace={str(steps > 0).lower()}")
+        runs = load(tmp_path / name)
+        assert runs.phases.height == steps
+        losses = runs.epochs.sort("epoch").select("train_loss", "train_accuracy", "test_loss", "test_accuracy")
+        numbers.append((losses.rows(), runs.steps.height, runs.ranks.height, runs.epochs["steps"].to_list()))
+    assert numbers[0] == numbers[1]
+
+
+def test_the_trace_of_a_rank_holds_its_phases(tmp_path: Path) -> None:
+    home = trained(tmp_path, "measure.trace=true")
+    trace = json.loads(home.attempts()[-1].trace_file(0).read_text())
+    names = [event["name"] for event in trace["traceEvents"] if event.get("name", "").startswith("parallelbench: ")]
+    ranges = {name for name in names if "data" not in name}
+    assert {f"parallelbench: {phase}" for phase in ("forward", "backward", "optimizer", "other")} <= ranges
+    assert names.count("parallelbench: forward") >= TRACED_STEPS
+    # Perfetto wants complete events with a start and a duration.
+    spans = [event for event in trace["traceEvents"] if event.get("name") == "parallelbench: forward"]
+    assert all(event["ph"] == "X" and event["dur"] > 0 for event in spans if event["ph"] == "X")
+    assert not load(tmp_path).phases.height  # a traced step takes longer: its time is in no table
