@@ -7,16 +7,20 @@ import functools
 import itertools
 import random
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from launch.compose import NOTHING, Extension, compose_plain, parse, resolve
-from launch.sweep import PlannedRun, _points, expand, one_run
+from launch.compose import NOTHING, Extension, _resolved_by_omegaconf, compose_plain, parse, resolve
+from launch.sweep import PlannedRun, Point, _points, _set, expand, one_run
 from parallelbench.config import RunConfig, SweepBlock, from_mapping, run_id
 from parallelbench.errors import ConfigError
+from tests.helpers import plain
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def points(
@@ -150,6 +154,50 @@ def test_an_axis_may_be_an_option_deep_inside() -> None:
 def test_references_follow_the_axis() -> None:
     runs = expand(["devices=1,2,4", "epochs=${devices}", "sweep.order=listed"])
     assert [(p.run.devices, p.run.epochs) for p in runs] == [(1, 1), (2, 2), (4, 4)]
+
+
+REFERENCES = [
+    "${devices}",
+    "${optimizer}",
+    "${optimizer.lr}",
+    "${nowhere}",
+    "${.lr}",
+    "${..epochs}",
+    "${${results}}",
+    "${oc.select:nowhere,3}",
+    "${",
+    "???",
+    "a-${model.name}-${devices}",
+    "${devices}${epochs}",
+    "$x/${results}",
+    "{${results}}",
+    "\\${x}",
+    "a\\\\${results}",
+    "devices",
+    "",
+]
+VALUES = st.sampled_from([*REFERENCES, 1, 2.5, True, None, [1], {"a": 1}, ["${devices}", 2], {"a": "${epochs}"}])
+KEYS = st.sampled_from(
+    ["devices", "epochs", "results", "optimizer.lr", "optimizer", "site", "site.partition", "site.setup", "model.name"]
+)
+
+
+def outcome_of(resolving: Callable[[], Any]) -> str:
+    """What it returns, or the start of the refusal: how deep a recursion went is chance."""
+    try:
+        return repr(resolving())  # 1 is not True
+    except ConfigError as error:
+        return str(error)[:40]
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.dictionaries(KEYS, VALUES, max_size=3))
+def test_references_lead_where_omegaconf_leads_them(point: Point) -> None:
+    changed = dict(plain())
+    for key, value in point.items():
+        with contextlib.suppress(ConfigError):  # one key within another that is no map any more
+            _set(changed, key, value)
+    assert outcome_of(lambda: resolve(changed)) == outcome_of(lambda: _resolved_by_omegaconf(changed))
 
 
 # --- order
