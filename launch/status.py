@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections import Counter
 from dataclasses import dataclass
@@ -12,24 +11,28 @@ from rich.console import Group
 from rich.markup import escape
 from rich.text import Text
 
-from launch.listing import MANY, listing
-from launch.slurm.queue import RunStatus, Tracker, track
+from launch.listing import listing
+from launch.slurm.hours import Hours, left, used
+from launch.slurm.queue import WAITING, RunStatus, Tracker, track
 from launch.slurm.record import FOLDER as SUBMISSIONS
 from launch.slurm.record import submissions
 from launch.slurm.scheduler import SchedulerError
-from launch.slurm.shape import most_seconds
-from parallelbench.attempt import HEARTBEAT_S
 from parallelbench.errors import ConfigError
 from parallelbench.journal import read_entries
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from launch.slurm.queue import Look
+    from launch.slurm.record import Submission
     from parallelbench.attempt import Attempt
     from parallelbench.folder import RunFolder, State
 
+_ORDER = ("unknown", "running", "queued", "missing", "ok")
+CALM = ("queued", "missing", "ok")
+ALIKE = 20
+"""More runs than this in one calm state are told in one row."""
 _STYLES = {"ok": "green", "running": "cyan", "queued": "blue", "unknown": "yellow", "missing": "dim"}
 
 
@@ -47,7 +50,7 @@ class Overview:
 
     entries: list[Entry]
     hours: str
-    """Device-hours of the sweeps that went to Slurm; empty where none did."""
+    """Hours of the sweeps that went to Slurm; empty where none did."""
     trouble: str = ""
     """Why Slurm could not be asked; empty: it could, or need not be."""
 
@@ -62,25 +65,32 @@ def overview(runs: Sequence[tuple[RunFolder, State]]) -> Overview:
     sweeps = _by_sweep(runs)
     trackers, trouble = _trackers(sweeps)
     entries: list[Entry] = []
-    used = most = 0.0
+    past, to_come = Hours(), Hours()
     for sweep, members in sweeps.items():
         tracker = trackers.get(sweep, Tracker())
-        live = {}
-        for folder, state in members:
-            entry = Entry(folder, tracker.status(folder, state))
-            entries.append(entry)
-            if found := tracker.of(folder.path.name):
-                submission, task = found
-                used += submission.devices * sum(map(seconds, folder.attempts())) / 3600
-                if entry.status.live:
-                    live[submission.token, task] = submission
-        most += sum(submission.devices * most_seconds(submission.launcher) / 3600 for submission in live.values())
-    hours = (
-        f"device-hours: {used:.2f} used, at most {most:.1f} more by the limits of time and starts"
-        if used or most
-        else ""
-    )
-    return Overview(entries, hours, trouble)
+        found = [Entry(folder, tracker.status(folder, state)) for folder, state in members]
+        entries += found
+        for spent, more in _hours(tracker, found):
+            past, to_come = past + spent, to_come + more
+    told = f"{past} used, at most {to_come} more by the limits of time and starts" if past or to_come else ""
+    return Overview(entries, told, trouble)
+
+
+def _hours(tracker: Tracker, entries: Sequence[Entry]) -> Iterator[tuple[Hours, Hours]]:
+    """(used, to come at most) of each run that went to Slurm, and of each job that is in the queue."""
+    live: dict[tuple[str, int], tuple[Submission, list[Attempt], bool]] = {}
+    for entry in entries:
+        found = tracker.of(entry.folder.path.name)
+        if found is None:
+            continue
+        (submission, task), attempts = found, entry.folder.attempts()
+        yield used(submission, attempts), Hours()
+        if entry.status.live:
+            queued = entry.status.queued
+            running = queued is not None and queued.state not in WAITING
+            live.setdefault((submission.token, task), (submission, [], running))[1].extend(attempts)
+    for submission, attempts, running in live.values():
+        yield Hours(), left(submission, attempts, running=running)
 
 
 def _trackers(sweeps: Mapping[Path, Look]) -> tuple[dict[Path, Tracker], str]:
@@ -105,36 +115,44 @@ def _by_sweep(runs: Sequence[tuple[RunFolder, State]]) -> dict[Path, list[tuple[
     return found
 
 
-def seconds(attempt: Attempt) -> float:
-    """How long an attempt has taken so far, s: from its description to half a beat after its last heartbeat."""
-    try:
-        began = os.stat(attempt.path / "attempt.json").st_mtime
-    except OSError:
-        return 0.0
-    try:
-        # Not the outcome: it may have been written much later, by whoever found the attempt dead or its result whole.
-        return max(0.0, os.stat(attempt.path / "heartbeat").st_mtime + HEARTBEAT_S / 2 - began)
-    except OSError:
-        return 0.0
+def rendered(view: Overview, *, every: bool = False) -> Group:
+    """Counts, hours and trouble, then the runs, those that failed first: a terminal's end cuts off what matters least.
 
-
-def rendered(view: Overview) -> Group:
-    """The table, the counts, and what is worth a word. Of many runs, only those that are not done are in the table."""
-    shown = [entry for entry in view.entries if len(view.entries) <= MANY or entry.status.state.state != "done"]
-    slurm = any(entry.status.job for entry in shown)
-    columns = ("run", *(("job",) if slurm else ()), "attempt", "state", "reason")
-    rows = []
-    for entry in shown:
-        status, name = entry.status, escape(entry.folder.path.name)
-        job = (status.job or "–",) if slurm else ()
-        number = str(status.state.attempt or "–")
-        rows.append((name, *job, number, styled(status.label), escape(status.reason or progress(entry))))
+    Of more than `ALIKE` runs that are done, wait or have not begun, one row says how many; `every`: all are listed.
+    """
     counts = Counter(entry.status.label for entry in view.entries)
     lines = [", ".join(f"{count} {label}" for label, count in sorted(counts.items()))]
-    if hidden := len(view.entries) - len(shown):
-        lines.insert(0, f"{hidden} run(s) that are done are not shown")
     lines += [line for line in (view.hours, view.trouble) if line]
-    return Group(*([listing(columns, rows)] if shown else []), *(Text(line) for line in lines))
+    many = {label for label in CALM if counts[label] > ALIKE and not every}
+    entries = [entry for entry in view.entries if entry.status.label not in many]
+    slurm = any(entry.status.job for entry in view.entries)
+    columns = ("run", *(("job",) if slurm else ()), "attempt", "state", "reason")
+    rows = [_row(entry, slurm=slurm) for entry in sorted(entries, key=lambda entry: _rank(entry.status.label))]
+    for label in sorted(many, key=_rank):
+        reason = _most_common_reason(entry.status for entry in view.entries if entry.status.label == label)
+        rows.append((f"{counts[label]} runs", *(("–",) if slurm else ()), "–", styled(label), escape(reason)))
+    if many:
+        lines.append("--all lists every run")
+    return Group(*(Text(line) for line in lines), listing(columns, rows))
+
+
+def _rank(label: str) -> int:
+    """Where in the table a state comes: what needs somebody first."""
+    return _ORDER.index(label) if label in _ORDER else -1
+
+
+def _row(entry: Entry, *, slurm: bool) -> tuple[str, ...]:
+    status, name = entry.status, escape(entry.folder.path.name)
+    job = (status.job or "–",) if slurm else ()
+    number = str(status.state.attempt or "–")
+    return (name, *job, number, styled(status.label), escape(status.reason or progress(entry)))
+
+
+def _most_common_reason(statuses: Iterable[RunStatus]) -> str:
+    """What is said of most of them; nothing of runs that are done."""
+    found = Counter(status.reason for status in statuses if status.state.state != "done" and status.reason)
+    ((reason, count),) = found.most_common(1) or [("", 0)]
+    return f"{reason} ({count} of them)" if len(found) > 1 else reason
 
 
 def progress(entry: Entry) -> str:

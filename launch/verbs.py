@@ -51,14 +51,14 @@ def run(overrides: Sequence[str], extension: Extension) -> int:
     return code
 
 
-def submit(overrides: Sequence[str], extension: Extension, *, retry: str | None, max_device_hours: float | None) -> int:
+def submit(overrides: Sequence[str], extension: Extension, *, retry: str | None, max_gpu_hours: float | None) -> int:
     """Run what is missing of a sweep, here or by Slurm."""
     again, plan = _outcomes(retry), expand(overrides, extension)
     if _is_slurm(plan[0]):
         from launch.slurm.verbs import submit_all
 
-        return submit_all(_prepared(plan), _console(), retry=again, max_device_hours=max_device_hours)
-    if max_device_hours is not None:
+        return submit_all(_prepared(plan), _console(), retry=again, max_gpu_hours=max_gpu_hours)
+    if max_gpu_hours is not None:
         raise ConfigError("--max-gpu-hours is about queued jobs: use it with launcher=slurm")
     return _submit_here(_prepared(plan), retry=again)
 
@@ -134,7 +134,8 @@ def plan(overrides: Sequence[str], extension: Extension) -> int:
     runs = expand(overrides, extension)
     checked = _checked(runs)
     prepared = [item for item in checked if not isinstance(item, ConfigError)]
-    states = iter(states_of(item.folder for item in prepared))
+    found = states_of(item.folder for item in prepared)
+    states = iter(found)
     rows = []
     for planned, item in zip(runs, checked, strict=True):
         if isinstance(item, ConfigError):
@@ -149,7 +150,7 @@ def plan(overrides: Sequence[str], extension: Extension) -> int:
     if prepared and _is_slurm(runs[0]):
         from launch.slurm.verbs import show_plan
 
-        accepted = show_plan(prepared, _console())
+        accepted = show_plan(prepared, found, _console())
     return 0 if accepted and len(prepared) == len(runs) else 2
 
 
@@ -165,21 +166,21 @@ def _checked(runs: Sequence[PlannedRun]) -> list[Prepared | ConfigError]:
     return checked
 
 
-def status(folder: str, *, watch: bool) -> int:
-    """The state of every run below a folder; `watch`: again and again, until nothing is to come."""
+def status(folder: str, *, watch: bool, every: bool) -> int:
+    """The state of the runs below a folder; `watch`: again and again, until nothing is to come; `every`: all rows."""
     from launch.status import overview, rendered
 
     root, pause_s = _existing(folder), WATCH_PAUSE_S
     view = overview(_states(root))
     if not watch:
-        _console().print(rendered(view), crop=False)
+        _console().print(rendered(view, every=every), crop=False)
         return 0
-    with Live(rendered(view), console=_console(), auto_refresh=False) as live:
+    with Live(rendered(view, every=every), console=_console(), auto_refresh=False) as live:
         while view.live:
             time.sleep(pause_s)
             pause_s = min(1.5 * pause_s, MOST_PAUSE_S)
             view = overview(_states(root))
-            live.update(rendered(view), refresh=True)
+            live.update(rendered(view, every=every), refresh=True)
     return 0
 
 

@@ -99,6 +99,9 @@ def _parser() -> argparse.ArgumentParser:
             )
         if name == "status":
             verb.add_argument("--watch", action="store_true", help="look again and again, until nothing is to come")
+            verb.add_argument(
+                "--all", action="store_true", help="list every run, also the many that are alike: ok, queued, missing"
+            )
     _add_compare(verbs)
     doctor = verbs.add_parser("doctor", help="what this machine and its cluster have, and what is missing")
     doctor.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="with --bandwidth: site=NAME nodes=N …")
@@ -128,7 +131,10 @@ def _add_compare(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
 def _add_submit_options(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--retry", metavar="OUTCOME,…", help="try these outcomes again as well, e.g. oom,error")
     verb.add_argument(
-        "--max-gpu-hours", type=float, metavar="H", help="submit nothing if the jobs' time limits come to more"
+        "--max-gpu-hours",
+        type=float,
+        metavar="H",
+        help="submit nothing if the GPUs asked for, by time limits × launcher.attempts, come to more",
     )
 
 
@@ -157,10 +163,10 @@ def _verbs() -> dict[str, Callable[[argparse.Namespace], int]]:
             options.overrides,
             extension(options.conf, options.plugin),
             retry=options.retry,
-            max_device_hours=options.max_gpu_hours,
+            max_gpu_hours=options.max_gpu_hours,
         ),
         "prepare": configured(verbs.prepare_data),
-        "status": lambda options: verbs.status(options.folder, watch=options.watch),
+        "status": lambda options: verbs.status(options.folder, watch=options.watch, every=options.all),
         "cancel": lambda options: verbs.cancel(options.folder),
         "logs": lambda options: verbs.logs(options.folder),
         "report": lambda options: verbs.report(options.folder, extension(None, options.plugin)),

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import psutil
 
+from launch.slurm.shape import asks_for_gpus
 from parallelbench.durable import storage_errors, write_file
 from parallelbench.errors import ConfigError
 from parallelbench.place import Site, SlurmLauncher  # noqa: TC001  msgspec reads the annotations
@@ -43,7 +44,7 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     tasks: list[list[str]]
     """Task → the names of the run folders it works through: one, unless packed."""
     devices: int
-    """Devices of each task, for the account of device-hours."""
+    """Devices of each task."""
     device_type: str
     launcher: SlurmLauncher
     site: Site
@@ -55,6 +56,11 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     def name(self) -> str:
         """The jobs' name in Slurm."""
         return f"parallelbench-{self.token}"
+
+    @property
+    def asks_for_gpus(self) -> bool:
+        """Whether its devices are GPUs that Slurm allocates."""
+        return asks_for_gpus(self.site, self.device_type)
 
     def job_of(self, task: int) -> str | None:
         """What Slurm calls a task: `17_3`, or `17` where there is only one."""

@@ -67,11 +67,18 @@ def shape_of(run: RunConfig, device_type: str) -> Shape:
         )
     if device_type == "cuda" and not site.gpus_per_node:
         raise ConfigError(f"device=cuda, but site={site.name} has gpus_per_node=0: choose device=cpu or another site")
-    # A CPU run at a GPU site leaves the GPUs to others; a site of CPUs may have GPUs that are only allocated.
-    gpus = devices if site.gpus_per_node and (device_type == "cuda" or site.device == "cpu") else 0
+    gpus = devices if asks_for_gpus(site, device_type) else 0
     memory_gib = launcher.memory_gib_per_device or site.memory_gib_per_device
     cpus = devices * (launcher.cpus_per_gpu if device_type == "cuda" else run.cores_per_device)
     return Shape(run.nodes, devices, gpus, cpus, round(1024 * memory_gib * devices))
+
+
+def asks_for_gpus(site: Site, device_type: str) -> bool:
+    """Whether a run's devices are GPUs to Slurm.
+
+    A CPU run at a GPU site leaves the GPUs to others; a site of CPUs may have GPUs that are only allocated.
+    """
+    return bool(site.gpus_per_node) and (device_type == "cuda" or site.device == "cpu")
 
 
 def _too_many(run: RunConfig, devices: int) -> str:
@@ -117,13 +124,3 @@ def setup_lines(site: Site) -> list[str]:
         *(f"module load {module}" for module in site.modules),
         *site.setup,
     ]
-
-
-def most_seconds(launcher: SlurmLauncher) -> float:
-    """How long a job may take in all, s: the time limit, as often as it may be started."""
-    return 60.0 * launcher.time_limit_min * launcher.attempts
-
-
-def device_hours(shape: Shape, seconds: float) -> float:
-    """Device-hours of a job of this shape that takes so long."""
-    return shape.devices * seconds / 3600

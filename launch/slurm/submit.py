@@ -7,6 +7,7 @@ import io
 import shlex
 import sys
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -16,10 +17,12 @@ import msgspec
 from launch.command import plugin_of
 from launch.local import Prepared, check_data, check_writable
 from launch.slurm import job, record, scheduler
+from launch.slurm.hours import Hours, most_seconds
 from launch.slurm.queue import track
 from launch.slurm.record import Submission
 from launch.slurm.scheduler import SchedulerError
-from launch.slurm.shape import Shape, batch_parameters, device_hours, most_seconds, shape_of, slurm
+from launch.slurm.shape import Shape, batch_parameters, shape_of, slurm
+from parallelbench.attempt import OUTCOMES
 from parallelbench.check import check_run
 from parallelbench.errors import ConfigError
 from parallelbench.folder import RunFolder
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
+    from launch.slurm.queue import RunStatus
     from launch.sweep import PlannedRun
 
 _LOST_SIGNS = ("timed out", "Zero Bytes", "Unexpected message", "Could not make sense")
@@ -53,9 +57,10 @@ class Batch:
         return [names] if self.runs[0].planned.run.launcher.packed else [[name] for name in names]
 
     @property
-    def most_device_hours(self) -> float:
+    def most_hours(self) -> Hours:
         """Should every job be started as often as it may, and use up its time limit each time."""
-        return len(self.tasks()) * device_hours(self.shape, most_seconds(slurm(self.runs[0].planned.run)))
+        most_s = len(self.tasks()) * most_seconds(slurm(self.runs[0].planned.run))
+        return Hours.of(most_s, devices=self.shape.devices, gpus=bool(self.shape.gpus_per_node))
 
 
 def prepare_for_site(planned: PlannedRun) -> Prepared:
@@ -97,22 +102,23 @@ def submit(
     prepared: Sequence[Prepared],
     *,
     retry: frozenset[str],
-    max_device_hours: float | None,
+    max_gpu_hours: float | None,
     say: Callable[[str], None],
 ) -> list[Submission]:
     """Submit what is missing or to be tried again; returns the new submissions.
 
-    Raises `ConfigError` where that would pass `max_device_hours`, before any job is submitted, and `SchedulerError`
+    Raises `ConfigError` where that would pass `max_gpu_hours`, before any job is submitted, and `SchedulerError`
     where Slurm takes no more; what was submitted before stays so, and is not submitted again.
     """
     sweep = prepared[0].planned.run.sweep_folder
     with record.lock(sweep):
         tracker = track({sweep: record.submissions(sweep)}, locked=True, patient=True)[sweep]
-        todo = [item for item in prepared if tracker.status(item.folder).wanted(retry)]
-        if there := len(prepared) - len(todo):
-            say(f"{there} run(s) are done, queued, running, or failed for good; {len(todo)} to submit")
+        statuses = [tracker.status(item.folder) for item in prepared]
+        todo = [item for item, status in zip(prepared, statuses, strict=True) if status.wanted(retry)]
+        if rest := not_wanted(statuses, retry):
+            say(rest)
         groups = batches(todo)
-        _check_budget(groups, max_device_hours)
+        _check_budget(groups, max_gpu_hours)
         submissions = []
         for group in groups:
             for submission in _submit_group(sweep, group):
@@ -121,11 +127,23 @@ def submit(
     return submissions
 
 
+def not_wanted(statuses: Sequence[RunStatus], retry: frozenset[str]) -> str:
+    """What becomes of the runs that are not submitted, in one line; empty where all are."""
+    rest = [status for status in statuses if not status.wanted(retry)]
+    kinds = Counter("done" if status.state.state == "done" else status.label for status in rest)
+    if not kinds:
+        return ""
+    counts = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
+    failed = sorted({status.label for status in rest if status.label in OUTCOMES and status.state.state == "failed"})
+    again = f" (--retry {','.join(failed)} tries again)" if failed else ""
+    return f"not submitted: {counts}{again}; {len(statuses) - len(rest)} run(s) to submit"
+
+
 def _check_budget(groups: Sequence[Batch], most: float | None) -> None:
-    needed = sum(group.most_device_hours for group in groups)
+    needed = sum((group.most_hours for group in groups), Hours()).gpu
     if most is not None and needed > most:
         raise ConfigError(
-            f"these jobs may use {needed:.1f} device-hours by their time limits and numbers of starts, over "
+            f"these jobs may use {needed:.1f} GPU-hours (time limits × launcher.attempts), over "
             f"--max-gpu-hours={most:g}: lower launcher.time_limit_min or launcher.attempts, or submit fewer runs"
         )
 

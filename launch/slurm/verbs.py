@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 from rich.markup import escape
 
 from launch.slurm import record, scheduler
+from launch.slurm.hours import Hours
 from launch.slurm.queue import Tracker, track
 from launch.slurm.scheduler import SchedulerError
 from launch.slurm.site import refusals
-from launch.slurm.submit import batch_script, batches, submit
+from launch.slurm.submit import batch_script, batches, not_wanted, submit
 from launch.states import begin_again, states_of
 from parallelbench.errors import ConfigError
 from parallelbench.folder import RunFolder
@@ -23,42 +24,58 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from launch.local import Prepared
+    from launch.slurm.queue import RunStatus
     from launch.slurm.scheduler import Partition
+    from parallelbench.folder import State
 
 
 def submit_all(
-    prepared: Sequence[Prepared], console: Console, *, retry: frozenset[str], max_device_hours: float | None
+    prepared: Sequence[Prepared], console: Console, *, retry: frozenset[str], max_gpu_hours: float | None
 ) -> int:
     """Submit what is missing; returns the exit code. Nothing stays running here."""
     sweep = prepared[0].planned.run.sweep_folder
     submissions = submit(
-        prepared, retry=retry, max_device_hours=max_device_hours, say=lambda text: console.print(text, highlight=False)
+        prepared, retry=retry, max_gpu_hours=max_gpu_hours, say=lambda text: console.print(text, highlight=False)
     )
     if submissions:
         jobs = ", ".join(str(submission.job) for submission in submissions)
         console.print(f"submitted: {jobs}; `parallelbench status {sweep}` shows how they get on", highlight=False)
     else:
-        console.print(f"nothing to submit; `parallelbench status {sweep}` shows why", highlight=False)
+        console.print(f"nothing to submit; `parallelbench status {sweep}` shows each run", highlight=False)
     return 0
 
 
-def show_plan(prepared: Sequence[Prepared], console: Console) -> bool:
-    """The batch script of each shape, device-hours, and what the cluster refuses; returns whether it takes all."""
+def show_plan(prepared: Sequence[Prepared], states: Sequence[State], console: Console) -> bool:
+    """What submitting would do: batch scripts, hours, and what the cluster refuses; returns whether it takes all."""
     kinds, unknown = _partitions()
-    groups, accepted = batches(prepared), not scheduler.available() or kinds is not None
+    statuses = _statuses(prepared, states)
+    todo = [item for item, status in zip(prepared, statuses, strict=True) if status.wanted(frozenset())]
+    if rest := not_wanted(statuses, frozenset()):
+        console.print(f"\n{rest}", highlight=False)
+    groups, accepted = batches(todo), not scheduler.available() or kinds is not None
     for group in groups:
         tasks = len(group.tasks())
-        console.print(
-            f"\n[bold]{tasks} job(s)[/], each {group.shape}: at most {group.most_device_hours:.1f} device-hours"
-        )
+        console.print(f"\n[bold]{tasks} job(s)[/], each {group.shape}: at most {group.most_hours}")
         for refusal in refusals(group, kinds) if kinds is not None else ():
             accepted = False
             console.print(f"[red]refused by the cluster[/]: {escape(refusal)}")
         console.print(batch_script(group), style="dim", markup=False, highlight=False, soft_wrap=True)
-    console.print(f"\nat most {sum(group.most_device_hours for group in groups):.1f} device-hours in all")
+    most = sum((group.most_hours for group in groups), Hours())
+    console.print(f"\nat most {most} in all: time limits × launcher.attempts", highlight=False)
     if unknown:
         console.print(unknown, markup=False, highlight=False)
     return accepted
+
+
+def _statuses(prepared: Sequence[Prepared], states: Sequence[State]) -> list[RunStatus]:
+    """What Slurm does about the runs, as far as it can be asked."""
+    sweep = prepared[0].planned.run.sweep_folder
+    try:
+        found = record.submissions(sweep)
+        tracker = track({sweep: found})[sweep]
+    except SchedulerError:
+        tracker = Tracker.unanswered(found)
+    return [tracker.status(item.folder, state) for item, state in zip(prepared, states, strict=True)]
 
 
 def _partitions() -> tuple[list[Partition] | None, str]:

@@ -17,16 +17,18 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from launch.doctor import file_system
+from launch.local import Prepared
 from launch.slurm import record, scheduler
+from launch.slurm.hours import Hours
 from launch.slurm.job import Job
 from launch.slurm.queue import RunStatus, Tracker, track
 from launch.slurm.record import Submission
 from launch.slurm.scheduler import Partition, QueuedJob
 from launch.slurm.shape import batch_parameters, shape_of, slurm
 from launch.slurm.site import gpus_in, refusals
-from launch.slurm.submit import batch_script, batches, prepare_for_site
+from launch.slurm.submit import batch_script, batches, not_wanted, prepare_for_site
 from launch.slurm.verbs import cancel
-from launch.sweep import expand, one_run
+from launch.sweep import PlannedRun, expand, one_run
 from parallelbench.attempt import OUTCOMES, Outcome, OutcomeName
 from parallelbench.config import RunConfig
 from parallelbench.errors import ConfigError, StorageError
@@ -149,7 +151,8 @@ def test_runs_of_one_shape_make_up_one_array(tmp_path: Path) -> None:
     groups = batches([prepare_for_site(planned) for planned in plan])
     assert [len(group.tasks()) for group in groups] == [2, 2]
     assert "#SBATCH --array=0-1%2" in batch_script(groups[0])
-    assert sum(group.most_device_hours for group in groups) == 3 * (2 * 1 + 2 * 2), "three starts of an hour each"
+    three_starts = Hours(gpu=3 * (2 * 1 + 2 * 2))
+    assert sum((group.most_hours for group in groups), Hours()) == three_starts, "of an hour each"
     assert not list(tmp_path.iterdir()), "planning writes nothing"
 
 
@@ -255,6 +258,11 @@ def test_a_cpu_run_leaves_a_sites_gpus_to_others() -> None:
     run = one_run(["launcher=slurm", "site=asu_sol", "device=cpu"]).run
     assert shape_of(run, "cpu").gpus_per_node == 0
     assert shape_of(run, "cuda").gpus_per_node == 1
+    for device_type in ("cpu", "cuda"):
+        (batch,) = batches([Prepared(PlannedRun(run, []), RunFolder(Path("a")), device_type, False)])
+        hours = run.devices * 3 * 1.0
+        assert batch.most_hours == (Hours(gpu=hours) if device_type == "cuda" else Hours(cpu=hours))
+        assert submission(site=run.site, device_type=device_type).asks_for_gpus == (device_type == "cuda")
 
 
 def test_a_job_knows_its_own_attempts_although_ids_are_given_out_again(tmp_path: Path) -> None:
@@ -300,6 +308,15 @@ def test_outcomes_are_tried_again_where_that_is_asked_for() -> None:
     assert RunStatus(FAILED).wanted(frozenset({"oom"}))
     assert not RunStatus(FAILED).wanted(frozenset({"nan"}))
     assert not RunStatus(DONE).wanted(frozenset({"ok"}))
+
+
+def test_what_is_not_submitted_is_counted_and_how_to_try_failed_runs_again() -> None:
+    queued = RunStatus(MISSING, "17", QueuedJob("17", "PENDING", "None", "", "x"))
+    statuses = [RunStatus(DONE), RunStatus(FAILED), RunStatus(KILLED), RunStatus(MISSING), queued]
+    text = "not submitted: 1 done, 1 oom, 1 queued (--retry oom tries again); 2 run(s) to submit"
+    assert not_wanted(statuses, frozenset()) == text
+    assert not_wanted(statuses, frozenset({"oom"})) == "not submitted: 1 done, 1 queued; 3 run(s) to submit"
+    assert not_wanted([RunStatus(MISSING)], frozenset()) == ""
 
 
 def test_a_submission_without_a_known_job_is_not_repeated() -> None:

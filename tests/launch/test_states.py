@@ -123,7 +123,7 @@ def test_lines_of_a_long_table_are_whole_however_long_they_are() -> None:
     assert lines[1].count("word") == 100
 
 
-def test_status_of_many_runs_lists_only_those_that_are_not_done(
+def test_status_of_many_runs_tells_those_that_are_alike_in_one_row(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     done = published(config(tmp_path))
@@ -133,8 +133,13 @@ def test_status_of_many_runs_lists_only_those_that_are_not_done(
         (tmp_path / "demo" / f"waits-{number}" / "config.yaml").write_text("")
     assert cli.main(["status", str(tmp_path)]) == 0
     out = capsys.readouterr().out
-    assert done.path.name not in out
     assert broken.path.name in out
     assert "diverged" in out
+    assert "waits-" not in out
+    assert out.startswith(f"{MANY} missing, 1 nan, 1 ok\n")
+    assert f"{MANY} runs" in out
+    assert out.index("diverged") < out.index(f"{MANY} runs"), "what failed comes first"
+    assert cli.main(["status", "--all", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert done.path.name in out
     assert out.count("waits-") == MANY
-    assert f"{MANY} missing, 1 nan, 1 ok" in out

@@ -236,7 +236,7 @@ def test_too_many_device_hours(sweeps: Sweeps) -> None:
     options = ("sweep.repeats=2", "launcher.attempts=3", "--max-gpu-hours")
     code, text = sweeps.submit(*options, "5.9")
     assert (code, text.count("\n")) == (2, 1)
-    assert "6.0 device-hours" in text
+    assert "6.0 GPU-hours" in text
     assert "over --max-gpu-hours=5.9" in text
     assert sweeps.queue() == []
     assert not find_runs(sweeps.results)

@@ -31,7 +31,7 @@ def test_the_demo_runs_on_slurm_to_a_report(accounted: Cluster, tmp_path: Path) 
     table = pl.read_csv(tmp_path / "demo" / "report" / "tables" / "configurations.csv")
     assert table["outcomes"].to_list() == ["1 ok"] * 3
     assert "not a run" not in (tmp_path / "demo" / "report" / "index.html").read_text()
-    assert "3 run(s) are done" in sweep.submit()
+    assert "not submitted: 3 done; 0 run(s)" in sweep.submit()
 
 
 def test_eight_ranks_on_two_nodes(accounted: Cluster, tmp_path: Path) -> None:

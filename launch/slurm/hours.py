@@ -1,0 +1,101 @@
+"""Hours of devices: what jobs may use up, and what attempts have used. GPUs that are asked for, and cores, apart."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from parallelbench.attempt import HEARTBEAT_S
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from launch.slurm.record import Submission
+    from parallelbench.attempt import Attempt
+    from parallelbench.place import SlurmLauncher
+
+
+@dataclass(frozen=True)
+class Hours:
+    """A sum over devices."""
+
+    gpu: float = 0.0
+    """Of GPUs that Slurm is asked for."""
+    cpu: float = 0.0
+    """Of devices that are cores, in jobs that ask for no GPU."""
+
+    @classmethod
+    def of(cls, seconds: float, *, devices: int, gpus: bool) -> Hours:
+        """So many devices for so long, s."""
+        hours = devices * seconds / 3600
+        return cls(gpu=hours) if gpus else cls(cpu=hours)
+
+    def __add__(self, other: Hours) -> Hours:
+        return Hours(self.gpu + other.gpu, self.cpu + other.cpu)
+
+    def __bool__(self) -> bool:
+        return bool(self.gpu or self.cpu)
+
+    def __str__(self) -> str:
+        parts = [f"{self.gpu:.2f} GPU-hours"] if self.gpu or not self.cpu else []
+        return " and ".join([*parts, *([f"{self.cpu:.2f} CPU device-hours"] if self.cpu else [])])
+
+
+def most_seconds(launcher: SlurmLauncher) -> float:
+    """How long a job may take in all, s: the time limit, as often as it may be started."""
+    return 60.0 * launcher.time_limit_min * launcher.attempts
+
+
+def used(submission: Submission, attempts: Sequence[Attempt]) -> Hours:
+    """What attempts of a submitted run have used."""
+    return Hours.of(sum(map(seconds, attempts)), devices=submission.devices, gpus=submission.asks_for_gpus)
+
+
+def left(submission: Submission, attempts: Sequence[Attempt], *, running: bool) -> Hours:
+    """What a job in the queue may use yet, at most; `attempts` are those of all its runs.
+
+    Starts that it has had, and of the present one the time that its attempts show, are past.
+    """
+    limit_s = 60.0 * submission.launcher.time_limit_min
+    began: dict[int, list[float]] = {}
+    for attempt in attempts:
+        restarts = _restarts(submission, attempt)
+        if restarts is not None:
+            began.setdefault(restarts, []).append(_began(attempt))
+    if not began:
+        return Hours.of(most_seconds(submission.launcher), devices=submission.devices, gpus=submission.asks_for_gpus)
+    last = max(began)
+    whole_s = max(0, submission.launcher.attempts - last - 1) * limit_s
+    this_s = max(0.0, limit_s - max(0.0, time.time() - min(began[last]))) if running else 0.0
+    return Hours.of(whole_s + this_s, devices=submission.devices, gpus=submission.asks_for_gpus)
+
+
+def _restarts(submission: Submission, attempt: Attempt) -> int | None:
+    """In which start of the submission's job an attempt began, from 0; None: in another job."""
+    supervisor = attempt.supervisor()
+    token, _, start = supervisor.job.partition(".") if supervisor else ("", "", "")
+    number = start.rpartition(".")[2]
+    return int(number) if token == submission.token and number.isdecimal() else None
+
+
+def _began(attempt: Attempt) -> float:
+    """When an attempt was claimed, Unix time, s."""
+    try:
+        return os.stat(attempt.path / "supervisor.json").st_mtime
+    except OSError:
+        return time.time()
+
+
+def seconds(attempt: Attempt) -> float:
+    """How long an attempt has taken so far, s: from its description to half a beat after its last heartbeat."""
+    try:
+        began = os.stat(attempt.path / "attempt.json").st_mtime
+    except OSError:
+        return 0.0
+    try:
+        # Not the outcome: it may have been written much later, by whoever found the attempt dead or its result whole.
+        return max(0.0, os.stat(attempt.path / "heartbeat").st_mtime + HEARTBEAT_S / 2 - began)
+    except OSError:
+        return 0.0

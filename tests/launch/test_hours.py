@@ -1,0 +1,121 @@
+"""Hours that jobs may use, and that attempts have used; and what `status` shows of them."""
+
+from __future__ import annotations
+
+import io
+import os
+import time
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from launch.slurm import record
+from launch.slurm.hours import Hours, left, used
+from launch.slurm.queue import RunStatus
+from launch.slurm.record import Submission
+from launch.slurm.scheduler import QueuedJob
+from launch.slurm.shape import slurm
+from launch.status import ALIKE, Entry, Overview, rendered
+from launch.sweep import one_run
+from parallelbench.attempt import Attempt, Outcome, OutcomeName
+from parallelbench.folder import RunFolder, State
+from tests.helpers import TINY
+
+LIMIT_S = 3600.0
+
+
+def submission(token: str = "mine") -> Submission:
+    """Two GPUs for an hour, three times at most."""
+    run = one_run([*TINY, "launcher=slurm", "site=local_cluster"]).run
+    return Submission(
+        token=token,
+        created_at=1.0,
+        job="17",
+        tasks=[["a"]],
+        devices=2,
+        device_type="cpu",
+        launcher=slurm(run),
+        site=run.site,
+        plugin=[],
+    )
+
+
+def begun(folder: Path, job: str, *, ago_s: float, took_s: float) -> Attempt:
+    attempt = RunFolder(folder).claim(job=job)
+    assert attempt is not None
+    began = time.time() - ago_s
+    for name, at in (("supervisor.json", began), ("attempt.json", began), ("heartbeat", began + took_s)):
+        (attempt.path / name).touch()
+        os.utime(attempt.path / name, (at, at))
+    return attempt
+
+
+def test_hours_of_gpus_and_of_cores_are_told_apart() -> None:
+    assert str(Hours()) == "0.00 GPU-hours"
+    assert str(Hours.of(1800, devices=3, gpus=True)) == "1.50 GPU-hours"
+    assert str(Hours.of(1800, devices=3, gpus=False)) == "1.50 CPU device-hours"
+    assert str(Hours(1.0, 2.0) + Hours(0.5, 0.25)) == "1.50 GPU-hours and 2.25 CPU device-hours"
+
+
+def test_what_a_job_may_use_yet_is_less_the_more_it_has_used(tmp_path: Path) -> None:
+    mine = submission()
+    assert mine.launcher.attempts == 3
+    foreign = begun(tmp_path / "a", "other.5.2", ago_s=9000, took_s=900)
+    assert left(mine, [foreign], running=False).gpu == pytest.approx(2 * 3), "not of this job"
+    first = begun(tmp_path / "a", "mine.17.0", ago_s=4000, took_s=1800)
+    assert left(mine, [foreign, first], running=False).gpu == pytest.approx(2 * 2), "it waits for its second start"
+    second = begun(tmp_path / "a", "mine.17.1", ago_s=900, took_s=600)
+    attempts = [foreign, first, second]
+    assert left(mine, attempts, running=True).gpu == pytest.approx(2 * (1 + 0.75), abs=0.01)
+    assert used(mine, attempts).gpu == pytest.approx(2 * (900 + 1800 + 600) / LIMIT_S, abs=0.01)
+    last = begun(tmp_path / "a", "mine.17.2", ago_s=7200, took_s=600)
+    assert left(mine, [*attempts, last], running=True) == Hours(), "never less than nothing"
+
+
+def entry(number: int, label: OutcomeName | str) -> Entry:
+    name = RunFolder(Path(f"sweep/run-{number}-{label}"))
+    if label in ("queued", "running"):
+        job = QueuedJob(str(number), "PENDING" if label == "queued" else "RUNNING", "Priority", "", "x")
+        return Entry(name, RunStatus(State("missing"), str(number), job))
+    if label == "missing":
+        return Entry(name, RunStatus(State("missing")))
+    outcome = Outcome(outcome=label, reason=f"why {number}", finished_at=1.0)  # type: ignore[arg-type]
+    return Entry(name, RunStatus(State("done" if label == "ok" else "failed", outcome, 1)))
+
+
+def lines_of(view: Overview, *, every: bool = False) -> list[str]:
+    console = Console(width=200, file=io.StringIO())
+    console.print(rendered(view, every=every))
+    return [line.strip() for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
+
+
+def test_what_needs_somebody_comes_first_and_what_is_alike_in_one_row() -> None:
+    labels = ["ok", "queued", "missing"] * (ALIKE + 1) + ["running", "oom", "running"]
+    view = Overview([entry(number, label) for number, label in enumerate(labels)], "2.00 GPU-hours used", "no answer")
+    many = ALIKE + 1
+    lines = lines_of(view)
+    assert lines[0] == f"{many} missing, {many} ok, 1 oom, {many} queued, 2 running"
+    assert lines[1:4] == ["2.00 GPU-hours used", "no answer", "--all lists every run"]
+    assert [line.split()[0].rpartition("-")[2] for line in lines[5:8]] == ["oom", "running", "running"]
+    assert [line.split()[:5] for line in lines[8:]] == [
+        [str(many), "runs", "–", "–", "queued"],
+        [str(many), "runs", "–", "–", "missing"],
+        [str(many), "runs", "–", "–", "ok"],
+    ]
+    assert lines[8].endswith("Priority")
+    assert len(lines_of(view, every=True)) == 4 + len(labels)
+
+
+def test_few_runs_are_all_listed() -> None:
+    labels = ["ok"] * ALIKE + ["killed"]
+    lines = lines_of(Overview([entry(number, label) for number, label in enumerate(labels)], ""))
+    assert len(lines) == 2 + len(labels)
+    assert "killed" in lines[2]
+
+
+def test_the_records_of_a_submission_name_their_gpus(tmp_path: Path) -> None:
+    mine = submission(record.new_token())
+    record.write(tmp_path, mine)
+    (read,) = record.submissions(tmp_path)
+    assert read.asks_for_gpus
