@@ -156,29 +156,16 @@ def test_references_follow_the_axis() -> None:
     assert [(p.run.devices, p.run.epochs) for p in runs] == [(1, 1), (2, 2), (4, 4)]
 
 
-REFERENCES = [
-    "${devices}",
-    "${optimizer}",
-    "${optimizer.lr}",
-    "${nowhere}",
-    "${.lr}",
-    "${..epochs}",
-    "${${results}}",
-    "${oc.select:nowhere,3}",
-    "${",
-    "???",
-    "a-${model.name}-${devices}",
-    "${devices}${epochs}",
-    "$x/${results}",
-    "{${results}}",
-    "\\${x}",
-    "a\\\\${results}",
-    "devices",
-    "",
-]
-VALUES = st.sampled_from([*REFERENCES, 1, 2.5, True, None, [1], {"a": 1}, ["${devices}", 2], {"a": "${epochs}"}])
+SIMPLE = ["${devices}", "${optimizer.lr}", "a-${model.name}-${devices}", "${devices}${epochs}", "$x/${results}"]
+ODD = ["${optimizer}", "${.lr}", "${..epochs}", "${${results}}", "${oc.select:nowhere,3}", "\\${x}", "a\\\\${results}"]
+BAD = ["${nowhere}", "${", "???"]
+OTHERS = ["{${results}}", "devices", "", 1, 2.5, True, None, [1], {"a": 1}, ["${devices}", 2], {"a": "${epochs}"}]
+VALUES = st.sampled_from([*SIMPLE, *ODD, *BAD, *OTHERS])
 KEYS = st.sampled_from(
-    ["devices", "epochs", "results", "optimizer.lr", "optimizer", "site", "site.partition", "site.setup", "model.name"]
+    [
+        *("devices", "epochs", "results", "optimizer.lr", "optimizer"),
+        *("site", "site.partition", "site.setup", "model.name"),
+    ]
 )
 
 
