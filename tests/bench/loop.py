@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn import functional as F
@@ -37,7 +37,7 @@ OVERRIDES = [
 def figures() -> list[Figure]:
     """Bare time ÷ suite time for one epoch of 100 steps; the parameters afterwards are asserted to be the same bits."""
     run = one_run(OVERRIDES).run
-    suite, bare = _Suite(run), _Bare(run)
+    suite, bare = Suite(run), _Bare(run)
     results = paired({"suite": suite.epoch, "bare": bare.epoch})
     for name, value in bare.model.state_dict().items():
         assert torch.equal(value, suite.model.state_dict()[name]), f"the work was not identical: {name} differs"
@@ -49,26 +49,37 @@ def figures() -> list[Figure]:
     ]
 
 
-class _Suite:
+class Suite:
     """The suite's own loop: probes, sampled steps, memory, journal with fsync. Without evaluation, as the bare loop."""
 
     def __init__(self, run: RunConfig) -> None:
         world = World()
-        self.model = build_model(run)
-        replica = run.strategy.prepare(self.model, run, world)
+        self.model, self._run, self._loader = build_model(run), run, loader_of(run)
+        self._replica = run.strategy.prepare(self.model, run, world)
         self._journal = Journal(Path(tempfile.mkdtemp()) / "journal-rank0.jsonl")
         keys = {"run_id": "bench", "attempt": 1}
         options = {"run": run, "world": world, "journal": self._journal, "keys": keys}
-        self._trainer = Trainer(replica, _loader(run), **options)
+        self._trainer = Trainer(self._replica, self._loader, **options)
         self._epoch = 0
 
     def epoch(self) -> float:
-        self._epoch += 1
+        """Seconds of one more epoch, with all that is written of it."""
         start = time.perf_counter()
-        self._journal.event("epoch", **self._trainer.train_epoch(self._epoch))
+        self._journal.event("epoch", **self.train_epoch())
         self._journal.write("steps", self._trainer._step_rows(self._epoch))
         self._journal.commit()
         return time.perf_counter() - start
+
+    def train_epoch(self) -> dict[str, Any]:
+        """One more epoch, unwritten: its columns of `ranks`."""
+        self._epoch += 1
+        return self._trainer.train_epoch(self._epoch)
+
+    def accuracy(self) -> float:
+        """On the test set."""
+        sums = self._replica.evaluate(self._loader.test())
+        assert sums is not None
+        return float(sums[1].item()) / self._run.data.test_samples
 
 
 class _Bare:
@@ -104,7 +115,8 @@ class _Bare:
         return time.perf_counter() - start
 
 
-def _loader(run: RunConfig) -> ResidentLoader:
+def loader_of(run: RunConfig) -> ResidentLoader:
+    """Its batches, on a CPU."""
     return ResidentLoader(
         run.data.load(Path("nowhere")),
         run.data,
@@ -113,6 +125,6 @@ def _loader(run: RunConfig) -> ResidentLoader:
         seed=run.effective_seed,
         global_batch_size=run.global_batch_size,
         shard=Shard(),
-        channels_last=False,
+        channels_last=run.channels_last,
         steps_per_epoch=run.steps_per_epoch,
     )

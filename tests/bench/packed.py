@@ -16,7 +16,7 @@ from tests.bench.measure import Figure, ratios
 
 RUNS = {"packed": 20, "separate": 5}
 """Runs of one sweep of each kind. More of them would favour packing, whose start they share."""
-ROUNDS = 5
+ROUNDS = 3
 OVERRIDES = (
     "model=logistic_regression",
     "data=synthetic",

@@ -1,0 +1,128 @@
+"""An epoch of the suite against one as it is usually written: torchvision's way of feeding, `.item()` each step.
+
+Both train fresh models of the same seeds on scikit-learn's digits, one full epoch each; the accuracies afterwards are
+asserted to differ by no more than seeds do.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, Dataset
+
+from launch.sweep import one_run
+from parallelbench.session import build_model
+from tests.bench.loop import Suite
+from tests.bench.measure import Figure
+
+if TYPE_CHECKING:
+    from parallelbench.config import RunConfig
+
+GOALS = {"cnn_small": 1.25, "cnn_large": 1.9, "cnn_large_dense": 3.2}
+"""Model → how many times as fast."""
+NAMES = {"cnn_small": "small CNN", "cnn_large": "large CNN, grouped", "cnn_large_dense": "large CNN, dense"}
+CHOICES: tuple[tuple[str, ...], ...] = (
+    (),
+    ("channels_last=true",),
+    ("precision=bf16",),
+    ("channels_last=true", "precision=bf16"),
+)
+"""What the suite may choose from; the fastest of a short trial on this machine is measured."""
+BATCH_SIZE = 128
+ROUNDS = {"cnn_small": 9, "cnn_large": 7, "cnn_large_dense": 5}
+TRIAL_STEPS = 3
+NOISE_FLOOR = 0.02
+
+
+def figures() -> list[Figure]:
+    """Time as usually written ÷ time by the suite, by seed."""
+    return [_figure(model) for model in GOALS]
+
+
+def _figure(model: str) -> Figure:
+    chosen = min(CHOICES, key=lambda options: _trial(model, options))
+    times: dict[str, list[float]] = {"usual": [], "suite": []}
+    accuracies: dict[str, list[float]] = {"usual": [], "suite": []}
+    for seed in range(ROUNDS[model]):
+        for kind in sorted(times, reverse=seed % 2 == 0):
+            run = _run(model, seed, chosen if kind == "suite" else ())
+            seconds, accuracy = (_suite if kind == "suite" else _usual)(run)
+            times[kind].append(seconds)
+            accuracies[kind].append(accuracy)
+    means = {kind: statistics.fmean(values) for kind, values in accuracies.items()}
+    error = (sum(statistics.variance(values) / len(values) for values in accuracies.values())) ** 0.5
+    assert abs(means["suite"] - means["usual"]) <= max(3 * error, NOISE_FLOOR), f"not the same training: {accuracies}"
+    note = (
+        f"digits, {len(times['usual'])} seeds, {statistics.median(times['suite']):.2f} s against "
+        f"{statistics.median(times['usual']):.2f} s; {' '.join(chosen) or 'plain fp32'} was fastest in a trial; "
+        f"accuracy {means['suite']:.3f} against {means['usual']:.3f}"
+    )
+    speedups = [usual / suite for usual, suite in zip(times["usual"], times["suite"], strict=True)]
+    return Figure(f"{NAMES[model]}: an epoch as usually written ÷ the suite's", speedups, "×", GOALS[model], True, note)
+
+
+def _run(model: str, seed: int, options: tuple[str, ...]) -> RunConfig:
+    return one_run([f"model={model}", "data=digits", f"batch_size={BATCH_SIZE}", f"seed={seed}", *options]).run
+
+
+def _trial(model: str, options: tuple[str, ...]) -> float:
+    """Seconds of a few steps, the second time."""
+    suite = Suite(_run(model, 0, (*options, f"measure.steps_per_epoch={TRIAL_STEPS}")))
+    suite.epoch()
+    return suite.epoch()
+
+
+def _suite(run: RunConfig) -> tuple[float, float]:
+    suite = Suite(run)
+    seconds = suite.epoch()
+    return seconds, suite.accuracy()
+
+
+def _usual(run: RunConfig) -> tuple[float, float]:
+    arrays, model = run.data.load(Path("nowhere")), build_model(run)
+    optimizer = torch.optim.Adam(model.parameters(), lr=run.optimizer.lr)
+    mean, std = run.data.mean[0], run.data.std[0]
+    shuffled = torch.Generator().manual_seed(run.effective_seed)
+    dataset = _PilImages(arrays.train_images, arrays.train_labels, mean, std)
+    loader = DataLoader(dataset, BATCH_SIZE, shuffle=True, drop_last=True, generator=shuffled)
+    start, total_loss, correct = time.perf_counter(), 0.0, 0
+    for images, labels in loader:
+        optimizer.zero_grad()
+        logits = model(images)
+        loss = F.cross_entropy(logits, labels)
+        loss.backward()
+        optimizer.step()
+        total_loss += loss.item()
+        correct += int((logits.argmax(1) == labels).sum().item())
+    seconds = time.perf_counter() - start
+    assert total_loss > 0
+    assert correct > 0
+    tests = list(DataLoader(_PilImages(arrays.test_images, arrays.test_labels, mean, std), BATCH_SIZE))
+    model.eval()
+    with torch.no_grad():
+        right = sum(int((model(images).argmax(1) == labels).sum()) for images, labels in tests)
+    return seconds, right / len(arrays.test_labels)
+
+
+class _PilImages(Dataset[tuple[torch.Tensor, int]]):
+    """As torchvision's MNIST: one PIL image per sample, transformed by ToTensor and Normalize."""
+
+    def __init__(self, images: np.ndarray, labels: np.ndarray, mean: float, std: float) -> None:
+        from torchvision import transforms
+
+        self._images, self._labels = images[:, 0], labels
+        self._transform = transforms.Compose([transforms.ToTensor(), transforms.Normalize((mean,), (std,))])
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        from PIL import Image
+
+        return self._transform(Image.fromarray(self._images[index])), int(self._labels[index])

@@ -1,0 +1,84 @@
+"""Training with the sampler's process beside it against training without, at the default rate."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from launch.sweep import one_run
+from parallelbench.devices import this_machine, visible_gpus
+from parallelbench.journal import Journal
+from parallelbench.telemetry.process import sampling
+from parallelbench.telemetry.sampler import Settings
+from tests.bench.loop import OVERRIDES, Suite
+from tests.bench.measure import Figure, paired, ratios
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+HZ = 10.0
+ROUNDS = 15
+SAMPLES = 12_800
+"""100 steps, some 20 samples."""
+
+
+def figures() -> list[Figure]:
+    """Time without ÷ time with, once with a core for the sampler and once without."""
+    suite, spare = Suite(one_run([*OVERRIDES, f"data.train_samples={SAMPLES}"]).run), _spare_cores()
+    alternatives = {"off": suite.epoch, "no spare core": lambda: _sampled(suite, [])}
+    if spare:
+        alternatives["a spare core"] = lambda: _sampled(suite, spare)
+    results = paired(alternatives, ROUNDS)
+    note = f"cnn_small, epochs of 100 steps on one core; of the host and {len(visible_gpus())} GPU(s); {ROUNDS} rounds"
+    return [
+        Figure(
+            f"training while sampled at 10 Hz, {name}, ÷ not sampled, speed",
+            ratios(results, "off", name),
+            "",
+            0.995,
+            True,
+            note,
+        )
+        for name in alternatives
+        if name != "off"
+    ]
+
+
+def _sampled(suite: Suite, spare_cores: list[int]) -> float:
+    with _sampler(spare_cores):
+        return suite.epoch()
+
+
+@contextlib.contextmanager
+def _sampler(spare_cores: list[int]) -> Iterator[None]:
+    """A sampler that has taken its first sample: its start is no part of an epoch."""
+    with tempfile.TemporaryDirectory() as folder:
+        journal, log = Path(folder) / "telemetry.jsonl", Journal(Path(folder) / "rank.jsonl")
+        settings = Settings(
+            journal=str(journal),
+            run_id="bench",
+            attempt=1,
+            node="here",
+            hz=HZ,
+            gpus=len(visible_gpus()),
+            spare_cores=spare_cores,
+            parent=os.getpid(),
+        )
+        with sampling(settings, log):
+            while not (journal.exists() and journal.stat().st_size):
+                time.sleep(0.01)
+            yield
+        log.close()
+
+
+def _spare_cores() -> list[int]:
+    """All but the one that the benchmarks train on."""
+    mine = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, range(os.cpu_count() or 1))
+    every = this_machine().cores
+    os.sched_setaffinity(0, mine)
+    return [core for core in every if core not in mine]
