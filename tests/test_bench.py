@@ -56,6 +56,8 @@ def test_every_row_of_the_page_is_of_a_part_and_says_when_and_where() -> None:
 def test_a_figure_becomes_a_row() -> None:
     found = cells("ddp", Figure("speed", [0.9, 1.1, 1.0], "×", 1.05, True, "a note"))
     assert found[:7] == ["ddp", "speed", "1 ×", "0.9 – 1.1", "≥ 1.05 ×", "**missed**", "a note"]
+    assert "busy" not in found[7]
+    assert cells("ddp", Figure("speed", [1.0], "×", 1, True), others=3)[7].endswith("; busy with 3 other process(es)")
 
 
 @pytest.mark.slow

@@ -29,15 +29,16 @@ def main(parts: list[str]) -> int:
         # As the suite starts its own training processes: one device is one core.
         os.environ.update(MALLOC, OMP_NUM_THREADS="1", PYTHONPATH=os.getcwd())
         os.execv(sys.executable, [sys.executable, "-m", "tests.bench", *parts])
-    if others := others_running():
-        print(f"{others} other process(es) keep this machine busy: what is measured now may be theirs")
     os.sched_setaffinity(0, {this_machine().cores[0]})
     found: dict[str, list[Row]] = {}
     asked = parts or PARTS
     for number, part in enumerate(asked, start=1):
         print(f"[{number}/{len(asked)}] {part} …", end=" ", flush=True)
-        start = time.perf_counter()
-        found[part] = [cells(part, figure) for figure in import_module(f"tests.bench.{part}").figures()]
+        start, others = time.perf_counter(), others_running()
+        if others:
+            print(f"({others} other process(es) keep this machine busy)", end=" ", flush=True)
+        figures = import_module(f"tests.bench.{part}").figures()
+        found[part] = [cells(part, figure, others=others) for figure in figures]
         print(f"{time.perf_counter() - start:.0f} s", flush=True)
         update({part: found[part]}, PARTS)  # what comes later may fail
     table = Table(*HEADERS[1:-1])

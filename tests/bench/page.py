@@ -44,11 +44,12 @@ def with_rows(page: str, rows: Sequence[Row]) -> str:
     return "\n".join([f"{before}{BEGIN}", *table, f"{END}{after}"])
 
 
-def cells(part: str, figure: Figure) -> Row:
-    """A row: the part that measured it first, when and where last."""
+def cells(part: str, figure: Figure, *, others: int = 0) -> Row:
+    """A row: the part that measured it first; last when, where, and beside how many other busy processes."""
     today = datetime.datetime.now(datetime.UTC).date()
     machine = f"{cpu_name()}, {os.cpu_count()} cores, torch {metadata.version('torch')}"
-    row = [part, *figure.cells(), f"{today}, {machine}"]
+    busy = f"; busy with {others} other process(es)" if others else ""
+    row = [part, *figure.cells(), f"{today}, {machine}{busy}"]
     assert not any("|" in cell for cell in row), f"a cell that would split: {row}"
     return row
 

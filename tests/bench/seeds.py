@@ -27,11 +27,13 @@ if TYPE_CHECKING:
 GOALS = {"cnn_small": 1.25, "cnn_large": 1.9, "cnn_large_dense": 3.2}
 """Model → how many times as fast."""
 NAMES = {"cnn_small": "small CNN", "cnn_large": "large CNN, grouped", "cnn_large_dense": "large CNN, dense"}
+_FUSED = "optimizer.implementation=fused"
 CHOICES: tuple[tuple[str, ...], ...] = (
     (),
-    ("channels_last=true",),
-    ("precision=bf16",),
-    ("channels_last=true", "precision=bf16"),
+    (_FUSED,),
+    ("channels_last=true", _FUSED),
+    ("precision=bf16", _FUSED),
+    ("channels_last=true", "precision=bf16", _FUSED),
 )
 """What the suite may choose from; the fastest of a short trial on this machine is measured."""
 BATCH_SIZE = 128
