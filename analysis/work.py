@@ -146,6 +146,16 @@ def configurations(runs: Runs) -> pl.DataFrame:
     return pl.DataFrame([{name: row[name] for name in columns} for row in rows], schema=schema)
 
 
+def groups_across(runs: Runs, roots: tuple[str, ...]) -> dict[str, str]:
+    """Run id → the label of its group, if works that differ in these keys, or below them, alone were one."""
+    kept = {
+        run_id: {key: value for key, value in work.items() if not is_below(key, roots)}
+        for run_id, work in works(runs).items()
+    }
+    labels = _group_labels(list(kept.values()))
+    return {run_id: labels[canonical(work)] for run_id, work in kept.items()}
+
+
 def _group_labels(found: list[Work]) -> dict[str, str]:
     """Canonical work → "data · model", with the keys that these two names alone don't tell apart."""
     distinct = {canonical(work): work for work in found}

@@ -54,13 +54,15 @@ MEASURED = (
     "throughput_with_startup_samples_per_s",
     "total_training_time_s",
     "total_time_s",
-    "peak_memory_max_bytes",
     "peak_memory_sum_bytes",
     "time_to_accuracy_s",
 )
 """Metrics of a run that only runs with valid timing have."""
-PER_EPOCH = ("epoch_time_s", "training_time_s", "gpu_energy_j", "gpu_power_mean_w")
-"""Metrics of an epoch that only runs with valid timing have: of the one that the contrast or `epoch` names."""
+PER_EPOCH = ("epoch_time_s", "training_time_s", "gpu_energy_j", "gpu_power_mean_w", "gpu_memory_used_max_bytes")
+"""Metrics of an epoch that only runs with valid timing have: of the one that the contrast or `epoch` names.
+
+The fullest GPU is the driver's, as peaks of processes are sums over the GPUs that each drives.
+"""
 TO_ACCURACY = ("steps_to_accuracy", "time_to_accuracy_s")
 """Metrics that need a `target`: the same for all runs, whatever their work."""
 EPOCH_COLUMNS = (*LEARNING[:4], *PER_EPOCH)

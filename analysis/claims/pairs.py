@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import pairwise, product
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 LAST = "last"
 """The level of `epoch` that is each run's last."""
+_WAYS = ("strategy", *RISING["devices"])
+"""What runs of the same work differ in."""
 _TIMING_ONLY = "^(oversubscribed|packed|deterministic|autograd searched)"
 """Reasons for leaving a run out that say nothing against what it has learned, or sent."""
 
@@ -73,21 +76,34 @@ def effects(runs: Runs, claim: Claim) -> list[Cell]:
 
 def _cells(runs: Runs, claim: Claim) -> list[Cell]:
     values = {epoch: _values(runs, claim, epoch) for epoch in sorted(_epochs(claim), key=str)}
+    rows = usable(runs, claim).select("run_id", "slug", "repeat", "train_samples", "parameters").sort("run_id")
     merged: dict[str, Cell] = {}
-    for row in usable(runs, claim).sort("run_id").iter_rows(named=True):
-        keys = works(runs)[row["run_id"]] | flatten({"strategy": json.loads(row["config_json"])["strategy"]})
-        keys |= {"devices": row["devices"], "nodes": row["nodes"]}
+    for run_id, slug, repeat, samples, parameters in rows.iter_rows():
+        keys, text = _keys(runs)[run_id]
         for epoch, by_run in values.items():
-            value = by_run.get(row["run_id"])
+            value = by_run.get(run_id)
             if value is None:
                 continue
-            level = LAST if epoch is None else epoch
-            names = {"train_samples": row["train_samples"], "parameters": row["parameters"], "epoch": level}
-            at = json.dumps([keys, names], sort_keys=True)
-            cell = merged.setdefault(at, Cell(keys, names, {}, {}))
-            cell.values.setdefault(row["repeat"], value)
-            cell.runs.setdefault(row["repeat"], (row["slug"],))
+            names = {"train_samples": samples, "parameters": parameters, "epoch": LAST if epoch is None else epoch}
+            cell = merged.setdefault(f"{text} {names}", Cell(keys, names, {}, {}))
+            cell.values.setdefault(repeat, value)
+            cell.runs.setdefault(repeat, (slug,))
     return list(merged.values())
+
+
+@lru_cache(maxsize=8)
+def _keys(runs: Runs) -> dict[str, tuple[dict[str, Any], str]]:
+    """Run id → its flat configuration, and the same as text."""
+    found = {}
+    for run_id, config, devices, nodes in runs.run.select("run_id", "config_json", "devices", "nodes").iter_rows():
+        keys = works(runs)[run_id] | flatten({"strategy": json.loads(config)["strategy"]})
+        keys |= {"devices": devices, "nodes": nodes}
+        found[run_id] = keys, _text(keys)
+    return found
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)
 
 
 def _epochs(claim: Claim) -> set[int | None]:
@@ -119,15 +135,14 @@ def _values(runs: Runs, claim: Claim, epoch: int | None) -> dict[str, float | No
 def _as_every_strategy(cells: Sequence[Cell]) -> list[Cell]:
     """One device stands for every strategy at `devices=1`, as in sweeps over devices."""
     found = [cell for cell in cells if not _is_baseline(cell)]
+    strategies: dict[str, dict[str, dict[str, Any]]] = defaultdict(dict)
+    for cell in found:
+        strategy = {key: value for key, value in cell.keys.items() if key.startswith("strategy.")}
+        strategies[_text(_without(cell.keys, _WAYS))][_text(strategy)] = strategy
     for cell in filter(_is_baseline, cells):
-        rest = _without(cell.keys, ("strategy", *RISING["devices"]))
-        several = {
-            json.dumps(_only(other.keys, "strategy"), sort_keys=True)
-            for other in cells
-            if not _is_baseline(other) and _without(other.keys, ("strategy", *RISING["devices"])) == rest
-        }
+        rest = _without(cell.keys, _WAYS)
         one = {"devices": cell.keys["devices"], "nodes": cell.keys["nodes"]}
-        found += [replace(cell, keys=rest | json.loads(strategy) | one) for strategy in sorted(several)]
+        found += [replace(cell, keys=rest | strategy | one) for strategy in strategies[_text(rest)].values()]
     return found
 
 
@@ -139,7 +154,7 @@ def _best(cells: Sequence[Cell], key: str) -> list[Cell]:
     """Of cells that differ in `key` only, the smallest value of each repeat."""
     groups: dict[str, list[Cell]] = defaultdict(list)
     for cell in cells:
-        groups[json.dumps([_without(cell.keys, (key,)), cell.facts], sort_keys=True)].append(cell)
+        groups[_text([_without(cell.keys, (key,)), cell.facts])].append(cell)
     best = []
     for members in groups.values():
         values: dict[int, float] = {}
@@ -169,7 +184,7 @@ def _sides(cells: Sequence[Cell], contrast: Contrast) -> Iterable[tuple[Cell, Ce
     roots = RISING[contrast.rising] if contrast.rising else _roots(contrast)
     groups: dict[str, list[Cell]] = defaultdict(list)
     for cell in cells:
-        groups[json.dumps([_without(cell.keys, roots), cell.steps], sort_keys=True)].append(cell)
+        groups[_text([_without(cell.keys, roots), cell.steps])].append(cell)
     for members in groups.values():
         if contrast.rising:
             for below, above in _steps(members, contrast.rising):
@@ -207,16 +222,14 @@ def _roots(contrast: Contrast) -> tuple[str, ...]:
     return (*named, "nodes") if "devices" in named else tuple(named)
 
 
-def _is_below(key: str, roots: Iterable[str]) -> bool:
-    return any(key == root or key.startswith(f"{root}.") for root in roots)
-
-
 def _without(keys: dict[str, Any], roots: Iterable[str]) -> dict[str, Any]:
-    return {key: value for key, value in keys.items() if not _is_below(key, roots)}
-
-
-def _only(keys: dict[str, Any], root: str) -> dict[str, Any]:
-    return {key: value for key, value in keys.items() if _is_below(key, (root,))}
+    """The keys that are none of these, nor below one."""
+    names = frozenset(roots)
+    return {
+        key: value
+        for key, value in keys.items()
+        if not (key in names or key.partition(".")[0] in names or key.rpartition(".")[0] in names)
+    }
 
 
 def _side(cell: Cell, roots: Sequence[str], level: Level) -> str:

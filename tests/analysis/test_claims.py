@@ -249,7 +249,7 @@ def test_steps_to_an_accuracy_at_the_best_learning_rate(tmp_path: Path) -> None:
 
 
 def test_what_gpus_alone_can_decide_says_so_on_cpus(tmp_path: Path) -> None:
-    changes: dict[str, Any] = {"metric": "peak_memory_max_bytes", "gpus_only": "it is mostly libraries"}
+    changes: dict[str, Any] = {"metric": "peak_memory_sum_bytes", "gpus_only": "it is mostly libraries"}
     runs = two_devices(tmp_path / "cpu", (0.6,) * 6)
     finding = judge(runs, claim(**changes), seed="0")
     assert finding.verdict == "inconclusive"
@@ -257,7 +257,7 @@ def test_what_gpus_alone_can_decide_says_so_on_cpus(tmp_path: Path) -> None:
     for repeat in REPEATS:
         for devices, strategy in ((1, "single"), (2, "ddp")):
             run = config(tmp_path / "gpu", repeat=repeat, devices=devices, strategy=strategy, device="cuda")
-            fake = Fake(device_type="cuda", peak_allocated_bytes=lambda epoch, rank, n=devices: 90 * MIB // n)
+            fake = Fake(device_type="cuda", peak_allocated_bytes=lambda epoch, rank, n=devices: 90 * MIB // n**2)
             published(run, fake)
     assert judge(load(tmp_path / "gpu"), claim(**changes), seed="0").verdict == "reproduced"
 

@@ -1,0 +1,81 @@
+"""Figures across works: samples per second against a quantity in which otherwise equal runs differ."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import altair as alt
+import polars as pl
+
+from analysis import text
+from analysis.figures._chart import lines, per_group
+from analysis.stats import Ratio, paired_ratio
+from analysis.summary import counted
+from analysis.work import groups_across
+
+if TYPE_CHECKING:
+    from analysis.load import Runs
+
+
+class Across(NamedTuple):
+    """A quantity: its column, the keys of the configuration that differ with it, and its name."""
+
+    column: str
+    roots: tuple[str, ...]
+    name: str
+
+
+def rates(runs: Runs, across: Across) -> pl.DataFrame:
+    """Samples per second in steady state of every counted run that another differs from in the quantity only.
+
+    Columns: panel, configuration, variant, strategy, devices, repeat, x, value.
+    """
+    labels = groups_across(runs, across.roots)
+    names = ("configuration", "variant", "strategy", "devices", "repeat")
+    rows = counted(runs).select(
+        pl.col("run_id").replace_strict(labels, return_dtype=pl.String).alias("panel"),
+        *names,
+        x=pl.col(across.column),
+        value="throughput_samples_per_s",
+    )
+    several = pl.col("x").n_unique().over("panel", "configuration") > 1
+    return rows.drop_nulls("value").filter(several).sort("panel", "devices", "configuration", "x", "repeat")
+
+
+def figure(runs: Runs, across: Across, *, title: str) -> alt.FacetChart | None:
+    """A line per configuration, a panel per group; None where nothing differs in the quantity only."""
+    data = rates(runs, across)
+    if data.is_empty():
+        return None
+    levels = sorted(set(data["x"]))
+    axis = alt.Axis(values=levels, format=",d", grid=False)
+    x = alt.X("x:Q", title=across.name, scale=alt.Scale(type="log", base=2, padding=12, nice=False), axis=axis)
+    y = alt.Y("median:Q", title="Samples per second, steady state", scale=alt.Scale(domainMin=0))
+    return lines(data, title=title, x=x, y=y)
+
+
+def finding(runs: Runs, across: Across) -> str:
+    """What the step from the smallest to the largest level does to the rate, per configuration; repeats are paired."""
+    sentences = []
+    for (panel,), rows in rates(runs, across).group_by("panel", maintain_order=True):
+        shown = []
+        for (configuration,), members in rows.group_by("configuration", maintain_order=True):
+            low, high = members["x"].min(), members["x"].max()
+            sides = (
+                dict(members.filter(pl.col("x") == level).select("repeat", "value").rows()) for level in (high, low)
+            )
+            if ratio := paired_ratio(*sides):
+                span = "" if ratio.low is None else f" ({ratio.low:.2f}–{ratio.high:.2f})"
+                shown.append(f"{ratio.median:.2f} times as many{span} with {configuration}")
+        if shown:
+            low, high = rows.select(low=pl.col("x").min(), high=pl.col("x").max()).row(0)
+            step = f"from {across.name.lower()} {low:,} to {high:,}, samples per second are"
+            sentences.append((str(panel), f"{step} {text.listed(shown, most=4)}"))
+    return per_group(sentences) if sentences else f"No two runs that count differ in {across.name.lower()} only."
+
+
+def _largest_to_smallest(rows: pl.DataFrame) -> Ratio | None:
+    """The rates of one configuration at its largest level ÷ those at its smallest."""
+    x = pl.col("x")
+    large, small = (dict(rows.filter(x == end).select("repeat", "value").rows()) for end in (x.max(), x.min()))
+    return paired_ratio(large, small)

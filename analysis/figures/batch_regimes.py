@@ -1,0 +1,178 @@
+"""Optimizer steps to a test accuracy against the batch size, and the three regimes of Shallue et al. 2018 (arXiv
+1811.03600): perfect scaling, diminishing returns, maximal data parallelism.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import altair as alt
+import polars as pl
+
+from analysis.figures._chart import INK, LEGEND, PANEL_WIDTH, panels, per_group, records
+from analysis.metrics import ACCURACY_LADDER, steps_to_accuracy
+from analysis.summary import facts
+from analysis.work import groups_across
+
+if TYPE_CHECKING:
+    from analysis.load import Runs
+
+ORDER = 13
+TITLE = "Steps to accuracy against batch size"
+_ENOUGH_BATCHES = 4
+_POINTS, _FIT, _PERFECT = "measured, best learning rate", "fitted", "perfect scaling"
+_ROOTS = ("batch_size", "optimizer.lr", "epochs")
+"""In what runs of one curve may differ: as in the paper, every batch has its best learning rate."""
+_EDGE = 0.1
+"""Regimes end where doubling the batch saves within this of all that it could, or of nothing: slopes −0.9 and −0.1."""
+
+
+class Curve(NamedTuple):
+    """s(b) = s_min · (1 + b_c ÷ b), of McCandlish et al. 2018 (arXiv 1812.06162, equation 2.11)."""
+
+    least_steps: float
+    critical_batch: float
+
+    def steps(self, batch: float) -> float:
+        """At this batch."""
+        return self.least_steps * (1 + self.critical_batch / batch)
+
+    @property
+    def perfect_up_to(self) -> float:
+        """The batch up to which doubling it nearly halves the steps."""
+        return self.critical_batch * _EDGE / (1 - _EDGE)
+
+    @property
+    def maximal_from(self) -> float:
+        """The batch from which doubling it saves next to nothing."""
+        return self.critical_batch * (1 - _EDGE) / _EDGE
+
+
+def steps(runs: Runs) -> pl.DataFrame:
+    """Of every batch and repeat, the fewest steps to the highest target that all batches of its curve reach.
+
+    Columns: panel, target, x (the batch), repeat, value. No clock has a say here: runs on shared cores are in it, too.
+    """
+    labels = groups_across(runs, _ROOTS)
+    trained = facts(runs).filter((pl.col("outcome") == "ok") & (pl.col("state") == "done"))
+    rows = trained.select(
+        "run_id", "repeat", "strategy", "devices", "best_test_accuracy", x="global_batch_size",
+        panel=pl.format("{} · {} × {}", pl.col("run_id").replace_strict(labels, return_dtype=pl.String), "strategy",
+                        "devices"),
+    )  # fmt: skip
+    curves = [_best(runs, members) for _, members in rows.group_by("panel", maintain_order=True)]
+    found = [curve for curve in curves if curve["x"].n_unique() >= _ENOUGH_BATCHES]
+    return pl.concat(found) if found else pl.DataFrame(schema={"panel": pl.String, "x": pl.Int32})
+
+
+def _best(runs: Runs, members: pl.DataFrame) -> pl.DataFrame:
+    reached = members.group_by("x", "repeat").agg(pl.col("best_test_accuracy").max())["best_test_accuracy"].min()
+    target = max((level for level in ACCURACY_LADDER if level <= (reached or 0)), default=None)  # type: ignore[operator]
+    if target is None:
+        return members.head(0).select("panel", "x")
+    fewest = members.join(steps_to_accuracy(runs, target), on="run_id").group_by("panel", "x", "repeat")
+    return fewest.agg(value=pl.col("steps_to_accuracy").min(), target=pl.lit(target)).sort("x", "repeat")
+
+
+def fit(data: pl.DataFrame) -> Curve:
+    """Least squares of log steps over all batches and repeats."""
+    import numpy as np
+    from scipy.optimize import least_squares
+
+    batches, wanted = data["x"].to_numpy().astype(float), np.log(data["value"].to_numpy().astype(float))
+
+    def residuals(logs: Any) -> Any:
+        return logs[0] + np.log1p(np.exp(logs[1]) / batches) - wanted
+
+    start = [math.log(float(data["value"].min())), math.log(float(np.median(batches)))]  # type: ignore[arg-type]
+    found = least_squares(residuals, start)
+    return Curve(*(math.exp(value) for value in found.x))
+
+
+def figure(runs: Runs) -> alt.FacetChart | None:
+    """Points per repeat, the fitted curve, perfect scaling beside it and the regimes' ends; None below four batches."""
+    data = steps(runs)
+    if data.is_empty():
+        return None
+    parts = [_drawn(members) for _, members in data.group_by("panel", maintain_order=True)]
+    base = alt.Chart(records(pl.concat(parts, how="diagonal"))).properties(width=PANEL_WIDTH, height=280)
+    batches = sorted(set(data["x"]))
+    across = alt.Scale(type="log", base=2, padding=12, nice=False)
+    x = alt.X("x:Q", title="Batch size", scale=across, axis=alt.Axis(values=batches, format=",d", grid=False))
+    y = alt.Y("value:Q", title="Optimizer steps", scale=alt.Scale(type="log", base=2, padding=12, nice=False))
+    kinds = [_POINTS, _FIT, _PERFECT]
+    scale = alt.Scale(domain=kinds, range=["#0072b2", "#0072b2", "#999999"])
+    colour = alt.Color("kind:N", scale=scale, legend=LEGEND)
+    dash = alt.StrokeDash("kind:N", scale=alt.Scale(domain=kinds, range=[[1, 0], [1, 0], [5, 4]]), legend=LEGEND)
+    tooltip = ["x:Q", "value:Q", "repeat:Q"]
+    points = base.transform_filter(f"datum.kind == '{_POINTS}'")
+    curve = base.transform_filter(f"datum.kind == '{_FIT}'").mark_line(strokeWidth=2.2)
+    ideal = base.transform_filter(f"datum.kind == '{_PERFECT}'").mark_line()
+    edges = base.transform_filter("datum.kind == 'edge'")
+    rule = edges.mark_rule(color=INK, strokeDash=[2, 3]).encode(x=x)
+    words = edges.mark_text(align="left", dx=4, dy=8, angle=0, fontSize=11, color=INK, baseline="top")
+    layers = alt.layer(
+        ideal.encode(x=x, y=y, color=colour, strokeDash=dash),
+        curve.encode(x=x, y=y, color=colour, strokeDash=dash),
+        points.mark_point(filled=True, size=50, opacity=0.75).encode(x=x, y=y, color=colour, tooltip=tooltip),
+        rule,
+        words.encode(x=x, y=alt.value(0), text="label:N"),
+    )
+    return panels(layers, list(data["panel"].unique(maintain_order=True)), title=TITLE)
+
+
+def _drawn(data: pl.DataFrame) -> pl.DataFrame:
+    """The rows of one panel: points, both lines and the edges that lie among the batches."""
+    curve, panel = fit(data), data["panel"][0]
+    low, high = float(data["x"].min()), float(data["x"].max())  # type: ignore[arg-type]
+    grid = [low * (high / low) ** (i / 60) for i in range(61)]
+    floor = curve.least_steps / 2
+    perfect = [(b, curve.steps(low) * low / b) for b in grid]
+    edges = {"diminishing": curve.perfect_up_to, "maximal": curve.maximal_from}
+    rows: list[dict[str, Any]] = [
+        *({"kind": _FIT, "x": b, "value": curve.steps(b)} for b in grid),
+        *({"kind": _PERFECT, "x": b, "value": s} for b, s in perfect if s >= floor),
+        *({"kind": "edge", "x": b, "label": label} for label, b in edges.items() if low < b < high),
+    ]
+    lines = pl.DataFrame(rows, schema={"kind": pl.String, "x": pl.Float64, "value": pl.Float64, "label": pl.String})
+    points = data.select(
+        kind=pl.lit(_POINTS),
+        x=pl.col("x").cast(pl.Float64),
+        value=pl.col("value").cast(pl.Float64),
+        repeat="repeat",
+    )
+    return pl.concat([points, lines], how="diagonal").with_columns(panel=pl.lit(panel))
+
+
+def finding(runs: Runs) -> str:
+    """Where the regimes end, and how well the curve fits."""
+    sentences = []
+    for (panel,), data in steps(runs).group_by("panel", maintain_order=True):
+        curve = fit(data)
+        off = max(
+            max(value / curve.steps(batch), curve.steps(batch) / value)
+            for batch, value in data.select("x", "value").rows()
+        )
+        low, high = float(data["x"].min()), float(data["x"].max())  # type: ignore[arg-type]
+        sentences.append(
+            (
+                str(panel),
+                f"to {100 * data['target'][0]:g} % test accuracy, scaling is near perfect "
+                f"{_where(curve.perfect_up_to, low, high, 'up to')}, and larger batches save next to nothing "
+                f"{_where(curve.maximal_from, low, high, 'from')}; s = {curve.least_steps:.0f}·(1 + "
+                f"{curve.critical_batch:.0f} ÷ b) fits all runs within a factor of {off:.2f}",
+            )
+        )
+    if sentences:
+        return per_group(sentences)
+    return f"No work was trained with {_ENOUGH_BATCHES} batch sizes to an accuracy that all of them reach."
+
+
+def _where(batch: float, low: float, high: float, word: str) -> str:
+    """Extrapolations are told from what was measured."""
+    if batch < low:
+        return f"{word} a batch below the smallest, {low:.0f}"
+    if batch > high:
+        return f"{word} a batch above the largest, {high:.0f}"
+    return f"{word} a batch of {batch:.0f}"

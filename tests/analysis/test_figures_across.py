@@ -1,0 +1,97 @@
+"""Figures across works: planted rates and curves come out again, in the chart's data and in its sentence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import vl_convert
+
+from analysis import load
+from analysis.figures import batch_regimes, throughput_batch, throughput_data
+from tests.analysis.factory import Fake, config, published
+
+
+def rate_of(root: Path, samples_per_s: float, **changes: Any) -> None:
+    run = config(root, **changes)
+    time_s = run.steps_per_epoch * run.global_batch_size / samples_per_s
+    published(run, Fake(epoch_time_s=lambda epoch, rank: 9 * time_s if epoch == 1 else time_s))
+
+
+def test_rates_against_batches_are_paired_by_repeat(tmp_path: Path) -> None:
+    for repeat in range(3):
+        drift = 1 + repeat / 10
+        for batch, one, two in ((64, 100.0, 120.0), (128, 110.0, 150.0), (256, 150.0, 240.0)):
+            rate_of(tmp_path, one * drift, repeat=repeat, batch_size=batch)
+            rate_of(tmp_path, two * drift, repeat=repeat, batch_size=batch, strategy="ddp", devices=2)
+    runs = load(tmp_path)
+    assert throughput_batch.finding(runs) == (
+        "From batch size 64 to 256, samples per second are 1.50 times as many (1.50–1.50) with single × 1 and "
+        "2.00 times as many (2.00–2.00) with ddp × 2."
+    )
+    chart = throughput_batch.figure(runs)
+    assert chart is not None
+    assert "ddp × 2" in vl_convert.vegalite_to_svg(chart.to_dict())
+    assert throughput_data.figure(runs) is None
+    assert throughput_data.finding(runs) == "No two runs that count differ in training samples only."
+
+
+def test_rates_against_sizes_of_the_training_set(tmp_path: Path) -> None:
+    for copies, rate in ((1, 1000.0), (8, 900.0)):
+        rate_of(tmp_path, rate, data={"name": "mnist", "copies": copies})
+    rate_of(tmp_path, 500.0, data={"name": "mnist", "copies": 8}, batch_size=64)  # other work, at one size only
+    runs = load(tmp_path)
+    assert throughput_data.finding(runs) == (
+        "From training samples 60,000 to 480,000, samples per second are 0.90 times as many with single × 1."
+    )
+    assert throughput_batch.finding(runs) == (
+        "From batch size 64 to 128, samples per second are 1.80 times as many with single × 1."
+    )
+
+
+def test_runs_that_do_not_count_are_in_no_rate(tmp_path: Path) -> None:
+    for batch in (64, 128):
+        published(config(tmp_path, batch_size=batch), Fake(oversubscribed=batch == 64))
+    assert throughput_batch.figure(load(tmp_path)) is None
+
+
+def regimes(root: Path, *, least: float, critical: float) -> None:
+    """Steps to 90 % as the curve has them, at the better of two learning rates."""
+    for batch in (8, 16, 32, 64, 128, 256, 512, 1024):
+        for rate, slower in ((0.1, 1.0), (0.2, 2.0)):
+            run = config(
+                root,
+                batch_size=batch,
+                epochs=400,
+                optimizer={"name": "sgd", "lr": rate},
+                measure={"steps_per_epoch": 1, "parity": False},
+            )
+            needed = round(slower * least * (1 + critical / batch))
+            published(run, Fake(test_accuracy=lambda epoch, n=needed: 0.92 if epoch >= n else 0.3, parity_passed=None))
+
+
+@pytest.mark.slow
+def test_the_regimes_of_a_planted_curve(tmp_path: Path) -> None:
+    regimes(tmp_path, least=20, critical=72)
+    runs = load(tmp_path)
+    data = batch_regimes.steps(runs)
+    assert data["value"].to_list() == [round(20 * (1 + 72 / b)) for b in (8, 16, 32, 64, 128, 256, 512, 1024)]
+    curve = batch_regimes.fit(data)
+    assert curve.least_steps == pytest.approx(20, rel=0.03)
+    assert curve.critical_batch == pytest.approx(72, rel=0.05)
+    # Doubling a batch b saves b_c ÷ (2·(b + b_c)) of the steps; slopes of −0.9 and −0.1 lie at b_c ÷ 9 and 9·b_c.
+    assert curve.perfect_up_to == pytest.approx(curve.critical_batch / 9)
+    assert curve.maximal_from == pytest.approx(curve.critical_batch * 9)
+    assert "to 90 % test accuracy" in batch_regimes.finding(runs).lower()
+    chart = batch_regimes.figure(runs)
+    assert chart is not None
+    assert "maximal" in vl_convert.vegalite_to_svg(chart.to_dict())
+
+
+def test_few_batches_make_no_regimes(tmp_path: Path) -> None:
+    for batch in (32, 64, 128):
+        published(config(tmp_path, batch_size=batch))
+    runs = load(tmp_path)
+    assert batch_regimes.figure(runs) is None
+    assert "4 batch sizes" in batch_regimes.finding(runs)
