@@ -322,7 +322,12 @@ def test_the_ranks_findings_are_judged() -> None:
     run = strategies.choose("ddp", "cuda", 2)
     good = Result(difference=1e-12, tolerance=1e-9, watched=True)
     assert "1e-12 (limit 1e-09), 10 steps without a wait" in strategies.judge(run, "cuda", good, None)
-    assert "asynchronous" in strategies.judge(run, "cuda", Result(watched=True), None)
+    downpour = strategies.choose("downpour", "cuda", 2)
+    assert "asynchronous" in strategies.judge(downpour, "cuda", Result(watched=True), None)
+    with pytest.raises(FailedError, match="no result of the parity check"):
+        strategies.judge(run, "cuda", Result(), None)
+    with pytest.raises(FailedError, match="vit_tiny, rank 0: MemoryError"):
+        strategies.judge(run, "cuda", Result(), "rank 0: MemoryError")
     assert "L-BFGS" in strategies.judge(run, "cuda", Result(difference=0.0, tolerance=1e-9), None)
     with pytest.raises(FailedError, match=r"one device 0\.1"):
         strategies.judge(run, "cuda", Result(difference=0.1, tolerance=1e-9), None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sys
 from pathlib import Path
@@ -53,7 +54,9 @@ def main(arguments: list[str]) -> int:
             result.watched = True
         _write(result_file, result, world)
     except Exception as error:
-        Path(f"{result_file}.error").write_text(one_line(f"rank {world.rank}: {type(error).__name__}: {error}"))
+        # The first to fail is the one to hear: others fail because of it.
+        with contextlib.suppress(FileExistsError), Path(f"{result_file}.error").open("x") as file:
+            file.write(one_line(f"rank {world.rank}: {type(error).__name__}: {error}"))
         raise
     world.barrier()
     world.leave()
@@ -65,7 +68,9 @@ def _parity(run: RunConfig, world: World) -> tuple[float, float]:
     checked = as_checked(run)
     rows = check_parity(build_model(checked), checked, world, lambda of, shard: loader_of(of, world, shard))
     names = ("loss_difference", "gradient_difference", "parameter_difference", "evaluation_difference")
-    worst = [row[name] for row in rows or () for name in names]
+    if rows is None:
+        raise MemoryError("one device has too little memory for the comparison")
+    worst = [row[name] for row in rows for name in names]  # none but on rank 0
     broken = any(math.isnan(value) for value in worst)  # which a maximum may lose
     return float("inf") if broken else max(worst, default=0.0), checked.strategy.parity_tolerance()
 

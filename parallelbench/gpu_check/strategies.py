@@ -69,11 +69,12 @@ def choose(name: str, device_type: str, devices: int) -> RunConfig:
 def judge(run: RunConfig, device_type: str, result: Result, error: str | None) -> str:
     """The verdict on what the ranks have left."""
     texts = [f"{run.devices} devices, {run.model.name}"]
-    if result.difference is None:
+    if not run.strategy.equals_one_device(run):
         texts.append("asynchronous, so there is nothing to compare with")
-    else:
-        assert result.tolerance is not None
+    elif result.difference is not None and result.tolerance is not None:
         texts.append(at_most("largest difference from one device", result.difference, result.tolerance))
+    elif error is None:
+        error = "rank 0 has left no result of the parity check"
     if error is not None:
         raise FailedError(", ".join([*texts, error]))
     if result.watched:
