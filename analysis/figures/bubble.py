@@ -1,4 +1,4 @@
-"""The bubble of a pipeline's schedule, in theory, beside what is missing from the ideal speed-up."""
+"""The bubble of a pipeline's schedule, in theory, beside what is missing from the ideal speed-up, and as measured."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import polars as pl
 
 from analysis import text
 from analysis.figures._chart import bars, panel, per_group
-from analysis.summary import gains, summary
+from analysis.metrics import measured_bubbles
+from analysis.summary import counted, gains, summary
 
 if TYPE_CHECKING:
     import altair as alt
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 ORDER = 8
 TITLE = "Shortfall from ideal speed-up and the schedule's theoretical bubble"
-_UNIT = "Shortfall (bar) and theoretical bubble (line), %"
+_UNIT = "Shortfall or bubble (bar) and theoretical bubble (line), %"
 
 
 def figure(runs: Runs) -> alt.FacetChart | None:
@@ -31,8 +32,17 @@ def figure(runs: Runs) -> alt.FacetChart | None:
     data = panel(found, "Steady state").with_columns(
         value=100 * (1 - pl.col("value") / pl.col("devices")), bubble=100 * pl.col("theoretical_bubble")
     )
+    data = pl.concat([data, _measured(runs).select(data.columns)]).sort("group", maintain_order=True)
     labels = pl.struct("median", "bubble").map_elements(_label, return_dtype=pl.String)
     return bars(data, title=TITLE, unit=_UNIT, labels=labels, goal="bubble", room=1.6)
+
+
+def _measured(runs: Runs) -> pl.DataFrame:
+    """The bubbles of the runs that were attributed."""
+    found = counted(runs).drop_nulls("theoretical_bubble").join(measured_bubbles(runs), on="run_id")
+    return panel(found, "Bubble as measured after the last epoch").with_columns(
+        value=100 * pl.col("measured_bubble"), bubble=100 * pl.col("theoretical_bubble")
+    )
 
 
 def _label(row: dict[str, float | None]) -> str:
@@ -55,11 +65,20 @@ def finding(runs: Runs) -> str:
         sentences.append((str(group), sentence))
     if not sentences:
         return "No configuration that counts runs by a schedule with a known bubble (pipelines do)."
-    rest = (
-        "Idle time itself was not measured: what communication, uneven stages and smaller pieces of work cost is not "
-        "told apart here."
-    )
-    return f"{per_group(sentences)}\n{rest}"
+    return f"{per_group(sentences)}\n{_idle(runs)}"
+
+
+def _idle(runs: Runs) -> str:
+    """What was measured of the bubble itself."""
+    measured = _measured(runs).group_by("group", "configuration", maintain_order=True)
+    rows = measured.agg(pl.col("value", "bubble").median() / 100).rows(named=True)
+    if not rows:
+        return (
+            "Idle time itself was not measured (measure.attribution_steps does): what communication, uneven stages and "
+            "smaller pieces of work cost is not told apart here."
+        )
+    shown = [f"{r['configuration']} {text.percent(r['value'])} (by formula {text.percent(r['bubble'])})" for r in rows]
+    return f"Measured after the last epoch, its transfers and uneven stages included, idles {text.listed(shown)}."
 
 
 def _explained(row: dict[str, float]) -> str:

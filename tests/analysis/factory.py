@@ -112,6 +112,10 @@ class Fake:
     """Unix time; an epoch begins every `EPOCH_EVERY_S`."""
     staleness: Callable[[int, int], list[int]] = lambda epoch, rank: []
     """Of each push."""
+    phases: Callable[[int, int], dict[str, float | None]] | None = None
+    """Times of (rank, step) in s by phase, of two attributed steps; None: the run was not attributed."""
+    probed: tuple[float, float] | None = None
+    """Latency in s and bandwidth in bytes/s of its ranks."""
     theoretical_bubble: float | None = None
     processes: int | None = None
     device_type: str = "cpu"
@@ -154,6 +158,7 @@ def write_epochs(run: RunConfig, attempt: Attempt, fake: Fake, *, epochs: int) -
         warnings=fake.warnings,
         resumed_after=None if fake.resumed_after is None else str(fake.resumed_after),
         environment_json=fake.environment,
+        **dict(zip(("probed_latency_s", "probed_bandwidth_bytes_per_s"), fake.probed or (None, None), strict=True)),
         **(STARTUP | fake.startup),
     )
     if fake.parity_passed is not None:
@@ -167,6 +172,9 @@ def write_epochs(run: RunConfig, attempt: Attempt, fake: Fake, *, epochs: int) -
             _write(journal, "pushes", [push | {"step": step, "staleness": value} for step, value in pushes])
             _write(journal, "steps", [keys | {"epoch": epoch, "step": 1, "rank": rank, "step_time_s": 0.01}])
         _write(journals[0], "epochs", [_epoch(run, keys, fake, epoch)])
+    if fake.phases is not None:
+        for rank, journal in enumerate(journals):
+            _write(journal, "phases", [_phases(keys, fake.phases(rank, step), rank, step) for step in (1, 2)])
     for journal in journals:
         journal.close()
     if fake.gpu_power_w is not None:
@@ -217,6 +225,11 @@ def failed(run: RunConfig, outcome: Any, reason: str, *, epochs: int, fake: Fake
     write_epochs(run, attempt, fake, epochs=epochs)
     attempt.finish(outcome, reason)
     return folder
+
+
+def _phases(keys: dict[str, Any], times: dict[str, float | None], rank: int, step: int) -> dict[str, Any]:
+    columns = {f"{phase}_s": time for phase, time in times.items()}
+    return keys | {"rank": rank, "step": step, "step_time_s": sum(filter(None, times.values()))} | columns
 
 
 def _epoch(run: RunConfig, keys: dict[str, Any], fake: Fake, epoch: int) -> dict[str, Any]:

@@ -1,0 +1,83 @@
+"""Attributed steps in the analysis: means that sum, bubbles and rings beside their formulas, figures that say so."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from analysis import load
+from analysis.figures import all_figures
+from analysis.metrics import PHASES, measured_bubbles, phase_times, ring_times
+from parallelbench.probes import spans
+from tests.analysis.factory import Fake, config, published
+
+BUSY = {"data_wait": 1.0, "forward": 4.0, "backward": 8.0, "optimizer": 2.0, "other": 1.0}
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    """One device, ddp on two of which one waits, and a pipeline; the formulas' numbers are round."""
+    published(config(tmp_path), Fake(phases=lambda rank, step: BUSY))
+    waiting = Fake(
+        phases=lambda rank, step: BUSY | {"communication": 4.0 * rank * step},
+        probed=(0.25, 100.0),
+        sent=lambda epoch, rank: (1000 * 10, 0, 0),
+    )
+    published(config(tmp_path, devices=2, strategy="ddp"), waiting)
+    idle = Fake(phases=lambda rank, step: BUSY | {"bubble": 3.0}, theoretical_bubble=0.125)
+    published(config(tmp_path, devices=2, strategy="pipeline"), idle)
+    return tmp_path
+
+
+def by_strategy(found: pl.DataFrame, results: Path) -> dict[str, dict[str, float | None]]:
+    names = dict(load(results).run.select("run_id", "strategy").rows())
+    return {names[row.pop("run_id")]: row for row in found.rows(named=True)}
+
+
+def test_the_phases_are_those_that_are_measured() -> None:
+    assert PHASES == spans.PHASES
+
+
+def test_means_over_ranks_and_steps_sum_to_the_step(results: Path) -> None:
+    found = by_strategy(phase_times(load(results)), results)
+    for row in found.values():
+        step_time_s = row.pop("step_time_s")
+        assert sum(filter(None, row.values())) == step_time_s
+    # Rank 0 waits not at all, rank 1 for 4 and 8 s.
+    assert found["ddp"]["communication_s"] == (0 + 0 + 4 + 8) / 4
+    assert found["single"]["communication_s"] is found["ddp"]["bubble_s"] is None
+
+
+def test_a_bubble_is_its_share_of_the_schedules_time(results: Path) -> None:
+    assert by_strategy(measured_bubbles(load(results)), results) == {"pipeline": {"measured_bubble": 3 / (3 + 4 + 8)}}
+
+
+def test_a_ring_takes_its_latencies_and_its_bytes(results: Path) -> None:
+    runs = load(results)
+    steps = runs.run["steps_per_epoch"][0]
+    expected = 2 * (2 - 1) * 0.25 + 10_000 / steps / 100.0
+    assert by_strategy(ring_times(runs), results) == {"ddp": {"exposed_s": 3.0, "ring_s": pytest.approx(expected)}}
+
+
+def test_the_figures_show_and_say_what_was_measured(results: Path) -> None:
+    figures = {figure.name: figure for figure in all_figures(load(results))}
+    chart = figures["attribution"].chart
+    assert chart is not None
+    values = json.dumps(chart.to_dict())
+    assert all(f'"phase": "{phase}"' in values for phase in ("forward", "exposed communication", "bubble"))
+    assert '"phase": "host to device"' not in values
+    finding = figures["attribution"].finding
+    assert "single × 1 spends 50.0" in finding  # 8 of 16 s in backward
+    assert "pipeline × 2" in figures["bubble"].finding
+    assert "20.0\u202f% (by formula 12.5\u202f%)" in figures["bubble"].finding
+    assert "ddp × 2 3,000 ms" in figures["communication"].finding
+
+
+def test_without_attribution_the_figures_say_how_to_get_it(tmp_path: Path) -> None:
+    published(config(tmp_path), Fake())
+    figures = {figure.name: figure for figure in all_figures(load(tmp_path))}
+    assert figures["attribution"].chart is None
+    assert "measure.attribution_steps" in figures["attribution"].finding
