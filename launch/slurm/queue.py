@@ -171,11 +171,14 @@ def track(
 ) -> dict[Path, Tracker]:
     """The jobs of sweeps (folder → its submissions), and how those of `runs` have ended that left no word.
 
-    Adopts what interrupted submissions have left; raises `SchedulerError` where the queue can't be asked. Whoever holds
-    the sweeps' locks (`locked`) also forgets what Slurm never got: nobody is just submitting it.
+    Where all `runs` are done, nobody is asked. Adopts what interrupted submissions have left; raises `SchedulerError`
+    where the queue can't be asked. Whoever holds the sweeps' locks (`locked`) also forgets what Slurm never got: nobody
+    is just submitting it.
     """
     if not any(records.values()):
         return {sweep: Tracker() for sweep in records}
+    if runs is not None and all(state.state == "done" for sweep in records for _, state in runs.get(sweep, ())):
+        return {sweep: Tracker.unanswered(submissions) for sweep, submissions in records.items()}
     queue = scheduler.queue(patient=patient)
     ids = {job.name: job.whole for job in queue.values()}
     known = {

@@ -44,6 +44,10 @@ class SchedulerError(ConfigError):
     """Slurm refused a command, or gave no answer; the message says what to do."""
 
 
+class NoSlurmError(SchedulerError):
+    """There is no Slurm on this machine: asking again will not help."""
+
+
 @dataclass(frozen=True)
 class QueuedJob:
     """One job, or one task of an array, that `squeue` knows."""
@@ -100,6 +104,8 @@ def ask(command: Sequence[str], *, patient: bool = False) -> str:
     for pause_s in PAUSES_S if patient else ():
         try:
             return _run(command)
+        except NoSlurmError:
+            raise
         except SchedulerError:
             time.sleep(pause_s)
     return _run(command)
@@ -115,7 +121,7 @@ def _run(command: Sequence[str], timeout_s: float | None = TIMEOUT_S) -> str:
         with clean_environment():
             done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
     except FileNotFoundError:
-        raise SchedulerError(f"there is no {command[0]} here: run this on the cluster's login node") from None
+        raise NoSlurmError(f"there is no {command[0]} here: run this on the cluster's login node") from None
     except subprocess.TimeoutExpired:
         raise SchedulerError(
             f"{command[0]} gave no answer within {timeout_s:g} s: run the same command later"
@@ -190,9 +196,9 @@ def configuration(*, patient: bool = False) -> dict[str, str]:
     return {key.strip(): value.strip() for key, found, value in (line.partition("=") for line in lines) if found}
 
 
-def max_array_size() -> int:
-    """Most tasks of one array; whoever asks is about to submit one, and patient."""
-    return max(1, int(configuration(patient=True).get("MaxArraySize", "1001")))
+def max_array_size(*, patient: bool = False) -> int:
+    """Most tasks of one array; whoever is about to submit one is patient."""
+    return max(1, int(configuration(patient=patient).get("MaxArraySize", "1001")))
 
 
 @dataclass(frozen=True)
@@ -201,7 +207,8 @@ class Partition:
 
     name: str
     default: bool
-    available: bool
+    state: str
+    """`up`; `down`: jobs wait until it is up; `drain` and `inact`: it takes none."""
     limit_min: int | None
     """Longest job, minutes; None: no limit."""
     nodes: int
@@ -222,7 +229,7 @@ def _partition(line: str) -> Partition:
     return Partition(
         name=name,
         default=marked.endswith("*"),
-        available=state == "up",
+        state=state,
         limit_min=minutes(limit),
         nodes=int(nodes),
         cpus_per_node=int(cpus.rstrip("+")),

@@ -17,20 +17,29 @@ if TYPE_CHECKING:
 
 def refusals(batch: Batch, partitions: Sequence[Partition]) -> list[str]:
     """Why the cluster would not run the jobs of a batch; [] where some kind of its nodes can."""
-    run = batch.runs[0].planned.run
-    wanted = run.site.partition
-    kinds = [kind for kind in partitions if (kind.name == wanted if wanted else kind.default)]
+    kinds = _wanted(batch, partitions)
     if not kinds:
         names = ", ".join(sorted({kind.name for kind in partitions}))
-        return [f"site.partition={wanted} is none of this cluster's: {names}"]
+        return [f"site.partition={batch.runs[0].planned.run.site.partition} is none of this cluster's: {names}"]
     found = [list(_refusals(batch, kind)) for kind in kinds]
     return min(found, key=len)
 
 
+def warnings(batch: Batch, partitions: Sequence[Partition]) -> list[str]:
+    """What will keep the jobs of a batch waiting, although the cluster takes them."""
+    down = sorted({kind.name for kind in _wanted(batch, partitions) if kind.state == "down"})
+    return [f"the partition {name} is down: jobs wait until it is up" for name in down]
+
+
+def _wanted(batch: Batch, partitions: Sequence[Partition]) -> list[Partition]:
+    wanted = batch.runs[0].planned.run.site.partition
+    return [kind for kind in partitions if (kind.name == wanted if wanted else kind.default)]
+
+
 def _refusals(batch: Batch, kind: Partition) -> Iterator[str]:
     shape, limit = batch.shape, slurm(batch.runs[0].planned.run).time_limit_min
-    if not kind.available:
-        yield f"the partition {kind.name} is down"
+    if kind.state not in ("up", "down"):
+        yield f"the partition {kind.name} takes no jobs now (sinfo says {kind.state})"
     if kind.limit_min is not None and limit > kind.limit_min:
         yield f"launcher.time_limit_min={limit}, but {kind.name} allows {kind.limit_min}"
     if shape.nodes > kind.nodes:
@@ -68,7 +77,7 @@ def findings() -> Iterator[tuple[str, str]]:
         yield (
             f"partition {kind.name}{mark}",
             f"{kind.nodes} node(s) with {kind.cpus_per_node} cores, {kind.memory_mib / 1024:.0f} GiB, "
-            f"{kind.gres or 'no GPUs'}, {limit}{'' if kind.available else ', DOWN'}"
+            f"{kind.gres or 'no GPUs'}, {limit}{'' if kind.state == 'up' else f', {kind.state.upper()}'}"
             + (f", features {kind.features}" if kind.features else ""),
         )
     kept = (

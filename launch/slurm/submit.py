@@ -151,7 +151,7 @@ def _check_budget(groups: Sequence[Batch], most: float | None) -> None:
 def _submit_group(sweep: Path, group: Batch) -> Iterator[Submission]:
     """In arrays as long as Slurm takes them; where a limit of the user's is in the way, in shorter ones."""
     tasks, folders = group.tasks(), {item.folder.path.name: item for item in group.runs}
-    size, done = min(len(tasks), scheduler.max_array_size()), 0
+    size, done = min(len(tasks), scheduler.max_array_size(patient=True)), 0
     while done < len(tasks):
         chunk = tasks[done : done + size]
         _write_intents([folders[name] for task in chunk for name in task])
@@ -227,14 +227,13 @@ def sbatch(path: Path, submission: Submission, shape: Shape) -> str:
     return str(jobs[0].job_id).partition("_")[0]
 
 
-def batch_script(group: Batch) -> str:
-    """The batch script that the jobs of one shape would get."""
+def batch_script(group: Batch, count: int) -> str:
+    """The batch script that an array of so many jobs of one shape would get."""
     from submitit.slurm.slurm import _make_sbatch_string
 
     run = group.runs[0].planned.run
     folder = record.folder_of(run.sweep_folder, "TOKEN").absolute()
     parameters = batch_parameters(group.shape, slurm(run), run.site, name="parallelbench-TOKEN")
-    count = len(group.tasks())
     given = {key: value for key, value in parameters.items() if value is not None}
     return str(_make_sbatch_string(_command(folder), folder, **given, map_count=count if count > 1 else None))
 

@@ -11,7 +11,7 @@ from launch.slurm import record, scheduler
 from launch.slurm.hours import Hours
 from launch.slurm.queue import Tracker, track
 from launch.slurm.scheduler import SchedulerError
-from launch.slurm.site import refusals
+from launch.slurm.site import refusals, warnings
 from launch.slurm.submit import batch_script, batches, not_wanted, submit
 from launch.states import begin_again, states_of
 from parallelbench.errors import ConfigError
@@ -47,19 +47,23 @@ def submit_all(
 
 def show_plan(prepared: Sequence[Prepared], states: Sequence[State], console: Console) -> bool:
     """What submitting would do: batch scripts, hours, and what the cluster refuses; returns whether it takes all."""
-    kinds, unknown = _partitions()
+    kinds, longest, unknown = _cluster()
     statuses = _statuses(prepared, states)
     todo = [item for item, status in zip(prepared, statuses, strict=True) if status.wanted(frozenset())]
     if rest := not_wanted(statuses, frozenset()):
         console.print(f"\n{rest}", highlight=False)
     groups, accepted = batches(todo), not scheduler.available() or kinds is not None
     for group in groups:
-        tasks = len(group.tasks())
-        console.print(f"\n[bold]{tasks} job(s)[/], each {group.shape}: at most {group.most_hours}")
+        console.print(
+            f"\n[bold]{_arrays(len(group.tasks()), longest)}[/], each {group.shape}: at most {group.most_hours}"
+        )
         for refusal in refusals(group, kinds) if kinds is not None else ():
             accepted = False
             console.print(f"[red]refused by the cluster[/]: {escape(refusal)}")
-        console.print(batch_script(group), style="dim", markup=False, highlight=False, soft_wrap=True)
+        for warning in warnings(group, kinds or ()):
+            console.print(f"[yellow]note[/]: {escape(warning)}")
+        script = batch_script(group, min(len(group.tasks()), longest or len(group.tasks())))
+        console.print(script, style="dim", markup=False, highlight=False, soft_wrap=True)
     most = sum((group.most_hours for group in groups), Hours())
     console.print(f"\nat most {most} in all: time limits × launcher.attempts", highlight=False)
     if unknown:
@@ -78,14 +82,22 @@ def _statuses(prepared: Sequence[Prepared], states: Sequence[State]) -> list[Run
     return [tracker.status(item.folder, state) for item, state in zip(prepared, states, strict=True)]
 
 
-def _partitions() -> tuple[list[Partition] | None, str]:
-    """What the cluster offers; None, and why, where that is not known."""
+def _arrays(jobs: int, longest: int | None) -> str:
+    """In which arrays so many jobs are submitted; `longest`: what the cluster takes, where that is known."""
+    if longest is None or jobs <= longest:
+        return f"{jobs} job(s)"
+    lengths = [str(min(longest, jobs - done)) for done in range(0, jobs, longest)]
+    return f"{jobs} job(s) in arrays of {', '.join(lengths)} (the first is shown)"
+
+
+def _cluster() -> tuple[list[Partition] | None, int | None, str]:
+    """What the cluster offers, and its longest array; None, and why, where that is not known."""
     if not scheduler.available():
-        return None, "no Slurm here, so its limits were not looked at: plan again on the login node"
+        return None, None, "no Slurm here, so its limits were not looked at: plan again on the login node"
     try:
-        return scheduler.partitions(), ""
+        return scheduler.partitions(), scheduler.max_array_size(), ""
     except SchedulerError as error:
-        return None, f"the cluster's limits could not be looked at: {error}"
+        return None, None, f"the cluster's limits could not be looked at: {error}"
 
 
 def cancel(sweeps: Sequence[Path], console: Console) -> int:

@@ -25,9 +25,9 @@ from launch.slurm.queue import RunStatus, Tracker, track
 from launch.slurm.record import Submission
 from launch.slurm.scheduler import Partition, QueuedJob
 from launch.slurm.shape import batch_parameters, shape_of, slurm
-from launch.slurm.site import gpus_in, refusals
+from launch.slurm.site import gpus_in, refusals, warnings
 from launch.slurm.submit import batch_script, batches, not_wanted, prepare_for_site
-from launch.slurm.verbs import cancel
+from launch.slurm.verbs import cancel, show_plan
 from launch.sweep import PlannedRun, expand, one_run
 from parallelbench.attempt import OUTCOMES, Outcome, OutcomeName
 from parallelbench.config import RunConfig
@@ -113,7 +113,7 @@ def kind(**changes: Any) -> Partition:
     plain: dict[str, Any] = {
         "name": "normal",
         "default": True,
-        "available": True,
+        "state": "up",
         "limit_min": None,
         "nodes": 2,
         "cpus_per_node": 8,
@@ -127,7 +127,8 @@ def kind(**changes: Any) -> Partition:
 @pytest.mark.parametrize(
     ("changes", "word"),
     [
-        ({"available": False}, "down"),
+        ({"state": "drain"}, "takes no jobs now (sinfo says drain)"),
+        ({"state": "inact"}, "takes no jobs now"),
         ({"limit_min": 59}, "allows 59"),
         ({"nodes": 1}, "has 1 of a kind"),
         ({"cpus_per_node": 3}, "have 3"),
@@ -140,7 +141,9 @@ def kind(**changes: Any) -> Partition:
 def test_what_the_cluster_refuses_is_said(changes: dict[str, Any], word: str, tmp_path: Path) -> None:
     plan = [one_run([*ON_SITE, "strategy=ddp", "devices=8", "nodes=2", f"results={tmp_path}"])]
     (batch,) = batches([prepare_for_site(planned) for planned in plan])
-    assert refusals(batch, [kind()]) == []
+    assert refusals(batch, [kind()]) == refusals(batch, [kind(state="down")]) == []
+    assert warnings(batch, [kind(), kind(name="other", default=False, state="down")]) == []
+    assert warnings(batch, [kind(state="down")]) == ["the partition normal is down: jobs wait until it is up"]
     (text,) = refusals(batch, [kind(**changes)])
     assert word in text
     assert refusals(batch, [kind(**changes), kind()]) == [], "one kind of node that suits is enough"
@@ -150,7 +153,8 @@ def test_runs_of_one_shape_make_up_one_array(tmp_path: Path) -> None:
     plan = expand([*ON_SITE, "model=mlp,logistic_regression", "devices=1,2", "strategy=ddp", f"results={tmp_path}"])
     groups = batches([prepare_for_site(planned) for planned in plan])
     assert [len(group.tasks()) for group in groups] == [2, 2]
-    assert "#SBATCH --array=0-1%2" in batch_script(groups[0])
+    assert "#SBATCH --array=0-1%2" in batch_script(groups[0], 2)
+    assert "--array" not in batch_script(groups[0], 1)
     three_starts = Hours(gpu=3 * (2 * 1 + 2 * 2))
     assert sum((group.most_hours for group in groups), Hours()) == three_starts, "of an hour each"
     assert not list(tmp_path.iterdir()), "planning writes nothing"
@@ -466,6 +470,9 @@ def test_accounting_is_asked_only_where_folders_and_queue_leave_something_open(t
     assert fake.asked == ["squeue"]
     track({tmp_path: []}, looks)
     assert fake.asked == ["squeue"], "nothing went to Slurm"
+    done = track({tmp_path: [mine]}, {tmp_path: [(RunFolder(tmp_path / "a"), DONE)]})[tmp_path]
+    assert fake.asked == ["squeue"], "nothing is open"
+    assert done.status(RunFolder(tmp_path / "a"), DONE).label == "ok"
 
 
 @pytest.mark.parametrize(
@@ -496,6 +503,31 @@ def test_only_who_would_lose_something_asks_again(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(scheduler.SchedulerError, match="Unable to contact"):
         scheduler.queue(patient=patient)
     assert len(calls) == tries
+
+
+def test_a_machine_without_slurm_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(scheduler.time, "sleep", lambda _: pytest.fail("there is nothing to wait for"))
+    with pytest.raises(scheduler.SchedulerError, match="there is no squeue here: run this on the cluster's login node"):
+        scheduler.queue(patient=True)
+
+
+def test_the_plan_shows_the_arrays_that_are_submitted(
+    tmp_path: Path, fake: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scheduler, "available", lambda: True)
+    fake.answers["sinfo"] = "normal|normal*|down|infinite|2|8|11000|gpu:a100:4|(null)\n"
+    fake.answers["scontrol"] = "MaxArraySize            = 2\n"
+    plan = expand([*ON_SITE, "sweep.repeats=5", f"results={tmp_path}"])
+    console = Console(width=200, file=io.StringIO())
+    prepared = [prepare_for_site(planned) for planned in plan]
+    assert show_plan(prepared, [DONE, *[MISSING] * 4], console), "a partition that is down takes jobs"
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "not submitted: 1 done; 4 run(s) to submit" in text
+    assert "4 job(s) in arrays of 2, 2 (the first is shown)" in text
+    assert "#SBATCH --array=0-1%2" in text
+    assert "note: the partition normal is down" in text
+    assert "at most 12.00 GPU-hours in all" in text
 
 
 def test_a_jobs_environment_does_not_leak_into_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
