@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from parallelbench.durable import storage_errors
 from parallelbench.probes.bandwidth import all_reduces
 from parallelbench.probes.spans import PHASES, Spanned, Spans, Step
 
@@ -74,7 +75,8 @@ class Pass:
             self._train(Spans(time.perf_counter, label=_range), TRACED_STEPS, waits=waits)
             self._world.synchronize()
         self._finish_epoch()
-        profiler.export_chrome_trace(str(path))
+        with storage_errors(path):
+            profiler.export_chrome_trace(str(path))
 
     def _train(self, spans: Spans, steps: int, *, waits: bool) -> list[Step]:
         with installed(self._replica, spans, waits=waits):
