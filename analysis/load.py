@@ -2,40 +2,28 @@
 
 from __future__ import annotations
 
-import hashlib
-import io
+from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import polars as pl
 
+from analysis.compact import Collection, Found
+from analysis.published import LATER, LOADED, Frames, Published, Unreadable, read_published, read_table, table_schema
 from parallelbench.attempt import Outcome, read_config
-from parallelbench.config import SCHEMA_VERSION
 from parallelbench.errors import ConfigError
 from parallelbench.folder import RunFolder, find_runs
 from parallelbench.journal import read_tables, read_telemetry
 from parallelbench.publish import configured_columns, run_row
-from parallelbench.records import TABLES
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection as Container
+    from collections.abc import Iterable, Mapping
 
     import pandas as pd
 
-Frames = dict[str, pl.DataFrame]
-
-_TYPES: dict[str, type[pl.DataType]] = {
-    "string": pl.String,
-    "int32": pl.Int32,
-    "int64": pl.Int64,
-    "float64": pl.Float64,
-    "bool": pl.Boolean,
-}
-_LATER = "telemetry"
-"""The table that is read only when somebody asks for it."""
 _WITHOUT_RUNS = ("report", "submissions")
 """Folders that a sweep's folder may hold beside its runs."""
 
@@ -60,10 +48,12 @@ class Runs:
 
     root: Path
     """The folder that was asked for."""
-    tables: Frames
+    tables: Mapping[str, pl.DataFrame]
     """The tables of `parallelbench.records` by name, but for telemetry, which has millions of rows."""
     skipped: tuple[Skipped, ...]
     """Folders that hold no readable run."""
+    notes: tuple[str, ...] = ()
+    """What is null or left out of results of other schema versions."""
 
     @property
     def run(self) -> pl.DataFrame:
@@ -104,7 +94,7 @@ class Runs:
         frames = [_telemetry(Path(folder)) for folder in self.run["folder"]]
         return pl.concat([pl.DataFrame(schema=table_schema("telemetry")), *frames])
 
-    def only(self, run_ids: Collection[str]) -> Runs:
+    def only(self, run_ids: Container[str]) -> Runs:
         """These runs alone."""
         kept = {table: frame.filter(pl.col("run_id").is_in(list(run_ids))) for table, frame in self.tables.items()}
         return replace(self, tables=kept)
@@ -122,55 +112,50 @@ class Runs:
             raise ConfigError("pandas is not installed: pip install pandas, or use the polars frames") from None
 
 
-class Unreadable(Exception):  # noqa: N818
-    """A folder that can't be trusted; the message says why, in one line."""
-
-
-def table_schema(table: str) -> dict[str, type[pl.DataType]]:
-    """Name and type of each column of a frame of `Runs`."""
-    columns = {column.name: _TYPES[column.type] for column in TABLES[table]}
-    return columns | ({"state": pl.String, "folder": pl.String} if table == "run" else {})
-
-
 def load(path: Path | str, *, plugin: str | None = None) -> Runs:
     """Read all runs at or below `path`: one run's folder, a sweep's, or a folder of sweeps.
 
-    Published results are read from Parquet once their sha256 matches the manifest; other runs from the
-    journals of their last attempt. `plugin` is an importable package whose classes the unfinished ones may name. What
-    can't be read is named in `skipped`; raises `ConfigError` where there is no such folder.
+    Published results are read from Parquet once their sha256 matches the manifest, those of a large sweep from its
+    compacted copy (`analysis.compact`) as long as they stay what they are; other runs from the journals of their last
+    attempt. `plugin` is an importable package whose classes the unfinished ones may name. What can't be read is named
+    in `skipped`; raises `ConfigError` where there is no such folder.
     """
     root = Path(path)
     if not root.is_dir():
         raise ConfigError(f"{root} is no folder: name a run's folder, a sweep's, or the one that holds the sweeps")
     folders = find_runs(root)
     skipped = _foreign(root, folders)
-    read: dict[str, Frames] = {}
-    for folder in folders:
-        try:
-            frames = _read(folder, plugin)
-            _keep(read, frames)
-        except Exception as error:  # what a foreign or damaged folder holds is anybody's guess: name it, go on
-            skipped.append(Skipped(folder.path, _one_line(error)))
-    tables = {
-        table: pl.concat([pl.DataFrame(schema=table_schema(table)), *(frames[table] for frames in read.values())])
-        for table in TABLES
-        if table != _LATER
-    }
-    return Runs(root=root, tables=tables, skipped=tuple(sorted(skipped, key=lambda s: s.path)))
+    collection = Collection(folders, lambda folder: _read(folder, plugin), is_published=_is_published)
+    skipped += [Skipped(path, _one_line(error)) for path, error in collection.errors]
+    kept, twins = _without_twins(collection.found)
+    return Runs(
+        root=root,
+        tables=collection.tables(kept),
+        skipped=tuple(sorted([*skipped, *twins], key=lambda s: s.path)),
+        notes=_notes(run for run in collection.found if run.folder.path in kept),
+    )
 
 
-def _keep(read: dict[str, Frames], frames: Frames) -> None:
-    """Add a run, unless another folder holds the same one: of two, the one that is done counts, else the
-    first.
+def _without_twins(found: list[Found]) -> tuple[set[Path], list[Skipped]]:
+    """The folders that count, and those that hold a run of another folder once more: of two, the one that is done
+    counts, else the first.
     """
-    run_id, state = frames["run"].select("run_id", "state").row(0)
-    first = read.get(run_id)
-    if first is not None:
-        other_state, other = first["run"].select("state", "folder").row(0)
-        if state != "done" or other_state == "done":
-            raise Unreadable(f"it is the same run as {other} (equal run id), which is read instead")
-        # The unfinished twin gives way; it has nothing that the finished one lacks.
-    read[run_id] = frames
+    first: dict[str, Found] = {}
+    twins = []
+    for run in found:
+        other = first.get(run.run_id)
+        if other is not None and (run.state != "done" or other.state == "done"):
+            reason = f"it is the same run as {other.folder.path} (equal run id), which is read instead"
+            twins.append(Skipped(run.folder.path, reason))
+        else:
+            # An unfinished twin gives way; it has nothing that the finished one lacks.
+            first[run.run_id] = run
+    return {run.folder.path for run in first.values()}, twins
+
+
+def _notes(runs: Iterable[Found]) -> tuple[str, ...]:
+    counts = Counter(run.note for run in runs if run.note)
+    return tuple(f"{count} run{'' if count == 1 else 's'} of {note}" for note, count in counts.items())
 
 
 def _foreign(root: Path, folders: list[RunFolder]) -> list[Skipped]:
@@ -181,35 +166,22 @@ def _foreign(root: Path, folders: list[RunFolder]) -> list[Skipped]:
     if root in runs:
         return []
     homes = {path.parent for path in runs} | {root}
-    beside = (path for home in homes for path in home.iterdir() if path.is_dir())
+    expected = runs | homes
+    beside = (path for home in homes for path in home.iterdir() if path not in expected and path.is_dir())
     return [
         Skipped(path, "no config.yaml: half-written, or not a run")
         for path in beside
-        if path not in runs | homes and path.name not in _WITHOUT_RUNS and not path.name.startswith(".")
+        if path.name not in _WITHOUT_RUNS and not path.name.startswith(".")
     ]
 
 
-def _read(folder: RunFolder, plugin: str | None) -> Frames:
+def _is_published(folder: RunFolder) -> bool:
     # `result/` appears whole, by one rename: one that is there but not valid was damaged later.
-    return _read_published(folder) if folder.result.exists() else _read_journals(folder, plugin)
+    return folder.result.exists()
 
 
-def _read_published(folder: RunFolder) -> Frames:
-    version = _schema_version(folder.result / "manifest.json")
-    if version != SCHEMA_VERSION:
-        raise Unreadable(f"its result has schema version {version}, this program reads version {SCHEMA_VERSION}")
-    manifest = folder.manifest()
-    if manifest is None:
-        raise Unreadable("its result is damaged: a table is missing, or not as long as manifest.json says")
-    frames = {
-        table: _read_table(folder.result, table, manifest["tables"][table]["sha256"])
-        for table in TABLES
-        if table != _LATER
-    }
-    if frames["run"].height != 1 or frames["run"]["run_id"].item() != manifest["run_id"]:
-        raise Unreadable("its result is damaged: run.parquet is not the run that manifest.json names")
-    frames["run"] = frames["run"].with_columns(state=pl.lit("done"), folder=pl.lit(str(folder.path)))
-    return frames
+def _read(folder: RunFolder, plugin: str | None) -> Published:
+    return read_published(folder) if _is_published(folder) else Published(_read_journals(folder, plugin))
 
 
 def _telemetry(folder: Path) -> pl.DataFrame:
@@ -218,31 +190,13 @@ def _telemetry(folder: Path) -> pl.DataFrame:
     manifest = run.manifest()
     if manifest is not None:
         try:
-            return _read_table(run.result, _LATER, manifest["tables"][_LATER]["sha256"])
+            return read_table(run.result, LATER, manifest["tables"])
         except Unreadable as error:
             raise ConfigError(f"{folder}: {error}") from None
-    attempts, typed = run.attempts(), table_schema(_LATER)
+    attempts, typed = run.attempts(), table_schema(LATER)
     batches = read_telemetry(attempts[-1].path).batches() if attempts else ()
     # One at a time: a batch in Arrow's own types, then in ours.
     return pl.concat([pl.DataFrame(schema=typed), *(pl.DataFrame(batch).cast(pl.Schema(typed)) for batch in batches)])
-
-
-def _schema_version(manifest: Path) -> Any:
-    try:
-        return msgspec.json.decode(manifest.read_bytes())["schema_version"]
-    except (OSError, msgspec.DecodeError, KeyError, TypeError):
-        raise Unreadable("its result is damaged: manifest.json is missing or unreadable") from None
-
-
-def _read_table(result: Path, table: str, sha256: str) -> pl.DataFrame:
-    content = (result / f"{table}.parquet").read_bytes()
-    if hashlib.sha256(content).hexdigest() != sha256:
-        raise Unreadable(f"its result is damaged: the sha256 of {table}.parquet is not the manifest's")
-    frame = pl.read_parquet(io.BytesIO(content))
-    expected = {column.name for column in TABLES[table]}
-    if set(frame.columns) != expected:
-        raise Unreadable(f"{table}.parquet has other columns: {sorted(set(frame.columns) ^ expected)}")
-    return frame.select(pl.col(column.name).cast(_TYPES[column.type]) for column in TABLES[table])
 
 
 def _read_journals(folder: RunFolder, plugin: str | None) -> Frames:
@@ -267,9 +221,7 @@ def _read_journals(folder: RunFolder, plugin: str | None) -> Frames:
         "folder": str(folder.path),
     }
     rows["run"] = [row]
-    return {
-        table: pl.from_dicts(rows.get(table, []), schema=table_schema(table)) for table in TABLES if table != _LATER
-    }
+    return {table: pl.from_dicts(rows.get(table, []), schema=table_schema(table)) for table in LOADED}
 
 
 def _one_line(error: Exception) -> str:

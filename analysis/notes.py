@@ -67,6 +67,7 @@ def warnings(runs: Runs, *, most: int = 25) -> list[str]:
         *_oversubscribed(runs),
         *_packed(runs),
         *(f"Skipped: {_relative(runs, str(s.path))}: {s.reason}." for s in runs.skipped),
+        *(f"{note}; what is missing is null, what is unknown is left out." for note in runs.notes),
         *_repeats(runs),
         *_by_chance(runs),
         *_baselines(runs),

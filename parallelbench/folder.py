@@ -19,7 +19,8 @@ import re
 import shutil
 import uuid
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import msgspec
 
@@ -36,9 +37,6 @@ from parallelbench.attempt import (
 from parallelbench.config import SCHEMA_VERSION, RunConfig, run_id, slug
 from parallelbench.durable import storage_errors, sync_folder, write_file
 from parallelbench.records import TABLES
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _NUMBER = re.compile("[0-9]{1,9}")
 
@@ -189,8 +187,21 @@ def find_runs(root: Path) -> list[RunFolder]:
     """All folders below `root` (or `root` itself) that hold or were meant to hold a run, in a stable order."""
     if (root / "config.yaml").exists():
         return [RunFolder(root)]
-    configs = {path.parent for pattern in ("*/config.yaml", "*/*/config.yaml") for path in root.glob(pattern)}
-    return [RunFolder(path) for path in sorted(configs)]
+    found = []
+    for folder in _subfolders(root):
+        if os.path.exists(f"{folder}/config.yaml"):
+            found.append(folder)
+        else:
+            found += [below for below in _subfolders(folder) if os.path.exists(f"{below}/config.yaml")]
+    return [RunFolder(path) for path in sorted(map(Path, found), key=lambda path: path.parts)]
+
+
+def _subfolders(path: Path | str) -> list[str]:
+    try:
+        with os.scandir(path) as entries:
+            return [entry.path for entry in entries if entry.is_dir()]
+    except OSError:  # what may not be listed holds no run that could be read
+        return []
 
 
 def file_sha256(path: Path) -> str:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
 import pytest
@@ -91,6 +92,14 @@ def test_only_the_last_attempt_of_an_unpublished_run_counts(tmp_path: Path) -> N
     assert runs.epochs["attempt"].to_list() == [2]
 
 
+def _write_table(folder: RunFolder, manifest: dict[str, Any], ranks: pl.DataFrame) -> None:
+    """Another table, with a manifest that vouches for it."""
+    ranks.write_parquet(folder.result / "ranks.parquet")
+    content = (folder.result / "ranks.parquet").read_bytes()
+    manifest["tables"]["ranks"] |= {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    (folder.result / "manifest.json").write_text(json.dumps(manifest))
+
+
 def _damage(folder: RunFolder, how: str) -> None:
     table, manifest = folder.result / "ranks.parquet", folder.result / "manifest.json"
     content = json.loads(manifest.read_bytes())
@@ -102,8 +111,8 @@ def _damage(folder: RunFolder, how: str) -> None:
         manifest.unlink()
     elif how == "torn manifest":
         manifest.write_bytes(manifest.read_bytes()[:50])
-    elif how == "other schema":
-        manifest.write_text(json.dumps(content | {"schema_version": 999}))
+    elif how == "other columns":
+        _write_table(folder, content, pl.read_parquet(table).drop("epoch_time_s"))
     elif how == "other run":
         manifest.write_text(json.dumps(content | {"run_id": "0" * 64}))
 
@@ -115,7 +124,7 @@ def _damage(folder: RunFolder, how: str) -> None:
         ("cut", "not as long as"),
         ("no manifest", "manifest.json is missing"),
         ("torn manifest", "manifest.json is missing or unreadable"),
-        ("other schema", "schema version 999"),
+        ("other columns", "ranks.epoch_time_s is missing"),
         ("other run", "not the run that manifest.json names"),
     ],
 )
@@ -208,7 +217,7 @@ def test_pandas_frames_hold_the_same(tmp_path: Path) -> None:
     published(config(tmp_path))
     runs = load(tmp_path)
     frames = runs.to_pandas()
-    assert [*frames, "telemetry"] == list(TABLES)
+    assert {*frames, "telemetry"} == set(TABLES)
     assert pl.from_pandas(frames["ranks"])["epoch_time_s"].to_list() == runs.ranks["epoch_time_s"].to_list()
 
 

@@ -1,0 +1,284 @@
+"""The compacted copy of a sweep's results: one file instead of a handful per run, so that thousands load in a moment.
+
+It is a cache and never the truth. A run is taken from it only while the files of its `result/` are the very ones that
+were read, by name, size, time and inode; any other run is read from its own folder. So a copy may be old, damaged,
+written by several at once, or gone: the tables are the same, only later. It is written to a temporary name and renamed;
+where that is impossible (a read-only folder, a full disk), everything works without.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import time
+import uuid
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+import numpy as np
+import polars as pl
+
+from analysis.published import LOADED, Frames, Published, table_schema
+from parallelbench.folder import RunFolder
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+NAME = ".compacted.zip"
+"""In the sweep's folder: an index, and a Parquet file per table."""
+FEWEST_RUNS = 64
+"""Sweeps of fewer runs are read in a fraction of a second anyway, and their folders stay as they are."""
+WORTH_RUNS, WORTH_SHARE = 32, 0.01
+"""How many runs that are new, or gone, are worth writing the copy anew: all of it is written."""
+SETTLED_S = 2.0
+"""A younger result is not kept: some file systems tell times to the second only, so it could change unseen."""
+ABANDONED_S = 3600.0
+"""Age from which a temporary file is taken for that of a process that was killed."""
+
+Read = Callable[[RunFolder], Published]
+
+
+class Entry(msgspec.Struct, frozen=True, array_like=True):
+    """A run in the copy."""
+
+    name: str
+    """Of its folder."""
+    fingerprint: str
+    """Of its result's files."""
+    run_id: str
+    note: str
+    rows: tuple[int, ...]
+    """How many it has in each table, in the order of `LOADED`."""
+
+
+class Index(msgspec.Struct, frozen=True):
+    """What the copy holds; the tables hold the runs' rows in the same order."""
+
+    layout: dict[str, dict[str, str]]
+    """Columns and types by table: a copy of another layout was made by another version of this program."""
+    runs: tuple[Entry, ...]
+
+
+class Found(NamedTuple):
+    """A run that was read, in whichever way."""
+
+    folder: RunFolder
+    run_id: str
+    state: str
+    note: str
+
+
+@dataclass
+class Sweep:
+    """The runs of one folder: those that the copy has, and the others' own frames."""
+
+    places: dict[str, tuple[int, RunFolder]]
+    """Name → its place among all folders that are read, and the folder."""
+    copy: Copy | None
+    cached: dict[str, Entry] = field(default_factory=dict)
+    fresh: dict[str, Published] = field(default_factory=dict)
+    errors: list[tuple[Path, Exception]] = field(default_factory=list)
+
+    def found(self) -> Iterator[tuple[int, Found]]:
+        """All runs that were read, with their places."""
+        for name, (place, folder) in self.places.items():
+            if entry := self.cached.get(name):
+                yield place, Found(folder, entry.run_id, "done", entry.note)
+            elif published := self.fresh.get(name):
+                run_id, state = published.frames["run"].select("run_id", "state").row(0)
+                yield place, Found(folder, run_id, state, published.note)
+
+    def rows(self, table: str, names: set[str], read: Read) -> tuple[pl.DataFrame, np.ndarray]:
+        """The rows of these runs, in no particular order, and the place of the run that each belongs to."""
+        frames, places = [], []
+        if used := self.cached.keys() & names:
+            frame, of = self._copied(table, used, read)
+            frames.append(frame)
+            places.append(of)
+        for name in (name for name in self.fresh if name in names):
+            frame = self.fresh[name].frames[table]
+            frames.append(frame)
+            places.append(np.full(frame.height, self.places[name][0]))
+        empty = pl.DataFrame(schema=table_schema(table))
+        return pl.concat([empty, *frames]), np.concatenate([np.empty(0, np.int64), *places])
+
+    def _copied(self, table: str, names: set[str], read: Read) -> tuple[pl.DataFrame, np.ndarray]:
+        assert self.copy is not None
+        runs, column = self.copy.index.runs, LOADED.index(table)
+        try:
+            frame = self.copy.table(table)
+        except Exception:  # damaged: the truth is still there
+            frames = {name: read(self.places[name][1]).frames[table] for name in names}
+            counts = [frame.height for frame in frames.values()]
+            return pl.concat(list(frames.values())), np.repeat([self.places[name][0] for name in frames], counts)
+        place = np.array([self.places[entry.name][0] if entry.name in names else -1 for entry in runs], np.int64)
+        places = np.repeat(place, [entry.rows[column] for entry in runs])
+        if (place < 0).any():
+            frame, places = frame.filter(pl.Series(places >= 0)), places[places >= 0]
+        if table == "run":
+            paths = {at: str(folder.path) for at, folder in self.places.values()}
+            frame = frame.with_columns(folder=pl.Series([paths[at] for at in places.tolist()], dtype=pl.String))
+        return frame, places
+
+
+class Collection:
+    """All runs of some folders, from copies where those are up to date."""
+
+    def __init__(self, folders: list[RunFolder], read: Read, *, is_published: Callable[[RunFolder], bool]) -> None:
+        self._read = read
+        places = enumerate(folders)
+        by_home = groupby(sorted(places, key=lambda p: p[1].path.parent), key=lambda p: p[1].path.parent)
+        self._sweeps = [_sweep(home, list(members), read, is_published) for home, members in by_home]
+        found = sorted(pair for sweep in self._sweeps for pair in sweep.found())
+        self.found = [run for _, run in found]
+        """Every run that was read, in the order of the folders."""
+        self.errors = [error for sweep in self._sweeps for error in sweep.errors]
+        """The folders that could not be read."""
+
+    def tables(self, kept: set[Path]) -> Tables:
+        """The tables of the runs in these folders."""
+        names = [{n for n, (_, folder) in sweep.places.items() if folder.path in kept} for sweep in self._sweeps]
+        return Tables(lambda table: self._rows(table, names))
+
+    def _rows(self, table: str, names: list[set[str]]) -> pl.DataFrame:
+        nothing = (pl.DataFrame(schema=table_schema(table)), np.empty(0, np.int64))
+        parts = [sweep.rows(table, kept, self._read) for sweep, kept in zip(self._sweeps, names, strict=True)]
+        return _in_order([nothing, *parts])
+
+
+class Tables(Mapping[str, pl.DataFrame]):
+    """The tables of `LOADED` by name, each read when it is first asked for."""
+
+    def __init__(self, rows: Callable[[str], pl.DataFrame]) -> None:
+        self._rows = rows
+        self._frames: Frames = {}
+
+    def __getitem__(self, table: str) -> pl.DataFrame:
+        if table not in LOADED:
+            raise KeyError(table)
+        if table not in self._frames:
+            self._frames[table] = self._rows(table)
+        return self._frames[table]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(LOADED)
+
+    def __len__(self) -> int:
+        return len(LOADED)
+
+
+def _in_order(parts: list[tuple[pl.DataFrame, np.ndarray]]) -> pl.DataFrame:
+    """The rows of all parts, run by run in the order of the places; a run's rows keep theirs."""
+    frame = pl.concat([frame for frame, _ in parts])
+    places = np.concatenate([places for _, places in parts])
+    if (np.diff(places) >= 0).all():
+        return frame
+    return frame[np.argsort(places, kind="stable")]
+
+
+class Copy:
+    """A compacted copy that is open: it stays what it was, also when another takes its name."""
+
+    def __init__(self, path: Path) -> None:
+        self._archive = zipfile.ZipFile(path)
+        self.index = msgspec.json.decode(self._archive.read("index.json"), type=Index)
+
+    def table(self, table: str) -> pl.DataFrame:
+        """All its rows of a table."""
+        frame = pl.read_parquet(io.BytesIO(self._archive.read(f"{table}.parquet")))
+        column = LOADED.index(table)
+        assert frame.height == sum(entry.rows[column] for entry in self.index.runs)
+        return frame
+
+
+def layout() -> dict[str, dict[str, str]]:
+    """The columns of all tables as this program knows them."""
+    return {table: {name: str(kind) for name, kind in table_schema(table).items()} for table in LOADED}
+
+
+def open_copy(home: Path) -> Copy | None:
+    """The copy of a sweep's folder, if there is a whole one of this program's layout."""
+    try:
+        copy = Copy(home / NAME)
+    except Exception:  # whatever it holds: it will be made anew
+        return None
+    return copy if copy.index.layout == layout() else None
+
+
+def fingerprint(result: Path) -> tuple[str, float]:
+    """What changes with any file of a result, and when the youngest of them was written (Unix time, s)."""
+    with os.scandir(result) as entries:
+        files = sorted((entry.name, *_identity(entry.stat())) for entry in entries)
+    digest = hashlib.blake2b(repr(files).encode(), digest_size=16).hexdigest()
+    return digest, max((file[2] for file in files), default=0) / 1e9
+
+
+def _identity(stat: os.stat_result) -> tuple[int, int, int]:
+    # Not the time of the inode's last change: making an archive read-only must not make it slow.
+    return stat.st_size, stat.st_mtime_ns, stat.st_ino
+
+
+def _sweep(
+    home: Path, members: list[tuple[int, RunFolder]], read: Read, is_published: Callable[[RunFolder], bool]
+) -> Sweep:
+    places = {folder.path.name: (place, folder) for place, folder in members}
+    many = len(places) >= FEWEST_RUNS
+    sweep = Sweep(places, open_copy(home) if many else None)
+    known = {entry.name: entry for entry in sweep.copy.index.runs} if sweep.copy else {}
+    settled: dict[str, str] = {}
+    started = time.time()
+    for name, (_, folder) in places.items():
+        try:
+            # Before it is read: should it change in between, what was read has an old fingerprint and is never used.
+            if many and is_published(folder):
+                now, youngest = fingerprint(folder.result)
+                if name in known and known[name].fingerprint == now:
+                    sweep.cached[name] = known[name]
+                    continue
+                if youngest < started - SETTLED_S:
+                    settled[name] = now
+            sweep.fresh[name] = read(folder)
+        except Exception as error:  # what a foreign or damaged folder holds is anybody's guess: name it, go on
+            sweep.errors.append((folder.path, error))
+    settled = {name: now for name, now in settled.items() if name in sweep.fresh}
+    changes = len(settled) + len(known) - len(sweep.cached)
+    if many and changes >= max(WORTH_RUNS, WORTH_SHARE * len(known)):
+        with suppress(OSError):
+            _write(home, sweep, settled, read)
+    return sweep
+
+
+def _write(home: Path, sweep: Sweep, settled: dict[str, str], read: Read) -> None:
+    """Put a copy of all settled runs in the old one's place."""
+    names = [name for name in sweep.places if name in sweep.cached or name in settled]
+    tables = {table: _in_order([sweep.rows(table, set(names), read)]) for table in LOADED}
+    entries = tuple(sweep.cached.get(name) or _entry(name, settled[name], sweep.fresh[name]) for name in names)
+    _remove_abandoned(home)
+    temporary = home / f".compacted.{uuid.uuid4().hex}.tmp"
+    try:
+        with zipfile.ZipFile(temporary, "w", zipfile.ZIP_STORED) as archive:
+            archive.writestr("index.json", msgspec.json.encode(Index(layout=layout(), runs=entries)))
+            for table, frame in tables.items():
+                with archive.open(f"{table}.parquet", "w", force_zip64=True) as file:
+                    frame.write_parquet(file, compression="lz4", statistics=False)
+        os.replace(temporary, home / NAME)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _entry(name: str, now: str, published: Published) -> Entry:
+    rows = tuple(published.frames[table].height for table in LOADED)
+    return Entry(name, now, published.frames["run"]["run_id"].item(), published.note, rows)
+
+
+def _remove_abandoned(home: Path) -> None:
+    for path in home.glob(".compacted.*.tmp"):
+        with suppress(OSError):
+            if path.stat().st_mtime < time.time() - ABANDONED_S:
+                path.unlink()

@@ -1,0 +1,113 @@
+"""A published result as polars frames: every table in full, as its manifest has it, or a word on what is wrong."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import polars as pl
+
+from parallelbench.config import SCHEMA_VERSION
+from parallelbench.records import TABLES
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from parallelbench.folder import RunFolder
+
+Frames = dict[str, pl.DataFrame]
+
+TYPES: dict[str, type[pl.DataType]] = {
+    "string": pl.String,
+    "int32": pl.Int32,
+    "int64": pl.Int64,
+    "float64": pl.Float64,
+    "bool": pl.Boolean,
+}
+LATER = "telemetry"
+"""The table that is read only when somebody asks for it."""
+LOADED = tuple(table for table in TABLES if table != LATER)
+_INDISPENSABLE = {"run": ("run_id", "config_json", "strategy", "devices", "nodes", "repeat")}
+"""Without these nobody can say what was run; of every other table `run_id` alone."""
+
+
+class Unreadable(Exception):  # noqa: N818
+    """A folder that can't be trusted; the message says why, in one line."""
+
+
+@dataclass(frozen=True)
+class Published:
+    """A finished run."""
+
+    frames: Frames
+    """By table, those of `LOADED`; exactly the columns of `table_schema`."""
+    note: str = ""
+    """What of a result of another schema version is null or left out; empty where nothing is."""
+
+
+def table_schema(table: str) -> dict[str, type[pl.DataType]]:
+    """Name and type of each column of a frame of `analysis.load.Runs`."""
+    columns = {column.name: TYPES[column.type] for column in TABLES[table]}
+    return columns | ({"state": pl.String, "folder": pl.String} if table == "run" else {})
+
+
+def read_published(folder: RunFolder) -> Published:
+    """The tables of a run's result.
+
+    A result of another schema version is read as far as this one goes: a column that it lacks is null, one that this
+    program doesn't know stays out, and `note` names both. That is safe because a column never changes its meaning or
+    unit: what would is a column of another name. Raises `Unreadable` for what is damaged or not a result.
+    """
+    version = _schema_version(folder.result / "manifest.json")
+    manifest = folder.manifest()
+    if manifest is None:
+        raise Unreadable("its result is damaged: a table is missing, or not as long as manifest.json says")
+    written = manifest["tables"]
+    differences: list[str] = sorted(f"{table} is unknown" for table in written.keys() - TABLES.keys())
+    differences += [f"{table} is missing" for table in TABLES if table not in written]
+    frames = {table: read_table(folder.result, table, written, differences) for table in LOADED}
+    if differences and version == SCHEMA_VERSION:
+        raise Unreadable(f"its result has other columns than schema version {version}: {', '.join(differences)}")
+    if frames["run"].height != 1 or frames["run"]["run_id"].item() != manifest["run_id"]:
+        raise Unreadable("its result is damaged: run.parquet is not the run that manifest.json names")
+    frames["run"] = frames["run"].with_columns(state=pl.lit("done"), folder=pl.lit(str(folder.path)))
+    note = f"schema version {version} (this program: {SCHEMA_VERSION}): {', '.join(differences)}"
+    return Published(frames, note if differences else "")
+
+
+def _schema_version(manifest: Path) -> Any:
+    try:
+        return msgspec.json.decode(manifest.read_bytes())["schema_version"]
+    except (OSError, msgspec.DecodeError, KeyError, TypeError):
+        raise Unreadable("its result is damaged: manifest.json is missing or unreadable") from None
+
+
+def read_table(
+    result: Path, table: str, written: dict[str, dict[str, Any]], differences: list[str] | None = None
+) -> pl.DataFrame:
+    """One table of a result, of which the manifest says `written`; empty where that has none.
+
+    Which columns are missing or unknown is added to `differences`. Raises `Unreadable` where it is damaged.
+    """
+    if table not in written:
+        return pl.DataFrame(schema=table_schema(table))
+    content = (result / f"{table}.parquet").read_bytes()
+    if hashlib.sha256(content).hexdigest() != written[table]["sha256"]:
+        raise Unreadable(f"its result is damaged: the sha256 of {table}.parquet is not the manifest's")
+    return _known_columns(pl.read_parquet(io.BytesIO(content)), table, [] if differences is None else differences)
+
+
+def _known_columns(frame: pl.DataFrame, table: str, differences: list[str]) -> pl.DataFrame:
+    """The table's columns in their order and type; adds what is missing or unknown to `differences`."""
+    known = {column.name: TYPES[column.type] for column in TABLES[table]}
+    missing = known.keys() - set(frame.columns)
+    if lacking := sorted(missing & {"run_id", *_INDISPENSABLE.get(table, ())}):
+        raise Unreadable(f"{table}.parquet lacks {', '.join(lacking)}: nobody can say what was run")
+    differences += [f"{table}.{name} is missing" for name in known if name in missing]
+    differences += [f"{table}.{name} is unknown" for name in frame.columns if name not in known]
+    return frame.select(
+        pl.lit(None, kind).alias(name) if name in missing else pl.col(name).cast(kind) for name, kind in known.items()
+    )

@@ -1,0 +1,395 @@
+"""The compacted copy saves time and changes nothing: whatever happens to runs or to it, tables are those of a scan."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from analysis import compact, load
+from analysis.compact import NAME
+from analysis.published import LOADED, read_published
+from parallelbench.config import SCHEMA_VERSION
+from parallelbench.folder import RunFolder
+from tests.analysis.factory import Fake, begin, config, failed, published, write_epochs
+
+if TYPE_CHECKING:
+    from analysis import Runs
+
+OLD = 1_600_000_000.0
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies of the smallest sweeps, written at the smallest change, of results however young."""
+    monkeypatch.setattr(compact, "FEWEST_RUNS", 1)
+    monkeypatch.setattr(compact, "WORTH_RUNS", 1)
+    monkeypatch.setattr(compact, "SETTLED_S", -3600.0)
+
+
+def scan(path: Path) -> Runs:
+    """The same without any copy."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compact, "FEWEST_RUNS", 10**9)
+        return load(path)
+
+
+def assert_same(path: Path) -> Runs:
+    """`load` with the copy there is gives what a scan gives: rows, order, types, what is skipped, what is noted."""
+    fast, slow = load(path), scan(path)
+    for table in LOADED:
+        assert fast.tables[table].schema == slow.tables[table].schema, table
+        assert fast.tables[table].equals(slow.tables[table]), table
+    assert fast.skipped == slow.skipped
+    assert fast.notes == slow.notes
+    return fast
+
+
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of run folders that are read from their own files, from now on."""
+    seen: list[str] = []
+    load_module = sys.modules["analysis.load"]  # `analysis.load` is the function
+    read = read_published
+
+    def noted(folder: RunFolder) -> Any:
+        seen.append(folder.path.name)
+        return read(folder)
+
+    monkeypatch.setattr(load_module, "read_published", noted)
+    return seen
+
+
+def finished(root: Path, repeat: int, seconds: float = 1.0, **changes: Any) -> RunFolder:
+    return published(config(root, repeat=repeat, **changes), Fake(epoch_time_s=lambda e, r: seconds))
+
+
+def replaced(root: Path, repeat: int, seconds: float) -> None:
+    """The run is deleted and run again, with other times."""
+    shutil.rmtree(RunFolder.of(config(root, repeat=repeat)).path, ignore_errors=True)
+    finished(root, repeat, seconds)
+
+
+def test_only_what_is_new_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for repeat in range(3):
+        finished(tmp_path, repeat)
+    assert_same(tmp_path)
+    new = finished(tmp_path, 3, 2.0)
+    seen = reads(monkeypatch)
+    runs = load(tmp_path)
+    assert seen == [new.path.name]
+    assert runs.ranks.height == 4 * 3
+    seen.clear()
+    assert load(tmp_path).ranks.equals(runs.ranks)
+    assert seen == []
+    assert_same(tmp_path)
+
+
+def test_tables_are_read_when_they_are_asked_for_also_after_the_copy_changed(tmp_path: Path) -> None:
+    finished(tmp_path, 0)
+    load(tmp_path)
+    runs, slow = load(tmp_path), scan(tmp_path)
+    finished(tmp_path, 1)
+    load(tmp_path)  # writes another copy under the same name
+    assert runs.ranks.equals(slow.ranks)
+    assert runs.ranks is runs.ranks
+
+
+CHANGES = st.lists(
+    st.tuples(st.sampled_from(("add", "replace", "delete", "fail", "damage", "empty")), st.integers(0, 4)),
+    min_size=1,
+    max_size=8,
+)
+
+
+@pytest.mark.slow
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(changes=CHANGES)
+def test_after_any_changes_it_is_what_a_scan_finds(
+    changes: list[tuple[str, int]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    root = tmp_path_factory.mktemp("changes")
+    for step, (change, repeat) in enumerate(changes):
+        folder = RunFolder.of(config(root, repeat=repeat))
+        if change in ("add", "replace"):
+            if change == "replace" or not folder.result.exists():
+                replaced(root, repeat, 1.0 + step)
+        elif change == "fail":
+            shutil.rmtree(folder.path, ignore_errors=True)
+            failed(config(root, repeat=repeat), "oom", "out of memory", epochs=1)
+        elif change == "delete":
+            shutil.rmtree(folder.path, ignore_errors=True)
+        elif change == "empty":
+            shutil.rmtree(folder.result, ignore_errors=True)
+        elif folder.result.exists():
+            (folder.result / "ranks.parquet").write_bytes(b"PAR1")
+        assert_same(root)
+    shutil.rmtree(root)
+
+
+def test_a_result_that_is_replaced_at_equal_size_and_time_is_read_again(tmp_path: Path) -> None:
+    folder = finished(tmp_path, 0, 1.0)
+    _set_times(folder)
+    load(tmp_path)
+    # Another inode alone: the new files are made while the old ones still have theirs.
+    other = finished(tmp_path / "elsewhere", 0, 2.0)
+    shutil.rmtree(folder.result)
+    shutil.copytree(other.result, folder.result)
+    _set_times(folder)
+    assert assert_same(folder.path.parent).ranks["epoch_time_s"].to_list() == [2.0] * 3
+
+
+def _set_times(folder: RunFolder) -> None:
+    for path in folder.result.iterdir():
+        os.utime(path, (OLD, OLD))
+
+
+def test_a_run_in_two_sweeps_counts_once(tmp_path: Path) -> None:
+    for sweep in ("a", "b"):
+        finished(tmp_path, 0, sweep_name=sweep)
+    finished(tmp_path, 1, sweep_name="b")
+    failed(config(tmp_path, repeat=2, sweep_name="a"), "oom", "out of memory", epochs=1)
+    finished(tmp_path, 2, sweep_name="b")
+    for _ in range(2):
+        runs = assert_same(tmp_path)
+        assert runs.run.height == 3
+        assert len(runs.skipped) == 1
+
+
+def test_a_moved_sweep_names_its_folders_where_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = finished(tmp_path / "one", 0)
+    load(tmp_path / "one")
+    (tmp_path / "one").rename(tmp_path / "two")
+    seen = reads(monkeypatch)
+    runs = load(tmp_path / "two")
+    assert seen == [], "the very same files"
+    assert runs.run["folder"].to_list() == [str(tmp_path / "two" / folder.path.relative_to(tmp_path / "one"))]
+    assert_same(tmp_path / "two")
+    monkeypatch.chdir(tmp_path / "two")
+    assert_same(Path())
+    assert_same(Path("demo"))
+
+
+@pytest.mark.parametrize("how", ["garbage", "empty", "cut", "flipped", "folder", "other layout"])
+def test_a_damaged_copy_is_made_anew(tmp_path: Path, how: str) -> None:
+    for repeat in range(2):
+        finished(tmp_path, repeat)
+    load(tmp_path)
+    copy = tmp_path / "demo" / NAME
+    content = copy.read_bytes()
+    if how == "flipped":  # in the middle of each table, which is read only when it is asked for
+        content = bytes(b ^ 0xFF if i % 997 == 500 else b for i, b in enumerate(content))
+    if how == "folder":
+        copy.unlink()
+        copy.mkdir()
+    elif how == "other layout":
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(compact, "layout", lambda: {"run": {}})
+            copy.unlink()
+            load(tmp_path)
+    else:
+        changed = {"garbage": b"no archive", "empty": b"", "cut": content[: len(content) // 2], "flipped": content}
+        copy.write_bytes(changed[how])
+    assert_same(tmp_path)
+    assert_same(tmp_path)
+
+
+def test_a_damaged_table_in_a_good_archive_is_read_from_the_runs(tmp_path: Path) -> None:
+    for repeat in range(2):
+        finished(tmp_path, repeat)
+    load(tmp_path)
+    runs = load(tmp_path)
+    copy = tmp_path / "demo" / NAME
+    size = copy.stat().st_size
+    with copy.open("r+b") as file:  # in place: the archive is open
+        file.write(b"\0" * (size // 2))
+    assert runs.ranks.equals(scan(tmp_path).ranks)
+
+
+def test_where_nothing_can_be_written_everything_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    finished(tmp_path, 0)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(30, "Read-only file system")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(compact.zipfile, "ZipFile", refuse)
+        assert_same(tmp_path)
+        assert not (tmp_path / "demo" / NAME).exists()
+    with monkeypatch.context() as patch:
+        patch.setattr(compact.os, "replace", refuse)
+        assert_same(tmp_path)
+    assert [path.name for path in (tmp_path / "demo").iterdir() if path.name.startswith(".")] == []
+
+
+def test_a_copy_is_used_where_the_folder_has_become_read_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = finished(tmp_path, 0)
+    load(tmp_path)
+    for path in (*folder.result.iterdir(), folder.result, folder.path, folder.path.parent):
+        path.chmod(0o555)
+    seen = reads(monkeypatch)
+    assert load(tmp_path).ranks.height == 3
+    assert seen == []
+    for path in (folder.path.parent, folder.path, folder.result):
+        path.chmod(0o755)
+
+
+def test_a_result_that_is_just_being_written_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compact, "SETTLED_S", 3600.0)
+    folder = finished(tmp_path, 0)
+    assert_same(tmp_path)
+    assert not (tmp_path / "demo" / NAME).exists()
+    _set_times(folder)
+    load(tmp_path)
+    assert (tmp_path / "demo" / NAME).exists()
+
+
+def test_a_small_sweep_keeps_its_folder_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compact, "FEWEST_RUNS", 3)
+    for repeat in range(2):
+        finished(tmp_path, repeat)
+    load(tmp_path)
+    load(tmp_path / "demo" / finished(tmp_path, 2).path.name)
+    assert not (tmp_path / "demo" / NAME).exists()
+    load(tmp_path)
+    assert (tmp_path / "demo" / NAME).exists()
+
+
+def test_what_a_killed_process_left_is_removed_once_it_is_old(tmp_path: Path) -> None:
+    finished(tmp_path, 0)
+    old, young = (tmp_path / "demo" / f".compacted.{name}.tmp" for name in ("old", "young"))
+    for path in (old, young):
+        path.write_bytes(b"half a copy")
+    os.utime(old, (OLD, OLD))
+    assert_same(tmp_path)
+    assert not old.exists()
+    assert young.exists()
+
+
+@pytest.mark.slow
+def test_many_readers_and_writers_at_once(tmp_path: Path) -> None:
+    """Every reader sees each finished run whole, with the times of one of its results, while runs come and change."""
+    for repeat in range(4):
+        finished(tmp_path, repeat, 1.0)
+    wrong: list[str] = []
+    done = threading.Event()
+
+    def look() -> None:
+        while not done.is_set():
+            runs = load(tmp_path)
+            finished_runs = runs.run.filter(pl.col("state") == "done").select("run_id")
+            for (run,), rows in runs.ranks.join(finished_runs, on="run_id").group_by("run_id"):
+                if rows.height != 3 or rows["epoch_time_s"].n_unique() != 1:
+                    wrong.append(f"{run}: {rows['epoch_time_s'].to_list()}")
+
+    readers = [threading.Thread(target=look) for _ in range(3)]
+    for reader in readers:
+        reader.start()
+    for step in range(12):
+        replaced(tmp_path, step % 6, 2.0 + step)
+    done.set()
+    for reader in readers:
+        reader.join()
+    assert wrong == []
+    assert_same(tmp_path)
+
+
+@pytest.mark.slow
+def test_killed_while_writing(tmp_path: Path) -> None:
+    for repeat in range(2):
+        finished(tmp_path, repeat)
+    code = """
+import os, signal, sys
+from analysis import compact, load
+compact.FEWEST_RUNS = compact.WORTH_RUNS = 1
+compact.SETTLED_S = -3600
+kill = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+if sys.argv[2] == "before the rename":
+    compact.os.replace = kill
+else:
+    compact.pl.DataFrame.write_parquet = kill
+load(sys.argv[1])
+"""
+    for when in ("in the middle", "before the rename"):
+        done = subprocess.run([sys.executable, "-c", code, str(tmp_path), when], check=False)
+        assert done.returncode == -9
+        assert not (tmp_path / "demo" / NAME).exists()
+        assert_same(tmp_path)
+        (tmp_path / "demo" / NAME).unlink()
+
+
+def _rewrite(folder: RunFolder, version: int, change: Any) -> None:
+    """Make the result one of another schema version; `change` alters its tables."""
+    manifest = json.loads((folder.result / "manifest.json").read_bytes())
+    tables = {table: pl.read_parquet(folder.result / f"{table}.parquet") for table in manifest["tables"]}
+    for table in set(tables) - set(changed := change(tables)):
+        (folder.result / f"{table}.parquet").unlink()
+    manifest["tables"] = {}
+    for table, frame in changed.items():
+        buffer = io.BytesIO()
+        frame.write_parquet(buffer)
+        content = buffer.getvalue()
+        (folder.result / f"{table}.parquet").write_bytes(content)
+        sha256 = hashlib.sha256(content).hexdigest()
+        manifest["tables"][table] = {"rows": frame.height, "bytes": len(content), "sha256": sha256}
+    (folder.result / "manifest.json").write_text(json.dumps(manifest | {"schema_version": version}))
+
+
+def test_results_of_older_and_newer_schema_versions_load_side_by_side(tmp_path: Path) -> None:
+    finished(tmp_path, 0)
+    older, newer = finished(tmp_path, 1), finished(tmp_path, 2)
+
+    def without(tables: dict[str, pl.DataFrame]) -> dict[str, pl.DataFrame]:
+        return {t: f for t, f in tables.items() if t != "pushes"} | {"run": tables["run"].drop("packed")}
+
+    def more(tables: dict[str, pl.DataFrame]) -> dict[str, pl.DataFrame]:
+        ranks = tables["ranks"].with_columns(colour=pl.lit("blue")).reverse()
+        return tables | {"ranks": ranks.select(reversed(ranks.columns)), "moods": pl.DataFrame({"mood": ["good"]})}
+
+    _rewrite(older, SCHEMA_VERSION - 1, without)
+    _rewrite(newer, SCHEMA_VERSION + 1, more)
+    for _ in range(2):
+        runs = assert_same(tmp_path)
+        assert runs.skipped == ()
+        assert runs.run.sort("repeat")["packed"].to_list() == [False, None, False]
+        assert runs.ranks.height == 9
+        assert "colour" not in runs.ranks.columns
+        assert runs.notes == (
+            f"1 run of schema version {SCHEMA_VERSION - 1} (this program: {SCHEMA_VERSION}): "
+            "pushes is missing, run.packed is missing",
+            f"1 run of schema version {SCHEMA_VERSION + 1} (this program: {SCHEMA_VERSION}): "
+            "moods is unknown, ranks.colour is unknown",
+        )
+
+
+@pytest.mark.parametrize(
+    ("version", "table", "column"), [(SCHEMA_VERSION, "ranks", "epoch_time_s"), (1, "run", "config_json")]
+)
+def test_a_result_that_lacks_what_it_must_have_is_named(tmp_path: Path, version: int, table: str, column: str) -> None:
+    folder = finished(tmp_path, 0)
+    _rewrite(folder, version, lambda tables: tables | {table: tables[table].drop(column)})
+    runs = assert_same(tmp_path)
+    assert runs.run.is_empty()
+    assert column in runs.skipped[0].reason
+
+
+def test_an_unfinished_run_beside_finished_ones_is_read_from_its_journals_each_time(tmp_path: Path) -> None:
+    for repeat in (0, 2):
+        finished(tmp_path, repeat)
+    run = config(tmp_path, repeat=1)
+    _, attempt = begin(run, Fake())
+    write_epochs(run, attempt, Fake(), epochs=1)
+    assert assert_same(tmp_path).epochs.height == 7
+    write_epochs(run, attempt, Fake(), epochs=2)
+    assert_same(tmp_path)
