@@ -45,7 +45,7 @@ class Published:
     frames: Frames
     """By table, those of `LOADED`; exactly the columns of `table_schema`."""
     note: str = ""
-    """What of a result of another schema version is null or left out; empty where nothing is."""
+    """The other schema version that wrote it, and what is null or left out therefore; else empty."""
 
 
 def table_schema(table: str) -> dict[str, type[pl.DataType]]:
@@ -74,8 +74,8 @@ def read_published(folder: RunFolder) -> Published:
     if frames["run"].height != 1 or frames["run"]["run_id"].item() != manifest["run_id"]:
         raise Unreadable("its result is damaged: run.parquet is not the run that manifest.json names")
     frames["run"] = frames["run"].with_columns(state=pl.lit("done"), folder=pl.lit(str(folder.path)))
-    note = f"schema version {version} (this program: {SCHEMA_VERSION}): {', '.join(differences)}"
-    return Published(frames, note if differences else "")
+    note = f"schema version {version} (this program: {SCHEMA_VERSION}): {', '.join(differences) or 'the same columns'}"
+    return Published(frames, note if version != SCHEMA_VERSION else "")
 
 
 def _schema_version(manifest: Path) -> Any:

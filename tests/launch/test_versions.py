@@ -1,4 +1,4 @@
-"""Results of several versions of the program in one folder: each reads its own, and none is lost."""
+"""Results of several versions of the program in one folder: each reads all, and none is lost."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ARGUMENTS = ("submit", *TINY, "epochs=1", "measure.parity=false", "measure.telem
     "Old and new schema side by side",
     injection="a copy of the program with the next schema version works in the same results folder",
     outcome="each runs its own run and leaves the other's alone to the byte; status knows both; each reads "
-    "its own and names the other's, with both versions",
+    "both and names the other's, with both versions",
 )
 def test_results_of_two_versions_lie_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     results = tmp_path / "results"
@@ -41,10 +41,13 @@ def test_results_of_two_versions_lie_side_by_side(tmp_path: Path, monkeypatch: p
             other.setenv(name, value)
         code, text = completed(*ARGUMENTS, results=results)
         assert code == 0, text
-        assert _read(results) == (f"schema version {SCHEMA_VERSION}, this program reads version {OTHER}", 1)
+        assert _read(results) == (
+            f"1 run of schema version {SCHEMA_VERSION} (this program: {OTHER}): the same columns",
+            2,
+        )
     theirs = next(run for run in find_runs(results) if run != ours)
     assert _content(ours.path) == before
-    assert _read(results) == (f"schema version {OTHER}, this program reads version {SCHEMA_VERSION}", 1)
+    assert _read(results) == (f"1 run of schema version {OTHER} (this program: {SCHEMA_VERSION}): the same columns", 2)
     assert "1 run(s) are done" in completed(*ARGUMENTS, results=results)[1]
     assert [run.state().label for run in (ours, theirs)] == ["ok", "ok"]
     assert [len(run.attempts()) for run in (ours, theirs)] == [1, 1]
@@ -55,8 +58,8 @@ def _content(folder: Path) -> dict[str, str]:
 
 
 def _read(results: Path) -> tuple[str, int]:
-    """Why the other version's run was left out, and how many were read."""
-    program = "import sys; from analysis import load; r = load(sys.argv[1]); print(r.skipped[0].reason, r.run.height)"
+    """What is said of the other version's run, and how many were read."""
+    program = "import sys; from analysis import load; r = load(sys.argv[1]); print(*r.notes, r.run.height, sep='|')"
     done = subprocess.run([sys.executable, "-c", program, str(results)], capture_output=True, text=True, check=True)
-    reason, _, read = done.stdout.strip().rpartition(" ")
-    return reason.removeprefix("its result has "), int(read)
+    note, _, read = done.stdout.strip().partition("|")
+    return note, int(read)
