@@ -44,15 +44,20 @@ class Sweep:
 
     def submit(self, *more: str) -> str:
         """Submit what is missing; returns what the program said."""
-        done = self.program("submit", *self.arguments, "launcher=slurm", "site=local_cluster", *more)
+        done = self.submission(*more)
         assert done.returncode == 0, done.stderr + done.stdout
         return done.stdout
 
-    def program(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """The program, to its end; where it takes overrides, `results` is one of them."""
+    def submission(self, *more: str, path: Path | None = None) -> subprocess.CompletedProcess[str]:
+        """`submit`, however it ends."""
+        return self.program("submit", *self.arguments, "launcher=slurm", "site=local_cluster", *more, path=path)
+
+    def program(self, *arguments: str, path: Path | None = None) -> subprocess.CompletedProcess[str]:
+        """The program, to its end, with `results` where it takes overrides; `path` goes before where Slurm is."""
+        env = self.cluster.env | ({"PATH": f"{path}:{self.cluster.env['PATH']}"} if path else {})
         own = [f"results={self.results}"] if arguments[0] == "submit" else []
         command = [sys.executable, "-m", "parallelbench.cli", *arguments, *own]
-        return subprocess.run(command, env=self.cluster.env, capture_output=True, text=True)
+        return subprocess.run(command, env=env, capture_output=True, text=True)
 
     # --- what folders and Slurm say
 
