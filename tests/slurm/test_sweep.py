@@ -63,6 +63,7 @@ VICTIMS = ("rank", "n1", "slurmctld", "rank", "slurmctld, while submitting", "n2
     "controller, also before a submit; both nodes die, one after the other; with accounting and without",
     outcome="submitting again ends with a valid result of every run, and none was trained to its end twice",
 )
+@pytest.mark.timeout(1800)  # minutes on two cores, and more on two that others use, too
 @pytest.mark.parametrize("variant", ["accounting", "no_accounting"])
 def test_a_sweep_under_fire(variant: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     cluster: Cluster = request.getfixturevalue(variant)
