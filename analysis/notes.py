@@ -54,7 +54,7 @@ def _gain(row: dict[str, Any], *, named: bool) -> str:
     if row["verdict"] == TOO_FEW:
         return f"{what} {does} {row['speed_up']:.2f} times as fast as one device in a single repeat: {rest}."
     low, high, pairs = row["speed_up_low"], row["speed_up_high"], row["speed_up_pairs"]
-    span = f"95 % interval {low:.2f}–{high:.2f}, {text.repeats(pairs)}"
+    span = f"95 % interval {text.span(low, high)}, {text.repeats(pairs)}"
     if row["verdict"] == "indistinguishable":
         return f"{what} can't be told from one device in speed: {row['speed_up']:.2f} times as fast ({span})."
     return f"{what} {does} {row['speed_up']:.2f} times as fast as one device ({span}): {rest}."

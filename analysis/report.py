@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import polars as pl
 
 from analysis import notes
-from analysis.cells import CONFIGURATIONS, RUNS, Cell, cells
+from analysis.cells import CONFIGURATIONS, ENERGY, RUNS, Cell, cells
 from analysis.figures import all_figures
 from analysis.load import load
 from analysis.metrics import PER_RUN, per_epoch
@@ -167,15 +167,22 @@ def render(runs: Runs, drawn: list[Drawn]) -> str:
         measured=_measured(runs),
         figures=drawn,
         configurations=_grouped(summary(runs), CONFIGURATIONS),
+        energy=_grouped(_with_energy(summary(runs)), ENERGY),
         **_runs_table(facts(runs)),
         **_filters(facts(runs)),
-        headers={"configurations": CONFIGURATIONS, "runs": RUNS},
+        headers={"configurations": CONFIGURATIONS, "energy": ENERGY, "runs": RUNS},
         meanings={name: doc for name, (_, doc) in SUMMARY.items()} | dict(PER_RUN),
         environment=notes.environment(runs),
         css=(templates / "report.css").read_text(encoding="utf-8"),
         script=(templates / "report.js").read_text(encoding="utf-8"),
         vega=vega.replace("</script", "<\\/script"),
     )
+
+
+def _with_energy(table: pl.DataFrame) -> pl.DataFrame:
+    """The rows that have anything to say of energy or GPU-hours."""
+    columns = ("gpu_energy_per_epoch_j", "cpu_energy_per_epoch_j", "gpu_hours", "energy_flags")
+    return table.filter(pl.any_horizontal(pl.col(columns).is_not_null()))
 
 
 def _runs_table(rows: pl.DataFrame) -> dict[str, Any]:

@@ -70,8 +70,12 @@ def interval(value: float | None, low: float | None, high: float | None, *, digi
     """A value with its interval, where there are such: "1.43 (1.38–1.49)"."""
     if value is None:
         return MISSING
-    ends = [number(end) if end >= 10 else f"{end:.{digits}f}" for end in (low, high) if end is not None]
-    return f"{value:.{digits}f}" + (f" ({'–'.join(ends)})" if ends else "")
+    return f"{value:.{digits}f}" + ("" if low is None or high is None else f" ({span(low, high, digits=digits)})")
+
+
+def span(low: float, high: float, *, digits: int = 2) -> str:
+    """ "1.38–1.49"; ends of 10 and more have three digits in all."""
+    return "–".join(number(end) if end >= 10 else f"{end:.{digits}f}" for end in (low, high))
 
 
 def listed(items: Sequence[str], *, most: int = 3, sep: str = ", ") -> str:

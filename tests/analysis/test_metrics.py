@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 import pytest
 
-from analysis import load, per_epoch, per_run
+from analysis import load, per_epoch, per_run, summary
 from analysis.metrics import (
     PER_RUN,
     accuracy_target,
@@ -17,6 +17,7 @@ from analysis.metrics import (
     staleness_histogram,
     time_to_accuracy,
 )
+from analysis.stats import interval
 from tests.analysis.factory import MIB, Fake, config, failed, published
 
 if TYPE_CHECKING:
@@ -196,6 +197,54 @@ def test_energy_to_accuracy_is_null_once_an_epochs_is(tmp_path: Path) -> None:
     for target, expected in ((0.5, 100.0), (0.8, 150.0), (0.9, None), (0.95, None)):
         assert energy_to_accuracy(runs, target)["energy_to_accuracy_j"].to_list() == [expected]
     assert energy_to_accuracy(runs, 0.96).is_empty()
+
+
+def powered(power_w: Any, **more: Any) -> Fake:
+    """A run on GPUs whose counters are sampled."""
+    return Fake(device_type="cuda", device_name="GPU", gpu_power_w=power_w, **more)
+
+
+def test_energy_is_the_median_of_the_later_epochs_of_all_gpus(tmp_path: Path) -> None:
+    # Epochs of 5, 3, 2.5 and 10 s on the slowest rank; each GPU counts to its end. The first warms up.
+    fake = powered(lambda epoch, rank: 100.0 * (rank + 1), epoch_time_s=lambda epoch, rank: TIMES[epoch, rank])
+    row = _one(tmp_path, fake)
+    assert row["gpu_energy_per_epoch_j"] == pytest.approx(300 * 3.0)
+    assert row["gpu_energy_per_sample_j"] == pytest.approx(300 * 3.0 / SAMPLES)
+    assert (row["gpu_power_mean_w"], row["gpu_power_max_w"]) == pytest.approx((300.0, 200.0))
+    assert row["cpu_energy_per_epoch_j"] is None
+    assert row["energy_flags"] == "sparse"
+    assert row["gpu_hours"] == pytest.approx(2 * (2.4 + 20.5 - 0.2) / 3600)
+
+
+def test_an_epoch_without_energy_is_not_0_and_all_without_are_null(tmp_path: Path) -> None:
+    lost = _one(tmp_path / "a", powered(lambda epoch, rank: None if (epoch, rank) == (3, 1) else 100.0))
+    assert lost["gpu_energy_per_epoch_j"] == pytest.approx(200.0)
+    assert lost["energy_flags"] == "short sparse"
+    none = _one(tmp_path / "b", powered(lambda epoch, rank: 100.0 if rank == 0 else None))
+    assert (none["gpu_energy_per_epoch_j"], none["gpu_energy_per_sample_j"], none["gpu_power_mean_w"]) == (None,) * 3
+
+
+def test_without_gpus_there_are_no_gpu_hours_nor_energies(tmp_path: Path) -> None:
+    row = _one(tmp_path, Fake())
+    assert [row[name] for name in ("gpu_hours", "gpu_energy_per_epoch_j", "gpu_power_max_w", "energy_flags")] == [
+        None
+    ] * 4
+
+
+def test_a_configurations_energy_is_paired_with_one_devices(tmp_path: Path) -> None:
+    for repeat, (one, two) in enumerate([(100.0, 150.0), (110.0, 154.0), (90.0, 144.0)]):
+        published(config(tmp_path, repeat=repeat), powered(lambda e, r, power_w=one: power_w))
+        run = config(tmp_path, repeat=repeat, strategy="ddp", devices=2)
+        published(run, powered(lambda e, r, power_w=two: power_w / 2))
+    single, ddp = summary(load(tmp_path)).to_dicts()
+    assert single["energy_ratio"] == 1.0
+    assert (single["energy_ratio_low"], single["gpu_energy_per_epoch_j"]) == (None, pytest.approx(100.0))
+    assert ddp["energy_ratio"] == pytest.approx(1.5)
+    assert (ddp["energy_ratio_low"], ddp["energy_ratio_high"]) == pytest.approx(interval((1.5, 1.4, 1.6)))
+    assert ddp["gpu_energy_per_sample_j"] == pytest.approx(150.0 / SAMPLES)
+    # 87.5 % after three epochs of 1 s each, 80 % is the target.
+    assert (ddp["accuracy_target"], ddp["energy_to_accuracy_j"]) == (0.8, pytest.approx(450.0))
+    assert ddp["gpu_hours"] == pytest.approx(2 * (2.4 + 3 - 0.2) / 3600)
 
 
 @pytest.mark.parametrize(

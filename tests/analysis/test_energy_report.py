@@ -1,0 +1,71 @@
+"""The report's energies: shown where measured, dashes elsewhere, and said what they are worth."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from analysis import load, notes, write_report
+from analysis.figures import all_figures
+from tests.analysis.factory import Fake, config, published
+from tests.analysis.test_metrics import powered
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Path:
+    """Three repeats of one GPU and of two that need 1.5 times the energy; one configuration whose GPU was lost."""
+    for repeat in range(3):
+        published(config(tmp_path, repeat=repeat), powered(lambda e, r: 100.0, epoch_time_s=lambda e, r: 4.0))
+        run = config(tmp_path, repeat=repeat, strategy="ddp", devices=2)
+        published(run, powered(lambda e, r: 150.0, epoch_time_s=lambda e, r: 2.0 + 0.01 * r))
+        run = config(tmp_path, repeat=repeat, strategy="fsdp", devices=2)
+        published(run, powered(lambda e, r: None if r else 150.0, epoch_time_s=lambda e, r: 2.5))
+    return tmp_path / "demo"
+
+
+@pytest.mark.slow
+def test_energies_are_in_the_page_and_what_was_not_measured_is_a_dash(sweep: Path) -> None:
+    text = write_report(sweep).read_text(encoding="utf-8")
+    table = text.partition('<table id="energy"')[2].partition("</table>")[0].replace("\u2060", "")
+    rows = [row for row in table.split("<tr") if 'scope="row"' in row]
+    assert ["single" in rows[0], "ddp" in rows[1], "fsdp" in rows[2]] == [True] * 3
+    assert ">400</data>" in rows[0]
+    assert ">603</data>" in rows[1]
+    assert "1.51 (1.51–1.51)" in rows[1]
+    assert rows[2].count(">–<") >= 5
+    assert ">0<" not in table
+
+
+def test_the_figure_draws_what_was_measured_and_says_it(sweep: Path) -> None:
+    (figure,) = (figure for figure in all_figures(load(sweep)) if figure.name == "energy")
+    assert figure.chart is not None
+    rows = {(row["panel"], row["configuration"]): row["median"] for row in figure.chart.data.values}
+    epoch, target = "An epoch (median of the later ones)", "To the target, 80.0 % test accuracy"
+    assert rows == pytest.approx(
+        {
+            (epoch, "single × 1"): 400.0,
+            (epoch, "ddp × 2"): 603.0,
+            (target, "single × 1"): 1200.0,
+            (target, "ddp × 2"): 1809.0,
+        }
+    )
+    assert figure.finding == (
+        "A sample costs 0.284 J with single × 1; and 0.428 J with ddp × 2, 1.51 (1.51–1.51) times that of one device."
+    )
+
+
+def test_flags_are_said_in_words(tmp_path: Path) -> None:
+    published(config(tmp_path), powered(lambda e, r: 100.0, epoch_time_s=lambda e, r: 1.0))
+    lines = [line for line in notes.warnings(load(tmp_path)) if line.startswith("Energy of ")]
+    assert [line.rpartition("(")[2] for line in lines] == ["short).", "sparse)."]
+    assert lines[0].startswith("Energy of single × 1: epochs under 2 s")
+
+
+@pytest.mark.slow
+def test_without_energy_there_is_no_table_of_it(tmp_path: Path) -> None:
+    published(config(tmp_path), Fake())
+    assert '<table id="energy"' not in write_report(tmp_path).read_text(encoding="utf-8")
