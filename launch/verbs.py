@@ -259,7 +259,8 @@ def prepare_data(overrides: Sequence[str], extension: Extension) -> int:
 
     experiment = one_run(overrides, extension).run
     folder = experiment.site.data_folder
-    prepare(experiment.data, folder, progress=lambda text: _console().print(text, highlight=False))
+    for part in (partial(prepare, experiment.data), partial(experiment.loader.prepare, experiment.data)):
+        part(folder, progress=lambda text: _console().print(text, highlight=False))
     return 0
 
 

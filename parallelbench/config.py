@@ -1,8 +1,8 @@
 """The schema of one run: typed, range-checked, and the identity that follows from it.
 
 Nothing here imports torch, so that thousands of configurations can be checked on a login node. A *component* is a
-configuration node that names its class in `_target_` (a model, a data set, a strategy, an optimizer); the class is a
-frozen struct whose fields are the node's keys. Default values live in `conf/`, types and ranges live here.
+configuration node that names its class in `_target_` (a model, a data set, a strategy, an optimizer, a loader); the
+class is a frozen struct whose fields are the node's keys. Default values live in `conf/`, types and ranges live here.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from parallelbench.data.base import Data
+    from parallelbench.loaders.base import Loader
     from parallelbench.models.base import Model
     from parallelbench.optimizers import Optimizer
     from parallelbench.strategies.base import Strategy
@@ -39,6 +40,7 @@ COMPONENTS = {
     "data": "parallelbench.data.base.Data",
     "strategy": "parallelbench.strategies.base.Strategy",
     "optimizer": "parallelbench.optimizers.Optimizer",
+    "loader": "parallelbench.loaders.base.Loader",
 }
 """The nodes of a run that name a class in `_target_`, and what that class must be a kind of."""
 
@@ -142,6 +144,7 @@ class RunConfig(Settings, frozen=True, kw_only=True):
     data: Data
     strategy: Strategy
     optimizer: Optimizer
+    loader: Loader
     sweep_name: Name = "adhoc"
     """The sweep it belongs to: the name of the folder above the run folder."""
 

@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from parallelbench.config import RunConfig
-    from parallelbench.data.loader import Batch, ResidentLoader
+    from parallelbench.data.loader import Batch, BatchLoader
     from parallelbench.optimizers import Optimizer
     from parallelbench.strategies.base import Replica
 
-    LoaderOf = Callable[[RunConfig, Shard], ResidentLoader]
+    LoaderOf = Callable[[RunConfig, Shard], BatchLoader]
 
 _LEAST_EPS = 1e-6
 _SAMPLES = 32
@@ -127,6 +127,9 @@ def check_parity(
             row = _differences(loss, gradients, state, evaluated, reference)
             rows.append({"step": step, **row, **_verdict(row, run.strategy.parity_tolerance())})
     replica.close()
+    loader.close()
+    if reference is not None:
+        reference.close()
     return None if reference is not None and reference.out_of_memory else rows
 
 
@@ -135,6 +138,7 @@ class _Reference:
 
     def __init__(self, model: nn.Sequential, run: RunConfig, world: World, loader_of: LoaderOf) -> None:
         self._run, self.out_of_memory = as_reference(run), False
+        self._loader: BatchLoader | None = None
         alone = World(device_type=world.device_type, devices=world.devices[:1])
         try:
             self.replica: Replica = self._run.strategy.prepare(deepcopy(model), self._run, alone)
@@ -143,12 +147,18 @@ class _Reference:
         except torch.OutOfMemoryError:
             self.out_of_memory = True
 
+    def close(self) -> None:
+        """End what its loader has started."""
+        if self._loader is not None:
+            self._loader.close()
+
     def step(self) -> bool:
         """Train on the next batch and evaluate; False from where the memory doesn't suffice."""
         if self.out_of_memory:
             return False
         try:
             sums = self.replica.step(next(self._batches))
+            assert self._loader is not None
             evaluated = self.replica.evaluate(self._loader.test(_TEST_SAMPLES))
         except torch.OutOfMemoryError:
             # The other ranks go on: they wait for this one in the strategy's own collectives.
@@ -183,7 +193,7 @@ def _differences(
     }
 
 
-def _endless(loader: ResidentLoader) -> Iterator[Batch]:
+def _endless(loader: BatchLoader) -> Iterator[Batch]:
     """Batches of one epoch after the other: some epochs have fewer steps than the check."""
     return chain.from_iterable(map(loader.train, count(1)))
 

@@ -28,7 +28,7 @@ def configured_columns(run: RunConfig) -> Row:
         "run_id": run_id(run),
         "sweep": run.sweep_name,
         "slug": slug(run),
-        **{key: getattr(run, key).name for key in ("model", "data", "strategy", "optimizer")},
+        **{key: getattr(run, key).name for key in ("model", "data", "strategy", "optimizer", "loader")},
         **{key: getattr(run, key) for key in ("devices", "nodes", "epochs", "batch_size", "scaling", "precision")},
         **{key: getattr(run, key) for key in ("global_batch_size", "channels_last", "compile", "repeat")},
         **{key: getattr(run.measure, key) for key in ("deterministic", "detect_anomaly")},

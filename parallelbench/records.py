@@ -39,6 +39,7 @@ RUN = (
     Column("data", "string", "configuration: data"),
     Column("strategy", "string", "configuration: strategy"),
     Column("optimizer", "string", "configuration: optimizer"),
+    Column("loader", "string", "configuration: loader"),
     Column("devices", "int32", "devices over all nodes"),
     Column("nodes", "int32", "nodes"),
     Column("processes", "int32", "training processes"),
@@ -199,6 +200,19 @@ RANKS = (
         "host_peak_rss_bytes",
         "int64",
         "most resident host memory of this process in the window",
+        nullable=True,
+    ),
+    Column(
+        "loader_cpu_time_s",
+        "float64",
+        "processor time of the loader's worker processes in the training window, s; null: it has none",
+        nullable=True,
+    ),
+    Column(
+        "loader_memory_bytes",
+        "int64",
+        "host memory that no process but one of these workers has, at the window's end, summed over them; null: there "
+        "are none then",
         nullable=True,
     ),
 )

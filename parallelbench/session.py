@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from parallelbench.config import canonical_json, run_id
-from parallelbench.data.loader import ResidentLoader
 from parallelbench.devices import cpu_name
 from parallelbench.numerics import Numerics, set_precision
 from parallelbench.parity import as_checked, check_parity, local_statistics
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from parallelbench.attempt import Attempt
     from parallelbench.config import RunConfig
     from parallelbench.data.base import Arrays
+    from parallelbench.data.loader import BatchLoader
     from parallelbench.journal import Journal
     from parallelbench.pauses import Resumed
     from parallelbench.probes.clock import StartUp
@@ -53,7 +54,7 @@ class Session:
         resumed = self._resume()
         if resumed is None:
             self._record_environment()
-        arrays = run.data.load(run.site.data_folder)
+        arrays = self._arrays()
         self._startup.done("data")
         parity_passed = self._check_parity(arrays) if resumed is None and parity_is_asked(run) else None
         self._phase("model")
@@ -69,19 +70,20 @@ class Session:
         loader = self._loader(arrays, run, replica.data_shard)
         release()
         self._startup.done("data")
-        if run.compile:
-            self._compile(replica, loader)
-        if resumed is not None:
-            resumed.restore(replica)
-        reached_the_end = self._trainer(replica, loader).train(first=1 if resumed is None else resumed.epoch + 1)
-        if reached_the_end:
-            self._look_closer(replica, loader)
+        with closing(loader):
+            if run.compile:
+                self._compile(replica, loader)
+            if resumed is not None:
+                resumed.restore(replica)
+            reached_the_end = self._trainer(replica, loader).train(first=1 if resumed is None else resumed.epoch + 1)
+            if reached_the_end:
+                self._look_closer(replica, loader)
         replica.close()
         if reached_the_end and self._world.rank == 0:
             self._journal.event("finished", outcome="parity_failed" if parity_passed is False else "ok")
             self._journal.commit()
 
-    def _look_closer(self, replica: Replica, loader: ResidentLoader) -> None:
+    def _look_closer(self, replica: Replica, loader: BatchLoader) -> None:
         """What steps are spent on, where that is asked for: all results are in the journals already."""
         measure = self._run.measure
         if not measure.attribution_steps and not measure.trace:
@@ -141,6 +143,17 @@ class Session:
             self._facts(environment_json=canonical_json(environment.capture()))
         self._startup.skip()
 
+    def _arrays(self) -> Arrays:
+        """The data set. Files that the loader needs are written first, by one rank per node, unless they are there."""
+        data, folder = self._run.data, self._run.site.data_folder
+        if self._run.loader.writes_files:
+            self._phase("conversion")
+            if self._world.local_rank == 0:
+                self._run.loader.prepare(data, folder)
+            self._world.barrier()
+            self._startup.skip()  # the first of many runs must not seem to start slower than the others
+        return self._run.loader.load(data, folder)
+
     def _check_parity(self, arrays: Arrays) -> bool | None:
         """The verdict of the parity check, the same on every rank; None where there was nothing to compare with."""
         self._phase("parity")
@@ -155,14 +168,14 @@ class Session:
             self._warnings.append("parity was not checked: one device has too little memory to train this model alone")
         return None if unchecked else not failed
 
-    def _compile(self, replica: Replica, loader: ResidentLoader) -> None:
+    def _compile(self, replica: Replica, loader: BatchLoader) -> None:
         self._phase("compile")
         replica.rehearse(next(loader.train(epoch=1)))
         self._world.synchronize()
         self._startup.done("compile")
 
-    def _loader(self, arrays: Arrays, run: RunConfig, shard: Shard) -> ResidentLoader:
-        return ResidentLoader(
+    def _loader(self, arrays: Arrays, run: RunConfig, shard: Shard) -> BatchLoader:
+        return run.loader.build(
             arrays,
             run.data,
             device=self._world.device,
@@ -174,7 +187,7 @@ class Session:
             steps_per_epoch=run.steps_per_epoch,
         )
 
-    def _trainer(self, replica: Replica, loader: ResidentLoader) -> Trainer:
+    def _trainer(self, replica: Replica, loader: BatchLoader) -> Trainer:
         return Trainer(
             replica,
             loader,

@@ -12,13 +12,14 @@ import torch
 from parallelbench.devices import node_name
 from parallelbench.probes.clock import StepClock, Window
 from parallelbench.probes.memory import MemoryProbe
+from parallelbench.probes.workers import WorkerProbe
 from parallelbench.telemetry.epochs import NOTHING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from parallelbench.config import RunConfig
-    from parallelbench.data.loader import Batch, ResidentLoader
+    from parallelbench.data.loader import Batch, BatchLoader
     from parallelbench.journal import Journal
     from parallelbench.pauses import Pauses
     from parallelbench.probes.clock import StartUp
@@ -36,7 +37,7 @@ class Trainer:
     def __init__(
         self,
         replica: Replica,
-        loader: ResidentLoader,
+        loader: BatchLoader,
         *,
         run: RunConfig,
         world: World,
@@ -48,7 +49,7 @@ class Trainer:
         """Prepare the probes. `startup`: ended by the first step of epoch 1. `pauses`: None, for no pauses."""
         self._replica, self._loader, self._run, self._world = replica, loader, run, world
         self._journal, self._keys, self._startup, self._pauses = journal, keys, startup, pauses
-        self._window, self._memory = Window(world), MemoryProbe(world)
+        self._window, self._memory, self._workers = Window(world), MemoryProbe(world), WorkerProbe(loader)
         self._steps = StepClock(world, steps=run.steps_per_epoch, sampled=run.measure.steps_sampled)
         self._identity = {"rank": world.rank, "local_rank": world.local_rank, "node": node_name()}
         self._device_uuid = device_uuid(world)
@@ -96,11 +97,12 @@ class Trainer:
     def train_epoch(self, epoch: int) -> dict[str, Any]:
         """The training window of one epoch, with all its probes: columns of `ranks`."""
         self._memory.start()
+        self._workers.start()
         self._replica.traffic.take()  # what evaluation has sent is not a part of the training window
         self._window.start()
         trained, samples = self._train_window(epoch)
         epoch_time_s = self._window.stop()
-        probes = {**self._memory.stop(), **self._replica.traffic.take()}
+        probes = {**self._memory.stop(), **self._workers.stop(), **self._replica.traffic.take()}
         edges = {"training_started_at": self._window.started_at, "training_ended_at": self._window.ended_at}
         times = {"epoch_time_s": epoch_time_s, **edges, "cpu_time_s": self._window.cpu_time_s}
         return {**times, **_sums("train", trained, samples), **probes}

@@ -23,6 +23,7 @@ from torch.nn import functional as F
 
 from parallelbench import session, train
 from parallelbench.config import RunConfig, canonical_json, run_id, slug, to_mapping
+from parallelbench.data import loader as loader_module
 from parallelbench.data.loader import ResidentLoader, generator
 from parallelbench.devices import cpu_name, node_name
 from parallelbench.folder import RunFolder
@@ -45,10 +46,10 @@ from tests.telemetry.test_nvml import FOUR
 HERE = "tests.test_columns"
 FORCED = {
     "run": {
-        f"{HERE}.test_what_was_asked_for": "run_id sweep slug model data strategy optimizer devices nodes processes "
-        "cores_per_device device_type epochs batch_size global_batch_size scaling precision channels_last seed repeat "
-        "train_samples test_samples steps_per_epoch dropped_samples learning_rate oversubscribed deterministic "
-        "detect_anomaly config_json",
+        f"{HERE}.test_what_was_asked_for": "run_id sweep slug model data strategy optimizer loader devices nodes "
+        "processes cores_per_device device_type epochs batch_size global_batch_size scaling precision channels_last "
+        "seed repeat train_samples test_samples steps_per_epoch dropped_samples learning_rate oversubscribed "
+        "deterministic detect_anomaly config_json",
         f"{HERE}.test_what_the_run_was": "outcome reason device_name parameters parity_passed",
         f"{HERE}.test_facts_of_a_session": "attempt compile warnings environment_json",
         f"{HERE}.test_the_parts_of_the_start": "startup_s startup_launch_s startup_imports_s startup_process_group_s "
@@ -75,6 +76,8 @@ FORCED = {
         f"{HERE}.test_times_are_those_of_the_clock": "attempt epoch_time_s training_started_at training_ended_at "
         "cpu_time_s evaluation_time_s",
         f"{HERE}.test_a_known_tensor_is_in_the_hosts_peak": "host_peak_rss_bytes",
+        "tests.test_loader_workers.test_the_use_of_workers_is_counted_whether_they_stay_or_not": "loader_cpu_time_s "
+        "loader_memory_bytes",
         f"{HERE}.test_peaks_of_devices_are_added": "peak_allocated_bytes peak_reserved_bytes device_used_bytes",
         "tests.strategies.test_traffic.test_model_parallel_sends_an_activation_forward_and_its_gradient_back": (
             "activation_bytes_sent"
@@ -124,6 +127,7 @@ def test_the_tests_exist_and_name_their_columns(name: str) -> None:
 WEAK = (
     *(option for option in TINY if not option.startswith(("batch_size", "data.train_samples"))),
     *("data.train_samples=70", "batch_size=10", "scaling=weak", "optimizer=sgd", "optimizer.lr=0.05"),
+    "loader=tensor_dataset",
     *("optimizer.lr_rule=linear", "precision=fp64", "channels_last=true", "epochs=2", "seed=5", "repeat=3"),
     *("strategy=ddp", "devices=2", "measure.deterministic=true", "measure.detect_anomaly=true", "sweep.name=columns"),
     "launcher.oversubscribe=true",
@@ -166,6 +170,7 @@ def test_what_was_asked_for(weak: Ran) -> None:
         "cores_per_device": 1,
     }
     names = {"model": "logistic_regression", "data": "synthetic", "strategy": "ddp", "optimizer": "sgd"}
+    names["loader"] = "tensor_dataset"
     numbers = {"epochs": 2, "batch_size": 10, "global_batch_size": 20, "seed": 8, "repeat": 3}
     samples = {"train_samples": 70, "test_samples": 30, "steps_per_epoch": 3, "dropped_samples": 10}
     kinds = {"device_type": "cpu", "scaling": "weak", "precision": "fp64", "learning_rate": 0.1, "sweep": "columns"}
@@ -298,7 +303,7 @@ def plant(monkeypatch: pytest.MonkeyPatch, clock: Clock, run: RunConfig) -> None
     monkeypatch.setattr(session, "parity_is_asked", lambda _: True)
     monkeypatch.setattr(environment, "capture", turning(clock, 100.0, lambda: {"known": 1}))
     monkeypatch.setattr(type(run.data), "load", turning(clock, 4.0, type(run.data).load))
-    monkeypatch.setattr(session, "ResidentLoader", turning(clock, 0.5, ResidentLoader))
+    monkeypatch.setattr(loader_module, "ResidentLoader", turning(clock, 0.5, ResidentLoader))
     monkeypatch.setattr(Single, "prepare", turning(clock, 8.0, Single.prepare))
     monkeypatch.setattr(torch, "compile", lambda module: module)
     monkeypatch.setattr(ModuleReplica, "rehearse", turning(clock, 9.0, ModuleReplica.rehearse))

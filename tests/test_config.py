@@ -108,7 +108,13 @@ def other_values(kind: Any, value: Any) -> list[Any]:
 def fields(struct: type, path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], Any]]:
     hints = typing.get_type_hints(
         struct,
-        localns={"Model": Component, "Data": Component, "Strategy": Component, "Optimizer": Component},
+        localns={
+            "Model": Component,
+            "Data": Component,
+            "Strategy": Component,
+            "Optimizer": Component,
+            "Loader": Component,
+        },
         include_extras=True,
     )
     found = []
@@ -205,7 +211,7 @@ def test_the_global_batch_follows_the_scaling(scaling: str, devices: int, batch:
 
 def struct_modules() -> list[str]:
     names = [f"parallelbench.{name}" for name in ("config", "place", "optimizers")]
-    for package in ("strategies", "strategies.parts", "models", "data"):
+    for package in ("strategies", "strategies.parts", "models", "data", "loaders"):
         folder = importlib.import_module(f"parallelbench.{package}")
         names += [
             f"{folder.__name__}.{module.name}" for module in pkgutil.iter_modules(folder.__path__) if not module.ispkg

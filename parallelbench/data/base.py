@@ -66,6 +66,10 @@ class Data(Component, frozen=True, kw_only=True):
     def missing_files(self, data_dir: Path) -> list[Path]:
         """Prepared files that a run needs and that are not there; empty: ready to load."""
 
+    def fingerprint(self, data_dir: Path) -> str | None:
+        """What tells the arrays from all others without reading them, in hexadecimal digits; None: nothing does."""
+        return None
+
     @abstractmethod
     def load(self, data_dir: Path) -> Arrays:
         """Open the arrays, never downloading; `ConfigError` with the `prepare` line where any are missing."""

@@ -1,12 +1,12 @@
-"""The loader: the data set lies on the device as uint8; batches are cut out, normalised, augmented there.
+"""Loaders: which samples a rank takes, in which order, and how they are augmented; and the one that is the default.
 
-This is the general part of how airbench feeds a GPU (https://github.com/KellerJordan/cifar10-airbench): no
-workers, no copies from the host within an epoch, one kernel to gather a batch and one to normalise it.
+All loaders take the same plan and differ in how samples get from where they lie into a batch on the device.
 """
 
 from __future__ import annotations
 
 import hashlib
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from itertools import repeat
 from typing import TYPE_CHECKING
@@ -14,16 +14,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
+from parallelbench.data.images import Normalise, Windows, laid_out
 from parallelbench.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+    from typing import Unpack
 
     from numpy.typing import NDArray
 
     from parallelbench.data.base import Arrays, Data
+    from parallelbench.loaders.base import Feed
     from parallelbench.strategies.base import Shard
 
 TEST_BATCH_SIZE = 1024
@@ -65,16 +67,35 @@ def evaluation_slices(samples: int, *, index: int, count: int, at_most: int = TE
     return slices
 
 
-class ResidentLoader:
-    """Yields one rank's slices of every global batch, from a data set that lies on the device.
+@dataclass(frozen=True)
+class Plan:
+    """What one rank takes in an epoch: one value per sample, in training order, on the host."""
+
+    samples: Tensor
+    """Numbers of the stored samples."""
+    down: Tensor | None
+    """How far below the padded image's upper left corner the window begins; None where nothing is augmented."""
+    right: Tensor | None
+    """Likewise, to the right."""
+    flip: Tensor | None
+    """uint8: 1 where the window is mirrored; None where no image is."""
+
+
+class BatchLoader(ABC):
+    """Yields one rank's slices of every global batch.
 
     Training: one permutation per (seed, epoch), the same for all strategies, world sizes and devices; step s
     takes its entries s·G … (s+1)·G − 1, of which shard i of n reads the i-th n-th. The tail that fills no
     global batch is dropped. `data.train_samples` may be a multiple of the stored samples (copies): numbers
     are taken modulo.
 
-    Nothing in an iteration synchronises host and device; what an epoch needs is moved before its first batch.
+    A loader of another kind says how in `_train` and `_test`; it yields batches in the plan's order, with the
+    values that `Normalise` gives, and None for what its shard doesn't look at. Neither is called where that is
+    both images and labels.
     """
+
+    workers = 0
+    """So many processes of its own it has for each part of the data set."""
 
     def __init__(
         self,
@@ -89,45 +110,27 @@ class ResidentLoader:
         channels_last: bool,
         steps_per_epoch: int,
     ) -> None:
-        """Move the data set to `device`; `ConfigError` where the batch size fits neither shards nor data."""
+        """Take over where batches go and what they are; `ConfigError` where their size fits neither shards nor data."""
         _check_batch(data, global_batch_size=global_batch_size, shards=shard.count, steps=steps_per_epoch)
         self.steps_per_epoch = steps_per_epoch
         self.local_batch_size = global_batch_size // shard.count
-        self._data, self._shard, self._seed, self._device = data, shard, seed, device
+        self._data, self._shard, self._seed = data, shard, seed
+        self._device, self._dtype, self._channels_last = torch.device(device), dtype, channels_last
         self._global_batch_size = global_batch_size
         self._stored = len(arrays.train_labels)
+        self._padding = data.shape[1] // 8 if data.augment else 0
         # No more at once than in training: what evaluation takes must not show in the memory of training.
         self._test_batch_size = min(TEST_BATCH_SIZE, max(_LEAST_TEST_BATCH_SIZE, self.local_batch_size))
-        self._train_images: _Images | None = None
-        self._test_images: _Images | None = None
-        self._train_labels: Tensor | None = None
-        self._test_labels: Tensor | None = None
-        if shard.images:
-            padding = data.shape[1] // 8 if data.augment else 0
-            normalise = _Normalise(data, device=device, dtype=dtype, channels_last=channels_last)
-            self._train_images = _Images(arrays.train_images, normalise=normalise, padding=padding)
-            self._test_images = _Images(arrays.test_images, normalise=normalise, padding=0)
-        if shard.labels:
-            self._train_labels = torch.from_numpy(np.array(arrays.train_labels)).to(device)
-            self._test_labels = torch.from_numpy(np.array(arrays.test_labels)).to(device)
 
     def train(self, epoch: int) -> Iterator[Batch]:
-        """Iterate over `steps_per_epoch` batches of `local_batch_size` samples; `epoch` counts from 1."""
-        size = self.local_batch_size
-        order = torch.randperm(
-            self._data.train_samples, generator=generator(seed=self._seed, epoch=epoch, purpose="order")
-        )
-        samples = self._mine(order) % self._stored
-        labels: Iterable[Tensor | None] = repeat(None)
-        if self._train_labels is not None:
-            chosen = self._train_labels.index_select(0, samples.to(self._device))
-            labels = chosen.view(-1, size).unbind(0)
-        if self._train_images is None:
-            for _, target in zip(range(self.steps_per_epoch), labels, strict=False):
-                yield Batch(None, target, size)
-            return
-        for images, target in zip(self._train_batches(samples, epoch), labels, strict=False):
-            yield Batch(images, target, size)
+        """Iterate over `steps_per_epoch` batches of `local_batch_size` samples; `epoch` counts from 1.
+
+        One iteration at a time: a new one may end the one before.
+        """
+        if self._looks_at_nothing:
+            yield from repeat(Batch(None, None, self.local_batch_size), self.steps_per_epoch)
+        else:
+            yield from self._train(self._plan(epoch))
 
     def test(self, samples: int | None = None) -> Iterator[Batch]:
         """Iterate over this shard's part of the test set, or of its first `samples`, in order.
@@ -135,42 +138,135 @@ class ResidentLoader:
         See `evaluation_slices` for the sizes of batches.
         """
         whole = self._data.test_samples
-        for start, stop in evaluation_slices(
+        slices = evaluation_slices(
             whole if samples is None else min(samples, whole),
             index=self._shard.index,
             count=self._shard.count,
             at_most=self._test_batch_size,
-        ):
-            images = None if self._test_images is None else self._test_images.slice(start, stop)
-            labels = None if self._test_labels is None else self._test_labels[start:stop]
-            yield Batch(images, labels, stop - start)
+        )
+        if self._looks_at_nothing:
+            yield from (Batch(None, None, stop - start) for start, stop in slices)
+        else:
+            yield from self._test(slices)
+
+    @abstractmethod
+    def _train(self, plan: Plan) -> Iterator[Batch]:
+        """The batches of one epoch."""
+
+    @abstractmethod
+    def _test(self, slices: list[tuple[int, int]]) -> Iterator[Batch]:
+        """The test samples from start up to stop, for each slice one batch."""
+
+    def worker_pids(self) -> list[int]:
+        """Its living worker processes."""
+        return []
+
+    def close(self) -> None:  # noqa: B027
+        """End what the loader has started; it yields nothing any more."""
+
+    @property
+    def _looks_at_nothing(self) -> bool:
+        return not (self._shard.images or self._shard.labels)
+
+    def _plan(self, epoch: int) -> Plan:
+        total = self._data.train_samples
+        order = torch.randperm(total, generator=generator(seed=self._seed, epoch=epoch, purpose="order"))
+        samples = self._mine(order) % self._stored
+        if not (self._data.augment and self._shard.images):
+            return Plan(samples, None, None, None)
+        # Drawn for all samples of the epoch, so that a sample's shift doesn't depend on the number of shards.
+        random = generator(seed=self._seed, epoch=epoch, purpose="augment")
+        down, right = torch.randint(2 * self._padding + 1, (2, total), generator=random)
+        flips = torch.randint(2, (total,), generator=random, dtype=torch.uint8)
+        return Plan(samples, self._mine(down), self._mine(right), self._mine(flips) if self._data.flip else None)
 
     def _mine(self, values: Tensor) -> Tensor:
         """Of one value per sample, in training order: this shard's, shape (steps · local_batch_size,)."""
         used = values[: self.steps_per_epoch * self._global_batch_size]
         return used.view(self.steps_per_epoch, self._shard.count, -1)[:, self._shard.index].reshape(-1)
 
-    def _train_batches(self, samples: Tensor, epoch: int) -> Iterator[Tensor]:
-        assert self._train_images is not None
+    def _flips(self, plan: Plan) -> Iterable[Tensor | None]:
+        """For each step what `Windows.at` takes, on the device."""
+        if plan.flip is None:
+            return repeat(None)
+        return plan.flip.to(self._device).view(-1, self.local_batch_size, 1, 1, 1).unbind(0)
+
+    def _shifts(self, plan: Plan) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
+        """For each step down, right and flip, on the device; nothing at all where nothing is augmented."""
+        if plan.down is None or plan.right is None:
+            return
+        down, right = (
+            shift.to(self._device).view(-1, self.local_batch_size).unbind(0) for shift in (plan.down, plan.right)
+        )
+        yield from zip(down, right, self._flips(plan), strict=False)
+
+    def _cut(self, padded: Tensor, down: Tensor, right: Tensor, flip: Tensor | None) -> Tensor:
+        """Of a batch of padded images on the device, one window each."""
+        windows = Windows(padded, padding=self._padding, channels_last=self._channels_last)
+        places = torch.arange(len(padded), device=self._device)
+        return windows.at(windows.starts(places, down=down, right=right), flip)
+
+    def _normaliser(self, device: torch.device | str, *, padding: int = 0) -> Normalise:
+        return Normalise(
+            self._data, device=device, dtype=self._dtype, channels_last=self._channels_last, padding=padding
+        )
+
+
+class ResidentLoader(BatchLoader):
+    """The data set lies on the device as uint8; batches are cut out, normalised, augmented there.
+
+    This is the general part of how airbench feeds a GPU (https://github.com/KellerJordan/cifar10-airbench): no
+    workers, no copies from the host within an epoch, one kernel to gather a batch and one to normalise it.
+    Nothing in an iteration synchronises host and device; what an epoch needs is moved before its first batch.
+    """
+
+    def __init__(self, arrays: Arrays, data: Data, **feed: Unpack[Feed]) -> None:
+        """Move the data set to the device."""
+        super().__init__(arrays, data, **feed)
+        self._train_images: Tensor | None = None
+        self._test_images: Tensor | None = None
+        self._train_labels: Tensor | None = None
+        self._test_labels: Tensor | None = None
+        if self._shard.images:
+            self._normalise = self._normaliser(self._device)
+            self._train_images = self._moved(arrays.train_images, padding=self._padding)
+            self._test_images = self._moved(arrays.test_images, padding=0)
+        if self._shard.labels:
+            self._train_labels = torch.from_numpy(np.array(arrays.train_labels)).to(self._device)
+            self._test_labels = torch.from_numpy(np.array(arrays.test_labels)).to(self._device)
+
+    def _moved(self, images: NDArray[np.uint8], *, padding: int) -> Tensor:
+        stored = torch.from_numpy(np.array(images)).to(self._device)
+        return laid_out(stored, padding=padding, channels_last=self._channels_last)
+
+    def _train(self, plan: Plan) -> Iterator[Batch]:
         size = self.local_batch_size
-        if not self._data.augment:
-            for index in samples.to(self._device).view(-1, size).unbind(0):
-                yield self._train_images.select(index)
+        labels: Iterable[Tensor | None] = repeat(None)
+        if self._train_labels is not None:
+            labels = self._train_labels.index_select(0, plan.samples.to(self._device)).view(-1, size).unbind(0)
+        images: Iterable[Tensor | None] = repeat(None)
+        if self._train_images is not None:
+            images = self._train_batches(self._train_images, plan)
+        for _, pixels, target in zip(range(self.steps_per_epoch), images, labels, strict=False):
+            yield Batch(pixels, target, size)
+
+    def _train_batches(self, stored: Tensor, plan: Plan) -> Iterator[Tensor]:
+        size = self.local_batch_size
+        if plan.down is None or plan.right is None:
+            for index in plan.samples.to(self._device).view(-1, size).unbind(0):
+                yield self._normalise(stored.index_select(0, index))
             return
-        # Drawn for all samples of the epoch, so that a sample's shift doesn't depend on the number of shards.
-        total, span = self._data.train_samples, 2 * self._train_images.padding + 1
-        random = generator(seed=self._seed, epoch=epoch, purpose="augment")
-        down, right = torch.randint(span, (2, total), generator=random)
-        flips = torch.randint(2, (total,), generator=random, dtype=torch.uint8)
-        starts = self._train_images.starts(samples, down=self._mine(down), right=self._mine(right))
+        windows = Windows(stored, padding=self._padding, channels_last=self._channels_last)
+        starts = windows.starts(plan.samples, down=plan.down, right=plan.right)
         batches = starts.to(self._device).view(-1, size).unbind(0)
-        if not self._data.flip:
-            for start in batches:
-                yield self._train_images.crop(start, None)
-            return
-        flip = self._mine(flips).to(self._device).view(-1, size, 1, 1, 1).unbind(0)
-        for start, flipped in zip(batches, flip, strict=True):
-            yield self._train_images.crop(start, flipped)
+        for start, flip in zip(batches, self._flips(plan), strict=False):
+            yield self._normalise(windows.at(start, flip))
+
+    def _test(self, slices: list[tuple[int, int]]) -> Iterator[Batch]:
+        for start, stop in slices:
+            images = None if self._test_images is None else self._normalise(self._test_images[start:stop])
+            labels = None if self._test_labels is None else self._test_labels[start:stop]
+            yield Batch(images, labels, stop - start)
 
 
 def _check_batch(data: Data, *, global_batch_size: int, shards: int, steps: int) -> None:
@@ -184,76 +280,3 @@ def _check_batch(data: Data, *, global_batch_size: int, shards: int, steps: int)
             f"data={data.name} has {data.train_samples} training samples, not enough for "
             f"{max(steps, 1)} steps of {global_batch_size}: choose a smaller batch_size"
         )
-
-
-class _Normalise:
-    """(x / 255 − mean) / std as scale·x + shift: one kernel from uint8 to float, and one more to a half type.
-
-    Half types are computed in float32, since a scale rounded to 8 bits would shift every image.
-    """
-
-    def __init__(self, data: Data, *, device: torch.device | str, dtype: torch.dtype, channels_last: bool) -> None:
-        self.device, self.dtype, self.channels_last = device, dtype, channels_last
-        wide = dtype if dtype == torch.float64 else torch.float32
-        channels, height, width = data.shape
-        shape = (height, width, channels) if channels_last else data.shape
-        per_channel = (1, 1, -1) if channels_last else (-1, 1, 1)
-        std = torch.tensor(data.std, dtype=torch.float64).view(per_channel)
-        mean = torch.tensor(data.mean, dtype=torch.float64).view(per_channel)
-        # One value per element of an image: on a CPU five times as fast as broadcasting three of them
-        # channels last.
-        self.scale = (1 / (255 * std)).expand(shape).to(device, wide).contiguous()
-        self.shift = (-mean / std).expand(shape).to(device, wide).contiguous()
-
-    def __call__(self, images: Tensor) -> Tensor:
-        """From uint8 in the stored layout to (n, channels, height, width) in `dtype`."""
-        result = torch.addcmul(self.shift, images, self.scale)
-        if result.dtype != self.dtype:
-            result = result.to(self.dtype)
-        return result.permute(0, 3, 1, 2) if self.channels_last else result
-
-
-class _Images:
-    """uint8 images on the device, (n, channels, height, width) or channels last, with a border of zeros."""
-
-    def __init__(self, images: NDArray[np.uint8], *, normalise: _Normalise, padding: int) -> None:
-        stored = torch.from_numpy(np.array(images)).to(normalise.device)
-        self.padding, self._normalise = padding, normalise
-        self._width_axis = -2 if normalise.channels_last else -1
-        shape = stored.shape[1:]
-        if padding:
-            stored = F.pad(stored, (padding,) * 4)
-        if normalise.channels_last:
-            stored = stored.permute(0, 2, 3, 1)
-            shape = torch.Size((shape[1], shape[2], shape[0]))
-        self._stored = stored.contiguous()
-        # Every place of the padded pixels as the first element of an image: overlapping views, no copies.
-        # Gathering rows of this tensor crops, in the one kernel that picks the images anyway.
-        strides = self._stored.stride()[1:]
-        extent = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
-        self._windows = self._stored.as_strided((self._stored.numel() - extent + 1, *shape), (1, *strides))
-
-    def select(self, index: Tensor) -> Tensor:
-        """The images of the given numbers, normalised."""
-        return self._normalise(self._stored.index_select(0, index))
-
-    def slice(self, start: int, stop: int) -> Tensor:
-        """The images from `start` up to `stop`, normalised."""
-        return self._normalise(self._stored[start:stop])
-
-    def starts(self, samples: Tensor, *, down: Tensor, right: Tensor) -> Tensor:
-        """First elements of the windows `down` and `right` of the padded images' upper left corners."""
-        per_image = self._stored.stride(0)
-        per_row, per_column = (
-            self._stored.stride()[1:3] if self._normalise.channels_last else self._stored.stride()[2:4]
-        )
-        return samples * per_image + down * per_row + right * per_column
-
-    def crop(self, starts: Tensor, flip: Tensor | None) -> Tensor:
-        """The windows at `starts`, those with a 1 in `flip` (uint8, (n, 1, 1, 1)) mirrored, normalised."""
-        images = self._windows.index_select(0, starts)
-        if flip is not None:
-            # x ^ ((x ^ mirrored) · flip): on a CPU five times as fast as torch.where.
-            mirrored = images.flip(self._width_axis).bitwise_xor_(images).mul_(flip)
-            images.bitwise_xor_(mirrored)
-        return self._normalise(images)

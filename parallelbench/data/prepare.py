@@ -56,15 +56,15 @@ def prepare(data: Data, data_dir: Path, *, progress: Callable[[str], None] = pri
     if is_complete(data, root):
         progress(f"{data.name}: ready in {data.prepared_dir(root)}")
         return
-    with _storage_errors(root):
+    with storage_errors(root):
         (root / "raw").mkdir(parents=True, exist_ok=True)
         for folder in (root, root / "raw"):
-            _remove_stale(folder)
+            remove_stale(folder)
         _obtain_raw(data, root / "raw", progress=progress)
         progress(f"{data.name}: reading the raw files")
         arrays = data.parse(root / "raw")
         _check(data, arrays)
-        with _temporary_folder(root, data.folder) as temporary:
+        with temporary_folder(root, data.folder) as temporary:
             _write(data, arrays, temporary, progress=progress)
             progress(f"{data.name}: publishing {data.prepared_dir(root)}")
             _publish(data, temporary, root=root)
@@ -103,7 +103,7 @@ def _download(data: PreparedData, raw: RawFile, *, raw_dir: Path) -> None:
     path = raw_dir / raw.path
     path.parent.mkdir(parents=True, exist_ok=True)
     errors = []
-    with _temporary_folder(raw_dir, "download") as temporary, _network_timeout():
+    with temporary_folder(raw_dir, "download") as temporary, _network_timeout():
         for url in raw.urls:
             try:
                 download_url(url, str(temporary), filename=path.name, md5=raw.md5)
@@ -116,7 +116,7 @@ def _download(data: PreparedData, raw: RawFile, *, raw_dir: Path) -> None:
                     raise
                 errors.append(f"{url}: {error}")
                 continue
-            _sync(temporary / path.name)
+            sync(temporary / path.name)
             (temporary / path.name).replace(path)
             return
     raise ConfigError(_by_hand(data, raw_dir=raw_dir, errors=errors))
@@ -159,7 +159,7 @@ def _write(data: PreparedData, arrays: Arrays, folder: Path, *, progress: Callab
         progress(f"{data.name}: writing {name}.npy")
         path = folder / f"{name}.npy"
         np.save(path, getattr(arrays, name), allow_pickle=False)
-        _sync(path)
+        sync(path)
         entries[name] = ArrayEntry(shape=shape, dtype=dtype, size_bytes=path.stat().st_size, sha256=_digest(path))
     manifest = Manifest(
         version=PREPARED_VERSION,
@@ -168,8 +168,8 @@ def _write(data: PreparedData, arrays: Arrays, folder: Path, *, progress: Callab
         arrays=entries,
     )
     (folder / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n")
-    _sync(folder / MANIFEST)
-    _sync(folder)
+    sync(folder / MANIFEST)
+    sync(folder)
 
 
 def _publish(data: PreparedData, temporary: Path, *, root: Path) -> None:
@@ -182,14 +182,14 @@ def _publish(data: PreparedData, temporary: Path, *, root: Path) -> None:
             raise
         if is_complete(data, root):
             return
-        with _temporary_folder(root, data.folder) as aside:
+        with temporary_folder(root, data.folder) as aside:
             try:
                 final.rename(aside / "damaged")
                 temporary.rename(final)
             except OSError:
                 if not is_complete(data, root):  # otherwise another process has replaced it first
                     raise
-    _sync(root)
+    sync(root)
 
 
 def _digest(path: Path, algorithm: str = "sha256") -> str:
@@ -197,7 +197,7 @@ def _digest(path: Path, algorithm: str = "sha256") -> str:
         return hashlib.file_digest(file, lambda: hashlib.new(algorithm, usedforsecurity=False)).hexdigest()
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
     """Flush a file or a folder to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -207,7 +207,7 @@ def _sync(path: Path) -> None:
 
 
 @contextmanager
-def _temporary_folder(parent: Path, stem: str) -> Iterator[Path]:
+def temporary_folder(parent: Path, stem: str) -> Iterator[Path]:
     """A new hidden folder in `parent`, removed at the end unless it was renamed. Its mode obeys the umask."""
     path = parent / f".{stem}.{secrets.token_hex(8)}.tmp"
     path.mkdir()
@@ -217,7 +217,8 @@ def _temporary_folder(parent: Path, stem: str) -> Iterator[Path]:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def _remove_stale(parent: Path) -> None:
+def remove_stale(parent: Path) -> None:
+    """Remove what killed processes have left."""
     for path in parent.glob(".*.tmp"):
         try:
             if time.time() - path.stat().st_mtime > STALE_AGE_S:
@@ -245,7 +246,8 @@ def _is_storage(error: OSError) -> bool:
 
 
 @contextmanager
-def _storage_errors(root: Path) -> Iterator[None]:
+def storage_errors(root: Path) -> Iterator[None]:
+    """Turn an `OSError` below a data folder into a `StorageError` that names the fix."""
     try:
         yield
     except OSError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from abc import abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -101,18 +102,18 @@ class PreparedData(Data, frozen=True, kw_only=True):
         names = [*(f"{name}.npy" for name in self.layout()), MANIFEST]
         return [folder / name for name in names if not (folder / name).is_file()]
 
+    def fingerprint(self, data_dir: Path) -> str:
+        """sha256 of the arrays' own, which the manifest has; `ConfigError` where the data set is not prepared."""
+        self._require_files(data_dir)
+        manifest = read_manifest(self.prepared_dir(data_dir) / MANIFEST, fix=self.prepare_line())
+        return hashlib.sha256(" ".join(manifest.arrays[name].sha256 for name in self.layout()).encode()).hexdigest()
+
     def load(self, data_dir: Path) -> Arrays:
         """Memory-map the arrays; sizes, shapes and dtypes are checked, contents are not read.
 
         Raises `ConfigError` with the `prepare` line where files are missing or not what the manifest says.
         """
-        missing = self.missing_files(data_dir)
-        if missing:
-            names = ", ".join(path.name for path in missing)
-            raise ConfigError(
-                f"{self.name} is not prepared: {names} not found in {self.prepared_dir(data_dir)}. "
-                f"Run `{self.prepare_line()}` where there is a network, or choose another site.data_dir"
-            )
+        self._require_files(data_dir)
         folder = self.prepared_dir(data_dir)
         manifest = read_manifest(folder / MANIFEST, fix=self.prepare_line())
         return Arrays(
@@ -121,6 +122,14 @@ class PreparedData(Data, frozen=True, kw_only=True):
             test_images=self._open(folder, name="test_images", manifest=manifest),
             test_labels=self._open(folder, name="test_labels", manifest=manifest),
         )
+
+    def _require_files(self, data_dir: Path) -> None:
+        if missing := self.missing_files(data_dir):
+            names = ", ".join(path.name for path in missing)
+            raise ConfigError(
+                f"{self.name} is not prepared: {names} not found in {self.prepared_dir(data_dir)}. "
+                f"Run `{self.prepare_line()}` where there is a network, or choose another site.data_dir"
+            )
 
     def _open(self, folder: Path, *, name: str, manifest: Manifest) -> NDArray[Any]:
         import numpy as np

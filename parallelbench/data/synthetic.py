@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
+import msgspec
 from msgspec import Meta
 
+from parallelbench.config import canonical_json
 from parallelbench.data.base import Arrays, Data
 
 if TYPE_CHECKING:
@@ -14,6 +17,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+GENERATOR = "synthetic-1"
+"""Names how images are made: options and this give the same bytes on every machine."""
 CELLS = 4
 """A pattern is a grid of 4×4 cells of one colour each, so that pooling doesn't destroy it."""
 CHUNK_BYTES = 1 << 22
@@ -55,6 +60,11 @@ class Synthetic(Data, frozen=True, kw_only=True):
     def missing_files(self, data_dir: Path) -> list[Path]:
         """Always empty: nothing is read."""
         return []
+
+    def fingerprint(self, data_dir: Path) -> str:
+        """sha256 of all that they are made from: who makes other images must change GENERATOR."""
+        made_from = {key: value for key, value in msgspec.to_builtins(self).items() if key not in ("name", "augment")}
+        return hashlib.sha256(canonical_json([GENERATOR, made_from]).encode()).hexdigest()
 
     def load(self, data_dir: Path) -> Arrays:
         """Make the arrays, at several hundred megabytes per second."""

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from parallelbench.config import RunConfig
-    from parallelbench.data.loader import Batch, ResidentLoader
+    from parallelbench.data.loader import Batch, BatchLoader
     from parallelbench.probes.spans import Phase
     from parallelbench.strategies.base import Replica
     from parallelbench.world import World
@@ -42,7 +42,7 @@ TRACED_STEPS = 3
 class Pass:
     """Further steps of a replica whose epochs are over; they change its parameters, and nothing that was measured."""
 
-    def __init__(self, replica: Replica, loader: ResidentLoader, *, run: RunConfig, world: World) -> None:
+    def __init__(self, replica: Replica, loader: BatchLoader, *, run: RunConfig, world: World) -> None:
         self._replica, self._world = replica, world
         self._epoch_steps = run.steps_per_epoch
         self._batches = iter(chain.from_iterable(map(loader.train, count(run.epochs + 1))))

@@ -70,7 +70,7 @@ def config(results: Path, **changes: Any) -> RunConfig:
         "launcher": component("launcher", "local"),
         "site": component("site", "default") | {"data_dir": "data"},
     }
-    chosen = {"model": "cnn_small", "data": "digits", "strategy": "single", "optimizer": "sgd"}
+    chosen = {"model": "cnn_small", "data": "digits", "strategy": "single", "optimizer": "sgd", "loader": "resident"}
     for key, value in changes.items():
         if key in COMPONENTS:
             chosen[key] = value

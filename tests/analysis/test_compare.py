@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 import pytest
 
-from analysis import UnlikeWork, compare, configurations, left_out, load, stats, summary, summary_table
+from analysis import UnlikeWork, by, compare, configurations, left_out, load, stats, summary, summary_table
 from analysis.summary import SUMMARY, gains
 from tests.analysis.factory import Fake, config, failed, published
 
@@ -99,6 +99,7 @@ def test_a_repeat_without_its_partner_is_no_pair(tmp_path: Path) -> None:
         ({"measure": {"steps_per_epoch": 5}}, "measure.steps_per_epoch: null and 5"),
         ({"cores_per_device": 2}, "cores_per_device: 1 and 2"),
         ({"channels_last": True}, "channels_last: false and true"),
+        ({"loader": "arrow"}, "loader: resident and arrow"),
         ({"compile": True}, "compile: false and true"),
         ({"seed": 5}, "seed: 0 and 5"),
         ({"scaling": "weak", "batch_size": 64}, "scaling: strong and weak"),
@@ -217,6 +218,23 @@ def test_gains_are_one_row_per_pair(tmp_path: Path) -> None:
     runs = pair(tmp_path, [(10.0, 8.0), (10.0, 5.0)])
     found = gains(runs).filter((pl.col("kind") == "steady state") & (pl.col("devices") == 2))
     assert found.select("repeat", "value").rows() == [(0, 1.25), (1, 2.0)]
+
+
+def test_a_sweep_over_loaders_labels_each_and_compares_them_where_asked(tmp_path: Path) -> None:
+    for name, time_s in (("resident", 2.0), ("arrow", 3.0), ("dataloader", 8.0)):
+        published(config(tmp_path, loader=name), steady(time_s))
+    published(config(tmp_path, loader={"name": "dataloader", "workers": 7}, batch_size=64), steady(1.0))
+    runs = load(tmp_path)
+    frame = configurations(runs).join(runs.run, on="run_id")
+    groups = frame.select("loader", "batch_size", "group")
+    assert sorted(groups.rows()) == [
+        ("arrow", 128, "digits · cnn_small · batch size 128 · loader arrow"),
+        ("dataloader", 64, "digits · cnn_small · batch size 64 · loader dataloader · workers 7"),
+        ("dataloader", 128, "digits · cnn_small · batch size 128 · loader dataloader · workers 2"),
+        ("resident", 128, "digits · cnn_small · batch size 128 · loader resident"),
+    ]
+    (row,) = by(runs, "loader", "resident", "arrow").rows
+    assert (row.time.median, row.group) == (1.5, "digits · cnn_small")
 
 
 def test_groups_that_differ_in_a_component_name_the_component(tmp_path: Path) -> None:

@@ -145,7 +145,9 @@ def test_augmentation_equals_one_sample_at_a_time(cls: type[Synthetic], channels
 
 def test_test_images_are_never_augmented() -> None:
     data = spec(augment=True)
-    close(images(list(loader(data).test())), normalised(data.load(None).test_images, data))
+    found = images(list(loader(data).test()))
+    close(found, normalised(data.load(None).test_images, data))
+    assert torch.equal(found, images(list(loader(spec(augment=False)).test())))
 
 
 @pytest.mark.parametrize(

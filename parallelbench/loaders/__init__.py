@@ -1,0 +1,1 @@
+"""How samples get into batches: one file per loader, chosen by conf/loader/."""

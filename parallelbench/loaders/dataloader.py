@@ -1,0 +1,23 @@
+"""torch's Dataset and DataLoader, one sample at a time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from parallelbench.loaders.base import Feed, TorchLoader
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from parallelbench.data.base import Arrays, Data
+    from parallelbench.data.loader import BatchLoader
+
+
+class DataLoader(TorchLoader, frozen=True, kw_only=True):
+    """One sample after the other is cropped, mirrored and normalised on the host, by worker processes."""
+
+    def build(self, arrays: Arrays, data: Data, **feed: Unpack[Feed]) -> BatchLoader:
+        """Build the data sets; workers start with the first batch."""
+        from parallelbench.data.torch_loaders import SampleLoader
+
+        return SampleLoader(arrays, data, self, **feed)

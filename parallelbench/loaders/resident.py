@@ -1,0 +1,23 @@
+"""The data set on the device, as uint8."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from parallelbench.loaders.base import Feed, Loader
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from parallelbench.data.base import Arrays, Data
+    from parallelbench.data.loader import BatchLoader
+
+
+class Resident(Loader, frozen=True, kw_only=True):
+    """The whole data set lies on the device; batches are cut out, normalised and augmented there."""
+
+    def build(self, arrays: Arrays, data: Data, **feed: Unpack[Feed]) -> BatchLoader:
+        """Move the data set to the device."""
+        from parallelbench.data.loader import ResidentLoader
+
+        return ResidentLoader(arrays, data, **feed)

@@ -1,0 +1,23 @@
+"""torch's TensorDataset and DataLoader."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from parallelbench.loaders.base import Feed, TorchLoader
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from parallelbench.data.base import Arrays, Data
+    from parallelbench.data.loader import BatchLoader
+
+
+class TensorDataset(TorchLoader, frozen=True, kw_only=True):
+    """The whole data set lies in host memory as floats, normalised once; batches are augmented on the device."""
+
+    def build(self, arrays: Arrays, data: Data, **feed: Unpack[Feed]) -> BatchLoader:
+        """Build the data sets; workers start with the first batch."""
+        from parallelbench.data.torch_loaders import TensorLoader
+
+        return TensorLoader(arrays, data, self, **feed)

@@ -1,0 +1,439 @@
+"""All loaders feed the same batches; none leaves a process, a thread or half a file behind."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import signal
+import threading
+import warnings
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+import psutil
+import pyarrow as pa
+import pytest
+import raw_data as raw
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from launch.compose import group_choices
+from parallelbench.config import build
+from parallelbench.data import arrow as arrow_module
+from parallelbench.data.arrow import convert, open_arrays
+from parallelbench.data.base import Arrays, Data
+from parallelbench.data.loader import Batch, BatchLoader
+from parallelbench.data.prepare import prepare
+from parallelbench.data.synthetic import Synthetic
+from parallelbench.errors import ConfigError, StorageError
+from parallelbench.strategies.base import Shard
+from tests.faults import fault
+from tests.helpers import fill_disk, plain
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+LOADERS = group_choices()["loader"]
+IN_PROCESS = {"dataloader": {"workers": 0}, "tensor_dataset": {"workers": 0}}
+FORKED = [("dataloader", True), ("dataloader", False), ("tensor_dataset", True), ("tensor_dataset", False)]
+
+
+class Coloured(Synthetic, frozen=True, kw_only=True):
+    """Synthetic with what CIFAR has: flips, and other statistics for each channel."""
+
+    mean = (0.1, 0.5, 0.7)
+    std = (0.2, 0.25, 0.3)
+    flip = True
+
+
+def spec(**changes: Any) -> Coloured:
+    options = {"channels": 3, "image_size": 16, "num_classes": 5, "train_samples": 130, "test_samples": 47}
+    return Coloured(**{"name": "x", "augment": False, "noise": 0.9, "data_seed": 0, **options, **changes})
+
+
+def loader(name: str, data: Data, arrays: Arrays, options: dict[str, Any] | None = None, **changes: Any) -> BatchLoader:
+    node = plain(f"loader={name}")["loader"] | (IN_PROCESS.get(name, {}) if options is None else options)
+    feed: dict[str, Any] = {
+        "device": "cpu",
+        "dtype": torch.float32,
+        "seed": 3,
+        "global_batch_size": 12,
+        "shard": Shard(),
+        "channels_last": False,
+        "steps_per_epoch": 10,
+        **changes,
+    }
+    found: BatchLoader = build(node, "loader").build(arrays, data, **feed)
+    return found
+
+
+def equal(found: list[Batch], expected: list[Batch]) -> None:
+    """The same bits in the same layout: kernels are chosen by it, and round by it."""
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        assert one.size == other.size
+        for mine, theirs in ((one.images, other.images), (one.labels, other.labels)):
+            assert (mine is None) == (theirs is None)
+            if mine is not None:
+                assert (mine.dtype, mine.shape, mine.stride()) == (theirs.dtype, theirs.shape, theirs.stride())
+                assert torch.equal(mine, theirs)
+
+
+def batches(one: BatchLoader) -> list[Batch]:
+    with closing(one):
+        return [*one.train(1), *one.test(), *one.train(2), *one.test(37)]
+
+
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_all_loaders_feed_the_same_bits(data: st.DataObject) -> None:
+    """Over shards and what they look at, augmentation, layouts, sizes, epochs, and tails that are dropped."""
+    count = data.draw(st.integers(1, 4), "shards")
+    shard = Shard(data.draw(st.integers(0, count - 1)), count, data.draw(st.booleans()), data.draw(st.booleans()))
+    samples, per_shard = data.draw(st.integers(20, 60), "samples"), data.draw(st.integers(1, 5), "per shard")
+    batch = per_shard * count
+    images = spec(
+        augment=data.draw(st.booleans(), "augment"),
+        channels=3,
+        image_size=data.draw(st.sampled_from([5, 8, 13]), "size"),
+        train_samples=samples,
+        test_samples=data.draw(st.integers(1, 40), "test samples"),
+    )
+    feed = {
+        "shard": shard,
+        "seed": data.draw(st.integers(0, 5), "seed"),
+        "global_batch_size": batch,
+        "steps_per_epoch": data.draw(st.integers(1, samples // batch), "steps"),
+        "channels_last": data.draw(st.booleans(), "channels last"),
+        "dtype": data.draw(st.sampled_from([torch.float32, torch.float64, torch.bfloat16])),
+    }
+    arrays = images.load(Path("nowhere"))
+    expected = batches(loader("resident", images, arrays, **feed))
+    for name in LOADERS:
+        equal(batches(loader(name, images, arrays, **feed)), expected)
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_copies_of_the_stored_samples_are_fed_alike(name: str) -> None:
+    data = raw.tiny_mnist(copies=4)
+    arrays = Arrays(raw.MNIST_IMAGES[0][:, None], np.arange(30), raw.MNIST_IMAGES[1][:, None], np.arange(10))
+    expected = batches(loader("resident", data, arrays))
+    equal(batches(loader(name, data, arrays)), expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "persistent"), FORKED)
+def test_workers_feed_the_same_bits_epoch_after_epoch(name: str, persistent: bool) -> None:
+    data = spec(augment=True)
+    arrays = data.load(Path("nowhere"))
+    options = {"workers": 3, "persistent_workers": persistent}
+    equal(batches(loader(name, data, arrays, options)), batches(loader("resident", data, arrays)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["dataloader", "tensor_dataset"])
+def test_an_epoch_that_was_left_leaves_nothing_for_the_next(name: str) -> None:
+    """As `torch.compile`'s rehearsal leaves it after one batch, with evaluation in between as the parity check has."""
+    data = spec(augment=True)
+    arrays = data.load(Path("nowhere"))
+    with closing(loader(name, data, arrays, {"workers": 2})) as ours, closing(loader("resident", data, arrays)) as fine:
+        next(ours.train(1))
+        pass_ = ours.train(1)
+        found = [next(pass_)]
+        equal(list(ours.test(9)), list(fine.test(9)))
+        equal([*found, *pass_], list(fine.train(1)))
+
+
+@pytest.mark.parametrize("name", ["dataloader", "tensor_dataset"])
+def test_a_pass_that_another_has_ended_does_not_seem_short(name: str) -> None:
+    data = spec()
+    ours = loader(name, data, data.load(Path("nowhere")))
+    first, second = ours.train(1), ours.train(2)
+    next(first), next(second)
+    with pytest.raises(AssertionError, match="a newer iteration"):
+        next(first)
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_nothing_is_drawn_from_the_generator_of_the_model(name: str) -> None:
+    """Or a user's dropout would differ from loader to loader."""
+    data = spec(augment=True)
+    arrays = data.load(Path("nowhere"))
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    batches(loader(name, data, arrays))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_batches_are_their_own_memory(name: str) -> None:
+    data = spec()
+    ours = loader(name, data, data.load(Path("nowhere")))
+    first, second = list(ours.train(1))[:2]
+    kept = first.images.clone()
+    second.images.zero_()
+    assert torch.equal(first.images, kept)
+    assert torch.equal(next(ours.train(1)).images, kept)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("augment", [False, True])
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("name", LOADERS)
+def test_a_gpu_is_fed_the_same(name: str, channels_last: bool, augment: bool) -> None:
+    data = spec(augment=augment)
+    arrays = data.load(Path("nowhere"))
+    feed = {"device": "cuda", "channels_last": channels_last}
+    expected, found = (batches(loader(one, data, arrays, **feed)) for one in ("resident", name))
+    if name == "arrow":  # normalised on the device too
+        equal(found, expected)
+    for mine, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine.images, theirs.images, rtol=1e-6, atol=1e-6)
+        assert torch.equal(mine.labels, theirs.labels)
+        assert mine.images.stride() == theirs.images.stride()
+
+
+# --- what is left behind
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "persistent"), FORKED)
+def test_closing_ends_the_workers_also_within_an_epoch(name: str, persistent: bool) -> None:
+    data = spec()
+    ours = loader(name, data, data.load(Path("nowhere")), {"workers": 2, "persistent_workers": persistent})
+    pass_ = ours.train(1)
+    next(pass_), next(ours.test())
+    pids = ours.worker_pids()
+    assert len(pids) == 4
+    ours.close()
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+    assert ours.worker_pids() == []
+
+
+def test_the_gathering_thread_ends_with_the_epoch_and_when_it_is_left() -> None:
+    data = spec()
+    ours = loader("arrow", data, data.load(Path("nowhere")))
+    before = threading.active_count()
+    list(ours.train(1))
+    assert threading.active_count() == before
+    left = ours.train(2)
+    next(left)
+    assert threading.active_count() == before + 1
+    left.close()
+    assert threading.active_count() == before
+
+
+def test_what_goes_wrong_in_the_gathering_thread_is_raised_where_batches_are_used() -> None:
+    data = spec()
+    arrays = data.load(Path("nowhere"))
+    broken = Arrays(np.empty((0, 3, 16, 16), np.uint8), arrays.train_labels, arrays.test_images, arrays.test_labels)
+    with pytest.raises(IndexError):
+        next(loader("arrow", data, broken).train(1))
+
+
+def _rank(name: str, pipe: Any) -> None:
+    data = spec()
+    ours = loader(name, data, data.load(Path("nowhere")), {"workers": 2})
+    kept = ours.train(1)
+    next(kept)
+    pipe.send(ours.worker_pids())
+    signal.pause()
+
+
+@fault(
+    "workers",
+    "A rank whose loader has worker processes is killed",
+    injection="SIGKILL to the rank within an epoch",
+    outcome="the kernel ends the workers with it",
+)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["dataloader", "tensor_dataset"])
+def test_workers_end_with_a_rank_that_is_killed(name: str) -> None:
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    rank = context.Process(target=_rank, args=(name, there))
+    rank.start()
+    assert here.poll(120)
+    workers = [psutil.Process(pid) for pid in here.recv()]
+    assert len(workers) == 2
+    os.kill(rank.pid, signal.SIGKILL)
+    rank.join()
+    gone, alive = psutil.wait_procs(workers, timeout=60)
+    assert (len(gone), alive) == (2, [])
+
+
+# --- Arrow files
+
+
+def silent(line: str) -> None:
+    """Report no progress."""
+
+
+@pytest.fixture
+def mnist_dir(tmp_path: Path) -> Path:
+    raw.put(raw.MNIST_FILES, tmp_path / "raw")
+    prepare(raw.tiny_mnist(), tmp_path, progress=silent)
+    return tmp_path
+
+
+def folders(data_dir: Path) -> list[Path]:
+    return sorted((data_dir / "arrow").iterdir())
+
+
+def same(found: Arrays, expected: Arrays) -> None:
+    for name in ("train_images", "train_labels", "test_images", "test_labels"):
+        one, other = getattr(found, name), getattr(expected, name)
+        assert one.dtype == other.dtype
+        np.testing.assert_array_equal(one, other)
+
+
+def test_what_is_converted_comes_back_bit_exact_and_is_only_mapped(mnist_dir: Path) -> None:
+    data = raw.tiny_mnist()
+    convert(data, mnist_dir, progress=silent)
+    before = pa.total_allocated_bytes()
+    found = open_arrays(data, mnist_dir)
+    same(found, data.load(mnist_dir))
+    assert pa.total_allocated_bytes() == before
+    assert not found.train_images.flags.writeable
+
+
+def test_the_file_is_what_other_programs_expect(tmp_path: Path) -> None:
+    data = spec()
+    convert(data, tmp_path, progress=silent)
+    table = pa.ipc.open_file(pa.memory_map(str(folders(tmp_path)[0] / "train.arrow"))).read_all()
+    assert table.schema.field("image").type == pa.binary(3 * 16 * 16)
+    assert table.schema.field("image").metadata == {b"dtype": b"uint8", b"shape": b"3x16x16"}
+    arrays = data.load(tmp_path)
+    assert table["image"][7].as_py() == arrays.train_images[7].tobytes()
+    assert table["label"].to_pylist() == arrays.train_labels.tolist()
+
+
+def test_options_that_change_no_image_share_the_files(mnist_dir: Path) -> None:
+    for copies in (1, 4):
+        convert(raw.tiny_mnist(copies=copies), mnist_dir, progress=silent)
+    assert len(folders(mnist_dir)) == 1
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"channels": 1},
+        {"image_size": 8},
+        {"num_classes": 4},
+        {"train_samples": 99},
+        {"test_samples": 9},
+        {"noise": 0.5},
+        {"data_seed": 1},
+    ],
+    ids=str,
+)
+def test_options_that_change_images_get_files_of_their_own(tmp_path: Path, changes: dict[str, Any]) -> None:
+    one, other = spec(), spec(**changes)
+    convert(one, tmp_path, progress=silent)
+    convert(spec(augment=True), tmp_path, progress=silent)
+    assert len(folders(tmp_path)) == 1
+    convert(other, tmp_path, progress=silent)
+    assert len(folders(tmp_path)) == 2
+    same(open_arrays(one, tmp_path), one.load(tmp_path))
+    same(open_arrays(other, tmp_path), other.load(tmp_path))
+
+
+class Unnamed(Coloured, frozen=True, kw_only=True):
+    """A data set that can't tell its content without reading it, and has changed on disk meanwhile."""
+
+    offset: int
+
+    def fingerprint(self, data_dir: Path) -> None:
+        return None
+
+    def load(self, data_dir: Path) -> Arrays:
+        arrays = super().load(data_dir)
+        extra = int((data_dir / "offset").read_text())
+        return Arrays(arrays.train_images + np.uint8(extra), *(getattr(arrays, n) for n in arrays.__match_args__[1:]))
+
+
+def test_content_that_has_changed_is_never_taken_from_an_old_file(tmp_path: Path) -> None:
+    data = Unnamed(**msgspec.structs.asdict(spec()), offset=0)
+    for offset in ("0", "1", "0"):
+        (tmp_path / "offset").write_text(offset)
+        convert(data, tmp_path, progress=silent)
+        same(open_arrays(data, tmp_path), data.load(tmp_path))
+    assert len(folders(tmp_path)) == 2
+
+
+def test_a_set_that_was_prepared_anew_with_other_content_is_converted_anew(mnist_dir: Path) -> None:
+    data = raw.tiny_mnist()
+    before = data.fingerprint(mnist_dir)
+    manifest = mnist_dir / data.folder / "dataset.json"
+    content = msgspec.json.decode(manifest.read_bytes())
+    content["arrays"]["train_images"]["sha256"] = "0" * 64
+    manifest.write_bytes(msgspec.json.encode(content))
+    assert data.fingerprint(mnist_dir) != before
+
+
+def test_what_is_not_prepared_is_refused_with_the_line_that_does_it(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"is not prepared.*parallelbench prepare data="):
+        convert(raw.tiny_mnist(), tmp_path, progress=silent)
+    with pytest.raises(ConfigError, match=r"run `parallelbench prepare data=x loader=arrow`"):
+        open_arrays(spec(), tmp_path)
+
+
+@pytest.mark.parametrize("damage", ["empty", "cut", "junk", "gone", "other"])
+def test_a_damaged_file_is_refused_with_the_fix(tmp_path: Path, damage: str) -> None:
+    data = spec()
+    convert(data, tmp_path, progress=silent)
+    path = folders(tmp_path)[0] / "train.arrow"
+    content = path.read_bytes()
+    if damage == "gone":
+        path.unlink()
+    elif damage == "other":
+        arrow_module._write(path, np.zeros((5, 1, 4, 4), np.uint8), np.zeros(5, np.int64))
+    else:
+        path.write_bytes({"empty": b"", "cut": content[: len(content) // 2], "junk": b"x" * len(content)}[damage])
+    with pytest.raises(ConfigError, match=r"train\.arrow.*delete the folder"):
+        open_arrays(data, tmp_path)
+
+
+def _convert(data: Data, data_dir: Path) -> None:
+    convert(data, data_dir, progress=silent)
+
+
+@pytest.mark.slow
+def test_several_processes_may_convert_at_once(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    data = spec(train_samples=20_000)
+    processes = [context.Process(target=_convert, args=(data, tmp_path)) for _ in range(4)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0] * 4
+    assert len(folders(tmp_path)) == 1
+    same(open_arrays(data, tmp_path), data.load(tmp_path))
+
+
+@fault(
+    "storage and input",
+    "A full disk while a data set is converted for loader=arrow",
+    injection="a disk of 1 MiB, filled up",
+    outcome="refused with the fix; nothing half-written stays",
+)
+def test_a_full_disk_leaves_nothing_and_says_so(small_disk: Path) -> None:
+    fill_disk(small_disk, leave_bytes=40_000)
+    with pytest.raises(StorageError, match=r"No space left.*site\.data_dir"):
+        convert(spec(), small_disk, progress=silent)
+    assert folders(small_disk) == []
+
+
+@pytest.fixture(autouse=True)
+def no_leftovers() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+    gc.collect()
+    assert multiprocessing.active_children() == []
