@@ -239,9 +239,15 @@ def claims(folder: str, names: Sequence[str], extension: Extension, *, file: str
 
     root = _existing(folder)
     of = chosen([Publication.read(Path(file))] if file else None, names)
-    findings = judge_all(load(root, plugin=extension.plugin), of)
+    runs = load(root, plugin=extension.plugin)
+    if runs.run.is_empty():
+        why = f" ({runs.skipped[0].path}: {runs.skipped[0].reason})" if runs.skipped else ""
+        raise ConfigError(f"{folder} holds no readable run{why}: name a results folder, a sweep's folder, or a run's")
+    findings = judge_all(runs, of)
     for shown in map(details, findings) if names else [findings_table(findings)]:
         _console().print(shown)
+    for skipped in runs.skipped:
+        _console().print(f"Skipped: {skipped.path}: {skipped.reason}.", markup=False, highlight=False)
     return 0
 
 

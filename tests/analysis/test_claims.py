@@ -350,6 +350,12 @@ def test_the_verb_prints_verdicts_and_what_is_lacking(tmp_path: Path, capsys: py
     assert main(["claims", str(tmp_path / "runs")]) == 0
     out = capsys.readouterr().out
     assert "sweep=tutorial_mlp: " in out
+    (tmp_path / "runs" / "odd").mkdir()
+    (tmp_path / "runs" / "odd" / "config.yaml").write_text("no configuration")
+    assert main(["claims", str(tmp_path / "runs"), "--file", str(path)]) == 0
+    assert "Skipped: " in capsys.readouterr().out
+    assert main(["claims", str(tmp_path / "runs" / "odd")]) == 2
+    assert "holds no readable run" in capsys.readouterr().err
     assert main(["claims", str(tmp_path / "none")]) == 2
     assert main(["claims", str(tmp_path / "runs"), "--file", str(tmp_path / "none.yaml")]) == 2
     assert "none.yaml can't be read: No such file" in capsys.readouterr().err
