@@ -435,8 +435,13 @@ values = st.sampled_from(
     )
 )
 def test_whatever_is_typed_is_expanded_or_refused_with_a_config_error(overrides: list[str]) -> None:
-    with contextlib.suppress(ConfigError):
-        expand(overrides)
+    plan, refused = [], ""
+    try:
+        plan = expand(overrides)
+    except ConfigError as error:
+        refused = str(error)
+    assert len(refused.splitlines()) == (0 if plan else 1)
+    assert len({run_id(planned.run) for planned in plan}) == len(plan)
 
 
 @given(st.text(max_size=12))

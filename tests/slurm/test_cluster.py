@@ -18,6 +18,9 @@ from tests.slurm.jobs import show, submit, wait
 WHOLE = ("--nodes=2", "--exclusive")
 """Options of a job that leaves no room for another."""
 
+both_ways_of_tracking = pytest.mark.parametrize("cluster", ["no_accounting", "cgroup"], indirect=True)
+"""For what has to do with a job's processes, and nothing with a database."""
+
 
 def test_two_nodes(cluster: Cluster) -> None:
     said = cluster.run("srun", "--nodes=2", "printenv", "SLURMD_NODENAME")
@@ -32,15 +35,15 @@ def test_gpus_are_shared_out(cluster: Cluster) -> None:
     first = submit(cluster, "sleep 60", "--gpus-per-node=3", "--nodelist=n1")
     second = submit(cluster, "sleep 60", "--gpus-per-node=2", "--nodelist=n1")
     wait(cluster, first, JobState="RUNNING")
-    wait(cluster, second, JobState="PENDING", Reason="Resources")
+    assert wait(cluster, second, JobState="PENDING", Reason="Resources")["NodeList"] == ""
 
 
 def test_two_jobs_of_torch_fit_side_by_side(cluster: Cluster) -> None:
     jobs = [submit(cluster, "sleep 60", "--mem=3500", "--nodelist=n1") for _ in range(2)]
-    for job in jobs:
-        wait(cluster, job, JobState="RUNNING")
+    assert [wait(cluster, job, JobState="RUNNING")["NodeList"] for job in jobs] == ["n1", "n1"]
 
 
+@both_ways_of_tracking
 def test_an_array_of_submitit(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in set(os.environ) - set(cluster.env):
         monkeypatch.delenv(name)
@@ -48,7 +51,7 @@ def test_an_array_of_submitit(cluster: Cluster, tmp_path: Path, monkeypatch: pyt
     executor = submitit.AutoExecutor(folder=tmp_path, cluster="slurm")
     executor.update_parameters(mem_gb=1, timeout_min=2)
     jobs = executor.map_array(math.factorial, range(6))
-    until(lambda: all(job.paths.result_pickle.exists() for job in jobs), what="six results", timeout_s=60)
+    until(lambda: all(job.paths.result_pickle.exists() for job in jobs), what="six results", timeout_s=240)
     assert [job.result() for job in jobs] == [1, 1, 2, 6, 24, 120]
 
 
@@ -57,11 +60,14 @@ def test_accounting_knows_how_jobs_ended(variant: str, request: pytest.FixtureRe
     cluster: Cluster = request.getfixturevalue(variant)
     job = submit(cluster, "exit 3")
 
+    wait(cluster, job, JobState="FAILED")
+
     def accounted() -> list[str]:
         options = ("--noheader", "--parsable2", "--allocations", "--format=State,ExitCode")
         return cluster.run("sacct", *options, f"--jobs={job}").split()
 
-    until(lambda: accounted() == ["FAILED|3:0"], what="sacct saying so", timeout_s=30)
+    until(lambda: not {"PENDING|0:0", "RUNNING|0:0"} & set(accounted()), what="sacct knowing the end", timeout_s=30)
+    assert accounted() == ["FAILED|3:0"]
 
 
 def test_without_accounting_sacct_fails(no_accounting: Cluster) -> None:
@@ -69,6 +75,7 @@ def test_without_accounting_sacct_fails(no_accounting: Cluster) -> None:
         no_accounting.run("sacct")
 
 
+@both_ways_of_tracking
 def test_a_preempted_job_is_requeued_and_starts_again(cluster: Cluster) -> None:
     low = submit(cluster, "sleep 60", "--partition=preemptible", *WHOLE)
     wait(cluster, low, JobState="RUNNING")
@@ -91,6 +98,7 @@ def test_the_queue_outlives_the_controller(cluster: Cluster) -> None:
     assert show(cluster, held)["JobState"] == "PENDING"
 
 
+@both_ways_of_tracking
 def test_a_lost_node_is_down_and_its_job_starts_again(cluster: Cluster) -> None:
     job = submit(cluster, "sleep 60", "--nodelist=n1")
     wait(cluster, job, JobState="RUNNING")
@@ -117,7 +125,7 @@ def test_a_job_lives_on_when_its_slurmd_is_killed(cluster: Cluster, tmp_path: Pa
 def test_jobs_run_without_the_database(accounting: Cluster) -> None:
     accounting.restore()
     accounting.kill("slurmdbd")
-    wait(accounting, submit(accounting, "true"), JobState="COMPLETED")
+    assert wait(accounting, submit(accounting, "true"), JobState="COMPLETED")["ExitCode"] == "0:0"
     accounting.restore()
 
 

@@ -49,8 +49,9 @@ def test_arrays_are_limited(special: Cluster) -> None:
 def test_preemption_cancels(special: Cluster) -> None:
     low = submit(special, "sleep 60", "--partition=preemptible", *WHOLE)
     wait(special, low, JobState="RUNNING")
+    assert show(special, low)["Requeue"] == "1", "it would be, if the mode were another"
     submit(special, "true", *WHOLE)
-    wait(special, low, JobState="PREEMPTED")
+    assert wait(special, low, JobState="PREEMPTED")["Restarts"] == "0"
 
 
 @options(job_requeue=False)
