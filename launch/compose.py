@@ -143,6 +143,7 @@ def resolve(plain: Plain) -> Plain:
 
 
 def _resolved_by_omegaconf(plain: Plain) -> Plain:
+    OmegaConf.clear_resolver("oc.env")  # its name can be put together from references, where nothing would see it
     try:
         return OmegaConf.to_container(OmegaConf.create(plain), resolve=True, throw_on_missing=True)  # type: ignore[return-value]
     except (OmegaConfBaseException, ValueError) as error:

@@ -63,7 +63,8 @@ def _memory() -> str:
 
 def _gpus(machine: Machine) -> Iterator[tuple[str, str]]:
     for index, gpu in enumerate(machine.gpus):
-        yield f"GPU {index}", f"{gpu.name}, {gpu.memory_bytes / 2**30:.0f} GiB, {gpu.uuid}"
+        memory = "memory unknown" if gpu.memory_bytes is None else f"{gpu.memory_bytes / 2**30:.0f} GiB"
+        yield f"GPU {index}", f"{gpu.name}, {memory}, {gpu.uuid}"
     if not machine.gpus:
         yield (
             "GPUs",

@@ -132,10 +132,20 @@ def _add_submit_options(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--retry", metavar="OUTCOME,…", help="try these outcomes again as well, e.g. oom,error")
     verb.add_argument(
         "--max-gpu-hours",
-        type=float,
+        type=_hours,
         metavar="H",
         help="submit nothing if the GPUs asked for, by time limits × launcher.attempts, come to more",
     )
+
+
+def _hours(text: str) -> float:
+    try:
+        hours = float(text)
+    except ValueError:
+        hours = -1.0
+    if not 0 <= hours < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not valid: expected a number of hours, e.g. 100")
+    return hours
 
 
 class _Version(argparse.Action):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +20,8 @@ class Gpu:
 
     name: str
     uuid: str
-    memory_bytes: int
+    memory_bytes: int | None
+    """None: the driver does not say."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +122,9 @@ def visible_gpus() -> tuple[Gpu, ...]:
 def _gpu(pynvml: object, handle: object) -> Gpu:
     name = pynvml.nvmlDeviceGetName(handle)  # type: ignore[attr-defined]
     uuid = pynvml.nvmlDeviceGetUUID(handle)  # type: ignore[attr-defined]
-    memory = pynvml.nvmlDeviceGetMemoryInfo(handle).total  # type: ignore[attr-defined]
+    memory = None
+    with suppress(pynvml.NVMLError):  # type: ignore[attr-defined]
+        memory = pynvml.nvmlDeviceGetMemoryInfo(handle).total  # type: ignore[attr-defined]
     return Gpu(name=name, uuid=uuid, memory_bytes=memory)
 
 
@@ -135,7 +139,7 @@ def select_visible(gpus: tuple[Gpu, ...], visible: str | None) -> tuple[Gpu, ...
             continue
         if token.startswith("MIG-"):
             # CUDA shows a process one slice of a GPU, and NVML lists whole ones.
-            return (*chosen, Gpu(name="MIG slice", uuid=token, memory_bytes=0))
+            return (*chosen, Gpu(name="MIG slice", uuid=token, memory_bytes=None))
         named = [gpu for gpu in gpus if token and gpu.uuid.startswith(token)]
         if len(named) != 1:
             break

@@ -352,3 +352,10 @@ def test_the_version(tmp_path: Path) -> None:
     code, out, _ = program(tmp_path, "--version")
     assert code == 0
     assert out.startswith("parallelbench ")
+
+
+@pytest.mark.parametrize("hours", ["nan", "inf", "-1", "many", ""])
+def test_a_bound_on_gpu_hours_is_a_number(hours: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        cli._options(["submit", f"--max-gpu-hours={hours}"])
+    assert "expected a number of hours" in capsys.readouterr().err

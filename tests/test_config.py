@@ -483,6 +483,8 @@ def test_what_the_environment_holds_is_never_stored(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("SECRET", "hunter2")
     with pytest.raises(ConfigError, match=r"oc\.env.* is refused: write the value"):
         one_run(["results=${oc.env:SECRET}"])
+    with pytest.raises(ConfigError, match=r"oc\.env"):
+        one_run(["site.data_dir=env", "results='${oc.${site.data_dir}:SECRET}'"])
     run = one_run(["results='~/$SECRET'", "site.data_dir=$SECRET/data"]).run
     assert "hunter2" not in str(to_mapping(run))
     assert run.sweep_folder == Path.home() / "hunter2" / "adhoc"

@@ -115,7 +115,7 @@ class Gpus:
 
 def _visible_uuids(count: int) -> list[str]:
     """In the order of CUDA_DEVICE_ORDER=PCI_BUS_ID, which is NVML's; empty where a GPU does not even say its own."""
-    gpus = tuple(Gpu(name="", uuid=_uuid(index), memory_bytes=0) for index in range(pynvml.nvmlDeviceGetCount()))
+    gpus = tuple(Gpu(name="", uuid=_uuid(index), memory_bytes=None) for index in range(pynvml.nvmlDeviceGetCount()))
     return [gpu.uuid for gpu in select_visible(gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))[:count]]
 
 
