@@ -11,7 +11,9 @@ from tests.docs import DOCS, PAGES
 ROOT = DOCS.parent
 
 
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name == "strategies.md" else name for name in PAGES]
+)
 def test_generated_pages_are_up_to_date(name: str) -> None:
     assert (DOCS / name).read_text() == PAGES[name](), "run `make docs`"
 

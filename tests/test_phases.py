@@ -25,6 +25,8 @@ from parallelbench.strategies.parts.replicas import ModuleReplica
 from parallelbench.world import World
 from tests.helpers import TINY, configured
 
+pytestmark = pytest.mark.slow
+
 KNOWN = {
     "data_wait_s": 0.25,
     "host_to_device_s": 0.5,

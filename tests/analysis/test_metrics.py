@@ -193,7 +193,7 @@ def test_energy_to_accuracy_is_null_once_an_epochs_is(tmp_path: Path) -> None:
     _one(tmp_path, Fake(test_accuracy=lambda e: accuracy[e - 1]))
     runs = load(tmp_path)
     epochs = runs.epochs.with_columns(gpu_energy_j=pl.Series([100.0, 50.0, None, 20.0]))
-    runs = dataclasses.replace(runs, tables=runs.tables | {"epochs": epochs})
+    runs = dataclasses.replace(runs, tables={**runs.tables, "epochs": epochs})
     for target, expected in ((0.5, 100.0), (0.8, 150.0), (0.9, None), (0.95, None)):
         assert energy_to_accuracy(runs, target)["energy_to_accuracy_j"].to_list() == [expected]
     assert energy_to_accuracy(runs, 0.96).is_empty()

@@ -37,8 +37,8 @@ def scripts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The batch scripts that `plan` shows, on a machine without Slurm."""
     shown: list[str] = []
 
-    def spy(group: Batch) -> str:
-        shown.append(batch_script(group))
+    def spy(group: Batch, count: int) -> str:
+        shown.append(batch_script(group, count))
         return shown[-1]
 
     monkeypatch.setattr(verbs, "batch_script", spy)
@@ -177,7 +177,7 @@ def test_hostile_configurations(site: dict[str, str], rest: tuple[str, str, str]
     refusal, script = "", ""
     try:
         (group,) = batches([prepare_for_site(PlannedRun(from_mapping(node), []))])
-        script = batch_script(group)
+        script = batch_script(group, 1)
     except ConfigError as error:
         refusal = str(error)
     assert len(refusal.splitlines()) == (0 if script else 1)
