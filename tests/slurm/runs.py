@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from parallelbench.attempt import Attempt, Outcome
     from tests.slurm.cluster import Cluster
 
-PATIENCE_S = 240.0
+PATIENCE_S = 500.0
 """How long anything may take before a test gives up; far more than it does take."""
 QUICK = (*TINY, "measure.parity=false", "launcher.memory_gib_per_device=1.0")
 """The memory is enough for a process that trains, but not for torchrun beside it."""

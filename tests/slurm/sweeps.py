@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tests.slurm.cluster import Cluster
 
 SMALL = (*TINY, "launcher=slurm", "site=local_cluster", "epochs=1", "measure.parity=false")
-PATIENCE_S = 240.0
+PATIENCE_S = 500.0
 
 
 @dataclass

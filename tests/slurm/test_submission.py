@@ -137,13 +137,13 @@ def test_the_controller_is_down(sweeps: Sweeps) -> None:
         assert "is slurmctld up?" in text
         (run,) = find_runs(sweeps.adhoc)
         assert "nothing was printed yet" in sweeps.run("logs", str(run.path))[1]
-        code, text = sweeps.submit(ONE, verb="plan")
+        code, text = sweeps.submit(TWO, verb="plan")
         assert code == 2
         assert "#SBATCH --time=60" in text
         assert "the cluster's limits could not be looked at: sinfo: " in text
         code, text = sweeps.run("cancel", str(sweeps.results))
         assert (code, text.count("\n")) == (2, 1)
-        assert [line.partition(" ")[0] for line in asked()] == ["squeue", "sinfo", "squeue"], "each once"
+        assert [line.partition(" ")[0] for line in asked()] == ["squeue", "sinfo", "squeue", "squeue"], "each once"
         sweeps.cluster.start("slurmctld")
         assert "1 queued" in sweeps.run("status", str(sweeps.results))[1]
         assert sweeps.submit(TWO)[0] == 0
