@@ -43,7 +43,7 @@ def test_the_earliest_error_wins(ours: Cluster, tmp_path: Path) -> None:
     sweep.submit()
     assert sweep.outcome(sweep.attempt()) == ("error", "rank 1: RuntimeError: the cable is loose")
     sweep.over()
-    assert "0 to submit" in sweep.submit(), "trying again would give the same"
+    assert "0 run(s) to submit" in sweep.submit(), "trying again would give the same"
 
 
 @fault(
@@ -240,4 +240,4 @@ def test_a_diverging_run(ours: Cluster, tmp_path: Path) -> None:
     sweep.over()
     labels = {run.config().optimizer.lr: run.state().label for run in find_runs(tmp_path)}
     assert labels == {1e30: "nan", 0.1: "ok"}
-    assert "0 to submit" in sweep.submit()
+    assert "0 run(s) to submit" in sweep.submit()
