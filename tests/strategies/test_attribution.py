@@ -60,21 +60,30 @@ def pipelines(rank: int, size: int, runs: list[RunConfig]) -> list[list[Row]]:
     return found
 
 
+ATTEMPTS = 5
+"""A busy machine only ever lengthens a step: any undisturbed one shows the schedule's own bubble."""
 SCHEDULES = ("gpipe", "1f1b", "looped_bfs", "interleaved_1f1b-2", "interleaved_zero_bubble-1", "zbv", "dualpipev")
 
 
 @pytest.mark.slow
 def test_the_bubble_of_sleeping_stages_is_that_of_the_formula(tmp_path: Path) -> None:
     runs = {case: pipelined(case, 2, "strategy.micro_batches=4") for case in SCHEDULES}
-    ranks = run_ranks(pipelines, 2, tmp_path, list(runs.values()))
-    measured, formula = {}, {case: pipeline_of(run).bubble() for case, run in runs.items()}
-    for case, rows in zip(runs, zip(*ranks, strict=True), strict=True):
-        steps = zip(*rows, strict=True)
+    formula = {case: pytest.approx(pipeline_of(run).bubble(), abs=0.02) for case, run in runs.items()}
+    steps: dict[str, list[tuple[Row, ...]]] = {case: [] for case in runs}
+    for go in range(ATTEMPTS):
+        (folder := tmp_path / str(go)).mkdir()
+        ranks = run_ranks(pipelines, 2, folder, list(runs.values()))
+        for case, rows in zip(runs, zip(*ranks, strict=True), strict=True):
+            assert all(row["communication_s"] is None for rank in rows for row in rank)
+            steps[case] += zip(*rows, strict=True)
         # Who wakes from a sleep may have to wait for a busy core: the quickest step was disturbed least.
-        quickest = min(steps, key=lambda step: max(row["step_time_s"] for row in step))
-        measured[case] = bubble_share(quickest)
-        assert all(row["communication_s"] is None for rank in rows for row in rank)
-    assert measured == pytest.approx(formula, abs=0.02)
+        quickest = {
+            case: min(of, key=lambda step: max(row["step_time_s"] for row in step)) for case, of in steps.items()
+        }
+        measured = {case: bubble_share(step) for case, step in quickest.items()}
+        if measured == formula:
+            break
+    assert measured == formula
 
 
 def bubble_share(rows: Iterable[Row]) -> float:
