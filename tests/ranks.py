@@ -6,7 +6,7 @@ import contextlib
 import faulthandler
 import multiprocessing
 import traceback
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,8 @@ def run_ranks(function: Callable[..., Any], size: int, folder: Path, *arguments:
     init = folder / f"init-{function.__name__}-{size}"
     with ProcessPoolExecutor(size, mp_context=context) as pool:
         futures = [pool.submit(_rank, function, rank, size, str(init), arguments) for rank in range(size)]
+        for ended in wait(futures, return_when=FIRST_EXCEPTION).done:
+            ended.result()
         return [future.result() for future in futures]
 
 

@@ -168,12 +168,13 @@ def track(
     *,
     locked: bool = False,
     patient: bool = False,
+    writes: bool = True,
 ) -> dict[Path, Tracker]:
     """The jobs of sweeps (folder → its submissions), and how those of `runs` have ended that left no word.
 
-    Where all `runs` are done, nobody is asked. Adopts what interrupted submissions have left; raises `SchedulerError`
-    where the queue can't be asked. Whoever holds the sweeps' locks (`locked`) also forgets what Slurm never got: nobody
-    is just submitting it.
+    Where all `runs` are done, nobody is asked. Adopts what interrupted submissions have left, for good unless `writes`
+    is false; raises `SchedulerError` where the queue can't be asked. Whoever holds the sweeps' locks (`locked`) also
+    forgets what Slurm never got: nobody is just submitting it.
     """
     if not any(records.values()):
         return {sweep: Tracker() for sweep in records}
@@ -182,7 +183,7 @@ def track(
     queue = scheduler.queue(patient=patient)
     ids = {job.name: job.whole for job in queue.values()}
     known = {
-        sweep: [_adopted(sweep, submission, ids) for submission in submissions]
+        sweep: [_adopted(sweep, submission, ids, writes) for submission in submissions]
         for sweep, submissions in records.items()
     }
     trackers = {sweep: Tracker(by_run(submissions), queue) for sweep, submissions in known.items()}
@@ -201,7 +202,7 @@ def track(
     ids = {job.name: job.job.partition("_")[0] for job in told}
     ended = {(job.job, job.name): job.ended for job in told}
     return {
-        sweep: Tracker(by_run(_settled(sweep, submissions, ids, locked)), queue, ended=ended)
+        sweep: Tracker(by_run(_settled(sweep, submissions, ids, locked, writes)), queue, ended=ended)
         for sweep, submissions in known.items()
     }
 
@@ -225,11 +226,13 @@ def _worked_through(folder: RunFolder, state: State, submission: Submission, que
     return not state.to_run or starts >= submission.launcher.attempts
 
 
-def _adopted(sweep: Path, submission: Submission, ids: Mapping[str, str]) -> Submission:
+def _adopted(sweep: Path, submission: Submission, ids: Mapping[str, str], writes: bool) -> Submission:
     """A submission that was cut off, with its job, if that is among those known by name."""
     if submission.job is not None or submission.name not in ids:
         return submission
     submission = msgspec.structs.replace(submission, job=ids[submission.name])
+    if not writes:
+        return submission
     with record.private():
         jobs.leave_calls(record.folder_of(sweep, submission.token) / "submission.json", submission)
     record.write(sweep, submission)
@@ -237,11 +240,11 @@ def _adopted(sweep: Path, submission: Submission, ids: Mapping[str, str]) -> Sub
 
 
 def _settled(
-    sweep: Path, submissions: Sequence[Submission], ids: Mapping[str, str], locked: bool
+    sweep: Path, submissions: Sequence[Submission], ids: Mapping[str, str], locked: bool, writes: bool
 ) -> Iterator[Submission]:
     """Submissions less those that Slurm never got: their jobs are in neither answer, and had the time to turn up."""
     for submission in submissions:
-        settled = _adopted(sweep, submission, ids)
+        settled = _adopted(sweep, submission, ids, writes)
         if settled.job is not None or time.time() - settled.created_at <= UNSEEN_S:
             yield settled
         elif locked:

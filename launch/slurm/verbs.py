@@ -74,9 +74,9 @@ def show_plan(prepared: Sequence[Prepared], states: Sequence[State], console: Co
 def _statuses(prepared: Sequence[Prepared], states: Sequence[State]) -> list[RunStatus]:
     """What Slurm does about the runs, as far as it can be asked."""
     sweep = prepared[0].planned.run.sweep_folder
+    found = record.submissions(sweep)
     try:
-        found = record.submissions(sweep)
-        tracker = track({sweep: found})[sweep]
+        tracker = track({sweep: found}, writes=False)[sweep]
     except SchedulerError:
         tracker = Tracker.unanswered(found)
     return [tracker.status(item.folder, state) for item, state in zip(prepared, states, strict=True)]

@@ -137,6 +137,9 @@ class _Watching:
     def __init__(self, loader: ResidentLoader, set_mode: Mode) -> None:
         self._loader, self._set_mode = loader, set_mode
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
     def train(self, epoch: int) -> Iterator[Batch]:
         batches = self._loader.train(epoch)
         first = next(batches)

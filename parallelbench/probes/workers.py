@@ -29,8 +29,8 @@ class WorkerProbe:
 
     def _cpu_s(self) -> float:
         """Of the living workers, and of all children that have ended: workers move from one to the other."""
+        living = [worker.cpu_times() for worker in self._living()]  # looking for them reaps those that have ended
         ended = resource.getrusage(resource.RUSAGE_CHILDREN)
-        living = [worker.cpu_times() for worker in self._living()]
         return ended.ru_utime + ended.ru_stime + float(sum(times.user + times.system for times in living))
 
     def _memory_bytes(self) -> int | None:

@@ -1,0 +1,257 @@
+"""What Slurm knows of runs, laid over what their folders say."""
+
+from __future__ import annotations
+
+import io
+import time
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from launch.slurm import record, scheduler
+from launch.slurm.job import Job
+from launch.slurm.queue import RunStatus, Tracker, track
+from launch.slurm.scheduler import QueuedJob
+from launch.slurm.submit import not_wanted
+from launch.slurm.verbs import cancel
+from parallelbench.attempt import OUTCOMES, Outcome, OutcomeName
+from parallelbench.folder import RunFolder, State
+from tests.launch.fake_slurm import DONE, MISSING, FakeSlurm, submission
+
+FAILED = State("failed", Outcome(outcome="oom", reason="out of memory", finished_at=2.0), 1)
+KILLED = State("failed", Outcome(outcome="killed", reason="vanished", finished_at=0.0), 1)
+TIMEOUT = State("failed", Outcome(outcome="timeout", reason="too slow", finished_at=2.0), 1)
+
+
+def test_a_job_knows_its_own_attempts_although_ids_are_given_out_again(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    mine = Job("token", id="5", restarts=1, task=0, node=0)
+    first = folder.claim(job=Job("token", id="5", restarts=0, task=0, node=0).start)
+    second = folder.claim(job=Job("other", id="5", restarts=0, task=0, node=0).start)
+    assert first is not None
+    assert second is not None
+    assert (mine.began(first), mine.began(second)) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("state", "job_state", "label", "wanted"),
+    [
+        (MISSING, None, "missing", True),
+        (MISSING, "PENDING", "queued", False),
+        (MISSING, "RUNNING", "running", False),
+        (KILLED, None, "killed", True),
+        (KILLED, "REQUEUED", "queued", False),
+        (KILLED, "RUNNING", "running", False),
+        (FAILED, None, "oom", False),
+        (FAILED, "COMPLETING", "oom", False),
+        (DONE, "COMPLETING", "ok", False),
+        (DONE, None, "ok", False),
+    ],
+)
+def test_the_folder_comes_before_the_queue(state: State, job_state: str | None, label: str, wanted: bool) -> None:
+    mine = submission(job="17")
+    jobs = {"17_0": QueuedJob("17_0", job_state, "Resources", "", mine.name)} if job_state else {}
+    tracker = Tracker({"a": [(mine, 0)]}, jobs)
+    status = tracker.status(RunFolder(Path("sweep/a")), state)
+    assert (status.label, status.wanted(frozenset())) == (label, wanted)
+
+
+def test_outcomes_are_tried_again_where_that_is_asked_for() -> None:
+    assert RunStatus(FAILED).wanted(frozenset({"oom"}))
+    assert not RunStatus(FAILED).wanted(frozenset({"nan"}))
+    assert not RunStatus(DONE).wanted(frozenset({"ok"}))
+
+
+def test_what_is_not_submitted_is_counted_and_how_to_try_failed_runs_again() -> None:
+    queued = RunStatus(MISSING, "17", QueuedJob("17", "PENDING", "None", "", "x"))
+    statuses = [RunStatus(DONE), RunStatus(FAILED), RunStatus(KILLED), RunStatus(MISSING), queued]
+    text = "not submitted: 1 done, 1 oom, 1 queued (--retry oom tries again); 2 run(s) to submit"
+    assert not_wanted(statuses, frozenset()) == text
+    assert not_wanted(statuses, frozenset({"oom"})) == "not submitted: 1 done, 1 queued; 3 run(s) to submit"
+    assert not_wanted([RunStatus(MISSING)], frozenset()) == ""
+
+
+def test_a_submission_without_a_known_job_is_not_repeated() -> None:
+    tracker = Tracker({"a": [(submission(), 0)]}, {})
+    status = tracker.status(RunFolder(Path("sweep/a")), MISSING)
+    assert (status.label, status.wanted(frozenset())) == ("unknown", False)
+
+
+@pytest.mark.parametrize("outcome", ["oom", "killed", "timeout", "storage"])
+@pytest.mark.parametrize(("created_at", "label"), [(3.0, "unknown"), (1.0, "")])
+@pytest.mark.parametrize("job", [None, "17"])
+def test_a_retry_of_which_slurm_says_nothing_is_not_repeated_unless_it_has_ended(
+    outcome: OutcomeName, created_at: float, label: str, job: str | None
+) -> None:
+    failed = State("failed", Outcome(outcome=outcome, reason="so it was", finished_at=2.0), 1)
+    again = submission(created_at=created_at, job=job)
+    tracker = Tracker({"a": [(submission(job="5"), 0), (again, 0)]}, {}, answered=job is None)
+    status = tracker.status(RunFolder(Path("sweep/a")), failed)
+    assert status.label == (label or outcome)
+    assert status.wanted(frozenset(OUTCOMES)) == (not label)
+    assert ("before that: " + outcome in status.reason) == bool(label)
+
+
+def test_the_job_of_an_earlier_submission_counts_while_it_is_in_the_queue() -> None:
+    first, second = submission(job="5"), submission(job="6", tasks=[["a"]])
+    waiting = QueuedJob("5_0", "PENDING", "Resources", "", first.name)
+    tracker = Tracker({"a": [(first, 0), (second, 0)], "b": [(first, 1)]}, {"5_0": waiting})
+    assert tracker.status(RunFolder(Path("sweep/a")), MISSING).queued == waiting
+    assert tracker.in_queue() == [waiting], "so `cancel` ends it"
+    assert [each.token for each in tracker.submissions] == [first.token, second.token]
+
+
+@pytest.mark.parametrize(
+    ("state", "job_state", "created_at", "label", "reason"),
+    [
+        (MISSING, "RUNNING", 1.0, "queued", "waits in its packed job"),
+        (State("running"), "RUNNING", 1.0, "running", ""),
+        (KILLED, "RUNNING", 1.0, "queued", "waits in its packed job"),
+        (FAILED, "RUNNING", 3.0, "queued", "waits in its packed job"),
+        (FAILED, "RUNNING", 1.0, "oom", "out of memory"),
+        (TIMEOUT, "RUNNING", 1.0, "timeout", "too slow"),
+        (MISSING, "PENDING", 1.0, "queued", "Resources"),
+    ],
+)
+def test_runs_of_a_packed_job_run_one_by_one(
+    state: State, job_state: str, created_at: float, label: str, reason: str
+) -> None:
+    packed = submission(created_at=created_at, job="17", tasks=[["a", "b"]])
+    queue = {"17": QueuedJob("17", job_state, "Resources", "", packed.name)}
+    status = Tracker({"a": [(packed, 0)]}, queue).status(RunFolder(Path("sweep/a")), state)
+    assert (status.label, status.reason) == (label, reason)
+    assert not status.wanted(frozenset()), "its job may still come to it"
+
+
+def test_a_run_that_was_started_as_often_as_it_may_be_is_over_although_its_packed_job_runs(tmp_path: Path) -> None:
+    packed = submission(job="17", tasks=[["a", "b"]])
+    folder = RunFolder(tmp_path / "a")
+    for restarts in range(packed.launcher.attempts):
+        assert folder.claim(job=f"{packed.token}.17.{restarts}") is not None
+    queue = {"17": QueuedJob("17", "RUNNING", "n1", "", packed.name)}
+    status = Tracker({"a": [(packed, 0)]}, queue).status(folder, TIMEOUT)
+    assert (status.label, status.live, status.wanted(frozenset())) == ("timeout", False, True)
+
+
+def test_a_job_that_left_nothing_is_named() -> None:
+    mine = submission(job="17")
+    status = Tracker({"a": [(mine, 0)]}, {}).status(RunFolder(Path("sweep/a")), MISSING)
+    assert status.reason == "its job 17_0 left no word; `parallelbench logs` shows what it printed"
+
+
+def test_cancel_ends_all_jobs_and_says_how_runs_begin_again(
+    tmp_path: Path, fake: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[list[str]] = []
+    monkeypatch.setattr(scheduler, "tell", told.append)
+    first, second = submission(job="5", tasks=[["a"], ["b"]]), submission(job="6", tasks=[["a"]])
+    lost = submission(created_at=time.time(), tasks=[["b"]])
+    for each in (first, second, lost):
+        record.write(tmp_path, each)
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        RunFolder(tmp_path / name).claim()
+    saved = tmp_path / "b" / "checkpoints" / "attempt-1-epoch-1" / "manifest.json"
+    saved.parent.mkdir(parents=True)
+    saved.touch()
+    fake.answers["squeue"] = (
+        "".join(f"5|{task}|{5 + task}|RUNNING|n1|N/A|{first.name}\n" for task in range(2))
+        + f"N/A|N/A|6|PENDING|None|N/A|{second.name}\n"
+    )
+    console = Console(width=300, file=io.StringIO())
+    cancel([tmp_path], console)
+    assert told == [["scancel", "5", "6"]]
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "3 job(s) cancelled" in text
+    assert "1 run(s) go on after the last saved epoch; 1 run(s) that had begun start over" in text
+    assert "whether Slurm has got 1 more array(s) can't be said yet" in text
+
+
+def test_all_sweeps_are_asked_about_at_once(tmp_path: Path, fake: FakeSlurm) -> None:
+    now = time.time()
+    queued, over, cut_off = (
+        submission(created_at=now, job="1"),
+        submission(created_at=now, job="2"),
+        submission(created_at=now),
+    )
+    sweeps = {tmp_path / mine.token: [mine] for mine in (queued, over, cut_off)}
+    record.write(tmp_path / cut_off.token, cut_off)
+    fake.answers["squeue"] = f"1|0|1|PENDING|Resources|N/A|{queued.name}\n"
+    fake.answers["sacct"] = f"2_0|TIMEOUT|{over.name}\n2_1|RUNNING|{over.name}\n3_0|FAILED|{cut_off.name}\n"
+    looks = {sweep: [(RunFolder(sweep / name), MISSING) for name in "ab"] for sweep in sweeps}
+    trackers = track(sweeps, looks)
+    assert fake.asked == ["squeue", "sacct"]
+    found = {
+        mine.token: [tracker.status(folder, state) for folder, state in looks[sweep]]
+        for (sweep, tracker), mine in zip(trackers.items(), (queued, over, cut_off), strict=True)
+    }
+    assert [status.label for status in found[queued.token]] == ["queued", "missing"]
+    assert [status.ended for status in found[over.token]] == ["TIMEOUT", ""], "RUNNING, and not in the queue: it lags"
+    assert [(status.job, status.ended) for status in found[cut_off.token]] == [("3_0", "FAILED"), ("3_1", "")]
+    assert record.submissions(tmp_path / cut_off.token)[0].job == "3", "adopted"
+
+
+def test_a_plan_knows_the_job_of_a_cut_off_submission_and_writes_nothing(tmp_path: Path, fake: FakeSlurm) -> None:
+    mine = submission()
+    record.write(tmp_path, mine)
+    before = snapshot(tmp_path)
+    fake.answers["squeue"] = f"3|0|3|PENDING|Resources|N/A|{mine.name}\n"
+    tracker = track({tmp_path: [mine]}, writes=False)[tmp_path]
+    assert tracker.status(RunFolder(tmp_path / "a"), MISSING).job == "3_0"
+    assert snapshot(tmp_path) == before
+
+
+def snapshot(folder: Path) -> dict[Path, tuple[int, bytes]]:
+    """Every file: when it was written, and what is in it."""
+    return {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in folder.rglob("*") if path.is_file()}
+
+
+def test_accounting_is_asked_only_where_folders_and_queue_leave_something_open(tmp_path: Path, fake: FakeSlurm) -> None:
+    mine = submission(job="1")
+    fake.answers["squeue"] = f"1|0|1|RUNNING|n1|N/A|{mine.name}\n"
+    looks = {tmp_path: [(RunFolder(tmp_path / "a"), MISSING), (RunFolder(tmp_path / "b"), DONE)]}
+    track({tmp_path: [mine]}, looks)
+    assert fake.asked == ["squeue"]
+    track({tmp_path: []}, looks)
+    assert fake.asked == ["squeue"], "nothing went to Slurm"
+    done = track({tmp_path: [mine]}, {tmp_path: [(RunFolder(tmp_path / "a"), DONE)]})[tmp_path]
+    assert fake.asked == ["squeue"], "nothing is open"
+    assert done.status(RunFolder(tmp_path / "a"), DONE).label == "ok"
+
+
+@pytest.mark.parametrize(
+    ("age_s", "locked", "label", "kept"),
+    [(0, True, "unknown", True), (61, False, "missing", True), (61, True, "missing", False)],
+)
+def test_what_slurm_never_got_is_forgotten_after_a_while_by_who_holds_the_lock(
+    tmp_path: Path, fake: FakeSlurm, age_s: float, locked: bool, label: str, kept: bool
+) -> None:
+    mine = submission(created_at=time.time() - age_s)
+    record.write(tmp_path, mine)
+    tracker = track({tmp_path: [mine]}, locked=locked)[tmp_path]
+    assert fake.asked == ["squeue", "sacct"]
+    assert tracker.status(RunFolder(tmp_path / "a"), MISSING).label == label
+    assert bool(record.submissions(tmp_path)) == kept
+
+
+@pytest.mark.parametrize(("patient", "tries"), [(False, 1), (True, 5)])
+def test_only_who_would_lose_something_asks_again(monkeypatch: pytest.MonkeyPatch, patient: bool, tries: int) -> None:
+    calls = []
+
+    def down(command: list[str], *_: object) -> str:
+        calls.append(command)
+        raise scheduler.SchedulerError("Unable to contact slurm controller")
+
+    monkeypatch.setattr(scheduler, "_run", down)
+    monkeypatch.setattr(scheduler, "PAUSES_S", (0.0,) * 4)
+    with pytest.raises(scheduler.SchedulerError, match="Unable to contact"):
+        scheduler.queue(patient=patient)
+    assert len(calls) == tries
+
+
+def test_a_machine_without_slurm_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(scheduler.time, "sleep", lambda _: pytest.fail("there is nothing to wait for"))
+    with pytest.raises(scheduler.SchedulerError, match="there is no squeue here: run this on the cluster's login node"):
+        scheduler.queue(patient=True)

@@ -1,0 +1,82 @@
+"""What is remembered of a submission, and who may submit."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+import psutil
+import pytest
+
+from launch.slurm import record
+from parallelbench.errors import ConfigError, StorageError
+from tests.launch.fake_slurm import submission
+
+
+def test_a_submission_survives_the_disk(tmp_path: Path) -> None:
+    mine = submission(job="17")
+    record.write(tmp_path, mine)
+    assert record.submissions(tmp_path) == [mine]
+    assert (mine.job_of(1), submission(job="17", tasks=[["a"]]).job_of(0), submission().job_of(0)) == (
+        "17_1",
+        "17",
+        None,
+    )
+
+
+def test_what_others_may_have_written_is_not_executed(tmp_path: Path) -> None:
+    path = record.write(tmp_path, submission())
+    path.chmod(0o666)
+    with pytest.raises(ConfigError, match=r"may be written by others.*chmod go-w"):
+        record.read(path)
+    path.chmod(0o600)
+    if os.geteuid() == 0:
+        os.chown(path, 12345, 12345)
+        with pytest.raises(ConfigError, match="belongs to another user"):
+            record.read(path)
+
+
+def test_one_process_at_a_time_submits(tmp_path: Path) -> None:
+    with record.lock(tmp_path), pytest.raises(ConfigError, match=f"process {os.getpid()} on "), record.lock(tmp_path):
+        pass
+    with record.lock(tmp_path):
+        pass
+    assert not list((tmp_path / "submissions").iterdir())
+
+
+def test_the_lock_of_a_dead_process_is_taken_over(tmp_path: Path) -> None:
+    path = tmp_path / "submissions" / "lock"
+    with record.lock(tmp_path):
+        host, pid, started_at, _ = path.read_text().split()
+    path.write_text(f"{host} {os.getpid()} {psutil.Process().create_time() - 100} x\n")
+    with record.lock(tmp_path):
+        assert path.read_text().split()[:3] == [host, pid, started_at]
+
+
+def test_the_lock_of_another_host_is_believed_while_it_is_fresh(tmp_path: Path) -> None:
+    path = tmp_path / "submissions" / "lock"
+    with record.lock(tmp_path):
+        pass
+    path.write_text("elsewhere 1 1.0 x\n")
+    with pytest.raises(ConfigError, match="process 1 on elsewhere"), record.lock(tmp_path):
+        pass
+    os.utime(path, (0, 0))
+    with record.lock(tmp_path):
+        path.write_text("taken over by somebody else meanwhile\n")
+    assert path.exists(), "nobody removes another's lock"
+
+
+def test_a_full_disk_is_a_message(small_disk: Path) -> None:
+    sweep = small_disk / "sweep"
+    sweep.mkdir(mode=0o755)
+    (sweep / "submissions").mkdir(mode=0o700)
+    _fill(small_disk / "full")
+    with pytest.raises(StorageError, match="disk is full"), record.lock(sweep):
+        pass
+
+
+def _fill(path: Path) -> None:
+    with contextlib.suppress(OSError), path.open("wb", buffering=0) as file:
+        while True:
+            file.write(b"x" * 4096)
