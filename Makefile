@@ -9,7 +9,7 @@ BIN := .venv/bin
 PARALLELBENCH := $(BIN)/parallelbench
 STAMP := .venv/.installed
 
-.PHONY: help demo sweep report debug test test-slurm cluster-up cluster-down check gpu-check bench docs format clean
+.PHONY: help demo sweep report debug test test-slurm cluster-up cluster-down lint check gpu-check bench docs format clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -37,7 +37,7 @@ debug: $(STAMP)  ## five deterministic steps in this process, where breakpoint()
 	$(PARALLELBENCH) run measure=debug launcher=inline epochs=1 results=.debug $(ARGS)
 
 test: $(STAMP)  ## the whole test suite, but for what needs a Slurm cluster
-	$(BIN)/python -m pytest -m 'not slurm' -n 2 --durations=15
+	$(BIN)/python -m pytest -m 'not slurm' -n 2 --dist worksteal --durations=15
 
 test-slurm: $(STAMP)  ## tests on real Slurm clusters that are started here (needs root; installs Debian's Slurm)
 	$(BIN)/python -m pytest -m slurm -rs --durations=15 -n 2 --dist loadfile tests/slurm
@@ -48,11 +48,13 @@ cluster-up: $(STAMP)  ## a throwaway Slurm cluster on this machine, to try LAUNC
 cluster-down: $(STAMP)  ## end it
 	$(BIN)/python -m tests.slurm.cluster down $(ARGS)
 
-check: $(STAMP)  ## lint, types, import rules and the fast tests (under 90 s)
+lint: $(STAMP)  ## style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -m 'not slow' -n 2
+
+check: lint  ## lint, types, import rules and the fast tests (under 90 s)
+	$(BIN)/python -m pytest -m 'not slow and not slurm' -n 2 --dist worksteal
 
 gpu-check:  ## what only a GPU can show: clocks, energy, waits, precisions, strategies (a few minutes; needs no installation)
 	@$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m parallelbench.gpu_check

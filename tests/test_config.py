@@ -68,6 +68,7 @@ def shuffled(node: Any) -> Any:
 # --- round trip and identity
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=15)
 @given(data=st.data())
 def test_every_choice_survives_the_way_to_plain_data_and_back(data: st.DataObject) -> None:

@@ -4,7 +4,9 @@ left.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -21,7 +23,6 @@ from parallelbench.strategies.single import Single
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 MIB = 2**20
 STARTUP = {
@@ -88,9 +89,12 @@ def foreign(run: RunConfig, name: str, package: str = "mystrategies") -> RunConf
 def component(group: str, choice: str | dict[str, Any]) -> dict[str, Any]:
     """The node of a file of conf/, or of one with some options changed: {"name": …, option: …}."""
     options = {"name": choice} if isinstance(choice, str) else choice
-    path = next(iter(conf.__path__)) + f"/{group}/{options['name']}.yaml"
-    with open(path, encoding="utf-8") as file:
-        return yaml.safe_load(file) | options
+    return yaml.load(_shipped(group, options["name"]), yaml.CSafeLoader) | options
+
+
+@functools.cache
+def _shipped(group: str, name: str) -> str:
+    return Path(next(iter(conf.__path__)), group, f"{name}.yaml").read_text(encoding="utf-8")
 
 
 EPOCH_EVERY_S = 1000.0

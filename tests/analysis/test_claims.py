@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from analysis.claims import Finding
     from analysis.load import Runs
 
+pytestmark = pytest.mark.slow
+
 REPEATS = range(6)
 WOBBLE = (1.0, 1.003, 0.997, 1.001, 0.999, 1.002)
 """What a quiet machine does to times."""

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     from analysis.load import Runs
 
+pytestmark = pytest.mark.slow
+
 Times = dict[str, list[float]]
 """Strategy → steady time per epoch of each repeat."""
 BF16 = {"precision": "bf16"}

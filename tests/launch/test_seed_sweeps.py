@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from launch.sweep import PlannedRun, expand
 from parallelbench.check import check_run
 from parallelbench.cli import main
 from parallelbench.data.prepared import MANIFEST
+from tests.launch.plans import plan
 
 CONFIGURATIONS = {
     # 4 models × 2 data sets × (one GPU, then 2 and 4 by two strategies); times 10, 30, 50 and 100 epochs
@@ -41,11 +43,7 @@ CONFIGURATIONS = {
 """Sweep → its configurations."""
 
 
-def plan(name: str) -> list[PlannedRun]:
-    return expand([f"sweep={name}", "sweep.repeats=1"])
-
-
-def values(runs: list[PlannedRun], *names: str) -> set[tuple[Any, ...]]:
+def values(runs: Sequence[PlannedRun], *names: str) -> set[tuple[Any, ...]]:
     """The combinations of these attributes (`data.name`) that occur."""
 
     def value(planned: PlannedRun, name: str) -> Any:
@@ -72,6 +70,7 @@ def test_a_small_twin_needs_two_cores_and_no_preparation(name: str) -> None:
         assert planned.run.data.missing_files(Path("/nowhere")) == []
 
 
+@pytest.mark.slow
 def test_repeats_are_enough_for_an_interval_unless_the_sweep_is_faithful() -> None:
     counts = {name: Counter(p.run.repeat for p in expand([f"sweep={name}"])) for name in CONFIGURATIONS}
     few = {name for name, repeats in counts.items() if len(repeats) < 6}
@@ -115,6 +114,7 @@ def test_uw_has_the_published_sizes_and_optimizer() -> None:
     assert values(runs, "optimizer.weight_decay", "epochs", "scaling") == {(0.0, 2, "strong")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in CONFIGURATIONS if not name.endswith("_small")])
 def test_a_cluster_with_four_gpus_takes_the_whole_sweep(name: str, tmp_path: Path) -> None:
     for data in ("mnist", "cifar10", "cifar100"):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from launch.compose import group_choices
-from launch.sweep import expand
 from parallelbench.check import check_run
+from tests.launch.plans import plan
 
 GPUS_ONLY = {"data_parallel"}
 """Strategies that a CPU can't do; their runs are checked as runs on GPUs."""
@@ -14,8 +14,8 @@ GPUS_ONLY = {"data_parallel"}
 
 @pytest.mark.parametrize("name", group_choices()["sweep"])
 def test_a_shipped_sweep_has_only_runs_that_can_be_done(name: str) -> None:
-    plan = expand([f"sweep={name}", "sweep.repeats=1"])
-    assert plan
-    for planned in plan:
+    runs = plan(name)
+    assert runs
+    for planned in runs:
         on_gpus = planned.run.strategy.name in GPUS_ONLY or planned.run.precision == "tf32"
         check_run(planned.run, "cuda" if on_gpus else "cpu")

@@ -158,6 +158,7 @@ def test_hostile_overrides(given: list[str], folder: str, scripts: list[str], tm
     assert not list(tmp_path.iterdir()), "planning writes nothing"
 
 
+@pytest.mark.slow
 @fault(
     "storage and input",
     "hostile configurations",

@@ -276,6 +276,7 @@ sweeps = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=12, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 @given(sweeps, st.randoms(use_true_random=False))
 def test_any_run_of_any_sweep_is_what_hydra_composes(overrides: list[str], draw: random.Random) -> None:
@@ -292,6 +293,7 @@ def test_options_of_one_file_beside_choices_of_other_groups() -> None:
         assert composed_in_full(each) == each.run
 
 
+@pytest.mark.slow
 def test_files_that_reach_into_other_nodes_are_composed_as_hydra_does(tmp_path: Path) -> None:
     files = {
         "model/deep": "defaults: [mlp]\nname: deep\n",
@@ -428,6 +430,7 @@ values = st.sampled_from(
 )
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=25)
 @given(
     st.lists(

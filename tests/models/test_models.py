@@ -143,6 +143,7 @@ def test_channels_last_changes_no_number(name: str) -> None:
     torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "reference"),
     [
@@ -161,6 +162,7 @@ def test_resnets_are_torchvisions(options: dict[str, Any], reference: str) -> No
     assert torch.equal(theirs.eval()(x), ours.eval()(x))
 
 
+@pytest.mark.slow
 def test_resnet50_with_copied_weights_gives_torchvisions_logits() -> None:
     torch.manual_seed(5)
     theirs = torchvision.models.resnet50(num_classes=10)
@@ -172,6 +174,7 @@ def test_resnet50_with_copied_weights_gives_torchvisions_logits() -> None:
     assert torch.equal(theirs(x), ours(x))
 
 
+@pytest.mark.slow
 def test_vit_b_16_with_copied_weights_gives_torchvisions_logits() -> None:
     torch.manual_seed(5)
     theirs = torchvision.models.vit_b_16(image_size=48, num_classes=10)

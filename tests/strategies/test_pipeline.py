@@ -187,7 +187,9 @@ def play(order: dict[int, list[tuple[int, str, int]]], *, stages: int) -> float:
     """Largest idle share of a rank, where F, I and W last 1 each and messages take no time."""
     done: dict[tuple[int, str, int], int] = {}
     clock, begun, work = (dict.fromkeys(order, value) for value in (0, None, 0))
-    waiting = {rank: [action for action in actions if action[1].rstrip("+") in "FIWB"] for rank, actions in order.items()}
+    waiting = {
+        rank: [action for action in actions if action[1].rstrip("+") in "FIWB"] for rank, actions in order.items()
+    }
     held: dict[int, set[tuple[int, str, int]]] = {rank: set() for rank in order}
     """Results that have not left their rank yet."""
     while any(waiting.values()):
