@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from launch.slurm import scheduler
+from launch.slurm.limits import allowed
 from launch.slurm.scheduler import Partition, SchedulerError
 from launch.slurm.shape import slurm
 
@@ -86,4 +87,8 @@ def findings() -> Iterator[tuple[str, str]]:
         else "a job that ends without a word is judged by its folder"
     )
     yield "accounting", kept
+    try:
+        yield from found.findings() if (found := allowed()) else ()
+    except SchedulerError as error:
+        yield "accounts", f"what yours may do could not be looked at: {error}"
     yield "arrays", f"up to {settings.get('MaxArraySize', '?')} tasks; longer sweeps go in several"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from rich.markup import escape
 
 from launch.slurm import record, scheduler
 from launch.slurm.hours import Hours
+from launch.slurm.limits import allowed
 from launch.slurm.queue import Tracker, track
 from launch.slurm.scheduler import SchedulerError
 from launch.slurm.site import refusals, warnings
@@ -24,8 +26,10 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from launch.local import Prepared
+    from launch.slurm.limits import Allowed
     from launch.slurm.queue import RunStatus
     from launch.slurm.scheduler import Partition
+    from launch.slurm.submit import Batch
     from parallelbench.folder import State
 
 
@@ -47,27 +51,29 @@ def submit_all(
 
 def show_plan(prepared: Sequence[Prepared], states: Sequence[State], console: Console) -> bool:
     """What submitting would do: batch scripts, hours, and what the cluster refuses; returns whether it takes all."""
-    kinds, longest, unknown = _cluster()
+    cluster = _cluster()
     statuses = _statuses(prepared, states)
     todo = [item for item, status in zip(prepared, statuses, strict=True) if status.wanted(frozenset())]
     if rest := not_wanted(statuses, frozenset()):
         console.print(f"\n{rest}", highlight=False)
-    groups, accepted = batches(todo), not scheduler.available() or kinds is not None
+    groups, accepted = batches(todo), not scheduler.available() or cluster.kinds is not None
     for group in groups:
         console.print(
-            f"\n[bold]{_arrays(len(group.tasks()), longest)}[/], each {group.shape}: at most {group.most_hours}"
+            f"\n[bold]{_arrays(len(group.tasks()), cluster.longest)}[/], each {group.shape}: at most {group.most_hours}"
         )
-        for refusal in refusals(group, kinds) if kinds is not None else ():
+        for refusal in cluster.refusals(group):
             accepted = False
             console.print(f"[red]refused by the cluster[/]: {escape(refusal)}")
-        for warning in warnings(group, kinds or ()):
+        for warning in warnings(group, cluster.kinds or ()):
             console.print(f"[yellow]note[/]: {escape(warning)}")
-        script = batch_script(group, min(len(group.tasks()), longest or len(group.tasks())))
+        script = batch_script(group, min(len(group.tasks()), cluster.longest or len(group.tasks())))
         console.print(script, style="dim", markup=False, highlight=False, soft_wrap=True)
+    for warning in cluster.allowed.warnings(groups) if cluster.allowed else ():
+        console.print(f"[yellow]note[/]: {escape(warning)}")
     most = sum((group.most_hours for group in groups), Hours())
     console.print(f"\nat most {most} in all: time limits × launcher.attempts", highlight=False)
-    if unknown:
-        console.print(unknown, markup=False, highlight=False)
+    if cluster.unknown:
+        console.print(cluster.unknown, markup=False, highlight=False)
     return accepted
 
 
@@ -90,14 +96,33 @@ def _arrays(jobs: int, longest: int | None) -> str:
     return f"{jobs} job(s) in arrays of {', '.join(lengths)} (the first is shown)"
 
 
-def _cluster() -> tuple[list[Partition] | None, int | None, str]:
-    """What the cluster offers, and its longest array; None, and why, where that is not known."""
+@dataclass(frozen=True)
+class _Cluster:
+    """What a cluster offers and allows; None where that is not known."""
+
+    kinds: list[Partition] | None = None
+    longest: int | None = None
+    """Of its arrays."""
+    allowed: Allowed | None = None
+    unknown: str = ""
+    """What could not be looked at, and why."""
+
+    def refusals(self, group: Batch) -> Iterator[str]:
+        yield from refusals(group, self.kinds) if self.kinds is not None else ()
+        yield from self.allowed.refusals(group) if self.allowed else ()
+
+
+def _cluster() -> _Cluster:
     if not scheduler.available():
-        return None, None, "no Slurm here, so its limits were not looked at: plan again on the login node"
+        return _Cluster(unknown="no Slurm here, so its limits were not looked at: plan again on the login node")
     try:
-        return scheduler.partitions(), scheduler.max_array_size(), ""
+        cluster = _Cluster(scheduler.partitions(), scheduler.max_array_size())
     except SchedulerError as error:
-        return None, None, f"the cluster's limits could not be looked at: {error}"
+        return _Cluster(unknown=f"the cluster's limits could not be looked at: {error}")
+    try:
+        return replace(cluster, allowed=allowed())
+    except SchedulerError as error:
+        return replace(cluster, unknown=f"what your account may do could not be looked at: {error}")
 
 
 def cancel(sweeps: Sequence[Path], console: Console) -> int:

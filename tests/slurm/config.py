@@ -125,6 +125,7 @@ def _accounting_lines(options: Options, ports: Ports, *, folder: Path) -> list[s
         return ["AccountingStorageType=accounting_storage/none"]
     return [
         "AccountingStorageType=accounting_storage/slurmdbd",
+        "AccountingStorageTRES=gres/gpu",
         "AccountingStorageHost=127.0.0.1",
         f"AccountingStoragePort={ports.slurmdbd}",
         f"AccountingStoragePass={folder}/munge.socket",

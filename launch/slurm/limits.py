@@ -1,0 +1,225 @@
+"""What accounting allows this user's jobs: accounts, QOSs, and the limits of both, as `sacctmgr` shows them."""
+
+from __future__ import annotations
+
+import os
+import pwd
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from launch.slurm import scheduler
+from launch.slurm.scheduler import minutes
+from launch.slurm.shape import slurm
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from launch.slurm.submit import Batch
+    from parallelbench.place import Site
+
+_ASSOCIATION = ("Cluster", "DefaultAccount", "Account", "Partition", "QOS", "DefaultQOS")
+_OF_BOTH = ("MaxWall", "MaxTRES", "GrpTRES")
+_OF_ACCOUNTS = (*_OF_BOTH, "MaxJobs", "MaxSubmitJobs")
+_OF_QOS = (*_OF_BOTH, "MaxJobsPU", "MaxSubmitPU", "MaxTRESPU")
+_COUNTS = {"MaxJobs": "MaxJobs", "MaxJobsPU": "MaxJobs", "MaxSubmitJobs": "MaxSubmit", "MaxSubmitPU": "MaxSubmit"}
+_MIB = {"M": 1, "G": 1024, "T": 1024**2, "P": 1024**3}
+_UNITS = {"cpu": "cores", "mem": "MiB", "node": "nodes", "gres/gpu": "GPUs"}
+
+
+@dataclass(frozen=True)
+class Limit:
+    """One number, and what sets it."""
+
+    value: int
+    source: str
+    """`QOS short` or `account lab`."""
+
+
+Limits = dict[str, Limit]
+"""`MaxWall` (minutes), `MaxJobs`, `MaxSubmit`, or `MaxTRES cpu`, `MaxTRESPU gres/gpu`, … (memory in MiB)."""
+
+
+@dataclass(frozen=True)
+class Association:
+    """One account that the user may charge, on one partition or all."""
+
+    account: str
+    default: bool
+    partition: str
+    """Empty: all."""
+    qos: tuple[str, ...]
+    default_qos: str
+    limits: Limits
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """All that accounting says about this user."""
+
+    associations: Sequence[Association]
+    qos: Mapping[str, Limits]
+
+    def refusals(self, batch: Batch) -> Iterator[str]:
+        """Why the jobs of a batch would be refused, or wait for ever."""
+        site = batch.runs[0].planned.run.site
+        association = self._association(site)
+        if association is None:
+            names = ", ".join(sorted({each.account for each in self.associations}))
+            yield f"site.account={site.account} is none of this user's: {names}" if names else _NO_ACCOUNT
+            return
+        if site.qos and site.qos not in association.qos:
+            yield f"site.qos={site.qos} is not open to the account {association.account}: {', '.join(association.qos)}"
+            return
+        limits, wall_min = self._limits(site), slurm(batch.runs[0].planned.run).time_limit_min
+        if (most := limits.get("MaxWall")) and wall_min > most.value:
+            yield f"launcher.time_limit_min={wall_min}, but the {most.source} allows {most.value}"
+        for name, wanted in _tres(batch).items():
+            for key in (f"MaxTRES {name}", f"MaxTRESPU {name}", f"GrpTRES {name}"):
+                if (most := limits.get(key)) and wanted > most.value:
+                    yield f"{wanted} {_unit(name)} a job, but the {most.source} allows {most.value}: ask for fewer"
+                    break
+
+    def warnings(self, batches: Sequence[Batch]) -> Iterator[str]:
+        """What will keep jobs out of the queue, or waiting in it, although all can run in the end."""
+        jobs, limits = Counter[Limit](), Counter[Limit]()
+        for batch in batches:
+            mine = self._limits(batch.runs[0].planned.run.site)
+            if submitted := mine.get("MaxSubmit"):
+                jobs[submitted] += len(batch.tasks())
+            at_once = list(_at_once(batch, mine))
+            if at_once and (least := min(at_once, key=lambda limit: limit.value)).value < len(batch.tasks()):
+                limits[least] += len(batch.tasks())
+        for limit, count in jobs.items():
+            if count > limit.value:
+                yield (
+                    f"the {limit.source} allows {limit.value} jobs in the queue, these are {count}: "
+                    "submit again, later, for the rest"
+                )
+        for limit, count in limits.items():
+            yield f"the {limit.source} lets {limit.value} of these {count} jobs run at once"
+
+    def findings(self) -> Iterator[tuple[str, str]]:
+        """(what, finding) pairs, for `doctor`."""
+        for each in self.associations:
+            where = f" on {each.partition}" if each.partition else ""
+            qos = ", ".join(f"{name} (default)" if name == each.default_qos else name for name in each.qos)
+            yield (
+                f"account {each.account}{where}{' (default)' * each.default}",
+                "; ".join([f"QOS {qos or 'none'}", *map(_shown, each.limits.items())]),
+            )
+        for name in sorted({name for each in self.associations for name in each.qos} & self.qos.keys()):
+            yield f"QOS {name}", "; ".join(map(_shown, self.qos[name].items())) or "no limits of its own"
+
+    def _association(self, site: Site) -> Association | None:
+        """The one that a job of the site is charged to, its partition's own before that of all."""
+        mine = [each for each in self.associations if (each.account == site.account if site.account else each.default)]
+        return next(
+            (e for e in mine if e.partition == site.partition), next((e for e in mine if not e.partition), None)
+        )
+
+    def _limits(self, site: Site) -> Limits:
+        """A QOS overrides the account, limit by limit (Slurm's resource_limits page, on their hierarchy)."""
+        association = self._association(site)
+        if association is None:
+            return {}
+        return association.limits | self.qos.get(site.qos or association.default_qos or "normal", {})
+
+
+_NO_ACCOUNT = "this user has no account in the cluster's accounting: ask who runs it for one"
+
+
+def allowed() -> Allowed | None:
+    """What accounting says; None where it limits nothing. Raises `SchedulerError` where it gives no answer."""
+    settings = scheduler.configuration()
+    enforced = settings.get("AccountingStorageEnforce", "none")
+    if not any(word in enforced for word in ("associations", "limits", "qos")):
+        return None
+    user = pwd.getpwuid(os.getuid()).pw_name
+    columns = (*_ASSOCIATION, *_OF_ACCOUNTS)
+    found = _show("user", columns, "where", f"name={user}", "withassoc")
+    own = [row for row in found if row["Cluster"] in ("", settings.get("ClusterName", ""))]
+    qos = {row["Name"]: _limits(row, f"QOS {row['Name']}", _OF_QOS) for row in _show("qos", ("Name", *_OF_QOS))}
+    return Allowed([_association(row) for row in own], qos)
+
+
+def _show(what: str, columns: Sequence[str], *conditions: str) -> list[dict[str, str]]:
+    command = ["sacctmgr", "--noheader", "--parsable2", "show", what, *conditions, f"format={','.join(columns)}"]
+    rows = (line.split("|") for line in scheduler.ask(command).splitlines())
+    return [dict(zip(columns, row, strict=True)) for row in rows if len(row) == len(columns)]
+
+
+def _association(row: Mapping[str, str]) -> Association:
+    return Association(
+        account=row["Account"],
+        default=row["Account"] == row["DefaultAccount"],
+        partition=row["Partition"],
+        qos=tuple(filter(None, row["QOS"].split(","))),
+        default_qos=row["DefaultQOS"],
+        limits=_limits(row, f"account {row['Account']}", _OF_ACCOUNTS),
+    )
+
+
+def _limits(row: Mapping[str, str], source: str, columns: Sequence[str]) -> Limits:
+    """The limits that are set."""
+    found: Limits = {}
+    for column in columns:
+        text = row[column]
+        if "TRES" in column:
+            pairs = (part.split("=", 1) for part in text.split(",") if "=" in part)
+            found |= {f"{column} {name}": Limit(_amount(value), source) for name, value in pairs}
+        elif column == "MaxWall":
+            found |= {column: Limit(most, source)} if text and (most := minutes(text)) is not None else {}
+        elif text:
+            found[_COUNTS[column]] = Limit(int(text), source)
+    return found
+
+
+def _amount(text: str) -> int:
+    """A count, or MiB of a memory such as 100G."""
+    unit = text[-1]
+    return round(float(text[:-1]) * _MIB[unit]) if unit in _MIB else int(text)
+
+
+def _tres(batch: Batch) -> dict[str, int]:
+    """What one job of a batch asks for, in Slurm's names."""
+    shape, kind = batch.shape, batch.runs[0].planned.run.site.gpu_type
+    gpus = shape.nodes * shape.gpus_per_node
+    wanted = {
+        "cpu": shape.nodes * shape.cpus_per_node,
+        "mem": shape.nodes * shape.memory_mib_per_node,
+        "node": shape.nodes,
+        "gres/gpu": gpus,
+    }
+    return wanted | ({f"gres/gpu:{kind}": gpus} if kind else {})
+
+
+def _at_once(batch: Batch, limits: Limits) -> Iterator[Limit]:
+    """How many jobs of a batch each limit lets run at the same time."""
+    if running := limits.get("MaxJobs"):
+        yield running
+    for name, wanted in _tres(batch).items():
+        for key in (f"MaxTRESPU {name}", f"GrpTRES {name}"):
+            if wanted and (most := limits.get(key)) and most.value >= wanted:
+                yield Limit(most.value // wanted, most.source)
+
+
+def _unit(name: str) -> str:
+    """What is counted under one of Slurm's names, such as `gres/gpu:a100`."""
+    kind = name.removeprefix("gres/gpu:")
+    return f"{kind} GPUs" if kind != name else _UNITS.get(name, name)
+
+
+def _shown(item: tuple[str, Limit]) -> str:
+    key, limit = item
+    kind, _, name = key.partition(" ")
+    unit = _unit(name)
+    texts = {
+        "MaxWall": f"{limit.value} min a job",
+        "MaxJobs": f"{limit.value} jobs run at once",
+        "MaxSubmit": f"{limit.value} jobs in the queue",
+        "MaxTRES": f"{limit.value} {unit} a job",
+        "MaxTRESPU": f"{limit.value} {unit} a user",
+        "GrpTRES": f"{limit.value} {unit} in all",
+    }
+    return texts[kind]

@@ -1,0 +1,107 @@
+"""What `plan` says that accounting refuses is what the real Slurm refuses, or would let wait for ever."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from launch.slurm.limits import allowed
+from launch.slurm.submit import batches, prepare_for_site
+from launch.sweep import expand
+from parallelbench.cli import main
+from tests.slurm.conftest import started
+from tests.slurm.daemons import DaemonError, until
+from tests.slurm.jobs import show, submit
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.slurm.cluster import Cluster
+
+DDP = ("strategy=ddp", "devices=4")
+
+
+@pytest.fixture(scope="module")
+def limited() -> Iterator[Cluster]:
+    """A cluster whose root has the accounts lab (the default) and root, and the QOSs normal and short."""
+    for cluster in started("accounting"):
+
+        def change(*what: str, cluster: Cluster = cluster) -> None:
+            cluster.run("sacctmgr", "--immediate", *what)
+
+        change("add", "qos", "short", "MaxWall=30", "MaxTRESPerJob=gres/gpu=2", "MaxJobsPerUser=2")
+        change("add", "account", "lab", "MaxWall=120", "MaxTRESPerJob=mem=9G")
+        change("add", "user", "root", "account=lab", "DefaultAccount=lab", "MaxSubmitJobs=5")
+        change("modify", "user", "where", "name=root", "account=lab", "set", "qos=normal,short")
+        yield cluster
+
+
+@pytest.mark.parametrize(
+    ("overrides", "options", "said", "reason"),
+    [
+        (["launcher.time_limit_min=121"], ["--time=121"], "account lab allows 120", "AssocMaxWallDurationPerJobLimit"),
+        (
+            ["site.qos=short"],
+            ["--time=60", "--qos=short"],
+            "QOS short allows 30",
+            "QOSMaxWallDurationPerJobLimit",
+        ),
+        (
+            [*DDP, "site.qos=short", "launcher.time_limit_min=30", "launcher.memory_gib_per_device=1"],
+            ["--time=30", "--qos=short", "--gpus-per-node=4"],
+            "4 GPUs a job, but the QOS short allows 2",
+            "QOSMaxGRESPerJob",
+        ),
+        (DDP, ["--time=60", "--mem=10240M"], "10240 MiB a job, but the account lab allows 9216", "AssocMaxMemPerJob"),
+        (["site.qos=long"], ["--qos=long"], "site.qos=long is not open", "Invalid qos"),
+        (["site.account=root", "site.qos=short"], ["--account=root", "--qos=short"], "not open", "Invalid qos"),
+        (["site.account=far"], ["--account=far"], "none of this user's: lab, root", "Invalid account"),
+    ],
+)
+def test_a_refusal_is_slurms(
+    limited: Cluster,
+    overrides: list[str],
+    options: list[str],
+    said: str,
+    reason: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in limited.env.items():
+        monkeypatch.setenv(name, value)
+    plan = expand(["launcher=slurm", "site=local_cluster", f"results={tmp_path}", *overrides])
+    (batch,) = batches([prepare_for_site(planned) for planned in plan])
+    found = allowed()
+    assert found is not None
+    (text,) = found.refusals(batch)
+    assert said in text
+    assert reason in slurms_word(limited, options)
+
+
+def slurms_word(cluster: Cluster, options: list[str]) -> str:
+    """Why Slurm takes no such job, or lets it wait."""
+    try:
+        job = submit(cluster, "true", *options)
+    except DaemonError as error:
+        return str(error)
+    until(lambda: show(cluster, job)["Reason"] not in ("None", "Priority"), what="a reason", timeout_s=30)
+    word = show(cluster, job)["Reason"]
+    cluster.run("scancel", job)
+    return word
+
+
+def test_the_plan_fails_on_what_would_wait_for_ever_and_counts_what_waits(
+    limited: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in limited.env.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("COLUMNS", "200")
+    plan = ["plan", "launcher=slurm", "site=local_cluster", f"results={tmp_path}", "sweep.repeats=6"]
+    assert main([*plan, "launcher.time_limit_min=30", "site.qos=short"]) == 0
+    text = capsys.readouterr().out
+    assert "note: the account lab allows 5 jobs in the queue, these are 6: submit again, later, for the rest" in text
+    assert "note: the QOS short lets 2 of these 6 jobs run at once" in text
+    assert main([*plan, "launcher.time_limit_min=31", "site.qos=short"]) != 0
+    assert "launcher.time_limit_min=31, but the QOS short allows 30" in capsys.readouterr().out
