@@ -9,7 +9,7 @@ BIN := .venv/bin
 PARALLELBENCH := $(BIN)/parallelbench
 STAMP := .venv/.installed
 
-.PHONY: help demo sweep report debug test test-slurm cluster-up cluster-down lint check gpu-check bench docs format clean
+.PHONY: help demo sweep report notebook debug test test-slurm cluster-up cluster-down lint check gpu-check bench docs format clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -31,6 +31,11 @@ sweep: $(STAMP)  ## run what is missing of SWEEP=… with LAUNCHER=… at SITE=�
 
 report: $(STAMP)  ## figures, tables and page of SWEEP=…
 	$(PARALLELBENCH) report $(RESULTS)/$(SWEEP)
+
+notebook: $(STAMP)  ## the quick look at the last results, in JupyterLab (installed on first use)
+	@$(BIN)/python -c 'import jupyterlab' 2>/dev/null || \
+		$(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt --editable '.[notebook]'
+	PARALLELBENCH_RESULTS=$(abspath $(RESULTS)) $(BIN)/jupyter lab analysis/notebooks/quick_look.ipynb $(ARGS)
 
 debug: $(STAMP)  ## five deterministic steps in this process, where breakpoint() works; overrides in ARGS=…
 	rm -rf .debug

@@ -5,6 +5,7 @@ from analysis import by, compare, load, per_run, summary, write_report
 
 runs = load("results/demo")             # every run below, whatever became of it
 runs.run, runs.epochs, runs.ranks       # polars frames; runs.to_pandas() for pandas
+facts(runs)                             # one row per run: what it is, its metrics, why it is left out
 summary(runs)                           # one row per configuration, with paired speed-ups
 compare(load("results/before"), load("results/after")).frame   # the same configurations, repeat by repeat
 by(runs, "strategy", "ddp", "fsdp").frame                       # two strategies, all else being equal
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING
 from analysis.compare import Comparison, by, compare
 from analysis.load import Runs, Skipped, load
 from analysis.metrics import per_epoch, per_run
-from analysis.summary import summary, summary_table
+from analysis.summary import facts, summary, summary_table
 from analysis.work import UnlikeWork, configurations, left_out
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ __all__ = [
     "by",
     "compare",
     "configurations",
+    "facts",
     "left_out",
     "load",
     "per_epoch",

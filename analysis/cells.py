@@ -29,6 +29,13 @@ class Cell(NamedTuple):
     shown: str
 
 
+class Shown(NamedTuple):
+    """A row of a table."""
+
+    configuration: str
+    cells: list[Cell]
+
+
 def _words(value: Any) -> str:
     return text.MISSING if value is None else str(value)
 

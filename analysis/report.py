@@ -13,13 +13,13 @@ import uuid
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from analysis import notes
-from analysis.cells import CONFIGURATIONS, ENERGY, RUNS, Cell, cells
-from analysis.figures import all_figures
+from analysis import latex, notes
+from analysis.cells import CONFIGURATIONS, ENERGY, RUNS, Shown, cells
+from analysis.figures import draw, specification, svg
 from analysis.load import load
 from analysis.metrics import PER_RUN, per_epoch
 from analysis.summary import SUMMARY, facts, summary
@@ -51,13 +51,6 @@ class Drawn:
     """The same as SVG, in base64, for where no script runs; empty without a chart."""
 
 
-class Shown(NamedTuple):
-    """A row of a table of the page."""
-
-    configuration: str
-    cells: list[Cell]
-
-
 def write_report(path: Path | str, out: Path | str | None = None, *, plugin: str | None = None) -> Path:
     """Write the report on all runs at or below `path` to `out` (default: `<path>/report`); returns its
     `index.html`. For `plugin` see `load`.
@@ -74,7 +67,7 @@ def write_report(path: Path | str, out: Path | str | None = None, *, plugin: str
         try:
             (temporary / "figures").mkdir(parents=True)
             (temporary / "tables").mkdir()
-            drawn = [_write_figure(figure, temporary / "figures") for figure in all_figures(runs)]
+            drawn = [_write_figure(figure, temporary / "figures") for figure in draw(runs)]
             _write_tables(runs, temporary / "tables")
             (temporary / "index.html").write_text(render(runs, drawn), encoding="utf-8")
             _swap(temporary, final)
@@ -125,13 +118,11 @@ def _write_figure(figure: Figure, folder: Path) -> Drawn:
         return Drawn(figure, "", "")
     import vl_convert
 
-    spec = figure.chart.to_dict()
-    del spec["$schema"]  # an address that nothing needs
-    svg: str = vl_convert.vegalite_to_svg(spec)
-    (folder / f"{figure.name}.svg").write_text(svg, encoding="utf-8")
+    spec, image = specification(figure.chart), svg(figure.chart)
+    (folder / f"{figure.name}.svg").write_text(image, encoding="utf-8")
     (folder / f"{figure.name}.pdf").write_bytes(vl_convert.vegalite_to_pdf(spec))
     spec.pop("title", None)  # the page has it as a heading
-    return Drawn(figure, script_json(spec), base64.b64encode(svg.encode()).decode())
+    return Drawn(figure, script_json(spec), base64.b64encode(image.encode()).decode())
 
 
 def script_json(value: Any) -> str:
@@ -140,7 +131,13 @@ def script_json(value: Any) -> str:
 
 
 def _write_tables(runs: Runs, folder: Path) -> None:
-    summary(runs).write_csv(folder / "configurations.csv")
+    configurations = summary(runs)
+    configurations.write_csv(folder / "configurations.csv")
+    for name, table, columns in (
+        ("configurations", configurations, CONFIGURATIONS),
+        ("energy", _with_energy(configurations), ENERGY),
+    ):
+        (folder / f"{name}.tex").write_text(latex.tables(_grouped(table, columns), columns), encoding="utf-8")
     per_run = facts(runs).drop("config_json", "environment_json")
     per_run.write_csv(folder / "runs.csv")
     per_epoch(runs).write_csv(folder / "epochs.csv")

@@ -5,9 +5,13 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from parallelbench.errors import ConfigError, choices
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import altair as alt
 
     from analysis.load import Runs
@@ -25,11 +29,32 @@ class Figure:
     """What the figure shows, in one sentence with this sweep's numbers."""
 
 
-def all_figures(runs: Runs) -> list[Figure]:
-    """Draw every figure of this package, in the order of the modules' `ORDER`, then of their names."""
-    names = sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_"))
-    modules = [importlib.import_module(f"{__name__}.{name}") for name in names]
+def draw(runs: Runs, names: Sequence[str] = ()) -> list[Figure]:
+    """Draw the figures of these names, by default all, in the order of the modules' `ORDER`, then of their names.
+
+    Raises `ConfigError` for a name that is none.
+    """
+    known = sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_"))
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"{name} is no figure: {choices(name, known)}")
+    modules = [importlib.import_module(f"{__name__}.{name}") for name in names or known]
     return [
         Figure(module.__name__.rpartition(".")[2], module.TITLE, module.figure(runs), module.finding(runs))
         for module in sorted(modules, key=lambda module: module.ORDER)
     ]
+
+
+def specification(chart: alt.FacetChart) -> dict[str, Any]:
+    """The chart as Vega-Lite, without the address of its schema, which nothing needs."""
+    spec: dict[str, Any] = chart.to_dict()
+    del spec["$schema"]
+    return spec
+
+
+def svg(chart: alt.FacetChart) -> str:
+    """The chart as an SVG image."""
+    import vl_convert
+
+    image: str = vl_convert.vegalite_to_svg(specification(chart))
+    return image

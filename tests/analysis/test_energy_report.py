@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from analysis import load, notes, write_report
-from analysis.figures import all_figures
+from analysis.figures import draw
 from tests.analysis.factory import Fake, config, published
 from tests.analysis.test_metrics import powered
 
@@ -41,7 +41,7 @@ def test_energies_are_in_the_page_and_what_was_not_measured_is_a_dash(sweep: Pat
 
 
 def test_the_figure_draws_what_was_measured_and_says_it(sweep: Path) -> None:
-    (figure,) = (figure for figure in all_figures(load(sweep)) if figure.name == "energy")
+    (figure,) = (figure for figure in draw(load(sweep)) if figure.name == "energy")
     assert figure.chart is not None
     rows = {(row["panel"], row["configuration"]): row["median"] for row in figure.chart.data.values}
     epoch, target = "An epoch (median of the later ones)", "To the target, 80.0 % test accuracy"

@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 
 from analysis import load
-from analysis.figures import all_figures
+from analysis.figures import draw
 from analysis.metrics import PHASES, measured_bubbles, phase_times, ring_times
 from parallelbench.probes import spans
 from tests.analysis.factory import Fake, config, published
@@ -63,7 +63,7 @@ def test_a_ring_takes_its_latencies_and_its_bytes(results: Path) -> None:
 
 
 def test_the_figures_show_and_say_what_was_measured(results: Path) -> None:
-    figures = {figure.name: figure for figure in all_figures(load(results))}
+    figures = {figure.name: figure for figure in draw(load(results))}
     chart = figures["attribution"].chart
     assert chart is not None
     values = json.dumps(chart.to_dict())
@@ -78,6 +78,6 @@ def test_the_figures_show_and_say_what_was_measured(results: Path) -> None:
 
 def test_without_attribution_the_figures_say_how_to_get_it(tmp_path: Path) -> None:
     published(config(tmp_path), Fake())
-    figures = {figure.name: figure for figure in all_figures(load(tmp_path))}
+    figures = {figure.name: figure for figure in draw(load(tmp_path))}
     assert figures["attribution"].chart is None
     assert "measure.attribution_steps" in figures["attribution"].finding

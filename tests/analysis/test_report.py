@@ -14,7 +14,7 @@ import pytest
 
 from analysis import load, notes, summary, write_report
 from analysis import report as report_module
-from analysis.figures import all_figures
+from analysis.figures import draw
 from analysis.figures._chart import DASHES, SPARE, STYLES, dashes, variants
 from parallelbench.errors import ConfigError, StorageError
 from tests.analysis.factory import MIB, Fake, config, failed, foreign, published
@@ -101,7 +101,7 @@ def test_every_figure_is_valid_svg_and_pdf(sweep: Path) -> None:
 
 
 def test_figures_come_in_order_with_findings_from_the_data(sweep: Path) -> None:
-    figures = {figure.name: figure for figure in all_figures(load(sweep))}
+    figures = {figure.name: figure for figure in draw(load(sweep))}
     assert list(figures) == FIGURES + RARER + ACROSS
     assert [figures[name].chart for name in RARER + ACROSS] == [None] * 8
     finding = {name: figure.finding.replace("\u202f", " ") for name, figure in figures.items()}
@@ -143,7 +143,7 @@ def test_one_sentence_says_why_oversubscribed_runs_have_no_efficiency(tmp_path: 
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reports without figures: drawing takes seconds."""
-    monkeypatch.setattr(report_module, "all_figures", lambda runs: [])
+    monkeypatch.setattr(report_module, "draw", lambda runs: [])
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -214,7 +214,7 @@ def test_runs_that_do_not_count_make_a_report_that_says_so(tmp_path: Path) -> No
     assert "No configuration can be compared with one device" in text
     assert "deterministic algorithms only" in text
     assert "parity_failed" in text
-    figures = {figure.name: figure.chart is not None for figure in all_figures(load(tmp_path))}
+    figures = {figure.name: figure.chart is not None for figure in draw(load(tmp_path))}
     assert figures == dict.fromkeys(FIGURES + RARER + ACROSS, False) | {"accuracy": True, "loss": True}
 
 
@@ -241,7 +241,7 @@ def test_many_groups_and_devices_are_drawn(tmp_path: Path) -> None:
             for strategy in ("single",) if devices == 1 else ("ddp", "model_parallel"):
                 run = config(tmp_path, model=model, strategy=strategy, devices=devices, epochs=3)
                 published(run, steady(10.0 / devices**0.8))
-    figures = all_figures(load(tmp_path))
+    figures = draw(load(tmp_path))
     assert [figure.name for figure in figures if figure.chart] == FIGURES
     panels = {figure.name: {row["panel"] for row in figure.chart.data.values} for figure in figures if figure.chart}
     assert panels["scaling"] == {
@@ -288,7 +288,7 @@ def every_strategy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_findings_about_bytes_bubble_and_staleness(every_strategy: Path) -> None:
-    found = {figure.name: figure.finding.replace("\u202f", " ") for figure in all_figures(load(every_strategy))}
+    found = {figure.name: figure.finding.replace("\u202f", " ") for figure in draw(load(every_strategy))}
     assert found["communication"] == (
         "Per optimizer step, from 1.50 MiB with pipeline × 2 (activations and their gradients) to 4.00 MiB with "
         "downpour × 2 (75.0 % of it parameters and buffers) are sent between processes."
@@ -302,7 +302,7 @@ def test_findings_about_bytes_bubble_and_staleness(every_strategy: Path) -> None
 
 
 def test_the_new_figures_draw_the_numbers_of_the_tables(every_strategy: Path) -> None:
-    charts = {figure.name: figure.chart for figure in all_figures(load(every_strategy)) if figure.chart}
+    charts = {figure.name: figure.chart for figure in draw(load(every_strategy)) if figure.chart}
     assert list(charts) == [*FIGURES, *RARER[:3]]
 
     def rows(figure: str, configuration: str) -> list[dict[str, Any]]:
@@ -332,7 +332,7 @@ def test_every_strategy_side_by_side(every_strategy: Path) -> None:
 
 def test_no_bubble_can_be_told_from_a_shortfall_without_one_device(tmp_path: Path) -> None:
     published(foreign(config(tmp_path, devices=2), "pipeline"), Fake(theoretical_bubble=0.25))
-    figure = next(figure for figure in all_figures(load(tmp_path)) if figure.name == "bubble")
+    figure = next(figure for figure in draw(load(tmp_path)) if figure.name == "bubble")
     assert figure.chart is not None
     assert [row["value"] for row in figure.chart.data.values] == [None]
     assert "devices idle for pipeline × 2 25.0\u202f% of a step; nothing shows the speed-up" in figure.finding

@@ -1,0 +1,71 @@
+"""What the notebooks in `analysis/notebooks/` need: the latest results, figures with their findings, claims."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from analysis.figures import draw, svg
+from parallelbench.errors import ConfigError
+from parallelbench.folder import find_runs
+
+if TYPE_CHECKING:
+    from analysis.load import Runs
+
+RESULTS = "PARALLELBENCH_RESULTS"
+"""Environment variable: the folder of sweeps; default `results` beside or above the working directory."""
+_WIDTH = 140
+"""Characters that a notebook's page is wide."""
+
+
+def latest(*sweeps: str) -> Path:
+    """The folder of the sweep that was written to last; of these sweeps and their small twins, where any are named.
+
+    Raises `ConfigError`, with the command to run, where there is none.
+    """
+    results = _results()
+    names = [name for sweep in sweeps for name in (sweep, f"{sweep}_small")]
+    folders = [results / name for name in names] or (list(results.iterdir()) if results.is_dir() else [])
+    found = {folder: find_runs(folder) for folder in folders}
+    written_at = {folder: max(run.path.stat().st_mtime for run in runs) for folder, runs in found.items() if runs}
+    if not written_at:
+        raise ConfigError(
+            f"{results} holds no runs of {' or '.join(sweeps) or 'a sweep'}: parallelbench submit "
+            f"sweep={names[1] if names else 'demo'} results={results}, or name another folder in {RESULTS}"
+        )
+    return max(written_at, key=lambda folder: written_at[folder])
+
+
+def _results() -> Path:
+    """The folder named in the environment, else the nearest `results` on the way up."""
+    if named := os.environ.get(RESULTS):
+        return Path(named).absolute()
+    here = Path.cwd()
+    return next((found for place in (here, *here.parents) if (found := place / "results").is_dir()), here / "results")
+
+
+def show(runs: Runs, *names: str) -> None:
+    """Display figures by name, by default all, each under its title with what it finds. As SVG, which any front end
+    draws without a network.
+    """
+    from IPython.display import SVG, Markdown, display
+
+    for figure in draw(runs, names):
+        display(Markdown(f"### {figure.title}\n\n{figure.finding}"))
+        if figure.chart is not None:
+            display(SVG(svg(figure.chart)))
+
+
+def claims(runs: Runs, publication: str | None = None) -> None:
+    """Print the claims of one publication (`"002"`), or of all, with their verdicts from these runs."""
+    from rich.console import Console
+
+    from analysis.claims import judge_all, publications
+    from analysis.claims.table import findings_table
+
+    texts = publications()
+    if publication is not None and publication not in (known := [text.seed for text in texts]):
+        raise ConfigError(f"{publication} is no publication: choose of {', '.join(known)}")
+    chosen = [text for text in texts if publication in (None, text.seed)]
+    Console(width=_WIDTH).print(findings_table(judge_all(runs, chosen)))

@@ -1,0 +1,51 @@
+"""LaTeX tables: complete, and nothing in them that LaTeX would take for a command."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from analysis import load, write_report
+from analysis.latex import escape
+from tests.analysis.factory import Fake, config, published
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+COMMANDS = (
+    *("textbackslash", "textasciitilde", "textasciicircum", "textless", "textgreater", "textbar", "textquotedbl"),
+    *("texttimes", "textminus", "textpm", "ensuremath", "geq", "leq"),
+)
+
+
+@given(st.text(alphabet=st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"])))
+def test_nothing_special_is_left(words: str) -> None:
+    left = re.sub(rf"\\(?:(?:{'|'.join(COMMANDS)})(?:\{{\\?[a-z]*\}})?|[&%$#_{{}},-])", "", escape(words))
+    assert not set(left) & set('&%$#_{}\\^<>|"')
+
+
+def test_plain_words_stay() -> None:
+    assert escape("Samples per second (1,024)") == "Samples per second (1,024)"
+    assert escape("cnn_small, 50 % × 2") == r"cnn\_small, 50 \% \texttimes{} 2"
+
+
+def test_a_report_has_its_tables_for_a_paper(tmp_path: Path) -> None:
+    for strategy, devices in (("single", 1), ("ddp", 2)):
+        for repeat in range(2):
+            time_s = (2 + 0.01 * repeat) / devices
+            run = config(tmp_path, strategy=strategy, devices=devices, repeat=repeat)
+            published(run, Fake(epoch_time_s=lambda epoch, rank, time_s=time_s: time_s))  # type: ignore[misc]
+    page = write_report(tmp_path)
+    lines = (page.parent / "tables" / "configurations.tex").read_text().splitlines()
+    begin, top, head, middle, *rows = (line for line in lines if not line.startswith("%"))
+    columns = re.fullmatch(r"\\begin{tabular}{([rl]+)}", begin)
+    assert columns is not None
+    assert (top, middle, rows[-2:]) == (r"\toprule", r"\midrule", [r"\bottomrule", r"\end{tabular}"])
+    assert head.startswith("Configuration & Runs counted & Time per epoch (s) & Speed-up and interval")
+    assert all(line.endswith(r" \\") and line.count(" & ") == len(columns[1]) - 1 for line in (head, *rows[:-2]))
+    assert [row.split(" & ")[0] for row in rows[:-2]] == [r"single \texttimes{}~1", r"ddp \texttimes{}~2"]
+    assert not (page.parent / "tables" / "energy.tex").read_text().count("tabular"), "no energy was measured"
+    assert load(tmp_path).run.height == 4

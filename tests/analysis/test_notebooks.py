@@ -1,0 +1,100 @@
+"""The notebooks run from top to bottom on runs of the sweeps that they are about, and hold no outputs."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import nbformat
+import pytest
+from msgspec import structs
+from nbclient import NotebookClient
+
+from analysis import notebook
+from analysis.notebook import latest
+from parallelbench.errors import ConfigError
+from tests.analysis.factory import Fake, config, published
+from tests.launch.plans import plan
+
+if TYPE_CHECKING:
+    from parallelbench.config import RunConfig
+
+FOLDER = Path(__file__).resolve().parents[2] / "analysis" / "notebooks"
+SWEEPS = {
+    "quick_look": ["mnist_two_devices_small"],
+    "asu_benchmark": ["asu_data_parallel_small", "asu_model_parallel_small"],
+    "parallelism_tutorial": ["tutorial_mlp_small"],
+    "asu_study": ["mnist_two_devices_small"],
+    "uw_benchmark": ["uw_frameworks_small"],
+    "strategy_comparison": ["strategy_comparison_small"],
+}
+"""Notebook → the sweeps that it looks at."""
+
+
+def fake(run: RunConfig) -> Fake:
+    """Twice as fast on two devices; every repeat a little different."""
+    time_s = 4 / run.devices * (1 + 0.01 * run.repeat)
+    return Fake(epoch_time_s=lambda epoch, rank: time_s + (epoch == 1), sent=lambda epoch, rank: (10**6, 0, 0))
+
+
+def fill(results: Path, sweep: str, *, repeats: int = 2) -> None:
+    """Short runs of every configuration of a sweep."""
+    for planned, repeat in itertools.product(plan(sweep), range(repeats)):
+        run = structs.replace(planned.run, results=str(results), repeat=repeat, epochs=3)
+        published(run, fake(run))
+
+
+def cells(name: str) -> Any:
+    return nbformat.read(FOLDER / f"{name}.ipynb", as_version=4)
+
+
+def test_every_notebook_is_tested_and_none_holds_outputs() -> None:
+    assert {path.stem for path in FOLDER.glob("*.ipynb")} == SWEEPS.keys()
+    for name in SWEEPS:
+        assert not any(cell.get("outputs") or cell.get("execution_count") for cell in cells(name).cells)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SWEEPS)
+def test_a_notebook_runs_from_top_to_bottom(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for sweep in SWEEPS[name]:
+        fill(tmp_path / "results", sweep)
+    monkeypatch.setenv(notebook.RESULTS, str(tmp_path / "results"))
+    page = cells(name)
+    NotebookClient(page, timeout=120, kernel_name="python3", resources={"metadata": {"path": tmp_path}}).execute()
+    outputs = [output for cell in page.cells if cell.cell_type == "code" for output in cell.outputs]
+    assert not [output for output in outputs if output.get("name") == "stderr"]
+    kinds = {kind for output in outputs for kind in output.get("data", {})}
+    assert {"image/svg+xml", "text/markdown", "text/html"} <= kinds
+    assert sum("image/svg+xml" in output.get("data", {}) for output in outputs) >= 2
+    if name != "strategy_comparison":
+        tables = [output["data"]["text/plain"] for output in outputs if "text/plain" in output.get("data", {})]
+        assert any("claims:" in table for table in tables)
+
+
+def test_the_latest_sweep_is_the_one_that_was_written_to_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(notebook.RESULTS, str(tmp_path))
+    for age_s, sweep in enumerate(("new", "old_small", "older")):
+        run = published(structs.replace(config(tmp_path), sweep_name=sweep))
+        os.utime(run.path, (time.time() - 100 * age_s,) * 2)
+    assert latest() == tmp_path / "new"
+    assert latest("old", "older") == tmp_path / "old_small"
+    with pytest.raises(ConfigError, match=r"no runs of demo: parallelbench submit sweep=demo_small results="):
+        latest("demo")
+
+
+def test_results_are_found_on_the_way_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(notebook.RESULTS, raising=False)
+    published(config(tmp_path / "results"))
+    (tmp_path / "analysis" / "notebooks").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "analysis" / "notebooks")
+    assert latest() == tmp_path / "results" / "demo"
+
+
+def test_an_empty_folder_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(notebook.RESULTS, str(tmp_path / "none"))
+    with pytest.raises(ConfigError, match="holds no runs of a sweep: parallelbench submit sweep=demo results="):
+        latest()
