@@ -82,8 +82,8 @@ def test_the_latest_sweep_is_the_one_that_was_written_to_last(tmp_path: Path, mo
         os.utime(run.path, (time.time() - 100 * age_s,) * 2)
     assert latest() == tmp_path / "new"
     assert latest("old", "older") == tmp_path / "old_small"
-    with pytest.raises(ConfigError, match=r"no runs of demo: parallelbench submit sweep=demo_small results="):
-        latest("demo")
+    with pytest.raises(ConfigError, match="no runs of tutorial_mlp: parallelbench submit sweep=tutorial_mlp_small"):
+        latest("tutorial_mlp")
 
 
 def test_results_are_found_on_the_way_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

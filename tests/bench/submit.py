@@ -1,4 +1,4 @@
-"""Handing 1,000 runs to a throwaway Slurm cluster, whose partition is down so that none of them starts."""
+"""Handing runs to a throwaway Slurm cluster, whose partition is down so that none of them starts, and asking it."""
 
 from __future__ import annotations
 
@@ -13,37 +13,60 @@ from tests.helpers import TINY
 from tests.slurm.cluster import Cluster
 from tests.slurm.packages import UnavailableError, missing_packages
 
-RUNS, ROUNDS = 1000, 5
+RUNS, QUEUED, ROUNDS = 1000, 10_000, 5
 FILES_PER_RUN = 3
 """config.yaml, overrides.txt, and submitit's pickle."""
 
 
 def figures() -> list[Figure]:
-    """Wall time of the whole command; one sbatch for all and so many files are asserted. None without a cluster."""
+    """Wall time of whole commands; one sbatch for all and so many files are asserted. None without a cluster."""
     if missing := missing_packages(accounting=False):
         print(f"left out: {', '.join(missing)} not installed")
         return []
     try:
-        with Cluster("no_accounting") as cluster:
+        with Cluster("no_accounting", max_array_size=QUEUED + 1) as cluster:
             cluster.run("scontrol", "update", "PartitionName=normal", "State=DOWN")
-            times = [_seconds(cluster) for _ in range(1 + ROUNDS)][1:]  # the first warms up
+            times = [_submitting_s(cluster) for _ in range(1 + ROUNDS)][1:]  # the first warms up
+            asking = _asking_s(cluster)
     except UnavailableError as error:
         print(f"left out: {error}")
         return []
     note = f"one sbatch, {FILES_PER_RUN} files per run, {ROUNDS} rounds; on a throwaway cluster on the same machine"
-    return [Figure(f"parallelbench submit of {RUNS:,} runs to Slurm", times, "s", 5, False, note)]
+    asked = f"one squeue, whole commands, {ROUNDS} rounds; on the same cluster"
+    return [
+        Figure(f"parallelbench submit of {RUNS:,} runs to Slurm", times, "s", 5, False, note),
+        Figure(f"parallelbench status of {QUEUED:,} runs in the queue", asking, "s", 2, False, asked),
+    ]
 
 
-def _seconds(cluster: Cluster) -> float:
+def _submitting_s(cluster: Cluster) -> float:
     with tempfile.TemporaryDirectory() as folder:
-        options = ["launcher=slurm", "site=local_cluster", f"sweep.repeats={RUNS}", f"results={folder}"]
-        command = [sys.executable, "-m", "parallelbench.cli", "submit", *TINY, *options]
-        start = time.perf_counter()
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=cluster.env)
-        taken = time.perf_counter() - start
+        taken = _submit(cluster, folder, RUNS)
         _check(cluster, Path(folder))
     cluster.run("scancel", "--user=root")
     return taken
+
+
+def _asking_s(cluster: Cluster) -> list[float]:
+    with tempfile.TemporaryDirectory() as folder:
+        _submit(cluster, folder, QUEUED)
+        texts, times = zip(*(_timed(cluster, "status", folder) for _ in range(1 + ROUNDS)), strict=True)
+    assert all(f"{QUEUED:,} queued" in text or f"{QUEUED} queued" in text for text in texts), texts[0]
+    cluster.run("scancel", "--user=root")
+    return list(times[1:])
+
+
+def _submit(cluster: Cluster, folder: str, runs: int) -> float:
+    options = ["launcher=slurm", "site=local_cluster", f"sweep.repeats={runs}", f"results={folder}"]
+    return _timed(cluster, "submit", *TINY, *options)[1]
+
+
+def _timed(cluster: Cluster, *arguments: str) -> tuple[str, float]:
+    """What a whole command prints, and the seconds that it takes."""
+    start = time.perf_counter()
+    command = [sys.executable, "-m", "parallelbench.cli", *arguments]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=cluster.env)
+    return done.stdout, time.perf_counter() - start
 
 
 def _check(cluster: Cluster, results: Path) -> None:

@@ -93,6 +93,7 @@ def slurm_conf(options: Options, ports: Ports, *, folder: Path, host: str, first
         "ReturnToService=2",
         f"JobRequeue={int(options.job_requeue)}",
         f"MaxArraySize={options.max_array_size}",
+        f"MaxJobCount={max(10_000, 2 * options.max_array_size)}",
         f"FirstJobId={first_job}",
         "KillWait=5",
         "MessageTimeout=5",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from itertools import chain, count
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from parallelbench.world import World
 STEPS = 3
 
 
+@functools.cache
 def configure(*overrides: str) -> RunConfig:
     """A small run in fp64."""
     run = one_run(["precision=fp64", "batch_size=24", "optimizer=sgd", "optimizer.lr=0.05", *overrides]).run
