@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from parallelbench.telemetry.journals import Journals
 
 
+NO_PHASES = "what steps are spent on was not measured: its pass failed after the last epoch, see the attempt's log"
+
+
 def configured_columns(run: RunConfig) -> Row:
     """The columns of the `run` table that follow from the configuration alone."""
     return {
@@ -79,7 +82,10 @@ def publish(folder: RunFolder, run: RunConfig, attempt: Attempt, outcome: Outcom
     Raises `StorageError` where it can't be written, `SupersededError` where a newer attempt has begun.
     """
     tables, events = read_tables(attempt.path)
-    tables["run"] = [run_row(run, attempt, outcome, events)]
+    row = run_row(run, attempt, outcome, events)
+    if run.measure.attribution_steps and not tables["phases"]:
+        row["warnings"] = "; ".join(filter(None, [row["warnings"], NO_PHASES]))
+    tables["run"] = [row]
     _check_complete(tables, run)
     temporary = folder.path / f".result.{uuid.uuid4().hex}.tmp"
     with storage_errors(folder.result):

@@ -77,14 +77,18 @@ class Session:
                 resumed.restore(replica)
             reached_the_end = self._trainer(replica, loader).train(first=1 if resumed is None else resumed.epoch + 1)
             if reached_the_end:
+                self._finished(parity_passed)
                 self._look_closer(replica, loader)
         replica.close()
-        if reached_the_end and self._world.rank == 0:
+
+    def _finished(self, parity_passed: bool | None) -> None:
+        """All epochs are in the journals: from here on, whatever happens, there is a result."""
+        if self._world.rank == 0:
             self._journal.event("finished", outcome="parity_failed" if parity_passed is False else "ok")
             self._journal.commit()
 
     def _look_closer(self, replica: Replica, loader: BatchLoader) -> None:
-        """What steps are spent on, where that is asked for: all results are in the journals already."""
+        """What steps are spent on, where that is asked for."""
         measure = self._run.measure
         if not measure.attribution_steps and not measure.trace:
             return

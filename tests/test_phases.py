@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from analysis import load
+from parallelbench.cli import main
 from parallelbench.folder import RunFolder
 from parallelbench.journal import Journal
 from parallelbench.probes import attribution
@@ -132,6 +133,20 @@ def test_results_are_the_same_with_the_pass_and_without(tmp_path: Path) -> None:
         losses = runs.epochs.sort("epoch").select("train_loss", "train_accuracy", "test_loss", "test_accuracy")
         numbers.append((losses.rows(), runs.steps.height, runs.ranks.height, runs.epochs["steps"].to_list()))
     assert numbers[0] == numbers[1]
+
+
+def test_a_pass_that_fails_costs_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(_pass: object, _steps: int) -> None:
+        raise RuntimeError("no more")
+
+    monkeypatch.setattr(attribution.Pass, "attribute", fails)
+    run = ["run", *TINY, f"results={tmp_path}", "launcher=inline", "measure.attribution_steps=3"]
+    threads = torch.get_num_threads()
+    assert main(run) == 0
+    torch.set_num_threads(threads)
+    (row,) = load(tmp_path).run.to_dicts()
+    assert (row["state"], row["outcome"]) == ("done", "ok")
+    assert "what steps are spent on was not measured" in row["warnings"]
 
 
 def test_the_trace_of_a_rank_holds_its_phases(tmp_path: Path) -> None:
