@@ -58,6 +58,22 @@ def test_the_figure_draws_what_was_measured_and_says_it(sweep: Path) -> None:
     )
 
 
+def test_power_is_that_of_all_gpus_and_of_each(sweep: Path) -> None:
+    (figure,) = draw(load(sweep), ["power"])
+    assert figure.chart is not None
+    rows = {(row["panel"], row["configuration"]): row["median"] for row in figure.chart.data.values}
+    together, one = "All GPUs, mean of training windows", "Highest sample of one GPU"
+    assert rows == pytest.approx(
+        {
+            (together, "single × 1"): 100.0,
+            (together, "ddp × 2"): 300.0,
+            (one, "single × 1"): 100.0,
+            (one, "ddp × 2"): 150.0,
+        }
+    )
+    assert figure.finding == "The GPUs draw 100 W with single × 1; and 300 W with ddp × 2, 150 W each."
+
+
 def test_flags_are_said_in_words(tmp_path: Path) -> None:
     published(config(tmp_path), powered(lambda e, r: 100.0, epoch_time_s=lambda e, r: 1.0))
     lines = [line for line in notes.warnings(load(tmp_path)) if line.startswith("Energy of ")]

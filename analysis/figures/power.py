@@ -1,0 +1,48 @@
+"""Power of the GPUs by strategy and device count: of all together, and of the one that drew most."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from analysis import text
+from analysis.figures._chart import bars, panel, per_group, timed
+from analysis.summary import summary
+
+if TYPE_CHECKING:
+    import altair as alt
+
+    from analysis.load import Runs
+
+ORDER = 10
+TITLE = "Power by strategy and device count"
+_PANELS = {"gpu_power_mean_w": "All GPUs, mean of training windows", "gpu_power_max_w": "Highest sample of one GPU"}
+
+
+def figure(runs: Runs) -> alt.FacetChart | None:
+    """Power in W; None where none was measured."""
+    data = pl.concat(panel(timed(runs, name), pl.lit(label)) for name, label in _PANELS.items())
+    data = data.sort("group", maintain_order=True)
+    if data.is_empty():
+        return None
+    labels = pl.col("median").map_elements(_watts, return_dtype=pl.String)
+    return bars(data, title=TITLE, unit="Power (W)", labels=labels)
+
+
+def _watts(power_w: float) -> str:
+    return f"{text.number(power_w)} W"
+
+
+def finding(runs: Runs) -> str:
+    """What the GPUs draw, and each of them on average."""
+    sentences = []
+    measured = summary(runs).drop_nulls("gpu_power_mean_w")
+    for (group,), rows in measured.group_by("group", maintain_order=True):
+        shown = [
+            f"{_watts(row['gpu_power_mean_w'])} with {row['configuration']}"
+            + (f", {_watts(row['gpu_power_mean_w'] / row['devices'])} each" if row["devices"] > 1 else "")
+            for row in rows.sort("gpu_power_mean_w").iter_rows(named=True)
+        ]
+        sentences.append((str(group), f"the GPUs draw {text.listed(shown, sep='; ')}"))
+    return per_group(sentences) if sentences else "No run that counts measured the power of its GPUs."
