@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pwd
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from launch.slurm import scheduler
@@ -22,6 +22,8 @@ _ASSOCIATION = ("Cluster", "DefaultAccount", "Account", "Partition", "QOS", "Def
 _OF_BOTH = ("MaxWall", "MaxTRES", "GrpTRES")
 _OF_ACCOUNTS = (*_OF_BOTH, "MaxJobs", "MaxSubmitJobs")
 _OF_QOS = (*_OF_BOTH, "MaxJobsPU", "MaxSubmitPU", "MaxTRESPU")
+_OF_PARENTS = ("Cluster", "Account", "ParentName", "User", "GrpTRES")
+"""An account's limits on its group, unlike all others, are not shown with the associations below it."""
 _COUNTS = {"MaxJobs": "MaxJobs", "MaxJobsPU": "MaxJobs", "MaxSubmitJobs": "MaxSubmit", "MaxSubmitPU": "MaxSubmit"}
 _MIB = {"M": 1, "G": 1024, "T": 1024**2, "P": 1024**3}
 _UNITS = {"cpu": "cores", "mem": "MiB", "node": "nodes", "gres/gpu": "GPUs"}
@@ -59,16 +61,20 @@ class Allowed:
 
     associations: Sequence[Association]
     qos: Mapping[str, Limits]
+    default_partition: str = ""
+    queued: int = 0
+    """This user's jobs in the queue."""
+    checks_qos: bool = True
+    """Whether Slurm refuses a QOS that an account does not have."""
 
     def refusals(self, batch: Batch) -> Iterator[str]:
         """Why the jobs of a batch would be refused, or wait for ever."""
         site = batch.runs[0].planned.run.site
         association = self._association(site)
         if association is None:
-            names = ", ".join(sorted({each.account for each in self.associations}))
-            yield f"site.account={site.account} is none of this user's: {names}" if names else _NO_ACCOUNT
+            yield self._no_association(site)
             return
-        if site.qos and site.qos not in association.qos:
+        if self.checks_qos and site.qos and site.qos not in association.qos:
             yield f"site.qos={site.qos} is not open to the account {association.account}: {', '.join(association.qos)}"
             return
         limits, wall_min = self._limits(site), slurm(batch.runs[0].planned.run).time_limit_min
@@ -82,22 +88,22 @@ class Allowed:
 
     def warnings(self, batches: Sequence[Batch]) -> Iterator[str]:
         """What will keep jobs out of the queue, or waiting in it, although all can run in the end."""
-        jobs, limits = Counter[Limit](), Counter[Limit]()
+        jobs = Counter[tuple[str, Limit]]()
         for batch in batches:
-            mine = self._limits(batch.runs[0].planned.run.site)
-            if submitted := mine.get("MaxSubmit"):
-                jobs[submitted] += len(batch.tasks())
-            at_once = list(_at_once(batch, mine))
-            if at_once and (least := min(at_once, key=lambda limit: limit.value)).value < len(batch.tasks()):
-                limits[least] += len(batch.tasks())
-        for limit, count in jobs.items():
-            if count > limit.value:
+            mine, count = self._limits(batch.runs[0].planned.run.site), len(batch.tasks())
+            jobs.update({(key, mine[key]): count for key in ("MaxSubmit", "MaxJobs") if key in mine})
+            at_once = min(_at_once(batch, mine), key=lambda limit: limit.value, default=None)
+            if at_once is not None and at_once.value < count:
+                yield f"the {at_once.source} lets {at_once.value} of these {count} jobs run at once ({batch.shape})"
+        for (key, limit), count in jobs.items():
+            if key == "MaxJobs" and count > limit.value:
+                yield f"the {limit.source} lets {limit.value} of these {count} jobs run at once"
+            if key == "MaxSubmit" and count + self.queued > limit.value:
+                there = f" beside {self.queued} that are there" if self.queued else ""
                 yield (
-                    f"the {limit.source} allows {limit.value} jobs in the queue, these are {count}: "
+                    f"the {limit.source} allows {limit.value} jobs in the queue, these are {count}{there}: "
                     "submit again, later, for the rest"
                 )
-        for limit, count in limits.items():
-            yield f"the {limit.source} lets {limit.value} of these {count} jobs run at once"
 
     def findings(self) -> Iterator[tuple[str, str]]:
         """(what, finding) pairs, for `doctor`."""
@@ -113,34 +119,69 @@ class Allowed:
 
     def _association(self, site: Site) -> Association | None:
         """The one that a job of the site is charged to, its partition's own before that of all."""
-        mine = [each for each in self.associations if (each.account == site.account if site.account else each.default)]
-        return next(
-            (e for e in mine if e.partition == site.partition), next((e for e in mine if not e.partition), None)
-        )
+        mine = {each.partition: each for each in self.associations if each.account == self._account(site)}
+        return mine.get(site.partition or self.default_partition, mine.get(""))
+
+    def _account(self, site: Site) -> str | None:
+        return site.account or next((each.account for each in self.associations if each.default), None)
+
+    def _no_association(self, site: Site) -> str:
+        account, names = self._account(site), sorted({each.account for each in self.associations})
+        if not names:
+            return "this user has no account in the cluster's accounting: ask who runs it for one"
+        if account is None:
+            return f"this user has no default account: set site.account to one of {', '.join(names)}"
+        if account not in names:
+            return f"site.account={account} is none of this user's: {', '.join(names)}"
+        partitions = ", ".join(each.partition for each in self.associations if each.account == account)
+        partition = site.partition or f"{self.default_partition}, the default"
+        return f"the account {account} is for the partition(s) {partitions}, not for {partition}: set site.partition"
 
     def _limits(self, site: Site) -> Limits:
         """A QOS overrides the account, limit by limit (Slurm's resource_limits page, on their hierarchy)."""
         association = self._association(site)
         if association is None:
             return {}
-        return association.limits | self.qos.get(site.qos or association.default_qos or "normal", {})
+        # As Slurm chooses: the association's default, its only one, the cluster's.
+        only = association.qos[0] if len(association.qos) == 1 else "normal"
+        return association.limits | self.qos.get(site.qos or association.default_qos or only, {})
 
 
-_NO_ACCOUNT = "this user has no account in the cluster's accounting: ask who runs it for one"
-
-
-def allowed() -> Allowed | None:
+def allowed(default_partition: str = "") -> Allowed | None:
     """What accounting says; None where it limits nothing. Raises `SchedulerError` where it gives no answer."""
     settings = scheduler.configuration()
-    enforced = settings.get("AccountingStorageEnforce", "none")
-    if not any(word in enforced for word in ("associations", "limits", "qos")):
+    enforced = set(settings.get("AccountingStorageEnforce", "none").split(","))
+    if not enforced & {"associations", "limits", "qos", "safe", "wckeys", "all"}:
         return None
-    user = pwd.getpwuid(os.getuid()).pw_name
+    user, cluster = pwd.getpwuid(os.getuid()).pw_name, settings.get("ClusterName", "")
     columns = (*_ASSOCIATION, *_OF_ACCOUNTS)
-    found = _show("user", columns, "where", f"name={user}", "withassoc")
-    own = [row for row in found if row["Cluster"] in ("", settings.get("ClusterName", ""))]
-    qos = {row["Name"]: _limits(row, f"QOS {row['Name']}", _OF_QOS) for row in _show("qos", ("Name", *_OF_QOS))}
-    return Allowed([_association(row) for row in own], qos)
+    own = [row for row in _show("user", columns, "where", f"name={user}", "withassoc") if row["Cluster"] == cluster]
+    found = [_association(row) for row in own]
+    if not enforced & {"limits", "safe", "all"}:
+        found, qos = [replace(each, limits={}) for each in found], {}
+    else:
+        groups = _groups(cluster)
+        found = [replace(each, limits=_tightest(each.limits, groups.get(each.account, {}))) for each in found]
+        qos = {row["Name"]: _limits(row, f"QOS {row['Name']}", _OF_QOS) for row in _show("qos", ("Name", *_OF_QOS))}
+    return Allowed(found, qos, default_partition, len(scheduler.queue()), checks_qos=bool(enforced & {"qos", "all"}))
+
+
+def _groups(cluster: str) -> dict[str, Limits]:
+    """Account → the limits on its group, and on those of the accounts above it, the tightest of each."""
+    rows = [row for row in _show("assoc", _OF_PARENTS) if row["Cluster"] == cluster and not row["User"]]
+    parents = {row["Account"]: row["ParentName"] for row in rows}
+    own = {row["Account"]: _limits(row, f"account {row['Account']}", ("GrpTRES",)) for row in rows}
+
+    def whole(account: str) -> Limits:
+        above = parents.get(account, "")
+        return _tightest(own.get(account, {}), whole(above) if above and above != account else {})
+
+    return {account: whole(account) for account in own}
+
+
+def _tightest(one: Limits, other: Limits) -> Limits:
+    both = {key: min(one[key], other[key], key=lambda limit: limit.value) for key in one.keys() & other.keys()}
+    return one | other | both
 
 
 def _show(what: str, columns: Sequence[str], *conditions: str) -> list[dict[str, str]]:
@@ -195,9 +236,7 @@ def _tres(batch: Batch) -> dict[str, int]:
 
 
 def _at_once(batch: Batch, limits: Limits) -> Iterator[Limit]:
-    """How many jobs of a batch each limit lets run at the same time."""
-    if running := limits.get("MaxJobs"):
-        yield running
+    """How many jobs of a batch each limit on resources lets run at the same time."""
     for name, wanted in _tres(batch).items():
         for key in (f"MaxTRESPU {name}", f"GrpTRES {name}"):
             if wanted and (most := limits.get(key)) and most.value >= wanted:

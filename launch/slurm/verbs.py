@@ -120,7 +120,8 @@ def _cluster() -> _Cluster:
     except SchedulerError as error:
         return _Cluster(unknown=f"the cluster's limits could not be looked at: {error}")
     try:
-        return replace(cluster, allowed=allowed())
+        default = next((kind.name for kind in cluster.kinds or () if kind.default), "")
+        return replace(cluster, allowed=allowed(default))
     except SchedulerError as error:
         return replace(cluster, unknown=f"what your account may do could not be looked at: {error}")
 

@@ -23,8 +23,14 @@ ENFORCED = "ClusterName = here\nAccountingStorageEnforce = associations,limits,q
 USERS = (
     "here|lab|lab||normal,short||02:00:00|cpu=64,gres/gpu=4||9|30\n"
     "here|lab|lab|preemptible|normal|normal|||||\n"
-    "here|lab|grp_b||short|short|||gres/gpu:a100=2||\n"
+    "here|lab|grp_b||short|short|||||\n"
+    "here|lab|cpus|cpu|normal,short||||||\n"
     "there|lab|far||normal|||||\n"
+)
+#         Cluster Account ParentName User GrpTRES
+GROUPS = (
+    "here|root|||\nhere|root|root|root|\nhere|science|root||gres/gpu:a100=2,cpu=500\nhere|grp_b|science||cpu=600\n"
+    "here|grp_b||me|\nhere|lab|root||\nhere|cpus|root||\nthere|grp_b|root||gres/gpu=1\n"
 )
 #      Name MaxWall MaxTRES GrpTRES MaxJobsPU MaxSubmitPU MaxTRESPU
 QOS = "normal||||||\nshort|1-00:00:00|gres/gpu=2,mem=20G||2||gres/gpu=6,cpu=20\n"
@@ -36,11 +42,11 @@ def slurm(fake: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
     ask = fake.ask
 
     def told(command: list[str], **options: object) -> str:
-        key = "scontrol" if command[0] == "scontrol" else command[4]
+        key = command[4] if command[0] == "sacctmgr" else command[0]
         return ask([key, *command[1:]], **options)
 
     monkeypatch.setattr("launch.slurm.scheduler.ask", told)
-    fake.answers |= {"scontrol": ENFORCED, "user": USERS, "qos": QOS}
+    fake.answers |= {"scontrol": ENFORCED, "user": USERS, "qos": QOS, "assoc": GROUPS}
     return fake
 
 
@@ -52,12 +58,13 @@ def group(results: Path, *overrides: str) -> Batch:
 
 def test_only_this_clusters_accounts_count(slurm: FakeSlurm) -> None:
     found: Any = allowed()
-    assert [each.account for each in found.associations] == ["lab", "lab", "grp_b"]
+    assert [each.account for each in found.associations] == ["lab", "lab", "grp_b", "cpus"]
     assert dict(found.findings()) == {
         "account lab (default)": "QOS normal, short; 120 min a job; 64 cores a job; 4 GPUs a job; "
         "9 jobs run at once; 30 jobs in the queue",
         "account lab on preemptible (default)": "QOS normal (default)",
-        "account grp_b": "QOS short (default); 2 a100 GPUs in all",
+        "account grp_b": "QOS short (default); 500 cores in all; 2 a100 GPUs in all",
+        "account cpus on cpu": "QOS normal, short",
         "QOS normal": "no limits of its own",
         "QOS short": "1440 min a job; 2 GPUs a job; 20480 MiB a job; 2 jobs run at once; 6 GPUs a user; "
         "20 cores a user",
@@ -76,45 +83,96 @@ def test_only_this_clusters_accounts_count(slurm: FakeSlurm) -> None:
         (["strategy=ddp", "devices=8", "nodes=2"], "8 GPUs a job, but the account lab allows 4"),
         (["launcher.memory_gib_per_device=21", "site.qos=short"], "21504 MiB a job, but the QOS short allows 20480"),
         (["site.qos=long"], "site.qos=long is not open to the account lab: normal, short"),
-        (["site.account=grp_a"], "site.account=grp_a is none of this user's: grp_b, lab"),
+        (["site.account=grp_a"], "site.account=grp_a is none of this user's: cpus, grp_b, lab"),
         (["site.account=far"], "site.account=far is none of this user's"),
+        (["site.account=cpus"], "the account cpus is for the partition(s) cpu, not for normal, the default"),
+        (["site.account=cpus", "site.partition=htc"], "the account cpus is for the partition(s) cpu, not for htc"),
+        (["site.account=cpus", "site.partition=cpu", "launcher.time_limit_min=1441"], None),  # the cluster's normal
+        (["site.account=grp_b", "launcher.time_limit_min=1441"], "the QOS short allows 1440"),  # its default
         (["site.account=grp_b", "site.gpu_type=a100", "strategy=ddp", "devices=2"], None),
     ],
 )
 def test_what_accounting_refuses_is_said(
     slurm: FakeSlurm, overrides: list[str], message: str | None, tmp_path: Path
 ) -> None:
-    found: Any = allowed()
+    found: Any = allowed("normal")
     texts = list(found.refusals(group(tmp_path, "launcher.time_limit_min=5", *overrides)))
-    assert [message in text for text in texts] == ([True] if message else []), texts
+    assert len(texts) == (message is not None), texts
+    assert message is None or message in texts[0]
 
 
 def test_a_limit_of_a_type_of_gpu_counts_for_that_type(slurm: FakeSlurm, tmp_path: Path) -> None:
     found: Any = allowed()
     four = ["site.account=grp_b", "site.qos=short", "strategy=ddp", "devices=4", "launcher.time_limit_min=5"]
     of_any = "4 GPUs a job, but the QOS short allows 2: ask for fewer"
-    of_type = "4 a100 GPUs a job, but the account grp_b allows 2: ask for fewer"
+    of_type = "4 a100 GPUs a job, but the account science allows 2: ask for fewer"
     assert list(found.refusals(group(tmp_path, *four))) == [of_any, of_type]
     assert list(found.refusals(group(tmp_path, *four, "site.gpu_type=null"))) == [of_any]
+
+
+def test_an_accounts_only_qos_is_the_one_that_counts(slurm: FakeSlurm, tmp_path: Path) -> None:
+    slurm.answers["user"] = "here|lab|lab||short||||||\n"
+    found: Any = allowed()
+    (text,) = found.refusals(group(tmp_path, "launcher.time_limit_min=1441"))
+    assert "the QOS short allows 1440" in text
 
 
 def test_what_waits_is_counted(slurm: FakeSlurm, tmp_path: Path) -> None:
     found: Any = allowed()
     few = group(tmp_path, "sweep.repeats=9")
     assert list(found.warnings([few])) == []
+    assert list(found.warnings([few, group(tmp_path, "launcher.time_limit_min=5")])) == [
+        "the account lab lets 9 of these 10 jobs run at once"
+    ]
     many = group(tmp_path, "sweep.repeats=31")
     assert list(found.warnings([many])) == [
         "the account lab allows 30 jobs in the queue, these are 31: submit again, later, for the rest",
         "the account lab lets 9 of these 31 jobs run at once",
     ]
-    wide = group(tmp_path, "sweep.repeats=5", "strategy=ddp", "devices=2", "site.qos=short")
-    assert list(found.warnings([wide])) == ["the QOS short lets 2 of these 5 jobs run at once"]
+    wide = group(tmp_path, "sweep.repeats=5", "strategy=ddp", "devices=4", "site.account=grp_b", "site.qos=normal")
+    assert list(found.warnings([wide])) == []
+    two = group(tmp_path, "sweep.repeats=5", "strategy=ddp", "devices=2", "site.qos=short")
+    assert list(found.warnings([two])) == [
+        f"the QOS short lets 3 of these 5 jobs run at once ({two.shape})",
+        "the QOS short lets 2 of these 5 jobs run at once",
+    ]
+
+
+def test_jobs_in_the_queue_count(slurm: FakeSlurm, tmp_path: Path) -> None:
+    slurm.answers["squeue"] = "".join(f"{job}|N/A|{job}|PENDING|None|N/A|mine\n" for job in range(25))
+    found: Any = allowed()
+    text = "allows 30 jobs in the queue, these are 6 beside 25 that are there: submit again, later, for the rest"
+    assert text in next(found.warnings([group(tmp_path, "sweep.repeats=6")]))
 
 
 def test_without_an_account_nothing_runs(slurm: FakeSlurm, tmp_path: Path) -> None:
     slurm.answers["user"] = ""
     found: Any = allowed()
     assert "has no account in the cluster's accounting" in next(found.refusals(group(tmp_path)))
+
+
+def test_without_a_default_account_one_is_to_be_named(slurm: FakeSlurm, tmp_path: Path) -> None:
+    slurm.answers["user"] = USERS.replace("|lab|", "||", 1).replace("here|lab|", "here||")
+    found: Any = allowed()
+    assert "no default account: set site.account to one of" in next(found.refusals(group(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("enforced", "time", "qos"),
+    [
+        ("associations", False, False),
+        ("associations,qos", False, True),
+        ("associations,limits", True, False),
+        ("limits,qos", True, True),
+        ("safe", True, False),
+    ],
+)
+def test_only_what_is_enforced_refuses(slurm: FakeSlurm, enforced: str, time: bool, qos: bool, tmp_path: Path) -> None:
+    slurm.answers["scontrol"] = f"ClusterName = here\nAccountingStorageEnforce = {enforced}\n"
+    found: Any = allowed()
+    assert bool(list(found.refusals(group(tmp_path, "launcher.time_limit_min=121")))) == time
+    assert bool(list(found.refusals(group(tmp_path, "launcher.time_limit_min=5", "site.qos=long")))) == qos
+    assert list(found.refusals(group(tmp_path, "site.account=far")))
 
 
 @pytest.mark.parametrize("enforced", ["none", "nojobs,nosteps"])

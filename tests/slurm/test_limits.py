@@ -25,16 +25,18 @@ DDP = ("strategy=ddp", "devices=4")
 
 @pytest.fixture(scope="module")
 def limited() -> Iterator[Cluster]:
-    """A cluster whose root has the accounts lab (the default) and root, and the QOSs normal and short."""
+    """A cluster whose root has the accounts lab (the default, below science) and root, and three QOSs."""
     for cluster in started("accounting"):
 
         def change(*what: str, cluster: Cluster = cluster) -> None:
             cluster.run("sacctmgr", "--immediate", *what)
 
         change("add", "qos", "short", "MaxWall=30", "MaxTRESPerJob=gres/gpu=2", "MaxJobsPerUser=2")
-        change("add", "account", "lab", "MaxWall=120", "MaxTRESPerJob=mem=9G")
+        change("add", "qos", "wide", "MaxTRESPerUser=gres/gpu=3")
+        change("add", "account", "science", "GrpTRES=gres/gpu=6")
+        change("add", "account", "lab", "parent=science", "MaxWall=120", "MaxTRESPerJob=mem=9G")
         change("add", "user", "root", "account=lab", "DefaultAccount=lab", "MaxSubmitJobs=5")
-        change("modify", "user", "where", "name=root", "account=lab", "set", "qos=normal,short")
+        change("modify", "user", "where", "name=root", "account=lab", "set", "qos=normal,short,wide")
         yield cluster
 
 
@@ -55,6 +57,18 @@ def limited() -> Iterator[Cluster]:
             "QOSMaxGRESPerJob",
         ),
         (DDP, ["--time=60", "--mem=10240M"], "10240 MiB a job, but the account lab allows 9216", "AssocMaxMemPerJob"),
+        (
+            [*DDP, "site.qos=wide", "launcher.memory_gib_per_device=1"],
+            ["--time=60", "--qos=wide", "--gpus-per-node=4"],
+            "4 GPUs a job, but the QOS wide allows 3",
+            "QOSMaxGRESPerUser",
+        ),
+        (
+            ["strategy=ddp", "devices=8", "nodes=2", "launcher.memory_gib_per_device=1"],
+            ["--time=60", "--nodes=2", "--gpus-per-node=4"],
+            "8 GPUs a job, but the account science allows 6",
+            "AssocGrpGRES",
+        ),
         (["site.qos=long"], ["--qos=long"], "site.qos=long is not open", "Invalid qos"),
         (["site.account=root", "site.qos=short"], ["--account=root", "--qos=short"], "not open", "Invalid qos"),
         (["site.account=far"], ["--account=far"], "none of this user's: lab, root", "Invalid account"),
