@@ -85,9 +85,9 @@ def _hours(tracker: Tracker, entries: Sequence[Entry]) -> Iterator[tuple[Hours, 
             continue
         (submission, task), attempts = found, entry.folder.attempts()
         yield used(submission, attempts), Hours()
-        if entry.status.live:
+        if entry.status.live or entry.status.label == "running":
             queued = entry.status.queued
-            running = queued is not None and queued.state not in WAITING
+            running = queued.state not in WAITING if queued is not None else entry.status.label == "running"
             live.setdefault((submission.token, task), (submission, [], running))[1].extend(attempts)
     for submission, attempts, running in live.values():
         yield Hours(), left(submission, attempts, running=running)

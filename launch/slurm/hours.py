@@ -49,8 +49,9 @@ def most_seconds(launcher: SlurmLauncher) -> float:
 
 
 def used(submission: Submission, attempts: Sequence[Attempt]) -> Hours:
-    """What attempts of a submitted run have used."""
-    return Hours.of(sum(map(seconds, attempts)), devices=submission.devices, gpus=submission.asks_for_gpus)
+    """What those attempts of a submitted run have used that jobs started. A job's own start and end are not in it."""
+    own = [attempt for attempt in attempts if (supervisor := attempt.supervisor()) is not None and supervisor.job]
+    return Hours.of(sum(map(seconds, own)), devices=submission.devices, gpus=submission.asks_for_gpus)
 
 
 def left(submission: Submission, attempts: Sequence[Attempt], *, running: bool) -> Hours:

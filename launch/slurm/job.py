@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import time
+import uuid
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,9 +25,10 @@ from launch.slurm.rendezvous import POLL_S, join, offer
 from launch.states import saved
 from launch.supervise import Interrupted, stoppable, supervise
 from launch.warm import WarmWorkers
+from parallelbench.attempt import PUBLISHED
 from parallelbench.config import slug
 from parallelbench.devices import this_machine
-from parallelbench.durable import fill
+from parallelbench.durable import fill, storage_errors
 from parallelbench.errors import ConfigError, StorageError
 from parallelbench.folder import RunFolder
 from parallelbench.worker import RankError
@@ -128,7 +130,7 @@ def take_part(folder: RunFolder, submission: Submission, job: Job, workers: Warm
     """This node's share of one run; returns whether it went well, as far as this node can tell."""
     if job.warned:
         job.left += [] if _over(folder, job) else [folder.path.name]
-        return _pass(folder, "is left to a later start of this job: its time is nearly up")
+        return _pass(folder, "is left to a later start of this job: its time is nearly up", well=True)
     try:
         run = launched(folder, submission)
         return lead(folder, run, submission, job, workers) if job.node == 0 else follow(folder, run, submission, job)
@@ -163,16 +165,19 @@ def lead(folder: RunFolder, run: RunConfig, submission: Submission, job: Job, wo
     """Claim an attempt, start this node's processes, and see the attempt through."""
     attempts = folder.attempts()
     state = folder.state()
-    if state.state == "done" or (attempts and publish_if_finished(folder, run, attempts[-1])):
-        return _pass(folder, "is done already")
+    alone = run.nodes == 1
+    if state.state == "done":
+        return _pass(folder, "is done already", well=alone)
+    if attempts and (late := publish_if_finished(folder, run, attempts[-1])):
+        return _pass(folder, f"had finished: {late.outcome}: {late.reason}", well=alone and late.outcome in PUBLISHED)
     if _over(folder, job):
-        return _pass(folder, f"has failed in an earlier start of this job: {state.label}")
+        return _pass(folder, f"has failed in an earlier start of this job: {state.label}", well=alone)
     if state.state == "running" and not (attempts and job.began(attempts[-1])):
-        return _pass(folder, "runs elsewhere")
+        return _pass(folder, "runs elsewhere", well=alone)
     # A job starts again only once Slurm has given up its earlier start, so that attempt is fenced, not waited for.
     attempt = folder.claim(after=attempts[-1].number if attempts else 0, job=job.start)
     if attempt is None:
-        return _pass(folder, "was taken by another job")
+        return _pass(folder, "was taken by another job", well=alone)
     with job.leads(attempt):
         outcome = _lead(folder, run, attempt, submission, job.start, workers)
     say(f"{folder.path.name}: {outcome.outcome}: {outcome.reason}")
@@ -184,9 +189,10 @@ def lead(folder: RunFolder, run: RunConfig, submission: Submission, job: Job, wo
     return outcome.outcome == "ok"
 
 
-def _pass(folder: RunFolder, why: str) -> bool:
+def _pass(folder: RunFolder, why: str, *, well: bool) -> bool:
+    """Leave a run alone. Where that is not well, srun ends the tasks of the other nodes, which wait for this one."""
     say(f"{folder.path.name}: {why}")
-    return True
+    return well
 
 
 def _lead(
@@ -259,7 +265,7 @@ def follow(folder: RunFolder, run: RunConfig, submission: Submission, job: Job) 
     """Start this node's processes of the attempt that node 0 leads, and end them with it."""
     attempt, rendezvous = join(folder, job.start, node=job.node, nodes=run.nodes)
     if attempt is None or rendezvous is None:
-        return _pass(folder, "node 0 has ended it")
+        return _pass(folder, "node 0 has ended it", well=True)
     if (refusal := _too_small(run, submission.device_type)) is not None:
         rank = job.node * (run.strategy.processes(run, submission.device_type) // run.nodes)
         error = RankError(rank=rank, kind="error", reason=f"on node {job.node}: {refusal}", time=time.time())
@@ -287,7 +293,11 @@ def leave_calls(path: Path, submission: Submission) -> None:
     for task in range(len(submission.tasks)):
         pickle = JobPaths(path.parent, submission.job_of(task)).submitted_pickle
         if not pickle.exists():
-            call.dump(pickle)
+            # In one step: a task that waits for it loads it the moment that it is there.
+            temporary = pickle.with_name(f"{pickle.name}.{uuid.uuid4().hex}.tmp")
+            with storage_errors(pickle):
+                call.dump(temporary)
+                temporary.replace(pickle)
 
 
 class _Quiet:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ import msgspec
 
 from launch.slurm import job as jobs
 from launch.slurm import record, scheduler
+from parallelbench.errors import StorageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -144,7 +146,8 @@ class Tracker:
         job = submission.job_of(task)
         tried = state.outcome is not None and state.outcome.finished_at > submission.created_at
         if job is None or not self.answered:
-            return RunStatus(state, job or "", unknown=state.state in ("missing", "failed") and not tried)
+            over = tried and (self.answered or not _may_start_again(folder, state, submission))
+            return RunStatus(state, job or "", unknown=state.state in ("missing", "failed") and not over)
         queued = self.queued(submission, task)
         if queued is not None and tried and _worked_through(folder, state, submission, queued):
             queued = None
@@ -183,7 +186,7 @@ def track(
     queue = scheduler.queue(patient=patient)
     ids = {job.name: job.whole for job in queue.values()}
     known = {
-        sweep: [_adopted(sweep, submission, ids, writes) for submission in submissions]
+        sweep: [_adopted(sweep, submission, ids, locked=locked, writes=writes) for submission in submissions]
         for sweep, submissions in records.items()
     }
     trackers = {sweep: Tracker(by_run(submissions), queue) for sweep, submissions in known.items()}
@@ -221,21 +224,27 @@ def _worked_through(folder: RunFolder, state: State, submission: Submission, que
     """Whether the run is over although its job is not: one of several in a packed job, or in its last moments."""
     if state.state != "failed" or queued.state in WAITING:
         return False
+    return not _may_start_again(folder, state, submission)
+
+
+def _may_start_again(folder: RunFolder, state: State, submission: Submission) -> bool:
+    """Whether the job of a failed run would try it once more."""
     began = (attempt.supervisor() for attempt in folder.attempts())
     starts = sum(each is not None and each.job.startswith(f"{submission.token}.") for each in began)
-    return not state.to_run or starts >= submission.launcher.attempts
+    return state.to_run and starts < submission.launcher.attempts
 
 
-def _adopted(sweep: Path, submission: Submission, ids: Mapping[str, str], writes: bool) -> Submission:
+def _adopted(sweep: Path, submission: Submission, ids: Mapping[str, str], *, locked: bool, writes: bool) -> Submission:
     """A submission that was cut off, with its job, if that is among those known by name."""
     if submission.job is not None or submission.name not in ids:
         return submission
     submission = msgspec.structs.replace(submission, job=ids[submission.name])
-    if not writes:
-        return submission
-    with record.private():
-        jobs.leave_calls(record.folder_of(sweep, submission.token) / "submission.json", submission)
-    record.write(sweep, submission)
+    # Whoever only looks says what there is, also where nothing can be written.
+    with nullcontext() if locked else suppress(StorageError):
+        if writes:
+            with record.private():
+                jobs.leave_calls(record.folder_of(sweep, submission.token) / "submission.json", submission)
+            record.write(sweep, submission)
     return submission
 
 
@@ -244,7 +253,7 @@ def _settled(
 ) -> Iterator[Submission]:
     """Submissions less those that Slurm never got: their jobs are in neither answer, and had the time to turn up."""
     for submission in submissions:
-        settled = _adopted(sweep, submission, ids, writes)
+        settled = _adopted(sweep, submission, ids, locked=locked, writes=writes)
         if settled.job is not None or time.time() - settled.created_at <= UNSEEN_S:
             yield settled
         elif locked:

@@ -24,6 +24,7 @@ from launch.slurm.scheduler import SchedulerError
 from launch.slurm.shape import Shape, batch_parameters, shape_of, slurm
 from parallelbench.attempt import OUTCOMES
 from parallelbench.check import check_run
+from parallelbench.durable import storage_errors
 from parallelbench.errors import ConfigError
 from parallelbench.folder import RunFolder
 from parallelbench.place import expanded
@@ -219,7 +220,8 @@ def sbatch(path: Path, submission: Submission, shape: Shape) -> str:
     from submitit.core.utils import FailedJobError, FailedSubmissionError
 
     executor = _executor(path.parent, submission, shape)
-    with scheduler.clean_environment(), record.private(), contextlib.redirect_stderr(io.StringIO()):
+    quiet = contextlib.redirect_stderr(io.StringIO())
+    with storage_errors(path), scheduler.clean_environment(), record.private(), quiet:
         try:
             jobs = executor.map_array(job.run_task, [str(path)] * len(submission.tasks))
         except (FailedJobError, FailedSubmissionError) as error:

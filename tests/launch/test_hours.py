@@ -12,11 +12,11 @@ from rich.console import Console
 
 from launch.slurm import record
 from launch.slurm.hours import Hours, left, used
-from launch.slurm.queue import RunStatus
+from launch.slurm.queue import RunStatus, Tracker
 from launch.slurm.record import Submission
 from launch.slurm.scheduler import QueuedJob
 from launch.slurm.shape import slurm
-from launch.status import ALIKE, Entry, Overview, rendered
+from launch.status import ALIKE, Entry, Overview, _hours, rendered
 from launch.sweep import one_run
 from parallelbench.attempt import Attempt, Outcome, OutcomeName
 from parallelbench.folder import RunFolder, State
@@ -119,3 +119,18 @@ def test_the_records_of_a_submission_name_their_gpus(tmp_path: Path) -> None:
     record.write(tmp_path, mine)
     (read,) = record.submissions(tmp_path)
     assert read.asks_for_gpus
+
+
+def test_what_runs_may_go_on_also_where_slurm_gives_no_answer(tmp_path: Path) -> None:
+    mine = submission()
+    begun(tmp_path / "a", "mine.17.0", ago_s=600, took_s=600)
+    entries = [Entry(RunFolder(tmp_path / "a"), RunStatus(State("running"), "17"))]
+    spent, to_come = zip(*_hours(Tracker.unanswered([mine]), entries), strict=True)
+    assert sum(spent, Hours()).gpu == pytest.approx(2 * 600 / 3600, rel=0.02)
+    assert sum(to_come, Hours()).gpu == pytest.approx(2 * (3 * LIMIT_S - 600) / 3600, rel=0.02)
+
+
+def test_only_what_jobs_started_is_used(tmp_path: Path) -> None:
+    by_hand = begun(tmp_path / "a", "", ago_s=9000, took_s=3600)
+    by_job = begun(tmp_path / "a", "mine.17.0", ago_s=900, took_s=900)
+    assert used(submission(), [by_hand, by_job]).gpu == pytest.approx(2 * 900 / 3600, rel=0.02)

@@ -16,6 +16,7 @@ from parallelbench.folder import file_sha256
 from tests.faults import fault
 from tests.slurm.cluster import Cluster
 from tests.slurm.conftest import started
+from tests.slurm.daemons import until
 from tests.slurm.faulty import faulty
 from tests.slurm.jobs import show, submit, wait
 from tests.slurm.runs import ENDLESS, ON_TWO_NODES, QUICK, TWO_NODES, Sweep, events, finished_epochs, times_finished
@@ -144,9 +145,16 @@ def test_starts_are_capped(ours: Cluster, tmp_path: Path) -> None:
         sweep.epochs(sweep.attempt(number), at_least=1)
         ours.run("scontrol", "requeue", sweep.job)
     sweep.over()
-    assert "not started again: it was started 2 times, and launcher.attempts=2" in sweep.log()
+    capped = "not started again: it was started 2 times, and launcher.attempts=2"
+    assert sweep.log().count(capped) == 1
     assert len(sweep.run.attempts()) == 2
-    assert sweep.run.state().to_run
+    sweep.submit()
+    for number in (3, 4):
+        sweep.epochs(sweep.attempt(number), at_least=1)
+        ours.run("scontrol", "requeue", sweep.job)
+    sweep.over()
+    assert sweep.log().count(capped) == 2
+    assert (len(sweep.jobs), len(sweep.run.attempts())) == (2, 4)
 
 
 @fault(
@@ -390,12 +398,17 @@ def test_a_result_is_whole_or_not_there(how: str, ours: Cluster, tmp_path: Path)
     supervisor = sweep.pid_of("supervisor", attempt)
     sweep.epochs(attempt, at_least=1)
     sweep.wait(lambda: list(sweep.run.path.glob(".result.*.tmp")), "the publication", interval_s=0.002)
+    run = sweep.run
     if how == "scancel":
+        os.kill(supervisor, signal.SIGSTOP)  # until Slurm, which also sends SIGCONT, has the order to end it
+        assert not run.result.exists()
         ours.run("scancel", sweep.job)
+        until(lambda: not sweep.queued() or "COMPLETING" in sweep.queued(), what="the order", timeout_s=60)
+        with suppress(ProcessLookupError):
+            os.kill(supervisor, signal.SIGCONT)
     else:
         os.kill(supervisor, signal.SIGKILL)
     sweep.over()
-    run = sweep.run
     assert (run.published() is not None) == run.result.exists()
     sweep.submit()
     sweep.done()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import signal
+import subprocess
 from contextlib import suppress
 from pathlib import Path
 
@@ -22,17 +23,28 @@ def accounted(accounting: Cluster) -> Cluster:
     return accounting
 
 
-def test_the_demo_runs_on_slurm_to_a_report(accounted: Cluster, tmp_path: Path) -> None:
+def test_the_demo_runs_on_slurm_to_a_report_as_the_readme_says(accounted: Cluster, tmp_path: Path) -> None:
+    """One repeat of it: every run is alike."""
     sweep = Sweep(accounted, tmp_path, ("sweep=demo", "sweep.repeats=1"))
-    sweep.submit()
+    on_slurm = ("LAUNCHER=slurm", "SITE=local_cluster", "ARGS=sweep.repeats=1")
+    submitted = make(accounted, "sweep", "SWEEP=demo", *on_slurm, f"RESULTS={tmp_path}")
+    assert "submitted: " in submitted
     sweep.wait(lambda: all(run.state().state == "done" for run in sweep.runs), "three results")
     assert [run.state().label for run in sweep.runs] == ["ok"] * 3, sweep.story()
-    reported = sweep.program("report", str(tmp_path / "demo"))
-    assert reported.returncode == 0, reported.stderr
+    assert "report/index.html" in make(accounted, "report", "SWEEP=demo", f"RESULTS={tmp_path}").replace("\n", "")
     table = pl.read_csv(tmp_path / "demo" / "report" / "tables" / "configurations.csv")
     assert table["outcomes"].to_list() == ["1 ok"] * 3
     assert "not a run" not in (tmp_path / "demo" / "report" / "index.html").read_text()
     assert "not submitted: 3 done; 0 run(s)" in sweep.submit()
+
+
+def make(cluster: Cluster, *arguments: str) -> str:
+    """What a target of the Makefile prints."""
+    root = Path(__file__).resolve().parents[2]
+    command = ["make", "--no-print-directory", *arguments]
+    done = subprocess.run(command, cwd=root, env=cluster.env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr + done.stdout
+    return done.stdout
 
 
 def test_eight_ranks_on_two_nodes(accounted: Cluster, tmp_path: Path) -> None:
