@@ -47,6 +47,8 @@ class PlannedRun:
 
     run: RunConfig
     overrides: list[str]
+    tune: bool = False
+    """Whether a trial is to choose what the overrides leave open."""
 
 
 def one_run(overrides: Sequence[str], extension: Extension = NOTHING) -> PlannedRun:
@@ -87,9 +89,11 @@ def _ordered(sweep: Sweep, composer: _Composer, points: list[Point]) -> list[Pla
         for point in order:
             plain = composer.apply(point)
             plain["repeat"] = structure(plain.get("repeat"), int, "repeat") + repeat
+            tune = structure(plain.pop("tune", False), bool, "tune")
             run = _on_one_device(from_mapping(plain, composer.extension.plugin), point)
             _check_setup(run, composer.extension)
-            planned.setdefault(run_id(run), PlannedRun(run, [*composer.fixed, *_as_overrides(point, plain["repeat"])]))
+            overrides = [*composer.fixed, *_as_overrides(point, plain["repeat"])]
+            planned.setdefault(run_id(run), PlannedRun(run, overrides, tune))
     return list(planned.values())
 
 
@@ -118,12 +122,13 @@ def _on_one_device(run: RunConfig, point: Point) -> RunConfig:
     try:
         run.strategy.check(run, "cpu")
     except ConfigError:
-        return msgspec.structs.replace(run, strategy=_single())
+        return msgspec.structs.replace(run, strategy=single())
     return run
 
 
 @cache
-def _single() -> Strategy:
+def single() -> Strategy:
+    """The strategy of one device."""
     strategy: Strategy = build(compose_plain(["strategy=single"])["strategy"], "strategy")
     return strategy
 

@@ -42,7 +42,7 @@ def run(overrides: Sequence[str], extension: Extension) -> int:
     planned = one_run(overrides, extension)
     if _is_slurm(planned):
         raise ConfigError("launcher=slurm queues jobs, and `run` runs here, now: use `parallelbench submit`")
-    prepared = _prepared([planned])
+    prepared = _prepared(_tuned([planned]))
     folder = prepared[0].folder
     if (state := folder.state()).state == "done":
         _console().print(f"this run is done already ({state.label}); repeat=1 measures it once more")
@@ -53,7 +53,7 @@ def run(overrides: Sequence[str], extension: Extension) -> int:
 
 def submit(overrides: Sequence[str], extension: Extension, *, retry: str | None, max_gpu_hours: float | None) -> int:
     """Run what is missing of a sweep, here or by Slurm."""
-    again, plan = _outcomes(retry), expand(overrides, extension)
+    again, plan = _outcomes(retry), _tuned(expand(overrides, extension))
     if _is_slurm(plan[0]):
         from launch.slurm.verbs import submit_all
 
@@ -61,6 +61,33 @@ def submit(overrides: Sequence[str], extension: Extension, *, retry: str | None,
     if max_gpu_hours is not None:
         raise ConfigError("--max-gpu-hours is about queued jobs: use it with launcher=slurm")
     return _submit_here(_prepared(plan), retry=again)
+
+
+def tune(overrides: Sequence[str], extension: Extension) -> int:
+    """Try settings here, and keep what is fastest for `submit … tune=true` of the same sweep; runs nothing."""
+    from launch.tuning import try_out_here, tuned
+
+    plan = [replace(planned, tune=True) for planned in expand(overrides, extension)]
+    before = len(plan)
+    tuned(plan, try_out_here, _say, again=True)
+    _say(f"`parallelbench submit … tune=true` uses this for {before} run(s), here and with launcher=slurm")
+    return 0
+
+
+def _tuned(plan: list[PlannedRun]) -> list[PlannedRun]:
+    """The plan with what a trial chooses, where it asks for one."""
+    if not any(planned.tune for planned in plan):
+        return plan
+    from launch.tuning import known, try_out_here, tuned
+
+    if _is_slurm(plan[0]):
+        return known(plan)
+    _prepared(plan)  # nothing is tried for what can't be done
+    return tuned(plan, try_out_here, _say)
+
+
+def _say(text: str) -> None:
+    _console().print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def _prepared(plan: Sequence[PlannedRun]) -> list[Prepared]:
@@ -131,7 +158,7 @@ def show(overrides: Sequence[str], extension: Extension) -> int:
 
 def plan(overrides: Sequence[str], extension: Extension) -> int:
     """Every run of a sweep, its resources, and its state; for Slurm also the batch scripts. Writes nothing."""
-    runs = expand(overrides, extension)
+    runs = _as_tuned(expand(overrides, extension))
     checked = _checked(runs)
     prepared = [item for item in checked if not isinstance(item, ConfigError)]
     found = states_of(item.folder for item in prepared)
@@ -152,6 +179,17 @@ def plan(overrides: Sequence[str], extension: Extension) -> int:
 
         accepted = show_plan(prepared, found, _console())
     return 0 if accepted and len(prepared) == len(runs) else 2
+
+
+def _as_tuned(plan: list[PlannedRun]) -> list[PlannedRun]:
+    """The plan with what was chosen before; says where nothing was yet."""
+    if not any(planned.tune for planned in plan):
+        return plan
+    from launch.tuning import tuned, untried
+
+    if waiting := untried(plan):
+        _say(f"tune=true: a trial will choose settings for {waiting} of these runs first; they are shown without")
+    return tuned(plan, None, _say)
 
 
 def _checked(runs: Sequence[PlannedRun]) -> list[Prepared | ConfigError]:

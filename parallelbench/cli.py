@@ -70,6 +70,7 @@ def _parser() -> argparse.ArgumentParser:
         ("run", "one run, here, now; prints the run folder last"),
         ("show", "the resolved configuration, its run id, and the choices of each group"),
         ("plan", "every run of a sweep, its resources and state; writes nothing"),
+        ("tune", "try what is fastest here for a sweep that will be submitted with tune=true; runs nothing"),
         ("submit", "run what is missing of a sweep: sweep=NAME, or lists such as devices=1,2"),
         ("prepare", "download and convert a data set once: data=NAME"),
     ):
@@ -169,6 +170,7 @@ def _verbs() -> dict[str, Callable[[argparse.Namespace], int]]:
         "run": configured(verbs.run),
         "show": configured(verbs.show),
         "plan": configured(verbs.plan),
+        "tune": configured(verbs.tune),
         "submit": lambda options: verbs.submit(
             options.overrides,
             extension(options.conf, options.plugin),

@@ -42,7 +42,7 @@ class Session:
         info = attempt.info()
         self._warnings = [*(info.warnings if info else ()), *statistics_warnings(run)]
         self._keys = {"run_id": run_id(run), "attempt": attempt.number}
-        _configure_torch(run, device_type)
+        configure_torch(run, device_type)
         self._startup.done("imports")
         self._world = join(run, device_type)
         self._startup.done("process_group")
@@ -220,7 +220,8 @@ def build_model(run: RunConfig) -> nn.Sequential:
     return run.model.build(in_channels=channels, image_size=height, num_classes=run.data.num_classes)
 
 
-def _configure_torch(run: RunConfig, device_type: str) -> None:
+def configure_torch(run: RunConfig, device_type: str) -> None:
+    """Make this process compute as a run is to: threads, precision, determinism."""
     if device_type == "cpu":
         torch.set_num_threads(run.cores_per_device)
     set_precision(run.precision)

@@ -1,0 +1,244 @@
+"""`tune=true`: a short trial on this machine chooses what the overrides leave open, once for all that do the same work.
+
+Strategies, devices and repeats of a sweep share a choice, so that they can be compared. It is kept in `tuned.json` in
+the sweep's folder: submitting again starts no other runs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from launch.command import environment, plugin_of
+from launch.compose import compose_plain, group_choices, resolve
+from launch.processes import before_the_program
+from launch.sweep import PlannedRun, single
+from parallelbench.config import build, canonical_json, from_mapping, run_id, to_mapping
+from parallelbench.devices import this_machine
+from parallelbench.durable import storage_errors, write_file
+from parallelbench.errors import ConfigError, one_line
+from parallelbench.tuning import WARM_STEPS, Findings, Order, Patch, patched
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from pathlib import Path
+
+    from parallelbench.config import RunConfig
+
+FILE = "tuned.json"
+PRECISIONS = {"cpu": ("fp32", "bf16"), "cuda": ("fp32", "tf32", "bf16", "fp16")}
+IMPLEMENTATIONS = ("for_loop", "foreach", "fused")
+OPEN = ("precision", "channels_last", "optimizer.implementation", "loader")
+"""What a trial may choose, where no override does."""
+LEAST_STEPS, MOST_STEPS = 3, 20
+SHARE, EPOCHS, TRIALS = 0.05, 10, 12
+"""A trial has so many steps that all of about 12 take 5 % of 10 epochs, as far as the bounds let it."""
+_APART = (
+    "strategy",
+    "devices",
+    "nodes",
+    "repeat",
+    "seed",
+    "epochs",
+    "results",
+    "sweep_name",
+    "measure",
+    "launcher",
+    "site",
+)
+"""Keys in which runs that share a choice may differ."""
+
+
+class Choice(msgspec.Struct, frozen=True, kw_only=True):
+    """What was found for one work."""
+
+    work: str
+    """In words."""
+    findings: Findings
+    took_s: float
+    machine: str
+    chosen_at: float
+    """Unix time, s."""
+
+    @property
+    def overrides(self) -> list[str]:
+        """What was chosen, as one would type it."""
+        return [f"{key}={_typed(value)}" for key, value in self.findings.chosen.items()]
+
+
+def _typed(value: Any) -> str:
+    if isinstance(value, dict):  # a component
+        value = value["name"]
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+Kept = dict[str, Choice]
+"""Work → what was chosen for it."""
+
+
+def tuned(
+    plan: Sequence[PlannedRun],
+    try_out: Callable[[PlannedRun], Choice] | None,
+    say: Callable[[str], None],
+    *,
+    again: bool = False,
+) -> list[PlannedRun]:
+    """The plan with what was chosen for those that ask for it; without `try_out` only what is kept already.
+
+    `again`: whatever is kept, it is tried once more. Raises `ConfigError` where no settings train on one device here.
+    """
+    kept: dict[Path, Kept] = {}
+    found: dict[str, PlannedRun] = {}
+    for planned in plan:
+        if planned.tune:
+            folder, key = planned.run.sweep_folder, work_of(planned)
+            if folder not in kept:
+                kept[folder] = {} if again else read(folder)
+            if key not in kept[folder] and try_out is not None:
+                kept[folder][key] = choice = try_out(planned)
+                say(told(choice))
+                write(folder, (read(folder) if again else {}) | kept[folder])
+            planned = applied(planned, kept[folder][key]) if key in kept[folder] else planned
+        found.setdefault(run_id(planned.run), planned)
+    return list(found.values())
+
+
+def untried(plan: Sequence[PlannedRun]) -> int:
+    """For how many runs nothing has been chosen yet that should be."""
+    kept = {folder: read(folder) for folder in {planned.run.sweep_folder for planned in plan}}
+    return sum(planned.tune and work_of(planned) not in kept[planned.run.sweep_folder] for planned in plan)
+
+
+def known(plan: Sequence[PlannedRun]) -> list[PlannedRun]:
+    """The plan with what was chosen before; raises `ConfigError` where nothing was: nobody trains on a login node."""
+    if waiting := untried(plan):
+        raise ConfigError(
+            f"tune=true with launcher=slurm: for {waiting} run(s) nothing has been tried on one of the cluster's nodes "
+            "yet. Run `parallelbench tune` with the same overrides in a job with one device (srun …), then submit again"
+        )
+    return tuned(plan, None, lambda _: None)
+
+
+def told(choice: Choice) -> str:
+    """A choice in one line."""
+    trials = choice.findings.trials
+    best = next(trial for trial in trials if trial.patch == choice.findings.chosen)
+    base = trials[0]
+    settings = " ".join(choice.overrides) or "the settings as they are"
+    gain = ""
+    if best is not base and best.step_time_s and base.step_time_s:
+        gain = f", {base.step_time_s / best.step_time_s:.2f} times as fast as without"
+    return f"tuned for {choice.work}: {settings}{gain} ({len(trials)} trials, {choice.took_s:.0f} s)"
+
+
+def applied(planned: PlannedRun, choice: Choice) -> PlannedRun:
+    """The run with what was chosen."""
+    plugin = plugin_of(planned.run)
+    run = from_mapping(patched(to_mapping(planned.run), choice.findings.chosen), plugin[0] if plugin else None)
+    return replace(planned, run=run, overrides=[*planned.overrides, *choice.overrides])
+
+
+def work_of(planned: PlannedRun) -> str:
+    """Identifies all that a choice depends on."""
+    plain = {key: value for key, value in to_mapping(planned.run).items() if key not in _APART}
+    return hashlib.sha256(canonical_json([plain, open_keys(planned)]).encode()).hexdigest()[:16]
+
+
+def open_keys(planned: PlannedRun) -> list[str]:
+    """What no override decides."""
+    given = {text.lstrip("+~").partition("=")[0] for text in planned.overrides}
+    return [key for key in OPEN if not any(name == key or name.startswith(f"{key}.") for name in given)]
+
+
+def read(folder: Path) -> Kept:
+    """What was chosen for a sweep before; raises `ConfigError` for a file that is damaged."""
+    path = folder / FILE
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Kept)
+    except FileNotFoundError:
+        return {}
+    except (msgspec.DecodeError, OSError) as error:
+        raise ConfigError(f"{path} can't be read ({one_line(str(error))}): delete it to choose anew") from None
+
+
+def write(folder: Path, kept: Kept) -> None:
+    """Keep what was chosen."""
+    with storage_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    write_file(folder / FILE, msgspec.json.format(msgspec.json.encode(kept), indent=2))
+
+
+def try_out_here(planned: PlannedRun) -> Choice:
+    """Try settings on one device of this machine, in a process of its own."""
+    run, start = planned.run, time.time()
+    device_type = this_machine().device_type(run.device)
+    alone = msgspec.structs.replace(run, strategy=single(), devices=1, nodes=1, device=device_type)
+    plugin = plugin_of(alone)
+    order = Order(
+        run=to_mapping(alone),
+        stages=stages(run, device_type, open_keys(planned)),
+        device_type=device_type,
+        steps=steps_of(run.steps_per_epoch),
+        plugin=plugin,
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "parallelbench.tuning"],
+        input=msgspec.json.encode(order),
+        capture_output=True,
+        env=environment(alone, device_type, os.environ, cores=len(os.sched_getaffinity(0))),
+        preexec_fn=before_the_program,
+        check=False,
+    )
+    work = f"{run.model.name} on {run.data.name}, batch {alone.global_batch_size}"
+    if done.returncode:
+        raise ConfigError(
+            f"tune=true: the trial of {work} failed: {one_line(done.stderr.decode(errors='replace')[-300:])}"
+        )
+    findings = msgspec.json.decode(done.stdout, type=Findings)
+    if all(trial.refused for trial in findings.trials):
+        raise ConfigError(
+            f"tune=true: {work} can't be tried on one device here ({findings.trials[0].refused}): leave out tune=true, "
+            "and choose precision, channels_last and optimizer.implementation yourself"
+        )
+    return Choice(
+        work=work, findings=findings, took_s=time.time() - start, machine=str(os.uname().nodename), chosen_at=start
+    )
+
+
+def stages(run: RunConfig, device_type: str, keys: Iterable[str]) -> list[list[Patch]]:
+    """What is tried: precisions and layouts together, as one may need the other, then implementations, then loaders."""
+    keys = set(keys)
+    precisions = PRECISIONS[device_type] if "precision" in keys else (run.precision,)
+    layouts = (False, True) if "channels_last" in keys else (run.channels_last,)
+    names = {"precision", "channels_last"} & keys
+    together: list[Patch] = [
+        {key: value for key, value in {"precision": precision, "channels_last": layout}.items() if key in names}
+        for precision, layout in product(precisions, layouts)
+        if (precision, layout) != (run.precision, run.channels_last)
+    ]
+    found: list[list[Patch]] = [together] if names else []
+    if "optimizer.implementation" in keys and hasattr(run.optimizer, "implementation"):
+        present = run.optimizer.implementation
+        found.append([{"optimizer.implementation": name} for name in IMPLEMENTATIONS if name != present])
+    if "loader" in keys:
+        found.append([{"loader": node} for node in _loaders() if node["name"] != run.loader.name])
+    return found
+
+
+def _loaders() -> list[dict[str, Any]]:
+    """The suite's loaders that need no files of their own."""
+    nodes = [resolve(compose_plain([f"loader={name}"]))["loader"] for name in group_choices(None)["loader"]]
+    return [node for node in nodes if not build(node, "loader").writes_files]
+
+
+def steps_of(steps_per_epoch: int) -> int:
+    """Timed steps of each trial."""
+    return max(LEAST_STEPS, min(MOST_STEPS, int(SHARE * EPOCHS * steps_per_epoch / TRIALS) - WARM_STEPS))

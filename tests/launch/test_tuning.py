@@ -1,0 +1,245 @@
+"""tune=true: one choice for all that do the same work, kept, of what no override decides, at equal losses."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launch import tuning
+from launch.sweep import PlannedRun, expand
+from launch.tuning import Choice, applied, open_keys, read, stages, steps_of, tuned, work_of
+from parallelbench.cli import main
+from parallelbench.config import from_mapping, to_mapping
+from parallelbench.errors import ConfigError
+from parallelbench.folder import find_runs
+from parallelbench.tuning import GAIN, LOSS_TOLERANCE, Findings, Trial, patched, search
+from tests.helpers import TINY
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from parallelbench.tuning import Patch
+
+FAST = {"precision": "bf16", "optimizer.implementation": "fused"}
+
+
+def plan(*overrides: str) -> list[PlannedRun]:
+    return expand([*TINY, "tune=true", *overrides])
+
+
+def chosen(patch: Patch) -> Choice:
+    trials = [Trial(patch={}, step_time_s=2.0, loss=1.0), Trial(patch=patch, step_time_s=1.0, loss=1.0)]
+    return Choice(work="it", findings=Findings(trials=trials, chosen=patch), took_s=1.0, machine="m", chosen_at=0.0)
+
+
+class Trials:
+    """Pretends to try, and counts."""
+
+    def __init__(self, patch: Patch) -> None:
+        self.patch, self.asked = patch, 0
+
+    def __call__(self, _: PlannedRun) -> Choice:
+        self.asked += 1
+        return chosen(self.patch)
+
+
+# --- what is shared
+
+
+def test_strategies_devices_and_repeats_share_a_choice_and_other_work_has_its_own(tmp_path: Path) -> None:
+    trials = Trials(FAST)
+    sweep = ["strategy=ddp,model_parallel", "devices=1,2", "sweep.repeats=2", "batch_size=8,16", f"results={tmp_path}"]
+    runs = tuned(plan("model=mlp", *sweep), trials, lambda _: None)
+    assert trials.asked == 2, "once for each batch"
+    assert len(runs) == 3 * 2 * 2
+    assert {(each.run.precision, each.run.optimizer.implementation) for each in runs} == {("bf16", "fused")}  # type: ignore[attr-defined]
+
+
+def test_a_choice_is_kept(tmp_path: Path) -> None:
+    trials, said = Trials(FAST), list[str]()
+    first = tuned(plan(f"results={tmp_path}"), trials, said.append)
+    again = tuned(plan(f"results={tmp_path}"), trials, said.append)
+    assert trials.asked == 1
+    assert [each.run for each in first] == [each.run for each in again]
+    assert said == [
+        "tuned for it: precision=bf16 optimizer.implementation=fused, 2.00 times as fast as without (2 trials, 1 s)"
+    ]
+    tuned(plan(f"results={tmp_path}"), Trials({}), said.append, again=True)
+    assert read(tmp_path / "adhoc")[work_of(plan(f"results={tmp_path}")[0])].findings.chosen == {}
+
+
+def test_without_tune_nothing_is_tried_and_nothing_differs(tmp_path: Path) -> None:
+    runs = expand([*TINY, f"results={tmp_path}"])
+    assert tuned(runs, None, lambda _: None) == runs
+    assert [each.run for each in runs] == [each.run for each in plan(f"results={tmp_path}")]
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_overrides_of_a_tuned_run_make_it_again(tmp_path: Path) -> None:
+    (planned,) = plan(f"results={tmp_path}")
+    patch = FAST | {"channels_last": True, "loader": stages(planned.run, "cpu", ["loader"])[0][0]["loader"]}
+    run = applied(planned, chosen(patch))
+    overrides = [text for text in run.overrides if not text.startswith("tune")]
+    assert [each.run for each in expand(overrides)] == [run.run]
+
+
+# --- what is open
+
+
+@pytest.mark.parametrize(
+    ("overrides", "left"),
+    [
+        ([], ["precision", "channels_last", "optimizer.implementation", "loader"]),
+        (["precision=bf16"], ["channels_last", "optimizer.implementation", "loader"]),
+        (["loader=dataloader", "optimizer.implementation=foreach"], ["precision", "channels_last"]),
+        (["precision=bf16,fp32", "channels_last=true"], ["optimizer.implementation", "loader"]),
+    ],
+)
+def test_what_an_override_decides_is_not_tried(overrides: list[str], left: list[str]) -> None:
+    for planned in plan(*overrides):
+        assert open_keys(planned) == left
+        keys = {key for stage in stages(planned.run, "cpu", left) for patch in stage for key in patch}
+        assert keys == set(left)
+
+
+def test_every_patch_is_a_run_and_none_is_the_run_as_it_is() -> None:
+    (planned,) = plan()
+    for device_type in ("cpu", "cuda"):
+        for stage in stages(planned.run, device_type, open_keys(planned)):
+            for patch in stage:
+                run = from_mapping(patched(to_mapping(planned.run), patch))
+                assert run != planned.run
+                assert not run.loader.writes_files
+
+
+def test_trials_are_short_beside_ten_epochs_but_not_too_short() -> None:
+    assert [steps_of(steps) for steps in (1, 100, 468, 10_000)] == [3, 3, 17, 20]
+
+
+# --- what is chosen
+
+
+def tries(times: dict[str, float], losses: dict[str, float] | None = None) -> Callable[[Patch], Trial]:
+    """Trials whose time per step and loss follow from the value of `a`."""
+
+    def trial(patch: Patch) -> Trial:
+        name = patch.get("a", "")
+        return Trial(patch=patch, step_time_s=times[name], loss=(losses or {}).get(name, 1.0))
+
+    return trial
+
+
+def test_the_fastest_wins_unless_the_gain_is_noise() -> None:
+    stage = [{"a": "x"}, {"a": "y"}]
+    assert search([stage], tries({"": 1.0, "x": 0.9, "y": 0.8})).chosen == {"a": "y"}
+    assert search([stage], tries({"": 1.0, "x": 1 - GAIN / 2, "y": 1.1})).chosen == {}
+    assert search([stage], tries({"": 1.0, "x": 0.8, "y": 0.8 * (1 - GAIN / 2)})).chosen == {"a": "x"}
+
+
+@pytest.mark.parametrize("loss", [1 + 1.1 * LOSS_TOLERANCE, 1 - 1.1 * LOSS_TOLERANCE, float("nan"), float("inf")])
+def test_what_trains_differently_is_not_chosen_however_fast(loss: float) -> None:
+    found = search([[{"a": "x"}]], tries({"": 1.0, "x": 0.1}, {"x": loss}))
+    assert found.chosen == {}
+    assert "trains differently" in found.trials[1].refused
+
+
+def test_later_stages_start_from_what_won() -> None:
+    times = {(): 1.0, ("a",): 0.8, ("b",): 0.1, ("a", "b"): 0.5}
+
+    def trial(patch: Patch) -> Trial:
+        return Trial(patch=patch, step_time_s=times[tuple(sorted(patch))], loss=1.0)
+
+    found = search([[{"a": 1}], [{"b": 1}]], trial)
+    assert [each.patch for each in found.trials] == [{}, {"a": 1}, {"a": 1, "b": 1}]
+    assert found.chosen == {"a": 1, "b": 1}
+
+
+def test_settings_that_fail_are_passed_over_even_those_that_were_asked_for() -> None:
+    def trial(patch: Patch) -> Trial:
+        return Trial(patch=patch, step_time_s=1.0, loss=1.0) if patch else Trial(patch=patch, refused="out of memory")
+
+    assert search([[{"a": 1}]], trial).chosen == {"a": 1}
+
+
+@given(st.dictionaries(st.sampled_from(["a", "b", "node.c", "node.d"]), st.integers()))
+def test_a_patch_changes_its_keys_and_nothing_else(patch: dict[str, Any]) -> None:
+    plain = {"a": "old", "b": "old", "node": {"c": "old", "d": "old", "e": "old"}}
+    before = msgspec.json.encode(plain)
+    found = patched(plain, patch)
+    assert msgspec.json.encode(plain) == before
+    for key in ("a", "b"):
+        assert found[key] == patch.get(key, "old")
+    for key in ("c", "d", "e"):
+        assert found["node"][key] == patch.get(f"node.{key}", "old")
+
+
+# --- for users
+
+
+def test_a_damaged_file_is_a_message(tmp_path: Path) -> None:
+    (tmp_path / "adhoc").mkdir()
+    (tmp_path / "adhoc" / tuning.FILE).write_text("{")
+    with pytest.raises(ConfigError, match=r"tuned.json can't be read .*: delete it to choose anew"):
+        tuned(plan(f"results={tmp_path}"), Trials({}), lambda _: None)
+
+
+def test_a_plan_writes_nothing_and_says_what_comes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", *TINY, "tune=true", f"results={tmp_path}"]) == 0
+    assert "a trial will choose settings for 1 of these runs first" in capsys.readouterr().out
+    assert not list(tmp_path.iterdir())
+
+
+def test_nothing_is_tried_on_a_login_node(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    on_slurm = [*TINY, "launcher=slurm", "site=local_cluster", "tune=true", f"results={tmp_path}"]
+    assert main(["submit", *on_slurm]) == 2
+    assert "Run `parallelbench tune` with the same overrides in a job" in capsys.readouterr().err
+    (planned,) = expand(on_slurm)
+    tuned([planned], Trials(FAST), lambda _: None)
+    (known,) = tuning.known([planned])
+    assert known.run.precision == "bf16"
+
+
+def test_a_trial_that_can_not_work_is_a_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "before_the_program", lambda: None)
+    monkeypatch.setattr(tuning.sys, "executable", "/bin/false")  # type: ignore[attr-defined]
+    with pytest.raises(ConfigError, match="the trial of logistic_regression on synthetic, batch"):
+        tuning.try_out_here(plan(f"results={tmp_path}")[0])
+
+
+@pytest.mark.slow
+def test_a_sweep_is_tuned_once_and_trains_with_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    overrides = [
+        *TINY,
+        "strategy=ddp",
+        "devices=1,2",
+        "tune=true",
+        f"results={tmp_path}",
+        "launcher.oversubscribe=true",
+    ]
+    assert main(["submit", *overrides]) == 0
+    assert capsys.readouterr().out.count("tuned for logistic_regression on synthetic") == 1
+    (choice,) = read(tmp_path / "adhoc").values()
+    assert len(choice.findings.trials) >= 8
+    assert choice.findings.trials[0].patch == {}
+    runs = find_runs(tmp_path)
+    assert [run.state().label for run in runs] == ["ok"] * 2
+    for run in runs:
+        plain = to_mapping(run.config())
+        assert patched(plain, choice.findings.chosen) == plain
+    assert main(["submit", *overrides]) == 0
+    assert "tuned for" not in capsys.readouterr().out
+    assert find_runs(tmp_path) == runs, "nothing new"
+
+
+@pytest.mark.slow
+def test_the_verb_tries_and_runs_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tune", *TINY, f"results={tmp_path}", "precision=fp32"]) == 0
+    assert "uses this for 1 run(s)" in capsys.readouterr().out.replace("\n", " ")
+    assert find_runs(tmp_path) == []
+    (choice,) = read(tmp_path / "adhoc").values()
+    assert not any("precision" in trial.patch for trial in choice.findings.trials)
