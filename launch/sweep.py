@@ -89,7 +89,7 @@ def _ordered(sweep: Sweep, composer: _Composer, points: list[Point]) -> list[Pla
         for point in order:
             plain = composer.apply(point)
             plain["repeat"] = structure(plain.get("repeat"), int, "repeat") + repeat
-            tune = structure(plain.pop("tune", False), bool, "tune")
+            tune = structure(plain.get("tune"), bool, "tune")
             run = _on_one_device(from_mapping(plain, composer.extension.plugin), point)
             _check_setup(run, composer.extension)
             overrides = [*composer.fixed, *_as_overrides(point, plain["repeat"])]

@@ -195,6 +195,7 @@ def from_mapping(plain: Mapping[str, Any], plugin: str | None = None) -> RunConf
     """
     rest = dict(plain)
     sweep_name = rest.pop("sweep_name", "adhoc")
+    rest.pop("tune", None)  # of whoever plans runs
     components = {key: build(rest.pop(key, None), key, plugin) for key in COMPONENTS}
     settings: Settings = structure(rest, Settings)
     fields = {field: getattr(settings, field) for field in settings.__struct_fields__}

@@ -6,7 +6,6 @@ pinned to its cores.
 
 from __future__ import annotations
 
-import math
 import statistics
 import sys
 import time
@@ -32,8 +31,10 @@ WARM_STEPS = 2
 """Before the steps that are timed: allocations, and the search for algorithms."""
 GAIN = 0.02
 """Settings that are less than this much faster give way to those that are there: a trial is short."""
-LOSS_TOLERANCE = 0.05
-"""How far, of itself, the mean loss of a trial may be from that of the settings as they were asked for."""
+FIRST_LOSS_TOLERANCE = 0.02
+"""How far, of itself, the first loss may be from that of the settings as asked for: same weights, same batch."""
+LOSS_TOLERANCE = 0.25
+"""How much higher the mean loss of a trial may be: so early, losses of equally good settings go apart that far."""
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,6 +57,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     patch: Patch
     step_time_s: float | None = None
     """Median over the steps; None: they could not be tried."""
+    first_loss: float | None = None
     loss: float | None = None
     """Mean over the trial."""
     refused: str = ""
@@ -97,12 +99,17 @@ def search(stages: list[list[Patch]], trial: Callable[[Patch], Trial]) -> Findin
 
 
 def _judged(trial: Trial, base: Trial) -> Trial:
+    """Refuse what trains visibly worse. What a precision costs in the end, no trial of a few steps can tell."""
     if trial.refused or trial.loss is None or base.loss is None:
         return trial
-    if not math.isfinite(trial.loss) or abs(trial.loss - base.loss) > LOSS_TOLERANCE * abs(base.loss):
-        why = f"trains differently: a mean loss of {trial.loss:.4g}, not {base.loss:.4g}"
-        return msgspec.structs.replace(trial, refused=why)
-    return trial
+    assert trial.first_loss is not None
+    assert base.first_loss is not None
+    why = ""
+    if not abs(trial.first_loss - base.first_loss) <= FIRST_LOSS_TOLERANCE * abs(base.first_loss):
+        why = f"computes something else: a first loss of {trial.first_loss:.4g}, not {base.first_loss:.4g}"
+    elif not trial.loss <= (1 + LOSS_TOLERANCE) * base.loss:
+        why = f"trains worse: a mean loss of {trial.loss:.4g}, not {base.loss:.4g}"
+    return msgspec.structs.replace(trial, refused=why)
 
 
 def _faster(trial: Trial, best: Trial) -> Trial:
@@ -127,7 +134,8 @@ def main() -> int:
             return Trial(patch=patch, refused=str(error))
         except Exception as error:  # whatever torch makes of it, other settings may do
             return Trial(patch=patch, refused=one_line(classify(error)[1]))
-        return Trial(patch=patch, step_time_s=statistics.median(times_s), loss=statistics.fmean(losses))
+        time_s, loss = statistics.median(times_s), statistics.fmean(losses)
+        return Trial(patch=patch, step_time_s=time_s, first_loss=losses[0], loss=loss)
 
     print(msgspec.json.encode(search(order.stages, trial)).decode())
     return 0

@@ -296,7 +296,7 @@ def plant(monkeypatch: pytest.MonkeyPatch, clock: Clock, run: RunConfig) -> None
     """What everything takes, and what it finds."""
     monkeypatch.setattr(clock_module, "time", clock)
     monkeypatch.setattr(train, "time", clock)
-    takes = {"_configure_torch": 2.0, "join": 3.0, "build_model": 7.0, "check_parity": 6.0}
+    takes = {"configure_torch": 2.0, "join": 3.0, "build_model": 7.0, "check_parity": 6.0}
     for name, seconds in takes.items():
         monkeypatch.setattr(session, name, turning(clock, seconds, getattr(session, name)))
     monkeypatch.setattr(session, "check_parity", turning(clock, 6.0, lambda *_: [dict(PARITY_ROW)]))

@@ -406,7 +406,9 @@ def test_an_unknown_key_lists_the_valid_ones_nearest_first(path: str) -> None:
     assert f"did you mean {nearest}? valid: {nearest}, " in message
 
 
-@pytest.mark.parametrize("path", [p for p in leaves(BASE) if p[-1] not in ("_target_", "sweep_name")], ids=".".join)
+@pytest.mark.parametrize(
+    "path", [p for p in leaves(BASE) if p[-1] not in ("_target_", "sweep_name", "tune")], ids=".".join
+)
 def test_a_missing_key_is_named(path: tuple[str, ...]) -> None:
     node = copy.deepcopy(BASE)
     here = node

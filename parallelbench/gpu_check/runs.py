@@ -32,7 +32,6 @@ def run_of(**changes: Any) -> RunConfig:
     """
     plain = _load("config.yaml")
     groups: dict[str, Any] = {}
-    del plain["tune"]  # of sweeps, not of runs
     for entry in plain.pop("defaults"):
         groups |= entry if isinstance(entry, dict) else {}
     data = changes.pop("data", ("synthetic", {}))

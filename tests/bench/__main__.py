@@ -15,7 +15,20 @@ from parallelbench.devices import others_running, this_machine
 from tests.bench.page import HEADERS, Row, cells, update
 
 PARTS = (
-    *("loop", "telemetry", "figures", "feeding", "seeds", "trainers", "startup", "scale", "submit", "packed", "ddp"),
+    *(
+        "loop",
+        "telemetry",
+        "figures",
+        "feeding",
+        "seeds",
+        "tuning",
+        "trainers",
+        "startup",
+        "scale",
+        "submit",
+        "packed",
+        "ddp",
+    ),
     *("ring", "pipeline", "parameter_server"),
 )
 """Files of this folder. Each has `figures()`, which is empty where what it needs is not there."""

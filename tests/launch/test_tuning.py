@@ -16,7 +16,7 @@ from parallelbench.cli import main
 from parallelbench.config import from_mapping, to_mapping
 from parallelbench.errors import ConfigError
 from parallelbench.folder import find_runs
-from parallelbench.tuning import GAIN, LOSS_TOLERANCE, Findings, Trial, patched, search
+from parallelbench.tuning import FIRST_LOSS_TOLERANCE, GAIN, LOSS_TOLERANCE, Findings, Trial, patched, search
 from tests.helpers import TINY
 
 if TYPE_CHECKING:
@@ -124,12 +124,13 @@ def test_trials_are_short_beside_ten_epochs_but_not_too_short() -> None:
 # --- what is chosen
 
 
-def tries(times: dict[str, float], losses: dict[str, float] | None = None) -> Callable[[Patch], Trial]:
-    """Trials whose time per step and loss follow from the value of `a`."""
+def tries(times: dict[str, float], losses: dict[str, tuple[float, float]] | None = None) -> Callable[[Patch], Trial]:
+    """Trials whose time per step and losses (the first, their mean) follow from the value of `a`."""
 
     def trial(patch: Patch) -> Trial:
         name = patch.get("a", "")
-        return Trial(patch=patch, step_time_s=times[name], loss=(losses or {}).get(name, 1.0))
+        first, mean = (losses or {}).get(name, (1.0, 1.0))
+        return Trial(patch=patch, step_time_s=times[name], first_loss=first, loss=mean)
 
     return trial
 
@@ -141,18 +142,33 @@ def test_the_fastest_wins_unless_the_gain_is_noise() -> None:
     assert search([stage], tries({"": 1.0, "x": 0.8, "y": 0.8 * (1 - GAIN / 2)})).chosen == {"a": "x"}
 
 
-@pytest.mark.parametrize("loss", [1 + 1.1 * LOSS_TOLERANCE, 1 - 1.1 * LOSS_TOLERANCE, float("nan"), float("inf")])
-def test_what_trains_differently_is_not_chosen_however_fast(loss: float) -> None:
-    found = search([[{"a": "x"}]], tries({"": 1.0, "x": 0.1}, {"x": loss}))
+@pytest.mark.parametrize(
+    ("first", "mean", "words"),
+    [
+        (1 + 1.1 * FIRST_LOSS_TOLERANCE, 1.0, "computes something else"),
+        (1 - 1.1 * FIRST_LOSS_TOLERANCE, 1.0, "computes something else"),
+        (float("nan"), 1.0, "computes something else"),
+        (1.0, 1 + 1.1 * LOSS_TOLERANCE, "trains worse"),
+        (1.0, float("nan"), "trains worse"),
+        (1.0, float("inf"), "trains worse"),
+    ],
+)
+def test_what_trains_worse_is_not_chosen_however_fast(first: float, mean: float, words: str) -> None:
+    found = search([[{"a": "x"}]], tries({"": 1.0, "x": 0.1}, {"x": (first, mean)}))
     assert found.chosen == {}
-    assert "trains differently" in found.trials[1].refused
+    assert words in found.trials[1].refused
+
+
+def test_what_trains_as_well_or_better_may_be_chosen() -> None:
+    for mean in (1 + 0.9 * LOSS_TOLERANCE, 0.1):
+        assert search([[{"a": "x"}]], tries({"": 1.0, "x": 0.1}, {"x": (1.01, mean)})).chosen == {"a": "x"}
 
 
 def test_later_stages_start_from_what_won() -> None:
     times = {(): 1.0, ("a",): 0.8, ("b",): 0.1, ("a", "b"): 0.5}
 
     def trial(patch: Patch) -> Trial:
-        return Trial(patch=patch, step_time_s=times[tuple(sorted(patch))], loss=1.0)
+        return Trial(patch=patch, step_time_s=times[tuple(sorted(patch))], first_loss=1.0, loss=1.0)
 
     found = search([[{"a": 1}], [{"b": 1}]], trial)
     assert [each.patch for each in found.trials] == [{}, {"a": 1}, {"a": 1, "b": 1}]
@@ -161,7 +177,8 @@ def test_later_stages_start_from_what_won() -> None:
 
 def test_settings_that_fail_are_passed_over_even_those_that_were_asked_for() -> None:
     def trial(patch: Patch) -> Trial:
-        return Trial(patch=patch, step_time_s=1.0, loss=1.0) if patch else Trial(patch=patch, refused="out of memory")
+        found = Trial(patch=patch, step_time_s=1.0, first_loss=1.0, loss=1.0)
+        return found if patch else Trial(patch=patch, refused="out of memory")
 
     assert search([[{"a": 1}]], trial).chosen == {"a": 1}
 
