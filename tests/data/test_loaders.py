@@ -72,7 +72,7 @@ def loader(name: str, data: Data, arrays: Arrays, options: dict[str, Any] | None
     return found
 
 
-def equal(found: list[Batch], expected: list[Batch]) -> None:
+def assert_equal(found: list[Batch], expected: list[Batch]) -> None:
     """The same bits in the same layout: kernels are chosen by it, and round by it."""
     assert len(found) == len(expected)
     for one, other in zip(found, expected, strict=True):
@@ -115,7 +115,7 @@ def test_all_loaders_feed_the_same_bits(data: st.DataObject) -> None:
     arrays = images.load(Path("nowhere"))
     expected = batches(loader("resident", images, arrays, **feed))
     for name in LOADERS:
-        equal(batches(loader(name, images, arrays, **feed)), expected)
+        assert_equal(batches(loader(name, images, arrays, **feed)), expected)
 
 
 @pytest.mark.parametrize("name", LOADERS)
@@ -123,7 +123,7 @@ def test_copies_of_the_stored_samples_are_fed_alike(name: str) -> None:
     data = raw.tiny_mnist(copies=4)
     arrays = Arrays(raw.MNIST_IMAGES[0][:, None], np.arange(30), raw.MNIST_IMAGES[1][:, None], np.arange(10))
     expected = batches(loader("resident", data, arrays))
-    equal(batches(loader(name, data, arrays)), expected)
+    assert_equal(batches(loader(name, data, arrays)), expected)
 
 
 @pytest.mark.slow
@@ -132,7 +132,7 @@ def test_workers_feed_the_same_bits_epoch_after_epoch(name: str, persistent: boo
     data = spec(augment=True)
     arrays = data.load(Path("nowhere"))
     options = {"workers": 3, "persistent_workers": persistent}
-    equal(batches(loader(name, data, arrays, options)), batches(loader("resident", data, arrays)))
+    assert_equal(batches(loader(name, data, arrays, options)), batches(loader("resident", data, arrays)))
 
 
 @pytest.mark.slow
@@ -145,8 +145,8 @@ def test_an_epoch_that_was_left_leaves_nothing_for_the_next(name: str) -> None:
         next(ours.train(1))
         pass_ = ours.train(1)
         found = [next(pass_)]
-        equal(list(ours.test(9)), list(fine.test(9)))
-        equal([*found, *pass_], list(fine.train(1)))
+        assert_equal(list(ours.test(9)), list(fine.test(9)))
+        assert_equal([*found, *pass_], list(fine.train(1)))
 
 
 @pytest.mark.parametrize("name", ["dataloader", "tensor_dataset"])
@@ -191,7 +191,7 @@ def test_a_gpu_is_fed_the_same(name: str, channels_last: bool, augment: bool) ->
     feed = {"device": "cuda", "channels_last": channels_last}
     expected, found = (batches(loader(one, data, arrays, **feed)) for one in ("resident", name))
     if name == "arrow":  # normalised on the device too
-        equal(found, expected)
+        assert_equal(found, expected)
     for mine, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(mine.images, theirs.images, rtol=1e-6, atol=1e-6)
         assert torch.equal(mine.labels, theirs.labels)

@@ -70,6 +70,16 @@ def test_nodes_do_not_meet_where_only_one_of_them_can_be_reached(
     assert rendezvous.offer(tmp_path, "1.0", nodes=2, interface="lo").host == "127.0.0.1"
 
 
+def test_a_host_whose_name_has_no_address_says_what_to_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(name: str) -> str:
+        raise socket.gaierror(f"{name}: Name or service not known")
+
+    monkeypatch.setattr(socket, "gethostbyname", unknown)
+    with pytest.raises(OSError, match=r"this host's name \(.+\) has no address: set site\.network_interface"):
+        rendezvous.offer(tmp_path, "1.0", nodes=2)
+    assert not list(tmp_path.iterdir())
+
+
 def test_the_bandwidth_probe_starts_like_any_job(tmp_path: Path) -> None:
     run = configured("launcher=slurm", "site=local_cluster", "nodes=2", "devices=2")
     site = msgspec.structs.replace(run.site, modules=["cuda/12.4"], setup=["source it"])
