@@ -21,6 +21,7 @@ from launch.command import environment, plugin_of
 from launch.compose import compose_plain, group_choices, resolve
 from launch.processes import before_the_program
 from launch.sweep import PlannedRun, single
+from parallelbench.check import check_run
 from parallelbench.config import build, canonical_json, from_mapping, run_id, to_mapping
 from parallelbench.devices import this_machine
 from parallelbench.durable import storage_errors, write_file
@@ -41,20 +42,13 @@ OPEN = ("precision", "channels_last", "optimizer.implementation", "loader")
 LEAST_STEPS, MOST_STEPS = 3, 20
 SHARE, EPOCHS, TRIALS = 0.05, 10, 12
 """A trial has so many steps that all of about 12 take 5 % of 10 epochs, as far as the bounds let it."""
-_APART = (
-    "strategy",
-    "devices",
-    "nodes",
-    "repeat",
-    "seed",
-    "epochs",
-    "results",
-    "sweep_name",
-    "measure",
-    "launcher",
-    "site",
-)
+_APART = {
+    *("strategy", "devices", "nodes", "repeat", "seed", "epochs"),
+    *("results", "sweep_name", "measure", "launcher", "site"),
+}
 """Keys in which runs that share a choice may differ."""
+_WAYS = ("strategy", "devices", "nodes")
+"""Those of them that decide which settings are possible."""
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,28 +80,31 @@ Kept = dict[str, Choice]
 
 def tuned(
     plan: Sequence[PlannedRun],
-    try_out: Callable[[PlannedRun], Choice] | None,
+    try_out: Callable[[Sequence[PlannedRun]], Choice] | None,
     say: Callable[[str], None],
     *,
     again: bool = False,
 ) -> list[PlannedRun]:
     """The plan with what was chosen for those that ask for it; without `try_out` only what is kept already.
 
-    `again`: whatever is kept, it is tried once more. Raises `ConfigError` where no settings train on one device here.
+    `try_out` gets all runs that share a choice. `again`: whatever is kept, it is tried once more. Raises `ConfigError`
+    where no settings train on one device here.
     """
-    kept: dict[Path, Kept] = {}
-    found: dict[str, PlannedRun] = {}
+    alike: dict[tuple[Path, str], list[PlannedRun]] = {}
     for planned in plan:
         if planned.tune:
-            folder, key = planned.run.sweep_folder, work_of(planned)
-            if folder not in kept:
-                kept[folder] = {} if again else read(folder)
-            if key not in kept[folder] and try_out is not None:
-                kept[folder][key] = choice = try_out(planned)
-                say(told(choice))
-                write(folder, (read(folder) if again else {}) | kept[folder])
-            planned = applied(planned, kept[folder][key]) if key in kept[folder] else planned
-        found.setdefault(run_id(planned.run), planned)
+            alike.setdefault((planned.run.sweep_folder, work_of(planned)), []).append(planned)
+    kept = {folder: read(folder) for folder, _ in alike}
+    for (folder, work), members in alike.items():
+        if try_out is not None and (again or work not in kept[folder]):
+            kept[folder][work] = choice = try_out(members)
+            say(told(choice))
+            write(folder, kept[folder])
+    found: dict[str, PlannedRun] = {}
+    for planned in plan:
+        mine = kept[planned.run.sweep_folder].get(work_of(planned)) if planned.tune else None
+        run = applied(planned, mine) if mine is not None else planned
+        found.setdefault(run_id(run.run), run)
     return list(found.values())
 
 
@@ -176,15 +173,15 @@ def write(folder: Path, kept: Kept) -> None:
     write_file(folder / FILE, msgspec.json.format(msgspec.json.encode(kept), indent=2))
 
 
-def try_out_here(planned: PlannedRun) -> Choice:
-    """Try settings on one device of this machine, in a process of its own."""
-    run, start = planned.run, time.time()
+def try_out_here(members: Sequence[PlannedRun]) -> Choice:
+    """Try settings of runs that share a choice, on one device of this machine, in a process of its own."""
+    run, start = members[0].run, time.time()
     device_type = this_machine().device_type(run.device)
     alone = msgspec.structs.replace(run, strategy=single(), devices=1, nodes=1, device=device_type)
     plugin = plugin_of(alone)
     order = Order(
         run=to_mapping(alone),
-        stages=stages(run, device_type, open_keys(planned)),
+        stages=stages([planned.run for planned in members], device_type, open_keys(members[0])),
         device_type=device_type,
         steps=steps_of(run.steps_per_epoch),
         plugin=plugin,
@@ -213,8 +210,28 @@ def try_out_here(planned: PlannedRun) -> Choice:
     )
 
 
-def stages(run: RunConfig, device_type: str, keys: Iterable[str]) -> list[list[Patch]]:
-    """What is tried: precisions and layouts together, as one may need the other, then implementations, then loaders."""
+def stages(runs: Sequence[RunConfig], device_type: str, keys: Iterable[str]) -> list[list[Patch]]:
+    """What is tried: precisions and layouts together, as one may need the other, then implementations, then loaders;
+    less what any of the runs could not do.
+    """
+    different = list({canonical_json([to_mapping(run)[key] for key in _WAYS]): run for run in runs}.values())
+    found = [
+        [patch for patch in stage if all(_possible(run, patch, device_type) for run in different)]
+        for stage in _stages(runs[0], device_type, keys)
+    ]
+    return [stage for stage in found if stage]
+
+
+def _possible(run: RunConfig, patch: Patch, device_type: str) -> bool:
+    plugin = plugin_of(run)
+    try:
+        check_run(from_mapping(patched(to_mapping(run), patch), plugin[0] if plugin else None), device_type)
+    except ConfigError:
+        return False
+    return True
+
+
+def _stages(run: RunConfig, device_type: str, keys: Iterable[str]) -> list[list[Patch]]:
     keys = set(keys)
     precisions = PRECISIONS[device_type] if "precision" in keys else (run.precision,)
     layouts = (False, True) if "channels_last" in keys else (run.channels_last,)

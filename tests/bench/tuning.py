@@ -34,7 +34,7 @@ def figures() -> list[Figure]:
 
 def _figures(model: str) -> list[Figure]:
     planned = replace(one_run([f"model={model}", *WORK, f"results={Path('nowhere').absolute()}"]), tune=True)
-    choice = try_out_here(planned)
+    choice = try_out_here([planned])
     shares, best, step_s = _against_all(planned, choice)
     note = (
         f"{' '.join(choice.overrides) or 'as it is'} was chosen of {len(choice.findings.trials)} trials, of all "

@@ -20,7 +20,7 @@ from parallelbench.tuning import FIRST_LOSS_TOLERANCE, GAIN, LOSS_TOLERANCE, Fin
 from tests.helpers import TINY
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from parallelbench.tuning import Patch
@@ -43,7 +43,7 @@ class Trials:
     def __init__(self, patch: Patch) -> None:
         self.patch, self.asked = patch, 0
 
-    def __call__(self, _: PlannedRun) -> Choice:
+    def __call__(self, _: Sequence[PlannedRun]) -> Choice:
         self.asked += 1
         return chosen(self.patch)
 
@@ -82,7 +82,7 @@ def test_without_tune_nothing_is_tried_and_nothing_differs(tmp_path: Path) -> No
 
 def test_the_overrides_of_a_tuned_run_make_it_again(tmp_path: Path) -> None:
     (planned,) = plan(f"results={tmp_path}")
-    patch = FAST | {"channels_last": True, "loader": stages(planned.run, "cpu", ["loader"])[0][0]["loader"]}
+    patch = FAST | {"channels_last": True, "loader": stages([planned.run], "cpu", ["loader"])[0][0]["loader"]}
     run = applied(planned, chosen(patch))
     overrides = [text for text in run.overrides if not text.startswith("tune")]
     assert [each.run for each in expand(overrides)] == [run.run]
@@ -103,18 +103,29 @@ def test_the_overrides_of_a_tuned_run_make_it_again(tmp_path: Path) -> None:
 def test_what_an_override_decides_is_not_tried(overrides: list[str], left: list[str]) -> None:
     for planned in plan(*overrides):
         assert open_keys(planned) == left
-        keys = {key for stage in stages(planned.run, "cpu", left) for patch in stage for key in patch}
+        keys = {key for stage in stages([planned.run], "cpu", left) for patch in stage for key in patch}
         assert keys == set(left)
 
 
 def test_every_patch_is_a_run_and_none_is_the_run_as_it_is() -> None:
     (planned,) = plan()
     for device_type in ("cpu", "cuda"):
-        for stage in stages(planned.run, device_type, open_keys(planned)):
+        for stage in stages([planned.run], device_type, open_keys(planned)):
             for patch in stage:
                 run = from_mapping(patched(to_mapping(planned.run), patch))
                 assert run != planned.run
                 assert not run.loader.writes_files
+
+
+def test_only_what_all_strategies_can_do_is_tried() -> None:
+    alone, sharded = plan("strategy=single"), plan("strategy=fsdp", "devices=2")
+
+    def tried(*runs: PlannedRun) -> list[Any]:
+        (stage,) = stages([each.run for each in runs], "cuda", ["precision"])
+        return [patch["precision"] for patch in stage]
+
+    assert tried(*alone) == ["tf32", "bf16", "fp16"]
+    assert tried(*sharded) == tried(*alone, *sharded) == ["tf32", "bf16"]
 
 
 def test_trials_are_short_beside_ten_epochs_but_not_too_short() -> None:
@@ -225,7 +236,7 @@ def test_a_trial_that_can_not_work_is_a_message(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(tuning, "before_the_program", lambda: None)
     monkeypatch.setattr(tuning.sys, "executable", "/bin/false")  # type: ignore[attr-defined]
     with pytest.raises(ConfigError, match="the trial of logistic_regression on synthetic, batch"):
-        tuning.try_out_here(plan(f"results={tmp_path}")[0])
+        tuning.try_out_here(plan(f"results={tmp_path}"))
 
 
 @pytest.mark.slow
