@@ -35,7 +35,8 @@ report: $(STAMP)  ## figures, tables and page of SWEEP=…
 notebook: $(STAMP)  ## the quick look at the last results, in JupyterLab (installed on first use)
 	@$(BIN)/python -c 'import jupyterlab' 2>/dev/null || \
 		$(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt --editable '.[notebook]'
-	PARALLELBENCH_RESULTS=$(abspath $(RESULTS)) $(BIN)/jupyter lab analysis/notebooks/quick_look.ipynb $(ARGS)
+	@mkdir -p $(RESULTS)/notebooks && cp -n analysis/notebooks/*.ipynb $(RESULTS)/notebooks/  # JupyterLab saves by itself
+	PARALLELBENCH_RESULTS=$(abspath $(RESULTS)) $(BIN)/jupyter lab $(RESULTS)/notebooks/quick_look.ipynb $(ARGS)
 
 debug: $(STAMP)  ## five deterministic steps in this process, where breakpoint() works; overrides in ARGS=…
 	rm -rf .debug

@@ -37,6 +37,15 @@ def latest(*sweeps: str) -> Path:
     return max(written_at, key=lambda folder: written_at[folder])
 
 
+def together(*sweeps: str) -> Runs:
+    """The latest runs of each of these sweeps: for claims that hold one against another."""
+    from analysis import load
+
+    names = {latest(sweep).name for sweep in sweeps}
+    runs = load(_results())
+    return runs.only(set(runs.run.filter(runs.run["sweep"].is_in(list(names)))["run_id"]))
+
+
 def _results() -> Path:
     """The folder named in the environment, else the nearest `results` on the way up."""
     if named := os.environ.get(RESULTS):

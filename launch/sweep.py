@@ -81,7 +81,7 @@ def expand(overrides: Sequence[str], extension: Extension = NOTHING) -> list[Pla
 
 
 def _ordered(sweep: Sweep, composer: _Composer, points: list[Point]) -> list[PlannedRun]:
-    planned: dict[str, PlannedRun] = {}
+    planned: dict[tuple[str, bool], PlannedRun] = {}
     for repeat in range(sweep.repeats):
         order = list(points)
         if sweep.order == "interleaved":
@@ -93,7 +93,7 @@ def _ordered(sweep: Sweep, composer: _Composer, points: list[Point]) -> list[Pla
             run = _on_one_device(from_mapping(plain, composer.extension.plugin), point)
             _check_setup(run, composer.extension)
             overrides = [*composer.fixed, *_as_overrides(point, plain["repeat"])]
-            planned.setdefault(run_id(run), PlannedRun(run, overrides, tune))
+            planned.setdefault((run_id(run), tune), PlannedRun(run, overrides, tune))
     return list(planned.values())
 
 

@@ -1,13 +1,14 @@
-"""`tune=true`: a short trial on this machine chooses what the overrides leave open, once for all that do the same work.
+"""`tune=true`: a short trial on this machine chooses what the overrides leave open, once for each model of a sweep.
 
-Strategies, devices and repeats of a sweep share a choice, so that they can be compared. It is kept in `tuned.json` in
-the sweep's folder: submitting again starts no other runs.
+All runs of a sweep that train the same model with the same optimizer share a choice, so that they can be compared. It
+is kept in `tuned.json` in the sweep's folder: submitting again starts no other runs.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -19,6 +20,7 @@ import msgspec
 
 from launch.command import environment, plugin_of
 from launch.compose import compose_plain, group_choices, resolve
+from launch.local import check_data
 from launch.processes import before_the_program
 from launch.sweep import PlannedRun, single
 from parallelbench.check import check_run
@@ -26,7 +28,7 @@ from parallelbench.config import build, canonical_json, from_mapping, run_id, to
 from parallelbench.devices import this_machine
 from parallelbench.durable import storage_errors, write_file
 from parallelbench.errors import ConfigError, one_line
-from parallelbench.tuning import WARM_STEPS, Findings, Order, Patch, patched
+from parallelbench.tuning import Findings, Order, Patch, patched
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -39,23 +41,20 @@ PRECISIONS = {"cpu": ("fp32", "bf16"), "cuda": ("fp32", "tf32", "bf16", "fp16")}
 IMPLEMENTATIONS = ("for_loop", "foreach", "fused")
 OPEN = ("precision", "channels_last", "optimizer.implementation", "loader")
 """What a trial may choose, where no override does."""
-LEAST_STEPS, MOST_STEPS = 3, 20
-SHARE, EPOCHS, TRIALS = 0.05, 10, 12
-"""A trial has so many steps that all of about 12 take 5 % of 10 epochs, as far as the bounds let it."""
-_APART = {
-    *("strategy", "devices", "nodes", "repeat", "seed", "epochs"),
-    *("results", "sweep_name", "measure", "launcher", "site"),
-}
-"""Keys in which runs that share a choice may differ."""
-_WAYS = ("strategy", "devices", "nodes")
-"""Those of them that decide which settings are possible."""
+STEPS = 5
+"""Timed in each trial."""
+SHARE, EPOCHS = 0.05, 10
+"""All trials of a choice may take 5 % of ten epochs, or of what all runs that share it train, where that is more."""
+_WAYS = ("strategy", "devices", "nodes", "data", "batch_size", "scaling")
+"""Keys in which runs that share a choice differ, and which decide what settings are possible."""
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
     """What was found for one work."""
 
     work: str
-    """In words."""
+    """What was tried, in words."""
+    device_type: str
     findings: Findings
     took_s: float
     machine: str
@@ -133,20 +132,57 @@ def told(choice: Choice) -> str:
     gain = ""
     if best is not base and best.step_time_s and base.step_time_s:
         gain = f", {base.step_time_s / best.step_time_s:.2f} times as fast as without"
-    return f"tuned for {choice.work}: {settings}{gain} ({len(trials)} trials, {choice.took_s:.0f} s)"
+    left = (
+        f", {choice.findings.left} more left out: they would take over 5 % of the training"
+        if choice.findings.left
+        else ""
+    )
+    tried = f"{len(trials)} trials in {choice.took_s:.0f} s{left}"
+    return f"tuned for {choice.work} on {choice.device_type}: {settings}{gain} ({tried})"
 
 
 def applied(planned: PlannedRun, choice: Choice) -> PlannedRun:
-    """The run with what was chosen."""
-    plugin = plugin_of(planned.run)
-    run = from_mapping(patched(to_mapping(planned.run), choice.findings.chosen), plugin[0] if plugin else None)
-    return replace(planned, run=run, overrides=[*planned.overrides, *choice.overrides])
+    """The run with what was chosen; raises `ConfigError` where it can't be done with that."""
+    chosen = choice.findings.chosen
+    if (refusal := _refusal(planned.run, chosen, choice.device_type)) is not None:
+        raise ConfigError(
+            f"tune=true: {' '.join(choice.overrides)} was chosen without this run, which can't do it ({refusal}). "
+            f"Call `parallelbench tune` with all runs that {planned.run.sweep_folder / FILE} is to hold for; those "
+            "that were tuned start anew"
+        )
+    overrides = [text for text in planned.overrides if not text.startswith("tune=")]
+    return replace(planned, run=_patched(planned.run, chosen), overrides=[*overrides, *choice.overrides])
+
+
+def _patched(run: RunConfig, patch: Patch) -> RunConfig:
+    plugin = plugin_of(run)
+    return from_mapping(patched(to_mapping(run), patch), plugin[0] if plugin else None)
+
+
+def _refusal(run: RunConfig, patch: Patch, device_type: str) -> str | None:
+    try:
+        check_run(_patched(run, patch), device_type)
+    except ConfigError as error:
+        return str(error)
+    return None
 
 
 def work_of(planned: PlannedRun) -> str:
-    """Identifies all that a choice depends on."""
-    plain = {key: value for key, value in to_mapping(planned.run).items() if key not in _APART}
-    return hashlib.sha256(canonical_json([plain, open_keys(planned)]).encode()).hexdigest()[:16]
+    """Identifies what shares a choice: the model, the optimizer, the device, and what is open."""
+    run, keys = planned.run, open_keys(planned)
+    plain = to_mapping(run)
+    settings = {
+        key: plain[key] for key in ("model", "precision", "channels_last", "compile", "cores_per_device", "loader")
+    }
+    same = [device_type_of(run), settings, run.optimizer.name, keys]
+    return hashlib.sha256(canonical_json(same).encode()).hexdigest()[:16]
+
+
+def device_type_of(run: RunConfig) -> str:
+    """What the run's devices will be: on a cluster, those of the site."""
+    if run.device == "auto" and run.launcher.name == "slurm":
+        return str(run.site.device)
+    return run.device if run.device != "auto" else this_machine().device_type("auto")
 
 
 def open_keys(planned: PlannedRun) -> list[str]:
@@ -175,39 +211,56 @@ def write(folder: Path, kept: Kept) -> None:
 
 def try_out_here(members: Sequence[PlannedRun]) -> Choice:
     """Try settings of runs that share a choice, on one device of this machine, in a process of its own."""
-    run, start = members[0].run, time.time()
-    device_type = this_machine().device_type(run.device)
+    start, runs = time.time(), [planned.run for planned in members]
+    run = max(runs, key=lambda run: run.global_batch_size * run.steps_per_epoch)
+    device_type = device_type_of(run)
+    if this_machine().device_type("auto" if device_type == "cuda" else "cpu") != device_type:
+        raise ConfigError(
+            f"tune=true: these runs train on {device_type}, which this machine does not have: call `parallelbench "
+            "tune` on one that has, e.g. in a job with a GPU (srun --gpus=1 …)"
+        )
+    check_data(run)
     alone = msgspec.structs.replace(run, strategy=single(), devices=1, nodes=1, device=device_type)
-    plugin = plugin_of(alone)
+    work = f"{run.model.name} (tried with {run.data.name}, batch {alone.global_batch_size})"
+    training = max(EPOCHS * run.steps_per_epoch, sum(run.epochs * run.steps_per_epoch for run in runs))
     order = Order(
         run=to_mapping(alone),
-        stages=stages([planned.run for planned in members], device_type, open_keys(members[0])),
+        stages=stages(runs, device_type, open_keys(members[0])),
         device_type=device_type,
-        steps=steps_of(run.steps_per_epoch),
-        plugin=plugin,
+        steps=min(STEPS, run.steps_per_epoch),
+        steps_worth=SHARE * training,
+        plugin=plugin_of(alone),
     )
-    done = subprocess.run(
-        [sys.executable, "-m", "parallelbench.tuning"],
-        input=msgspec.json.encode(order),
-        capture_output=True,
-        env=environment(alone, device_type, os.environ, cores=len(os.sched_getaffinity(0))),
-        preexec_fn=before_the_program,
-        check=False,
-    )
-    work = f"{run.model.name} on {run.data.name}, batch {alone.global_batch_size}"
-    if done.returncode:
-        raise ConfigError(
-            f"tune=true: the trial of {work} failed: {one_line(done.stderr.decode(errors='replace')[-300:])}"
-        )
-    findings = msgspec.json.decode(done.stdout, type=Findings)
+    findings = _carried_out(order, alone, work)
     if all(trial.refused for trial in findings.trials):
         raise ConfigError(
             f"tune=true: {work} can't be tried on one device here ({findings.trials[0].refused}): leave out tune=true, "
             "and choose precision, channels_last and optimizer.implementation yourself"
         )
     return Choice(
-        work=work, findings=findings, took_s=time.time() - start, machine=str(os.uname().nodename), chosen_at=start
+        work=work,
+        device_type=device_type,
+        findings=findings,
+        took_s=time.time() - start,
+        machine=os.uname().nodename,
+        chosen_at=start,
     )
+
+
+def _carried_out(order: Order, alone: RunConfig, work: str) -> Findings:
+    done = subprocess.run(
+        [sys.executable, "-m", "parallelbench.tuning"],
+        input=msgspec.json.encode(order),
+        capture_output=True,
+        env=environment(alone, order.device_type, os.environ, cores=len(os.sched_getaffinity(0))),
+        preexec_fn=before_the_program,
+        check=False,
+    )
+    if done.returncode:
+        said = one_line(done.stderr.decode(errors="replace")[-300:]) or f"exit code {done.returncode}"
+        killed = ", by hand or by the kernel for lack of memory" if done.returncode == -signal.SIGKILL else ""
+        raise ConfigError(f"tune=true: the trial of {work} failed: {said}{killed}")
+    return msgspec.json.decode(done.stdout, type=Findings)
 
 
 def stages(runs: Sequence[RunConfig], device_type: str, keys: Iterable[str]) -> list[list[Patch]]:
@@ -216,23 +269,13 @@ def stages(runs: Sequence[RunConfig], device_type: str, keys: Iterable[str]) -> 
     """
     different = list({canonical_json([to_mapping(run)[key] for key in _WAYS]): run for run in runs}.values())
     found = [
-        [patch for patch in stage if all(_possible(run, patch, device_type) for run in different)]
-        for stage in _stages(runs[0], device_type, keys)
+        [patch for patch in stage if all(_refusal(run, patch, device_type) is None for run in different)]
+        for stage in _stages(runs[0], device_type, set(keys))
     ]
     return [stage for stage in found if stage]
 
 
-def _possible(run: RunConfig, patch: Patch, device_type: str) -> bool:
-    plugin = plugin_of(run)
-    try:
-        check_run(from_mapping(patched(to_mapping(run), patch), plugin[0] if plugin else None), device_type)
-    except ConfigError:
-        return False
-    return True
-
-
-def _stages(run: RunConfig, device_type: str, keys: Iterable[str]) -> list[list[Patch]]:
-    keys = set(keys)
+def _stages(run: RunConfig, device_type: str, keys: set[str]) -> list[list[Patch]]:
     precisions = PRECISIONS[device_type] if "precision" in keys else (run.precision,)
     layouts = (False, True) if "channels_last" in keys else (run.channels_last,)
     names = {"precision", "channels_last"} & keys
@@ -254,8 +297,3 @@ def _loaders() -> list[dict[str, Any]]:
     """The suite's loaders that need no files of their own."""
     nodes = [resolve(compose_plain([f"loader={name}"]))["loader"] for name in group_choices(None)["loader"]]
     return [node for node in nodes if not build(node, "loader").writes_files]
-
-
-def steps_of(steps_per_epoch: int) -> int:
-    """Timed steps of each trial."""
-    return max(LEAST_STEPS, min(MOST_STEPS, int(SHARE * EPOCHS * steps_per_epoch / TRIALS) - WARM_STEPS))

@@ -144,7 +144,7 @@ def show(overrides: Sequence[str], extension: Extension) -> int:
 
     from parallelbench.devices import this_machine
 
-    planned = one_run(overrides, extension)
+    (planned,) = _as_tuned([one_run(overrides, extension)])
     device_type = this_machine().device_type(planned.run.device)
     planned = replace(planned, run=msgspec.structs.replace(planned.run, device=device_type))
     print(yaml.safe_dump(to_mapping(planned.run), sort_keys=False), end="")
@@ -188,7 +188,10 @@ def _as_tuned(plan: list[PlannedRun]) -> list[PlannedRun]:
     from launch.tuning import tuned, untried
 
     if waiting := untried(plan):
-        _say(f"tune=true: a trial will choose settings for {waiting} of these runs first; they are shown without")
+        who = (
+            "`parallelbench tune`, on one of the cluster's nodes," if _is_slurm(plan[0]) else "a trial, when submitted,"
+        )
+        _say(f"tune=true: {who} is to choose settings for {waiting} of these runs; they are shown without")
     return tuned(plan, None, _say)
 
 

@@ -6,6 +6,8 @@ pinned to its cores.
 
 from __future__ import annotations
 
+import contextlib
+import math
 import statistics
 import sys
 import time
@@ -47,6 +49,8 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     device_type: str
     steps: int
     """Timed in each trial."""
+    steps_worth: float
+    """Trials end once all together have taken as long as so many steps of the settings as they were asked for."""
     plugin: list[str]
     """The package of the user's own that the configuration needs, and where it is; empty: none."""
 
@@ -56,12 +60,13 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
 
     patch: Patch
     step_time_s: float | None = None
-    """Median over the steps; None: they could not be tried."""
+    """Mean over the steps, batches included; None: they could not be tried."""
     first_loss: float | None = None
     loss: float | None = None
     """Mean over the trial."""
     refused: str = ""
     """Why they can't be chosen; empty: they can."""
+    took_s: float = 0.0
 
 
 class Findings(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,6 +74,8 @@ class Findings(msgspec.Struct, frozen=True, kw_only=True):
 
     trials: list[Trial]
     chosen: Patch
+    left: int = 0
+    """Settings that were not tried: it would have taken too long."""
 
 
 def patched(plain: dict[str, Any], patch: Patch) -> dict[str, Any]:
@@ -83,39 +90,45 @@ def patched(plain: dict[str, Any], patch: Patch) -> dict[str, Any]:
     return found
 
 
-def search(stages: list[list[Patch]], trial: Callable[[Patch], Trial]) -> Findings:
-    """Stage by stage, keep what is faster by more than `GAIN` at the same loss as the settings as they are."""
-    base = trial({})
-    trials, best = [base], base
+def search(stages: list[list[Patch]], trial: Callable[[Patch], Trial], *, steps_worth: float = math.inf) -> Findings:
+    """Stage by stage, keep what is faster by more than `GAIN` and trains as well, as far as the time goes."""
+    base = best = judge = _judged(trial({}), None)
+    trials, left = [base], 0
     for stage in stages:
         start = best.patch
         for patch in stage:
             if any(each.patch == start | patch for each in trials):
                 continue
-            found = _judged(trial(start | patch), base)
+            if judge.step_time_s and sum(each.took_s for each in trials[1:]) >= steps_worth * judge.step_time_s:
+                left += 1
+                continue
+            found = _judged(trial(start | patch), None if judge.refused else judge)
+            judge = found if judge.refused else judge
             trials.append(found)
             best = _faster(found, best)
-    return Findings(trials=trials, chosen=best.patch)
+    return Findings(trials=trials, chosen=best.patch, left=left)
 
 
-def _judged(trial: Trial, base: Trial) -> Trial:
+def _judged(trial: Trial, base: Trial | None) -> Trial:
     """Refuse what trains visibly worse. What a precision costs in the end, no trial of a few steps can tell."""
-    if trial.refused or trial.loss is None or base.loss is None:
+    if trial.refused or trial.loss is None or trial.first_loss is None:
         return trial
-    assert trial.first_loss is not None
-    assert base.first_loss is not None
     why = ""
-    if not abs(trial.first_loss - base.first_loss) <= FIRST_LOSS_TOLERANCE * abs(base.first_loss):
-        why = f"computes something else: a first loss of {trial.first_loss:.4g}, not {base.first_loss:.4g}"
-    elif not trial.loss <= (1 + LOSS_TOLERANCE) * base.loss:
-        why = f"trains worse: a mean loss of {trial.loss:.4g}, not {base.loss:.4g}"
+    if not math.isfinite(trial.loss):
+        why = f"the loss becomes {trial.loss}"
+    elif base is not None and base.loss is not None and base.first_loss is not None:
+        if abs(trial.first_loss - base.first_loss) > FIRST_LOSS_TOLERANCE * abs(base.first_loss):
+            why = f"computes something else: a first loss of {trial.first_loss:.4g}, not {base.first_loss:.4g}"
+        elif trial.loss > (1 + LOSS_TOLERANCE) * base.loss:
+            why = f"trains worse: a mean loss of {trial.loss:.4g}, not {base.loss:.4g}"
     return msgspec.structs.replace(trial, refused=why)
 
 
 def _faster(trial: Trial, best: Trial) -> Trial:
     if trial.refused or trial.step_time_s is None:
         return best
-    return trial if best.step_time_s is None or trial.step_time_s < (1 - GAIN) * best.step_time_s else best
+    slow = best.refused or best.step_time_s is None or trial.step_time_s < (1 - GAIN) * best.step_time_s
+    return trial if slow else best
 
 
 def main() -> int:
@@ -126,23 +139,33 @@ def main() -> int:
     pin(from_mapping(order.run, plugin), order.device_type)
 
     def trial(patch: Patch) -> Trial:
-        try:
-            run = from_mapping(patched(order.run, patch), plugin)
-            check_run(run, order.device_type)
-            times_s, losses = timed(run, order.device_type, steps=order.steps)
-        except ConfigError as error:
-            return Trial(patch=patch, refused=str(error))
-        except Exception as error:  # whatever torch makes of it, other settings may do
-            return Trial(patch=patch, refused=one_line(classify(error)[1]))
-        time_s, loss = statistics.median(times_s), statistics.fmean(losses)
-        return Trial(patch=patch, step_time_s=time_s, first_loss=losses[0], loss=loss)
+        start = time.perf_counter()
+        found = _tried(order, patch, plugin)
+        return msgspec.structs.replace(found, took_s=time.perf_counter() - start)
 
-    print(msgspec.json.encode(search(order.stages, trial)).decode())
+    with contextlib.redirect_stdout(sys.stderr):  # a model of the user's own may print
+        findings = search(order.stages, trial, steps_worth=order.steps_worth)
+    print(msgspec.json.encode(findings).decode())
     return 0
 
 
-def timed(run: RunConfig, device_type: str, *, steps: int) -> tuple[list[float], list[float]]:
-    """Seconds of each step, its batch included, and the mean loss of each, after some that warm up."""
+def _tried(order: Order, patch: Patch, plugin: str | None) -> Trial:
+    try:
+        run = from_mapping(patched(order.run, patch), plugin)
+        check_run(run, order.device_type)
+        step_s, losses = timed(run, order.device_type, steps=order.steps)
+    except ConfigError as error:
+        return Trial(patch=patch, refused=str(error))
+    except Exception as error:  # whatever torch makes of it, other settings may do
+        return Trial(patch=patch, refused=one_line(classify(error)[1]))
+    return Trial(patch=patch, step_time_s=step_s, first_loss=losses[0], loss=statistics.fmean(losses))
+
+
+def timed(run: RunConfig, device_type: str, *, steps: int) -> tuple[float, list[float]]:
+    """Mean time of a step, its batch included, in s, and the mean loss of each; after some steps that warm up.
+
+    As in an epoch, nothing waits for the device between steps; batches that workers had ready before are used up first.
+    """
     from parallelbench.numerics import Numerics
     from parallelbench.probes.memory import release
     from parallelbench.session import build_model, configure_torch
@@ -162,22 +185,24 @@ def timed(run: RunConfig, device_type: str, *, steps: int) -> tuple[list[float],
         channels_last=run.channels_last,
         steps_per_epoch=run.steps_per_epoch,
     )
-    times_s, losses = [], []
+    ahead = getattr(run.loader, "workers", 0) * getattr(run.loader, "prefetch_factor", 0)
+    warm, start, losses = WARM_STEPS + ahead, 0.0, []
     batches = chain.from_iterable(map(loader.train, count(1)))
     try:
-        for _ in range(WARM_STEPS + steps):
-            start = time.perf_counter()
+        for step in range(warm + steps):
+            if step == warm:
+                world.synchronize()
+                start = time.perf_counter()
             (batch,) = islice(batches, 1)
             result = replica.step(batch)
-            world.synchronize()
-            times_s.append(time.perf_counter() - start)
             assert result is not None, "one device owns the loss of every step"
-            losses.append(result[0].item() / batch.size)
+            losses.append(result[0].detach() / batch.size)
+        world.synchronize()
+        return (time.perf_counter() - start) / steps, [loss.item() for loss in losses]
     finally:
         loader.close()
         replica.close()
         release()
-    return times_s[WARM_STEPS:], losses
 
 
 if __name__ == "__main__":

@@ -86,6 +86,13 @@ def test_the_latest_sweep_is_the_one_that_was_written_to_last(tmp_path: Path, mo
         latest("tutorial_mlp")
 
 
+def test_sweeps_are_looked_at_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(notebook.RESULTS, str(tmp_path))
+    for repeat, sweep in enumerate(("one", "two_small", "three")):
+        published(structs.replace(config(tmp_path, repeat=repeat), sweep_name=sweep))
+    assert sorted(notebook.together("one", "two").run["sweep"]) == ["one", "two_small"]
+
+
 def test_results_are_found_on_the_way_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(notebook.RESULTS, raising=False)
     published(config(tmp_path / "results"))
