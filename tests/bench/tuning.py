@@ -6,7 +6,7 @@ import statistics
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from launch.sweep import PlannedRun, one_run
 from launch.tuning import IMPLEMENTATIONS, PRECISIONS, applied, try_out_here
@@ -57,17 +57,22 @@ def _all(run: RunConfig) -> list[dict[str, object]]:
 
 def _against_all(planned: PlannedRun, choice: Choice) -> tuple[list[float], str, float]:
     """By round, the time per step of the best settings ÷ that of the choice; the best in words; the choice's, s."""
+    mine = to_mapping(applied(planned, choice).run)
     settings = [patched(to_mapping(planned.run), patch) for patch in _all(planned.run)]
-    mine = applied(planned, choice).run
+    settings += [] if mine in settings else [mine]  # implementation=auto, say
     times: list[list[float]] = [[] for _ in settings]
-    chosen: list[float] = []
-    for _ in range(ROUNDS):
-        chosen.append(_step_s(mine))
-        for found, plain in zip(times, settings, strict=True):
-            found.append(_step_s(from_mapping(plain)))
-    best = min(range(len(settings)), key=lambda index: statistics.median(times[index]))
-    words = " ".join(f"{key}={value}" for key, value in _all(planned.run)[best].items())
-    return [all_s / own_s for all_s, own_s in zip(times[best], chosen, strict=True)], words, statistics.median(chosen)
+    for number in range(ROUNDS):
+        order = range(len(settings))
+        for index in reversed(order) if number % 2 else order:
+            times[index].append(_step_s(from_mapping(settings[index])))
+    best, own = min(times, key=statistics.median), times[settings.index(mine)]
+    words = " ".join(map(str, _keys(settings[times.index(best)])))
+    return [best_s / own_s for best_s, own_s in zip(best, own, strict=True)], words, statistics.median(own)
+
+
+def _keys(plain: dict[str, Any]) -> tuple[str, ...]:
+    layout = "channels_last" if plain["channels_last"] else "channels first"
+    return (plain["precision"], layout, plain["optimizer"]["implementation"])
 
 
 def _step_s(run: RunConfig) -> float:
