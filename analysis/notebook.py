@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from analysis.figures import draw, svg
+from analysis.figures import draw, specification, svg
 from parallelbench.errors import ConfigError
 from parallelbench.folder import find_runs
 
@@ -41,9 +41,9 @@ def together(*sweeps: str) -> Runs:
     """The latest runs of each of these sweeps: for claims that hold one against another."""
     from analysis import load
 
-    names = {latest(sweep).name for sweep in sweeps}
-    runs = load(_results())
-    return runs.only(set(runs.run.filter(runs.run["sweep"].is_in(list(names)))["run_id"]))
+    # By id: a run that is in several sweeps is loaded once, under any of their names.
+    wanted = {run_id for sweep in sweeps for run_id in load(latest(sweep)).run["run_id"]}
+    return load(_results()).only(wanted)
 
 
 def _results() -> Path:
@@ -63,7 +63,7 @@ def show(runs: Runs, *names: str) -> None:
     for figure in draw(runs, names):
         display(Markdown(f"### {figure.title}\n\n{figure.finding}"))
         if figure.chart is not None:
-            display(SVG(svg(figure.chart)))
+            display(SVG(svg(specification(figure.chart))))
 
 
 def claims(runs: Runs, publication: str | None = None) -> None:

@@ -118,7 +118,8 @@ def _write_figure(figure: Figure, folder: Path) -> Drawn:
         return Drawn(figure, "", "")
     import vl_convert
 
-    spec, image = specification(figure.chart), svg(figure.chart)
+    spec = specification(figure.chart)
+    image = svg(spec)
     (folder / f"{figure.name}.svg").write_text(image, encoding="utf-8")
     (folder / f"{figure.name}.pdf").write_bytes(vl_convert.vegalite_to_pdf(spec))
     spec.pop("title", None)  # the page has it as a heading

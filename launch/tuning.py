@@ -195,11 +195,15 @@ def read(folder: Path) -> Kept:
     """What was chosen for a sweep before; raises `ConfigError` for a file that is damaged."""
     path = folder / FILE
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Kept)
+        kept = msgspec.json.decode(path.read_bytes(), type=Kept)
     except FileNotFoundError:
         return {}
     except (msgspec.DecodeError, OSError) as error:
         raise ConfigError(f"{path} can't be read ({one_line(str(error))}): delete it to choose anew") from None
+    # Nor may whoever writes into a results folder decide what jobs execute.
+    if odd := {key for choice in kept.values() for key in choice.findings.chosen} - set(OPEN):
+        raise ConfigError(f"{path} sets {', '.join(sorted(odd))}, which no trial chooses: delete it to choose anew")
+    return kept
 
 
 def write(folder: Path, kept: Kept) -> None:

@@ -68,9 +68,9 @@ def tune(overrides: Sequence[str], extension: Extension) -> int:
     from launch.tuning import try_out_here, tuned
 
     plan = [replace(planned, tune=True) for planned in expand(overrides, extension)]
-    before = len(plan)
+    _prepared(plan)
     tuned(plan, try_out_here, _say, again=True)
-    _say(f"`parallelbench submit … tune=true` uses this for {before} run(s), here and with launcher=slurm")
+    _say(f"`parallelbench submit` with the same overrides and tune=true uses this for {len(plan)} run(s)")
     return 0
 
 

@@ -179,17 +179,7 @@ class Session:
         self._startup.done("compile")
 
     def _loader(self, arrays: Arrays, run: RunConfig, shard: Shard) -> BatchLoader:
-        return run.loader.build(
-            arrays,
-            run.data,
-            device=self._world.device,
-            dtype=Numerics(run.precision, self._world.device_type).dtype,
-            seed=run.effective_seed,
-            global_batch_size=run.global_batch_size,
-            shard=shard,
-            channels_last=run.channels_last,
-            steps_per_epoch=run.steps_per_epoch,
-        )
+        return build_loader(arrays, run, self._world, shard)
 
     def _trainer(self, replica: Replica, loader: BatchLoader) -> Trainer:
         return Trainer(
@@ -211,6 +201,21 @@ class Session:
         """Columns of the `run` table; rank 0's count."""
         if self._world.rank == 0:
             self._journal.event("facts", **facts)
+
+
+def build_loader(arrays: Arrays, run: RunConfig, world: World, shard: Shard) -> BatchLoader:
+    """What feeds one rank of a run."""
+    return run.loader.build(
+        arrays,
+        run.data,
+        device=world.device,
+        dtype=Numerics(run.precision, world.device_type).dtype,
+        seed=run.effective_seed,
+        global_batch_size=run.global_batch_size,
+        shard=shard,
+        channels_last=run.channels_last,
+        steps_per_epoch=run.steps_per_epoch,
+    )
 
 
 def build_model(run: RunConfig) -> nn.Sequential:

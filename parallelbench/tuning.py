@@ -166,25 +166,14 @@ def timed(run: RunConfig, device_type: str, *, steps: int) -> tuple[float, list[
 
     As in an epoch, nothing waits for the device between steps; batches that workers had ready before are used up first.
     """
-    from parallelbench.numerics import Numerics
     from parallelbench.probes.memory import release
-    from parallelbench.session import build_model, configure_torch
+    from parallelbench.session import build_loader, build_model, configure_torch
     from parallelbench.world import join
 
     configure_torch(run, device_type)
     world = join(run, device_type)
     replica = run.strategy.prepare(build_model(run), run, world)
-    loader = run.loader.build(
-        run.loader.load(run.data, run.site.data_folder),
-        run.data,
-        device=world.device,
-        dtype=Numerics(run.precision, device_type).dtype,
-        seed=run.effective_seed,
-        global_batch_size=run.global_batch_size,
-        shard=replica.data_shard,
-        channels_last=run.channels_last,
-        steps_per_epoch=run.steps_per_epoch,
-    )
+    loader = build_loader(run.loader.load(run.data, run.site.data_folder), run, world, replica.data_shard)
     ahead = getattr(run.loader, "workers", 0) * getattr(run.loader, "prefetch_factor", 0)
     warm, start, losses = WARM_STEPS + ahead, 0.0, []
     batches = chain.from_iterable(map(loader.train, count(1)))

@@ -52,9 +52,9 @@ def specification(chart: alt.FacetChart) -> dict[str, Any]:
     return spec
 
 
-def svg(chart: alt.FacetChart) -> str:
-    """The chart as an SVG image."""
+def svg(spec: dict[str, Any]) -> str:
+    """A specification as an SVG image."""
     import vl_convert
 
-    image: str = vl_convert.vegalite_to_svg(specification(chart))
+    image: str = vl_convert.vegalite_to_svg(spec)
     return image

@@ -35,13 +35,12 @@ def _watts(power_w: float) -> str:
 
 
 def finding(runs: Runs) -> str:
-    """What the GPUs draw, and each of them on average."""
+    """What the GPUs of each configuration draw together."""
     sentences = []
     measured = summary(runs).drop_nulls("gpu_power_mean_w")
     for (group,), rows in measured.group_by("group", maintain_order=True):
         shown = [
             f"{_watts(row['gpu_power_mean_w'])} with {row['configuration']}"
-            + (f", {_watts(row['gpu_power_mean_w'] / row['devices'])} each" if row["devices"] > 1 else "")
             for row in rows.sort("gpu_power_mean_w").iter_rows(named=True)
         ]
         sentences.append((str(group), f"the GPUs draw {text.listed(shown, sep='; ')}"))

@@ -168,12 +168,12 @@ def lead(folder: RunFolder, run: RunConfig, submission: Submission, job: Job, wo
     alone = run.nodes == 1
     if state.state == "done":
         return _pass(folder, "is done already", well=alone)
+    if state.state == "running" and not (attempts and job.began(attempts[-1])):
+        return _pass(folder, "runs elsewhere", well=alone)  # perhaps with all its epochs behind it
     if attempts and (late := publish_if_finished(folder, run, attempts[-1])):
         return _pass(folder, f"had finished: {late.outcome}: {late.reason}", well=alone and late.outcome in PUBLISHED)
     if _over(folder, job):
         return _pass(folder, f"has failed in an earlier start of this job: {state.label}", well=alone)
-    if state.state == "running" and not (attempts and job.began(attempts[-1])):
-        return _pass(folder, "runs elsewhere", well=alone)
     # A job starts again only once Slurm has given up its earlier start, so that attempt is fenced, not waited for.
     attempt = folder.claim(after=attempts[-1].number if attempts else 0, job=job.start)
     if attempt is None:

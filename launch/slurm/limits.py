@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from launch.slurm import scheduler
-from launch.slurm.scheduler import minutes
+from launch.slurm.scheduler import SchedulerError, minutes
 from launch.slurm.shape import slurm
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ def allowed(default_partition: str = "") -> Allowed | None:
     enforced = set(settings.get("AccountingStorageEnforce", "none").split(","))
     if not enforced & {"associations", "limits", "qos", "safe", "wckeys", "all"}:
         return None
-    user, cluster = pwd.getpwuid(os.getuid()).pw_name, settings.get("ClusterName", "")
+    user, cluster = _user(), settings.get("ClusterName", "")
     columns = (*_ASSOCIATION, *_OF_ACCOUNTS)
     own = [row for row in _show("user", columns, "where", f"name={user}", "withassoc") if row["Cluster"] == cluster]
     found = [_association(row) for row in own]
@@ -164,6 +164,13 @@ def allowed(default_partition: str = "") -> Allowed | None:
         found = [replace(each, limits=_tightest(each.limits, groups.get(each.account, {}))) for each in found]
         qos = {row["Name"]: _limits(row, f"QOS {row['Name']}", _OF_QOS) for row in _show("qos", ("Name", *_OF_QOS))}
     return Allowed(found, qos, default_partition, len(scheduler.queue()), checks_qos=bool(enforced & {"qos", "all"}))
+
+
+def _user() -> str:
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        raise SchedulerError(f"the user id {os.getuid()} has no name on this machine") from None
 
 
 def _groups(cluster: str) -> dict[str, Limits]:

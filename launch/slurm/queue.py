@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -239,12 +238,15 @@ def _adopted(sweep: Path, submission: Submission, ids: Mapping[str, str], *, loc
     if submission.job is not None or submission.name not in ids:
         return submission
     submission = msgspec.structs.replace(submission, job=ids[submission.name])
-    # Whoever only looks says what there is, also where nothing can be written.
-    with nullcontext() if locked else suppress(StorageError):
-        if writes:
-            with record.private():
-                jobs.leave_calls(record.folder_of(sweep, submission.token) / "submission.json", submission)
-            record.write(sweep, submission)
+    if not writes:
+        return submission
+    try:
+        with record.private():
+            jobs.leave_calls(record.folder_of(sweep, submission.token) / "submission.json", submission)
+        record.write(sweep, submission)
+    except StorageError:
+        if locked:
+            raise  # who only looks says what there is, also where nothing can be written
     return submission
 
 

@@ -71,7 +71,7 @@ def test_power_is_that_of_all_gpus_and_of_each(sweep: Path) -> None:
             (one, "ddp × 2"): 150.0,
         }
     )
-    assert figure.finding == "The GPUs draw 100 W with single × 1; and 300 W with ddp × 2, 150 W each."
+    assert figure.finding == "The GPUs draw 100 W with single × 1; and 300 W with ddp × 2."
 
 
 def test_flags_are_said_in_words(tmp_path: Path) -> None:

@@ -90,7 +90,8 @@ def test_sweeps_are_looked_at_together(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv(notebook.RESULTS, str(tmp_path))
     for repeat, sweep in enumerate(("one", "two_small", "three")):
         published(structs.replace(config(tmp_path, repeat=repeat), sweep_name=sweep))
-    assert sorted(notebook.together("one", "two").run["sweep"]) == ["one", "two_small"]
+    published(structs.replace(config(tmp_path, repeat=0), sweep_name="another"))  # the same run once more
+    assert sorted(notebook.together("one", "two").run["repeat"]) == [0, 1]
 
 
 def test_results_are_found_on_the_way_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -247,6 +247,13 @@ def test_a_damaged_file_is_a_message(tmp_path: Path) -> None:
         tuned(plan(f"results={tmp_path}"), Trials({}), lambda _: None)
 
 
+def test_a_file_that_sets_what_no_trial_chooses_is_refused(tmp_path: Path) -> None:
+    (planned,) = plan(f"results={tmp_path}")
+    tuning.write(tmp_path / "adhoc", {work_of(planned): chosen({"site.setup": ["rm -r ~"]})})
+    with pytest.raises(ConfigError, match=r"sets site.setup, which no trial chooses: delete it"):
+        tuned([planned], None, lambda _: None)
+
+
 def test_a_plan_writes_nothing_and_says_what_comes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", *TINY, "tune=true", f"results={tmp_path}"]) == 0
     assert "a trial, when submitted, is to choose settings for 1 of these runs" in capsys.readouterr().out
