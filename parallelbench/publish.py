@@ -16,6 +16,7 @@ from parallelbench.records import RUN, check_row, schema
 from parallelbench.telemetry.sampler import WARNING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from parallelbench.attempt import Attempt, Outcome
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 
 NO_PHASES = "what steps are spent on was not measured: its pass failed after the last epoch, see the attempt's log"
+NO_TRACE = "there is no trace of every rank: writing it failed after the last epoch, see the attempt's log"
 
 
 def configured_columns(run: RunConfig) -> Row:
@@ -83,9 +85,8 @@ def publish(folder: RunFolder, run: RunConfig, attempt: Attempt, outcome: Outcom
     """
     tables, events = read_tables(attempt.path)
     row = run_row(run, attempt, outcome, events)
-    if run.measure.attribution_steps and not tables["phases"]:
-        row["warnings"] = "; ".join(filter(None, [row["warnings"], NO_PHASES]))
     tables["run"] = [row]
+    row["warnings"] = "; ".join(filter(None, [row["warnings"], *_lacking(run, attempt, tables)])) or None
     _check_complete(tables, run)
     temporary = folder.path / f".result.{uuid.uuid4().hex}.tmp"
     with storage_errors(folder.result):
@@ -101,6 +102,15 @@ def publish(folder: RunFolder, run: RunConfig, attempt: Attempt, outcome: Outcom
             shutil.rmtree(attempt.checkpoints, ignore_errors=True)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _lacking(run: RunConfig, attempt: Attempt, tables: Tables) -> Iterator[str]:
+    """Warnings of what the pass after the last epoch was asked for, and has not left."""
+    if run.measure.attribution_steps and not tables["phases"]:
+        yield NO_PHASES
+    processes = tables["run"][0]["processes"]
+    if run.measure.trace and not all(attempt.trace_file(rank).exists() for rank in range(processes)):
+        yield NO_TRACE
 
 
 def _check_complete(tables: Tables, run: RunConfig) -> None:

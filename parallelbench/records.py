@@ -294,7 +294,13 @@ PHASES = (
     Column("step", "int32", "step of the pass after the last epoch that `measure.attribution_steps` asks for; from 1"),
     Column("step_time_s", "float64", "from asking for the batch to the update's end: the sum of all columns below"),
     Column("data_wait_s", "float64", "waiting for the batch"),
-    Column("host_to_device_s", "float64", "moving it to the device; null: it is there already", nullable=True),
+    Column(
+        "host_to_device_s",
+        "float64",
+        "moving it to the GPU, where nothing hides that; null: it lies there already (loader=resident), or there is "
+        "no GPU",
+        nullable=True,
+    ),
     Column("forward_s", "float64", "forward passes and losses; null: none on this rank", nullable=True),
     Column("backward_s", "float64", "backward passes; null: none on this rank", nullable=True),
     Column(

@@ -149,8 +149,23 @@ def test_a_pass_that_fails_costs_no_result(tmp_path: Path, monkeypatch: pytest.M
     assert "what steps are spent on was not measured" in row["warnings"]
 
 
+def test_a_trace_that_fails_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(_profiler: object, path: str) -> None:
+        Path(path).write_text("half a tr")
+        raise RuntimeError("no more")
+
+    monkeypatch.setattr(torch.profiler.profile, "export_chrome_trace", fails)
+    threads = torch.get_num_threads()
+    assert main(["run", *TINY, f"results={tmp_path}", "launcher=inline", "measure.trace=true"]) == 0
+    torch.set_num_threads(threads)
+    (row,) = load(tmp_path).run.to_dicts()
+    assert (row["state"], row["outcome"]) == ("done", "ok")
+    assert "there is no trace of every rank" in row["warnings"]
+
+
 def test_the_trace_of_a_rank_holds_its_phases(tmp_path: Path) -> None:
     home = trained(tmp_path, "measure.trace=true")
+    assert load(tmp_path).run["warnings"].item() is None
     trace = json.loads(home.attempts()[-1].trace_file(0).read_text())
     names = [event["name"] for event in trace["traceEvents"] if event.get("name", "").startswith("parallelbench: ")]
     ranges = {name for name in names if "data" not in name}

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from parallelbench.data.base import Arrays, Data
     from parallelbench.loaders.base import Feed
+    from parallelbench.probes.spans import Spanned
     from parallelbench.strategies.base import Shard
 
 TEST_BATCH_SIZE = 1024
@@ -119,6 +120,7 @@ class BatchLoader(ABC):
         self._global_batch_size = global_batch_size
         self._stored = len(arrays.train_labels)
         self._padding = data.shape[1] // 8 if data.augment else 0
+        self._moves_batches = self._device.type != "cpu"
         # No more at once than in training: what evaluation takes must not show in the memory of training.
         self._test_batch_size = min(TEST_BATCH_SIZE, max(_LEAST_TEST_BATCH_SIZE, self.local_batch_size))
 
@@ -156,6 +158,10 @@ class BatchLoader(ABC):
     @abstractmethod
     def _test(self, slices: list[tuple[int, int]]) -> Iterator[Batch]:
         """The test samples from start up to stop, for each slice one batch."""
+
+    def spanned(self) -> Iterable[Spanned]:
+        """The methods whose calls move batches to the device, as `Replica.spanned`; none where they lie there."""
+        return ()
 
     def worker_pids(self) -> list[int]:
         """Its living worker processes."""

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from parallelbench.data.images import laid_out
 from parallelbench.data.loader import Batch, BatchLoader, Plan
+from parallelbench.probes.spans import Spanned
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -50,6 +51,10 @@ class StreamedLoader(BatchLoader):
         self._arrays, self._prefetch = arrays, prefetch
         self._normalise = self._normaliser(self._device)
         self._copies = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
+
+    def spanned(self) -> Iterable[Spanned]:
+        """Waiting for the copy of a batch to a GPU: what prefetching has not hidden."""
+        return [Spanned(self, "_received", "host_to_device")] if self._moves_batches else []
 
     def _train(self, plan: Plan) -> Iterator[Batch]:
         size = self.local_batch_size

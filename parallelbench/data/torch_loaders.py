@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler, TensorDataset
 
 from parallelbench.data.images import Normalise, laid_out
 from parallelbench.data.loader import Batch, BatchLoader, Plan
+from parallelbench.probes.spans import Spanned
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -134,6 +135,10 @@ class _DataLoaders(BatchLoader):
     @abstractmethod
     def _dataset(self, images: NDArray[np.uint8], labels: NDArray[np.int64], *, padding: int) -> Dataset[Any]:
         """A data set whose items are an image and a label, or one of them, as the shard has it."""
+
+    def spanned(self) -> Iterable[Spanned]:
+        """Copying a collated batch to a GPU."""
+        return [Spanned(self, "_moved", "host_to_device")] if self._moves_batches else []
 
     def worker_pids(self) -> list[int]:
         """Its living worker processes."""

@@ -43,7 +43,7 @@ class Pass:
     """Further steps of a replica whose epochs are over; they change its parameters, and nothing that was measured."""
 
     def __init__(self, replica: Replica, loader: BatchLoader, *, run: RunConfig, world: World) -> None:
-        self._replica, self._world = replica, world
+        self._replica, self._loader, self._world = replica, loader, world
         self._epoch_steps = run.steps_per_epoch
         self._batches = iter(chain.from_iterable(map(loader.train, count(run.epochs + 1))))
         self._begun = 0
@@ -75,11 +75,13 @@ class Pass:
             self._train(Spans(time.perf_counter, label=_range), TRACED_STEPS, waits=waits)
             self._world.synchronize()
         self._finish_epoch()
+        unfinished = path.with_suffix(".tmp")
         with storage_errors(path):
-            profiler.export_chrome_trace(str(path))
+            profiler.export_chrome_trace(str(unfinished))
+            unfinished.replace(path)
 
     def _train(self, spans: Spans, steps: int, *, waits: bool) -> list[Step]:
-        with installed(self._replica, spans, waits=waits):
+        with installed(self._replica, self._loader, spans, waits=waits):
             return [self._step(spans) for _ in range(steps)]
 
     def _step(self, spans: Spans) -> Step:
@@ -127,13 +129,13 @@ def ring(world: World) -> Row:
 
 
 @contextmanager
-def installed(replica: Replica, spans: Spans, *, waits: bool) -> Iterator[None]:
-    """Put spans around everything that a replica's steps consist of; afterwards all is as before.
+def installed(replica: Replica, loader: BatchLoader, spans: Spans, *, waits: bool) -> Iterator[None]:
+    """Put spans around everything that a replica's steps and batches consist of; afterwards all is as before.
 
     `waits`: around waiting for other ranks, too.
     """
     with ExitStack() as stack:
-        for spanned in replica.spanned():
+        for spanned in chain(replica.spanned(), loader.spanned()):
             if spanned.phase == "communication" and not waits:
                 continue  # a part of it would pass for the whole
             wrapper = _with_end_of_graph if spanned.reduces and waits else _in_span

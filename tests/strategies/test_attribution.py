@@ -17,7 +17,7 @@ from parallelbench.config import RunConfig
 from parallelbench.data.loader import Batch, ResidentLoader
 from parallelbench.probes.attribution import Pass, installed
 from parallelbench.probes.spans import PHASES, Spans
-from parallelbench.session import build_model
+from parallelbench.session import build_loader, build_model
 from parallelbench.world import World
 from tests.ranks import run_ranks
 from tests.strategies.test_pipeline import pipeline_of, pipelined
@@ -158,11 +158,30 @@ def test_a_delay_is_found_where_it_was_planted_and_nowhere_else(plant: Any, phas
         assert row["communication_s"] is row["bubble_s"] is row["host_to_device_s"] is None
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "method"), [("dataloader", "_moved"), ("tensor_dataset", "_moved"), ("arrow", "_received")]
+)
+def test_moving_a_batch_to_a_gpu_is_a_phase_of_its_own(kind: str, method: str, tmp_path: Path) -> None:
+    replica, run = single(f"loader={kind}", f"site.data_dir={tmp_path}", f"results={tmp_path}")
+    run.loader.prepare(run.data, run.site.data_folder, progress=lambda _: None)
+    arrays = run.loader.load(run.data, run.site.data_folder)
+    loader: Any = build_loader(arrays, run, World(), replica.data_shard)
+    loader._moves_batches = True  # as on a GPU
+    slow_down(loader, method, lambda *_: DELAY_S)
+    rows = Pass(replica, loader, run=run, world=World()).attribute(3)
+    assert all(row["host_to_device_s"] >= DELAY_S for row in rows)
+    assert min(row["data_wait_s"] for row in rows) < DELAY_S
+    loader._moves_batches = False
+    assert Pass(replica, loader, run=run, world=World()).attribute(1)[0]["host_to_device_s"] is None
+    loader.close()
+
+
 def test_outside_of_the_pass_nothing_is_installed() -> None:
-    replica, _ = single()
+    replica, run = single()
     waits = (dist.Work.wait, torch.ops._c10d_functional.wait_tensor)
     before = dict(vars(replica))
-    with installed(replica, Spans(time.perf_counter), waits=True):
+    with installed(replica, loader_of(replica, run), Spans(time.perf_counter), waits=True):
         assert {spanned.method for spanned in replica.spanned()} == vars(replica).keys() - before.keys()
         assert dist.Work.wait is not waits[0]
     assert vars(replica) == before
