@@ -34,6 +34,7 @@ _CIRCUMSTANCES = (
 )
 """Keys that change neither work nor timing; `device` gives way to the device that it turned out to be."""
 _DEVICE = ("device_type", "device_name")
+_NAMES = ("data.name", "model.name")
 
 Work = dict[str, Any]
 
@@ -157,14 +158,17 @@ def groups_across(runs: Runs, roots: tuple[str, ...]) -> dict[str, str]:
 
 
 def _group_labels(found: list[Work]) -> dict[str, str]:
-    """Canonical work → "data · model", with the keys that these two names alone don't tell apart."""
+    """Canonical work → "data · model", with the keys that these two names alone don't tell apart. Works that go across
+    models have none.
+    """
     distinct = {canonical(work): work for work in found}
     labels = {}
     for key, work in distinct.items():
         rest = [
             f"{_short(k)} {plain(work[k])}" for k in sorted(work) if _distinguishes(k, work, list(distinct.values()))
         ]
-        labels[key] = " · ".join([work["data.name"], work["model.name"], *rest])
+        names = [work[name] for name in _NAMES if name in work]
+        labels[key] = " · ".join([*names, *rest])
     return labels
 
 
@@ -174,7 +178,7 @@ def _distinguishes(key: str, work: Work, all_works: list[Work]) -> bool:
     An option of a component only does among components of the same name: others may not have it.
     """
     component = key.partition(".")[0]
-    if key in ("data.name", "model.name"):
+    if key in _NAMES:
         return False
     name = f"{component}.name"
     alike = [other for other in all_works if key == name or other.get(name) == work.get(name)]

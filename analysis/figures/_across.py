@@ -60,11 +60,7 @@ def finding(runs: Runs, across: Across) -> str:
     for (panel,), rows in rates(runs, across).group_by("panel", maintain_order=True):
         shown = []
         for (configuration,), members in rows.group_by("configuration", maintain_order=True):
-            low, high = members["x"].min(), members["x"].max()
-            sides = (
-                dict(members.filter(pl.col("x") == level).select("repeat", "value").rows()) for level in (high, low)
-            )
-            if ratio := paired_ratio(*sides):
+            if ratio := _largest_to_smallest(members):
                 span = "" if ratio.low is None else f" ({ratio.low:.2f}–{ratio.high:.2f})"
                 shown.append(f"{ratio.median:.2f} times as many{span} with {configuration}")
         if shown:

@@ -188,7 +188,7 @@ def lines(data: pl.DataFrame, *, title: str, x: alt.X, y: alt.Y) -> alt.FacetCha
     drawn.
     """
     data = with_medians(data, ("panel", "configuration", "x"))
-    key: dict[str, Any] = _series(data)
+    key: dict[str, Any] = series(data)
     base = alt.Chart(records(data)).properties(width=PANEL_WIDTH, height=240)
     line = base.transform_filter("datum.first").mark_line(strokeWidth=2.2).encode(x=x, y=y.copy(), **key)
     y.shorthand = "value:Q"
@@ -209,7 +209,7 @@ def dashes(strategies: Sequence[str]) -> list[list[int]]:
     return [DASHES[(begin + place) % len(DASHES)] for begin, place in zip(begins, places, strict=True)]
 
 
-def _series(data: pl.DataFrame) -> dict[str, Any]:
+def series(data: pl.DataFrame) -> dict[str, Any]:
     """Colour by variant, dashes by strategy and place: one legend, and lines that lie on each other still show."""
     colours = variants(data)
     rows = data.select("configuration", "variant", "strategy").unique(maintain_order=True).rows()

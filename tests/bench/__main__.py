@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+import traceback
 from importlib import import_module
 
 from rich.console import Console
@@ -44,22 +45,29 @@ def main(parts: list[str]) -> int:
         os.execv(sys.executable, [sys.executable, "-m", "tests.bench", *parts])
     os.sched_setaffinity(0, {this_machine().cores[0]})
     found: dict[str, list[Row]] = {}
-    asked = parts or PARTS
+    asked, failed = parts or PARTS, []
     for number, part in enumerate(asked, start=1):
         print(f"[{number}/{len(asked)}] {part} …", end=" ", flush=True)
         start, others = time.perf_counter(), others_running()
         if others:
             print(f"({others} other process(es) keep this machine busy)", end=" ", flush=True)
-        figures = import_module(f"tests.bench.{part}").figures()
+        try:
+            figures = import_module(f"tests.bench.{part}").figures()
+        except Exception:  # the others' rows are worth as much without it
+            traceback.print_exc()
+            failed.append(part)
+            continue
         found[part] = [cells(part, figure, others=others) for figure in figures]
         print(f"{time.perf_counter() - start:.0f} s", flush=True)
-        update({part: found[part]}, PARTS)  # what comes later may fail
+        update({part: found[part]}, PARTS)
     table = Table(*HEADERS[1:-1])
     for rows in found.values():
         for row in rows:
             table.add_row(*row[1:-1])
     Console().print(table)
-    return 0
+    if failed:
+        print(f"failed, see above: {', '.join(failed)}; the page keeps their old rows")
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

@@ -75,7 +75,7 @@ def _measure(rank: int, size: int, workers: int) -> dict[str, list[float]]:
         if isinstance(replica, SyncServer):
             # Communication alone: neither sum nor update.
             average, update = replica._average, replica._update
-            replica._average, replica._update = lambda: replica._received[0], lambda _: None  # type: ignore
+            replica._average, replica._update = lambda: replica._received[0], lambda: None  # type: ignore
             replica.step(NOTHING)
             replica._average, replica._update = average, update  # type: ignore[method-assign]
         else:

@@ -1,0 +1,118 @@
+"""Training time and memory by model: figures 6 and 9 of publication 000 (see docs/experiments.md)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import altair as alt
+import polars as pl
+
+from analysis import text
+from analysis.figures._chart import PANEL_WIDTH, panels, per_group, records, series, with_medians
+from analysis.stats import paired_ratio
+from analysis.summary import BASELINE, counted
+from analysis.work import groups_across
+
+if TYPE_CHECKING:
+    from analysis.load import Runs
+
+ORDER = 3
+TITLE = "Training time and memory by model"
+_METRICS = {
+    "total_training_time_s": "Training time, all epochs (s)",
+    "peak_memory_sum_bytes": "Peak memory, sum of all processes (MiB)",
+}
+
+
+def _measured(runs: Runs) -> pl.DataFrame:
+    """The runs that count whose work others do with another model: `work`, without the model, and the columns of
+    `facts`, the smallest model first.
+    """
+    works = groups_across(runs, ("model",))
+    rows = counted(runs).with_columns(work=pl.col("run_id").replace_strict(works, return_dtype=pl.String))
+    several = pl.col("model").n_unique().over("work") > 1
+    return rows.filter(several).sort("work", "parameters", "model", maintain_order=True)
+
+
+def figure(runs: Runs) -> alt.FacetChart | None:
+    """A row per model, a colour per configuration; None where all runs of like work have the same model."""
+    rows = _measured(runs)
+    names = ("configuration", "variant", "strategy", "model", "repeat")
+    several = rows["work"].n_unique() > 1
+    data = pl.concat(
+        rows.select(
+            *names,
+            panel=pl.format("{} — {}", "work", pl.lit(title)) if several else pl.lit(title),
+            value=pl.col(metric) / (text.MIB if metric.endswith("bytes") else 1),
+        )
+        for metric, title in _METRICS.items()
+    ).drop_nulls("value")
+    if data.is_empty():
+        return None
+    return _dots(with_medians(data, ("panel", "configuration", "model")))
+
+
+def _dots(data: pl.DataFrame) -> alt.FacetChart:
+    """Medians over repeats, every repeat as a small point."""
+    base = alt.Chart(records(data)).properties(width=PANEL_WIDTH, height={"step": 44})
+    models = list(data["model"].unique(maintain_order=True))
+    y = alt.Y("model:N", sort=models, title=None, axis=alt.Axis(grid=True, domain=False, ticks=False, labelPadding=8))
+    scale = alt.Scale(type="log", nice=False, padding=14)
+    colour = series(data)["color"]
+    tooltip = [f"{name}:N" for name in ("model", "configuration")]
+    median = base.transform_filter("datum.first").mark_point(filled=True, size=110, opacity=0.9)
+    median = median.encode(
+        x=alt.X("median:Q", title="Logarithmic scale", scale=scale, axis=alt.Axis(tickCount=5, format="~s")),
+        y=y,
+        color=colour,
+        tooltip=[*tooltip, alt.Tooltip("median:Q", format=".4~g")],
+    )
+    repeat = base.mark_point(filled=True, size=16, opacity=0.5)
+    repeat = repeat.encode(
+        x=alt.X("value:Q", scale=scale),
+        y=y,
+        color=colour,
+        tooltip=[*tooltip, "repeat:N", alt.Tooltip("value:Q", format=".4~g")],
+    )
+    order = list(data["panel"].unique(maintain_order=True))
+    return panels(alt.layer(repeat, median), order, title=TITLE, own_axes=True)
+
+
+def finding(runs: Runs) -> str:
+    """What each configuration takes of one device's time and memory: of the model that gains most to the other end."""
+    sentences = []
+    for (work,), rows in _measured(runs).group_by("work", maintain_order=True):
+        shown = [
+            f"{name} takes {_extremes(rows, name, 'total_training_time_s')} times the training time and "
+            f"{_extremes(rows, name, 'peak_memory_sum_bytes')} times the memory"
+            for name in rows["configuration"].unique(maintain_order=True)
+            if name != _BASELINE and _ratios(rows, name, "total_training_time_s")
+        ]
+        if shown:
+            sentences.append((str(work), f"against {_BASELINE}, {text.listed(shown, most=4, sep='; ')}"))
+    return per_group(sentences) if sentences else "No two runs that count differ in the model only, beside one device."
+
+
+_BASELINE = f"{BASELINE[0]} × {BASELINE[1]}"
+
+
+def _extremes(rows: pl.DataFrame, configuration: str, metric: str) -> str:
+    """The lowest and the highest ratio, with their models."""
+    ratios = sorted((ratio, model) for model, ratio in _ratios(rows, configuration, metric).items())
+    if not ratios:
+        return text.MISSING
+    ends = [f"{ratio:.2f} ({model})" for ratio, model in (ratios[0], ratios[-1])]
+    return ends[0] if len(ratios) == 1 else " to ".join(ends)
+
+
+def _ratios(rows: pl.DataFrame, configuration: str, metric: str) -> dict[str, float]:
+    """Model → the median over paired repeats of the metric ÷ one device's."""
+    found = {}
+    for (model,), members in rows.group_by("model", maintain_order=True):
+        numerator, denominator = (
+            dict(members.filter(pl.col("configuration") == name).select("repeat", metric).rows())
+            for name in (configuration, _BASELINE)
+        )
+        if ratio := paired_ratio(numerator, denominator):
+            found[str(model)] = ratio.median
+    return found
