@@ -14,7 +14,7 @@ import os
 import time
 import uuid
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -42,6 +42,8 @@ ABANDONED_S = 3600.0
 """Age from which a temporary file is taken for that of a process that was killed."""
 
 Read = Callable[[RunFolder], Published]
+Columns = Sequence[str] | None
+"""None: all of a table."""
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True):
@@ -94,34 +96,35 @@ class Sweep:
                 run_id, state = published.frames["run"].select("run_id", "state").row(0)
                 yield place, Found(folder, run_id, state, published.note)
 
-    def rows(self, table: str, names: set[str], read: Read) -> tuple[pl.DataFrame, np.ndarray]:
+    def rows(self, table: str, names: set[str], read: Read, columns: Columns = None) -> tuple[pl.DataFrame, np.ndarray]:
         """The rows of these runs, in no particular order, and the place of the run that each belongs to."""
         frames, places = [], []
         if used := self.cached.keys() & names:
-            frame, of = self._copied(table, used, read)
+            frame, of = self._copied(table, used, read, columns)
             frames.append(frame)
             places.append(of)
         for name in (name for name in self.fresh if name in names):
             frame = self.fresh[name].frames[table]
-            frames.append(frame)
+            frames.append(frame if columns is None else frame.select(columns))
             places.append(np.full(frame.height, self.places[name][0]))
-        empty = pl.DataFrame(schema=table_schema(table))
-        return pl.concat([empty, *frames]), np.concatenate([np.empty(0, np.int64), *places])
+        return pl.concat([_no_rows(table, columns), *frames]), np.concatenate([np.empty(0, np.int64), *places])
 
-    def _copied(self, table: str, names: set[str], read: Read) -> tuple[pl.DataFrame, np.ndarray]:
+    def _copied(self, table: str, names: set[str], read: Read, columns: Columns) -> tuple[pl.DataFrame, np.ndarray]:
         assert self.copy is not None
         runs, column = self.copy.index.runs, LOADED.index(table)
         try:
-            frame = self.copy.table(table)
+            frame = self.copy.table(table, columns)
         except Exception:  # damaged: the truth is still there
             frames = {name: read(self.places[name][1]).frames[table] for name in names}
+            if columns is not None:
+                frames = {name: frame.select(columns) for name, frame in frames.items()}
             counts = [frame.height for frame in frames.values()]
             return pl.concat(list(frames.values())), np.repeat([self.places[name][0] for name in frames], counts)
         place = np.array([self.places[entry.name][0] if entry.name in names else -1 for entry in runs], np.int64)
         places = np.repeat(place, [entry.rows[column] for entry in runs])
         if (place < 0).any():
             frame, places = frame.filter(pl.Series(places >= 0)), places[places >= 0]
-        if table == "run":
+        if "folder" in frame.columns:
             paths = {at: str(folder.path) for at, folder in self.places.values()}
             frame = frame.with_columns(folder=pl.Series([paths[at] for at in places.tolist()], dtype=pl.String))
         return frame, places
@@ -144,26 +147,31 @@ class Collection:
     def tables(self, kept: set[Path]) -> Tables:
         """The tables of the runs in these folders."""
         names = [{n for n, (_, folder) in sweep.places.items() if folder.path in kept} for sweep in self._sweeps]
-        return Tables(lambda table: self._rows(table, names))
+        return Tables(lambda table, columns: self._rows(table, names, columns))
 
-    def _rows(self, table: str, names: list[set[str]]) -> pl.DataFrame:
-        nothing = (pl.DataFrame(schema=table_schema(table)), np.empty(0, np.int64))
-        parts = [sweep.rows(table, kept, self._read) for sweep, kept in zip(self._sweeps, names, strict=True)]
+    def _rows(self, table: str, names: list[set[str]], columns: Columns) -> pl.DataFrame:
+        nothing = (_no_rows(table, columns), np.empty(0, np.int64))
+        parts = [sweep.rows(table, kept, self._read, columns) for sweep, kept in zip(self._sweeps, names, strict=True)]
         return _in_order([nothing, *parts])
 
 
 class Tables(Mapping[str, pl.DataFrame]):
     """The tables of `LOADED` by name, each read when it is first asked for."""
 
-    def __init__(self, rows: Callable[[str], pl.DataFrame]) -> None:
+    def __init__(self, rows: Callable[[str, Columns], pl.DataFrame]) -> None:
         self._rows = rows
         self._frames: Frames = {}
+
+    def select(self, table: str, columns: Sequence[str]) -> pl.DataFrame:
+        """Some columns of a table; unless the whole was read before, no others are read."""
+        known = self._frames.get(table)
+        return self._rows(table, columns) if known is None else known.select(columns)
 
     def __getitem__(self, table: str) -> pl.DataFrame:
         if table not in LOADED:
             raise KeyError(table)
         if table not in self._frames:
-            self._frames[table] = self._rows(table)
+            self._frames[table] = self._rows(table, None)
         return self._frames[table]
 
     def __iter__(self) -> Iterator[str]:
@@ -171,6 +179,11 @@ class Tables(Mapping[str, pl.DataFrame]):
 
     def __len__(self) -> int:
         return len(LOADED)
+
+
+def _no_rows(table: str, columns: Columns) -> pl.DataFrame:
+    empty = pl.DataFrame(schema=table_schema(table))
+    return empty if columns is None else empty.select(columns)
 
 
 def _in_order(parts: list[tuple[pl.DataFrame, np.ndarray]]) -> pl.DataFrame:
@@ -189,9 +202,10 @@ class Copy:
         self._archive = zipfile.ZipFile(path)
         self.index = msgspec.json.decode(self._archive.read("index.json"), type=Index)
 
-    def table(self, table: str) -> pl.DataFrame:
+    def table(self, table: str, columns: Columns = None) -> pl.DataFrame:
         """All its rows of a table."""
-        frame = pl.read_parquet(io.BytesIO(self._archive.read(f"{table}.parquet")))
+        content = io.BytesIO(self._archive.read(f"{table}.parquet"))
+        frame = pl.read_parquet(content, columns=None if columns is None else list(columns))
         column = LOADED.index(table)
         assert frame.height == sum(entry.rows[column] for entry in self.index.runs)
         return frame

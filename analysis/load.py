@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from analysis.compact import Collection, Found
+from analysis.compact import Collection, Found, Tables
 from analysis.published import LATER, LOADED, Frames, Published, Unreadable, read_published, read_table, table_schema
 from parallelbench.attempt import Outcome, read_config
 from parallelbench.errors import ConfigError
@@ -93,6 +93,12 @@ class Runs:
         """
         frames = [_telemetry(Path(folder)) for folder in self.run["folder"]]
         return pl.concat([pl.DataFrame(schema=table_schema("telemetry")), *frames])
+
+    def select(self, table: str, *columns: str) -> pl.DataFrame:
+        """Some columns of a table; of a compacted copy no others are read."""
+        if isinstance(self.tables, Tables):
+            return self.tables.select(table, columns)
+        return self.tables[table].select(columns)
 
     def only(self, run_ids: Container[str]) -> Runs:
         """These runs alone."""

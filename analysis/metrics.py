@@ -6,6 +6,7 @@ A metric that was not measured, or that needs more epochs than there are, is nul
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -105,16 +106,55 @@ ACCURACY_LADDER = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.97, 0.98, 0.9
 
 @lru_cache(maxsize=8)
 def per_epoch(runs: Runs) -> pl.DataFrame:
-    """The rows of `runs.epochs` with what needs all ranks of an epoch.
+    """The rows of `runs.epochs` with what needs all ranks of an epoch, in the order of the runs and their epochs.
 
     `epoch_time_s` and `evaluation_time_s`: the slowest rank's. `training_time_s`: sum of `epoch_time_s` up to and with
     this epoch; null in a resumed run. `throughput_samples_per_s`: samples over all data shards ÷ `epoch_time_s`.
     `warm_up`: whether it is the first epoch of an attempt: of the run, or of where it was resumed.
     """
-    slowest = runs.ranks.group_by("run_id", "epoch").agg(pl.col("epoch_time_s", "evaluation_time_s").max())
+    derived = ("epoch_time_s", "evaluation_time_s", "training_time_s", "throughput_samples_per_s", "warm_up")
+    columns = (*runs.epochs.columns, *derived)
+    return _epochs(runs, *(name for name in columns if name not in derived)).select(columns).with_columns(_AS_TEXT)
+
+
+# Ids have 64 characters. As numbers, a million rows are grouped and joined in a fraction of the time.
+_AS_TEXT = pl.col("run_id").cast(pl.String)
+
+
+@lru_cache(maxsize=8)
+def _ids(runs: Runs) -> pl.Enum:
+    return pl.Enum(runs.run["run_id"])
+
+
+def _numbered(runs: Runs, table: str, *columns: str) -> pl.DataFrame:
+    """These columns of a table, and `run_id` as an enumeration."""
+    return runs.select(table, "run_id", *columns).with_columns(pl.col("run_id").cast(_ids(runs)))
+
+
+def _with(column: str) -> pl.Expr:
+    """`run_id` and a further number in one."""
+    return (pl.col("run_id").to_physical().cast(pl.Int64) * 2**32 + pl.col(column)).alias("_both")
+
+
+@lru_cache(maxsize=8)
+def _epochs(runs: Runs, *columns: str) -> pl.DataFrame:
+    """`per_epoch` of some columns, and `owned_samples`: those that its ranks say they trained on."""
+    slowest = (
+        _numbered(runs, "ranks", "epoch", "epoch_time_s", "evaluation_time_s", "train_samples")
+        .group_by(_with("epoch"))
+        .agg(
+            pl.col("epoch_time_s", "evaluation_time_s").max(),
+            pl.col("train_samples").sum().alias("owned_samples"),
+        )
+    )
+    needed = dict.fromkeys(("epoch", "attempt", "train_samples", *columns))
+    needed.pop("run_id", None)
     return (
-        runs.epochs.join(slowest, on=["run_id", "epoch"], how="left")
-        .sort("run_id", "epoch")
+        _numbered(runs, "epochs", *needed)
+        .with_columns(_with("epoch"))
+        .join(slowest, on="_both", how="left")
+        .sort("_both")
+        .drop("_both")
         .with_columns(
             # A resumed run has warmed up more than once: its sum is no other run's.
             training_time_s=pl.when(pl.col("attempt").n_unique().over("run_id") == 1).then(
@@ -126,11 +166,26 @@ def per_epoch(runs: Runs) -> pl.DataFrame:
     )
 
 
+def _measured(runs: Runs) -> pl.DataFrame:
+    """Of each epoch what the metrics of its run are made of."""
+    return _epochs(runs, *_MEASURED)
+
+
+_ENERGIES = ("gpu_energy_j", "gpu_power_mean_w", "gpu_power_max_w", "cpu_energy_j")
+_MEASURED = ("steps", "test_accuracy", "telemetry_flags", *_ENERGIES)
+
+
+def miscounted(runs: Runs) -> set[str]:
+    """The runs whose ranks' samples don't add up to an epoch's."""
+    wrong = _measured(runs).filter(pl.col("owned_samples") != pl.col("train_samples"))
+    return set(wrong["run_id"].unique().cast(pl.String))
+
+
 @lru_cache(maxsize=8)
 def per_run(runs: Runs) -> pl.DataFrame:
     """One row per run, in the order of `runs.run`: `run_id` and the columns that `PER_RUN` explains."""
     later = ~pl.col("warm_up")
-    epochs = per_epoch(runs).group_by("run_id").agg(
+    epochs = _measured(runs).group_by("run_id").agg(
         pl.len().cast(pl.Int32).alias("epochs_finished"),
         *(
             pl.col("epoch_time_s").filter(pl.col("epoch") == epoch, pl.col("warm_up") == warm).first().alias(name)
@@ -140,18 +195,13 @@ def per_run(runs: Runs) -> pl.DataFrame:
         pl.col("train_samples").filter(later).median().alias("_samples"),
         pl.col("train_samples").sum().alias("_all_samples"),
         pl.col("epoch_time_s").sum().alias("total_training_time_s"),
-        pl.col("test_accuracy").sort_by("epoch").last().alias("final_test_accuracy"),
+        pl.col("test_accuracy").last().alias("final_test_accuracy"),
         pl.col("test_accuracy").max().alias("best_test_accuracy"),
     )  # fmt: skip
-    joined = (
-        runs.run.join(epochs, on="run_id", how="left")
-        .join(_energy(runs), on="run_id", how="left")
-        .join(_memory(runs), on="run_id", how="left")
-        .join(_communication(runs), on="run_id", how="left")
-        .join(_staleness(runs), on="run_id", how="left")
-        .join(_parity(runs), on="run_id", how="left")
-    )
-    return _derive(joined).select("run_id", *(metric.name for metric in PER_RUN))
+    joined = _numbered(runs, "run", *(name for name in runs.run.columns if name != "run_id"))
+    for found in (epochs, _energy(runs), _memory(runs), _communication(runs), _staleness(runs), _parity(runs)):
+        joined = joined.join(found, on="run_id", how="left", maintain_order="left")
+    return _derive(joined).select(_AS_TEXT, *(metric.name for metric in PER_RUN))
 
 
 def _derive(joined: pl.DataFrame) -> pl.DataFrame:
@@ -185,15 +235,35 @@ def _derive(joined: pl.DataFrame) -> pl.DataFrame:
 
 def _energy(runs: Runs) -> pl.DataFrame:
     """Energy and power per run, of the epochs after each attempt's first one."""
-    steady = per_epoch(runs).filter(~pl.col("warm_up"))
-    flags = pl.col("telemetry_flags").drop_nulls().str.split(" ").explode().unique().sort()
-    return steady.group_by("run_id").agg(
+    steady = _measured(runs).filter(~pl.col("warm_up"))
+    flagged = steady.select("run_id", "telemetry_flags").drop_nulls().unique()
+    flags = pl.col("telemetry_flags").str.split(" ").explode().unique().sort()
+    energies = steady.filter(pl.any_horizontal(pl.col(_ENERGIES).is_not_null())).group_by("run_id").agg(
         pl.col("gpu_energy_j").median().alias("gpu_energy_per_epoch_j"),
         (pl.col("gpu_energy_j") / pl.col("train_samples")).median().alias("gpu_energy_per_sample_j"),
         pl.col("gpu_power_mean_w").median(),
         pl.col("gpu_power_max_w").max(),
         pl.col("cpu_energy_j").median().alias("cpu_energy_per_epoch_j"),
-        pl.when(flags.len() > 0).then(flags.str.join(" ")).alias("energy_flags"),
+    )  # fmt: skip
+    found = flagged.group_by("run_id").agg(flags.str.join(" ").alias("energy_flags"))
+    return energies.join(found, on="run_id", how="full", coalesce=True)
+
+
+@lru_cache(maxsize=8)
+def _per_rank(runs: Runs) -> pl.DataFrame:
+    """One row per run and rank: its peaks over all epochs (null where one is), and what it sent in them."""
+    peaks = ("peak_allocated_bytes", "host_peak_rss_bytes")
+    kinds = [f"{kind}_bytes_sent" for kind in KINDS_SENT]
+    return (
+        _numbered(runs, "ranks", "rank", *peaks, *kinds)
+        .group_by(_with("rank"))
+        .agg(
+            pl.col("run_id", "rank").first(),
+            *(pl.when(pl.col(peak).null_count() == 0).then(pl.col(peak).max()).alias(peak) for peak in peaks),
+            pl.col(kinds).sum(),
+        )
+        .sort("_both")
+        .with_columns(bytes_sent=pl.sum_horizontal(kinds))
     )
 
 
@@ -202,11 +272,11 @@ def _memory(runs: Runs) -> pl.DataFrame:
     kind = pl.col("device_type").replace_strict({"cuda": "device", "cpu": "host"}, default=None)
     peak = pl.when(pl.col("memory_kind") == "device").then("peak_allocated_bytes").otherwise("host_peak_rss_bytes")
     known = pl.col("peak").null_count() == 0
+    kinds = _numbered(runs, "run", "device_type").select("run_id", kind.alias("memory_kind"))
     return (
-        runs.ranks.join(runs.run.select("run_id", kind.alias("memory_kind")), on="run_id")
+        _per_rank(runs)
+        .join(kinds, on="run_id")
         .with_columns(peak=peak)
-        .group_by("run_id", "memory_kind", "rank")
-        .agg(pl.when(known).then(pl.col("peak").max()).alias("peak"))
         .group_by("run_id", "memory_kind")
         .agg(
             pl.when(known).then(pl.col("peak").max()).alias("peak_memory_max_bytes"),
@@ -217,17 +287,11 @@ def _memory(runs: Runs) -> pl.DataFrame:
 
 def _communication(runs: Runs) -> pl.DataFrame:
     """Bytes sent per optimizer step and run: by all ranks, and by the busiest; kinds add up in both."""
-    kinds = [f"{kind}_bytes_sent" for kind in KINDS_SENT]
-    steps = runs.epochs.group_by("run_id").agg(pl.col("steps").sum())
-    by_rank = (
-        runs.ranks.group_by("run_id", "rank")
-        .agg(pl.col(kinds).sum())
-        .with_columns(bytes_sent=pl.sum_horizontal(kinds))
-        .sort("run_id", "rank")
-    )
-    sent = pl.col("bytes_sent", *kinds)
+    steps = _measured(runs).group_by("run_id").agg(pl.col("steps").sum())
+    sent = pl.col("bytes_sent", *(f"{kind}_bytes_sent" for kind in KINDS_SENT))
     return (
-        by_rank.group_by("run_id")
+        _per_rank(runs)
+        .group_by("run_id")
         .agg(
             sent.sum().name.suffix("_per_step_sum"),
             # Of several that send equally much, the first: its kinds, not each kind's largest, make the total.
@@ -240,9 +304,8 @@ def _communication(runs: Runs) -> pl.DataFrame:
 
 def _staleness(runs: Runs) -> pl.DataFrame:
     staleness = pl.col("staleness")
-    return runs.pushes.group_by("run_id").agg(
-        staleness.mean().alias("staleness_mean"), staleness.max().alias("staleness_max")
-    )  # fmt: skip
+    pushes = _numbered(runs, "pushes", "staleness").group_by("run_id")
+    return pushes.agg(staleness.mean().alias("staleness_mean"), staleness.max().alias("staleness_max"))
 
 
 def staleness_histogram(runs: Runs) -> pl.DataFrame:
@@ -257,7 +320,8 @@ def staleness_histogram(runs: Runs) -> pl.DataFrame:
 
 def _parity(runs: Runs) -> pl.DataFrame:
     differences = ("loss_difference", "gradient_difference", "parameter_difference", "evaluation_difference")
-    return runs.parity.group_by("run_id").agg(pl.max_horizontal(differences).max().alias("parity_difference"))
+    parity = _numbered(runs, "parity", *differences).group_by("run_id")
+    return parity.agg(pl.max_horizontal(differences).max().alias("parity_difference"))
 
 
 PHASES = ("data_wait", "host_to_device", "forward", "backward", "communication", "bubble", "optimizer", "other")
@@ -318,38 +382,54 @@ def accuracy_target(best_test_accuracies: Iterable[float | None]) -> float | Non
     return max((step for step in ACCURACY_LADDER if step <= min(known)), default=None)
 
 
-def time_to_accuracy(runs: Runs, target: float) -> pl.DataFrame:
+Target = float | Mapping[str, float | None]
+"""A test accuracy to reach, 0 to 1: of all runs, or by run id (None, or no entry: it has none to reach)."""
+
+
+def _beside(runs: Runs, target: Target) -> pl.DataFrame:
+    """The epochs, with their run's target in the column `_target`."""
+    epochs = _measured(runs)
+    if isinstance(target, (int, float)):
+        return epochs.with_columns(_target=target)
+    of_run = pl.Series([target.get(run_id) for run_id in runs.run["run_id"]], dtype=pl.Float64)
+    return epochs.with_columns(_target=of_run.gather(epochs["run_id"].to_physical()))
+
+
+def time_to_accuracy(runs: Runs, target: Target) -> pl.DataFrame:
     """`run_id` and `time_to_accuracy_s`: training time up to and with the first epoch whose test accuracy is
     `target`.
 
     Training windows of the slowest ranks, without start-up and evaluation; runs that never get there, and
     resumed ones, are left out.
     """
-    reached = per_epoch(runs).filter(pl.col("test_accuracy") >= target, pl.col("training_time_s").is_not_null())
-    return reached.group_by("run_id").agg(pl.col("training_time_s").min().alias("time_to_accuracy_s"))
+    epochs = _beside(runs, target)
+    reached = epochs.filter(pl.col("test_accuracy") >= pl.col("_target"), pl.col("training_time_s").is_not_null())
+    return reached.group_by("run_id").agg(time_to_accuracy_s=pl.col("training_time_s").min()).with_columns(_AS_TEXT)
 
 
-def steps_to_accuracy(runs: Runs, target: float) -> pl.DataFrame:
+def steps_to_accuracy(runs: Runs, target: Target) -> pl.DataFrame:
     """`run_id` and `steps_to_accuracy`: optimizer steps up to and with the first epoch whose test accuracy is `target`.
 
     As fine as the epochs are (`measure.steps_per_epoch` shortens them); runs that never get there are left out.
     """
-    steps = runs.epochs.sort("run_id", "epoch").with_columns(total=pl.col("steps").cum_sum().over("run_id"))
-    reached = steps.filter(pl.col("test_accuracy") >= target)
-    return reached.group_by("run_id").agg(pl.col("total").min().alias("steps_to_accuracy"))
+    epochs = _beside(runs, target).with_columns(total=pl.col("steps").cum_sum().over("run_id"))
+    reached = epochs.filter(pl.col("test_accuracy") >= pl.col("_target"))
+    return reached.group_by("run_id").agg(steps_to_accuracy=pl.col("total").min()).with_columns(_AS_TEXT)
 
 
-def energy_to_accuracy(runs: Runs, target: float) -> pl.DataFrame:
+def energy_to_accuracy(runs: Runs, target: Target) -> pl.DataFrame:
     """`run_id` and `energy_to_accuracy_j`: energy of all GPUs in the training windows up to and with the first epoch
     whose test accuracy is `target`.
 
     Null where one of these epochs has none (`telemetry_flags` says why); runs that never get there are left out.
     """
-    epochs = per_epoch(runs)
-    reached = epochs.filter(pl.col("test_accuracy") >= target).group_by("run_id").agg(_last=pl.col("epoch").min())
-    needed = epochs.join(reached, on="run_id").filter(pl.col("epoch") <= pl.col("_last"))
+    epochs = _beside(runs, target)
+    there = (pl.col("test_accuracy") >= pl.col("_target")).fill_null(False)
+    # Epochs are in order: those before the first that is there, and that one.
+    needed = epochs.filter(there.any().over("run_id"), there.cum_sum().over("run_id") - there.cast(pl.UInt32) == 0)
     known = pl.col("gpu_energy_j").is_not_null().all()
-    return needed.group_by("run_id").agg(energy_to_accuracy_j=pl.when(known).then(pl.col("gpu_energy_j").sum()))
+    sums = needed.group_by("run_id").agg(energy_to_accuracy_j=pl.when(known).then(pl.col("gpu_energy_j").sum()))
+    return sums.with_columns(_AS_TEXT)
 
 
 def efficiency(speed_up: float | None, *, devices: int) -> float | None:

@@ -13,6 +13,8 @@ from analysis.metrics import PER_RUN, accuracy_target, efficiency, energy_to_acc
 from analysis.work import configurations, left_out, ratio_of
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from rich.table import Table
 
     from analysis.load import Runs
@@ -97,6 +99,7 @@ SUMMARY: dict[str, tuple[type[pl.DataType], str]] = {
 """The columns of `summary`: type, and meaning or how it aggregates."""
 
 _MEDIANS = [name for name, (_, doc) in SUMMARY.items() if doc.startswith("median over repeats")]
+_LARGEST = ["theoretical_bubble", "staleness_max", "gpu_power_max_w"]
 
 
 @lru_cache(maxsize=8)
@@ -109,23 +112,23 @@ def facts(runs: Runs) -> pl.DataFrame:
         .join(per_run(runs), on="run_id")
         .join(left_out(runs).rename({"reason": "left_out"}), on="run_id", how="left")
     )
-    with_times = [_with_target(runs, group) for _, group in joined.group_by("group", maintain_order=True)]
     baseline_first = (pl.col("strategy") == BASELINE[0]) & (pl.col("devices") == BASELINE[1])
     order = (pl.col("group"), ~baseline_first, pl.col("devices"), pl.col("configuration"), pl.col("repeat"))
-    return pl.concat(with_times).sort(*order) if with_times else joined
+    return _with_targets(runs, joined).sort(*order, maintain_order=True)
 
 
-def _with_target(runs: Runs, group: pl.DataFrame) -> pl.DataFrame:
-    """Add the group's accuracy target, and each run's time and energy to it."""
-    counted = pl.col("left_out").is_null()
-    target = accuracy_target(group.filter(counted)["best_test_accuracy"])
-    group = group.with_columns(accuracy_target=pl.lit(target, pl.Float64))
-    if target is None:
-        nothing = pl.lit(None, pl.Float64)
-        return group.with_columns(time_to_accuracy_s=nothing, energy_to_accuracy_j=nothing)
-    for how_much in (time_to_accuracy(runs, target), energy_to_accuracy(runs, target)):
-        group = group.join(how_much, on="run_id", how="left")
-    return group
+def _with_targets(runs: Runs, rows: pl.DataFrame) -> pl.DataFrame:
+    """Add the accuracy target of each run's group, and the run's time and energy to it."""
+    usable = rows.filter(pl.col("left_out").is_null())
+    best = usable.group_by("group").agg("best_test_accuracy").rows()
+    targets = {group: accuracy_target(accuracies) for group, accuracies in best}
+    rows = rows.with_columns(
+        accuracy_target=pl.col("group").replace_strict(targets, default=None, return_dtype=pl.Float64)
+    )
+    of_run = dict(rows.select("run_id", "accuracy_target").rows())
+    for how_much in (time_to_accuracy(runs, of_run), energy_to_accuracy(runs, of_run)):
+        rows = rows.join(how_much, on="run_id", how="left", maintain_order="left")
+    return rows
 
 
 def counted(runs: Runs) -> pl.DataFrame:
@@ -154,25 +157,21 @@ def gains(runs: Runs) -> pl.DataFrame:
     Columns: group, configuration, variant, strategy, devices, kind (steady state, including start-up), repeat, value.
     """
     rows = []
-    for _, members in counted(runs).group_by("group", maintain_order=True):
-        baseline = members.filter((pl.col("strategy") == BASELINE[0]) & (pl.col("devices") == BASELINE[1]))
+    for configuration in _members(runs):
         for kind in ("steady state", "including start-up"):
-            for _, usable in members.group_by("configuration", maintain_order=True):
-                ratio = speed_up(runs, baseline, usable, with_startup=kind != "steady state")
-                row = usable.select("group", "configuration", "variant", "strategy", "devices").row(0, named=True)
-                pairs = ratio.pairs if ratio else ()
-                rows += [row | {"kind": kind, "repeat": repeat, "value": value} for repeat, value in pairs]
+            ratio = _speed_up(runs, configuration, with_startup=kind != "steady state")
+            row = [configuration[name] for name in ("group", "configuration", "variant", "strategy", "devices")]
+            rows += [(*row, kind, *pair) for pair in (ratio.pairs if ratio else ())]
     names = ("group", "configuration", "variant", "strategy", "devices", "kind", "repeat", "value")
     kinds = (*[pl.String] * 4, pl.Int32, pl.String, pl.Int32, pl.Float64)
-    return pl.DataFrame(rows, schema=dict(zip(names, kinds, strict=True)))
+    found = pl.DataFrame(rows, schema=dict(zip(names, kinds, strict=True)), orient="row")
+    return found.sort("group", pl.col("kind") != "steady state", maintain_order=True)
 
 
-def speed_up(runs: Runs, baseline: pl.DataFrame, other: pl.DataFrame, *, with_startup: bool = False) -> Ratio | None:
-    """Paired speed-up of one configuration's runs over the baseline's: by time, under weak scaling by
-    throughput.
-    """
-    one, many = list(baseline["run_id"]), list(other["run_id"])
-    if other["scaling"].first() == "weak":  # an epoch need not hold the same samples: compare samples per second
+def _speed_up(runs: Runs, configuration: Mapping[str, Any], *, with_startup: bool = False) -> Ratio | None:
+    """Paired speed-up of one configuration's runs over one device's: by time, under weak scaling by throughput."""
+    one, many = configuration["baseline_ids"], configuration["run_ids"]
+    if configuration["scaling"] == "weak":  # an epoch need not hold the same samples: compare samples per second
         name = "throughput_with_startup_samples_per_s" if with_startup else "throughput_samples_per_s"
         return ratio_of(runs, name, numerator=many, denominator=one)
     name = "total_time_s" if with_startup else "steady_epoch_time_s"
@@ -182,48 +181,61 @@ def speed_up(runs: Runs, baseline: pl.DataFrame, other: pl.DataFrame, *, with_st
 @lru_cache(maxsize=8)
 def summary(runs: Runs) -> pl.DataFrame:
     """One row per configuration, baseline first; the columns are those of `SUMMARY`."""
-    rows = []
-    for _, group in facts(runs).group_by("group", maintain_order=True):
-        usable = group.filter(pl.col("left_out").is_null())
-        baseline = usable.filter((pl.col("strategy") == BASELINE[0]) & (pl.col("devices") == BASELINE[1]))
-        for _, members in group.group_by("configuration", maintain_order=True):
-            rows.append(_row(runs, members, baseline))
+    rows = [_row(runs, configuration) for configuration in _members(runs)]
     return pl.DataFrame(rows, schema={name: kind for name, (kind, _) in SUMMARY.items()}, orient="row")
 
 
-def _row(runs: Runs, members: pl.DataFrame, baseline: pl.DataFrame) -> dict[str, Any]:
-    usable = members.filter(pl.col("left_out").is_null())
-    first = members.row(0, named=True)
-    row: dict[str, Any] = {name: first.get(name) for name in SUMMARY}
-    row |= {name: usable[name].cast(pl.Float64).median() for name in _MEDIANS}
-    row |= {
-        "outcomes": _counts([outcome or state for outcome, state in members.select("outcome", "state").rows()]),
-        "runs": members.height,
-        "repeats": usable.height,
-        "theoretical_bubble": usable["theoretical_bubble"].max(),
-        "staleness_max": usable["staleness_max"].max(),
-        "gpu_power_max_w": usable["gpu_power_max_w"].max(),
-        "energy_flags": _flags(usable),
-        "parity": _parity(members),
-        "parity_difference": members["parity_difference"].max(),
-        "memory_kind": usable["memory_kind"].drop_nulls().first() if usable.height else None,
-    }
-    is_baseline = (first["strategy"], first["devices"]) == BASELINE
-    return row | _gain(runs, usable, baseline, devices=first["devices"], is_baseline=is_baseline)
-
-
-def _gain(
-    runs: Runs, usable: pl.DataFrame, baseline: pl.DataFrame, *, devices: int, is_baseline: bool
-) -> dict[str, Any]:
-    """The columns that compare with one device."""
-    steady = speed_up(runs, baseline, usable)
-    whole = speed_up(runs, baseline, usable, with_startup=True)
-    energy = ratio_of(
-        runs,
-        "gpu_energy_per_sample_j",
-        numerator=list(usable["run_id"]),
-        denominator=list(baseline["run_id"]),
+@lru_cache(maxsize=8)
+def _members(runs: Runs) -> list[dict[str, Any]]:
+    """Of each configuration what follows from its runs alone, as in `SUMMARY`, and besides: `run_ids` of those that
+    count, `baseline_ids` of those on one device, `labels`, `flags`, and how many passed the parity check or were not
+    checked.
+    """
+    usable, passed = pl.col("left_out").is_null(), pl.col("parity_passed")
+    known = facts(runs)
+    firsts = [name for name in SUMMARY if name in known.columns and name not in (*_MEDIANS, *_LARGEST)]
+    found = known.group_by("group", "configuration", maintain_order=True).agg(
+        pl.col(firsts).exclude("group", "configuration", "memory_kind", "parity_difference").first(),
+        pl.col(_MEDIANS).filter(usable).cast(pl.Float64).median(),
+        pl.col(_LARGEST).filter(usable).max(),
+        pl.col("memory_kind").filter(usable).drop_nulls().first(),
+        pl.col("parity_difference").max(),
+        pl.len().alias("runs"),
+        usable.sum().alias("repeats"),
+        pl.col("run_id").filter(usable).alias("run_ids"),
+        pl.coalesce("outcome", "state").alias("labels"),
+        pl.col("energy_flags").filter(usable).drop_nulls().alias("flags"),
+        passed.sum().alias("passed"),
+        passed.count().alias("checked"),
+        # A run that ended before its check says nothing either way.
+        ((pl.col("state") == "done") & passed.is_null()).sum().alias("unchecked"),
     )
+    rows = found.to_dicts()
+    baselines = {row["group"]: row["run_ids"] for row in rows if _is_baseline(row)}
+    return [row | {"baseline_ids": baselines.get(row["group"], [])} for row in rows]
+
+
+def _is_baseline(row: Mapping[str, Any]) -> bool:
+    return (row["strategy"], row["devices"]) == BASELINE
+
+
+def _row(runs: Runs, configuration: dict[str, Any]) -> dict[str, Any]:
+    row = {name: configuration.get(name) for name in SUMMARY}
+    row |= {
+        "outcomes": _counts(configuration["labels"]),
+        "energy_flags": _flags(configuration["flags"]),
+        "parity": _parity(configuration),
+    }
+    return row | _gain(runs, configuration)
+
+
+def _gain(runs: Runs, configuration: dict[str, Any]) -> dict[str, Any]:
+    """The columns that compare with one device."""
+    is_baseline, devices = _is_baseline(configuration), configuration["devices"]
+    steady = _speed_up(runs, configuration)
+    whole = _speed_up(runs, configuration, with_startup=True)
+    sides = {"numerator": configuration["run_ids"], "denominator": configuration["baseline_ids"]}
+    energy = ratio_of(runs, "gpu_energy_per_sample_j", **sides)
     return {
         "energy_ratio": energy and energy.median,
         "energy_ratio_low": energy.low if energy and not is_baseline else None,
@@ -244,9 +256,9 @@ def _verdict(ratio: Ratio | None) -> str | None:
     return words.get(ratio.verdict, ratio.verdict) if ratio else None
 
 
-def _flags(members: pl.DataFrame) -> str | None:
+def _flags(flagged: list[str]) -> str | None:
     """All that is flagged of any of the runs."""
-    return " ".join(sorted({flag for flags in members["energy_flags"].drop_nulls() for flag in flags.split()})) or None
+    return " ".join(sorted({flag for flags in flagged for flag in flags.split()})) or None
 
 
 def _counts(names: list[str]) -> str:
@@ -255,13 +267,11 @@ def _counts(names: list[str]) -> str:
     )
 
 
-def _parity(members: pl.DataFrame) -> str:
-    checked = members["parity_passed"].drop_nulls()
-    # A run that ended before its check says nothing either way.
-    unchecked = members.filter((pl.col("state") == "done") & pl.col("parity_passed").is_null()).height
-    if checked.is_empty():
-        return "reference" if (members["strategy"] == "single").all() else "not checked"
-    return f"{int(checked.sum())} of {checked.len()}" + (f", {unchecked} not checked" if unchecked else "")
+def _parity(configuration: Mapping[str, Any]) -> str:
+    checked, unchecked = configuration["checked"], configuration["unchecked"]
+    if not checked:
+        return "reference" if configuration["strategy"] == BASELINE[0] else "not checked"
+    return f"{configuration['passed']} of {checked}" + (f", {unchecked} not checked" if unchecked else "")
 
 
 def summary_table(runs: Runs) -> Table:

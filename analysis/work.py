@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections import Counter, defaultdict
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import polars as pl
 
-from analysis.metrics import per_run
+from analysis.metrics import miscounted, per_run
 from analysis.stats import Ratio, paired_ratio
 from parallelbench.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from analysis.load import Runs
 
@@ -61,27 +62,52 @@ def is_below(key: str, roots: Iterable[str]) -> bool:
     return any(key == root or key.startswith(f"{root}.") for root in roots)
 
 
-@lru_cache(maxsize=8)
+@functools.lru_cache(maxsize=8)
 def works(runs: Runs) -> dict[str, Work]:
-    """Per run id, everything that defines its work: its flat configuration, less what is being compared."""
-    configured: dict[str, Work] = {}
+    """Per run id, everything that defines its work: its flat configuration, less what is being compared.
+
+    Runs of equal work share one object.
+    """
+    configured: dict[str, str] = {}
+    parsed: dict[bytes, str] = {}
+    nodes: dict[str, Work] = {}
     seen: dict[str, Counter[tuple[Any, ...]]] = defaultdict(Counter)
     rows = runs.run.select("run_id", "config_json", *_DEVICE).rows()
     for run_id, config_json, *device in rows:
-        flat = flatten_config(config_json)
-        configured[run_id] = {k: v for k, v in flat.items() if not is_below(k, COMPARED + _CIRCUMSTANCES)}
+        node = msgspec.json.decode(config_json)
+        _drop(node, COMPARED + _CIRCUMSTANCES)
+        same = msgspec.json.encode(node)  # of thousands of runs few do different work: the rest is once for each
+        if same not in parsed:
+            work = flatten(node)
+            parsed[same] = canonical(work)
+            nodes[parsed[same]] = work
+        configured[run_id] = parsed[same]
         if None not in device:
-            seen[canonical(configured[run_id])][tuple(device)] += 1
+            seen[configured[run_id]][tuple(device)] += 1
     found: dict[str, Work] = {}
+    whole: dict[tuple[str, tuple[Any, ...]], Work] = {}
     for run_id, _, *device in rows:
-        usual = seen[canonical(configured[run_id])].most_common(1)
+        configuration = configured[run_id]
+        usual = seen[configuration].most_common(1)
         # A run that died before it said where it ran belongs with the others of its configuration.
-        where = usual[0][0] if None in device and usual else device
-        found[run_id] = configured[run_id] | dict(zip(_DEVICE, where, strict=True))
+        where = usual[0][0] if None in device and usual else tuple(device)
+        if (configuration, where) not in whole:
+            whole[configuration, where] = nodes[configuration] | dict(zip(_DEVICE, where, strict=True))
+        found[run_id] = whole[configuration, where]
     return found
 
 
-def canonical(work: Work) -> str:
+def _drop(node: dict[str, Any], keys: Iterable[str]) -> None:
+    """Take these dotted keys, and what is below them, out of a configuration."""
+    for key in keys:
+        *parents, last = key.split(".")
+        inner = node
+        for parent in parents:
+            inner = inner.get(parent, {})
+        inner.pop(last, None)
+
+
+def canonical(work: Any) -> str:
     """A work as text: equal works have equal texts."""
     return json.dumps(work, sort_keys=True)
 
@@ -91,13 +117,11 @@ def plain(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-@lru_cache(maxsize=8)
+@functools.lru_cache(maxsize=8)
 def left_out(runs: Runs) -> pl.DataFrame:
     """`run_id` and `reason` of every run that stays out of comparisons of time and memory."""
     column = pl.col
     gone = pl.format("{}: {}", column("outcome"), column("reason"))
-    samples = runs.ranks.group_by("run_id", "epoch").agg(column("train_samples").sum().alias("owned"))
-    miscounted = samples.join(runs.epochs, on=["run_id", "epoch"]).filter(column("owned") != column("train_samples"))
     reason = (
         pl.when(column("state") == "missing").then(pl.lit("not started"))
         .when(column("state") == "running").then(pl.lit("still running"))
@@ -108,7 +132,7 @@ def left_out(runs: Runs) -> pl.DataFrame:
         .when(column("packed")).then(pl.lit("packed: started by a warm process"))
         .when(column("deterministic")).then(pl.lit("deterministic algorithms only"))
         .when(column("detect_anomaly")).then(pl.lit("autograd searched for NaNs"))
-        .when(column("run_id").is_in(miscounted["run_id"].to_list()))
+        .when(column("run_id").is_in(list(miscounted(runs))))
         .then(pl.lit("the ranks' samples don't add up to the epoch's"))
     )  # fmt: skip
     found = runs.run.select("run_id", reason.alias("reason")).drop_nulls("reason")
@@ -126,35 +150,61 @@ def _again(runs: Runs, left: pl.DataFrame) -> pl.DataFrame:
     return again.select("run_id", pl.lit(reason).alias("reason"))
 
 
-@lru_cache(maxsize=8)
+@functools.lru_cache(maxsize=8)
 def configurations(runs: Runs) -> pl.DataFrame:
     """`run_id` with `group` (runs of the same work), `variant` (strategy with options) and `configuration`.
 
     `group` names the data, the model, and what else sets it apart from the other groups; `configuration`
     is the variant with its devices. Runs of one configuration are repeats of each other.
     """
-    rows = runs.run.select("run_id", "config_json", "strategy", "devices", "nodes").to_dicts()
-    groups = _group_labels(list(works(runs).values()))
-    strategies = {row["run_id"]: flatten({"strategy": json.loads(row["config_json"])["strategy"]}) for row in rows}
-    variants = _labels(list(strategies.values()), key="strategy.name")
-    for row in rows:
-        row["group"] = groups[canonical(works(runs)[row["run_id"]])]
-        row["variant"] = variants[canonical(strategies[row["run_id"]])]
-        nodes = f" on {row['nodes']} nodes" if row["nodes"] > 1 else ""
-        row["configuration"] = f"{row['variant']} × {row['devices']}{nodes}"
-    columns = ("run_id", "group", "variant", "configuration")
-    schema = dict.fromkeys(columns, pl.String)
-    return pl.DataFrame([{name: row[name] for name in columns} for row in rows], schema=schema)
+    groups = _labelled(works(runs), _group_labels)
+    variants = _labelled(strategies(runs), functools.partial(_labels, key="strategy.name"))
+    rows = [
+        (run_id, groups[run_id], variants[run_id], _configuration(variants[run_id], devices, nodes))
+        for run_id, devices, nodes in runs.run.select("run_id", "devices", "nodes").rows()
+    ]
+    names = ("run_id", "group", "variant", "configuration")
+    return pl.DataFrame(rows, schema=dict.fromkeys(names, pl.String), orient="row")
+
+
+def _configuration(variant: str, devices: int, nodes: int) -> str:
+    return f"{variant} × {devices}" + (f" on {nodes} nodes" if nodes > 1 else "")
+
+
+@functools.lru_cache(maxsize=8)
+def strategies(runs: Runs) -> dict[str, Work]:
+    """Per run id its strategy and all options, flat; equal ones share one object."""
+    known: dict[bytes, Work] = {}
+    found = {}
+    for run_id, config_json in runs.run.select("run_id", "config_json").rows():
+        same = bytes(msgspec.json.decode(config_json, type=_WithStrategy).strategy)
+        if same not in known:
+            known[same] = flatten({"strategy": msgspec.json.decode(same)})
+        found[run_id] = known[same]
+    return found
+
+
+class _WithStrategy(msgspec.Struct):
+    """What is read of a configuration; the rest is skipped."""
+
+    strategy: msgspec.Raw
+
+
+def _labelled(found: dict[str, Work], label: Callable[[list[Work]], dict[str, str]]) -> dict[str, str]:
+    """Run id → the label of its work, made once for each object."""
+    distinct = {id(work): work for work in found.values()}
+    labels = label(list(distinct.values()))
+    shown = {key: labels[canonical(work)] for key, work in distinct.items()}
+    return {run_id: shown[id(work)] for run_id, work in found.items()}
 
 
 def groups_across(runs: Runs, roots: tuple[str, ...]) -> dict[str, str]:
     """Run id → the label of its group, if works that differ in these keys, or below them, alone were one."""
     kept = {
-        run_id: {key: value for key, value in work.items() if not is_below(key, roots)}
-        for run_id, work in works(runs).items()
+        id(work): {key: value for key, value in work.items() if not is_below(key, roots)}
+        for work in {id(work): work for work in works(runs).values()}.values()
     }
-    labels = _group_labels(list(kept.values()))
-    return {run_id: labels[canonical(work)] for run_id, work in kept.items()}
+    return _labelled({run_id: kept[id(work)] for run_id, work in works(runs).items()}, _group_labels)
 
 
 def _group_labels(found: list[Work]) -> dict[str, str]:
@@ -162,27 +212,32 @@ def _group_labels(found: list[Work]) -> dict[str, str]:
     models have none.
     """
     distinct = {canonical(work): work for work in found}
+    varying = _varying(list(distinct.values()))
     labels = {}
-    for key, work in distinct.items():
-        rest = [
-            f"{_short(k)} {plain(work[k])}" for k in sorted(work) if _distinguishes(k, work, list(distinct.values()))
-        ]
+    for text, work in distinct.items():
+        rest = [f"{_short(key)} {plain(work[key])}" for key in sorted(work) if (key, _alike(key, work)) in varying]
         names = [work[name] for name in _NAMES if name in work]
-        labels[key] = " · ".join([*names, *rest])
+        labels[text] = " · ".join([*names, *rest])
     return labels
 
 
-def _distinguishes(key: str, work: Work, all_works: list[Work]) -> bool:
-    """Whether a key tells this work from another, once the names of its data and model are known.
+def _varying(found: list[Work]) -> set[tuple[str, str | None]]:
+    """The keys that tell works apart, once the names of their data and models are known, and among which.
 
     An option of a component only does among components of the same name: others may not have it.
     """
-    component = key.partition(".")[0]
-    if key in _NAMES:
-        return False
-    name = f"{component}.name"
-    alike = [other for other in all_works if key == name or other.get(name) == work.get(name)]
-    return any(other.get(key) != work[key] for other in alike)
+    values: dict[tuple[str, str | None], set[Any]] = defaultdict(set)
+    for key in {key for work in found for key in work} - set(_NAMES):
+        for work in found:
+            value = work.get(key)
+            values[key, _alike(key, work)].add(canonical(value) if isinstance(value, (list, dict)) else value)
+    return {key for key, different in values.items() if len(different) > 1}
+
+
+def _alike(key: str, work: Work) -> str | None:
+    """What another work's component must be called for its key to be compared; None: any."""
+    name = f"{key.partition('.')[0]}.name"
+    return None if key == name else work.get(name)
 
 
 def _labels(found: list[Work], *, key: str) -> dict[str, str]:
@@ -203,9 +258,12 @@ def _short(key: str) -> str:
 
 def ratio_of(runs: Runs, metric: str, *, numerator: list[str], denominator: list[str]) -> Ratio | None:
     """The paired ratio of a metric of `per_run` between two lists of run ids."""
-    values = per_run(runs).join(runs.run.select("run_id", "repeat"), on="run_id")
+    values = _values(runs, metric)
+    return paired_ratio(*(dict(values[run_id] for run_id in side) for side in (numerator, denominator)))
 
-    def by_repeat(run_ids: list[str]) -> dict[int, float | None]:
-        return dict(values.filter(pl.col("run_id").is_in(run_ids)).select("repeat", metric).rows())
 
-    return paired_ratio(by_repeat(numerator), by_repeat(denominator))
+@functools.lru_cache(maxsize=64)
+def _values(runs: Runs, metric: str) -> dict[str, tuple[int, float | None]]:
+    """Run id → its repeat, and the metric."""
+    rows = zip(runs.run["run_id"], runs.run["repeat"], per_run(runs)[metric], strict=True)
+    return {run_id: (repeat, value) for run_id, repeat, value in rows}

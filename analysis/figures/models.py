@@ -16,7 +16,7 @@ from analysis.work import groups_across
 if TYPE_CHECKING:
     from analysis.load import Runs
 
-ORDER = 3
+ORDER = 11
 TITLE = "Training time and memory by model"
 _METRICS = {
     "total_training_time_s": "Training time, all epochs (s)",

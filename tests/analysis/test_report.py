@@ -27,7 +27,7 @@ FIGURES = ["runtime", "scaling", "memory", "accuracy", "loss", "time_to_accuracy
 """What every comparison shows."""
 RARER = ["communication", "bubble", "staleness", "attribution", "energy", "power"]
 """What shows something where processes send, idle, push or were attributed, or where GPUs have counters."""
-ACROSS = ["throughput_batch", "throughput_data", "batch_regimes"]
+ACROSS = ["models", "throughput_batch", "throughput_data", "batch_regimes"]
 """What shows something where runs of other work are beside each other."""
 
 
@@ -103,7 +103,7 @@ def test_every_figure_is_valid_svg_and_pdf(sweep: Path) -> None:
 def test_figures_come_in_order_with_findings_from_the_data(sweep: Path) -> None:
     figures = {figure.name: figure for figure in draw(load(sweep))}
     assert list(figures) == FIGURES + RARER + ACROSS
-    assert [figures[name].chart for name in RARER + ACROSS] == [None] * 9
+    assert [figures[name].chart for name in RARER + ACROSS] == [None] * len(RARER + ACROSS)
     finding = {name: figure.finding.replace("\u202f", " ") for name, figure in figures.items()}
     assert finding["runtime"] == "Once warm, an epoch of ddp × 2 takes 6.50 s and single × 1 takes 10.0 s."
     assert "ddp × 2 achieves 65.5 % including start-up and 81.2 % in steady state" in finding["scaling"]
