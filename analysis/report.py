@@ -36,6 +36,8 @@ GENERATOR = '<meta name="generator" content="parallelbench">'
 
 FILTERS = ("data", "model", "strategy", "devices")
 """What the page's reader may filter by: columns of `facts`."""
+MOST_EPOCHS = 100_000
+"""Rows of the table of epochs as CSV; beyond, it is Parquet, a hundredth as large."""
 MOST_RUNS = 500
 """Rows of the page's table of runs; beyond, a browser would take seconds to lay them out."""
 
@@ -121,7 +123,7 @@ def _write_figure(figure: Figure, folder: Path) -> Drawn:
     spec = specification(figure.chart)
     image = svg(spec)
     (folder / f"{figure.name}.svg").write_text(image, encoding="utf-8")
-    (folder / f"{figure.name}.pdf").write_bytes(vl_convert.vegalite_to_pdf(spec))
+    (folder / f"{figure.name}.pdf").write_bytes(vl_convert.svg_to_pdf(image))
     spec.pop("title", None)  # the page has it as a heading
     return Drawn(figure, script_json(spec), base64.b64encode(image.encode()).decode())
 
@@ -141,7 +143,11 @@ def _write_tables(runs: Runs, folder: Path) -> None:
         (folder / f"{name}.tex").write_text(latex.tables(_grouped(table, columns), columns), encoding="utf-8")
     per_run = facts(runs).drop("config_json", "environment_json")
     per_run.write_csv(folder / "runs.csv")
-    per_epoch(runs).write_csv(folder / "epochs.csv")
+    epochs = per_epoch(runs)
+    if epochs.height <= MOST_EPOCHS:
+        epochs.write_csv(folder / "epochs.csv")
+    else:
+        epochs.write_parquet(folder / "epochs.parquet")
     with (folder / "columns.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(("table", "column", "meaning"))

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from analysis.load import Runs
     from analysis.stats import Ratio
 
+MOST_POINTS, FEWEST_EPOCHS = 20_000, 10
+"""Of all curves over epochs together; of each curve at least so many."""
 BASELINE = ("single", 1)
 """Strategy and devices of what every other configuration of a group is compared with."""
 
@@ -139,11 +141,18 @@ def counted(runs: Runs) -> pl.DataFrame:
 def learning(runs: Runs, *, test: str, training: str) -> pl.DataFrame:
     """One row per run that trained to its end, epoch and side (test, training), for lines over epochs.
 
-    Columns: group, configuration, variant, strategy, repeat, side, x (the epoch), value.
+    Columns: group, configuration, variant, strategy, repeat, side, x (the epoch), value. Of very many points, every
+    second or so is left out, but never a run's first and last.
     """
     columns = ("run_id", "group", "configuration", "variant", "strategy", "repeat")
     trained = facts(runs).filter((pl.col("outcome") == "ok") & (pl.col("state") == "done")).select(columns)
-    epochs = trained.join(runs.epochs, on="run_id", maintain_order="left_right")
+    epochs = runs.select("epochs", "run_id", "epoch", test, training)
+    longest: Any = epochs["epoch"].max() or 1
+    every = min(-(-epochs.height // MOST_POINTS), longest // FEWEST_EPOCHS)
+    if every > 1:
+        epoch, last = pl.col("epoch"), pl.col("epoch").max().over("run_id")
+        epochs = epochs.filter(((epoch - 1) % every == 0) | (epoch == last))
+    epochs = trained.join(epochs, on="run_id", maintain_order="left_right")
     sides = [
         epochs.select(*columns, side=pl.lit(side), x="epoch", value=name)
         for side, name in (("test", test), ("training", training))

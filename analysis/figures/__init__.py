@@ -39,10 +39,15 @@ def draw(runs: Runs, names: Sequence[str] = ()) -> list[Figure]:
         if name not in known:
             raise ConfigError(f"{name} is no figure: {choices(name, known)}")
     modules = [importlib.import_module(f"{__name__}.{name}") for name in names or known]
-    return [
-        Figure(module.__name__.rpartition(".")[2], module.TITLE, module.figure(runs), module.finding(runs))
-        for module in sorted(modules, key=lambda module: module.ORDER)
-    ]
+    return [_drawn(module, runs) for module in sorted(modules, key=lambda module: module.ORDER)]
+
+
+def _drawn(module: Any, runs: Runs) -> Figure:
+    chart, finding = module.figure(runs), module.finding(runs)
+    subtitle = chart.title.subtitle if chart is not None else None
+    if isinstance(subtitle, str):  # on the page the title is a heading, and this would be lost
+        finding = f"{finding}\n{subtitle}"
+    return Figure(module.__name__.rpartition(".")[2], module.TITLE, chart, finding)
 
 
 def specification(chart: alt.FacetChart) -> dict[str, Any]:

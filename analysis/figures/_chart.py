@@ -50,6 +50,10 @@ EPOCHS = alt.Axis(tickMinStep=1, format="d", labelFlush=False)
 PANEL_WIDTH = 330
 _LONG_NAME = 28
 COLUMNS = 2
+MOST_PANELS = 24
+"""Of a figure."""
+MOST_POINTS = 4000
+"""Of a figure's repeats."""
 LEGEND = alt.Legend(
     title=None, symbolLimit=0, symbolType="stroke", symbolOpacity=1, symbolSize=500, symbolStrokeWidth=2.5
 )
@@ -72,7 +76,10 @@ def variants(runs: pl.DataFrame) -> dict[str, str]:
 def panels(
     chart: alt.LayerChart | alt.FacetChart, order: Sequence[str], *, title: str, own_axes: bool = False
 ) -> alt.FacetChart:
-    """Lay out one panel per value of the column `panel`, with axes of its own if asked; style it all."""
+    """Lay out one panel per value of the column `panel`, with axes of its own if asked; style it all.
+
+    Of more than `MOST_PANELS`, a subtitle says how many are left out.
+    """
     header = alt.Header(
         title=None,
         labelFontSize=13,
@@ -88,7 +95,7 @@ def panels(
     facet = alt.Facet("panel:N", sort=list(order), header=header)
     laid_out: alt.FacetChart = (
         chart.facet(facet=facet, columns=min(COLUMNS, len(order)))
-        .properties(title=alt.Title(title, anchor="start", fontSize=15, offset=12, color=INK), spacing=28)
+        .properties(title=_title(title, len(order)), spacing=28)
         .configure(font="Arial, Helvetica, 'Liberation Sans', sans-serif", background="white")
         .configure_axis(
             **axis,
@@ -106,6 +113,13 @@ def panels(
     return laid_out
 
 
+def _title(title: str, count: int) -> alt.Title:
+    shown = alt.Title(title, anchor="start", fontSize=15, offset=12, color=INK)
+    if count > MOST_PANELS:
+        shown.subtitle = f"{MOST_PANELS} of {count} panels are drawn; the tables have the numbers of all."
+    return shown
+
+
 def panel(data: pl.DataFrame, label: str | pl.Expr) -> pl.DataFrame:
     """Add the column `panel`: the label, below the group where there are several."""
     label = pl.lit(label) if isinstance(label, str) else label
@@ -113,17 +127,30 @@ def panel(data: pl.DataFrame, label: str | pl.Expr) -> pl.DataFrame:
 
 
 def with_medians(data: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
-    """Add the `median` of `value` over repeats, its largest, and which row draws them."""
-    return data.with_columns(
+    """Add the `median` of `value` over repeats, its largest, and which row draws them.
+
+    Of very many repeats, a point at the median stands for all.
+    """
+    data = data.with_columns(
         median=pl.col("value").median().over(by),
         largest=pl.col("value").max().over(by),
         first=pl.int_range(pl.len()).over(by) == 0,
     )
+    if _shown(data).height <= MOST_POINTS:
+        return data
+    repeats = pl.format("median of {}", pl.len().over(by))
+    return data.with_columns(value=pl.col("median"), repeat=repeats).filter("first")
+
+
+def _shown(data: pl.DataFrame) -> pl.DataFrame:
+    """The rows of the first panels; more would take minutes to draw, and nobody looks through them."""
+    first = data["panel"].unique(maintain_order=True).head(MOST_PANELS)
+    return data.filter(pl.col("panel").is_in(first.implode()))
 
 
 def records(data: pl.DataFrame) -> alt.Data:
-    """The rows, inlined."""
-    return alt.InlineData(values=data.to_dicts())
+    """The rows of the panels that are drawn, inlined."""
+    return alt.InlineData(values=_shown(data).to_dicts())
 
 
 def bars(

@@ -61,7 +61,8 @@ def steps(runs: Runs) -> pl.DataFrame:
         panel=pl.format("{} · {} × {}", pl.col("run_id").replace_strict(labels, return_dtype=pl.String), "strategy",
                         "devices"),
     )  # fmt: skip
-    curves = [_best(runs, members) for _, members in rows.group_by("panel", maintain_order=True)]
+    several = rows.filter(pl.col("x").n_unique().over("panel") >= _ENOUGH_BATCHES)
+    curves = [_best(runs, members) for _, members in several.group_by("panel", maintain_order=True)]
     found = [curve for curve in curves if curve["x"].n_unique() >= _ENOUGH_BATCHES]
     return pl.concat(found) if found else pl.DataFrame(schema={"panel": pl.String, "x": pl.Int32})
 

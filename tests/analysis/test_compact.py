@@ -106,6 +106,31 @@ def test_tables_are_read_when_they_are_asked_for_also_after_the_copy_changed(tmp
     assert runs.ranks is runs.ranks
 
 
+def test_some_columns_are_those_of_the_table_from_a_copy_and_without_one(tmp_path: Path) -> None:
+    for repeat in range(3):
+        finished(tmp_path, repeat)
+    load(tmp_path)
+    finished(tmp_path, 3, 2.0)  # not in the copy yet
+    for runs in (load(tmp_path), scan(tmp_path), load(tmp_path).only(set(scan(tmp_path).run["run_id"][1:3]))):
+        for table in runs.tables:
+            names = runs.tables[table].columns[::-2]
+            fresh = load(tmp_path).only(set(runs.run["run_id"]))
+            assert fresh.select(table, *names).equals(runs.tables[table].select(names))
+
+
+def test_a_damaged_copy_costs_no_column(tmp_path: Path) -> None:
+    for repeat in range(3):
+        finished(tmp_path, repeat)
+    load(tmp_path)
+    runs = load(tmp_path)
+    copy = tmp_path / "demo" / NAME
+    content = bytearray(copy.read_bytes())
+    at = content.index(b"ranks.parquet") + 60
+    content[at : at + 400] = bytes(400)
+    copy.write_bytes(content)  # in place: it is the file that `runs` has open
+    assert runs.select("ranks", "epoch_time_s").equals(scan(tmp_path).ranks.select("epoch_time_s"))
+
+
 CHANGES = st.lists(
     st.tuples(st.sampled_from(("add", "replace", "delete", "fail", "damage", "empty")), st.integers(0, 4)),
     min_size=1,

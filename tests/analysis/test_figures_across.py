@@ -9,7 +9,7 @@ import pytest
 import vl_convert
 
 from analysis import load
-from analysis.figures import batch_regimes, throughput_batch, throughput_data
+from analysis.figures import batch_regimes, models, throughput_batch, throughput_data
 from tests.analysis.factory import Fake, config, published
 
 
@@ -54,6 +54,41 @@ def test_runs_that_do_not_count_are_in_no_rate(tmp_path: Path) -> None:
     for batch in (64, 128):
         published(config(tmp_path, batch_size=batch), Fake(oversubscribed=batch == 64))
     assert throughput_batch.figure(load(tmp_path)) is None
+
+
+def test_models_are_beside_each_other_by_configuration(tmp_path: Path) -> None:
+    for repeat in range(2):
+        for model, one, two in (("mlp", 4.0, 6.0), ("cnn_small", 40.0, 20.0)):
+            fake = Fake(epoch_time_s=lambda epoch, rank, s=one: s)  # type: ignore[misc]
+            published(config(tmp_path, repeat=repeat, model=model), fake)
+            fake = Fake(epoch_time_s=lambda epoch, rank, s=two: s)  # type: ignore[misc]
+            published(config(tmp_path, repeat=repeat, model=model, strategy="ddp", devices=2), fake)
+    published(config(tmp_path, model="mlp", batch_size=64))  # no other model at this batch
+    runs = load(tmp_path)
+    assert models.finding(runs) == (
+        "Against single × 1, ddp × 2 takes 0.50 (cnn_small) to 1.50 (mlp) times the training time and "
+        "2.00 (cnn_small) to 2.00 (mlp) times the memory."
+    )
+    chart = models.figure(runs)
+    assert chart is not None
+    (values,) = chart.to_dict()["datasets"].values()
+    rows = [row for row in values if row["panel"].startswith("Training time")]
+    medians = {(row["model"], row["configuration"]): row["median"] for row in rows}
+    assert medians == {
+        ("mlp", "single × 1"): 12.0,
+        ("mlp", "ddp × 2"): 18.0,
+        ("cnn_small", "single × 1"): 120.0,
+        ("cnn_small", "ddp × 2"): 60.0,
+    }
+    assert "ddp × 2" in vl_convert.vegalite_to_svg(chart.to_dict())
+
+
+def test_one_model_needs_no_figure_of_models(tmp_path: Path) -> None:
+    published(config(tmp_path))
+    published(config(tmp_path, batch_size=64, model="mlp"))
+    runs = load(tmp_path)
+    assert models.figure(runs) is None
+    assert models.finding(runs) == "No two runs that count differ in the model only, beside one device."
 
 
 def regimes(root: Path, *, least: float, critical: float) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
+import sys
 import xml.etree.ElementTree as ET
 from html.parser import HTMLParser
 from typing import TYPE_CHECKING, Any
@@ -14,14 +15,18 @@ import pytest
 
 from analysis import load, notes, summary, write_report
 from analysis import report as report_module
-from analysis.figures import draw
+from analysis.figures import _chart, draw
 from analysis.figures._chart import DASHES, SPARE, STYLES, dashes, variants
+from analysis.metrics import per_epoch
+from analysis.summary import learning
 from parallelbench.errors import ConfigError, StorageError
 from tests.analysis.factory import MIB, Fake, config, failed, foreign, published
 from tests.analysis.test_compare import pair, steady
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from analysis import Runs
 
 FIGURES = ["runtime", "scaling", "memory", "accuracy", "loss", "time_to_accuracy"]
 """What every comparison shows."""
@@ -112,6 +117,44 @@ def test_figures_come_in_order_with_findings_from_the_data(sweep: Path) -> None:
     assert "80 % test accuracy" in finding["time_to_accuracy"]
     assert finding["communication"] == "No run that counts sent anything between processes."
     assert finding["staleness"] == "No run that counts pushed to a parameter server."
+
+
+@pytest.fixture
+def many(monkeypatch: pytest.MonkeyPatch, sweep: Path) -> Runs:
+    """A sweep for which a few points, panels and epochs are very many."""
+    monkeypatch.setattr(_chart, "MOST_POINTS", 3)
+    monkeypatch.setattr(_chart, "MOST_PANELS", 1)
+    summary_module = sys.modules["analysis.summary"]  # `analysis.summary` is the function
+    monkeypatch.setattr(summary_module, "MOST_POINTS", 6)
+    monkeypatch.setattr(summary_module, "FEWEST_EPOCHS", 1)
+    monkeypatch.setattr(report_module, "MOST_EPOCHS", 3)
+    return load(sweep)
+
+
+def test_of_very_many_repeats_and_panels_medians_of_the_first_are_drawn(many: Runs) -> None:
+    (figure,) = draw(many, ["runtime"])
+    assert figure.chart is not None
+    (values,) = figure.chart.to_dict()["datasets"].values()
+    assert [(row["panel"], row["configuration"], row["repeat"], row["value"]) for row in values] == [
+        ("Later epochs (median)", "single × 1", "median of 2", 10.0),
+        ("Later epochs (median)", "ddp × 2", "median of 2", 6.5),
+    ]
+    assert figure.finding.endswith("\n1 of 2 panels are drawn; the tables have the numbers of all.")
+    assert figure.chart.to_dict()["title"]["subtitle"] in figure.finding
+
+
+def test_of_very_long_curves_some_epochs_are_drawn_the_last_always(many: Runs) -> None:
+    found = learning(many, test="test_loss", training="train_loss")
+    assert found["x"].unique().to_list() == [1, 3]
+    assert found["value"].max() == 2.2
+
+
+@pytest.mark.slow
+def test_very_many_epochs_are_a_parquet_file(many: Runs, tmp_path: Path) -> None:
+    write_report(many.root, tmp_path / "report")
+    found = pl.read_parquet(tmp_path / "report" / "tables" / "epochs.parquet")
+    assert found.equals(per_epoch(many))
+    assert not (tmp_path / "report" / "tables" / "epochs.csv").exists()
 
 
 @pytest.mark.slow
@@ -242,7 +285,7 @@ def test_many_groups_and_devices_are_drawn(tmp_path: Path) -> None:
                 run = config(tmp_path, model=model, strategy=strategy, devices=devices, epochs=3)
                 published(run, steady(10.0 / devices**0.8))
     figures = draw(load(tmp_path))
-    assert [figure.name for figure in figures if figure.chart] == FIGURES
+    assert [figure.name for figure in figures if figure.chart] == [*FIGURES, "models"]
     panels = {figure.name: {row["panel"] for row in figure.chart.data.values} for figure in figures if figure.chart}
     assert panels["scaling"] == {
         f"digits · {model} — {kind}"
