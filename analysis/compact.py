@@ -14,10 +14,10 @@ import os
 import time
 import uuid
 import zipfile
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -133,11 +133,12 @@ class Sweep:
 class Collection:
     """All runs of some folders, from copies where those are up to date."""
 
-    def __init__(self, folders: list[RunFolder], read: Read, *, is_published: Callable[[RunFolder], bool]) -> None:
+    def __init__(self, folders: list[RunFolder], read: Read) -> None:
         self._read = read
-        places = enumerate(folders)
-        by_home = groupby(sorted(places, key=lambda p: p[1].path.parent), key=lambda p: p[1].path.parent)
-        self._sweeps = [_sweep(home, list(members), read, is_published) for home, members in by_home]
+        by_home: dict[Path, list[tuple[int, RunFolder]]] = defaultdict(list)
+        for place, folder in enumerate(folders):
+            by_home[folder.path.parent].append((place, folder))
+        self._sweeps = [_sweep(home, members, read) for home, members in by_home.items()]
         found = sorted(pair for sweep in self._sweeps for pair in sweep.found())
         self.found = [run for _, run in found]
         """Every run that was read, in the order of the folders."""
@@ -225,22 +226,22 @@ def open_copy(home: Path) -> Copy | None:
     return copy if copy.index.layout == layout() else None
 
 
-def fingerprint(result: Path) -> tuple[str, float]:
-    """What changes with any file of a result, and when the youngest of them was written (Unix time, s)."""
-    with os.scandir(result) as entries:
-        files = sorted((entry.name, *_identity(entry.stat())) for entry in entries)
-    digest = hashlib.blake2b(repr(files).encode(), digest_size=16).hexdigest()
-    return digest, max((file[2] for file in files), default=0) / 1e9
-
-
-def _identity(stat: os.stat_result) -> tuple[int, int, int]:
+def fingerprint(result: str) -> tuple[str, float] | None:
+    """What changes with any file of a result, and when the youngest of them was written (Unix time, s); None: there is
+    no result.
+    """
+    try:
+        with os.scandir(result) as entries:
+            stats = [(entry.name, entry.stat()) for entry in entries]
+    except FileNotFoundError:
+        return None
     # Not the time of the inode's last change: making an archive read-only must not make it slow.
-    return stat.st_size, stat.st_mtime_ns, stat.st_ino
+    files = sorted([(name, stat.st_size, stat.st_mtime_ns, stat.st_ino) for name, stat in stats])
+    digest = hashlib.blake2b(repr(files).encode(), digest_size=16).hexdigest()
+    return digest, max([file[2] for file in files], default=0) / 1e9
 
 
-def _sweep(
-    home: Path, members: list[tuple[int, RunFolder]], read: Read, is_published: Callable[[RunFolder], bool]
-) -> Sweep:
+def _sweep(home: Path, members: list[tuple[int, RunFolder]], read: Read) -> Sweep:
     places = {folder.path.name: (place, folder) for place, folder in members}
     many = len(places) >= FEWEST_RUNS
     sweep = Sweep(places, open_copy(home) if many else None)
@@ -250,8 +251,8 @@ def _sweep(
     for name, (_, folder) in places.items():
         try:
             # Before it is read: should it change in between, what was read has an old fingerprint and is never used.
-            if many and is_published(folder):
-                now, youngest = fingerprint(folder.result)
+            if many and (found := fingerprint(f"{folder.path}/result")):
+                now, youngest = found
                 if name in known and known[name].fingerprint == now:
                     sweep.cached[name] = known[name]
                     continue

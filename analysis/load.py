@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -131,7 +132,7 @@ def load(path: Path | str, *, plugin: str | None = None) -> Runs:
         raise ConfigError(f"{root} is no folder: name a run's folder, a sweep's, or the one that holds the sweeps")
     folders = find_runs(root)
     skipped = _foreign(root, folders)
-    collection = Collection(folders, lambda folder: _read(folder, plugin), is_published=_is_published)
+    collection = Collection(folders, lambda folder: _read(folder, plugin))
     skipped += [Skipped(path, _one_line(error)) for path, error in collection.errors]
     kept, twins = _without_twins(collection.found)
     return Runs(
@@ -168,26 +169,23 @@ def _foreign(root: Path, folders: list[RunFolder]) -> list[Skipped]:
     """Folders beside runs that are none: half-written ones (a crash before `config.yaml`) or somebody
     else's.
     """
-    runs = {folder.path for folder in folders}
-    if root in runs:
+    if any(folder.path == root for folder in folders):
         return []
-    homes = {path.parent for path in runs} | {root}
-    expected = runs | homes
-    beside = (path for home in homes for path in home.iterdir() if path not in expected and path.is_dir())
+    expected: dict[Path, set[str]] = {root: set()}
+    for folder in folders:
+        expected.setdefault(folder.path.parent, set()).add(folder.path.name)
     return [
-        Skipped(path, "no config.yaml: half-written, or not a run")
-        for path in beside
-        if path.name not in _WITHOUT_RUNS and not path.name.startswith(".")
+        Skipped(Path(entry.path), "no config.yaml: half-written, or not a run")
+        for home, names in expected.items()
+        for entry in os.scandir(home)
+        if entry.name not in names and entry.name not in _WITHOUT_RUNS and not entry.name.startswith(".")
+        if entry.is_dir() and Path(entry.path) not in expected
     ]
 
 
-def _is_published(folder: RunFolder) -> bool:
-    # `result/` appears whole, by one rename: one that is there but not valid was damaged later.
-    return folder.result.exists()
-
-
 def _read(folder: RunFolder, plugin: str | None) -> Published:
-    return read_published(folder) if _is_published(folder) else Published(_read_journals(folder, plugin))
+    # `result/` appears whole, by one rename: one that is there but not valid was damaged later.
+    return read_published(folder) if folder.result.exists() else Published(_read_journals(folder, plugin))
 
 
 def _telemetry(folder: Path) -> pl.DataFrame:

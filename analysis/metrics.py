@@ -141,11 +141,13 @@ def _epochs(runs: Runs, *columns: str) -> pl.DataFrame:
     """`per_epoch` of some columns, and `owned_samples`: those that its ranks say they trained on."""
     slowest = (
         _numbered(runs, "ranks", "epoch", "epoch_time_s", "evaluation_time_s", "train_samples")
+        .lazy()
         .group_by(_with("epoch"))
         .agg(
             pl.col("epoch_time_s", "evaluation_time_s").max(),
             pl.col("train_samples").sum().alias("owned_samples"),
         )
+        .collect(engine="streaming")  # twice as fast here
     )
     needed = dict.fromkeys(("epoch", "attempt", "train_samples", *columns))
     needed.pop("run_id", None)
@@ -256,12 +258,14 @@ def _per_rank(runs: Runs) -> pl.DataFrame:
     kinds = [f"{kind}_bytes_sent" for kind in KINDS_SENT]
     return (
         _numbered(runs, "ranks", "rank", *peaks, *kinds)
+        .lazy()
         .group_by(_with("rank"))
         .agg(
             pl.col("run_id", "rank").first(),
             *(pl.when(pl.col(peak).null_count() == 0).then(pl.col(peak).max()).alias(peak) for peak in peaks),
             pl.col(kinds).sum(),
         )
+        .collect(engine="streaming")
         .sort("_both")
         .with_columns(bytes_sent=pl.sum_horizontal(kinds))
     )

@@ -193,7 +193,7 @@ def find_runs(root: Path) -> list[RunFolder]:
             found.append(folder)
         else:
             found += [below for below in _subfolders(folder) if os.path.exists(f"{below}/config.yaml")]
-    return [RunFolder(path) for path in sorted(map(Path, found), key=lambda path: path.parts)]
+    return [RunFolder(Path(path)) for path in sorted(found, key=lambda path: path.split(os.sep))]
 
 
 def _subfolders(path: Path | str) -> list[str]:

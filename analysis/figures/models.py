@@ -59,10 +59,11 @@ def _dots(data: pl.DataFrame) -> alt.FacetChart:
     y = alt.Y("model:N", sort=models, title=None, axis=alt.Axis(grid=True, domain=False, ticks=False, labelPadding=8))
     scale = alt.Scale(type="log", nice=False, padding=14)
     colour = series(data)["color"]
+    colour.legend.symbolType = "circle"
     tooltip = [f"{name}:N" for name in ("model", "configuration")]
     median = base.transform_filter("datum.first").mark_point(filled=True, size=110, opacity=0.9)
     median = median.encode(
-        x=alt.X("median:Q", title="Logarithmic scale", scale=scale, axis=alt.Axis(tickCount=5, format="~s")),
+        x=alt.X("median:Q", title="Logarithmic scale", scale=scale, axis=alt.Axis(tickCount=5, format=",.4~g")),
         y=y,
         color=colour,
         tooltip=[*tooltip, alt.Tooltip("median:Q", format=".4~g")],
