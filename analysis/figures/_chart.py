@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import altair as alt
 import polars as pl
+from altair.utils.schemapi import debug_mode
 
 from analysis.summary import counted
 
@@ -150,7 +151,8 @@ def _shown(data: pl.DataFrame) -> pl.DataFrame:
 
 def records(data: pl.DataFrame) -> alt.Data:
     """The rows of the panels that are drawn, inlined."""
-    return alt.InlineData(values=_shown(data).to_dicts())
+    with debug_mode(False):  # else every value is checked against the schema of Vega-Lite, which takes most of the time
+        return alt.InlineData(values=_shown(data).to_dicts())
 
 
 def bars(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
 import altair as alt
@@ -83,12 +84,13 @@ def finding(runs: Runs) -> str:
     """What each configuration takes of one device's time and memory: of the model that gains most to the other end."""
     sentences = []
     for (work,), rows in _measured(runs).group_by("work", maintain_order=True):
-        shown = [
-            f"{name} takes {_extremes(rows, name, 'total_training_time_s')} times the training time and "
-            f"{_extremes(rows, name, 'peak_memory_sum_bytes')} times the memory"
-            for name in rows["configuration"].unique(maintain_order=True)
-            if name != _BASELINE and _ratios(rows, name, "total_training_time_s")
-        ]
+        shown = []
+        for configuration in rows["configuration"].unique(maintain_order=True):
+            time, memory = (_against_one_device(rows, configuration, metric) for metric in _METRICS)
+            if time and configuration != _BASELINE:
+                shown.append(
+                    f"{configuration} takes {_ends(time)} times the training time and {_ends(memory)} times the memory"
+                )
         if shown:
             sentences.append((str(work), f"against {_BASELINE}, {text.listed(shown, most=4, sep='; ')}"))
     return per_group(sentences) if sentences else "No two runs that count differ in the model only, beside one device."
@@ -97,23 +99,15 @@ def finding(runs: Runs) -> str:
 _BASELINE = f"{BASELINE[0]} × {BASELINE[1]}"
 
 
-def _extremes(rows: pl.DataFrame, configuration: str, metric: str) -> str:
-    """The lowest and the highest ratio, with their models."""
-    ratios = sorted((ratio, model) for model, ratio in _ratios(rows, configuration, metric).items())
-    if not ratios:
-        return text.MISSING
-    ends = [f"{ratio:.2f} ({model})" for ratio, model in (ratios[0], ratios[-1])]
-    return ends[0] if len(ratios) == 1 else " to ".join(ends)
+def _against_one_device(rows: pl.DataFrame, configuration: str, metric: str) -> list[tuple[float, str]]:
+    """Of every model the median over paired repeats of the metric ÷ one device's, and its name; in ascending order."""
+    by_model: dict[str, dict[str, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
+    for model, name, repeat, value in rows.select("model", "configuration", "repeat", metric).iter_rows():
+        by_model[model][name][repeat] = value
+    ratios = [(paired_ratio(found[configuration], found[_BASELINE]), model) for model, found in by_model.items()]
+    return sorted((ratio.median, model) for ratio, model in ratios if ratio)
 
 
-def _ratios(rows: pl.DataFrame, configuration: str, metric: str) -> dict[str, float]:
-    """Model → the median over paired repeats of the metric ÷ one device's."""
-    found = {}
-    for (model,), members in rows.group_by("model", maintain_order=True):
-        numerator, denominator = (
-            dict(members.filter(pl.col("configuration") == name).select("repeat", metric).rows())
-            for name in (configuration, _BASELINE)
-        )
-        if ratio := paired_ratio(numerator, denominator):
-            found[str(model)] = ratio.median
-    return found
+def _ends(ratios: list[tuple[float, str]]) -> str:
+    ends = dict.fromkeys(f"{ratio:.2f} ({model})" for ratio, model in (ratios[0], ratios[-1])) if ratios else ()
+    return " to ".join(ends) or text.MISSING
