@@ -26,6 +26,7 @@ PARTS = (
         "trainers",
         "startup",
         "scale",
+        "answers",
         "submit",
         "packed",
         "ddp",
