@@ -34,21 +34,43 @@ _SPECIAL = str.maketrans(
         "\u2060": "",
     }
 )
+MOST_COLUMNS, LONG_HEADING = 6, 12
+"""Of a tabular, besides the first: with headings in two lines they fit on a page, in footnotesize."""
 _HEAD = "% Needs \\usepackage{booktabs}; with pdfLaTeX also \\usepackage[T1]{fontenc} and \\usepackage{textcomp}.\n"
 
 
 def tables(groups: Sequence[tuple[str, Sequence[Shown]]], columns: Sequence[Column]) -> str:
-    """One tabular per group of like work; columns without any value are left out, as nobody would print them."""
-    return _HEAD + "\n".join(_tabular(group, rows, columns) for group, rows in groups)
+    """One tabular per group of like work, or several where it would be wider than a page, each with the first column.
+
+    Columns without any value are left out, as nobody would print them.
+    """
+    return _HEAD + "\n".join(part for group, rows in groups for part in _tabulars(group, rows, columns))
 
 
-def _tabular(group: str, rows: Sequence[Shown], columns: Sequence[Column]) -> str:
-    kept = [i for i in range(len(columns)) if any(row.cells[i].shown != text.MISSING for row in rows)]
+def _tabulars(group: str, rows: Sequence[Shown], columns: Sequence[Column]) -> list[str]:
+    name, *kept = [i for i in range(len(columns)) if any(row.cells[i].shown != text.MISSING for row in rows)]
+    count = max(1, -(-len(kept) // MOST_COLUMNS))
+    each = -(-len(kept) // count)
+    parts = [[name, *kept[start : start + each]] for start in range(0, len(kept), each)]
+    return [_tabular(f"{group} ({number} of {count})", rows, columns, part) for number, part in enumerate(parts, 1)]
+
+
+def _tabular(title: str, rows: Sequence[Shown], columns: Sequence[Column], kept: list[int]) -> str:
     shape = "".join("r" if columns[i].numeric else "l" for i in kept)
-    lines = [[columns[i].heading for i in kept], *([row.cells[i].shown for i in kept] for row in rows)]
-    head, *body = [" & ".join(map(escape, line)) + r" \\" for line in lines]
-    begin = [f"% {' '.join(group.split())}", rf"\begin{{tabular}}{{{shape}}}", r"\toprule"]
-    return "\n".join([*begin, head, r"\midrule", *body, r"\bottomrule", r"\end{tabular}", ""])
+    head = [_heading(columns[i].heading, "r" if columns[i].numeric else "l") for i in kept]
+    body = [[escape(row.cells[i].shown) for i in kept] for row in rows]
+    first, *others = [" & ".join(line) + r" \\" for line in (head, *body)]
+    begin = [f"% {' '.join(title.split())}", rf"\begin{{tabular}}{{@{{}}{shape}@{{}}}}", r"\toprule"]
+    return "\n".join([*begin, first, r"\midrule", *others, r"\bottomrule", r"\end{tabular}", ""])
+
+
+def _heading(words: str, side: str) -> str:
+    """In two lines where it is long, of which the upper is no longer than need be."""
+    places = [at for at, character in enumerate(words) if character == " "]
+    if len(words) <= LONG_HEADING or not places:
+        return escape(words)
+    middle = min(places, key=lambda at: max(at, len(words) - at - 1))
+    return rf"\shortstack[{side}]{{{escape(words[:middle])}\\{escape(words[middle + 1 :])}}}"
 
 
 def escape(words: str) -> str:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analysis import load, write_report
-from analysis.latex import escape
+from analysis.latex import MOST_COLUMNS, escape
 from tests.analysis.factory import Fake, config, published
 
 if TYPE_CHECKING:
@@ -40,12 +40,19 @@ def test_a_report_has_its_tables_for_a_paper(tmp_path: Path) -> None:
             published(run, Fake(epoch_time_s=lambda epoch, rank, time_s=time_s: time_s))  # type: ignore[misc]
     page = write_report(tmp_path)
     lines = (page.parent / "tables" / "configurations.tex").read_text().splitlines()
-    begin, top, head, middle, *rows = (line for line in lines if not line.startswith("%"))
-    columns = re.fullmatch(r"\\begin{tabular}{([rl]+)}", begin)
-    assert columns is not None
-    assert (top, middle, rows[-2:]) == (r"\toprule", r"\midrule", [r"\bottomrule", r"\end{tabular}"])
-    assert head.startswith("Configuration & Runs counted & Time per epoch (s) & Speed-up and interval")
-    assert all(line.endswith(r" \\") and line.count(" & ") == len(columns[1]) - 1 for line in (head, *rows[:-2]))
-    assert [row.split(" & ")[0] for row in rows[:-2]] == [r"single \texttimes{}~1", r"ddp \texttimes{}~2"]
+    parts = "\n".join(line for line in lines if not line.startswith("%")).split("\\end{tabular}")[:-1]
+    heads = [part.strip().splitlines()[2] for part in parts]
+    for part in parts:
+        begin, top, head, middle, *rows, bottom = part.strip().splitlines()
+        columns = re.fullmatch(r"\\begin{tabular}{@{}([rl]+)@{}}", begin)
+        assert columns is not None
+        assert len(columns[1]) <= 1 + MOST_COLUMNS
+        assert (top, middle, bottom) == (r"\toprule", r"\midrule", r"\bottomrule")
+        assert all(line.endswith(r" \\") and line.count(" & ") == len(columns[1]) - 1 for line in (head, *rows))
+        assert [row.split(" & ")[0] for row in rows] == [r"single \texttimes{}~1", r"ddp \texttimes{}~2"]
+    assert len(parts) == 3
+    assert heads[0].startswith(r"Configuration & Runs counted & ")
+    assert r"& \shortstack[r]{Time per\\epoch (s)} &" in heads[0]
+    assert r"& \shortstack[r]{Memory, largest\\process (MiB)}" in heads[1]
     assert not (page.parent / "tables" / "energy.tex").read_text().count("tabular"), "no energy was measured"
     assert load(tmp_path).run.height == 4
