@@ -218,6 +218,9 @@ def _read_journals(folder: RunFolder, plugin: str | None) -> Frames:
         rows, events = read_tables(attempts[-1].path)
         unfinished = Outcome(outcome="killed", reason="", finished_at=0.0)
         row = run_row(run, attempts[-1], state.outcome or unfinished, events)
+        for of_table in rows.values():  # a program of another schema version has written them under another id
+            for measured in of_table:
+                measured["run_id"] = row["run_id"]
     row |= {
         "outcome": state.outcome.outcome if state.outcome else None,
         "reason": state.outcome.reason if state.outcome else None,

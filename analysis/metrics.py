@@ -127,8 +127,9 @@ def _ids(runs: Runs) -> pl.Enum:
 
 
 def _numbered(runs: Runs, table: str, *columns: str) -> pl.DataFrame:
-    """These columns of a table, and `run_id` as an enumeration."""
-    return runs.select(table, "run_id", *columns).with_columns(pl.col("run_id").cast(_ids(runs)))
+    """These columns of a table, and `run_id` as an enumeration; only rows of the runs in `runs.run`."""
+    rows = runs.select(table, "run_id", *columns)
+    return rows.with_columns(pl.col("run_id").cast(_ids(runs), strict=False)).drop_nulls("run_id")
 
 
 def _with(column: str) -> pl.Expr:

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from analysis.load import Runs
     from analysis.stats import Ratio
 
-MOST_POINTS, FEWEST_EPOCHS = 20_000, 10
-"""Of all curves over epochs together; of each curve at least so many."""
+MOST_POINTS, FEWEST_EPOCHS = 6_000, 10
+"""Of all curves over epochs together, on each side; of each curve at least so many."""
 BASELINE = ("single", 1)
 """Strategy and devices of what every other configuration of a group is compared with."""
 
@@ -147,11 +147,11 @@ def learning(runs: Runs, *, test: str, training: str) -> pl.DataFrame:
     columns = ("run_id", "group", "configuration", "variant", "strategy", "repeat")
     trained = facts(runs).filter((pl.col("outcome") == "ok") & (pl.col("state") == "done")).select(columns)
     epochs = runs.select("epochs", "run_id", "epoch", test, training)
-    longest: Any = epochs["epoch"].max() or 1
-    every = min(-(-epochs.height // MOST_POINTS), longest // FEWEST_EPOCHS)
+    every = -(-epochs.height // MOST_POINTS)
     if every > 1:
         epoch, last = pl.col("epoch"), pl.col("epoch").max().over("run_id")
-        epochs = epochs.filter(((epoch - 1) % every == 0) | (epoch == last))
+        step = pl.min_horizontal(pl.lit(every), (last // FEWEST_EPOCHS).clip(1))
+        epochs = epochs.filter(((epoch - 1) % step == 0) | (epoch == last))
     epochs = trained.join(epochs, on="run_id", maintain_order="left_right")
     sides = [
         epochs.select(*columns, side=pl.lit(side), x="epoch", value=name)

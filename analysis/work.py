@@ -161,7 +161,7 @@ def configurations(runs: Runs) -> pl.DataFrame:
     is the variant with its devices. Runs of one configuration are repeats of each other.
     """
     groups = _labelled(works(runs), _group_labels)
-    variants = _labelled(strategies(runs), functools.partial(_labels, key="strategy.name"))
+    variants = component_labels(runs, "strategy")
     rows = [
         (run_id, groups[run_id], variants[run_id], _configuration(variants[run_id], devices, nodes))
         for run_id, devices, nodes in runs.run.select("run_id", "devices", "nodes").rows()
@@ -175,22 +175,21 @@ def _configuration(variant: str, devices: int, nodes: int) -> str:
 
 
 @functools.lru_cache(maxsize=8)
-def strategies(runs: Runs) -> dict[str, Work]:
-    """Per run id its strategy and all options, flat; equal ones share one object."""
+def components(runs: Runs, name: str) -> dict[str, Work]:
+    """Per run id this component (strategy, model) with all its options, flat; equal ones share one object."""
     known: dict[bytes, Work] = {}
     found = {}
     for run_id, config_json in runs.run.select("run_id", "config_json").rows():
-        same = bytes(msgspec.json.decode(config_json, type=_WithStrategy).strategy)
+        same = bytes(msgspec.json.decode(config_json, type=dict[str, msgspec.Raw])[name])
         if same not in known:
-            known[same] = flatten({"strategy": msgspec.json.decode(same)})
+            known[same] = flatten({name: msgspec.json.decode(same)})
         found[run_id] = known[same]
     return found
 
 
-class _WithStrategy(msgspec.Struct):
-    """What is read of a configuration; the rest is skipped."""
-
-    strategy: msgspec.Raw
+def component_labels(runs: Runs, name: str) -> dict[str, str]:
+    """Run id → the component's name, followed by the options in which others of that name differ."""
+    return _labelled(components(runs, name), functools.partial(_labels, key=f"{name}.name"))
 
 
 def _labelled(found: dict[str, Work], label: Callable[[list[Work]], dict[str, str]]) -> dict[str, str]:
@@ -265,7 +264,7 @@ def ratio_of(runs: Runs, metric: str, *, numerator: list[str], denominator: list
     return paired_ratio(*(dict(values[run_id] for run_id in side) for side in (numerator, denominator)))
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=8)
 def _values(runs: Runs, metric: str) -> dict[str, tuple[int, float | None]]:
     """Run id → its repeat, and the metric."""
     rows = zip(runs.run["run_id"], runs.run["repeat"], per_run(runs)[metric], strict=True)

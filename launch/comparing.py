@@ -16,12 +16,18 @@ if TYPE_CHECKING:
 
 
 def compare(
-    folders: Sequence[str], extension: Extension, console: Console, *, by: str, across: str, fail_if_slower: str
+    folders: Sequence[str],
+    extension: Extension,
+    console: Console,
+    *,
+    by: str | None,
+    across: str,
+    fail_if_slower: str | None,
 ) -> int:
     """Print how the second side does beside the first; the exit code is 0, or the gate's where a margin is given."""
     from analysis import verdicts
 
-    margin = verdicts.percentage(fail_if_slower) if fail_if_slower else None
+    margin = None if fail_if_slower is None else verdicts.percentage(fail_if_slower)
     comparison = _comparison(folders, extension, by=by, across=tuple(filter(None, across.split(","))))
     console.print(verdicts.table(comparison), crop=False)
     for line in verdicts.notes(comparison):
@@ -33,10 +39,10 @@ def compare(
     return gate.code
 
 
-def _comparison(folders: Sequence[str], extension: Extension, *, by: str, across: Sequence[str]) -> Comparison:
+def _comparison(folders: Sequence[str], extension: Extension, *, by: str | None, across: Sequence[str]) -> Comparison:
     import analysis
 
-    if by:
+    if by is not None:
         (folder,) = folders if len(folders) == 1 else ("",)
         if not folder:
             raise ConfigError("--by compares runs of one folder: name one DIR, or leave out --by")

@@ -7,6 +7,7 @@ is kept in `tuned.json` in the sweep's folder: submitting again starts no other 
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import signal
 import subprocess
@@ -200,6 +201,9 @@ def read(folder: Path) -> Kept:
         return {}
     except (msgspec.DecodeError, OSError) as error:
         raise ConfigError(f"{path} can't be read ({one_line(str(error))}): delete it to choose anew") from None
+    loaders = [choice.findings.chosen.get("loader", {"name": ""}) for choice in kept.values()]
+    if not all(isinstance(node, dict) and isinstance(node.get("name"), str) for node in loaders):
+        raise ConfigError(f"{path} names no loader where it sets one: delete it to choose anew")
     # Nor may whoever writes into a results folder decide what jobs execute.
     if odd := {key for choice in kept.values() for key in choice.findings.chosen} - set(OPEN):
         raise ConfigError(f"{path} sets {', '.join(sorted(odd))}, which no trial chooses: delete it to choose anew")
@@ -216,7 +220,7 @@ def write(folder: Path, kept: Kept) -> None:
 def try_out_here(members: Sequence[PlannedRun]) -> Choice:
     """Try settings of runs that share a choice, on one device of this machine, in a process of its own."""
     start, runs = time.time(), [planned.run for planned in members]
-    run = max(runs, key=lambda run: run.global_batch_size * run.steps_per_epoch)
+    run = max(runs, key=lambda run: run.global_batch_size * math.prod(run.data.shape))
     device_type = device_type_of(run)
     if this_machine().device_type("auto" if device_type == "cuda" else "cpu") != device_type:
         raise ConfigError(
@@ -226,7 +230,9 @@ def try_out_here(members: Sequence[PlannedRun]) -> Choice:
     check_data(run)
     alone = msgspec.structs.replace(run, strategy=single(), devices=1, nodes=1, device=device_type)
     work = f"{run.model.name} (tried with {run.data.name}, batch {alone.global_batch_size})"
-    training = max(EPOCHS * run.steps_per_epoch, sum(run.epochs * run.steps_per_epoch for run in runs))
+    # In steps of this batch: those of smaller ones are shorter.
+    epochs = [each.epochs * each.steps_per_epoch * each.global_batch_size / run.global_batch_size for each in runs]
+    training = max(EPOCHS * run.steps_per_epoch, sum(epochs))
     order = Order(
         run=to_mapping(alone),
         stages=stages(runs, device_type, open_keys(members[0])),

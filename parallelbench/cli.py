@@ -116,16 +116,14 @@ def _add_compare(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     text = "is B faster than A? the same configurations in two folders, or two values of a key in one"
     verb = verbs.add_parser("compare", help=text, description=text, epilog=_COMPARE_EPILOG)
     verb.add_argument("folders", metavar="DIR", nargs="+", help="A and B: folders of runs; or one, with --by")
-    verb.add_argument("--by", default="", metavar="KEY=A,B", help="compare two values of a key, e.g. strategy=ddp,fsdp")
+    verb.add_argument("--by", metavar="KEY=A,B", help="compare two values of a key, e.g. strategy=ddp,fsdp")
     verb.add_argument(
         "--across",
         default="",
         metavar="KEY,…",
         help="keys in which the sides may differ besides",
     )
-    verb.add_argument(
-        "--fail-if-slower", default="", metavar="P%", help="exit with 1 if anything is slower by more, e.g. 3%%"
-    )
+    verb.add_argument("--fail-if-slower", metavar="P%", help="exit with 1 if anything is slower by more, e.g. 3%%")
     verb.add_argument("--plugin", metavar="PACKAGE", help="a package of your own whose runs are not all finished")
 
 

@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from parallelbench.telemetry.journals import Journals
 
 
-NO_PHASES = "what steps are spent on was not measured: its pass failed after the last epoch, see the attempt's log"
-NO_TRACE = "there is no trace of every rank: writing it failed after the last epoch, see the attempt's log"
+_SEE_LOG = "failed after the last epoch, see the attempt's log"
+NO_PHASES = f"what steps are spent on was not measured on every rank: its pass {_SEE_LOG}"
+NO_TRACE = f"there is no trace of every rank: writing it {_SEE_LOG}"
 
 
 def configured_columns(run: RunConfig) -> Row:
@@ -106,9 +107,9 @@ def publish(folder: RunFolder, run: RunConfig, attempt: Attempt, outcome: Outcom
 
 def _lacking(run: RunConfig, attempt: Attempt, tables: Tables) -> Iterator[str]:
     """Warnings of what the pass after the last epoch was asked for, and has not left."""
-    if run.measure.attribution_steps and not tables["phases"]:
-        yield NO_PHASES
     processes = tables["run"][0]["processes"]
+    if run.measure.attribution_steps and len({row["rank"] for row in tables["phases"]}) < processes:
+        yield NO_PHASES
     if run.measure.trace and not all(attempt.trace_file(rank).exists() for rank in range(processes)):
         yield NO_TRACE
 

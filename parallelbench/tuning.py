@@ -99,7 +99,9 @@ def search(stages: list[list[Patch]], trial: Callable[[Patch], Trial], *, steps_
         for patch in stage:
             if any(each.patch == start | patch for each in trials):
                 continue
-            if judge.step_time_s and sum(each.took_s for each in trials[1:]) >= steps_worth * judge.step_time_s:
+            # The next one will take about as long as the first did, of which there is no choice.
+            spent_s = sum(each.took_s for each in trials[1:]) + judge.took_s
+            if judge.step_time_s and spent_s > steps_worth * judge.step_time_s:
                 left += 1
                 continue
             found = _judged(trial(start | patch), None if judge.refused else judge)

@@ -146,13 +146,12 @@ def test_a_pass_that_fails_costs_no_result(tmp_path: Path, monkeypatch: pytest.M
     torch.set_num_threads(threads)
     (row,) = load(tmp_path).run.to_dicts()
     assert (row["state"], row["outcome"]) == ("done", "ok")
-    assert "what steps are spent on was not measured" in row["warnings"]
+    assert "what steps are spent on was not measured on every rank" in row["warnings"]
 
 
 def test_a_trace_that_fails_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(_profiler: object, path: str) -> None:
-        Path(path).write_text("half a tr")
-        raise RuntimeError("no more")
+        Path(f"{path}.tmp").write_text("half a tr")  # and not a word
 
     monkeypatch.setattr(torch.profiler.profile, "export_chrome_trace", fails)
     threads = torch.get_num_threads()

@@ -28,10 +28,10 @@ class Across(NamedTuple):
 def rates(runs: Runs, across: Across) -> pl.DataFrame:
     """Samples per second in steady state of every counted run that another differs from in the quantity only.
 
-    Columns: panel, configuration, variant, strategy, devices, repeat, x, value.
+    Columns: panel, group, configuration, variant, strategy, devices, repeat, x, value.
     """
     labels = groups_across(runs, across.roots)
-    names = ("configuration", "variant", "strategy", "devices", "repeat")
+    names = ("group", "configuration", "variant", "strategy", "devices", "repeat")
     rows = counted(runs).select(
         pl.col("run_id").replace_strict(labels, return_dtype=pl.String).alias("panel"),
         *names,

@@ -53,7 +53,7 @@ _LONG_NAME = 28
 COLUMNS = 2
 MOST_PANELS = 24
 """Of a figure."""
-MOST_POINTS = 4000
+MOST_POINTS = 12_000
 """Of a figure's repeats."""
 LEGEND = alt.Legend(
     title=None, symbolLimit=0, symbolType="stroke", symbolOpacity=1, symbolSize=500, symbolStrokeWidth=2.5
@@ -117,7 +117,7 @@ def panels(
 def _title(title: str, count: int) -> alt.Title:
     shown = alt.Title(title, anchor="start", fontSize=15, offset=12, color=INK)
     if count > MOST_PANELS:
-        shown.subtitle = f"{MOST_PANELS} of {count} panels are drawn; the tables have the numbers of all."
+        shown.subtitle = f"The first {MOST_PANELS} of {count} panels are drawn; the tables are whole."
     return shown
 
 
@@ -130,7 +130,7 @@ def panel(data: pl.DataFrame, label: str | pl.Expr) -> pl.DataFrame:
 def with_medians(data: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
     """Add the `median` of `value` over repeats, its largest, and which row draws them.
 
-    Of very many repeats, a point at the median stands for all.
+    Of very many repeats, a point at the median stands for all; its `repeat` says so.
     """
     data = data.with_columns(
         median=pl.col("value").median().over(by),

@@ -1,4 +1,4 @@
-"""Training time and memory by model: figures 6 and 9 of publication 000 (see docs/experiments.md)."""
+"""Training time and memory by model: figures 6 and 9 of publication 000 (docs/experiments.md)."""
 
 from __future__ import annotations
 
@@ -12,25 +12,29 @@ from analysis import text
 from analysis.figures._chart import PANEL_WIDTH, panels, per_group, records, series, with_medians
 from analysis.stats import paired_ratio
 from analysis.summary import BASELINE, counted
-from analysis.work import groups_across
+from analysis.work import component_labels, groups_across
 
 if TYPE_CHECKING:
     from analysis.load import Runs
+    from analysis.stats import Ratio
 
 ORDER = 11
 TITLE = "Training time and memory by model"
-_METRICS = {
-    "total_training_time_s": "Training time, all epochs (s)",
-    "peak_memory_sum_bytes": "Peak memory, sum of all processes (MiB)",
+_MEMORY = {
+    "host": "Host memory (RSS), sum of all processes (MiB)",
+    "device": "Device memory, sum of all processes (MiB)",
 }
 
 
 def _measured(runs: Runs) -> pl.DataFrame:
-    """The runs that count whose work others do with another model: `work`, without the model, and the columns of
-    `facts`, the smallest model first.
+    """The runs that count whose work others do with another model: `work`, without the model, `model`, with the options
+    that tell it from others of its name, and the columns of `facts`, the smallest model first.
     """
-    works = groups_across(runs, ("model",))
-    rows = counted(runs).with_columns(work=pl.col("run_id").replace_strict(works, return_dtype=pl.String))
+    works, names = groups_across(runs, ("model",)), component_labels(runs, "model")
+    rows = counted(runs).with_columns(
+        work=pl.col("run_id").replace_strict(works, return_dtype=pl.String),
+        model=pl.col("run_id").replace_strict(names, return_dtype=pl.String),
+    )
     several = pl.col("model").n_unique().over("work") > 1
     return rows.filter(several).sort("work", "parameters", "model", maintain_order=True)
 
@@ -38,18 +42,18 @@ def _measured(runs: Runs) -> pl.DataFrame:
 def figure(runs: Runs) -> alt.FacetChart | None:
     """A row per model, a colour per configuration; None where all runs of like work have the same model."""
     rows = _measured(runs)
-    names = ("configuration", "variant", "strategy", "model", "repeat")
-    several = rows["work"].n_unique() > 1
+    names = ("work", "group", "configuration", "variant", "strategy", "model", "repeat")
+    memory = pl.col("memory_kind").replace_strict(_MEMORY, default=None)
     data = pl.concat(
-        rows.select(
-            *names,
-            panel=pl.format("{} — {}", "work", pl.lit(title)) if several else pl.lit(title),
-            value=pl.col(metric) / (text.MIB if metric.endswith("bytes") else 1),
-        )
-        for metric, title in _METRICS.items()
+        [
+            rows.select(*names, title=pl.lit("Training time, all epochs (s)"), value="total_training_time_s"),
+            rows.select(*names, title=memory, value=pl.col("peak_memory_sum_bytes") / text.MIB),
+        ]
     ).drop_nulls("value")
     if data.is_empty():
         return None
+    panel = pl.format("{} — {}", "work", "title") if data["work"].n_unique() > 1 else pl.col("title")
+    data = data.with_columns(panel=panel).sort("work", maintain_order=True)
     return _dots(with_medians(data, ("panel", "configuration", "model")))
 
 
@@ -81,33 +85,34 @@ def _dots(data: pl.DataFrame) -> alt.FacetChart:
 
 
 def finding(runs: Runs) -> str:
-    """What each configuration takes of one device's time and memory: of the model that gains most to the other end."""
+    """How fast each configuration trains, and what memory it takes, beside one device: its two extreme models."""
     sentences = []
     for (work,), rows in _measured(runs).group_by("work", maintain_order=True):
         shown = []
         for configuration in rows["configuration"].unique(maintain_order=True):
-            time, memory = (_against_one_device(rows, configuration, metric) for metric in _METRICS)
-            if time and configuration != _BASELINE:
-                shown.append(
-                    f"{configuration} takes {_ends(time)} times the training time and {_ends(memory)} times the memory"
-                )
+            speed = _against_one_device(rows, configuration, "throughput_samples_per_s")
+            memory = _against_one_device(rows, configuration, "peak_memory_sum_bytes")
+            if speed and configuration != _BASELINE:
+                taking = f", taking {_ends(memory)} times the memory" if memory else ""
+                shown.append(f"{configuration} trains {_ends(speed)} times as fast, once warm{taking}")
         if shown:
-            sentences.append((str(work), f"against {_BASELINE}, {text.listed(shown, most=4, sep='; ')}"))
+            sentences.append((str(work), f"beside {_BASELINE}, {text.listed(shown, most=4, sep='; ')}"))
     return per_group(sentences) if sentences else "No two runs that count differ in the model only, beside one device."
 
 
 _BASELINE = f"{BASELINE[0]} × {BASELINE[1]}"
 
 
-def _against_one_device(rows: pl.DataFrame, configuration: str, metric: str) -> list[tuple[float, str]]:
-    """Of every model the median over paired repeats of the metric ÷ one device's, and its name; in ascending order."""
+def _against_one_device(rows: pl.DataFrame, configuration: str, metric: str) -> list[tuple[Ratio, str]]:
+    """Of every model the paired ratio of the metric to one device's, and the model; in ascending order."""
     by_model: dict[str, dict[str, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
     for model, name, repeat, value in rows.select("model", "configuration", "repeat", metric).iter_rows():
         by_model[model][name][repeat] = value
     ratios = [(paired_ratio(found[configuration], found[_BASELINE]), model) for model, found in by_model.items()]
-    return sorted((ratio.median, model) for ratio, model in ratios if ratio)
+    return sorted([(ratio, model) for ratio, model in ratios if ratio], key=lambda pair: (pair[0].median, pair[1]))
 
 
-def _ends(ratios: list[tuple[float, str]]) -> str:
-    ends = dict.fromkeys(f"{ratio:.2f} ({model})" for ratio, model in (ratios[0], ratios[-1])) if ratios else ()
-    return " to ".join(ends) or text.MISSING
+def _ends(ratios: list[tuple[Ratio, str]]) -> str:
+    """The least and the largest, with their intervals."""
+    ends = dict.fromkeys(f"{text.interval(r.median, r.low, r.high)} [{model}]" for r, model in (ratios[0], ratios[-1]))
+    return " to ".join(ends)

@@ -75,10 +75,9 @@ class Pass:
             self._train(Spans(time.perf_counter, label=_range), TRACED_STEPS, waits=waits)
             self._world.synchronize()
         self._finish_epoch()
-        unfinished = path.with_suffix(".tmp")
         with storage_errors(path):
-            profiler.export_chrome_trace(str(unfinished))
-            unfinished.replace(path)
+            profiler.export_chrome_trace(str(path))  # written under another name first; a full disk is no error to it
+            path.stat()
 
     def _train(self, spans: Spans, steps: int, *, waits: bool) -> list[Step]:
         with installed(self._replica, self._loader, spans, waits=waits):

@@ -17,6 +17,7 @@ class Host:
 
     def __init__(self, root: Path = Path("/"), *, clock_every: int = 10) -> None:
         self._proc, self._cpus = root / "proc", root / "sys/devices/system/cpu"
+        self._interfaces = root / "sys/class/net"
         packages = sorted((root / "sys/class/powercap").glob("intel-rapl:*"))
         self._packages = [Package(path) for path in packages if _is_package(path)]
         self._clock_every, self._readings = clock_every, 0
@@ -47,11 +48,18 @@ class Host:
         return sizes["MemTotal"] - sizes["MemAvailable"]
 
     def _network(self) -> tuple[int | None, int | None]:
-        """Bytes sent and received through all interfaces but the loopback one (proc(5): /proc/net/dev)."""
-        counters = [line.partition(":")[2].split() for line in _lines(self._proc / "net/dev")[2:] if "lo:" not in line]
-        if not counters:
+        """Bytes sent and received through all hardware (proc(5): /proc/net/dev).
+
+        What has no device below it (a bond, a bridge, a container's pair) passes on what others send, and would count
+        twice; only where nothing has one, as in a container, all but the loopback interface count.
+        """
+        lines = [line.partition(":") for line in _lines(self._proc / "net/dev")[2:]]
+        counters = {name.strip(): values.split() for name, _, values in lines if name.strip() != "lo"}
+        hardware = {name: values for name, values in counters.items() if (self._interfaces / name / "device").exists()}
+        counted = (hardware or counters).values()
+        if not counted:
             return None, None
-        return sum(int(fields[8]) for fields in counters), sum(int(fields[0]) for fields in counters)
+        return sum(int(fields[8]) for fields in counted), sum(int(fields[0]) for fields in counted)
 
     def _clock_hz(self) -> float | None:
         """The mean over all cores."""

@@ -66,8 +66,8 @@ def test_models_are_beside_each_other_by_configuration(tmp_path: Path) -> None:
     published(config(tmp_path, model="mlp", batch_size=64))  # no other model at this batch
     runs = load(tmp_path)
     assert models.finding(runs) == (
-        "Against single × 1, ddp × 2 takes 0.50 (cnn_small) to 1.50 (mlp) times the training time and "
-        "2.00 (cnn_small) to 2.00 (mlp) times the memory."
+        "Beside single × 1, ddp × 2 trains 0.67 (0.67–0.67) [mlp] to 2.00 (2.00–2.00) [cnn_small] times as fast, "
+        "once warm, taking 2.00 (2.00–2.00) [cnn_small] to 2.00 (2.00–2.00) [mlp] times the memory."
     )
     chart = models.figure(runs)
     assert chart is not None
@@ -81,6 +81,18 @@ def test_models_are_beside_each_other_by_configuration(tmp_path: Path) -> None:
         ("cnn_small", "ddp × 2"): 60.0,
     }
     assert "ddp × 2" in vl_convert.vegalite_to_svg(chart.to_dict())
+
+
+def test_models_of_one_name_with_other_options_are_not_one(tmp_path: Path) -> None:
+    for hidden, seconds in ([64], 3.0), ([4096], 300.0):
+        fake = Fake(epoch_time_s=lambda epoch, rank, s=seconds: s)  # type: ignore[misc]
+        published(config(tmp_path, model={"name": "mlp", "hidden": hidden}), fake)
+    chart = models.figure(load(tmp_path))
+    assert chart is not None
+    (values,) = chart.to_dict()["datasets"].values()
+    times = {row["model"]: row["median"] for row in values if row["panel"].startswith("Training time")}
+    assert times == {"mlp, hidden [64]": 9.0, "mlp, hidden [4096]": 900.0}
+    assert all(row["group"] for row in values), "the page filters by group and configuration"
 
 
 def test_one_model_needs_no_figure_of_models(tmp_path: Path) -> None:

@@ -220,7 +220,7 @@ def test_trials_end_when_their_time_is_up() -> None:
         return Trial(patch=patch, step_time_s=1.0, first_loss=1.0, loss=1.0, took_s=10.0)
 
     stage = [{"a": number} for number in range(5)]
-    for steps_worth, tried in ((0.0, 0), (1.0, 1), (10.0, 1), (11.0, 2), (1000.0, 5)):
+    for steps_worth, tried in ((0.0, 0), (9.0, 0), (10.0, 1), (19.0, 1), (20.0, 2), (1000.0, 5)):
         found = search([stage], trial, steps_worth=steps_worth)
         assert (len(found.trials) - 1, found.left) == (tried, 5 - tried)
 

@@ -58,6 +58,18 @@ def test_memory_and_network(tmp_path: Path) -> None:
     assert (found["network_sent_bytes"], found["network_received_bytes"]) == (18, 14)
 
 
+def test_what_passes_on_the_traffic_of_other_interfaces_is_not_counted_again(tmp_path: Path) -> None:
+    names = {"lo": 1000, "eth0": 100, "eth1": 100, "bond0": 200, "halo": 7}
+    lines = ["Inter-|", " face |", *(f" {name}: {n} 1 0 0 0 0 0 0 {2 * n} 1 0 0 0 0 0 0" for name, n in names.items())]
+    put(tmp_path, "proc/net/dev", "\n".join(lines))
+    found = Host(tmp_path).read()
+    assert found["network_received_bytes"] == 407, "as in a container, where nothing has a device"
+    for name in ("eth0", "eth1", "halo"):
+        put(tmp_path, f"sys/class/net/{name}/device/vendor", "0x8086")
+    found = Host(tmp_path).read()
+    assert (found["network_sent_bytes"], found["network_received_bytes"]) == (414, 207)
+
+
 def test_the_clock_is_the_cores_mean_and_not_read_each_time(tmp_path: Path) -> None:
     put(tmp_path, "proc/cpuinfo", "cpu MHz : 1000.0\nmodel name : x\ncpu MHz : 3000.0\n")
     host = Host(tmp_path, clock_every=2)
