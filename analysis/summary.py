@@ -69,6 +69,11 @@ SUMMARY: dict[str, tuple[type[pl.DataType], str]] = {
         "share of a step in which a device must idle by the schedule, were all stages equally long and nothing else in "
         "the way; by formula, not measured; null: no schedule",
     ),
+    "theoretical_state_bytes": (
+        pl.Int64,
+        "parameters, gradients and optimizer state on one device, were all that the strategy divides divided equally; "
+        "by formula, not measured, without activations and buffers; null: no formula",
+    ),
     "gpu_energy_per_epoch_j": (pl.Float64, "median over repeats"),
     "gpu_energy_per_sample_j": (pl.Float64, "median over repeats"),
     "gpu_power_mean_w": (pl.Float64, "median over repeats"),
@@ -101,7 +106,7 @@ SUMMARY: dict[str, tuple[type[pl.DataType], str]] = {
 """The columns of `summary`: type, and meaning or how it aggregates."""
 
 _MEDIANS = [name for name, (_, doc) in SUMMARY.items() if doc.startswith("median over repeats")]
-_LARGEST = ["theoretical_bubble", "staleness_max", "gpu_power_max_w"]
+_LARGEST = ["theoretical_bubble", "theoretical_state_bytes", "staleness_max", "gpu_power_max_w"]
 
 
 @lru_cache(maxsize=8)

@@ -220,7 +220,7 @@ def write(folder: Path, kept: Kept) -> None:
 def try_out_here(members: Sequence[PlannedRun]) -> Choice:
     """Try settings of runs that share a choice, on one device of this machine, in a process of its own."""
     start, runs = time.time(), [planned.run for planned in members]
-    run = max(runs, key=lambda run: run.global_batch_size * math.prod(run.data.shape))
+    run = largest(runs)
     device_type = device_type_of(run)
     if this_machine().device_type("auto" if device_type == "cuda" else "cpu") != device_type:
         raise ConfigError(
@@ -271,6 +271,11 @@ def _carried_out(order: Order, alone: RunConfig, work: str) -> Findings:
         killed = ", by hand or by the kernel for lack of memory" if done.returncode == -signal.SIGKILL else ""
         raise ConfigError(f"tune=true: the trial of {work} failed: {said}{killed}")
     return msgspec.json.decode(done.stdout, type=Findings)
+
+
+def largest(runs: Sequence[RunConfig]) -> RunConfig:
+    """The run whose batches hold most: what is chosen must fit it into memory, too."""
+    return max(runs, key=lambda run: run.global_batch_size * math.prod(run.data.shape))
 
 
 def stages(runs: Sequence[RunConfig], device_type: str, keys: Iterable[str]) -> list[list[Patch]]:

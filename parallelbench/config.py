@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from parallelbench.optimizers import Optimizer
     from parallelbench.strategies.base import Strategy
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """Version of the configuration and of the result tables; part of every run id."""
 
 COMPONENTS = {

@@ -36,6 +36,10 @@ class Optimizer(Component, frozen=True, kw_only=True):
         factor: float = {"constant": 1.0, "linear": growth, "sqrt": growth**0.5}[self.lr_rule]
         return self.lr * factor
 
+    def states_per_parameter(self) -> int | None:
+        """Numbers that it keeps for each parameter; None where that is not fixed."""
+        return None
+
     @abstractmethod
     def check(self, run: RunConfig, device_type: str) -> None:
         """Raise `ConfigError` with the fix where the optimizer can't do this run."""
@@ -98,6 +102,10 @@ class Sgd(FirstOrder, frozen=True, kw_only=True):
     def options(self) -> dict[str, Any]:  # noqa: D102
         return {"momentum": self.momentum, "nesterov": self.nesterov}
 
+    def states_per_parameter(self) -> int:
+        """The velocity, where there is momentum."""
+        return 1 if self.momentum else 0
+
 
 class Adam(FirstOrder, frozen=True, kw_only=True):
     """Adam (Kingma and Ba 2015, arXiv 1412.6980)."""
@@ -116,6 +124,10 @@ class Adam(FirstOrder, frozen=True, kw_only=True):
 
     def options(self) -> dict[str, Any]:  # noqa: D102
         return {"betas": (self.beta1, self.beta2), "eps": self.eps}
+
+    def states_per_parameter(self) -> int:
+        """Both running means."""
+        return 2
 
 
 class AdamW(Adam, frozen=True, kw_only=True):
@@ -140,6 +152,10 @@ class Adagrad(FirstOrder, frozen=True, kw_only=True):
 
     def options(self) -> dict[str, Any]:  # noqa: D102
         return {"eps": self.eps}
+
+    def states_per_parameter(self) -> int:
+        """The sum of squares."""
+        return 1
 
 
 class Lbfgs(Optimizer, frozen=True, kw_only=True):

@@ -67,6 +67,13 @@ RUN = (
     Column("detect_anomaly", "bool", "autograd searched for the source of NaNs"),
     Column("theoretical_bubble", "float64", "share of time a device must idle by schedule; null: none", nullable=True),
     Column(
+        "theoretical_state_bytes",
+        "int64",
+        "parameters, gradients and optimizer state on one device, were all that the strategy divides divided equally; "
+        "by formula, without activations and buffers; null: no formula",
+        nullable=True,
+    ),
+    Column(
         "parity_passed",
         "bool",
         "training equals one device within the tolerance; null: not checked",
@@ -297,8 +304,8 @@ PHASES = (
     Column(
         "host_to_device_s",
         "float64",
-        "moving it to the GPU, where nothing hides that; null: it lies there already (loader=resident), or there is "
-        "no GPU",
+        "moving it to the GPU, where nothing hides that; null: it lies there already (loader=resident), the rank needs "
+        "none, or there is no GPU",
         nullable=True,
     ),
     Column("forward_s", "float64", "forward passes and losses; null: none on this rank", nullable=True),

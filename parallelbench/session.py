@@ -125,9 +125,11 @@ class Session:
             self._warnings.append(f"device_name={before} is that of its first epochs only: later ones ran on {now}")
 
     def _describe(self, model: nn.Module, parity_passed: bool | None) -> None:
+        parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
         self._facts(
             parity_passed=parity_passed,
-            parameters=sum(p.numel() for p in model.parameters() if p.requires_grad),
+            parameters=parameters,
+            theoretical_state_bytes=self._run.strategy.state_bytes(self._run, parameters),
             device_name=_device_name(self._world),
             warnings=self._warning(),
             theoretical_bubble=self._run.strategy.bubble(self._run),

@@ -50,7 +50,7 @@ FORCED = {
         "processes cores_per_device device_type epochs batch_size global_batch_size scaling precision channels_last "
         "seed repeat train_samples test_samples steps_per_epoch dropped_samples learning_rate oversubscribed "
         "deterministic detect_anomaly config_json",
-        f"{HERE}.test_what_the_run_was": "outcome reason device_name parameters parity_passed",
+        f"{HERE}.test_what_the_run_was": "outcome reason device_name parameters parity_passed theoretical_state_bytes",
         f"{HERE}.test_facts_of_a_session": "attempt compile warnings environment_json",
         f"{HERE}.test_the_parts_of_the_start": "startup_s startup_launch_s startup_imports_s startup_process_group_s "
         "startup_data_s startup_parity_s startup_model_s startup_compile_s startup_first_step_s",
@@ -189,6 +189,8 @@ def test_what_was_asked_for(weak: Ran) -> None:
 def test_what_the_run_was(weak: Ran) -> None:
     assert (weak.run["outcome"], weak.run["reason"]) == ("ok", "trained 2 epochs")
     assert (weak.run["device_name"], weak.run["parameters"], weak.run["parity_passed"]) == (cpu_name(), VALUES, True)
+    # fp64: 8 bytes each of a parameter, its gradient and its velocity, on every rank of ddp.
+    assert weak.run["theoretical_state_bytes"] == 3 * 8 * VALUES
 
 
 def by_hand() -> list[dict[str, Any]]:

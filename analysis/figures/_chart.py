@@ -182,7 +182,9 @@ def bars(
     points = points.encode(x="value:Q", y=y, tooltip=[*tooltip, alt.Tooltip("value:Q", title=unit, format=".4~g")])
     marks = [bar, points, *label_marks(only_first, y, at="largest")]
     if goal:
-        line = only_first.mark_tick(color="black", thickness=3, opacity=1, height={"band": 0.95})
+        line = only_first.transform_filter(f"datum.{goal} != null").mark_tick(
+            color="black", thickness=3, opacity=1, height={"band": 0.95}
+        )
         marks.insert(1, line.encode(x=alt.X(f"{goal}:Q", title=unit), y=y, tooltip=[tooltip[0], f"{goal}:Q"]))
     order = list(data["panel"].unique(maintain_order=True))
     return panels(alt.layer(*marks), order, title=title, own_axes=True)
@@ -269,6 +271,7 @@ def timed(runs: Runs, value: str) -> pl.DataFrame:
         "repeat",
         "memory_kind",
         "accuracy_target",
+        "theoretical_state_bytes",
     )
     return counted(runs).select(*columns, pl.col(value).alias("value")).drop_nulls("value")
 

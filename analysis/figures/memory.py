@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
@@ -29,20 +29,29 @@ def figure(runs: Runs) -> alt.FacetChart | None:
     ).sort("group", maintain_order=True)
     if data.is_empty():
         return None
-    data = data.with_columns(pl.col("value") / text.MIB)
+    # A CPU's processes hold more of libraries than of a model; and the formula is about one device.
+    of_device = (pl.col("memory_kind") == "device") & pl.col("panel").str.ends_with(_PANELS["peak_memory_max_bytes"])
+    formula = pl.when(of_device).then(pl.col("theoretical_state_bytes") / text.MIB)
+    data = data.with_columns(pl.col("value") / text.MIB, formula=formula)
     labels = (pl.col("median") * text.MIB).map_elements(text.mebibytes, return_dtype=pl.String)
-    return bars(data, title=TITLE, unit="Peak memory (MiB)", labels=labels)
+    known = data["formula"].is_not_null().any()
+    unit = "Peak memory (MiB)" + (", line: model and optimizer in theory" if known else "")
+    return bars(data, title=TITLE, unit=unit, labels=labels, goal="formula" if known else None)
 
 
 def finding(runs: Runs) -> str:
-    """How much memory the leanest and the largest configuration take per process."""
+    """How much memory the leanest and the largest configuration take per process, and how much of it by formula."""
     sentences = []
     measured = summary(runs).drop_nulls("peak_memory_max_bytes")
     for (group,), rows in measured.group_by("group", maintain_order=True):
-        shown = [
-            f"{text.mebibytes(row['peak_memory_max_bytes'])} MiB with {row['configuration']} "
-            f"({text.mebibytes(row['peak_memory_sum_bytes'])} MiB over all its processes)"
-            for row in rows.sort("peak_memory_max_bytes").iter_rows(named=True)
-        ]
+        shown = [_taken(row) for row in rows.sort("peak_memory_max_bytes").iter_rows(named=True)]
         sentences.append((str(group), f"the largest process takes {text.listed(shown)}"))
     return per_group(sentences) if sentences else "No run that counts measured its memory."
+
+
+def _taken(row: dict[str, Any]) -> str:
+    whole = f"{text.mebibytes(row['peak_memory_sum_bytes'])} MiB over all its processes"
+    states = row["theoretical_state_bytes"]
+    if row["memory_kind"] == "device" and states is not None:
+        whole += f"; parameters, gradients and optimizer state by formula {text.mebibytes(states)} MiB"
+    return f"{text.mebibytes(row['peak_memory_max_bytes'])} MiB with {row['configuration']} ({whole})"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 from parallelbench.config import Component
 
@@ -39,6 +39,20 @@ class Push:
     step: int
     staleness: int
     """Updates by other workers between the parameters that the push's first gradient comes from and its use."""
+
+
+class Held(NamedTuple):
+    """Parts, 0 to 1, of what there is to hold of a model, were everything divided into equal parts."""
+
+    parameters: float
+    gradients: float
+    states: float
+    """Of the optimizer."""
+
+    @classmethod
+    def equally(cls, parts: int) -> Held:
+        """Each of so many devices holds one part of everything; 1: a copy of the whole."""
+        return cls(1 / parts, 1 / parts, 1 / parts)
 
 
 class Replica(Protocol):
@@ -127,6 +141,20 @@ class Strategy(Component, frozen=True, kw_only=True):
     def bubble(self, run: RunConfig) -> float | None:
         """Share of a step, 0 to 1, in which a device must idle by the schedule; None where there is none."""
         return None
+
+    def held(self, run: RunConfig) -> Held | None:
+        """What one device holds in the ideal case; None where devices hold different things, or nobody has said."""
+        return None
+
+    def state_bytes(self, run: RunConfig, parameters: int) -> int | None:
+        """Bytes of parameters, gradients and optimizer state on one device in the ideal case, without activations and
+        buffers: section 3 of ZeRO (Rajbhandari et al. 2020, arXiv 1910.02054). `parameters`: of the whole model.
+        """
+        held, states = self.held(run), run.optimizer.states_per_parameter()
+        if held is None or states is None:
+            return None
+        size_bytes = 8 if run.precision == "fp64" else 4  # autocast keeps parameters in fp32
+        return round(parameters * size_bytes * (held.parameters + held.gradients + states * held.states))
 
     def parity_tolerance(self) -> float:
         """Largest relative difference from one device that the parity check, in fp64, allows."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from msgspec import Meta
 
 from parallelbench.errors import ConfigError
-from parallelbench.strategies.base import Shard, Strategy
+from parallelbench.strategies.base import Held, Shard, Strategy
 
 if TYPE_CHECKING:
     from torch import nn
@@ -49,6 +49,10 @@ class Ddp(Strategy, frozen=True, kw_only=True):
         """As exact as the format that gradients are rounded to: 11 significant bits in fp16, 8 in bf16."""
         rounded = {"none": 0.0, "fp16": 1e-2, "bf16": 5e-2}[self.compression]
         return max(rounded, super().parity_tolerance())
+
+    def held(self, run: RunConfig) -> Held:
+        """A copy of everything."""
+        return Held.equally(1)
 
     def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Replica:
         """Wrap the model; every rank then holds rank 0's parameters."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from parallelbench.errors import ConfigError
-from parallelbench.strategies.base import Strategy
+from parallelbench.strategies.base import Held, Strategy
 
 if TYPE_CHECKING:
     from torch import nn
@@ -41,6 +41,10 @@ class Fsdp(Strategy, frozen=True, kw_only=True):
                 "precision=fp16 with strategy=fsdp is refused: a rank would check only its own shard of the "
                 "gradients for infinities; choose precision=bf16"
             )
+
+    def held(self, run: RunConfig) -> Held:
+        """An n-th of everything; a layer's gathered parameters, while it works, come on top."""
+        return Held.equally(run.devices)
 
     def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Replica:
         """Shard layer by layer over all ranks."""

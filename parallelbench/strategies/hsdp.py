@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from parallelbench.errors import ConfigError
-from parallelbench.strategies.base import Strategy
+from parallelbench.strategies.base import Held, Strategy
 from parallelbench.structure import Count  # noqa: TC001 - msgspec reads the annotations
 
 if TYPE_CHECKING:
@@ -56,6 +56,10 @@ class Hsdp(Strategy, frozen=True, kw_only=True):
                 "precision=fp16 with strategy=hsdp is refused: a rank would check only its own shard of the "
                 "gradients for infinities; choose precision=bf16"
             )
+
+    def held(self, run: RunConfig) -> Held:
+        """A shard of everything; a layer's gathered parameters, while it works, come on top."""
+        return Held.equally(self.shard)
 
     def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Replica:
         """Shard layer by layer over groups of neighbouring ranks."""

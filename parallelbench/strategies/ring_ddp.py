@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 from msgspec import Meta
 
 from parallelbench.errors import ConfigError
-from parallelbench.strategies.base import Shard, Strategy
+from parallelbench.strategies.base import Held, Shard, Strategy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,6 +49,10 @@ class RingDdp(Strategy, frozen=True, kw_only=True):
             raise ConfigError(
                 "strategy=ring_ddp needs two devices or more: choose devices=2, or strategy=single for one device"
             )
+
+    def held(self, run: RunConfig) -> Held:
+        """A copy of everything."""
+        return Held.equally(1)
 
     def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Replica:
         """Let DDP fill buckets during backward, and send them round the ring."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from parallelbench.errors import ConfigError
 from parallelbench.optimizers import Lbfgs
-from parallelbench.strategies.base import Shard, Strategy
+from parallelbench.strategies.base import Held, Shard, Strategy
 
 if TYPE_CHECKING:
     from torch import nn
@@ -35,6 +35,10 @@ class Single(Strategy, frozen=True, kw_only=True):
             raise ConfigError(
                 f"strategy=single trains on one device, not devices={run.devices}: choose devices=1 or strategy=ddp"
             )
+
+    def held(self, run: RunConfig) -> Held:
+        """A copy of everything."""
+        return Held.equally(1)
 
     def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Replica:
         """Move the model to the device."""

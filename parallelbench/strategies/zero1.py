@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from msgspec import Meta
 
 from parallelbench.errors import ConfigError
-from parallelbench.strategies.base import Shard, Strategy
+from parallelbench.strategies.base import Held, Shard, Strategy
 
 if TYPE_CHECKING:
     from torch import nn
@@ -46,6 +46,10 @@ class Zero1(Strategy, frozen=True, kw_only=True):
                 "precision=fp16 with strategy=zero1 makes the host wait for the GPU in every step (the gradient "
                 "scaler's check): choose precision=bf16"
             )
+
+    def held(self, run: RunConfig) -> Held:
+        """A copy of parameters and gradients, and an n-th of the optimizer's state."""
+        return Held(1, 1, 1 / run.devices)
 
     def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Replica:
         """Wrap the model in DDP, and the run's optimizer in torch's ZeroRedundancyOptimizer."""

@@ -121,6 +121,7 @@ class Fake:
     probed: tuple[float, float] | None = None
     """Latency in s and bandwidth in bytes/s of its ranks."""
     theoretical_bubble: float | None = None
+    theoretical_state_bytes: int | None = None
     processes: int | None = None
     device_type: str = "cpu"
     device_name: str = "Imaginary CPU"
@@ -159,6 +160,7 @@ def write_epochs(run: RunConfig, attempt: Attempt, fake: Fake, *, epochs: int) -
         parameters=402442,
         parity_passed=fake.parity_passed,
         theoretical_bubble=fake.theoretical_bubble,
+        theoretical_state_bytes=fake.theoretical_state_bytes,
         warnings=fake.warnings,
         resumed_after=None if fake.resumed_after is None else str(fake.resumed_after),
         environment_json=fake.environment,

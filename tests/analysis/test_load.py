@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import shutil
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 import pytest
 
-from analysis import load, summary
+from analysis import load, per_run, summary
 from analysis.load import table_schema
 from parallelbench.config import run_id
 from parallelbench.errors import ConfigError
@@ -234,3 +235,24 @@ def test_analysis_never_loads_torch_and_importing_it_loads_nothing_that_draws_or
 def test_functions_are_found_whichever_module_was_imported_first() -> None:
     code = "import analysis.load, analysis.report; assert callable(analysis.load) and callable(analysis.compare)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_an_unfinished_run_of_another_schema_version_loads_beside_todays(tmp_path: Path) -> None:
+    published(config(tmp_path))
+    old = failed(config(tmp_path, repeat=1), "killed", "signal 9", epochs=2)
+    journal = old.attempts()[-1].path / "journal-rank0.jsonl"
+    known = run_id(config(tmp_path, repeat=1))
+    journal.write_text(journal.read_text().replace(known, "f" * 64))  # as another version would have named it
+    runs = load(tmp_path)
+    assert sorted(summary(runs)["runs"].to_list()) == [2]
+    epochs = per_run(runs).join(runs.run.select("run_id", "repeat"), on="run_id").sort("repeat")["epochs_finished"]
+    assert epochs.to_list() == [3, 2]
+
+
+def test_rows_of_runs_that_were_taken_out_stay_out(tmp_path: Path) -> None:
+    for repeat in range(3):
+        published(config(tmp_path, repeat=repeat))
+    runs = load(tmp_path)
+    fewer = dataclasses.replace(runs, tables={**runs.tables, "run": runs.run.head(2)})
+    assert per_run(fewer).equals(per_run(runs).head(2))
+    assert summary(fewer)["repeats"].to_list() == [2]

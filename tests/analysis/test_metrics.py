@@ -9,6 +9,7 @@ import polars as pl
 import pytest
 
 from analysis import load, per_epoch, per_run, summary
+from analysis.figures import memory
 from analysis.metrics import (
     PER_RUN,
     accuracy_target,
@@ -153,6 +154,32 @@ def test_without_pushes_there_is_no_staleness_and_pushes_without_delay_have_0(tm
     assert staleness_histogram(load(tmp_path / "none")).is_empty()
     row = _one(tmp_path / "sync", Fake(staleness=lambda epoch, rank: [0, 0]))
     assert (row["staleness_mean"], row["staleness_max"]) == (0.0, 0)
+
+
+def test_memory_is_drawn_beside_the_formula_on_gpus_only(tmp_path: Path) -> None:
+    for kind, name in (("cuda", "GPU"), ("cpu", "CPU")):
+        fake = Fake(
+            device_type=kind,
+            device_name=name,
+            peak_allocated_bytes=lambda epoch, rank: 80 * MIB,
+            theoretical_state_bytes=32 * MIB,
+        )
+        published(config(tmp_path / kind, device=kind), fake)
+        found = memory.figure(load(tmp_path / kind))
+        assert found is not None
+        (rows,) = found.to_dict()["datasets"].values()
+        lines = {row["panel"]: row.get("formula") for row in rows}
+        said = memory.finding(load(tmp_path / kind))
+        if kind == "cuda":
+            assert lines == {
+                "Device memory (allocated), largest process": 32.0,
+                "Device memory (allocated), sum of all processes": None,
+            }
+            assert said.startswith("The largest process takes 80.0 MiB with single × 1 (80.0 MiB over")
+            assert said.endswith("parameters, gradients and optimizer state by formula 32.0 MiB).")
+        else:
+            assert set(lines.values()) == {None}
+            assert "formula" not in said
 
 
 def test_parity_difference_is_the_largest_of_all_steps_and_kinds(tmp_path: Path) -> None:

@@ -264,6 +264,8 @@ def test_the_verb_prints_table_notes_and_verdict_and_exits_with_the_gates_code(
         (["a", "nowhere"], "nowhere is no folder"),
         (["a", "empty"], "empty holds no run that counts: there is nothing to compare"),
         (["a", "b", "--fail-if-slower", "3"], "--fail-if-slower 3: expected a percentage"),
+        (["a", "b", "--fail-if-slower", ""], "--fail-if-slower : expected a percentage"),
+        (["a", "--by", ""], "--by : expected a key and two values"),
         (["a", "b", "--across", "gpu"], "--across gpu is no key of these runs"),
     ],
 )

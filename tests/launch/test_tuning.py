@@ -247,6 +247,18 @@ def test_a_damaged_file_is_a_message(tmp_path: Path) -> None:
         tuned(plan(f"results={tmp_path}"), Trials({}), lambda _: None)
 
 
+def test_a_loader_without_a_name_is_a_message(tmp_path: Path) -> None:
+    (planned,) = plan(f"results={tmp_path}")
+    tuning.write(tmp_path / "adhoc", {work_of(planned): chosen({"loader": {}})})
+    with pytest.raises(ConfigError, match=r"names no loader where it sets one: delete it"):
+        tuned([planned], None, lambda _: None)
+
+
+def test_the_largest_batch_is_tried(tmp_path: Path) -> None:
+    planned = expand(["data=synthetic", "data.train_samples=60000", "batch_size=32,1024,128", f"results={tmp_path}"])
+    assert tuning.largest([each.run for each in planned]).batch_size == 1024
+
+
 def test_a_file_that_sets_what_no_trial_chooses_is_refused(tmp_path: Path) -> None:
     (planned,) = plan(f"results={tmp_path}")
     tuning.write(tmp_path / "adhoc", {work_of(planned): chosen({"site.setup": ["rm -r ~"]})})

@@ -55,6 +55,44 @@ def one_step(rank: int, size: int, run: RunConfig) -> dict[str, Any]:
     }
 
 
+def held(rank: int, size: int, run: RunConfig) -> dict[str, int]:
+    """Bytes of parameters, gradients and optimizer state that a rank holds after a step."""
+    replica: Any = prepared(rank, size, run)
+    batches = loader_of(replica, run).train(epoch=1)
+    replica.step(next(batches))
+    ((module, optimizer),) = [replica.trained()]
+    parameters = list(module.parameters())
+    states = [value for values in getattr(optimizer, "optim", optimizer).state.values() for value in values.values()]
+    return {
+        "parameters": sum(local(parameter).nbytes for parameter in parameters),
+        "gradients": sum(local(parameter.grad).nbytes for parameter in parameters if parameter.grad is not None),
+        "states": sum(local(value).nbytes for value in states if value.dim() > 0),
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["adam", "sgd", "adagrad"])
+@pytest.mark.parametrize(("strategy", "ranks"), [("ddp", 2), ("zero1", 2), ("fsdp", 2), ("pipeline", 2)])
+def test_a_rank_holds_what_the_formula_says(strategy: str, ranks: int, optimizer: str, tmp_path: Path) -> None:
+    layers = "model.hidden=[1024,1024]" if strategy != "zero1" else "model.hidden=[1020,1020]"
+    run = configure(*DATA, "model=mlp", layers, f"strategy={strategy}", f"devices={ranks}", f"optimizer={optimizer}")
+    ranks_hold = run_ranks(held, ranks, tmp_path, run)
+    count = sum(parameter.numel() for parameter in build_model(run).parameters())
+    formula = run.strategy.state_bytes(run, count)
+    assert formula is not None
+    whole = [sum(of_rank.values()) for of_rank in ranks_hold]
+    # Owners, stages and padded shards are not equally large: what all hold together is.
+    assert sum(whole) == pytest.approx(ranks * formula, rel=0.01)
+    assert max(whole) >= 0.99 * formula
+
+
+def test_servers_and_full_batch_optimizers_have_no_formula() -> None:
+    run = configure(*MLP, "strategy=parameter_server", "devices=2")
+    assert run.strategy.state_bytes(run, 1000) is None
+    run = configure(*DATA, "model=mlp", "optimizer=lbfgs", "batch_size=96")
+    assert run.strategy.state_bytes(run, 1000) is None
+
+
 def local(tensor: Any) -> torch.Tensor:
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
