@@ -9,7 +9,7 @@ BIN := .venv/bin
 PARALLELBENCH := $(BIN)/parallelbench
 STAMP := .venv/.installed
 
-.PHONY: help demo sweep report notebook debug test test-slurm cluster-up cluster-down lint check gpu-check bench docs format clean
+.PHONY: help demo sweep report notebook debug test test-all test-slurm cluster-up cluster-down lint check gpu-check bench docs format clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -42,7 +42,10 @@ debug: $(STAMP)  ## five deterministic steps in this process, where breakpoint()
 	rm -rf .debug
 	$(PARALLELBENCH) run measure=debug launcher=inline epochs=1 results=.debug $(ARGS)
 
-test: $(STAMP)  ## the whole test suite, but for what needs a Slurm cluster
+test: $(STAMP)  ## the test suite (under 15 minutes), but for what needs a Slurm cluster
+	$(BIN)/python -m pytest -m 'not slurm and not exhaustive' -n 2 --dist worksteal --durations=15
+
+test-all: $(STAMP)  ## the same with every case of every test
 	$(BIN)/python -m pytest -m 'not slurm' -n 2 --dist worksteal --durations=15
 
 test-slurm: $(STAMP)  ## tests on real Slurm clusters that are started here (needs root; installs Debian's Slurm)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import os
 import subprocess
 from typing import TYPE_CHECKING
@@ -11,6 +12,15 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a test that is marked with `cases`, only those are run by `make test`."""
+    for item in items:
+        for mark in item.iter_markers("cases"):
+            name = item.callspec.id  # type: ignore[attr-defined]
+            if not any(fnmatch.fnmatchcase(name, pattern) for pattern in mark.args):
+                item.add_marker("exhaustive")
 
 
 @pytest.fixture

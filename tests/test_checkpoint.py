@@ -110,6 +110,7 @@ def equal(a: list[Any], b: list[Any]) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", SHIPPED)
+@pytest.mark.cases("ddp", "fsdp", "pipeline", "sandblaster_lbfgs", "dp_tp")
 def test_training_that_was_interrupted_is_bitwise_the_same(strategy: str, tmp_path: Path) -> None:
     run = small(strategy)
     size = run.strategy.processes(run, "cpu")

@@ -55,6 +55,7 @@ OPTIONS = {
 
 
 @pytest.mark.parametrize("strategy", OPTIONS)
+@pytest.mark.cases("HangingDdp")
 def test_the_rank_that_hangs_is_named_and_not_those_that_wait_for_it(strategy: str, tmp_path: Path) -> None:
     (tmp_path / "conf" / "strategy").mkdir(parents=True)
     yaml = f"_target_: hanging.{strategy}\nname: hanging\n{OPTIONS[strategy]}"

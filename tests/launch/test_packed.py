@@ -210,6 +210,7 @@ def test_a_warm_process_that_is_killed_ends_one_run_only(tmp_path: Path) -> None
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.cases("9")
 def test_finished_runs_stay_when_all_is_ended_midway(number: signal.Signals, tmp_path: Path) -> None:
     arguments = ("submit", *QUICK, PACKED, "strategy=ddp", "devices=2", "launcher.oversubscribe=true")
     epochs = "epochs=1,1000000,2"

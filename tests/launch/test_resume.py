@@ -173,6 +173,7 @@ DAMAGES = {"flipped": flip, "truncated": truncate, "empty": lambda path: path.wr
         (SINGLE, "manifest.json", "truncated"),
     ],
 )
+@pytest.mark.cases("arguments0-*")
 def test_a_damaged_checkpoint_gives_way_to_the_one_before(
     arguments: tuple[str, ...],
     file: str,

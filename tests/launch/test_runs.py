@@ -150,6 +150,7 @@ EPOCHS_UNDER_FIRE = 80
     outcome="finished epochs stay, no process is left, the next start is clean",
 )
 @pytest.mark.parametrize("victim", ["supervisor", "torchrun", "rank 0", "rank 1"])
+@pytest.mark.cases("supervisor", "rank 0")
 def test_kill_9_loses_no_finished_epoch_and_leaves_no_process(victim: str, tmp_path: Path) -> None:
     """Several kills of one process each, at instants told by the journal: from the first line to deep into training."""
     chance = random.Random(victim)

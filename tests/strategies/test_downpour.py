@@ -54,6 +54,7 @@ DOWNPOUR = ["strategy=downpour", "optimizer=adagrad", "optimizer.eps=1e-6"]
         ("resnet_group", 3, [*ASYNC, "strategy.n_push=2", "optimizer.momentum=0.9"]),
     ],
 )
+@pytest.mark.cases("*-2-*", "cnn_small-4-options3")
 def test_asynchronous_training_equals_a_replay_of_its_arrivals(
     model: str, devices: int, options: list[str], tmp_path: Path
 ) -> None:

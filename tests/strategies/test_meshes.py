@@ -176,6 +176,7 @@ def checked_and_trained(rank: int, size: int, run: RunConfig) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["dp_tp", "dp_pp", "dp_pp_tp", "fsdp", "hsdp", "tensor_parallel"])
+@pytest.mark.cases("dp_tp", "fsdp")
 def test_a_second_replica_in_the_same_process(strategy: str, tmp_path: Path) -> None:
     run = configure(*VIT, f"strategy={strategy}", "devices=4")
     assert_equal(run_ranks(checked_and_trained, 4, tmp_path, run), one_device(run), tolerance=1e-9)

@@ -40,6 +40,7 @@ SHIPPED = [name for name in group_choices()["strategy"] if name != "single"]
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("strategy", SHIPPED)
+@pytest.mark.cases("*-resnet_group-2", "*-mlp-4", "dp_*-cnn_small-4")
 def test_every_shipped_strategy_trains_like_one_device(strategy: str, model: str, size: int, tmp_path: Path) -> None:
     try:
         overrides = OVERRIDES.get(strategy, [])
@@ -56,6 +57,7 @@ def test_every_shipped_strategy_trains_like_one_device(strategy: str, model: str
 
 @pytest.mark.parametrize("model", ["vit_tiny", "resnet_group", "mlp"])
 @pytest.mark.parametrize("strategy", SHIPPED)
+@pytest.mark.cases("*-mlp")
 def test_a_state_passes_through_every_strategy(strategy: str, model: str, tmp_path: Path) -> None:
     """So it does between any two: what each leaves has one device's names and layout, as the test above shows."""
     overrides = OVERRIDES.get(strategy, [])
@@ -78,6 +80,7 @@ def hand_on(rank: int, size: int, run: RunConfig, state: dict[str, torch.Tensor]
 
 
 @pytest.mark.parametrize("strategy", SHIPPED)
+@pytest.mark.cases("ddp", "fsdp", "pipeline", "dp_pp_tp")
 def test_every_group_of_ranks_has_the_runs_timeout(strategy: str, tmp_path: Path) -> None:
     """torch gives a new group half an hour, however short the run's own patience."""
     overrides = ["launcher.collective_timeout_s=60", *OVERRIDES.get(strategy, [])]
