@@ -240,12 +240,14 @@ def dashes(strategies: Sequence[str]) -> list[list[int]]:
     return [DASHES[(begin + place) % len(DASHES)] for begin, place in zip(begins, places, strict=True)]
 
 
-def series(data: pl.DataFrame) -> dict[str, Any]:
+def series(data: pl.DataFrame, *, points: bool = False) -> dict[str, Any]:
     """Colour by variant, dashes by strategy and place: one legend, and lines that lie on each other still show."""
     colours = variants(data)
     rows = data.select("configuration", "variant", "strategy").unique(maintain_order=True).rows()
     names = [row[0] for row in rows]
     legend = LEGEND.copy()
+    if points:
+        legend.symbolType, legend.symbolSize = "circle", 110
     if max(map(len, names)) > _LONG_NAME:  # four columns of these would leave the panels no width
         legend.columns = 2
     return {

@@ -63,8 +63,7 @@ def _dots(data: pl.DataFrame) -> alt.FacetChart:
     models = list(data["model"].unique(maintain_order=True))
     y = alt.Y("model:N", sort=models, title=None, axis=alt.Axis(grid=True, domain=False, ticks=False, labelPadding=8))
     scale = alt.Scale(type="log", nice=False, padding=14)
-    colour = series(data)["color"]
-    colour.legend.symbolType = "circle"
+    colour = series(data, points=True)["color"]
     tooltip = [f"{name}:N" for name in ("model", "configuration")]
     median = base.transform_filter("datum.first").mark_point(filled=True, size=110, opacity=0.9)
     median = median.encode(
