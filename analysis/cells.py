@@ -65,7 +65,7 @@ CONFIGURATIONS = (
     Column("throughput_samples_per_s", "Samples per second"),
     Column("peak_memory_max_bytes", "Memory, largest process (MiB)", text.mebibytes),
     Column("peak_memory_sum_bytes", "Memory, all processes (MiB)", text.mebibytes),
-    Column("theoretical_state_bytes", "Model and optimizer on a device, in theory (MiB)", text.mebibytes),
+    Column("theoretical_state_bytes", "Model states in theory (MiB)", text.mebibytes),
     Column("bytes_sent_per_step_sum", "Sent per step (MiB)", text.sent),
     Column("theoretical_bubble", "Bubble in theory", text.percent),
     Column("staleness_mean", "Staleness, mean (max)"),
