@@ -68,7 +68,7 @@ def expand(overrides: Sequence[str], extension: Extension = NOTHING) -> list[Pla
     A key on the command line replaces the sweep file's values of that key; a choice list (`devices=1,2`) is one more
     axis. Raises `ConfigError` for whatever is not valid.
     """
-    parsed = parse(overrides, extension.conf)
+    parsed = parse(_to_the_letter(overrides, extension.conf), extension.conf)
     fixed = [str(override.input_line) for override in parsed if not override.is_sweep_override()]
     axes = {override.key_or_group: values_of(override) for override in parsed if override.is_sweep_override()}
     if "sweep" in axes:
@@ -78,6 +78,26 @@ def expand(overrides: Sequence[str], extension: Extension = NOTHING) -> list[Pla
     given = axes.keys() | {override.key_or_group for override in parsed}
     points = [point for block in sweep.blocks for point in _points(_without(block, given), axes)]
     return _ordered(sweep, composer, points)
+
+
+def _to_the_letter(overrides: Sequence[str], conf: Path | None) -> list[str]:
+    """The overrides, with `faithful=true` and the sweep's name made that of its twin, which does as was published."""
+    rest = [text for text in overrides if not text.startswith("faithful=")]
+    asked = [text.partition("=")[2].lower() for text in overrides if text.startswith("faithful=")]
+    if any(value not in ("true", "false") for value in asked):
+        raise ConfigError(f"faithful={asked[-1]}: expected true or false")
+    if asked[-1:] != ["true"]:
+        return rest
+    sweeps = group_choices(conf)["sweep"]
+    twins = {name: f"sweep={name}_faithful" for name in sweeps if f"{name}_faithful" in sweeps}
+    named = [text.partition("=")[2] for text in rest if text.startswith("sweep=")]
+    name = named[-1] if named else "adhoc"
+    if name not in twins:
+        raise ConfigError(
+            f"faithful=true has no meaning for sweep={name}: it is there for {', '.join(twins)}, which are done "
+            "otherwise than they were published"
+        )
+    return [twins[name] if text.startswith("sweep=") else text for text in rest]
 
 
 def _ordered(sweep: Sweep, composer: _Composer, points: list[Point]) -> list[PlannedRun]:

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from launch.command import MALLOC
 from parallelbench.devices import others_running, this_machine
-from tests.bench.page import HEADERS, Row, cells, update
+from tests.bench.page import HEADERS, PAGE, Row, cells, update
 
 PARTS = (
     *(
@@ -67,6 +67,8 @@ def main(parts: list[str]) -> int:
         for row in rows:
             table.add_row(*row[1:-1])
     Console().print(table)
+    if any("**missed**" in row for rows in found.values() for row in rows):
+        print(PAGE.read_text(encoding="utf-8").partition("## Goals that were missed")[2])
     if failed:
         print(f"failed, see above: {', '.join(failed)}; the page keeps their old rows")
     return 1 if failed else 0

@@ -16,6 +16,7 @@ from launch.sweep import PlannedRun, expand
 from parallelbench.check import check_run
 from parallelbench.cli import main
 from parallelbench.data.prepared import MANIFEST
+from parallelbench.errors import ConfigError
 from tests.launch.plans import plan
 
 CONFIGURATIONS = {
@@ -140,3 +141,25 @@ def test_a_long_run_passes_through_the_states_of_a_short_one(tmp_path: Path) -> 
     )
     assert long.height == 4
     assert_frame_equal(long.head(2), short, check_exact=True)
+
+
+def test_faithful_does_as_was_published() -> None:
+    letter = expand(["sweep=asu_data_parallel", "faithful=true"])
+    assert letter == expand(["sweep=asu_data_parallel_faithful"])
+    assert letter != expand(["sweep=asu_data_parallel", "faithful=false"])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ["sweep=demo", "faithful=true"],
+            "no meaning for sweep=demo: it is there for asu_data_parallel, asu_model_parallel",
+        ),
+        (["faithful=true"], "no meaning for sweep=adhoc"),
+        (["sweep=asu_data_parallel", "faithful=yes"], "faithful=yes: expected true or false"),
+    ],
+)
+def test_faithful_is_refused_where_nothing_is(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        expand(overrides)
