@@ -50,8 +50,8 @@ def tables(groups: Sequence[tuple[str, Sequence[Shown]]], columns: Sequence[Colu
 def _tabulars(group: str, rows: Sequence[Shown], columns: Sequence[Column]) -> list[str]:
     name, *kept = [i for i in range(len(columns)) if any(row.cells[i].shown != text.MISSING for row in rows)]
     count = max(1, -(-len(kept) // MOST_COLUMNS))
-    each = -(-len(kept) // count)
-    parts = [[name, *kept[start : start + each]] for start in range(0, len(kept), each)]
+    each = max(1, -(-len(kept) // count))
+    parts = [[name, *kept[start : start + each]] for start in range(0, len(kept), each)] or [[name]]
     return [_tabular(f"{group} ({number} of {count})", rows, columns, part) for number, part in enumerate(parts, 1)]
 
 

@@ -71,8 +71,8 @@ SUMMARY: dict[str, tuple[type[pl.DataType], str]] = {
     ),
     "theoretical_state_bytes": (
         pl.Int64,
-        "parameters, gradients and optimizer state on one device, were all that the strategy divides divided equally; "
-        "by formula, not measured, without activations and buffers; null: no formula",
+        "parameters, gradients and optimizer state on each device, by formula, not measured, without activations and "
+        "buffers; null: devices hold different things, or no formula",
     ),
     "gpu_energy_per_epoch_j": (pl.Float64, "median over repeats"),
     "gpu_energy_per_sample_j": (pl.Float64, "median over repeats"),

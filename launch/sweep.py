@@ -92,6 +92,8 @@ def _to_the_letter(overrides: Sequence[str], conf: Path | None) -> list[str]:
     twins = {name: f"sweep={name}_faithful" for name in sweeps if f"{name}_faithful" in sweeps}
     named = [text.partition("=")[2] for text in rest if text.startswith("sweep=")]
     name = named[-1] if named else "adhoc"
+    if f"sweep={name}" in twins.values():
+        return rest
     if name not in twins:
         raise ConfigError(
             f"faithful=true has no meaning for sweep={name}: it is there for {', '.join(twins)}, which are done "

@@ -231,13 +231,13 @@ def try_out_here(members: Sequence[PlannedRun]) -> Choice:
     alone = msgspec.structs.replace(run, strategy=single(), devices=1, nodes=1, device=device_type)
     work = f"{run.model.name} (tried with {run.data.name}, batch {alone.global_batch_size})"
     # In steps of this batch: those of smaller ones are shorter.
-    epochs = [each.epochs * each.steps_per_epoch * each.global_batch_size / run.global_batch_size for each in runs]
-    training = max(EPOCHS * run.steps_per_epoch, sum(epochs))
+    samples = sum(each.epochs * each.steps_per_epoch * each.global_batch_size for each in runs)
+    training = max(EPOCHS * alone.steps_per_epoch, samples / alone.global_batch_size)
     order = Order(
         run=to_mapping(alone),
         stages=stages(runs, device_type, open_keys(members[0])),
         device_type=device_type,
-        steps=min(STEPS, run.steps_per_epoch),
+        steps=min(STEPS, alone.steps_per_epoch),
         steps_worth=SHARE * training,
         plugin=plugin_of(alone),
     )
@@ -274,8 +274,8 @@ def _carried_out(order: Order, alone: RunConfig, work: str) -> Findings:
 
 
 def largest(runs: Sequence[RunConfig]) -> RunConfig:
-    """The run whose batches hold most: what is chosen must fit it into memory, too."""
-    return max(runs, key=lambda run: run.global_batch_size * math.prod(run.data.shape))
+    """The run whose batches hold most on one device: what is chosen must fit it into memory, too."""
+    return max(runs, key=lambda run: run.batch_size * math.prod(run.data.shape))
 
 
 def stages(runs: Sequence[RunConfig], device_type: str, keys: Iterable[str]) -> list[list[Patch]]:

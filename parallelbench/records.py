@@ -69,8 +69,8 @@ RUN = (
     Column(
         "theoretical_state_bytes",
         "int64",
-        "parameters, gradients and optimizer state on one device, were all that the strategy divides divided equally; "
-        "by formula, without activations and buffers; null: no formula",
+        "parameters, gradients and optimizer state on each device, by formula, without activations and buffers; null: "
+        "devices hold different things, or no formula",
         nullable=True,
     ),
     Column(

@@ -16,11 +16,17 @@ if TYPE_CHECKING:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Of a test that is marked with `cases`, only those are run by `make test`."""
+    told: dict[str, list[bool]] = {}
     for item in items:
         for mark in item.iter_markers("cases"):
-            name = item.callspec.id  # type: ignore[attr-defined]
-            if not any(fnmatch.fnmatchcase(name, pattern) for pattern in mark.args):
+            test, _, name = item.nodeid.rstrip("]").partition("[")
+            tells = any(fnmatch.fnmatchcase(name, pattern) for pattern in mark.args)
+            told.setdefault(test, []).append(tells)
+            if not tells:
                 item.add_marker("exhaustive")
+    for test, cases in told.items():
+        if len(cases) > 1 and not any(cases):
+            raise pytest.UsageError(f"{test}: no case is one of those that its mark names")
 
 
 @pytest.fixture

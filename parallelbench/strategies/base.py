@@ -42,7 +42,7 @@ class Push:
 
 
 class Held(NamedTuple):
-    """Parts, 0 to 1, of what there is to hold of a model, were everything divided into equal parts."""
+    """Parts, 0 to 1, of what there is to hold of a model: on every device alike, but for rounding."""
 
     parameters: float
     gradients: float
@@ -143,12 +143,12 @@ class Strategy(Component, frozen=True, kw_only=True):
         return None
 
     def held(self, run: RunConfig) -> Held | None:
-        """What one device holds in the ideal case; None where devices hold different things, or nobody has said."""
+        """What each device holds; None where devices hold different things (stages, servers), or nobody has said."""
         return None
 
     def state_bytes(self, run: RunConfig, parameters: int) -> int | None:
-        """Bytes of parameters, gradients and optimizer state on one device in the ideal case, without activations and
-        buffers: section 3 of ZeRO (Rajbhandari et al. 2020, arXiv 1910.02054). `parameters`: of the whole model.
+        """Bytes of parameters, gradients and optimizer state on each device, without activations and buffers: section 3
+        of ZeRO (Rajbhandari et al. 2020, arXiv 1910.02054). `parameters`: of the whole model.
         """
         held, states = self.held(run), run.optimizer.states_per_parameter()
         if held is None or states is None:

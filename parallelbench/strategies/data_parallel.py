@@ -10,7 +10,7 @@ import math
 from typing import TYPE_CHECKING
 
 from parallelbench.errors import ConfigError
-from parallelbench.strategies.base import Held, Shard, Strategy
+from parallelbench.strategies.base import Shard, Strategy
 
 if TYPE_CHECKING:
     from torch import nn
@@ -60,10 +60,6 @@ class DataParallel(Strategy, frozen=True, kw_only=True):
                 "compile=true with strategy=data_parallel is refused: the module is copied anew in every step; "
                 "choose strategy=ddp"
             )
-
-    def held(self, run: RunConfig) -> Held:
-        """A copy of everything."""
-        return Held.equally(1)
 
     def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Replica:
         """Put the model on the first GPU; each forward scatters the batch over all, and gathers the logits there."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from parallelbench.strategies.base import Held, Strategy
+from parallelbench.strategies.base import Strategy
 from parallelbench.strategies.parts.meshes import Mesh, check_tensor_plan
 from parallelbench.structure import Count  # noqa: TC001 - msgspec reads the annotations
 
@@ -40,10 +40,6 @@ class DpTp(Strategy, frozen=True, kw_only=True):
         """Refuse meshes that aren't all devices, models with nothing to shard, and sizes that don't divide."""
         self._mesh(run).check(run, least_data=2)
         check_tensor_plan(run, shards=self.tensor, option=f"strategy.tensor={self.tensor}")
-
-    def held(self, run: RunConfig) -> Held:
-        """An n-th, were all layers linear: what the tensor dimension leaves whole, the data dimension shards."""
-        return Held.equally(run.devices)
 
     def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Replica:
         """Shard the linear layers, then every layer's parameters over the data dimension."""

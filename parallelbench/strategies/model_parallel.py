@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 from msgspec import Meta
 
 from parallelbench.errors import ConfigError
-from parallelbench.strategies.base import Held, Shard, Strategy
+from parallelbench.strategies.base import Shard, Strategy
 from parallelbench.strategies.parts.partition import assign, check_split
 
 if TYPE_CHECKING:
@@ -54,10 +54,6 @@ class ModelParallel(Strategy, frozen=True, kw_only=True):
     def bubble(self, run: RunConfig) -> float:
         """(p−1)/p on p devices: one works while the others wait, as under GPipe with one micro-batch."""
         return 1 - 1 / run.devices
-
-    def held(self, run: RunConfig) -> Held:
-        """An n-th, were all layers equally large."""
-        return Held.equally(run.devices)
 
     def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Replica:
         """Spread the layers."""

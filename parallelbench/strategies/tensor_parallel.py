@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from parallelbench.errors import ConfigError
-from parallelbench.strategies.base import Held, Strategy
+from parallelbench.strategies.base import Strategy
 from parallelbench.strategies.parts.meshes import check_tensor_plan
 
 if TYPE_CHECKING:
@@ -38,10 +38,6 @@ class TensorParallel(Strategy, frozen=True, kw_only=True):
                 f"strategy={self.name} needs two devices or more: choose devices=2, or strategy=single for one device"
             )
         check_tensor_plan(run, shards=run.devices, option=f"devices={run.devices}")
-
-    def held(self, run: RunConfig) -> Held:
-        """An n-th, were all layers linear."""
-        return Held.equally(run.devices)
 
     def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Replica:
         """Keep this rank's shards."""

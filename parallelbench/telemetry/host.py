@@ -55,11 +55,16 @@ class Host:
         """
         lines = [line.partition(":") for line in _lines(self._proc / "net/dev")[2:]]
         counters = {name.strip(): values.split() for name, _, values in lines if name.strip() != "lo"}
-        hardware = {name: values for name, values in counters.items() if (self._interfaces / name / "device").exists()}
+        hardware = {name: values for name, values in counters.items() if self._is_hardware(name)}
         counted = (hardware or counters).values()
         if not counted:
             return None, None
         return sum(int(fields[8]) for fields in counted), sum(int(fields[0]) for fields in counted)
+
+    def _is_hardware(self, name: str) -> bool:
+        """Not what is a part of another device, which counts for both (a virtual function below its synthetic one)."""
+        interface = self._interfaces / name
+        return (interface / "device").exists() and not (interface / "master/device").exists()
 
     def _clock_hz(self) -> float | None:
         """The mean over all cores."""

@@ -257,6 +257,10 @@ def test_a_loader_without_a_name_is_a_message(tmp_path: Path) -> None:
 def test_the_largest_batch_is_tried(tmp_path: Path) -> None:
     planned = expand(["data=synthetic", "data.train_samples=60000", "batch_size=32,1024,128", f"results={tmp_path}"])
     assert tuning.largest([each.run for each in planned]).batch_size == 1024
+    weak = ["scaling=weak", "batch_size=64", "strategy=ddp", "devices=4", "launcher.oversubscribe=true"]
+    (planned_weak,) = expand(["data=synthetic", "data.train_samples=60000", *weak, f"results={tmp_path}"])
+    (small,) = [each.run for each in planned if each.run.batch_size == 128]
+    assert tuning.largest([planned_weak.run, small]).batch_size == 128  # on one device the other takes 64, not 256
 
 
 def test_a_file_that_sets_what_no_trial_chooses_is_refused(tmp_path: Path) -> None:

@@ -68,6 +68,8 @@ def test_what_passes_on_the_traffic_of_other_interfaces_is_not_counted_again(tmp
         put(tmp_path, f"sys/class/net/{name}/device/vendor", "0x8086")
     found = Host(tmp_path).read()
     assert (found["network_sent_bytes"], found["network_received_bytes"]) == (414, 207)
+    put(tmp_path, "sys/class/net/eth1/master/device/vendor", "0x1414")
+    assert Host(tmp_path).read()["network_received_bytes"] == 107
 
 
 def test_the_clock_is_the_cores_mean_and_not_read_each_time(tmp_path: Path) -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from typing import TYPE_CHECKING
 
-from parallelbench.strategies.base import Held, Strategy
+from parallelbench.strategies.base import Strategy
 from parallelbench.strategies.parts.partition import assign
 from parallelbench.strategies.parts.schedules import Pipeline, Schedule, StageMap
 from parallelbench.structure import Count  # noqa: TC001 - msgspec reads the annotations
@@ -59,10 +58,6 @@ class Pipelined(Strategy, frozen=True, kw_only=True):
     def pipeline(self, run: RunConfig) -> Pipeline:
         """One of the pipelines."""
         return Pipeline(self.schedule, self.micro_batches, self.stages_per_rank, self.mesh(run).inner["stages"])
-
-    def held(self, run: RunConfig) -> Held:
-        """A stage's part, were all stages equally large."""
-        return Held.equally(math.prod(self.mesh(run).inner.values()))
 
     def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Replica:
         """Cut the model into stages and keep this rank's, or its shard of them."""
