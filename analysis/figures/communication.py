@@ -9,8 +9,8 @@ import polars as pl
 
 from analysis import text
 from analysis.figures._chart import PANEL_WIDTH, label_marks, names_axis, panel, panels, per_group, records
-from analysis.metrics import KINDS_SENT, ring_times
-from analysis.summary import counted, summary
+from analysis.metrics import KINDS_SENT
+from analysis.summary import summary
 
 if TYPE_CHECKING:
     from analysis.load import Runs
@@ -91,23 +91,7 @@ def finding(runs: Runs) -> str:
         sentences.append((str(group), sentence + " are sent between processes"))
     if not sentences:
         return "No run that counts sent anything between processes."
-    return "\n".join(filter(None, [per_group(sentences), _against_the_ring(runs)]))
-
-
-def _against_the_ring(runs: Runs) -> str:
-    """Waiting that was measured, beside what a ring of the probed bandwidth takes; empty where it wasn't."""
-    found = counted(runs).join(ring_times(runs), on="run_id").group_by("group", "configuration", maintain_order=True)
-    times = pl.col("exposed_s", "ring_s").median() * 1e3
-    shown = [
-        f"{row['configuration']} {text.number(row['exposed_s'])} ms (a ring: {text.number(row['ring_s'])} ms)"
-        for row in found.agg(times).rows(named=True)
-    ]
-    if not shown:
-        return ""
-    return (
-        f"Per step, computing leaves unhidden {text.listed(shown)}: measured after the last epoch, waiting for slower "
-        "ranks included; and a ring's formula for all gradients, by latency and bandwidth probed on the same ranks."
-    )
+    return per_group(sentences)
 
 
 def _amount(row: dict[str, float]) -> str:

@@ -73,11 +73,19 @@ def test_the_figures_show_and_say_what_was_measured(results: Path) -> None:
     assert "single × 1 spends 50.0" in finding  # 8 of 16 s in backward
     assert "pipeline × 2" in figures["bubble"].finding
     assert "20.0\u202f% (by formula 12.5\u202f%)" in figures["bubble"].finding
-    assert "ddp × 2 3,000 ms" in figures["communication"].finding
+    runs = load(results)
+    ring_ms = by_strategy(ring_times(runs), results)["ddp"]["ring_s"] * 1e3
+    waiting = figures["waiting"]
+    assert f"ddp × 2 waits 3,000 ms (a ring: {ring_ms:,.0f} ms)" in waiting.finding
+    assert waiting.chart is not None
+    (rows,) = waiting.chart.to_dict()["datasets"].values()
+    (found,) = {(row["configuration"], row["value"], row["ring"]) for row in rows}
+    assert found == ("ddp × 2", 3000.0, pytest.approx(ring_ms))
 
 
 def test_without_attribution_the_figures_say_how_to_get_it(tmp_path: Path) -> None:
     published(config(tmp_path), Fake())
     figures = {figure.name: figure for figure in draw(load(tmp_path))}
     assert figures["attribution"].chart is None
-    assert "measure.attribution_steps" in figures["attribution"].finding
+    assert figures["waiting"].chart is None
+    assert all("measure.attribution_steps" in figures[name].finding for name in ("attribution", "waiting"))

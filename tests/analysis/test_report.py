@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 FIGURES = ["runtime", "scaling", "memory", "accuracy", "loss", "time_to_accuracy"]
 """What every comparison shows."""
-RARER = ["communication", "bubble", "staleness", "attribution", "energy", "power"]
+RARER = ["communication", "bubble", "staleness", "attribution", "energy", "power", "waiting"]
 """What shows something where processes send, idle, push or were attributed, or where GPUs have counters."""
 ACROSS = ["models", "throughput_batch", "throughput_data", "batch_regimes"]
 """What shows something where runs of other work are beside each other."""
