@@ -42,7 +42,7 @@ debug: $(STAMP)  ## five deterministic steps in this process, where breakpoint()
 	rm -rf .debug
 	$(PARALLELBENCH) run measure=debug launcher=inline epochs=1 results=.debug $(ARGS)
 
-test: $(STAMP)  ## the test suite (under 15 minutes), but for what needs a Slurm cluster
+test: $(STAMP)  ## the test suite, but for what needs a Slurm cluster
 	$(BIN)/python -m pytest -m 'not slurm and not exhaustive' -n 2 --dist worksteal --durations=15
 
 test-all: $(STAMP)  ## the same with every case of every test
