@@ -23,7 +23,7 @@ This page is generated from `parallelbench/records.py` by `make docs`. Schema ve
 
 A finished run publishes one Parquet file per table in `<results>/<sweep>/<run>/result/`, all at once, with
 `manifest.json` last: sha256, bytes and rows of each file, the attempt, the outcome. Ranks write what they measured and
-nothing derived; speed-ups, medians and sums over ranks are computed in `analysis/metrics.py` only. Durations are
+nothing derived; speed-ups, medians and sums over ranks are computed in `analysis/metrics/` only. Durations are
 seconds, sizes bytes; epochs and steps count from 1. Null means *not measured*, never 0. The schema, with every column's
 meaning, is in each file's metadata too.
 

@@ -1,0 +1,47 @@
+"""What is derived from the raw rows of a run, and how. Nothing else in the suite aggregates over ranks or
+epochs.
+
+A metric that was not measured, or that needs more epochs than there are, is null.
+"""
+
+from __future__ import annotations
+
+from analysis.metrics.epochs import miscounted, per_epoch
+from analysis.metrics.phases import PHASES, measured_bubbles, phase_times, ring_times
+from analysis.metrics.runs import KINDS_SENT, PER_RUN, Metric, per_run, staleness_histogram
+from analysis.metrics.targets import (
+    ACCURACY_LADDER,
+    accuracy_target,
+    energy_to_accuracy,
+    steps_to_accuracy,
+    time_to_accuracy,
+)
+
+__all__ = [
+    "ACCURACY_LADDER",
+    "KINDS_SENT",
+    "PER_RUN",
+    "PHASES",
+    "Metric",
+    "accuracy_target",
+    "efficiency",
+    "energy_to_accuracy",
+    "measured_bubbles",
+    "miscounted",
+    "per_epoch",
+    "per_run",
+    "phase_times",
+    "ring_times",
+    "staleness_histogram",
+    "steps_to_accuracy",
+    "time_to_accuracy",
+]
+
+
+def efficiency(speed_up: float | None, *, devices: int) -> float | None:
+    """Scaling efficiency, 1 = ideal: the speed-up over one device ÷ the devices, t_1 ÷ (n·t_n) under strong
+    scaling.
+
+    Under weak scaling the speed-up is the ratio of throughputs, so this is throughput_n ÷ (n·throughput_1).
+    """
+    return None if speed_up is None else speed_up / devices

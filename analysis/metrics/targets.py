@@ -1,0 +1,79 @@
+"""What it took to reach an accuracy: time, steps, energy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from analysis.metrics.epochs import AS_TEXT, measured
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from analysis.load import Runs
+
+ACCURACY_LADDER = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.97, 0.98, 0.99, 0.995, 0.999)
+"""Candidates for the target of `time_to_accuracy_s`: the highest that all compared runs reach is taken."""
+
+
+def accuracy_target(best_test_accuracies: Iterable[float | None]) -> float | None:
+    """The highest step of `ACCURACY_LADDER` that all of them reach; None where one reaches none or has
+    none.
+    """
+    best = list(best_test_accuracies)
+    known = [accuracy for accuracy in best if accuracy is not None]
+    if not known or len(known) < len(best):
+        return None
+    return max((step for step in ACCURACY_LADDER if step <= min(known)), default=None)
+
+
+Target = float | Mapping[str, float | None]
+"""A test accuracy to reach, 0 to 1: of all runs, or by run id (None, or no entry: it has none to reach)."""
+
+
+def _beside(runs: Runs, target: Target) -> pl.DataFrame:
+    """The epochs, with their run's target in the column `_target`."""
+    epochs = measured(runs)
+    if isinstance(target, (int, float)):
+        return epochs.with_columns(_target=target)
+    of_run = pl.Series([target.get(run_id) for run_id in runs.run["run_id"]], dtype=pl.Float64)
+    return epochs.with_columns(_target=of_run.gather(epochs["run_id"].to_physical()))
+
+
+def time_to_accuracy(runs: Runs, target: Target) -> pl.DataFrame:
+    """`run_id` and `time_to_accuracy_s`: training time up to and with the first epoch whose test accuracy is
+    `target`.
+
+    Training windows of the slowest ranks, without start-up and evaluation; runs that never get there, and
+    resumed ones, are left out.
+    """
+    epochs = _beside(runs, target)
+    reached = epochs.filter(pl.col("test_accuracy") >= pl.col("_target"), pl.col("training_time_s").is_not_null())
+    return reached.group_by("run_id").agg(time_to_accuracy_s=pl.col("training_time_s").min()).with_columns(AS_TEXT)
+
+
+def steps_to_accuracy(runs: Runs, target: Target) -> pl.DataFrame:
+    """`run_id` and `steps_to_accuracy`: optimizer steps up to and with the first epoch whose test accuracy is `target`.
+
+    As fine as the epochs are (`measure.steps_per_epoch` shortens them); runs that never get there are left out.
+    """
+    epochs = _beside(runs, target).with_columns(total=pl.col("steps").cum_sum().over("run_id"))
+    reached = epochs.filter(pl.col("test_accuracy") >= pl.col("_target"))
+    return reached.group_by("run_id").agg(steps_to_accuracy=pl.col("total").min()).with_columns(AS_TEXT)
+
+
+def energy_to_accuracy(runs: Runs, target: Target) -> pl.DataFrame:
+    """`run_id` and `energy_to_accuracy_j`: energy of all GPUs in the training windows up to and with the first epoch
+    whose test accuracy is `target`.
+
+    Null where one of these epochs has none (`telemetry_flags` says why); runs that never get there are left out.
+    """
+    epochs = _beside(runs, target)
+    there = (pl.col("test_accuracy") >= pl.col("_target")).fill_null(False)
+    # Epochs are in order: those before the first that is there, and that one.
+    needed = epochs.filter(there.any().over("run_id"), there.cum_sum().over("run_id") - there.cast(pl.UInt32) == 0)
+    known = pl.col("gpu_energy_j").is_not_null().all()
+    sums = needed.group_by("run_id").agg(energy_to_accuracy_j=pl.when(known).then(pl.col("gpu_energy_j").sum()))
+    return sums.with_columns(AS_TEXT)
