@@ -9,7 +9,7 @@ BIN := .venv/bin
 PARALLELBENCH := $(BIN)/parallelbench
 STAMP := .venv/.installed
 
-.PHONY: help demo sweep report notebook debug test test-all test-slurm cluster-up cluster-down lint check gpu-check bench docs format clean
+.PHONY: help demo sweep report notebook debug twins test test-all test-slurm cluster-up cluster-down lint check gpu-check bench docs format clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -64,6 +64,11 @@ lint: $(STAMP)  ## style and types
 
 check: lint  ## lint, types, import rules and the fast tests (under 90 s)
 	$(BIN)/python -m pytest -m 'not slow and not slurm' -n 2 --dist worksteal
+
+twins: $(STAMP)  ## before a release: the small twin of each published sweep, its report and its claims (about an hour)
+	@for sweep in $(notdir $(basename $(wildcard conf/sweep/*_small.yaml))); do \
+		echo "== $$sweep" && $(PARALLELBENCH) submit sweep=$$sweep results=$(RESULTS) $(ARGS) && \
+		$(PARALLELBENCH) report $(RESULTS)/$$sweep && $(PARALLELBENCH) claims $(RESULTS)/$$sweep || exit 1; done
 
 gpu-check:  ## what only a GPU can show: clocks, energy, waits, precisions, strategies (a few minutes; needs no installation)
 	@$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m parallelbench.gpu_check
