@@ -13,7 +13,7 @@ import polars as pl
 from analysis import text
 from analysis.stats import CONFIDENCE, FEW_REPEATS, FEWEST_REPEATS, TOO_FEW, half_width
 from analysis.summary import BASELINE, counted, facts, summary
-from analysis.work import flatten
+from parallelbench.surroundings import flatten
 
 if TYPE_CHECKING:
     from analysis.load import Runs
@@ -26,6 +26,14 @@ _FLAGS = {
     "incomplete": "no sample before or after some epochs, which have no energy",
 }
 """Values of `telemetry_flags`, in words."""
+_SLOWED = {
+    0x4: "their power limit",
+    0x8: "the hardware, for heat or power",
+    0x20: "heat (software)",
+    0x40: "heat (hardware)",
+    0x80: "the power supply",
+}
+"""Bits of `gpu_throttle_reasons` that make a run slower than another's on the same GPU, by what (nvml.h)."""
 _MAY_DIFFER = ("load_average_1min", "cores_of_rank_0", "variables.")
 """Entries of the environment that differ between strategies by design, or from minute to minute."""
 
@@ -75,6 +83,7 @@ def warnings(runs: Runs, *, most: int = 25) -> list[str]:
         *_single_epoch(runs),
         *_resumed(runs),
         *_energies(runs),
+        *_throttled(runs),
         *_parity_off(runs),
         *_recorded(runs),
         *_environments(runs),
@@ -153,6 +162,21 @@ def _energies(runs: Runs) -> list[str]:
                 found[flag].append(configuration)
     return [
         f"Energy of {text.listed(names)}: {_FLAGS.get(flag, flag)} ({flag})." for flag, names in sorted(found.items())
+    ]
+
+
+def _throttled(runs: Runs) -> list[str]:
+    """Which runs' GPUs were slowed down, and by what."""
+    rows = counted(runs).drop_nulls("gpu_throttle_reasons").select("configuration", "gpu_throttle_reasons").rows()
+    found: dict[str, Counter[str]] = defaultdict(Counter)
+    for configuration, reasons in rows:
+        for bit, by in _SLOWED.items():
+            if reasons & bit:
+                found[by][configuration] += 1
+    return [
+        f"Clocks were lowered by {by} while these trained, so their times are not only the strategy's: "
+        f"{text.listed([f'{name} ({text.repeats(count)})' for name, count in names.items()])}."
+        for by, names in found.items()
     ]
 
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from analysis.work import Work, canonical, configurations, flatten, is_below, left_out, plain, works
+from analysis.work import Work, canonical, configurations, is_below, left_out, plain, works
 from parallelbench.errors import ConfigError
+from parallelbench.surroundings import flatten, matters
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -18,14 +19,6 @@ if TYPE_CHECKING:
 
 _ROW = ("strategy", "devices", "nodes", "data", "model")
 """What a row of a comparison is known by: where these differ, the other side has nothing to compare with."""
-_ENVIRONMENT = (
-    *("platform", "python", "packages.torch", "packages.torchvision", "packages.numpy"),
-    *("cpu", "logical_cores", "threads", "cpu_governor"),
-    *("cuda.version", "cuda.cudnn", "cuda.nccl", "cuda.driver", "cuda.power_limit_w"),
-    *("float32_matmul_precision", "cudnn_allow_tf32", "cudnn_benchmark"),
-)
-_VARIABLES = tuple(f"variables.{name}_" for name in ("NCCL", "GLOO", "OMP", "MKL", "MALLOC", "TORCH", "PYTORCH"))
-"""Entries of the environment that change what is measured: they must be alike, or named."""
 _COMMIT = ("git.commit", "git.dirty", "packages.parallelbench", "host")
 """Entries in which two folders are expected to differ: they are said."""
 
@@ -120,7 +113,7 @@ class Side:
     def names(self) -> set[str]:
         """The keys in which the other side could differ: of works, and of surroundings that matter."""
         works = {key for work in self.whole.values() for key in work}
-        surroundings = {key for found in self.environments.values() for key in found if _matters(key)}
+        surroundings = {key for found in self.environments.values() for key in found if matters(key)}
         return {key.removesuffix(".name") for key in works | surroundings if not key.endswith("._target_")}
 
     def row(self, key: str) -> str:
@@ -148,7 +141,7 @@ def match(a: Side, b: Side) -> Matched | Differences:
     unlike = _unlike_works(a, only_a, b, only_b, anything=not shared)
     for row in rows:
         for pair in row.pairs:
-            unlike = _unlike_surroundings(a, b, pair, _matters) | unlike
+            unlike = _unlike_surroundings(a, b, pair, matters) | unlike
     if unlike:
         return unlike
     told: Differences = {}
@@ -212,10 +205,6 @@ def _differing(one: Work, other: Work) -> Differences:
     others = {key.removesuffix(".name") for key in keys if key.endswith(".name")}
     found = {key: (one.get(key), other.get(key)) for key in keys if key.partition(".")[0] not in others}
     return found | {name: (one.get(f"{name}.name"), other.get(f"{name}.name")) for name in sorted(others)}
-
-
-def _matters(key: str) -> bool:
-    return key in _ENVIRONMENT or key.startswith(_VARIABLES)
 
 
 def _unlike_surroundings(a: Side, b: Side, pair: Pair, relevant: Callable[[str], bool]) -> Differences:

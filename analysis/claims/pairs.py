@@ -14,8 +14,9 @@ import polars as pl
 from analysis.claims.grammar import EPOCH_COLUMNS, LEARNING, RISING, Claim, Contrast, Level
 from analysis.metrics import per_epoch, steps_to_accuracy, time_to_accuracy
 from analysis.summary import BASELINE, facts
-from analysis.work import flatten, works
+from analysis.work import works
 from parallelbench.config import COMPONENTS
+from parallelbench.surroundings import flatten
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import polars as pl
 
-from analysis.metrics.epochs import AS_TEXT, ENERGIES, measured, numbered, run_and
+from analysis.metrics.epochs import AS_TEXT, SAMPLED, measured, numbered, run_and
 
 if TYPE_CHECKING:
     from analysis.load import Runs
@@ -71,6 +71,10 @@ PER_RUN = (
     Metric("gpu_energy_per_sample_j", "the same ÷ the samples trained on: median over those epochs"),
     Metric("gpu_power_mean_w", "mean power of all its GPUs together: median over those epochs"),
     Metric("gpu_power_max_w", "highest power that was sampled of one GPU in any of those epochs"),
+    Metric(
+        "gpu_throttle_reasons",
+        "all reasons for lower clocks that were sampled in those epochs (bits: nvmlClocksEventReason…)",
+    ),
     Metric(
         "cpu_energy_per_epoch_j",
         "energy of the nodes' whole processors, others' work included (RAPL): median over those epochs; null: not "
@@ -154,11 +158,12 @@ def _energy(runs: Runs) -> pl.DataFrame:
     steady = measured(runs).filter(~pl.col("warm_up"))
     flagged = steady.select("run_id", "telemetry_flags").drop_nulls().unique()
     flags = pl.col("telemetry_flags").str.split(" ").explode().unique().sort()
-    energies = steady.filter(pl.any_horizontal(pl.col(ENERGIES).is_not_null())).group_by("run_id").agg(
+    energies = steady.filter(pl.any_horizontal(pl.col(SAMPLED).is_not_null())).group_by("run_id").agg(
         pl.col("gpu_energy_j").median().alias("gpu_energy_per_epoch_j"),
         (pl.col("gpu_energy_j") / pl.col("train_samples")).median().alias("gpu_energy_per_sample_j"),
         pl.col("gpu_power_mean_w").median(),
         pl.col("gpu_power_max_w").max(),
+        pl.col("gpu_throttle_reasons").bitwise_or(),
         pl.col("cpu_energy_j").median().alias("cpu_energy_per_epoch_j"),
     )  # fmt: skip
     found = flagged.group_by("run_id").agg(flags.str.join(" ").alias("energy_flags"))

@@ -118,6 +118,8 @@ def test_an_epochs_energy_is_exactly_that_of_the_profile(tmp_path: Path) -> None
     assert found["gpu_utilization_mean"] == pytest.approx(0.25 + 0.05)
     assert found["gpu_memory_used_max_bytes"] == 4_000_000
     assert found["gpu_throttle_reasons"] == 1 | 2 | 3 | 4
+    assert found["gpu_clock_mean_hz"] == pytest.approx((1100 + 1200 + 1300 + 1400) / 4 * 1e6)
+    assert found["gpu_temperature_max_c"] == 44
     assert found["telemetry_flags"] == "short"
 
 
