@@ -110,7 +110,11 @@ RUN = (
         "launch to the first line of the worker: interpreter, torchrun's rendezvous",
     ),
     Column("startup_imports_s", "float64", "importing torch and the suite"),
-    Column("startup_process_group_s", "float64", "waking the device and, with several processes, joining their group"),
+    Column(
+        "startup_process_group_s",
+        "float64",
+        "waking the devices, their libraries included, and, with several processes, joining their group",
+    ),
     Column("startup_data_s", "float64", "opening the data set and moving it to the device"),
     Column("startup_parity_s", "float64", "the parity check; null: not checked", nullable=True),
     Column("startup_model_s", "float64", "building the model and wrapping it in the strategy"),

@@ -49,6 +49,7 @@ class Session:
         configure_torch(run, device_type)
         self._startup.done("imports")
         self._world = join(run, device_type)
+        self._world.wake()
         self._startup.done("process_group")
         self._pauses = Pauses(run, attempt, self._world, journal=journal, warn=self._warn)
 

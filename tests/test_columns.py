@@ -46,10 +46,10 @@ from tests.telemetry.test_nvml import FOUR
 HERE = "tests.test_columns"
 FORCED = {
     "run": {
-        f"{HERE}.test_what_was_asked_for": "run_id sweep slug model data strategy optimizer loader launcher devices nodes "
-        "processes cores_per_device device_type epochs batch_size global_batch_size scaling precision channels_last "
-        "seed repeat train_samples test_samples steps_per_epoch dropped_samples learning_rate oversubscribed "
-        "deterministic detect_anomaly config_json",
+        f"{HERE}.test_what_was_asked_for": "run_id sweep slug model data strategy optimizer loader launcher devices "
+        "nodes processes cores_per_device device_type epochs batch_size global_batch_size scaling precision "
+        "channels_last seed repeat train_samples test_samples steps_per_epoch dropped_samples learning_rate "
+        "oversubscribed deterministic detect_anomaly config_json",
         f"{HERE}.test_what_the_run_was": "outcome reason device_name parameters parity_passed theoretical_state_bytes",
         f"{HERE}.test_facts_of_a_session": "attempt compile warnings environment_json",
         f"{HERE}.test_the_parts_of_the_start": "startup_s startup_launch_s startup_imports_s startup_process_group_s "
