@@ -172,21 +172,25 @@ def _energy(runs: Runs) -> pl.DataFrame:
 
 @lru_cache(maxsize=8)
 def _per_rank(runs: Runs) -> pl.DataFrame:
-    """One row per run and rank: its peaks over all epochs (null where one is), and what it sent in them."""
+    """One row per run and rank: its peaks over all epochs, and what it sent in them; null where one epoch's is."""
     peaks = ("peak_allocated_bytes", "host_peak_rss_bytes")
     kinds = [f"{kind}_bytes_sent" for kind in KINDS_SENT]
+
+    def known(column: str, whole: pl.Expr) -> pl.Expr:
+        return pl.when(pl.col(column).null_count() == 0).then(whole).alias(column)
+
     return (
         numbered(runs, "ranks", "rank", *peaks, *kinds)
         .lazy()
         .group_by(run_and("rank"))
         .agg(
             pl.col("run_id", "rank").first(),
-            *(pl.when(pl.col(peak).null_count() == 0).then(pl.col(peak).max()).alias(peak) for peak in peaks),
-            pl.col(kinds).sum(),
+            *(known(peak, pl.col(peak).max()) for peak in peaks),
+            *(known(kind, pl.col(kind).sum()) for kind in kinds),
         )
         .collect(engine="streaming")
         .sort("_both")
-        .with_columns(bytes_sent=pl.sum_horizontal(kinds))
+        .with_columns(bytes_sent=pl.sum_horizontal(kinds, ignore_nulls=False))
     )
 
 
@@ -214,6 +218,7 @@ def _communication(runs: Runs) -> pl.DataFrame:
     sent = pl.col("bytes_sent", *(f"{kind}_bytes_sent" for kind in KINDS_SENT))
     return (
         _per_rank(runs)
+        .filter(pl.col("bytes_sent").is_not_null().all().over("run_id"))
         .group_by("run_id")
         .agg(
             sent.sum().name.suffix("_per_step_sum"),

@@ -373,6 +373,32 @@ def test_every_strategy_side_by_side(every_strategy: Path) -> None:
     assert ">11.1 %</data>" in text
 
 
+def test_more_than_the_ideal_is_not_a_lack(tmp_path: Path) -> None:
+    published(config(tmp_path))
+    pipeline = foreign(config(tmp_path, devices=2), "pipeline")
+    published(pipeline, Fake(theoretical_bubble=0.25, epoch_time_s=lambda e, r: 0.4))
+    figure = next(figure for figure in draw(load(tmp_path)) if figure.name == "bubble")
+    assert (
+        "pipeline × 2, whose devices idle for 25.0\u202f% by its schedule, exceeds it by 25.0\u202f%" in figure.finding
+    )
+
+
+def test_small_differences_of_accuracy_are_not_none(tmp_path: Path) -> None:
+    """Nor are runs of one configuration, with the parity check and without, compared with each other."""
+
+    def finding(root: Path) -> str:
+        (figure,) = (figure for figure in draw(load(root)) if figure.name == "accuracy")
+        return figure.finding
+
+    published(config(tmp_path / "a"), Fake(test_accuracy=lambda epoch: 0.9912))
+    published(config(tmp_path / "a", measure={"parity": False}), Fake(test_accuracy=lambda epoch: 0.9912))
+    assert "configurations" not in finding(tmp_path / "a")
+    published(config(tmp_path / "a", strategy="ddp", devices=2), Fake(test_accuracy=lambda epoch: 0.9916))
+    assert finding(tmp_path / "a").endswith(
+        "with equal seeds, configurations differ by at most 0.04 percentage points."
+    )
+
+
 def test_no_bubble_can_be_told_from_a_shortfall_without_one_device(tmp_path: Path) -> None:
     published(foreign(config(tmp_path, devices=2), "pipeline"), Fake(theoretical_bubble=0.25))
     figure = next(figure for figure in draw(load(tmp_path)) if figure.name == "bubble")
