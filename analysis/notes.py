@@ -84,6 +84,7 @@ def warnings(runs: Runs, *, most: int = 25) -> list[str]:
         *_resumed(runs),
         *_energies(runs),
         *_throttled(runs),
+        *_shared(runs),
         *_parity_off(runs),
         *_recorded(runs),
         *_environments(runs),
@@ -213,6 +214,18 @@ def _resumed(runs: Runs) -> list[str]:
         f"{slug} was interrupted, and resumed after epoch {epochs}. The first epoch of each attempt warms up and is "
         "left out of times and throughput; there is no total time with start-up."
         for slug, epochs in rows
+    ]
+
+
+def _shared(runs: Runs) -> list[str]:
+    """Whether other jobs ran beside the measured ones."""
+    shared = [found for found in counted(runs)["environment_json"] if '"allocation":"shared"' in (found or "")]
+    if not shared:
+        return []
+    return [
+        f"{len(shared)} run{'' if len(shared) == 1 else 's'} shared nodes with other Slurm jobs: what those did to "
+        "memory, network and clocks is in the times. Interleaved repeats spread it over all configurations; whole "
+        "nodes are free of it."
     ]
 
 

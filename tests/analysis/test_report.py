@@ -415,3 +415,11 @@ def test_every_line_has_a_style_of_its_own() -> None:
     many = pl.DataFrame({"variant": ["a", "b", "c"], "strategy": ["pipeline", "pipeline", "mine"]})
     assert variants(many) == {"a": STYLES["pipeline"][0], "b": SPARE[0], "c": SPARE[1]}
     assert dashes(["pipeline", "mine", "pipeline"]) == [DASHES[1], DASHES[1], DASHES[2]]
+
+
+def test_runs_that_shared_nodes_are_told(tmp_path: Path) -> None:
+    published(config(tmp_path), Fake(environment='{"allocation":"shared"}'))
+    published(config(tmp_path, repeat=1), Fake(environment='{"allocation":"exclusive"}'))
+    assert [line[:40] for line in notes.warnings(load(tmp_path)) if "shared nodes" in line] == [
+        "1 run shared nodes with other Slurm jobs"
+    ]
