@@ -257,7 +257,7 @@ def test_a_real_run_without_a_gpu(tmp_path: Path) -> None:
     runs = load(tmp_path)
     assert (runs.ranks["cpu_time_s"] > 0).all()
     assert (runs.ranks["training_ended_at"] > runs.ranks["training_started_at"]).all()
-    assert runs.epochs.select(pl.col("^gpu_.*$").is_null().all()).row(0) == (True,) * 6
+    assert set(runs.epochs.select(pl.col("^gpu_.*$")).unpivot()["value"]) == {None}
     assert runs.telemetry.height > 0
     assert runs.telemetry["device_uuid"].is_null().all()
     assert (runs.telemetry["memory_used_bytes"] > 0).all()
