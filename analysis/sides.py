@@ -26,6 +26,8 @@ _ENVIRONMENT = (
 )
 _VARIABLES = tuple(f"variables.{name}_" for name in ("NCCL", "GLOO", "OMP", "MKL", "MALLOC", "TORCH", "PYTORCH"))
 """Entries of the environment that change what is measured: they must be alike, or named."""
+_TORCHRUN = "variables.TORCH_NCCL_ASYNC_ERROR_HANDLING"
+"""What torchrun sets for its processes, and a single process hasn't: it says what happens after an error."""
 _COMMIT = ("git.commit", "git.dirty", "packages.parallelbench", "host")
 """Entries in which two folders are expected to differ: they are said."""
 
@@ -114,14 +116,14 @@ class Side:
     def environments(self) -> dict[str, dict[str, Any]]:
         """Run id → what its environment was, flat."""
         rows = self.runs.run.select("run_id", "environment_json").rows()
-        return {run_id: flatten(json.loads(found or "{}")) for run_id, found in rows}
+        return {run_id: surroundings(found) for run_id, found in rows}
 
     @cached_property
     def names(self) -> set[str]:
         """The keys in which the other side could differ: of works, and of surroundings that matter."""
         works = {key for work in self.whole.values() for key in work}
-        surroundings = {key for found in self.environments.values() for key in found if _matters(key)}
-        return {key.removesuffix(".name") for key in works | surroundings if not key.endswith("._target_")}
+        entries = {key for found in self.environments.values() for key in found if matters(key)}
+        return {key.removesuffix(".name") for key in works | entries if not key.endswith("._target_")}
 
     def row(self, key: str) -> str:
         """What tells which row of a comparison a work belongs to."""
@@ -148,13 +150,13 @@ def match(a: Side, b: Side) -> Matched | Differences:
     unlike = _unlike_works(a, only_a, b, only_b, anything=not shared)
     for row in rows:
         for pair in row.pairs:
-            unlike = _unlike_surroundings(a, b, pair, _matters) | unlike
+            unlike = _unlike_surroundings(a, b, pair, matters) | unlike
     if unlike:
         return unlike
     told: Differences = {}
     for row in rows:
         for pair in row.pairs:
-            told = _unlike_surroundings(a, b, pair, lambda key: key in _COMMIT) | told
+            told = _unlike_surroundings(a, b, pair, is_told) | told
     return Matched(rows, tuple(_names_of(a, only_a)), tuple(_names_of(b, only_b)), told)
 
 
@@ -214,14 +216,29 @@ def _differing(one: Work, other: Work) -> Differences:
     return found | {name: (one.get(f"{name}.name"), other.get(f"{name}.name")) for name in sorted(others)}
 
 
-def _matters(key: str) -> bool:
-    return key in _ENVIRONMENT or key.startswith(_VARIABLES)
+def surroundings(environment_json: str | None) -> Work:
+    """What a run's environment was, flat."""
+    return flatten(json.loads(environment_json or "{}"))
+
+
+def matters(key: str) -> bool:
+    """Whether an entry of the environment changes what is measured."""
+    return key in _ENVIRONMENT or (key.startswith(_VARIABLES) and key != _TORCHRUN)
+
+
+def is_told(key: str) -> bool:
+    """Whether it may differ, and is said: commits and hosts."""
+    return key in _COMMIT
+
+
+def unlike_surroundings(one: Work, other: Work, relevant: Callable[[str], bool]) -> Differences:
+    """In which relevant entries two environments differ."""
+    return {key: values for key, values in _differing(one, other).items() if relevant(key)}
 
 
 def _unlike_surroundings(a: Side, b: Side, pair: Pair, relevant: Callable[[str], bool]) -> Differences:
-    one, two = a.environments[pair.a], b.environments[pair.b]
-    found = {key: value for key, value in _differing(one, two).items() if relevant(key)}
-    return {key: value for key, value in found.items() if not is_below(key, a.across)}
+    found = unlike_surroundings(a.environments[pair.a], b.environments[pair.b], relevant)
+    return {key: values for key, values in found.items() if not is_below(key, a.across)}
 
 
 def said(differences: Differences) -> str:

@@ -49,7 +49,8 @@ def _untold(findings: Sequence[Finding]) -> list[str]:
     for finding in findings:
         if not finding.cases:
             claim = finding.claim
-            where = f"parallelbench submit sweep={claim.sweep}" + (" on GPUs" if claim.gpus_only else "")
+            commands = " and ".join(f"parallelbench submit sweep={name}" for name in claim.sweeps)
+            where = commands + (" on GPUs" if claim.gpus_only else "")
             lacking.setdefault(where, []).append(claim.name)
     head = ["These runs say nothing about the claims below; what would:"] if lacking else []
     return head + [f"- {where}: {', '.join(names)}" for where, names in lacking.items()]
@@ -70,11 +71,13 @@ def details(finding: Finding) -> RenderableType:
 
 def expected(claim: Claim) -> str:
     """What is compared, and where it must lie: "steady_epoch_time_s, ratio above 1.02"."""
-    low, high = claim.expect.region
+    expect = claim.expect
+    (low, high), bound = expect.region, expect.above if expect.above is not None else expect.below
     span = f"between {_value(low, claim)} and {_value(high, claim)}"
-    if claim.expect.between is None:
-        span = f"above {_value(low, claim)}" if claim.expect.above is not None else f"below {_value(high, claim)}"
-    return f"{claim.metric}, {claim.compare} {span}"
+    if bound is not None:
+        span = f"above {_value(low, claim)}" if expect.above is not None else f"below {_value(high, claim)}"
+    refuted = f" (refuted beyond {_value(bound, claim)})" if expect.by else ""
+    return f"{claim.metric}, {claim.compare} {span}{refuted}"
 
 
 def _lines(finding: Finding, *, most: int) -> list[str]:
