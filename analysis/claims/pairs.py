@@ -105,7 +105,8 @@ def _side(cell: Cell, roots: Sequence[str], level: Level) -> str:
     """A side in words: "ddp × 2", "batch size 64"."""
     words = []
     if "strategy" in roots:
-        words.append(f"{cell.keys['strategy.name']} × {cell.keys['devices']}")
+        devices = f" × {cell.keys['devices']}" if "devices" in cell.keys else ""
+        words.append(f"{cell.keys['strategy.name']}{devices}")
     words += [
         f"{key.rpartition('.')[2].replace('_', ' ')} {_shown(_level(cell, key))}".replace(f"epoch {LAST}", "last epoch")
         for key in level

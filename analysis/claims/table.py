@@ -76,7 +76,8 @@ def expected(claim: Claim) -> str:
     span = f"between {_value(low, claim)} and {_value(high, claim)}"
     if bound is not None:
         span = f"above {_value(low, claim)}" if expect.above is not None else f"below {_value(high, claim)}"
-    refuted = f" (refuted beyond {_value(bound, claim)})" if expect.by else ""
+    side = "up to" if expect.above is not None else "from"
+    refuted = f" (refuted {side} {_value(bound, claim)})" if expect.by else ""
     return f"{claim.metric}, {claim.compare} {span}{refuted}"
 
 
@@ -126,8 +127,12 @@ def _tally(findings: Sequence[Finding]) -> list[str]:
 
 
 def _warnings(findings: Sequence[Finding]) -> list[str]:
-    """What limits all this: the runs' own warnings."""
+    """What limits all this: the runs' own warnings, and in what those that were compared are not alike."""
     found = list(dict.fromkeys(w for finding in findings for case in finding.cases for w in case.warnings))
     shown = [f"- {warning}" for warning in found[:_MOST_WARNINGS]]
-    more = [f"- and {len(found) - _MOST_WARNINGS} more: see the report"] if len(found) > _MOST_WARNINGS else []
-    return ["", "Some of the runs behind these verdicts warn:", *shown, *more] if found else []
+    more = (
+        [f"- and {len(found) - _MOST_WARNINGS} more, beside the claim that you name"]
+        if len(found) > _MOST_WARNINGS
+        else []
+    )
+    return ["", "What to know of some of the runs behind these verdicts:", *shown, *more] if found else []

@@ -10,6 +10,7 @@ import pytest
 
 from analysis import load
 from analysis.claims import judge
+from analysis.claims.table import expected
 from analysis.claims.verdict import decide
 from tests.analysis.factory import Fake, config, published
 from tests.analysis.test_claims import REPEATS, WOBBLE, claim, steady, two_devices
@@ -98,11 +99,13 @@ def test_survivors_are_no_work_with_too_few_repeats(tmp_path: Path) -> None:
     for repeat in REPEATS:
         for batch in (64, 128):
             lost = batch == 64 and repeat > 1
-            published(config(tmp_path, repeat=repeat, batch_size=batch), reached(1))
+            fake = steady(10.0, test_accuracy=reached(1).test_accuracy)
+            published(config(tmp_path, repeat=repeat, batch_size=batch), fake)
             fake = steady(0.1, test_accuracy=reached(9 if lost else 1).test_accuracy)
             published(config(tmp_path, repeat=repeat, batch_size=batch, strategy="ddp", devices=2), fake)
     finding = judge(load(tmp_path), claim(metric="time_to_accuracy_s", target=0.6), seed="0")
-    assert (finding.verdict, len(finding.cases)) == ("inconclusive", 2)
+    assert sorted(case.verdict for case in finding.cases) == ["inconclusive", "reproduced"]
+    assert finding.verdict == "inconclusive"
 
 
 @pytest.mark.parametrize(
@@ -138,3 +141,36 @@ def test_a_small_effect_in_the_claimed_direction_does_not_refute(effect: float, 
         (claim(expect={"below": 1, "by": 0.02}).expect, [2 - effect] * 6),
     ):
         assert decide(values, (values[0] - 1e-3, values[0] + 1e-3), expect) == (said, why)
+
+
+@pytest.mark.parametrize(
+    ("expect", "said"),
+    [
+        ({"above": 1, "by": 0.02}, "ratio above 1.020 (refuted up to 1.000)"),
+        ({"below": 1, "by": 0.02}, "ratio below 0.980 (refuted from 1.000)"),
+        ({"above": 0.9}, "ratio above 0.900"),
+        ({"between": [1, 2]}, "ratio between 1.000 and 2.000"),
+    ],
+)
+def test_what_is_expected_says_what_would_refute(expect: dict[str, Any], said: str) -> None:
+    assert expected(claim(expect=expect)) == f"steady_epoch_time_s, {said}"
+
+
+def test_an_epoch_is_not_compared_with_itself(tmp_path: Path) -> None:
+    """The last of one epoch is the first."""
+    for epochs in (1, 3):
+        for repeat in REPEATS:
+            published(config(tmp_path, repeat=repeat, epochs=epochs))
+    losses = {"metric": "train_loss", "contrasts": [{"from": {"epoch": 1}, "to": {"epoch": "last"}}]}
+    (case,) = judge(load(tmp_path), claim(**losses), seed="0").cases
+    assert (case.verdict, case.where) == ("reproduced", "digits · cnn_small")
+
+
+def test_epochs_that_are_not_contrasted_are_equal(tmp_path: Path) -> None:
+    """Devices halve the first epoch as they halve the second: no epoch is held against another's."""
+    runs = two_devices(tmp_path, (0.5,) * 6)
+    gains = claim(
+        metric="epoch_time_s", more={"from": {"epoch": 1}, "to": {"epoch": 2}}, expect={"between": [0.9, 1.1]}
+    )
+    (case,) = judge(runs, gains, seed="0").cases
+    assert (case.verdict, case.step) == ("reproduced", "devices 1 → 2, by epoch 1 → epoch 2")
