@@ -107,14 +107,14 @@ class Side:
     def environments(self) -> dict[str, dict[str, Any]]:
         """Run id → what its environment was, flat."""
         rows = self.runs.run.select("run_id", "environment_json").rows()
-        return {run_id: flatten(json.loads(found or "{}")) for run_id, found in rows}
+        return {run_id: surroundings(found) for run_id, found in rows}
 
     @cached_property
     def names(self) -> set[str]:
         """The keys in which the other side could differ: of works, and of surroundings that matter."""
         works = {key for work in self.whole.values() for key in work}
-        surroundings = {key for found in self.environments.values() for key in found if matters(key)}
-        return {key.removesuffix(".name") for key in works | surroundings if not key.endswith("._target_")}
+        entries = {key for found in self.environments.values() for key in found if matters(key)}
+        return {key.removesuffix(".name") for key in works | entries if not key.endswith("._target_")}
 
     def row(self, key: str) -> str:
         """What tells which row of a comparison a work belongs to."""
@@ -147,7 +147,7 @@ def match(a: Side, b: Side) -> Matched | Differences:
     told: Differences = {}
     for row in rows:
         for pair in row.pairs:
-            told = _unlike_surroundings(a, b, pair, lambda key: key in _COMMIT) | told
+            told = _unlike_surroundings(a, b, pair, is_told) | told
     return Matched(rows, tuple(_names_of(a, only_a)), tuple(_names_of(b, only_b)), told)
 
 
@@ -207,10 +207,24 @@ def _differing(one: Work, other: Work) -> Differences:
     return found | {name: (one.get(f"{name}.name"), other.get(f"{name}.name")) for name in sorted(others)}
 
 
+def surroundings(environment_json: str | None) -> Work:
+    """What a run's environment was, flat."""
+    return flatten(json.loads(environment_json or "{}"))
+
+
+def is_told(key: str) -> bool:
+    """Whether it may differ, and is said: commits and hosts."""
+    return key in _COMMIT
+
+
+def unlike_surroundings(one: Work, other: Work, relevant: Callable[[str], bool]) -> Differences:
+    """In which relevant entries two environments differ."""
+    return {key: values for key, values in _differing(one, other).items() if relevant(key)}
+
+
 def _unlike_surroundings(a: Side, b: Side, pair: Pair, relevant: Callable[[str], bool]) -> Differences:
-    one, two = a.environments[pair.a], b.environments[pair.b]
-    found = {key: value for key, value in _differing(one, two).items() if relevant(key)}
-    return {key: value for key, value in found.items() if not is_below(key, a.across)}
+    found = unlike_surroundings(a.environments[pair.a], b.environments[pair.b], relevant)
+    return {key: values for key, values in found.items() if not is_below(key, a.across)}
 
 
 def said(differences: Differences) -> str:

@@ -14,11 +14,13 @@ _MATTER = (
     *("float32_matmul_precision", "cudnn_allow_tf32", "cudnn_benchmark"),
 )
 _VARIABLES = tuple(f"variables.{name}_" for name in ("NCCL", "GLOO", "OMP", "MKL", "MALLOC", "TORCH", "PYTORCH"))
+_TORCHRUN = "variables.TORCH_NCCL_ASYNC_ERROR_HANDLING"
+"""What torchrun sets for its processes, and a single process hasn't: it says what happens after an error."""
 
 
 def matters(key: str) -> bool:
     """Whether an entry of the environment must be alike for times to be compared."""
-    return key in _MATTER or key.startswith(_VARIABLES)
+    return key in _MATTER or (key.startswith(_VARIABLES) and key != _TORCHRUN)
 
 
 def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:

@@ -1,7 +1,8 @@
 """What a claim is: a sentence of a publication, and what has to be measured for it to be true.
 
 A claim compares two sides of otherwise equal runs, repeat by repeat, and names the region in which the effect must
-lie. It is reproduced where the whole interval of the effect lies in that region, refuted where none of it does.
+lie. It is reproduced where the whole interval of the effect lies in that region, refuted where none of it does; between
+the two is what is too small to count.
 """
 
 from __future__ import annotations
@@ -67,6 +68,13 @@ TO_ACCURACY = ("steps_to_accuracy", "time_to_accuracy_s")
 """Metrics that need a `target`: the same for all runs, whatever their work."""
 EPOCH_COLUMNS = (*LEARNING[:4], *PER_EPOCH)
 METRICS = (*LEARNING, *MEASURED, *PER_EPOCH)
+OF_SAMPLES = (
+    *("first_epoch_time_s", "second_epoch_time_s", "steady_epoch_time_s", "epoch_time_s", "gpu_energy_j"),
+    *("total_training_time_s", "total_time_s", "training_time_s"),
+)
+"""Metrics that less is of where an epoch holds fewer samples: whoever drops some of them seems to be faster."""
+LAST = "last"
+"""The level of `epoch` that is each run's last."""
 
 
 class Contrast(Node, frozen=True, kw_only=True):
@@ -88,6 +96,21 @@ class Contrast(Node, frozen=True, kw_only=True):
             raise ConfigError(f"rising={self.rising} is no choice: {choices(self.rising, RISING)}")
         _require_keys({**(self.from_ or {}), **(self.to or {})})
 
+    @property
+    def roots(self) -> tuple[str, ...]:
+        """The keys in which the two sides may differ: what both name alike is a condition on either."""
+        if self.rising is not None:
+            return RISING[self.rising]
+        one, other = self.from_ or {}, self.to or {}
+        found = tuple(key for key in {**one, **other} if one.get(key) != other.get(key))
+        return (*found, "nodes") if "devices" in found else found
+
+    @property
+    def epochs(self) -> set[int | str]:
+        """The epochs that are named."""
+        named = [side["epoch"] for side in (self.from_ or {}, self.to or {}) if "epoch" in side]
+        return {epoch for level in named for epoch in (level if isinstance(level, list) else [level])}
+
     def __str__(self) -> str:
         if self.rising is not None:
             return f"at least two levels of {self.rising}"
@@ -100,6 +123,8 @@ class Expect(Node, frozen=True, kw_only=True):
     above: float | None = None
     below: float | None = None
     between: tuple[float, float] | None = None
+    by: Annotated[float, Meta(ge=0)] = 0.0
+    """How far above or below, for the effect to count: what lies nearer decides nothing."""
 
     def __post_init__(self) -> None:
         """Refuse what isn't one region."""
@@ -107,10 +132,18 @@ class Expect(Node, frozen=True, kw_only=True):
             raise ConfigError("expect needs exactly one of above, below and between")
         if self.between and self.between[0] >= self.between[1]:
             raise ConfigError(f"expect.between={list(self.between)} is empty: the lower end comes first")
+        if self.between and self.by:
+            raise ConfigError(f"expect.by={self.by:g} means nothing to between: it is how far above or below")
 
     @property
     def region(self) -> tuple[float, float]:
-        """Lower and upper end; infinite where there is none."""
+        """Lower and upper end of what reproduces the claim; infinite where there is none."""
+        low, high = self.open
+        return low + self.by, high - self.by
+
+    @property
+    def open(self) -> tuple[float, float]:
+        """The same of what doesn't refute it: the region, and what of its side of the bound is too small to count."""
         if self.between is not None:
             return self.between
         low = float("-inf") if self.above is None else self.above
@@ -130,6 +163,8 @@ class Claim(Node, frozen=True, kw_only=True):
     compare: Literal["ratio", "difference", "efficiency"] = "ratio"
     """ratio: to ÷ from. difference: to − from. efficiency: the ratio ÷ the ratio of devices, 1 = ideal."""
     contrasts: Annotated[list[Contrast], Meta(min_length=1)]
+    together: bool = False
+    """Whether work has to show all contrasts: one that is refuted refutes it, all of them reproduce it."""
     more: Contrast | None = None
     """Compare the effect itself: what it is at one level of this against what it is at the other."""
     where: Level = field(default_factory=dict)
@@ -145,8 +180,8 @@ class Claim(Node, frozen=True, kw_only=True):
     """Another metric of the same comparison, shown beside it; it decides nothing."""
     gpus_only: Text | None = None
     """Why runs on CPUs can't decide it."""
-    sweep: Name
-    """A sweep whose runs decide it."""
+    sweep: Name | Annotated[list[Name], Meta(min_length=1)]
+    """A sweep whose runs decide it, or several of which it takes all."""
     note: Text | None = None
     """How the sentence was read, where it can be read in several ways."""
 
@@ -163,6 +198,17 @@ class Claim(Node, frozen=True, kw_only=True):
         if self.epoch is not None and self.metric not in EPOCH_COLUMNS:
             raise ConfigError(f"epoch={self.epoch} means nothing to metric={self.metric}, which is one of a whole run")
         _require_keys(self.where)
+
+    @property
+    def sweeps(self) -> list[str]:
+        """All that it takes to decide it."""
+        return self.sweep if isinstance(self.sweep, list) else [self.sweep]
+
+    def epochs(self, contrast: Contrast) -> set[int | str]:
+        """The epochs at which a contrast looks at the metric; `LAST` stands for metrics of a whole run, too."""
+        if self.metric not in EPOCH_COLUMNS:
+            return {LAST}
+        return contrast.epochs or (self.more.epochs if self.more else set()) or {self.epoch or LAST}
 
 
 class Publication(Node, frozen=True, kw_only=True):

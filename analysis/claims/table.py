@@ -49,7 +49,8 @@ def _untold(findings: Sequence[Finding]) -> list[str]:
     for finding in findings:
         if not finding.cases:
             claim = finding.claim
-            where = f"parallelbench submit sweep={claim.sweep}" + (" on GPUs" if claim.gpus_only else "")
+            commands = " and ".join(f"parallelbench submit sweep={name}" for name in claim.sweeps)
+            where = commands + (" on GPUs" if claim.gpus_only else "")
             lacking.setdefault(where, []).append(claim.name)
     head = ["These runs say nothing about the claims below; what would:"] if lacking else []
     return head + [f"- {where}: {', '.join(names)}" for where, names in lacking.items()]
@@ -70,11 +71,14 @@ def details(finding: Finding) -> RenderableType:
 
 def expected(claim: Claim) -> str:
     """What is compared, and where it must lie: "steady_epoch_time_s, ratio above 1.02"."""
-    low, high = claim.expect.region
+    expect = claim.expect
+    (low, high), bound = expect.region, expect.above if expect.above is not None else expect.below
     span = f"between {_value(low, claim)} and {_value(high, claim)}"
-    if claim.expect.between is None:
-        span = f"above {_value(low, claim)}" if claim.expect.above is not None else f"below {_value(high, claim)}"
-    return f"{claim.metric}, {claim.compare} {span}"
+    if bound is not None:
+        span = f"above {_value(low, claim)}" if expect.above is not None else f"below {_value(high, claim)}"
+    side = "up to" if expect.above is not None else "from"
+    refuted = f" (refuted {side} {_value(bound, claim)})" if expect.by else ""
+    return f"{claim.metric}, {claim.compare} {span}{refuted}"
 
 
 def _lines(finding: Finding, *, most: int) -> list[str]:
@@ -123,8 +127,12 @@ def _tally(findings: Sequence[Finding]) -> list[str]:
 
 
 def _warnings(findings: Sequence[Finding]) -> list[str]:
-    """What limits all this: the runs' own warnings."""
+    """What limits all this: the runs' own warnings, and in what those that were compared are not alike."""
     found = list(dict.fromkeys(w for finding in findings for case in finding.cases for w in case.warnings))
     shown = [f"- {warning}" for warning in found[:_MOST_WARNINGS]]
-    more = [f"- and {len(found) - _MOST_WARNINGS} more: see the report"] if len(found) > _MOST_WARNINGS else []
-    return ["", "Some of the runs behind these verdicts warn:", *shown, *more] if found else []
+    more = (
+        [f"- and {len(found) - _MOST_WARNINGS} more, beside the claim that you name"]
+        if len(found) > _MOST_WARNINGS
+        else []
+    )
+    return ["", "What to know of some of the runs behind these verdicts:", *shown, *more] if found else []

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
+from functools import lru_cache
 from statistics import median
 from typing import TYPE_CHECKING, Literal
 
@@ -10,14 +12,16 @@ import msgspec
 import polars as pl
 
 from analysis import text
-from analysis.claims.grammar import LEARNING, Claim, written
-from analysis.claims.pairs import Cell, effects, usable
+from analysis.claims.cells import Cell, usable
+from analysis.claims.doubts import cautions, objections
+from analysis.claims.grammar import LEARNING, Claim, Expect, written
+from analysis.claims.pairs import effects
 from analysis.stats import difference_interval
 from analysis.stats import interval as ratio_interval
 from analysis.summary import facts
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from analysis.load import Runs
 
@@ -42,14 +46,18 @@ class Case:
     """(repeat, effect) of every repeat that both sides have."""
     low: float | None
     high: float | None
-    """The interval of the effect; None with a single repeat."""
+    """The interval of the effect; None with a single repeat. Steps and time to an accuracy are known to an epoch: it
+    reaches from the least to the most that they may be.
+    """
     verdict: Verdict
     lacks: str
     """What would decide it; empty where it is decided."""
     runs: tuple[str, ...]
     """The runs behind it."""
     warnings: tuple[str, ...] = ()
-    """What these runs warn of."""
+    """What these runs warn of, and in what they differ."""
+    missed: int = 0
+    """Further repeats of both sides, without an effect since a run never reached the target."""
     also: float | None = None
     """Median effect on the claim's other metric, in the same runs."""
 
@@ -57,6 +65,11 @@ class Case:
     def median(self) -> float:
         """Of the effects."""
         return median(effect for _, effect in self.effects)
+
+    @property
+    def enough(self) -> bool:
+        """Whether there are repeats enough to contradict or confirm."""
+        return len(self.effects) + self.missed >= ENOUGH_REPEATS
 
 
 @dataclass(frozen=True)
@@ -77,13 +90,11 @@ def judge(runs: Runs, claim: Claim, *, seed: str) -> Finding:
     if claim.gpus_only:
         found = [cell for cell in found if cell.keys["device_type"] == "cuda"]
     others = {_identity(cell): cell for cell in _also(runs, claim)}
-    labels = _labels(found)
-    warnings = dict(runs.run.select("slug", "warnings").rows())
     cases = tuple(
-        _case(cell, claim, where=where, also=others.get(_identity(cell)), warnings=warnings)
-        for cell, where in zip(found, labels, strict=True)
+        _case(runs, cell, claim, where=where, also=others.get(_identity(cell)))
+        for cell, where in zip(found, _labels(found), strict=True)
     )
-    verdict, why = _overall(cases) if cases else ("inconclusive", _missing(runs, claim))
+    verdict, why = _overall(cases, claim) if cases else ("inconclusive", _missing(runs, claim))
     return Finding(seed, claim, cases, verdict, why)
 
 
@@ -95,80 +106,131 @@ def _identity(cell: Cell) -> str:
     return msgspec.json.encode([cell.keys, cell.steps], order="sorted").decode()
 
 
-def _case(cell: Cell, claim: Claim, *, where: str, also: Cell | None, warnings: Mapping[str, str | None]) -> Case:
-    values = tuple(cell.values.values())
-    slugs = tuple(dict.fromkeys(slug for used in cell.runs.values() for slug in used))
-    of = ratio_interval if claim.compare != "difference" and min(values) > 0 else difference_interval
-    low, high = of(values) or (None, None)
-    verdict, lacks = decide(values, (low, high) if low is not None and high is not None else None, claim.expect.region)
+def _case(runs: Runs, cell: Cell, claim: Claim, *, where: str, also: Cell | None) -> Case:
+    known = _known(runs)
+    ids = dict.fromkeys(run_id for used in cell.runs.values() for run_id in used)
+    warned = [known[run_id][1] for run_id in ids]
+    values = [reading.value for reading in cell.values.values()]
+    interval = _interval(cell, claim)
+    verdict, lacks = decide(values, interval, claim.expect)
+    if verdict == "inconclusive" and decide(values, _ends(values, claim), claim.expect)[0] != "inconclusive":
+        lacks = "accuracy is looked at too seldom: fewer measure.steps_per_epoch"
+    if doubts := objections(runs, claim, cell):
+        verdict, lacks = "inconclusive", "; ".join(doubts)
+    low, high = interval or (None, None)
     return Case(
         where=where,
         step=", by ".join(cell.steps),
         device=str(cell.keys.get("device_name") or cell.keys.get("device_type")),
-        effects=tuple(cell.values.items()),
+        effects=tuple((repeat, reading.value) for repeat, reading in cell.values.items()),
         low=low,
         high=high,
         verdict=verdict,
         lacks=lacks,
-        runs=slugs,
-        warnings=tuple(dict.fromkeys(warning for slug in slugs if (warning := warnings[slug]))),
-        also=median(also.values.values()) if also else None,
+        runs=tuple(known[run_id][0] for run_id in ids),
+        warnings=tuple(dict.fromkeys(filter(None, [*warned, *cautions(runs, claim, cell)]))),
+        missed=len(cell.missed),
+        also=median(reading.value for reading in also.values.values()) if also else None,
     )
 
 
-def decide(
-    values: Sequence[float], interval: tuple[float, float] | None, region: tuple[float, float]
-) -> tuple[Verdict, str]:
+@lru_cache(maxsize=8)
+def _known(runs: Runs) -> dict[str, tuple[str, str | None]]:
+    """Run id → its folder's name, and what it warns of."""
+    return {run_id: (slug, warned) for run_id, slug, warned in runs.run.select("run_id", "slug", "warnings").rows()}
+
+
+def _interval(cell: Cell, claim: Claim) -> tuple[float, float] | None:
+    """From the lower end of the least that the effects may be to the upper end of the most."""
+    least = _ends([reading.least for reading in cell.values.values()], claim)
+    most = _ends([reading.most for reading in cell.values.values()], claim)
+    return (least[0], most[1]) if least and most else None
+
+
+def _ends(values: Sequence[float], claim: Claim) -> tuple[float, float] | None:
+    of = ratio_interval if claim.compare != "difference" and min(values) > 0 else difference_interval
+    return of(tuple(values))
+
+
+def decide(values: Sequence[float], interval: tuple[float, float] | None, expect: Expect) -> tuple[Verdict, str]:
     """The verdict on an effect, and what would decide it where nothing does.
 
-    Reproduced: the interval lies in the region. Refuted: it lies outside. Fewer than `ENOUGH_REPEATS` decide nothing.
+    Reproduced: the interval lies in the region. Refuted: it lies beyond the bound, on the other side. What lies between
+    is too small to count, either way. Fewer than `ENOUGH_REPEATS` decide nothing.
     """
     if interval is None or len(values) < ENOUGH_REPEATS:
         return "inconclusive", f"{text.repeats(len(values))} of {ENOUGH_REPEATS}: sweep.repeats={ENOUGH_REPEATS}"
-    low, high = region
-    if low < interval[0] and interval[1] < high:
+    if expect.region[0] < interval[0] and interval[1] < expect.region[1]:
         return "reproduced", ""
-    if interval[1] <= low or interval[0] >= high:
+    if interval[1] <= expect.open[0] or interval[0] >= expect.open[1]:
         return "refuted", ""
-    return "inconclusive", _more_repeats(values, interval, region)
+    return "inconclusive", _undecided(values, interval, expect)
 
 
-def _more_repeats(values: Sequence[float], interval: tuple[float, float], region: tuple[float, float]) -> str:
-    """How many repeats it would take if the median stayed, as intervals narrow with the root of their number."""
+def _undecided(values: Sequence[float], interval: tuple[float, float], expect: Expect) -> str:
     middle = median(values)
+    if expect.region[0] <= middle <= expect.region[1]:
+        return _more_repeats(len(values), middle, interval, expect.region)
+    if expect.open[0] < middle < expect.open[1]:
+        return f"the difference is below what counts ({expect.by:g})"
+    return _more_repeats(len(values), middle, interval, expect.open)
+
+
+def _more_repeats(n: int, middle: float, interval: tuple[float, float], region: tuple[float, float]) -> str:
+    """How many repeats it would take if the median stayed, as intervals narrow with the root of their number."""
     edge = min(region, key=lambda bound: abs(middle - bound))
     reach = interval[1] - middle if edge > middle else middle - interval[0]
-    needed = len(values) * (reach / abs(middle - edge)) ** 2 if middle != edge else float("inf")
+    needed = n * (reach / abs(middle - edge)) ** 2 if middle != edge else float("inf")
     holds = f"the interval holds {edge:g}"
     if needed > 100:
         return f"{holds}, too near the median for any feasible number of repeats"
-    return f"{holds}: about {max(len(values) + 1, round(needed + 0.5))} repeats, should the median stay"
+    return f"{holds}: about {max(n + 1, round(needed + 0.5))} repeats, should the median stay"
 
 
-def _overall(cases: Sequence[Case]) -> tuple[Verdict, str]:
+def _overall(cases: Sequence[Case], claim: Claim) -> tuple[Verdict, str]:
     """All cases with repeats enough agree, or the claim as a whole is open."""
-    enough = [case for case in cases if len(case.effects) >= ENOUGH_REPEATS]
-    judged = enough or cases
+    judged = [case for case in cases if case.enough] or cases
     few = f"{len(cases) - len(judged)} more with too few repeats" if len(judged) < len(cases) else ""
-    counts = {verdict: sum(case.verdict == verdict for case in judged) for verdict in VERDICTS}
+    verdicts = _together(judged, claim) if claim.together else [case.verdict for case in judged]
+    counts = {verdict: verdicts.count(verdict) for verdict in VERDICTS}
     for verdict in ("reproduced", "refuted"):
-        if counts[verdict] == len(judged):
+        if counts[verdict] == len(verdicts):
             return verdict, few
-    lacks = next((case.lacks for case in judged if case.lacks), "it depends on the work")
+    whole = f"it takes {'; and '.join(map(str, claim.contrasts))}"
+    open_ = "it depends on the work" if counts["refuted"] else whole
+    lacks = next((case.lacks for case in judged if case.lacks), open_)
     if len(cases) == 1:
         return "inconclusive", lacks
     tally = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
-    return "inconclusive", "; ".join(filter(None, [f"{tally} of {len(judged)} cases", few, lacks]))
+    of = f"{tally} of {len(verdicts)} {'kinds of work' if claim.together else 'cases'}"
+    return "inconclusive", "; ".join(filter(None, [of, few, lacks]))
+
+
+def _together(cases: Sequence[Case], claim: Claim) -> list[Verdict]:
+    """One verdict per kind of work, over all contrasts."""
+    works: dict[str, list[Case]] = defaultdict(list)
+    for case in cases:
+        works[case.where].append(case)
+    verdicts: list[Verdict] = []
+    for found in works.values():
+        shown = {case.verdict for case in found}
+        whole = shown == {"reproduced"} and len({case.step for case in found}) == len(claim.contrasts)
+        verdicts.append("refuted" if "refuted" in shown else "reproduced" if whole else "inconclusive")
+    return verdicts
 
 
 def _missing(runs: Runs, claim: Claim) -> str:
     """Why there is nothing to compare, and what has to be run."""
     if claim.gpus_only and facts(runs).filter(pl.col("device_type") == "cuda").is_empty():
-        return f"can't be decided on CPUs: {claim.gpus_only}; it needs sweep={claim.sweep} on GPUs"
+        return f"can't be decided on CPUs: {claim.gpus_only}; it needs {_sweeps(claim)} on GPUs"
     with_all = f" {written(claim.where)}" if claim.where else ""
     sides = "; or ".join(map(str, claim.contrasts)) + (f"; and with {claim.more}" if claim.more else "")
-    lacks = f"needs runs of the same work{with_all} with {sides}; {ENOUGH_REPEATS} repeats each: sweep={claim.sweep}"
+    lacks = f"needs runs of the same work{with_all} with {sides}; {ENOUGH_REPEATS} repeats each: {_sweeps(claim)}"
     return lacks + _left_out(runs, claim)
+
+
+def _sweeps(claim: Claim) -> str:
+    return " and ".join(f"sweep={name}" for name in claim.sweeps)
 
 
 def _left_out(runs: Runs, claim: Claim) -> str:

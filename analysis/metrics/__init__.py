@@ -13,6 +13,7 @@ from analysis.metrics.targets import (
     ACCURACY_LADDER,
     accuracy_target,
     energy_to_accuracy,
+    step_to_accuracy,
     steps_to_accuracy,
     time_to_accuracy,
 )
@@ -33,6 +34,7 @@ __all__ = [
     "phase_times",
     "ring_times",
     "staleness_histogram",
+    "step_to_accuracy",
     "steps_to_accuracy",
     "time_to_accuracy",
 ]

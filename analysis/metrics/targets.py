@@ -64,6 +64,15 @@ def steps_to_accuracy(runs: Runs, target: Target) -> pl.DataFrame:
     return reached.group_by("run_id").agg(steps_to_accuracy=pl.col("total").min()).with_columns(AS_TEXT)
 
 
+def step_to_accuracy(runs: Runs, target: Target) -> pl.DataFrame:
+    """`run_id`, and of the first epoch whose test accuracy is `target` its `steps` and the mean `step_time_s`: what
+    `steps_to_accuracy` and `time_to_accuracy` are made of, and how fine they are.
+    """
+    reached = _beside(runs, target).filter(pl.col("test_accuracy") >= pl.col("_target"))
+    first = reached.group_by("run_id").agg(pl.col("steps", "epoch_time_s").sort_by("epoch").first())
+    return first.select(AS_TEXT, "steps", step_time_s=pl.col("epoch_time_s") / pl.col("steps"))
+
+
 def energy_to_accuracy(runs: Runs, target: Target) -> pl.DataFrame:
     """`run_id` and `energy_to_accuracy_j`: energy of all GPUs in the training windows up to and with the first epoch
     whose test accuracy is `target`.

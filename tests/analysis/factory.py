@@ -106,6 +106,9 @@ class Fake:
 
     epoch_time_s: Callable[[int, int], float] = lambda epoch, rank: 1.0
     test_accuracy: Callable[[int], float] = lambda epoch: 1 - 0.5**epoch
+    train_accuracy: Callable[[int], float] | None = None
+    """None: as on the test set."""
+    parameters: int = 402442
     host_peak_rss_bytes: Callable[[int, int], int | None] = lambda epoch, rank: 500 * MIB
     peak_allocated_bytes: Callable[[int, int], int | None] = lambda epoch, rank: None
     sent: Callable[[int, int], tuple[int, int, int]] = lambda epoch, rank: (0, 0, 0)
@@ -160,7 +163,7 @@ def write_epochs(run: RunConfig, attempt: Attempt, fake: Fake, *, epochs: int) -
     journals[0].event(
         "facts",
         device_name=fake.device_name,
-        parameters=402442,
+        parameters=fake.parameters,
         parity_passed=fake.parity_passed,
         theoretical_bubble=fake.theoretical_bubble,
         theoretical_state_bytes=fake.theoretical_state_bytes,
@@ -248,7 +251,7 @@ def _epoch(run: RunConfig, keys: dict[str, Any], fake: Fake, epoch: int) -> dict
     return keys | {
         "epoch": epoch,
         "train_loss": 2.0 / epoch,
-        "train_accuracy": fake.test_accuracy(epoch),
+        "train_accuracy": (fake.train_accuracy or fake.test_accuracy)(epoch),
         "test_loss": 2.2 / epoch,
         "test_accuracy": fake.test_accuracy(epoch),
         "train_samples": samples,

@@ -53,6 +53,16 @@ def scaled(factor: float) -> dict[str, list[float]]:
     return {name: [time * factor * w for time, w in zip(times, wobble, strict=True)] for name, times in BEFORE.items()}
 
 
+def test_what_torchrun_sets_for_its_processes_is_no_difference(tmp_path: Path) -> None:
+    """A single process that drives both devices hasn't it."""
+    sweep(tmp_path, {"model_parallel": [10.0, 11.0]})
+    set_by_torchrun = {"variables": {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}}
+    runs = sweep(tmp_path, {"ddp": [5.0, 5.5]}, environment=set_by_torchrun)
+    assert [row.configuration for row in by(runs, "strategy", "model_parallel", "ddp").rows] == [
+        "model_parallel × 2 → ddp × 2"
+    ]
+
+
 def test_two_folders_are_compared_configuration_by_configuration_and_repeat_by_repeat(tmp_path: Path) -> None:
     a = sweep(tmp_path / "a", BEFORE)
     b = sweep(tmp_path / "b", {"single": [10.0, 10.9, 12.2], "ddp": [6.6, 7.33, 7.85]}, at=1.8e9, commit="456def")

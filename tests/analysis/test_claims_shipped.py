@@ -1,0 +1,159 @@
+"""The publications' claims on planted runs: each asks what its words say, and of no other work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis import load
+from analysis.claims import Finding, judge, publications
+from tests.analysis.factory import Fake, config, published
+from tests.analysis.test_claims import REPEATS, WOBBLE, steady
+
+pytestmark = pytest.mark.slow
+
+LARGE: dict[str, Any] = {"model": "cnn_large", "data": "mnist", "optimizer": "adam_keras", "epochs": 2}
+VIT: dict[str, Any] = {"model": "vit", "data": "cifar10", "optimizer": "adam"}
+CNN: dict[str, Any] = {"model": "cnn", "data": "cifar10", "optimizer": "adam"}
+MNIST: dict[str, Any] = {"model": "cnn_small", "data": "mnist", "optimizer": "adam_keras", "scaling": "weak"}
+MLP: dict[str, Any] = {"model": "mlp", "data": {"name": "digits", "image_size": 32}}
+
+
+def shipped(root: Path, name: str) -> Finding:
+    """What the runs below a folder say of a claim."""
+    (found,) = [
+        judge(load(root), each, seed="0") for text in publications() for each in text.claims if each.name == name
+    ]
+    return found
+
+
+def plant(root: Path, ways: dict[tuple[str, int], float], work: dict[str, Any], **fake: Any) -> None:
+    """Six repeats on each of these (strategy, devices), with their time per epoch."""
+    for repeat in REPEATS:
+        for (strategy, devices), time_s in ways.items():
+            run = config(root, repeat=repeat, strategy=strategy, devices=devices, **work)
+            published(run, steady(time_s * WOBBLE[(repeat + devices) % 6], **fake))
+
+
+def test_two_gpus_that_train_on_fewer_samples_are_not_faster(tmp_path: Path) -> None:
+    """As the small twin has it: 1,408 and 1,280 samples, of which each takes as long."""
+    work = MNIST | {"data": "digits"}
+    plant(tmp_path, {("single", 1): 1408.0, ("ddp", 2): 1280.0}, work)
+    assert shipped(tmp_path, "two_gpus_train_faster").verdict != "reproduced"
+
+
+@pytest.mark.parametrize(
+    ("times", "verdict", "why"),
+    [
+        ({1: 10.0, 2: 8.0, 4: 9.0}, "reproduced", ""),
+        ({1: 10.0, 2: 13.0, 4: 16.0}, "refuted", ""),
+        ({1: 10.0, 2: 8.0, 4: 7.0}, "refuted", ""),
+        (
+            {1: 10.0, 2: 8.0},
+            "inconclusive",
+            "it takes devices=1, and with devices=2; and devices=4, and with devices=2",
+        ),
+    ],
+)
+def test_two_gpus_are_best_beside_one_and_four(tmp_path: Path, times: dict[int, float], verdict: str, why: str) -> None:
+    plant(tmp_path, {("ddp" if devices > 1 else "single", devices): time for devices, time in times.items()}, LARGE)
+    finding = shipped(tmp_path, "two_gpus_are_best")
+    assert (finding.verdict, finding.why) == (verdict, why)
+
+
+def test_epochs_are_those_that_were_measured(tmp_path: Path) -> None:
+    """What falls from the first epoch to the last may rise over all epochs that the study looked at."""
+    accuracies = {1: 0.1, 10: 0.8, 30: 0.7, 50: 0.6, 100: 0.5}
+    for repeat in REPEATS:
+        fake = Fake(test_accuracy=lambda epoch: accuracies.get(epoch, 0.5))
+        published(config(tmp_path, repeat=repeat, epochs=100, **CNN), fake)
+    finding = shipped(tmp_path, "test_accuracy_rises_with_epochs")
+    assert finding.verdict == "refuted"
+    assert [case.step for case in finding.cases] == [
+        "epoch 10 → epoch 30",
+        "epoch 30 → epoch 50",
+        "epoch 50 → epoch 100",
+    ]
+
+
+def test_the_small_twins_epochs_are_its_own(tmp_path: Path) -> None:
+    work = CNN | {"data": {"name": "synthetic", "train_samples": 512, "test_samples": 256}, "epochs": 10}
+    plant(tmp_path, {("single", 1): 1.0}, work)
+    finding = shipped(tmp_path, "training_loss_falls_with_epochs")
+    assert finding.verdict == "reproduced"
+    assert [case.step for case in finding.cases] == ["epoch 1 → epoch 3", "epoch 3 → epoch 5", "epoch 5 → epoch 10"]
+
+
+@pytest.mark.parametrize("name", ["time_rises_with_epochs", "training_loss_falls_with_epochs"])
+def test_runs_of_other_lengths_are_compared_at_their_ends(tmp_path: Path, name: str) -> None:
+    """As a faithful sweep has them: 10 and 30 epochs, here of data that have no epochs of their own."""
+    for epochs in (2, 10, 30):
+        plant(tmp_path, {("single", 1): 1.0}, CNN | {"epochs": epochs})
+    finding = shipped(tmp_path, name)
+    assert finding.verdict == "reproduced"
+    assert sorted(case.step for case in finding.cases) == ["epoch 10 → epoch 30", "epochs 10 → 30", "epochs 2 → 10"]
+
+
+def test_accuracy_is_that_of_the_logs_on_the_training_set(tmp_path: Path) -> None:
+    for strategy, devices, accuracy in (("single", 1, 0.99), ("ddp", 2, 0.999)):
+        alike, trained = (lambda epoch: 0.9), (lambda epoch, accuracy=accuracy: accuracy)
+        plant(tmp_path, {(strategy, devices): 1.0}, MNIST, test_accuracy=alike, train_accuracy=trained)
+    assert shipped(tmp_path, "two_gpus_more_accurate").verdict == "reproduced"
+    assert shipped(tmp_path, "two_gpus_more_accurate_on_test_set").verdict != "reproduced"
+
+
+@pytest.mark.parametrize(("ratio", "verdict"), [(0.9, "reproduced"), (0.5, "refuted"), (1.1, "refuted")])
+def test_marginally_faster_is_not_twice_as_fast(tmp_path: Path, ratio: float, verdict: str) -> None:
+    plant(tmp_path, {("single", 1): 10.0, ("ddp", 2): 10.0 * ratio}, VIT)
+    assert shipped(tmp_path, "vit_faster_data_parallel").verdict == verdict
+
+
+def test_model_parallel_on_one_gpu_is_not_what_they_trained(tmp_path: Path) -> None:
+    plant(tmp_path, {("single", 1): 10.0, ("model_parallel", 2): 12.0}, CNN)
+    assert shipped(tmp_path, "time_rises_with_gpus_model_parallel").cases == ()
+    assert shipped(tmp_path, "time_rises_when_layers_are_spread").verdict == "reproduced"
+    plant(tmp_path, {("model_parallel", 4): 14.0}, CNN)
+    assert shipped(tmp_path, "time_rises_with_gpus_model_parallel").verdict == "reproduced"
+
+
+@pytest.mark.parametrize(("work", "verdict"), [(MLP, "inconclusive"), (LARGE, "reproduced")])
+def test_the_first_epoch_is_that_of_the_large_model(tmp_path: Path, work: dict[str, Any], verdict: str) -> None:
+    plant(tmp_path, {("ddp", 2): 1.0}, work)
+    assert shipped(tmp_path, "first_epoch_slower").verdict == verdict
+
+
+def test_no_further_gain_is_asked_of_equal_images(tmp_path: Path) -> None:
+    """Batches of 512 small images and of 1,024 large ones are of other work."""
+    for batch, size in ((512, 8), (1024, 28)):
+        work = {"model": "mlp", "batch_size": batch, "data": {"name": "digits", "image_size": size}}
+        plant(tmp_path, {("single", 1): 1.0}, work, test_accuracy=lambda epoch: 0.96)
+    assert shipped(tmp_path, "large_batches_gain_nothing").cases == ()
+
+
+def test_nearly_twice_as_fast_is_no_proof_of_twice(tmp_path: Path) -> None:
+    plant(tmp_path, {("single", 1): 10.0, ("ddp", 2): 5 / 0.99}, MNIST | {"scaling": "strong"})
+    finding = shipped(tmp_path, "speed_up_not_linear")
+    assert (finding.verdict, finding.why) == ("inconclusive", "the difference is below what counts (0.02)")
+
+
+def test_scale_up_is_the_gain_of_further_gpus(tmp_path: Path) -> None:
+    ways = {("single", 1): 10.0, ("data_parallel", 2): 9.0, ("ddp", 2): 6.0}
+    plant(tmp_path, ways, LARGE | {"device": "cuda"}, device_type="cuda")
+    finding = shipped(tmp_path, "several_processes_scale_better")
+    assert (finding.verdict, finding.cases[0].step) == ("reproduced", "devices 1 → 2, by data_parallel → ddp")
+    assert shipped(tmp_path, "several_processes_faster_than_one").verdict == "reproduced"
+
+
+@pytest.mark.parametrize(("large", "verdict"), [(9.0, "reproduced"), (14.0, "refuted")])
+def test_model_parallelism_gains_as_models_grow(tmp_path: Path, large: float, verdict: str) -> None:
+    for work, time_s, parameters in ((CNN, 12.0, 10**5), (VIT, large, 10**7)):
+        plant(tmp_path, {("ddp", 2): 10.0, ("model_parallel", 2): time_s}, work, parameters=parameters)
+    assert shipped(tmp_path, "model_parallel_gains_as_models_grow").verdict == verdict
+
+
+def test_what_takes_two_sweeps_says_so(tmp_path: Path) -> None:
+    plant(tmp_path, {("model_parallel", 2): 12.0}, CNN)
+    for name in ("small_models_faster_data_parallel", "model_parallel_communicates_more"):
+        assert shipped(tmp_path, name).why.endswith("sweep=asu_data_parallel and sweep=asu_model_parallel")
