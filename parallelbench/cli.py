@@ -21,7 +21,7 @@ OVERRIDE is a key=value of the configuration in Hydra's grammar, e.g. model=cnn_
 _COMPARE_EPILOG = """
 Runs are paired by configuration and repeat. With --fail-if-slower, slower means that even the lower end of the 95 %
 interval of the ratio of times per epoch is above the margin, for any configuration or all together; exit codes are then
-0 passed, 1 slower, 2 refused or not to be judged (too few repeats, a configuration that B lacks).
+0 passed, 1 slower, 2 refused or not to be judged (too few repeats, a configuration or repeat that only A has).
 """
 
 
@@ -158,7 +158,7 @@ class _Version(argparse.Action):
 
 
 def _verbs() -> dict[str, Callable[[argparse.Namespace], int]]:
-    from launch import verbs
+    from launch import planning, results, verbs
     from launch.extension import extension
 
     def configured(verb: Callable[..., int]) -> Callable[[argparse.Namespace], int]:
@@ -166,8 +166,8 @@ def _verbs() -> dict[str, Callable[[argparse.Namespace], int]]:
 
     return {
         "run": configured(verbs.run),
-        "show": configured(verbs.show),
-        "plan": configured(verbs.plan),
+        "show": configured(planning.show),
+        "plan": configured(planning.plan),
         "tune": configured(verbs.tune),
         "submit": lambda options: verbs.submit(
             options.overrides,
@@ -179,11 +179,11 @@ def _verbs() -> dict[str, Callable[[argparse.Namespace], int]]:
         "status": lambda options: verbs.status(options.folder, watch=options.watch, every=options.all),
         "cancel": lambda options: verbs.cancel(options.folder),
         "logs": lambda options: verbs.logs(options.folder),
-        "report": lambda options: verbs.report(options.folder, extension(None, options.plugin)),
-        "claims": lambda options: verbs.claims(
+        "report": lambda options: results.report(options.folder, extension(None, options.plugin)),
+        "claims": lambda options: results.claims(
             options.folder, options.names, extension(None, options.plugin), file=options.file
         ),
-        "compare": lambda options: verbs.compare(
+        "compare": lambda options: results.compare(
             options.folders,
             extension(None, options.plugin),
             by=options.by,

@@ -1,0 +1,121 @@
+"""The verbs that show what would be done: `show` and `plan`. They write nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import msgspec
+from rich.markup import escape
+
+from launch.compose import group_choices
+from launch.listing import listing
+from launch.states import states_of
+from launch.sweep import expand, one_run
+from launch.terminal import console, say
+from parallelbench.config import run_id, to_mapping
+from parallelbench.errors import ConfigError
+from parallelbench.folder import RunFolder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from launch.compose import Extension
+    from launch.local import Prepared
+    from launch.sweep import PlannedRun
+    from parallelbench.folder import State
+
+
+def show(overrides: Sequence[str], extension: Extension) -> int:
+    """The resolved configuration of one run, its id, and the choices of each group."""
+    import yaml
+
+    from parallelbench.devices import this_machine
+
+    (planned,) = _as_tuned([one_run(overrides, extension)])
+    device_type = this_machine().device_type(planned.run.device)
+    planned = replace(planned, run=msgspec.structs.replace(planned.run, device=device_type))
+    print(yaml.safe_dump(to_mapping(planned.run), sort_keys=False), end="")
+    print(f"\nrun id      {run_id(planned.run)}")
+    print(f"run folder  {RunFolder.of(planned.run).path}\n")
+    print("choices:")
+    for group, names in group_choices(extension.conf).items():
+        print(f"  {group:10} {' '.join(names)}")
+    return 0
+
+
+def plan(overrides: Sequence[str], extension: Extension) -> int:
+    """Every run of a sweep, its resources, and its state; for Slurm also the batch scripts. Writes nothing."""
+    runs = _as_tuned(expand(overrides, extension))
+    checked = _checked(runs)
+    prepared = [item for item in checked if not isinstance(item, ConfigError)]
+    found = states_of(item.folder for item in prepared)
+    states = iter(found)
+    rows = []
+    for planned, item in zip(runs, checked, strict=True):
+        if isinstance(item, ConfigError):
+            name, run, processes = RunFolder.of(planned.run).path.name, planned.run, "–"
+            state = f"[red]refused[/]: {escape(str(item))}"
+        else:
+            name, run = item.folder.path.name, item.planned.run
+            processes, state = str(run.strategy.processes(run, item.device_type)), _describe(next(states))
+        rows.append((name, f"{run.devices} {run.device}", processes, str(run.nodes), str(run.epochs), state))
+    console().print(listing(("run", "devices", "processes", "nodes", "epochs", "state"), rows), crop=False)
+    accepted = True
+    if prepared and is_slurm(runs[0]):
+        from launch.slurm.verbs import show_plan
+
+        accepted = show_plan(prepared, found, console())
+    return 0 if accepted and len(prepared) == len(runs) else 2
+
+
+def _as_tuned(plan: list[PlannedRun]) -> list[PlannedRun]:
+    """The plan with what was chosen before; says where nothing was yet."""
+    if not any(planned.tune for planned in plan):
+        return plan
+    from launch.tuning import tuned, untried
+
+    if waiting := untried(plan):
+        who = (
+            "`parallelbench tune`, on one of the cluster's nodes," if is_slurm(plan[0]) else "a trial, when submitted,"
+        )
+        say(f"tune=true: {who} is to choose settings for {waiting} of these runs; they are shown without")
+    return tuned(plan, None, say)
+
+
+def _checked(runs: Sequence[PlannedRun]) -> list[Prepared | ConfigError]:
+    """Each run, ready for the place where it will train, or why that can't be."""
+    prepare_one = preparer(runs[0])
+    checked: list[Prepared | ConfigError] = []
+    for planned in runs:
+        try:
+            checked.append(prepare_one(planned))
+        except ConfigError as error:
+            checked.append(error)
+    return checked
+
+
+def _describe(state: State) -> str:
+    from launch.status import styled
+
+    reason = f": {escape(state.outcome.reason)}" if state.outcome and state.outcome.outcome != "ok" else ""
+    again = ", will run again" if state.state == "failed" and state.to_run else ""
+    return f"{styled(state.label)}{reason}{again}"
+
+
+def preparer(planned: PlannedRun) -> Callable[[PlannedRun], Prepared]:
+    """What checks a run for the place where it will train."""
+    if is_slurm(planned):
+        from launch.slurm.submit import prepare_for_site
+
+        return prepare_for_site
+    from launch.local import prepare_here
+    from parallelbench.devices import this_machine
+
+    return partial(prepare_here, machine=this_machine())
+
+
+def is_slurm(planned: PlannedRun) -> bool:
+    """Whether the run is to go to Slurm."""
+    return planned.run.launcher.name == "slurm"
