@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from parallelbench.errors import ConfigError
+from parallelbench.folder import require_folder
 
 
 def console() -> Console:
@@ -22,8 +22,7 @@ def say(text: str) -> None:
 
 
 def existing(folder: str) -> Path:
-    """The folder that somebody named; raises `ConfigError` where there is none."""
+    """The folder that somebody named; raises `ConfigError` where there is none, or none that may be read."""
     path = Path(folder).expanduser()
-    if not path.is_dir():
-        raise ConfigError(f"{folder} is no folder: name a results folder, a sweep's folder, or a run's")
+    require_folder(path)
     return path

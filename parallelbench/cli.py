@@ -28,7 +28,7 @@ interval of the ratio of times per epoch is above the margin, for any configurat
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb; the console script's entry point."""
     options = _options(arguments)
-    from parallelbench.errors import ConfigError, StorageError
+    from parallelbench.errors import ConfigError, StorageError, no_permission
 
     try:
         code = _verbs()[options.verb](options)
@@ -43,6 +43,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Nobody reads on; what is left in the buffer must not fail once more when Python ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        # Not 1, which says that a run failed, or of a gate that something is slower.
+        told = no_permission(error) if isinstance(error, PermissionError) else error
+        print(f"parallelbench: {told}", file=sys.stderr)
+        return 2
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -24,6 +24,11 @@ class SupersededError(Exception):
         super().__init__("a newer attempt took over")
 
 
+def no_permission(error: PermissionError) -> str:
+    """What is in the way of reading somebody else's results, and who can mend it."""
+    return f"no permission for {error.filename}: ask its owner for chmod -R g+rX"
+
+
 def choices(wrong: str, valid: Iterable[str]) -> str:
     """List the `valid` names, those most like the `wrong` one first: "did you mean ddp? Valid: ddp, fsdp"."""
     names = sorted(set(valid))

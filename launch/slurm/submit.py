@@ -185,6 +185,7 @@ def _submit_chunk(sweep: Path, group: Batch, tasks: list[list[str]]) -> Submissi
         launcher=slurm(run),
         site=run.site,
         plugin=plugin_of(run),
+        umask=record.readable_by_others(),
     )
     path = record.write(sweep, submission)
     try:
