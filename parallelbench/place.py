@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
+from importlib import resources
 from pathlib import Path
 from typing import Annotated, Literal
 
 from msgspec import Meta
 
+from parallelbench.errors import ConfigError
 from parallelbench.structure import Count, Memory, Name, Node, Seconds, SlurmName
 
 
@@ -131,5 +135,21 @@ class Site(Node, frozen=True, kw_only=True):
 
 
 def expanded(path: str) -> Path:
-    """A path with `~` and `$NAME` in their places; configurations keep it as it was written."""
-    return Path(os.path.expandvars(path)).expanduser()
+    """A path with `~` and `$NAME` in their places; configurations keep it as it was written.
+
+    Raises `ConfigError` for a `$NAME` that is not set: it would become the name of a folder.
+    """
+    found = os.path.expandvars(path)
+    if (left := re.search(r"\$(?:[A-Za-z_]\w*|\{\w+\})", found, re.ASCII)) is not None:
+        raise ConfigError(f"{path}: {left[0]} is not set in this environment: set it, or write the path out")
+    return Path(found).expanduser()
+
+
+def prepare_line(data: str, data_dir: Path, *options: str) -> str:
+    """The command that prepares a data set in this folder, which it names unless it is the usual one."""
+    import yaml
+
+    usual = yaml.safe_load((resources.files("conf") / "site" / "default.yaml").read_text(encoding="utf-8"))["data_dir"]
+    folder = data_dir.expanduser()
+    where = [] if folder == expanded(usual) else [shlex.quote(f"site.data_dir={folder.absolute()}")]
+    return " ".join(["parallelbench prepare", f"data={data}", *options, *where])

@@ -106,11 +106,11 @@ BAD: list[tuple[list[str], list[str]]] = [
     (["strategy=model_parallel", "devices=500", ANYWAY, "model=mlp"], ["devices=500", "mlp"]),
     (
         ["data=mnist", "site.data_dir=nowhere"],
-        ["data=mnist is not prepared", "nowhere", "`parallelbench prepare data=mnist`"],
+        ["data=mnist is not prepared", "`parallelbench prepare data=mnist site.data_dir=/", "/nowhere`"],
     ),
     (
         ["data=cifar10", "site.data_dir=nowhere"],
-        ["data=cifar10 is not prepared", "`parallelbench prepare data=cifar10`"],
+        ["data=cifar10 is not prepared", "`parallelbench prepare data=cifar10 site.data_dir=/"],
     ),
     (["model._target_=os.system"], ["model._target_='os.system' is refused"]),
     (["strategy._target_=parallelbench.errors.ConfigError"], ["strategy._target_=", "refused"]),
@@ -122,6 +122,9 @@ BAD: list[tuple[list[str], list[str]]] = [
     (["results="], ["results=''"]),
     (["results=" + "x" * 300], ["results=xxx"]),
     (["sweep.name=../up"], ["sweep.name='../up'"]),
+    (["data=mnist", "site.data_dir=/x/$NOT_SET_HERE"], ["$NOT_SET_HERE is not set", "write the path out"]),
+    (["results=${NOT_SET_HERE}/x"], ["NOT_SET_HERE"]),
+    (["results=$NOT_SET_HERE/x"], ["$NOT_SET_HERE is not set", "write the path out"]),
     (["epochs"], ["'epochs'", "key=value"]),
     (["launcher.collective_timeout_s=inf"], ["launcher.collective_timeout_s=inf", "finite"]),
 ]
