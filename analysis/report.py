@@ -62,10 +62,10 @@ def write_report(path: Path | str, out: Path | str | None = None, *, plugin: str
     """
     runs = load(path, plugin=plugin)
     _require_a_finished_run(runs)
-    final = Path(out) if out is not None else runs.root / "report"
+    final = Path(out).expanduser() if out is not None else runs.root / "report"
     _require_replaceable(final)
     temporary = final.with_name(f".{final.name}.{uuid.uuid4().hex}.tmp")
-    with storage_errors(final):
+    with storage_errors(final, option="--out DIR"):
         try:
             (temporary / "figures").mkdir(parents=True)
             (temporary / "tables").mkdir()
@@ -98,7 +98,7 @@ def _require_replaceable(final: Path) -> None:
     page = final / "index.html"
     ours = page.is_file() and GENERATOR in page.read_text(encoding="utf-8", errors="replace")[:2000]
     if not (final.is_dir() and (ours or not any(final.iterdir()))):
-        raise ConfigError(f"{final} is no report, and a report would replace it: choose another folder")
+        raise ConfigError(f"{final} is no report, and a report would replace it: choose another folder with --out DIR")
 
 
 def _swap(temporary: Path, final: Path) -> None:

@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from launch.compose import Extension
 
 
-def report(folder: str, extension: Extension) -> int:
+def report(folder: str, extension: Extension, *, out: str | None) -> int:
     """Write figures, tables and the page; print the summary and where the page is."""
     from analysis import load, summary_table, uncounted, write_report
 
     root = existing(folder)
-    page = write_report(root, plugin=extension.plugin)
+    page = write_report(root, out, plugin=extension.plugin)
     runs = load(root, plugin=extension.plugin)
     console().print(summary_table(runs))
     _remark(uncounted(runs))

@@ -99,6 +99,10 @@ def _parser() -> argparse.ArgumentParser:
         if name == "claims":
             verb.add_argument("names", nargs="*", metavar="NAME", help="only these claims, with every run behind them")
             verb.add_argument("--file", metavar="YAML", help="claims of your own instead of the suite's")
+        if name == "report":
+            verb.add_argument(
+                "--out", metavar="DIR", help="where to write it, instead of DIR/report"
+            )
         if name in ("report", "claims"):
             verb.add_argument(
                 "--plugin", metavar="PACKAGE", help="a package of your own whose runs are not all finished"
@@ -184,7 +188,7 @@ def _verbs() -> dict[str, Callable[[argparse.Namespace], int]]:
         "status": lambda options: verbs.status(options.folder, watch=options.watch, every=options.all),
         "cancel": lambda options: verbs.cancel(options.folder),
         "logs": lambda options: verbs.logs(options.folder),
-        "report": lambda options: results.report(options.folder, extension(None, options.plugin)),
+        "report": lambda options: results.report(options.folder, extension(None, options.plugin), out=options.out),
         "claims": lambda options: results.claims(
             options.folder, options.names, extension(None, options.plugin), file=options.file
         ),

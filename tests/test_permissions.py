@@ -100,3 +100,18 @@ def test_whatever_the_system_refuses_is_one_line_and_not_the_gates_code(
     lock(log)
     assert cli.main(["logs", str(run.path)]) == 2
     assert capsys.readouterr().err == f"parallelbench: no permission for {log}{ADVICE}\n"
+
+
+def test_a_report_on_a_folder_that_can_not_be_written_goes_elsewhere(
+    tmp_path: Path, lock: Callable[[Path], None], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("analysis.report.draw", lambda runs: [])
+    published(config(tmp_path / "theirs"))
+    lock(tmp_path / "theirs")
+    (tmp_path / "theirs").chmod(0o555)
+    assert cli.main(["report", str(tmp_path / "theirs")]) == 2
+    assert "no permission: choose another folder with --out DIR" in capsys.readouterr().err
+    assert cli.main(["report", str(tmp_path / "theirs"), "--out", str(tmp_path / "mine")]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == str(tmp_path / "mine" / "index.html")
+    assert (tmp_path / "mine" / "index.html").is_file()
+    assert not (tmp_path / "theirs" / "report").exists()
