@@ -100,9 +100,7 @@ def _parser() -> argparse.ArgumentParser:
             verb.add_argument("names", nargs="*", metavar="NAME", help="only these claims, with every run behind them")
             verb.add_argument("--file", metavar="YAML", help="claims of your own instead of the suite's")
         if name == "report":
-            verb.add_argument(
-                "--out", metavar="DIR", help="where to write it, instead of DIR/report"
-            )
+            verb.add_argument("--out", metavar="DIR", help="where to write it, instead of DIR/report")
         if name in ("report", "claims"):
             verb.add_argument(
                 "--plugin", metavar="PACKAGE", help="a package of your own whose runs are not all finished"
