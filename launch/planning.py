@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -14,16 +15,20 @@ from launch.listing import listing
 from launch.states import states_of
 from launch.sweep import expand, one_run
 from launch.terminal import console, say
+from launch.varying import varying
 from parallelbench.config import run_id, to_mapping
 from parallelbench.errors import ConfigError
 from parallelbench.folder import RunFolder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
+
+    from rich.console import RenderableType
 
     from launch.compose import Extension
     from launch.local import Prepared
     from launch.sweep import PlannedRun
+    from parallelbench.config import RunConfig
     from parallelbench.folder import State
 
 
@@ -51,23 +56,58 @@ def plan(overrides: Sequence[str], extension: Extension) -> int:
     checked = _checked(runs)
     prepared = [item for item in checked if not isinstance(item, ConfigError)]
     found = states_of(item.folder for item in prepared)
-    states = iter(found)
-    rows = []
-    for planned, item in zip(runs, checked, strict=True):
-        if isinstance(item, ConfigError):
-            name, run, processes = RunFolder.of(planned.run).path.name, planned.run, "–"
-            state = f"[red]refused[/]: {escape(str(item))}"
-        else:
-            name, run = item.folder.path.name, item.planned.run
-            processes, state = str(run.strategy.processes(run, item.device_type)), _describe(next(states))
-        rows.append((name, f"{run.devices} {run.device}", processes, str(run.nodes), str(run.epochs), state))
-    console().print(listing(("run", "devices", "processes", "nodes", "epochs", "state"), rows), crop=False)
+    console().print(_table(runs, checked, found), crop=False)
+    for line in _remarks(checked):
+        console().print(line, highlight=False, soft_wrap=True)
     accepted = True
     if prepared and is_slurm(runs[0]):
         from launch.slurm.verbs import show_plan
 
         accepted = show_plan(prepared, found, console())
     return 0 if accepted and len(prepared) == len(runs) else 2
+
+
+def _table(
+    runs: Sequence[PlannedRun], checked: Sequence[Prepared | ConfigError], found: Sequence[State]
+) -> RenderableType:
+    apart = varying([planned.overrides for planned in runs], besides=("nodes", "epochs"))
+    states, numbers = iter(found), {reason: number for number, reason in enumerate(_reasons(checked), start=1)}
+    rows = []
+    for planned, item, differs in zip(runs, checked, apart, strict=True):
+        if isinstance(item, ConfigError):
+            run, processes = _on_its_device(planned), "–"
+            state = f"[red]refused[/] ({numbers[str(item)]})"
+        else:
+            run = item.planned.run
+            processes, state = str(run.strategy.processes(run, item.device_type)), _describe(next(states))
+            state += " (oversubscribed)" if item.oversubscribed else ""
+        cells = (f"{run.devices} {run.device}", processes, str(run.nodes), str(run.epochs), state)
+        rows.append((RunFolder.of(run).path.name, *((escape(differs),) if any(apart) else ()), *cells))
+    columns = ("devices", "processes", "nodes", "epochs", "state")
+    return listing(("run", *(("varying",) if any(apart) else ()), *columns), rows)
+
+
+def _reasons(checked: Sequence[Prepared | ConfigError]) -> Counter[str]:
+    """Why runs are refused, and how many for each reason."""
+    return Counter(str(item) for item in checked if isinstance(item, ConfigError))
+
+
+def _remarks(checked: Sequence[Prepared | ConfigError]) -> Iterator[str]:
+    """What many rows of the table have in common, each said once."""
+    for number, (reason, count) in enumerate(_reasons(checked).items(), start=1):
+        yield f"({number}) [red]refused[/], {count} run{'' if count == 1 else 's'}: {escape(reason)}"
+    if any(not isinstance(item, ConfigError) and item.oversubscribed for item in checked):
+        yield "oversubscribed: more devices than cores; such runs are marked, and enter no timing figure"
+
+
+def _on_its_device(planned: PlannedRun) -> RunConfig:
+    """A refused run with the device that it would have had; as it was asked for where there is none."""
+    from parallelbench.devices import this_machine
+
+    if planned.run.device != "auto":
+        return planned.run
+    device = planned.run.site.device if is_slurm(planned) else this_machine().device_type("auto")
+    return msgspec.structs.replace(planned.run, device=device)
 
 
 def _as_tuned(plan: list[PlannedRun]) -> list[PlannedRun]:
