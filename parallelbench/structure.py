@@ -25,6 +25,10 @@ Seconds = Annotated[float, Meta(gt=0)]
 """A duration in seconds, above 0."""
 
 
+_WITH_DEFAULTS = ("measure", "site")
+"""Nodes whose folder of conf/ has a default.yaml."""
+
+
 class Node(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A part of the configuration: immutable, every key known."""
 
@@ -66,7 +70,8 @@ def _explain(message: str, value: Any, kind: Any, key: str) -> str:
         field = problem.split("`")[1]
         name = f"{full}.{field}" if full else field
         if "missing" in problem:
-            return f"{name} is missing"
+            rest = ": add `defaults: [default, _self_]` to your file, for all that it doesn't say"
+            return f"{name} is missing{rest if full in _WITH_DEFAULTS else ''}"
         return f"{name} is not a key: {choices(field, getattr(_struct(kind), '__struct_fields__', ()))}"
     if literals := tags or _literals(kind):
         return f"{full}={value} is no choice: {choices(str(value), map(str, literals))}"
