@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -33,20 +33,20 @@ if TYPE_CHECKING:
 
 
 def show(overrides: Sequence[str], extension: Extension) -> int:
-    """The resolved configuration of one run, its id, and the choices of each group."""
+    """The resolved configuration of one run, its id, the choices of each group, and what `run` would refuse."""
     import yaml
 
-    from parallelbench.devices import this_machine
-
     (planned,) = _as_tuned([one_run(overrides, extension)])
-    device_type = this_machine().device_type(planned.run.device)
-    planned = replace(planned, run=msgspec.structs.replace(planned.run, device=device_type))
-    print(yaml.safe_dump(to_mapping(planned.run), sort_keys=False), end="")
-    print(f"\nrun id      {run_id(planned.run)}")
-    print(f"run folder  {RunFolder.of(planned.run).path}\n")
+    run = _on_its_device(planned)
+    print(yaml.safe_dump(to_mapping(run), sort_keys=False), end="")
+    print(f"\nrun id      {run_id(run)}")
+    print(f"run folder  {RunFolder.of(run).path}\n")
     print("choices:")
     for group, names in group_choices(extension.conf).items():
         print(f"  {group:10} {' '.join(names)}")
+    (checked,) = _checked([planned])
+    if isinstance(checked, ConfigError):  # shown it is all the same: perhaps just in order to see what to change
+        print(f"parallelbench: this run would be refused: {checked}", file=sys.stderr)
     return 0
 
 

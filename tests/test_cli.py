@@ -245,6 +245,17 @@ def test_show_says_the_configuration_the_id_and_the_choices(here: Path, capsys: 
     assert listing(here) == {}
 
 
+def test_show_says_what_run_would_refuse(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["show", "strategy=ddp"]) == 0
+    printed = capsys.readouterr()
+    assert "run id" in printed.out
+    assert printed.err.startswith("parallelbench: this run would be refused: strategy=ddp needs two devices or more")
+    assert cli.main(["show", "launcher=slurm", "site=asu_sol", "site.data_dir=here"]) == 0
+    printed = capsys.readouterr()
+    assert "\ndevice: cuda\n" in printed.out, "that of the site, not of this machine"
+    assert printed.err == ""
+
+
 def test_status_names_every_run_whatever_its_state(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     published(config(here, epochs=1))
     failed(
