@@ -36,7 +36,7 @@ def show(overrides: Sequence[str], extension: Extension) -> int:
     """The resolved configuration of one run, its id, the choices of each group, and what `run` would refuse."""
     import yaml
 
-    (planned,) = _as_tuned([one_run(overrides, extension)])
+    (planned,) = _as_tuned([one_run(overrides, extension, instead="use `parallelbench plan`")])
     run = _on_its_device(planned)
     print(yaml.safe_dump(to_mapping(run), sort_keys=False), end="")
     print(f"\nrun id      {run_id(run)}")

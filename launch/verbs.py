@@ -171,7 +171,7 @@ def prepare_data(overrides: Sequence[str], extension: Extension) -> int:
     """Download and convert a data set once."""
     from parallelbench.data.prepare import prepare
 
-    experiment = one_run(overrides, extension).run
+    experiment = one_run(overrides, extension, instead="prepare one data set at a time").run
     folder = experiment.site.data_folder
     for part in (partial(prepare, experiment.data), partial(experiment.loader.prepare, experiment.data)):
         part(folder, progress=lambda text: console().print(text, highlight=False))

@@ -11,7 +11,7 @@ import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 _EPILOG = """
 OVERRIDE is a key=value of the configuration in Hydra's grammar, e.g. model=cnn_large devices=2 optimizer.lr=0.01;
@@ -52,18 +52,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     """What was typed. Options and overrides may stand in any order, which argparse doesn't do below subcommands."""
-    parser = _parser()
-    options, rest = parser.parse_known_args(arguments)
-    unknown = [text for text in rest if text.startswith("-")]
-    if unknown or (rest and not hasattr(options, "overrides")):
-        # Not all of `rest`: overrides among it are none of the problem.
-        parser.error(f"unrecognized arguments: {' '.join(unknown or rest)}")
+    parser, verbs = _parser()
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    if words and not words[0].startswith("-") and words[0] not in verbs:
+        parser.error(f"{words[0]} is no verb: {_choices(words[0], verbs)}")
+    options, rest = parser.parse_known_args(words)
+    verb = verbs[options.verb]
+    for unknown in (text.partition("=")[0] for text in rest if text.startswith("-")):
+        verb.error(f"{unknown} is no option of {options.verb}: {_choices(unknown, verb._option_string_actions)}")
+    if rest and not hasattr(options, "overrides"):
+        verb.error(f"unrecognized arguments: {' '.join(rest)}")
     if rest:
         options.overrides += rest
     return options
 
 
-def _parser() -> argparse.ArgumentParser:
+def _choices(wrong: str, valid: Iterable[str]) -> str:
+    from parallelbench.errors import choices
+
+    return choices(wrong, valid)
+
+
+def _parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
+    """The parser, and those of the verbs."""
     parser = argparse.ArgumentParser(
         prog="parallelbench",
         description="Which way of parallelising a training job is fastest, and why.",
@@ -97,7 +108,9 @@ def _parser() -> argparse.ArgumentParser:
         verb = verbs.add_parser(name, help=text, description=text)
         verb.add_argument("folder", metavar="DIR", help="a results folder, a sweep's folder, or a run's")
         if name == "claims":
-            verb.add_argument("names", nargs="*", metavar="NAME", help="only these claims, with every run behind them")
+            verb.add_argument(
+                "names", nargs="*", default=[], metavar="NAME", help="only these claims, with every run behind them"
+            )
             verb.add_argument("--file", metavar="YAML", help="claims of your own instead of the suite's")
         if name == "report":
             verb.add_argument("--out", metavar="DIR", help="where to write it, instead of DIR/report")
@@ -116,7 +129,7 @@ def _parser() -> argparse.ArgumentParser:
     doctor.add_argument(
         "--bandwidth", action="store_true", help="measure all-reduces between the cluster's nodes (a short Slurm job)"
     )
-    return parser
+    return parser, verbs.choices
 
 
 def _add_compare(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, StructMeta, field
 
-from parallelbench.errors import ConfigError, raised_at
+from parallelbench.errors import ConfigError, choices, raised_at
 from parallelbench.place import InlineLauncher, LocalLauncher, Site, SlurmLauncher, expanded
 from parallelbench.structure import Count, Name, Node, structure
 
@@ -197,6 +197,8 @@ def from_mapping(plain: Mapping[str, Any], plugin: str | None = None) -> RunConf
     sweep_name = rest.pop("sweep_name", "adhoc")
     rest.pop("tune", None)  # of whoever plans runs
     components = {key: build(rest.pop(key, None), key, plugin) for key in COMPONENTS}
+    for key in rest.keys() - set(Settings.__struct_fields__):
+        raise ConfigError(f"{key} is not a key: {choices(str(key), (*COMPONENTS, *Settings.__struct_fields__))}")
     settings: Settings = structure(rest, Settings)
     fields = {field: getattr(settings, field) for field in settings.__struct_fields__}
     return RunConfig(**fields, **components, sweep_name=structure(sweep_name, Name, "sweep_name"))

@@ -115,7 +115,15 @@ class Site(Node, frozen=True, kw_only=True):
     """Quality of service."""
     account: SlurmName | None
     """What the jobs are charged to."""
-    constraint: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.&|*()\[\]-]{1,128}\Z")] | None
+    constraint: (
+        Annotated[
+            str,
+            Meta(
+                pattern=r"^[A-Za-z0-9_.&|*()\[\]-]{1,128}\Z", description="features joined by & | * ( ) [ ], no spaces"
+            ),
+        ]
+        | None
+    )
     """Node features, e.g. a100_80."""
     max_time_min: Count | None
     """Longest job the partition allows, in minutes; null: not known here, Slurm decides."""
@@ -123,7 +131,9 @@ class Site(Node, frozen=True, kw_only=True):
     """Most nodes of one job."""
     network_interface: SlurmName | None
     """Interface over which nodes talk to each other, e.g. ib0; null: the one that the host's name resolves to."""
-    modules: list[Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_./+-]{0,127}\Z")]]
+    modules: list[
+        Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_./+-]{0,127}\Z", description="a module such as cuda/12.4")]
+    ]
     """Modules to load first in a job, e.g. cuda/12.4."""
     setup: list[str]
     """Shell lines to run before the job's program; only from the site's file, never from the command line."""

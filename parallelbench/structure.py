@@ -13,9 +13,21 @@ from msgspec import Meta, Struct
 
 from parallelbench.errors import ConfigError, choices
 
-Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}\Z")]
+Name = Annotated[
+    str,
+    Meta(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}\Z",
+        description="1 to 64 letters, digits, dots, dashes and underscores, a letter or digit first",
+    ),
+]
 """A name that is safe in a path, a job name and a shell word."""
-SlurmName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.:-]{0,63}\Z")]
+SlurmName = Annotated[
+    str,
+    Meta(
+        pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.:-]{0,63}\Z",
+        description="1 to 64 letters, digits, dots, colons, dashes and underscores, no dot, colon or dash first",
+    ),
+]
 """A name that Slurm knows, safe as a word of a batch script."""
 Count = Annotated[int, Meta(ge=1, le=1_000_000)]
 """A whole number of at least 1."""
@@ -75,7 +87,15 @@ def _explain(message: str, value: Any, kind: Any, key: str) -> str:
         return f"{name} is not a key: {choices(field, getattr(_struct(kind), '__struct_fields__', ()))}"
     if literals := tags or _literals(kind):
         return f"{full}={value} is no choice: {choices(str(value), map(str, literals))}"
-    return f"{full or 'configuration'}={value!r} is not valid: {problem[:1].lower()}{problem[1:]}"
+    words = _in_words(kind) if "regex" in problem else ""
+    problem = f"expected {words}" if words else f"{problem[:1].lower()}{problem[1:]}"
+    return f"{full or 'configuration'}={value!r} is not valid: {problem}"
+
+
+def _in_words(kind: Any) -> str:
+    """What a pattern says, for people; empty where nobody wrote it down."""
+    arguments = [word for argument in typing.get_args(kind) for word in (argument, *typing.get_args(argument))]
+    return next((word.description for word in arguments if isinstance(word, Meta) and word.description), "")
 
 
 def _field_type(kind: Any, name: str) -> Any:

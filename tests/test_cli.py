@@ -121,7 +121,11 @@ BAD: list[tuple[list[str], list[str]]] = [
     ),
     (["results="], ["results=''"]),
     (["results=" + "x" * 300], ["results=xxx"]),
-    (["sweep.name=../up"], ["sweep.name='../up'"]),
+    (["sweep.name=../up"], ["sweep.name='../up'", "expected 1 to 64 letters, digits, dots, dashes"]),
+    (["site.partition=a b"], ["site.partition='a b'", "expected 1 to 64 letters"]),
+    (["site.modules=[a b]"], ["site.modules.0='a b'", "expected a module such as cuda/12.4"]),
+    (["site.constraint=a b"], ["site.constraint='a b'", "expected features joined by &"]),
+    (["+foo=1"], ["foo is not a key", "model", "data", "strategy", "epochs"]),
     (["data=mnist", "site.data_dir=/x/$NOT_SET_HERE"], ["$NOT_SET_HERE is not set", "write the path out"]),
     (["results=${NOT_SET_HERE}/x"], ["NOT_SET_HERE"]),
     (["results=$NOT_SET_HERE/x"], ["$NOT_SET_HERE is not set", "write the path out"]),
@@ -138,6 +142,20 @@ def test_bad_input_is_refused_in_one_line_and_nothing_is_written(
     message = refused(capsys, verb, *overrides)
     assert [word for word in words if word not in message] == [], message
     assert listing(here) == {}
+
+
+@pytest.mark.parametrize(
+    ("verb", "advice"),
+    [
+        ("run", "use `parallelbench submit`"),
+        ("show", "use `parallelbench plan`"),
+        ("prepare", "one data set at a time"),
+    ],
+)
+def test_who_wants_several_is_told_how(here: Path, capsys: pytest.CaptureFixture[str], verb: str, advice: str) -> None:
+    assert "data=digits,synthetic asks for several runs: " in (told := refused(capsys, verb, "data=digits,synthetic"))
+    assert advice in told
+    assert advice in refused(capsys, verb, "sweep=demo")
 
 
 def test_one_bad_run_stops_the_whole_sweep_before_it_starts(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -183,6 +201,38 @@ def test_folders_that_are_none_are_refused(here: Path, capsys: pytest.CaptureFix
 
 def test_status_of_a_folder_without_runs_says_so(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert ". holds no runs" in refused(capsys, "status", ".")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "usage", "message"),
+    [
+        (["rnu"], "parallelbench [-h]", "rnu is no verb: did you mean run? valid: run, cancel, claims, "),
+        (
+            ["plan", "--max-gpu-hours", "3"],
+            "parallelbench plan",
+            "--max-gpu-hours is no option of plan: valid: --conf, ",
+        ),
+        (["submit", "--max-gpu-hour=3", "a=1"], "parallelbench submit", ""),
+        (
+            ["submit", "--cnof", "x", "a=1"],
+            "parallelbench submit",
+            "--cnof is no option of submit: did you mean --conf?",
+        ),
+        (["claims"], "parallelbench claims", "the following arguments are required: DIR\n"),
+        (["status", "a", "b"], "parallelbench status", "unrecognized arguments: b"),
+    ],
+)
+def test_a_mistyped_verb_or_option_gets_the_usage_and_the_nearest(
+    here: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], usage: str, message: str
+) -> None:
+    if not message:  # argparse completes what has one meaning
+        assert cli._options(arguments).max_gpu_hours == 3
+        return
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(arguments)
+    printed = capsys.readouterr().err
+    assert printed.startswith(f"usage: {usage}")
+    assert message in printed
 
 
 @pytest.mark.parametrize(
