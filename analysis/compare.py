@@ -144,8 +144,9 @@ def _lost(a: Side, b: Side) -> Iterator[str]:
             yield f"{whose}: {len(gone)} of {len(repeats)} repeats that A counts"
 
 
-def by(runs: Runs, key: str, one: str, other: str, *, across: Sequence[str] = ()) -> Comparison:
+def by(runs: Runs, key: str, one: Any, other: Any, *, across: Sequence[str] = ()) -> Comparison:
     """Compare the runs whose `key` is `other` with those whose is `one`, e.g. `by(runs, "strategy", "ddp", "fsdp")`."""
+    one, other = plain(one), plain(other)
     found: dict[str, list[str]] = {}
     _require_counted(runs)
     side = Side(runs, ())

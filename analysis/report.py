@@ -25,6 +25,7 @@ from analysis.metrics import PER_RUN, per_epoch
 from analysis.summary import SUMMARY, facts, summary
 from parallelbench.durable import storage_errors
 from parallelbench.errors import ConfigError
+from parallelbench.folder import instead_of
 
 if TYPE_CHECKING:
     from analysis.figures import Figure
@@ -87,7 +88,7 @@ def _require_a_finished_run(runs: Runs) -> None:
         labels = sorted(set(runs.run.select(pl.coalesce("outcome", "state")).to_series()))
         found = f"{runs.run.height} runs, all of them {' or '.join(labels)}"
     raise ConfigError(
-        f"{runs.root} holds no finished run to report on ({found}): name a folder of runs, or run the "
+        f"{runs.root} holds no finished run to report on ({found}): {instead_of(runs.root)}, or run the "
         "sweep first, e.g. parallelbench submit sweep=demo"
     )
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from launch.terminal import console, existing
 from parallelbench.errors import ConfigError
+from parallelbench.folder import instead_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -39,7 +40,7 @@ def claims(folder: str, names: Sequence[str], extension: Extension, *, file: str
     runs = load(root, plugin=extension.plugin)
     if runs.run.is_empty():
         why = f" ({runs.skipped[0].path}: {runs.skipped[0].reason})" if runs.skipped else ""
-        raise ConfigError(f"{folder} holds no readable run{why}: name a results folder, a sweep's folder, or a run's")
+        raise ConfigError(f"{folder} holds no readable run{why}: {instead_of(root)}")
     findings = judge_all(runs, of)
     for shown in map(details, findings) if names else [findings_table(findings)]:
         console().print(shown)

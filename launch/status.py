@@ -165,7 +165,18 @@ def _row(entry: Entry, *, slurm: bool) -> tuple[str, ...]:
     status = entry.status
     job = (status.job or "–",) if slurm else ()
     number = str(status.state.attempt or "–")
-    return (*job, number, styled(status.label), escape(status.reason or progress(entry)))
+    return (*job, number, styled(status.label), escape(status.reason or progress(entry) or _foreign(entry)))
+
+
+def _foreign(entry: Entry) -> str:
+    """Why nothing will come of a folder that has not begun: its configuration is somebody else's."""
+    if entry.status.label != "missing":
+        return ""
+    try:
+        ours = b"sweep_name:" in (entry.folder.path / "config.yaml").read_bytes()
+    except OSError:
+        return ""
+    return "" if ours else "its config.yaml is no run's"
 
 
 def _most_common_reason(statuses: Iterable[RunStatus]) -> str:

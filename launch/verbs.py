@@ -16,7 +16,7 @@ from launch.sweep import expand, one_run
 from launch.terminal import console, existing, say
 from parallelbench.attempt import OUTCOMES, PUBLISHED
 from parallelbench.errors import ConfigError, choices
-from parallelbench.folder import RunFolder
+from parallelbench.folder import RunFolder, instead_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,7 +59,7 @@ def submit(overrides: Sequence[str], extension: Extension, *, retry: str | None,
 
 
 def tune(overrides: Sequence[str], extension: Extension) -> int:
-    """Try settings here, and keep what is fastest for `submit … tune=true` of the same sweep; runs nothing."""
+    """Try settings here, and keep what is fastest for `submit … tune=true` of the same sweep; trains nothing else."""
     from launch.tuning import try_out_here, tuned
 
     plan = [replace(planned, tune=True) for planned in expand(overrides, extension)]
@@ -134,7 +134,7 @@ def status(folder: str, *, watch: bool, every: bool) -> int:
 def _states(root: Path) -> list[tuple[RunFolder, State]]:
     states = states_below(root)
     if not states:
-        raise ConfigError(f"{root} holds no runs: name a results folder, a sweep's folder, or a run's")
+        raise ConfigError(f"{root} holds no runs: {instead_of(root)}")
     return states
 
 

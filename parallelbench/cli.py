@@ -1,7 +1,4 @@
-"""The program `parallelbench`: its verbs. Imports nothing heavy before a verb is chosen.
-
-Exit codes: 0 all went well; 1 a run failed; 2 what was asked for can't be done; 130 interrupted.
-"""
+"""The program `parallelbench`: its verbs. Imports nothing heavy before a verb is chosen."""
 
 from __future__ import annotations
 
@@ -15,7 +12,12 @@ if TYPE_CHECKING:
 
 _EPILOG = """
 OVERRIDE is a key=value of the configuration in Hydra's grammar, e.g. model=cnn_large devices=2 optimizer.lr=0.01;
-`parallelbench show` lists the keys and the choices. With `plan` and `submit` a value may be a list: devices=1,2,4
+`parallelbench show` lists the keys and the choices. With `plan` and `submit` a value may be a list (devices=1,2,4).
+"""
+
+_EXIT_CODES = """
+Exit codes: 0 all went well; 1 a run failed (compare: something is slower); 2 what was asked for can't be done, or not
+judged; 130 interrupted.
 """
 
 _COMPARE_EPILOG = """
@@ -78,7 +80,7 @@ def _parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentPa
     parser = argparse.ArgumentParser(
         prog="parallelbench",
         description="Which way of parallelising a training job is fastest, and why.",
-        epilog=_EPILOG,
+        epilog=_EPILOG + _EXIT_CODES,
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="show the version")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
@@ -86,7 +88,7 @@ def _parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentPa
         ("run", "one run, here, now; prints the run folder last"),
         ("show", "the resolved configuration, its run id, and the choices of each group"),
         ("plan", "every run of a sweep, its resources and state; writes nothing"),
-        ("tune", "try what is fastest here for a sweep that will be submitted with tune=true; runs nothing"),
+        ("tune", "try for some seconds what is fastest here for a sweep that will be submitted with tune=true"),
         ("submit", "run what is missing of a sweep: sweep=NAME, or lists such as devices=1,2"),
         ("prepare", "download and convert a data set once: data=NAME"),
     ):

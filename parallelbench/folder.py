@@ -18,6 +18,8 @@ import os
 import re
 import shutil
 import uuid
+from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -41,6 +43,8 @@ from parallelbench.records import TABLES
 
 WITHOUT_RUNS = ("report", "submissions")
 """Folders that a sweep's folder may hold beside its runs."""
+_LOOKED_THROUGH = 1000
+"""Folders, for the sake of a better message."""
 _NUMBER = re.compile("[0-9]{1,9}")
 
 
@@ -215,6 +219,21 @@ def find_runs(root: Path) -> list[RunFolder]:
         except PermissionError:
             found.append(folder)
     return [RunFolder(Path(path)) for path in sorted(found, key=lambda path: path.split(os.sep))]
+
+
+def instead_of(root: Path) -> str:
+    """What to name instead of a folder without runs where they are looked for: the sweep that lies deeper, if any."""
+    waiting = deque([str(root)])
+    for _ in range(_LOOKED_THROUGH):
+        if not waiting:
+            break
+        folder = waiting.popleft()
+        with suppress(PermissionError):
+            for below in _subfolders(folder):
+                if os.path.exists(f"{below}/config.yaml"):
+                    return f"runs lie deeper: name {folder}"
+                waiting.append(below)
+    return "name a results folder, a sweep's folder, or a run's"
 
 
 def _may_be_run(folder: str) -> bool:

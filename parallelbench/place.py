@@ -14,6 +14,15 @@ from msgspec import Meta
 from parallelbench.errors import ConfigError
 from parallelbench.structure import Count, Memory, Name, Node, Seconds, SlurmName
 
+Constraint = Annotated[
+    str, Meta(pattern=r"^[A-Za-z0-9_.&|*()\[\]-]{1,128}\Z", description="features joined by & | * ( ) [ ], no spaces")
+]
+"""What a node must have, in Slurm's words, safe as a word of a batch script."""
+Module = Annotated[
+    str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_./+-]{0,127}\Z", description="a module such as cuda/12.4")
+]
+"""A module, safe as a word of a batch script."""
+
 
 class Launcher(Node, frozen=True, kw_only=True, tag_field="name"):
     """How processes are started; never part of a run's identity. `name` in the YAML chooses the kind."""
@@ -115,15 +124,7 @@ class Site(Node, frozen=True, kw_only=True):
     """Quality of service."""
     account: SlurmName | None
     """What the jobs are charged to."""
-    constraint: (
-        Annotated[
-            str,
-            Meta(
-                pattern=r"^[A-Za-z0-9_.&|*()\[\]-]{1,128}\Z", description="features joined by & | * ( ) [ ], no spaces"
-            ),
-        ]
-        | None
-    )
+    constraint: Constraint | None
     """Node features, e.g. a100_80."""
     max_time_min: Count | None
     """Longest job the partition allows, in minutes; null: not known here, Slurm decides."""
@@ -131,9 +132,7 @@ class Site(Node, frozen=True, kw_only=True):
     """Most nodes of one job."""
     network_interface: SlurmName | None
     """Interface over which nodes talk to each other, e.g. ib0; null: the one that the host's name resolves to."""
-    modules: list[
-        Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_./+-]{0,127}\Z", description="a module such as cuda/12.4")]
-    ]
+    modules: list[Module]
     """Modules to load first in a job, e.g. cuda/12.4."""
     setup: list[str]
     """Shell lines to run before the job's program; only from the site's file, never from the command line."""

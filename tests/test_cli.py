@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from launch.slurm.queue import Tracker
 from parallelbench import cli
 from tests.analysis.factory import Fake, begin, config, failed, published
 from tests.helpers import TINY
@@ -197,6 +198,34 @@ def test_folders_that_are_none_are_refused(here: Path, capsys: pytest.CaptureFix
     (here / "file").write_text("")
     assert "file is no folder" in refused(capsys, verb, "file")
     assert list(listing(here)) == ["file"]
+
+
+@pytest.mark.parametrize("verb", ["status", "report", "claims"])
+def test_of_runs_that_lie_deeper_the_folder_is_named(here: Path, capsys: pytest.CaptureFixture[str], verb: str) -> None:
+    published(config(here / "projects" / "mine" / "results"))
+    assert f"runs lie deeper: name {here}/projects/mine/results/demo" in refused(capsys, verb, str(here))
+
+
+def test_status_tells_a_configuration_that_is_no_runs(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "sub").mkdir()
+    (here / "sub" / "config.yaml").write_text("theme: dark\n")
+    assert cli.main(["status", "."]) == 0
+    assert "its config.yaml is no run's" in capsys.readouterr().out
+
+
+def test_what_is_too_much_leaves_no_folder(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("launch.slurm.submit.track", lambda found, **_: {sweep: Tracker() for sweep in found})
+    slurm = ["launcher=slurm", "site=default", "device=cuda", "--max-gpu-hours=0"]
+    assert "over --max-gpu-hours=0" in refused(capsys, "submit", *slurm)
+    assert listing(here) == {}
+
+
+def test_the_exit_codes_are_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        cli.main(["--help"])
+    assert "Exit codes: 0 all went well; 1 a run failed" in " ".join(capsys.readouterr().out.split())
 
 
 def test_status_of_a_folder_without_runs_says_so(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from analysis import by, compare, load, uncounted, verdicts
 from parallelbench import cli
+from parallelbench.errors import ConfigError
 from tests.analysis.factory import Fake, config, failed, published
 from tests.analysis.test_compare import steady
 
@@ -101,6 +102,15 @@ def test_of_two_values_of_a_key_the_failed_runs_are_told_too(tmp_path: Path) -> 
     assert [note for note in found.notes if "half-written" in note] == list(found.notes[-1:])
     assert found.lost == ("single × 1: 1 of 3 repeats that A counts",)
     assert by(runs, "strategy", "ddp", "single", across=["devices"]).lost == ()
+
+
+def test_values_of_a_key_are_what_they_are(tmp_path: Path) -> None:
+    runs = whole(tmp_path)
+    assert (
+        by(runs, "devices", 1, 2, across=["strategy"]).rows == by(runs, "devices", "1", "2", across=["strategy"]).rows
+    )
+    with pytest.raises(ConfigError, match="has devices=3; valid: 1, 2"):
+        by(runs, "devices", 1, 3)
 
 
 # --- what has no time, and per what energy is
