@@ -22,7 +22,9 @@ from typing import TYPE_CHECKING
 from analysis.compare import Comparison, by, compare
 from analysis.load import Runs, Skipped, load
 from analysis.metrics import per_epoch, per_run
-from analysis.summary import facts, summary, summary_table
+from analysis.summary import facts, summary
+from analysis.terminal import summary_table
+from analysis.uncounted import uncounted
 from analysis.work import UnlikeWork, configurations, left_out
 
 if TYPE_CHECKING:
@@ -43,6 +45,7 @@ __all__ = [
     "per_run",
     "summary",
     "summary_table",
+    "uncounted",
     "write_report",
 ]
 

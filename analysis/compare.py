@@ -7,7 +7,7 @@ what is named.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -15,16 +15,17 @@ import polars as pl
 from analysis.metrics import per_epoch, per_run
 from analysis.sides import Differences, Matched, Row, Side, match, said
 from analysis.stats import Ratio, paired_ratio, ratio_of_pairs
-from analysis.work import UnlikeWork, left_out, plain
+from analysis.uncounted import uncounted
+from analysis.work import UnlikeWork, flatten_config, left_out, plain, works
 from parallelbench.errors import ConfigError, choices
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from analysis.load import Runs
 
 TIME = "steady_epoch_time_s"
-MEASURED = (TIME, "throughput_samples_per_s", "gpu_energy_per_epoch_j", "peak_memory_sum_bytes")
+MEASURED = (TIME, "throughput_samples_per_s", "gpu_energy_per_sample_j", "peak_memory_sum_bytes")
 """The metrics of `per_run` that are compared."""
 OVERALL = "all configurations"
 _WORDS = {"above 1": "slower", "below 1": "faster"}
@@ -41,6 +42,8 @@ class Compared:
     """Metric → median over the paired repeats."""
     ratios: Mapping[str, Ratio | None]
     """Metric → B ÷ A; None where not both sides have measured it in one repeat."""
+    untimed: str = ""
+    """Why no pair of repeats has a time, although there are pairs; empty: one has."""
 
     @property
     def time(self) -> Ratio | None:
@@ -50,7 +53,7 @@ class Compared:
     @property
     def verdict(self) -> str:
         """What the time says of B."""
-        return verdict(self.time)
+        return self.untimed or verdict(self.time)
 
 
 @dataclass(frozen=True)
@@ -63,14 +66,21 @@ class Comparison:
     only_a: tuple[str, ...]
     only_b: tuple[str, ...]
     """Configurations that one side lacks, or has no counted run of."""
+    lost: tuple[str, ...]
+    """Of configurations of both sides: how many repeats that A counts B lacks, or has no counted run of."""
     notes: tuple[str, ...]
-    """What to know of the ratios."""
+    """What to know of the ratios, and what was found but does not count."""
+
+    @property
+    def verdict(self) -> str:
+        """What the times of all configurations together say of B."""
+        return verdict(self.overall) if all(row.time for row in self.rows) else "not all have a time"
 
     @property
     def frame(self) -> pl.DataFrame:
         """One row per configuration and metric, and one for all: `a` and `b` are medians, `ratio` is B ÷ A."""
         rows = [_row_of_frame(row, name) for row in self.rows for name in MEASURED]
-        rows.append([None, OVERALL, TIME, None, None, *_figures(self.overall), verdict(self.overall)])
+        rows.append([None, OVERALL, TIME, None, None, *_figures(self.overall), self.verdict])
         names, numbers = ("group", "configuration", "metric"), ("a", "b", "ratio", "low", "high")
         schema = dict.fromkeys(names, pl.String) | dict.fromkeys(numbers, pl.Float64)
         return pl.DataFrame(rows, schema=schema | {"pairs": pl.Int32, "verdict": pl.String}, orient="row")
@@ -113,28 +123,45 @@ def compare(a: Runs, b: Runs, *, across: Sequence[str] = ()) -> Comparison:
     for runs in (a, b):
         _require_counted(runs)
     _require_known(across, a, b)
-    found = match(Side(a, across), Side(b, across))
+    one, other = Side(a, across), Side(b, across)
+    found = match(one, other)
     if not isinstance(found, Matched):
         raise _refusal(a, b, across, found)
     _require_two_measurements(a, b, found.rows)
     rows = tuple(_compared(a, b, row) for row in found.rows)
-    return Comparison(rows, _overall(rows), found.only_a, found.only_b, tuple(_notes(a, b, found)))
+    notes = [*_notes(a, b, found), *(f"A: {line}" for line in uncounted(a)), *(f"B: {line}" for line in uncounted(b))]
+    return Comparison(rows, _overall(rows), found.only_a, found.only_b, tuple(_lost(one, other)), tuple(notes))
 
 
-def by(runs: Runs, key: str, one: str, other: str, *, across: Sequence[str] = ()) -> Comparison:
+def _lost(a: Side, b: Side) -> Iterator[str]:
+    several = len({group for group, _ in a.labels.values()}) > 1
+    for key in (key for key in a.members if key in b.members):
+        repeats = {a.repeats[run_id] for run_id in a.members[key]}
+        gone = repeats - {b.repeats[run_id] for run_id in b.members[key]}
+        if gone:
+            group, name = a.labels[a.members[key][0]]
+            whose = f"{name} ({group})" if several else name
+            yield f"{whose}: {len(gone)} of {len(repeats)} repeats that A counts"
+
+
+def by(runs: Runs, key: str, one: Any, other: Any, *, across: Sequence[str] = ()) -> Comparison:
     """Compare the runs whose `key` is `other` with those whose is `one`, e.g. `by(runs, "strategy", "ddp", "fsdp")`."""
+    one, other = plain(one), plain(other)
     found: dict[str, list[str]] = {}
     _require_counted(runs)
     side = Side(runs, ())
     if key not in side.names:
         raise ConfigError(f"--by {key}: no run has this key; {choices(key, side.names)}")
-    for run_id, work in side.whole.items():
-        values = work | side.environments[run_id]
+    for run_id, config_json in runs.run.select("run_id", "config_json").rows():
+        values = flatten_config(config_json) | works(runs)[run_id] | side.environments[run_id]
         found.setdefault(plain(values.get(f"{key}.name", values.get(key))), []).append(run_id)
     for value in (one, other):
         if value not in found:
             raise ConfigError(f"--by {key}: no run in {runs.root} has {key}={value}; {choices(value, found)}")
-    return compare(runs.only(found[one]), runs.only(found[other]), across=(*across, key))
+    # What can't be read is on neither side, or on either: it is told once.
+    readable = replace(runs, skipped=())
+    compared = compare(readable.only(found[one]), readable.only(found[other]), across=(*across, key))
+    return replace(compared, notes=(*compared.notes, *uncounted(replace(runs.only([]), skipped=runs.skipped))))
 
 
 def _require_counted(runs: Runs) -> None:
@@ -193,7 +220,19 @@ def _compared(a: Runs, b: Runs, row: Row) -> Compared:
     # Where epochs hold equally many samples, as those of the same work do, this is the ratio of their times.
     ratios[TIME] = paired_ratio(one["throughput_samples_per_s"], other["throughput_samples_per_s"])
     below, above = ({name: _median(side[name].values()) for name in MEASURED} for side in values)
-    return Compared(row.group, row.configuration, below, above, ratios)
+    without = {
+        side: runs.only(run_ids)
+        for side, runs, run_ids, found in zip("AB", (a, b), ids, values, strict=True)
+        if run_ids and not any(found[TIME].values())
+    }
+    return Compared(row.group, row.configuration, below, above, ratios, _untimed(without) if without else "")
+
+
+def _untimed(without: Mapping[str, Runs]) -> str:
+    """What is to be said of the sides whose runs have nothing but warm-ups."""
+    short = all(set(runs.run["epochs"]) == {1} for runs in without.values())
+    why = "epochs=1, at least 2 are needed" if short else "all are the first of their attempt"
+    return f"no steady epoch on side {' and '.join(without)}: {why}"
 
 
 def _median(values: Any) -> float | None:
@@ -204,7 +243,7 @@ def _median(values: Any) -> float | None:
 
 def _overall(rows: Sequence[Compared]) -> Ratio | None:
     times = [dict(row.time.pairs) for row in rows if row.time]
-    if not times:
+    if len(times) < len(rows) or not times:
         return None
     repeats = sorted(set.intersection(*(set(found) for found in times)))
     means = [(r, math.exp(sum(math.log(found[r]) for found in times) / len(times))) for r in repeats]
@@ -224,7 +263,9 @@ def _notes(a: Runs, b: Runs, found: Matched) -> list[str]:
             "ratios. What one sweep holds is interleaved, and free of that."
         )
     if set(one["train_samples"]) != set(other["train_samples"]):
-        told.append("Epochs don't hold equally many samples on both sides: ratios of times are per sample.")
+        told.append(
+            "Epochs don't hold equally many samples on both sides: ratios of times and energies are per sample."
+        )
     return told
 
 

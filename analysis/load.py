@@ -14,8 +14,8 @@ import polars as pl
 from analysis.compact import Collection, Found, Tables
 from analysis.published import LATER, LOADED, Frames, Published, Unreadable, read_published, read_table, table_schema
 from parallelbench.attempt import Outcome, read_config
-from parallelbench.errors import ConfigError
-from parallelbench.folder import RunFolder, find_runs
+from parallelbench.errors import ConfigError, no_permission
+from parallelbench.folder import WITHOUT_RUNS, RunFolder, find_runs, require_folder
 from parallelbench.journal import read_tables, read_telemetry
 from parallelbench.publish import configured_columns, run_row
 
@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     import pandas as pd
-
-_WITHOUT_RUNS = ("report", "submissions")
-"""Folders that a sweep's folder may hold beside its runs."""
 
 
 @dataclass(frozen=True)
@@ -125,11 +122,10 @@ def load(path: Path | str, *, plugin: str | None = None) -> Runs:
     Published results are read from Parquet once their sha256 matches the manifest, those of a large sweep from its
     compacted copy (`analysis.compact`) as long as they stay what they are; other runs from the journals of their last
     attempt. `plugin` is an importable package whose classes the unfinished ones may name. What can't be read is named
-    in `skipped`; raises `ConfigError` where there is no such folder.
+    in `skipped`; raises `ConfigError` where there is no such folder, or none that may be read.
     """
-    root = Path(path)
-    if not root.is_dir():
-        raise ConfigError(f"{root} is no folder: name a run's folder, a sweep's, or the one that holds the sweeps")
+    root = Path(path).expanduser()
+    require_folder(root)
     folders = find_runs(root)
     skipped = _foreign(root, folders)
     collection = Collection(folders, lambda folder: _read(folder, plugin))
@@ -178,14 +174,18 @@ def _foreign(root: Path, folders: list[RunFolder]) -> list[Skipped]:
         Skipped(Path(entry.path), "no config.yaml: half-written, or not a run")
         for home, names in expected.items()
         for entry in os.scandir(home)
-        if entry.name not in names and entry.name not in _WITHOUT_RUNS and not entry.name.startswith(".")
+        if entry.name not in names and entry.name not in WITHOUT_RUNS and not entry.name.startswith(".")
         if entry.is_dir() and Path(entry.path) not in expected
     ]
 
 
 def _read(folder: RunFolder, plugin: str | None) -> Published:
-    # `result/` appears whole, by one rename: one that is there but not valid was damaged later.
-    return read_published(folder) if folder.result.exists() else Published(_read_journals(folder, plugin))
+    try:
+        os.stat(folder.result)
+    except FileNotFoundError:
+        return Published(_read_journals(folder, plugin))
+    # It appears whole, by one rename: one that is there but not valid was damaged later.
+    return read_published(folder)
 
 
 def _telemetry(folder: Path) -> pl.DataFrame:
@@ -232,5 +232,7 @@ def _read_journals(folder: RunFolder, plugin: str | None) -> Frames:
 
 
 def _one_line(error: Exception) -> str:
+    if isinstance(error, PermissionError):
+        return no_permission(error)
     message = " ".join(str(error).split())
     return message if isinstance(error, (Unreadable, ConfigError)) else f"{type(error).__name__}: {message}"

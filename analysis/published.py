@@ -86,6 +86,8 @@ def read_published(folder: RunFolder) -> Published:
 def _schema_version(manifest: Path) -> Any:
     try:
         return msgspec.json.decode(manifest.read_bytes())["schema_version"]
+    except PermissionError:
+        raise
     except (OSError, msgspec.DecodeError, KeyError, TypeError):
         raise Unreadable("its result is damaged: manifest.json is missing or unreadable") from None
 

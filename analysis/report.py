@@ -25,6 +25,7 @@ from analysis.metrics import PER_RUN, per_epoch
 from analysis.summary import SUMMARY, facts, summary
 from parallelbench.durable import storage_errors
 from parallelbench.errors import ConfigError
+from parallelbench.folder import instead_of
 
 if TYPE_CHECKING:
     from analysis.figures import Figure
@@ -62,10 +63,10 @@ def write_report(path: Path | str, out: Path | str | None = None, *, plugin: str
     """
     runs = load(path, plugin=plugin)
     _require_a_finished_run(runs)
-    final = Path(out) if out is not None else runs.root / "report"
+    final = Path(out).expanduser() if out is not None else runs.root / "report"
     _require_replaceable(final)
     temporary = final.with_name(f".{final.name}.{uuid.uuid4().hex}.tmp")
-    with storage_errors(final):
+    with storage_errors(final, option="--out DIR"):
         try:
             (temporary / "figures").mkdir(parents=True)
             (temporary / "tables").mkdir()
@@ -87,7 +88,7 @@ def _require_a_finished_run(runs: Runs) -> None:
         labels = sorted(set(runs.run.select(pl.coalesce("outcome", "state")).to_series()))
         found = f"{runs.run.height} runs, all of them {' or '.join(labels)}"
     raise ConfigError(
-        f"{runs.root} holds no finished run to report on ({found}): name a folder of runs, or run the "
+        f"{runs.root} holds no finished run to report on ({found}): {instead_of(runs.root)}, or run the "
         "sweep first, e.g. parallelbench submit sweep=demo"
     )
 
@@ -98,7 +99,7 @@ def _require_replaceable(final: Path) -> None:
     page = final / "index.html"
     ours = page.is_file() and GENERATOR in page.read_text(encoding="utf-8", errors="replace")[:2000]
     if not (final.is_dir() and (ours or not any(final.iterdir()))):
-        raise ConfigError(f"{final} is no report, and a report would replace it: choose another folder")
+        raise ConfigError(f"{final} is no report, and a report would replace it: choose another folder with --out DIR")
 
 
 def _swap(temporary: Path, final: Path) -> None:

@@ -8,14 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from analysis import text
 from analysis.metrics import PER_RUN, accuracy_target, efficiency, energy_to_accuracy, per_run, time_to_accuracy
 from analysis.work import configurations, left_out, ratio_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from rich.table import Table
 
     from analysis.load import Runs
     from analysis.stats import Ratio
@@ -286,42 +283,3 @@ def _parity(configuration: Mapping[str, Any]) -> str:
     if not checked:
         return "reference" if configuration["strategy"] == BASELINE[0] else "not checked"
     return f"{configuration['passed']} of {checked}" + (f", {unchecked} not checked" if unchecked else "")
-
-
-def summary_table(runs: Runs) -> Table:
-    """The summary for a terminal, 80 columns wide: the same numbers, rounded."""
-    from rich import box
-    from rich.table import Table
-
-    rows = summary(runs)
-    groups = list(rows["group"].unique(maintain_order=True))
-    title = " · ".join([runs.root.resolve().name, *groups] if len(groups) == 1 else [runs.root.resolve().name])
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False, padding=0)
-    table.caption, table.caption_justify = (
-        "medians over runs; speed-up over one device, in brackets its 95 % interval; "
-        "sent to other processes per step, and peak memory: sums over all processes"
-        + ("; nothing of runs with more devices than cores" if facts(runs)["oversubscribed"].any() else ""),
-        "left",
-    )
-    table.add_column("configuration", max_width=max(map(len, rows["configuration"]), default=None))
-    for name in ("runs", "s per\nepoch", "speed-up", "effi-\nciency", "sent\nMiB", "mem.\nMiB", "test\nacc."):
-        table.add_column(name, justify="right", no_wrap=True)
-    for group in groups:
-        if len(groups) > 1:
-            table.add_section()
-            table.add_row(f"[bold]{group}[/bold]")
-        for row in rows.filter(pl.col("group") == group).iter_rows(named=True):
-            table.add_row(row["configuration"], *_terminal_cells(row))
-    return table
-
-
-def _terminal_cells(row: dict[str, Any]) -> list[str]:
-    return [
-        str(row["repeats"]) if row["repeats"] else row["outcomes"],
-        text.number(row["steady_epoch_time_s"]),
-        text.speed_up(row),
-        text.percent(row["efficiency"]),
-        text.sent(row["bytes_sent_per_step_sum"]),
-        text.mebibytes(row["peak_memory_sum_bytes"]),
-        text.percent(row["final_test_accuracy"]),
-    ]

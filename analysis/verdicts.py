@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING, NamedTuple
 
 from analysis import text
-from analysis.compare import OVERALL, TIME, verdict
+from analysis.compare import OVERALL, TIME
 from analysis.stats import CONFIDENCE
 from parallelbench.errors import ConfigError
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 PASSED, SLOWER, UNDECIDED = 0, 1, 2
 """Exit codes of the gate."""
 _STYLES = {"faster": "green", "slower": "red"}
-_BESIDES = {"gpu_energy_per_epoch_j": "energy\nB ÷ A", "peak_memory_sum_bytes": "memory\nB ÷ A"}
+_BESIDES = {"gpu_energy_per_sample_j": "energy\nB ÷ A", "peak_memory_sum_bytes": "memory\nB ÷ A"}
 
 
 class Gate(NamedTuple):
@@ -40,7 +40,7 @@ def table(comparison: Comparison) -> Table:
     shown.add_column("configuration", overflow="fold")
     for name in ("pairs", "A\ns per epoch", "B\ns per epoch", "time B ÷ A\n(95 % interval)"):
         shown.add_column(name, justify="right", no_wrap=True)
-    shown.add_column("B is", no_wrap=True)
+    shown.add_column("B is", min_width=len("too few repeats: n=0"))
     besides = [name for name in _BESIDES if any(row.ratios[name] for row in comparison.rows)]
     for name in besides:
         shown.add_column(_BESIDES[name], justify="right", no_wrap=True)
@@ -55,7 +55,7 @@ def table(comparison: Comparison) -> Table:
     if len(comparison.rows) > 1:
         shown.add_section()
         time = comparison.overall
-        shown.add_row(OVERALL, _pairs(time), "", "", _time(time), _styled(verdict(time)))
+        shown.add_row(OVERALL, _pairs(time), "", "", _time(time), _styled(comparison.verdict))
     return shown
 
 
@@ -111,8 +111,10 @@ def gate(comparison: Comparison, *, margin: float) -> Gate:
     does not pass.
     """
     judged = [(row.configuration, row.time) for row in comparison.rows]
-    if len(judged) > 1:
+    undecided = [f"{row.configuration}: {row.verdict}" for row in comparison.rows if not _has_interval(row.time)]
+    if len(judged) > 1 and not undecided:
         judged.append((OVERALL, comparison.overall))
+        undecided += [] if _has_interval(comparison.overall) else [f"{OVERALL}: {comparison.verdict}"]
     allowed = _percent(margin)
     slower = [(name, time) for name, time in judged if time and time.low is not None and time.low > 1 + margin]
     if slower:
@@ -120,11 +122,15 @@ def gate(comparison: Comparison, *, margin: float) -> Gate:
             f"{name} by {_percent(time.median - 1)} (at least {_percent((time.low or 0) - 1)})" for name, time in slower
         ]
         return Gate(SLOWER, f"FAIL: slower by more than {allowed}: {', '.join(worst)}")
-    undecided = [f"{name}: {verdict(time)}" for name, time in judged if time is None or time.low is None]
     undecided += [f"{name}: no counted run on side B" for name in comparison.only_a]
+    undecided += [f"{lost} are missing on side B" for lost in comparison.lost]
     if undecided:
         return Gate(UNDECIDED, f"UNDECIDED: {text.listed(undecided, sep='; ')}. Measure what is missing, then compare")
     return Gate(PASSED, f"PASS: nothing is slower by more than {allowed} with confidence; {_left_open(judged, margin)}")
+
+
+def _has_interval(time: Ratio | None) -> bool:
+    return time is not None and time.low is not None
 
 
 def _left_open(judged: Sequence[tuple[str, Ratio | None]], margin: float) -> str:

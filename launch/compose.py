@@ -16,6 +16,7 @@ from hydra.core.override_parser.types import Override, Sweep, ValueType
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import MarkedYAMLError
 
 from parallelbench.errors import ConfigError, choices, one_line
 
@@ -124,6 +125,10 @@ def compose_plain(overrides: Iterable[str], conf: Path | None = None) -> Plain:
     overrides = list(overrides)
     try:
         return _composed(overrides, conf)
+    except MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = f"{mark.name}:{mark.line + 1}" if mark else "a file"
+        raise ConfigError(f"{where} is no YAML: {error.problem}") from None
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         raise ConfigError(_explain(error, overrides, conf)) from None
 

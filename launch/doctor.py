@@ -15,6 +15,7 @@ from launch.compose import group_choices
 from launch.slurm import scheduler, site
 from launch.sweep import one_run
 from parallelbench.devices import cpu_name, this_machine
+from parallelbench.place import prepare_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -108,7 +109,7 @@ def _data() -> Iterator[tuple[str, str]]:
         folder = run.site.data_folder
         missing = run.data.missing_files(folder)
         size = f"{run.data.train_samples:,} training and {run.data.test_samples:,} test images"
-        state = f"missing in {folder}: run `parallelbench prepare data={name}`" if missing else "ready"
+        state = f"missing in {folder}: run `{prepare_line(name, folder)}`" if missing else "ready"
         yield f"data={name}", f"{state} ({size})"
 
 

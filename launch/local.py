@@ -17,7 +17,7 @@ from parallelbench.check import check_run
 from parallelbench.devices import this_machine
 from parallelbench.errors import ConfigError, StorageError
 from parallelbench.folder import RunFolder
-from parallelbench.place import expanded
+from parallelbench.place import expanded, prepare_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -84,7 +84,7 @@ def check_data(run: RunConfig) -> None:
         names = ", ".join(path.name for path in missing)
         raise ConfigError(
             f"data={run.data.name} is not prepared: {names} missing in {missing[0].parent}; "
-            f"run `parallelbench prepare data={run.data.name}`"
+            f"run `{prepare_line(run.data.name, folder)}`"
         )
 
 

@@ -17,6 +17,7 @@ from launch.slurm.queue import WAITING, RunStatus, Tracker, track
 from launch.slurm.record import FOLDER as SUBMISSIONS
 from launch.slurm.record import submissions
 from launch.slurm.scheduler import SchedulerError
+from launch.varying import overrides_of, varying
 from parallelbench.errors import ConfigError
 from parallelbench.journal import read_entries
 
@@ -126,11 +127,17 @@ def rendered(view: Overview, *, every: bool = False) -> Group:
     many = {label for label in CALM if counts[label] > ALIKE and not every}
     entries = [entry for entry in view.entries if entry.status.label not in many]
     slurm = any(entry.status.job for entry in view.entries)
-    columns = ("run", *(("job",) if slurm else ()), "attempt", "state", "reason")
-    rows = [_row(entry, slurm=slurm) for entry in sorted(entries, key=lambda entry: _rank(entry.status.label))]
+    apart = _apart(view.entries) if entries else {}
+    columns = ("run", *(("varying",) if apart else ()), *(("job",) if slurm else ()), "attempt", "state", "reason")
+    several = len({entry.folder.path.parent for entry in view.entries}) > 1
+    rows = [
+        (_name(entry, several=several), *((escape(apart[entry.folder]),) if apart else ()), *_row(entry, slurm=slurm))
+        for entry in sorted(entries, key=lambda entry: _rank(entry.status.label))
+    ]
     for label in sorted(many, key=_rank):
         reason = _most_common_reason(entry.status for entry in view.entries if entry.status.label == label)
-        rows.append((f"{counts[label]} runs", *(("–",) if slurm else ()), "–", styled(label), escape(reason)))
+        blank = ("–",) * (1 + bool(apart) + slurm)
+        rows.append((f"{counts[label]} runs", *blank, styled(label), escape(reason)))
     if many:
         lines.append("--all lists every run")
     return Group(*(Text(line) for line in lines), listing(columns, rows))
@@ -141,11 +148,35 @@ def _rank(label: str) -> int:
     return _ORDER.index(label) if label in _ORDER else -1
 
 
+def _apart(entries: Sequence[Entry]) -> dict[RunFolder, str]:
+    """Run → what it differs in from the others, as far as its name doesn't say; empty where that says it all."""
+    folders = [entry.folder for entry in entries]
+    found = varying([overrides_of(folder) for folder in folders])
+    return dict(zip(folders, found, strict=True)) if any(found) else {}
+
+
+def _name(entry: Entry, *, several: bool) -> str:
+    """The run's folder, below its sweep's where there are several sweeps: as `logs` wants to hear it."""
+    path = entry.folder.path
+    return escape(f"{path.parent.name}/{path.name}" if several else path.name)
+
+
 def _row(entry: Entry, *, slurm: bool) -> tuple[str, ...]:
-    status, name = entry.status, escape(entry.folder.path.name)
+    status = entry.status
     job = (status.job or "–",) if slurm else ()
     number = str(status.state.attempt or "–")
-    return (name, *job, number, styled(status.label), escape(status.reason or progress(entry)))
+    return (*job, number, styled(status.label), escape(status.reason or progress(entry) or _foreign(entry)))
+
+
+def _foreign(entry: Entry) -> str:
+    """Why nothing will come of a folder that has not begun: its configuration is somebody else's."""
+    if entry.status.label != "missing":
+        return ""
+    try:
+        ours = b"sweep_name:" in (entry.folder.path / "config.yaml").read_bytes()
+    except OSError:
+        return ""
+    return "" if ours else "its config.yaml is no run's"
 
 
 def _most_common_reason(statuses: Iterable[RunStatus]) -> str:

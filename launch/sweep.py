@@ -51,14 +51,19 @@ class PlannedRun:
     """Whether a trial is to choose what the overrides leave open."""
 
 
-def one_run(overrides: Sequence[str], extension: Extension = NOTHING) -> PlannedRun:
-    """The single run that the overrides describe; raises `ConfigError` for a choice list or a sweep file."""
+def one_run(
+    overrides: Sequence[str], extension: Extension = NOTHING, *, instead: str = "use `parallelbench submit`"
+) -> PlannedRun:
+    """The single run that the overrides describe; raises `ConfigError` for a choice list or a sweep file.
+
+    `instead` is what somebody does who wants several.
+    """
     lists = [override.input_line for override in parse(overrides, extension.conf) if override.is_sweep_override()]
     if lists:
-        raise ConfigError(f"{lists[0]} asks for several runs: use `parallelbench submit`, or choose one value")
+        raise ConfigError(f"{lists[0]} asks for several runs: {instead}, or choose one value")
     plan = expand(overrides, extension)
     if len(plan) != 1:
-        raise ConfigError(f"these overrides ask for {len(plan)} runs: use `parallelbench submit`, or leave out sweep=…")
+        raise ConfigError(f"these overrides ask for {len(plan)} runs: {instead}, or leave out sweep=…")
     return plan[0]
 
 

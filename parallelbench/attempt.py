@@ -1,6 +1,6 @@
 """One start of a run: its folder, what is recorded there, and whether its supervisor still lives.
 
-Reading never raises for what a crash may leave behind.
+Reading never raises for what a crash may leave behind, only for want of permission.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import yaml
 
 from parallelbench.config import RunConfig, from_mapping, to_mapping
 from parallelbench.durable import fill, reserve, storage_errors, write_file
-from parallelbench.errors import ConfigError, one_line
+from parallelbench.errors import ConfigError, no_permission, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -205,6 +205,8 @@ def read_config(path: Path, plugin: str | None = None) -> RunConfig:
     """Read a run's configuration; raises `ConfigError` where it is missing, damaged or foreign."""
     try:
         plain = yaml.load(path.read_bytes(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except PermissionError as error:
+        raise ConfigError(no_permission(error)) from None
     except (OSError, yaml.YAMLError, ValueError) as error:
         raise ConfigError(f"{path} is no run's configuration: {one_line(str(error))}") from None
     if not isinstance(plain, dict):
@@ -213,9 +215,14 @@ def read_config(path: Path, plugin: str | None = None) -> RunConfig:
 
 
 def decoded(path: Path, kind: Any) -> Any:
-    """The struct that a JSON file holds; None where there is none, or a damaged one."""
+    """The struct that a JSON file holds; None where there is none, or a damaged one.
+
+    Raises `PermissionError`: what may not be read may well be whole.
+    """
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
+    except PermissionError:
+        raise
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):  # a ValidationError is a DecodeError
         return None
 

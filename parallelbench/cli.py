@@ -1,7 +1,4 @@
-"""The program `parallelbench`: its verbs. Imports nothing heavy before a verb is chosen.
-
-Exit codes: 0 all went well; 1 a run failed; 2 what was asked for can't be done; 130 interrupted.
-"""
+"""The program `parallelbench`: its verbs. Imports nothing heavy before a verb is chosen."""
 
 from __future__ import annotations
 
@@ -11,24 +8,29 @@ import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 _EPILOG = """
 OVERRIDE is a key=value of the configuration in Hydra's grammar, e.g. model=cnn_large devices=2 optimizer.lr=0.01;
-`parallelbench show` lists the keys and the choices. With `plan` and `submit` a value may be a list: devices=1,2,4
+`parallelbench show` lists the keys and the choices. With `plan` and `submit` a value may be a list (devices=1,2,4).
+"""
+
+_EXIT_CODES = """
+Exit codes: 0 all went well; 1 a run failed (compare: something is slower); 2 what was asked for can't be done, or not
+judged; 130 interrupted.
 """
 
 _COMPARE_EPILOG = """
 Runs are paired by configuration and repeat. With --fail-if-slower, slower means that even the lower end of the 95 %
 interval of the ratio of times per epoch is above the margin, for any configuration or all together; exit codes are then
-0 passed, 1 slower, 2 refused or not to be judged (too few repeats, a configuration that B lacks).
+0 passed, 1 slower, 2 refused or not to be judged (too few repeats, a configuration or repeat that only A has).
 """
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb; the console script's entry point."""
     options = _options(arguments)
-    from parallelbench.errors import ConfigError, StorageError
+    from parallelbench.errors import ConfigError, StorageError, no_permission
 
     try:
         code = _verbs()[options.verb](options)
@@ -43,26 +45,42 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Nobody reads on; what is left in the buffer must not fail once more when Python ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        # Not 1, which says that a run failed, or of a gate that something is slower.
+        told = no_permission(error) if isinstance(error, PermissionError) else error
+        print(f"parallelbench: {told}", file=sys.stderr)
+        return 2
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     """What was typed. Options and overrides may stand in any order, which argparse doesn't do below subcommands."""
-    parser = _parser()
-    options, rest = parser.parse_known_args(arguments)
-    unknown = [text for text in rest if text.startswith("-")]
-    if unknown or (rest and not hasattr(options, "overrides")):
-        # Not all of `rest`: overrides among it are none of the problem.
-        parser.error(f"unrecognized arguments: {' '.join(unknown or rest)}")
+    parser, verbs = _parser()
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    if words and not words[0].startswith("-") and words[0] not in verbs:
+        parser.error(f"{words[0]} is no verb: {_choices(words[0], verbs)}")
+    options, rest = parser.parse_known_args(words)
+    verb = verbs[options.verb]
+    for unknown in (text.partition("=")[0] for text in rest if text.startswith("-")):
+        verb.error(f"{unknown} is no option of {options.verb}: {_choices(unknown, verb._option_string_actions)}")
+    if rest and not hasattr(options, "overrides"):
+        verb.error(f"unrecognized arguments: {' '.join(rest)}")
     if rest:
         options.overrides += rest
     return options
 
 
-def _parser() -> argparse.ArgumentParser:
+def _choices(wrong: str, valid: Iterable[str]) -> str:
+    from parallelbench.errors import choices
+
+    return choices(wrong, valid)
+
+
+def _parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
+    """The parser, and those of the verbs."""
     parser = argparse.ArgumentParser(
         prog="parallelbench",
         description="Which way of parallelising a training job is fastest, and why.",
-        epilog=_EPILOG,
+        epilog=_EPILOG + _EXIT_CODES,
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="show the version")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
@@ -70,7 +88,7 @@ def _parser() -> argparse.ArgumentParser:
         ("run", "one run, here, now; prints the run folder last"),
         ("show", "the resolved configuration, its run id, and the choices of each group"),
         ("plan", "every run of a sweep, its resources and state; writes nothing"),
-        ("tune", "try what is fastest here for a sweep that will be submitted with tune=true; runs nothing"),
+        ("tune", "try for some seconds what is fastest here for a sweep that will be submitted with tune=true"),
         ("submit", "run what is missing of a sweep: sweep=NAME, or lists such as devices=1,2"),
         ("prepare", "download and convert a data set once: data=NAME"),
     ):
@@ -92,8 +110,12 @@ def _parser() -> argparse.ArgumentParser:
         verb = verbs.add_parser(name, help=text, description=text)
         verb.add_argument("folder", metavar="DIR", help="a results folder, a sweep's folder, or a run's")
         if name == "claims":
-            verb.add_argument("names", nargs="*", metavar="NAME", help="only these claims, with every run behind them")
+            verb.add_argument(
+                "names", nargs="*", default=[], metavar="NAME", help="only these claims, with every run behind them"
+            )
             verb.add_argument("--file", metavar="YAML", help="claims of your own instead of the suite's")
+        if name == "report":
+            verb.add_argument("--out", metavar="DIR", help="where to write it, instead of DIR/report")
         if name in ("report", "claims"):
             verb.add_argument(
                 "--plugin", metavar="PACKAGE", help="a package of your own whose runs are not all finished"
@@ -109,7 +131,7 @@ def _parser() -> argparse.ArgumentParser:
     doctor.add_argument(
         "--bandwidth", action="store_true", help="measure all-reduces between the cluster's nodes (a short Slurm job)"
     )
-    return parser
+    return parser, verbs.choices
 
 
 def _add_compare(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -158,7 +180,7 @@ class _Version(argparse.Action):
 
 
 def _verbs() -> dict[str, Callable[[argparse.Namespace], int]]:
-    from launch import verbs
+    from launch import planning, results, verbs
     from launch.extension import extension
 
     def configured(verb: Callable[..., int]) -> Callable[[argparse.Namespace], int]:
@@ -166,8 +188,8 @@ def _verbs() -> dict[str, Callable[[argparse.Namespace], int]]:
 
     return {
         "run": configured(verbs.run),
-        "show": configured(verbs.show),
-        "plan": configured(verbs.plan),
+        "show": configured(planning.show),
+        "plan": configured(planning.plan),
         "tune": configured(verbs.tune),
         "submit": lambda options: verbs.submit(
             options.overrides,
@@ -179,11 +201,11 @@ def _verbs() -> dict[str, Callable[[argparse.Namespace], int]]:
         "status": lambda options: verbs.status(options.folder, watch=options.watch, every=options.all),
         "cancel": lambda options: verbs.cancel(options.folder),
         "logs": lambda options: verbs.logs(options.folder),
-        "report": lambda options: verbs.report(options.folder, extension(None, options.plugin)),
-        "claims": lambda options: verbs.claims(
+        "report": lambda options: results.report(options.folder, extension(None, options.plugin), out=options.out),
+        "claims": lambda options: results.claims(
             options.folder, options.names, extension(None, options.plugin), file=options.file
         ),
-        "compare": lambda options: verbs.compare(
+        "compare": lambda options: results.compare(
             options.folders,
             extension(None, options.plugin),
             by=options.by,

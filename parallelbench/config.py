@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, StructMeta, field
 
-from parallelbench.errors import ConfigError
+from parallelbench.errors import ConfigError, choices, raised_at
 from parallelbench.place import InlineLauncher, LocalLauncher, Site, SlurmLauncher, expanded
 from parallelbench.structure import Count, Name, Node, structure
 
@@ -197,6 +197,8 @@ def from_mapping(plain: Mapping[str, Any], plugin: str | None = None) -> RunConf
     sweep_name = rest.pop("sweep_name", "adhoc")
     rest.pop("tune", None)  # of whoever plans runs
     components = {key: build(rest.pop(key, None), key, plugin) for key in COMPONENTS}
+    for key in rest.keys() - set(Settings.__struct_fields__):
+        raise ConfigError(f"{key} is not a key: {choices(str(key), (*COMPONENTS, *Settings.__struct_fields__))}")
     settings: Settings = structure(rest, Settings)
     fields = {field: getattr(settings, field) for field in settings.__struct_fields__}
     return RunConfig(**fields, **components, sweep_name=structure(sweep_name, Name, "sweep_name"))
@@ -219,19 +221,26 @@ def _component_class(target: str, key: str, plugin: str | None) -> type[Componen
             f"{key}._target_={target!r} is refused: only component classes of {' and '.join(packages)} may be named"
             + ("" if plugin else " (--plugin PACKAGE adds a package)")
         )
-    try:
-        cls = _imported(target)
-    except (ImportError, AttributeError):
-        raise ConfigError(f"{key}._target_={target} does not exist: choose a file of conf/{key}/") from None
-    kind = _imported(COMPONENTS[key])
-    if not (isinstance(cls, type) and issubclass(cls, kind)) or inspect.isabstract(cls):
+    cls = _imported(target)
+    if cls is None:
+        raise ConfigError(f"{key}._target_={target} does not exist: choose a file of conf/{key}/")
+    if not (isinstance(cls, type) and issubclass(cls, _imported(COMPONENTS[key]))):
         raise ConfigError(f"{key}._target_={target} is refused: it is no {key}")
+    if inspect.isabstract(cls):
+        lacking = ", ".join(sorted(getattr(cls, "__abstractmethods__", ())))
+        raise ConfigError(f"{key}._target_={target} is refused: it lacks {lacking}, which every {key} has")
     return cls
 
 
 def _imported(name: str) -> Any:
+    """What a dotted name stands for, None where there is no such thing; `ConfigError` for a module that is broken."""
     module, _, attribute = name.rpartition(".")
-    return getattr(importlib.import_module(module), attribute)
+    try:
+        return getattr(importlib.import_module(module), attribute, None)
+    except Exception as error:  # of a user's own code, anything
+        if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
+            return None
+        raise ConfigError(f"{module} can't be imported: {raised_at(error)}") from None
 
 
 def canonical_json(value: Any) -> str:

@@ -17,20 +17,20 @@ if TYPE_CHECKING:
 _ADVICE = {
     errno.ENOSPC: "the disk is full: free some space, then run again",
     errno.EDQUOT: "the quota is used up: free some space, then run again",
-    errno.EACCES: "no permission: choose another folder with results=DIR, or change the folder's mode",
-    errno.EPERM: "no permission: choose another folder with results=DIR, or change the folder's mode",
-    errno.EROFS: "the file system is read-only: choose another folder with results=DIR",
-    errno.ENOTDIR: "a part of the path is a file: choose another folder with results=DIR",
+    errno.EACCES: "no permission: choose another folder with {option}, or change the folder's mode",
+    errno.EPERM: "no permission: choose another folder with {option}, or change the folder's mode",
+    errno.EROFS: "the file system is read-only: choose another folder with {option}",
+    errno.ENOTDIR: "a part of the path is a file: choose another folder with {option}",
 }
 
 
 @contextmanager
-def storage_errors(path: Path) -> Iterator[None]:
-    """Turn an `OSError` on `path` into a `StorageError` that names the fix."""
+def storage_errors(path: Path, *, option: str = "results=DIR") -> Iterator[None]:
+    """Turn an `OSError` on `path` into a `StorageError` that names the fix; `option` is what chooses the folder."""
     try:
         yield
     except OSError as error:
-        advice = _ADVICE.get(error.errno or 0, error.strerror or str(error))
+        advice = _ADVICE.get(error.errno or 0, "").format(option=option) or error.strerror or str(error)
         raise StorageError(f"can't write {path}: {advice}") from error
 
 

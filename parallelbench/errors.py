@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import traceback
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -24,6 +25,11 @@ class SupersededError(Exception):
         super().__init__("a newer attempt took over")
 
 
+def no_permission(error: PermissionError) -> str:
+    """What is in the way of reading somebody else's results, and who can mend it."""
+    return f"no permission for {error.filename}: ask its owner for chmod -R g+rX"
+
+
 def choices(wrong: str, valid: Iterable[str]) -> str:
     """List the `valid` names, those most like the `wrong` one first: "did you mean ddp? Valid: ddp, fsdp"."""
     names = sorted(set(valid))
@@ -31,6 +37,14 @@ def choices(wrong: str, valid: Iterable[str]) -> str:
     ordered = near + [name for name in names if name not in near]
     hint = f"did you mean {near[0]}? " if near else ""
     return f"{hint}valid: {', '.join(ordered)}"
+
+
+def raised_at(error: Exception) -> str:
+    """The error in one line, with file and line of the code that raised it."""
+    if isinstance(error, SyntaxError):
+        return f"{error.filename}:{error.lineno}: {error.msg}"
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<frozen")]
+    return f"{frames[-1].filename}:{frames[-1].lineno}: {type(error).__name__}: {one_line(str(error))}"
 
 
 def one_line(text: str, limit: int = 600) -> str:

@@ -18,6 +18,8 @@ import os
 import re
 import shutil
 import uuid
+from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -36,8 +38,13 @@ from parallelbench.attempt import (
 )
 from parallelbench.config import SCHEMA_VERSION, RunConfig, run_id, slug
 from parallelbench.durable import storage_errors, sync_folder, write_file
+from parallelbench.errors import ConfigError, no_permission
 from parallelbench.records import TABLES
 
+WITHOUT_RUNS = ("report", "submissions")
+"""Folders that a sweep's folder may hold beside its runs."""
+_LOOKED_THROUGH = 1000
+"""Folders, for the sake of a better message."""
 _NUMBER = re.compile("[0-9]{1,9}")
 
 
@@ -80,7 +87,7 @@ class State:
 
 @dataclass(frozen=True)
 class RunFolder:
-    """One run folder. Reading never raises for what a crash may leave behind."""
+    """One run folder. Reading never raises for what a crash may leave behind, only for want of permission."""
 
     path: Path
 
@@ -110,7 +117,13 @@ class RunFolder:
 
     def attempts(self) -> list[Attempt]:
         """All starts, oldest first."""
-        found = [Attempt(path) for path in self.path.glob("attempts/*") if _NUMBER.fullmatch(path.name)]
+        home = self.path / "attempts"
+        try:
+            found = [Attempt(home / name) for name in os.listdir(home) if _NUMBER.fullmatch(name)]
+        except PermissionError:
+            raise
+        except OSError:
+            return []
         return sorted(found, key=lambda attempt: attempt.number)
 
     def superseded(self, attempt: Attempt) -> bool:
@@ -164,13 +177,19 @@ class RunFolder:
 
     def state(self) -> State:
         """By order of truth: manifest, then the last attempt's own record, then whether its supervisor lives."""
-        attempts = self.attempts()
-        number = attempts[-1].number if attempts else 0
+        try:
+            return self._state()
+        except PermissionError as error:
+            return State("failed", Outcome(outcome="storage", reason=no_permission(error), finished_at=0.0))
+
+    def _state(self) -> State:
         manifest = self.published()
         if manifest is not None:
             return State("done", msgspec.convert(manifest["outcome"], Outcome), manifest["attempt"])
+        attempts = self.attempts()
         if not attempts:
             return State("missing")
+        number = attempts[-1].number
         outcome = attempts[-1].outcome()
         if outcome is not None and outcome.outcome in PUBLISHED:
             lost = "trained to its end, but the published result is missing or damaged"
@@ -184,24 +203,68 @@ class RunFolder:
 
 
 def find_runs(root: Path) -> list[RunFolder]:
-    """All folders below `root` (or `root` itself) that hold or were meant to hold a run, in a stable order."""
-    if (root / "config.yaml").exists():
+    """All folders below `root` (or `root` itself) that hold or were meant to hold a run, in a stable order.
+
+    A folder that may not be looked into is among them: its state says so.
+    """
+    if _may_be_run(str(root)):
         return [RunFolder(root)]
     found = []
     for folder in _subfolders(root):
-        if os.path.exists(f"{folder}/config.yaml"):
+        if _may_be_run(folder):
             found.append(folder)
-        else:
-            found += [below for below in _subfolders(folder) if os.path.exists(f"{below}/config.yaml")]
+            continue
+        try:
+            found += [below for below in _subfolders(folder) if _may_be_run(below)]
+        except PermissionError:
+            found.append(folder)
     return [RunFolder(Path(path)) for path in sorted(found, key=lambda path: path.split(os.sep))]
+
+
+def instead_of(root: Path) -> str:
+    """What to name instead of a folder without runs where they are looked for: the sweep that lies deeper, if any."""
+    waiting = deque([str(root)])
+    for _ in range(_LOOKED_THROUGH):
+        if not waiting:
+            break
+        folder = waiting.popleft()
+        with suppress(PermissionError):
+            for below in _subfolders(folder):
+                if os.path.exists(f"{below}/config.yaml"):
+                    return f"runs lie deeper: name {folder}"
+                waiting.append(below)
+    return "name a results folder, a sweep's folder, or a run's"
+
+
+def _may_be_run(folder: str) -> bool:
+    try:
+        os.stat(f"{folder}/config.yaml")
+    except PermissionError:
+        return True
+    except OSError:
+        return False
+    return True
 
 
 def _subfolders(path: Path | str) -> list[str]:
     try:
         with os.scandir(path) as entries:
-            return [entry.path for entry in entries if entry.is_dir()]
-    except OSError:  # what may not be listed holds no run that could be read
+            return [entry.path for entry in entries if entry.name not in WITHOUT_RUNS and entry.is_dir()]
+    except PermissionError:
+        raise
+    except OSError:
         return []
+
+
+def require_folder(path: Path) -> None:
+    """Raise `ConfigError` where there is no such folder, or none that may be looked into."""
+    try:
+        os.scandir(path).close()
+        os.stat(f"{path}/.")  # to list a folder is one permission, to enter it is another
+    except PermissionError as error:
+        raise ConfigError(no_permission(error)) from None
+    except OSError:
+        raise ConfigError(f"{path} is no folder: name a results folder, a sweep's folder, or a run's") from None
 
 
 def file_sha256(path: Path) -> str:

@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
+from importlib import resources
 from pathlib import Path
 from typing import Annotated, Literal
 
 from msgspec import Meta
 
+from parallelbench.errors import ConfigError
 from parallelbench.structure import Count, Memory, Name, Node, Seconds, SlurmName
+
+Constraint = Annotated[
+    str, Meta(pattern=r"^[A-Za-z0-9_.&|*()\[\]-]{1,128}\Z", description="features joined by & | * ( ) [ ], no spaces")
+]
+"""What a node must have, in Slurm's words, safe as a word of a batch script."""
+Module = Annotated[
+    str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_./+-]{0,127}\Z", description="a module such as cuda/12.4")
+]
+"""A module, safe as a word of a batch script."""
 
 
 class Launcher(Node, frozen=True, kw_only=True, tag_field="name"):
@@ -111,7 +124,7 @@ class Site(Node, frozen=True, kw_only=True):
     """Quality of service."""
     account: SlurmName | None
     """What the jobs are charged to."""
-    constraint: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.&|*()\[\]-]{1,128}\Z")] | None
+    constraint: Constraint | None
     """Node features, e.g. a100_80."""
     max_time_min: Count | None
     """Longest job the partition allows, in minutes; null: not known here, Slurm decides."""
@@ -119,7 +132,7 @@ class Site(Node, frozen=True, kw_only=True):
     """Most nodes of one job."""
     network_interface: SlurmName | None
     """Interface over which nodes talk to each other, e.g. ib0; null: the one that the host's name resolves to."""
-    modules: list[Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_./+-]{0,127}\Z")]]
+    modules: list[Module]
     """Modules to load first in a job, e.g. cuda/12.4."""
     setup: list[str]
     """Shell lines to run before the job's program; only from the site's file, never from the command line."""
@@ -131,5 +144,21 @@ class Site(Node, frozen=True, kw_only=True):
 
 
 def expanded(path: str) -> Path:
-    """A path with `~` and `$NAME` in their places; configurations keep it as it was written."""
-    return Path(os.path.expandvars(path)).expanduser()
+    """A path with `~` and `$NAME` in their places; configurations keep it as it was written.
+
+    Raises `ConfigError` for a `$NAME` that is not set: it would become the name of a folder.
+    """
+    found = os.path.expandvars(path)
+    if (left := re.search(r"\$(?:[A-Za-z_]\w*|\{\w+\})", found, re.ASCII)) is not None:
+        raise ConfigError(f"{path}: {left[0]} is not set in this environment: set it, or write the path out")
+    return Path(found).expanduser()
+
+
+def prepare_line(data: str, data_dir: Path, *options: str) -> str:
+    """The command that prepares a data set in this folder, which it names unless it is the usual one."""
+    import yaml
+
+    usual = yaml.safe_load((resources.files("conf") / "site" / "default.yaml").read_text(encoding="utf-8"))["data_dir"]
+    folder = data_dir.expanduser()
+    where = [] if folder == expanded(usual) else [shlex.quote(f"site.data_dir={folder.absolute()}")]
+    return " ".join(["parallelbench prepare", f"data={data}", *options, *where])

@@ -13,9 +13,21 @@ from msgspec import Meta, Struct
 
 from parallelbench.errors import ConfigError, choices
 
-Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}\Z")]
+Name = Annotated[
+    str,
+    Meta(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}\Z",
+        description="1 to 64 letters, digits, dots, dashes and underscores, a letter or digit first",
+    ),
+]
 """A name that is safe in a path, a job name and a shell word."""
-SlurmName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.:-]{0,63}\Z")]
+SlurmName = Annotated[
+    str,
+    Meta(
+        pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.:-]{0,63}\Z",
+        description="1 to 64 letters, digits, dots, colons, dashes and underscores, no dot, colon or dash first",
+    ),
+]
 """A name that Slurm knows, safe as a word of a batch script."""
 Count = Annotated[int, Meta(ge=1, le=1_000_000)]
 """A whole number of at least 1."""
@@ -23,6 +35,10 @@ Memory = Annotated[float, Meta(gt=0, le=10_000)]
 """An amount of memory in GiB."""
 Seconds = Annotated[float, Meta(gt=0)]
 """A duration in seconds, above 0."""
+
+
+_WITH_DEFAULTS = ("measure", "site")
+"""Nodes whose folder of conf/ has a default.yaml."""
 
 
 class Node(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -66,11 +82,20 @@ def _explain(message: str, value: Any, kind: Any, key: str) -> str:
         field = problem.split("`")[1]
         name = f"{full}.{field}" if full else field
         if "missing" in problem:
-            return f"{name} is missing"
+            rest = ": add `defaults: [default, _self_]` to your file, for all that it doesn't say"
+            return f"{name} is missing{rest if full in _WITH_DEFAULTS else ''}"
         return f"{name} is not a key: {choices(field, getattr(_struct(kind), '__struct_fields__', ()))}"
     if literals := tags or _literals(kind):
         return f"{full}={value} is no choice: {choices(str(value), map(str, literals))}"
-    return f"{full or 'configuration'}={value!r} is not valid: {problem[:1].lower()}{problem[1:]}"
+    words = _in_words(kind) if "regex" in problem else ""
+    problem = f"expected {words}" if words else f"{problem[:1].lower()}{problem[1:]}"
+    return f"{full or 'configuration'}={value!r} is not valid: {problem}"
+
+
+def _in_words(kind: Any) -> str:
+    """What a pattern says, for people; empty where nobody wrote it down."""
+    arguments = [word for argument in typing.get_args(kind) for word in (argument, *typing.get_args(argument))]
+    return next((word.description for word in arguments if isinstance(word, Meta) and word.description), "")
 
 
 def _field_type(kind: Any, name: str) -> Any:

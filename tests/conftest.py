@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import fnmatch
 import os
 import subprocess
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 
@@ -41,3 +42,29 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         pytest.skip(f"can't mount a small disk here: {mounted.stderr.strip()}")
     yield folder
     subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+@pytest.fixture
+def lock() -> Iterator[Callable[[Path], None]]:
+    """Takes all permissions from a file or folder until the end of the test, also for root."""
+    modes: dict[Path, int] = {}
+
+    def take(path: Path) -> None:
+        modes[path] = path.stat().st_mode
+        path.chmod(0)
+
+    _heed_permissions(True)
+    yield take
+    _heed_permissions(False)
+    for path, mode in reversed(modes.items()):
+        path.chmod(mode)
+
+
+def _heed_permissions(heed: bool) -> None:
+    """Root overrides permissions by two capabilities (capabilities(7)), which this thread puts down or takes up."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    header, data = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+    assert libc.capget(header, data) == 0
+    overriding, permitted = 1 << 1 | 1 << 2, data[1]  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
+    data[0] = data[0] & ~overriding if heed else data[0] | (permitted & overriding)
+    assert libc.capset(header, data) == 0

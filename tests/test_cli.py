@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from launch.slurm.queue import Tracker
 from parallelbench import cli
 from tests.analysis.factory import Fake, begin, config, failed, published
 from tests.helpers import TINY
@@ -106,11 +107,11 @@ BAD: list[tuple[list[str], list[str]]] = [
     (["strategy=model_parallel", "devices=500", ANYWAY, "model=mlp"], ["devices=500", "mlp"]),
     (
         ["data=mnist", "site.data_dir=nowhere"],
-        ["data=mnist is not prepared", "nowhere", "`parallelbench prepare data=mnist`"],
+        ["data=mnist is not prepared", "`parallelbench prepare data=mnist site.data_dir=/", "/nowhere`"],
     ),
     (
         ["data=cifar10", "site.data_dir=nowhere"],
-        ["data=cifar10 is not prepared", "`parallelbench prepare data=cifar10`"],
+        ["data=cifar10 is not prepared", "`parallelbench prepare data=cifar10 site.data_dir=/"],
     ),
     (["model._target_=os.system"], ["model._target_='os.system' is refused"]),
     (["strategy._target_=parallelbench.errors.ConfigError"], ["strategy._target_=", "refused"]),
@@ -121,7 +122,14 @@ BAD: list[tuple[list[str], list[str]]] = [
     ),
     (["results="], ["results=''"]),
     (["results=" + "x" * 300], ["results=xxx"]),
-    (["sweep.name=../up"], ["sweep.name='../up'"]),
+    (["sweep.name=../up"], ["sweep.name='../up'", "expected 1 to 64 letters, digits, dots, dashes"]),
+    (["site.partition=a b"], ["site.partition='a b'", "expected 1 to 64 letters"]),
+    (["site.modules=[a b]"], ["site.modules.0='a b'", "expected a module such as cuda/12.4"]),
+    (["site.constraint=a b"], ["site.constraint='a b'", "expected features joined by &"]),
+    (["+foo=1"], ["foo is not a key", "model", "data", "strategy", "epochs"]),
+    (["data=mnist", "site.data_dir=/x/$NOT_SET_HERE"], ["$NOT_SET_HERE is not set", "write the path out"]),
+    (["results=${NOT_SET_HERE}/x"], ["NOT_SET_HERE"]),
+    (["results=$NOT_SET_HERE/x"], ["$NOT_SET_HERE is not set", "write the path out"]),
     (["epochs"], ["'epochs'", "key=value"]),
     (["launcher.collective_timeout_s=inf"], ["launcher.collective_timeout_s=inf", "finite"]),
 ]
@@ -135,6 +143,20 @@ def test_bad_input_is_refused_in_one_line_and_nothing_is_written(
     message = refused(capsys, verb, *overrides)
     assert [word for word in words if word not in message] == [], message
     assert listing(here) == {}
+
+
+@pytest.mark.parametrize(
+    ("verb", "advice"),
+    [
+        ("run", "use `parallelbench submit`"),
+        ("show", "use `parallelbench plan`"),
+        ("prepare", "one data set at a time"),
+    ],
+)
+def test_who_wants_several_is_told_how(here: Path, capsys: pytest.CaptureFixture[str], verb: str, advice: str) -> None:
+    assert "data=digits,synthetic asks for several runs: " in (told := refused(capsys, verb, "data=digits,synthetic"))
+    assert advice in told
+    assert advice in refused(capsys, verb, "sweep=demo")
 
 
 def test_one_bad_run_stops_the_whole_sweep_before_it_starts(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -178,8 +200,68 @@ def test_folders_that_are_none_are_refused(here: Path, capsys: pytest.CaptureFix
     assert list(listing(here)) == ["file"]
 
 
+@pytest.mark.parametrize("verb", ["status", "report", "claims"])
+def test_of_runs_that_lie_deeper_the_folder_is_named(here: Path, capsys: pytest.CaptureFixture[str], verb: str) -> None:
+    published(config(here / "projects" / "mine" / "results"))
+    assert f"runs lie deeper: name {here}/projects/mine/results/demo" in refused(capsys, verb, str(here))
+
+
+def test_status_tells_a_configuration_that_is_no_runs(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "sub").mkdir()
+    (here / "sub" / "config.yaml").write_text("theme: dark\n")
+    assert cli.main(["status", "."]) == 0
+    assert "its config.yaml is no run's" in capsys.readouterr().out
+
+
+def test_what_is_too_much_leaves_no_folder(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("launch.slurm.submit.track", lambda found, **_: {sweep: Tracker() for sweep in found})
+    slurm = ["launcher=slurm", "site=default", "device=cuda", "--max-gpu-hours=0"]
+    assert "over --max-gpu-hours=0" in refused(capsys, "submit", *slurm)
+    assert listing(here) == {}
+
+
+def test_the_exit_codes_are_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        cli.main(["--help"])
+    assert "Exit codes: 0 all went well; 1 a run failed" in " ".join(capsys.readouterr().out.split())
+
+
 def test_status_of_a_folder_without_runs_says_so(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert ". holds no runs" in refused(capsys, "status", ".")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "usage", "message"),
+    [
+        (["rnu"], "parallelbench [-h]", "rnu is no verb: did you mean run? valid: run, cancel, claims, "),
+        (
+            ["plan", "--max-gpu-hours", "3"],
+            "parallelbench plan",
+            "--max-gpu-hours is no option of plan: valid: --conf, ",
+        ),
+        (["submit", "--max-gpu-hour=3", "a=1"], "parallelbench submit", ""),
+        (
+            ["submit", "--cnof", "x", "a=1"],
+            "parallelbench submit",
+            "--cnof is no option of submit: did you mean --conf?",
+        ),
+        (["claims"], "parallelbench claims", "the following arguments are required: DIR\n"),
+        (["status", "a", "b"], "parallelbench status", "unrecognized arguments: b"),
+    ],
+)
+def test_a_mistyped_verb_or_option_gets_the_usage_and_the_nearest(
+    here: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], usage: str, message: str
+) -> None:
+    if not message:  # argparse completes what has one meaning
+        assert cli._options(arguments).max_gpu_hours == 3
+        return
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(arguments)
+    printed = capsys.readouterr().err
+    assert printed.startswith(f"usage: {usage}")
+    assert message in printed
 
 
 @pytest.mark.parametrize(
@@ -240,6 +322,17 @@ def test_show_says_the_configuration_the_id_and_the_choices(here: Path, capsys: 
     assert run_id(one_run(["model=mlp", "epochs=7", kind.replace(": ", "=")]).run) in text
     assert "cnn_small" in text.partition("choices:")[2]
     assert listing(here) == {}
+
+
+def test_show_says_what_run_would_refuse(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["show", "strategy=ddp"]) == 0
+    printed = capsys.readouterr()
+    assert "run id" in printed.out
+    assert printed.err.startswith("parallelbench: this run would be refused: strategy=ddp needs two devices or more")
+    assert cli.main(["show", "launcher=slurm", "site=asu_sol", "site.data_dir=here"]) == 0
+    printed = capsys.readouterr()
+    assert "\ndevice: cuda\n" in printed.out, "that of the site, not of this machine"
+    assert printed.err == ""
 
 
 def test_status_names_every_run_whatever_its_state(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -103,7 +103,7 @@ def run_task(path: str) -> None:
         sys.exit(1)
     sweep = Path(path).parents[2]
     try:
-        with stoppable(), heeding(job), WarmWorkers() as workers:
+        with record.private(submission.umask), stoppable(), heeding(job), WarmWorkers() as workers:
             folders = [RunFolder(sweep / name) for name in submission.tasks[job.task]]
             went_well = [take_part(folder, submission, job, workers) for folder in folders]
             if job.left:

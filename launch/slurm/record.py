@@ -51,6 +51,8 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     """Both as of this submission; the runs' own configuration keeps those of the first."""
     plugin: list[str]
     """A user's package and the folder it is in; empty: none."""
+    umask: int = 0o077
+    """Of what its jobs leave in run folders; the job itself, which executes what is in this one, has 077."""
 
     @property
     def name(self) -> str:
@@ -92,7 +94,10 @@ def write(sweep: Path, submission: Submission) -> Path:
 
 @contextmanager
 def private(mask: int = 0o077) -> Iterator[None]:
-    """Make files that only the user can read and write, whatever the umask: jobs execute what they say."""
+    """Make files that only the user can read and write, whatever the umask: jobs execute what they say.
+
+    `mask`: with this umask instead.
+    """
     before = os.umask(mask)
     try:
         yield
@@ -100,7 +105,7 @@ def private(mask: int = 0o077) -> Iterator[None]:
         os.umask(before)
 
 
-def _readable_by_others() -> int:
+def readable_by_others() -> int:
     """The umask of a folder of results: others may read it where the user lets them, and never write to it."""
     before = os.umask(0o077)
     os.umask(before)
@@ -154,7 +159,7 @@ def lock(sweep: Path) -> Iterator[None]:
     died is taken over.
     """
     path = sweep / FOLDER / "lock"
-    with storage_errors(path), private(_readable_by_others()):
+    with storage_errors(path), private(readable_by_others()):
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     require_own(sweep)
     require_own(path.parent)

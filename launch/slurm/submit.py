@@ -112,10 +112,10 @@ def submit(
     where Slurm takes no more; what was submitted before stays so, and is not submitted again.
     """
     sweep = prepared[0].planned.run.sweep_folder
+    if max_gpu_hours is not None:  # before the lock, which makes a folder
+        _check_budget(batches(_wanted(prepared, retry, locked=False)[1]), max_gpu_hours)
     with record.lock(sweep):
-        tracker = track({sweep: record.submissions(sweep)}, locked=True, patient=True)[sweep]
-        statuses = [tracker.status(item.folder) for item in prepared]
-        todo = [item for item, status in zip(prepared, statuses, strict=True) if status.wanted(retry)]
+        statuses, todo = _wanted(prepared, retry, locked=True)
         if rest := not_wanted(statuses, retry):
             say(rest)
         groups = batches(todo)
@@ -126,6 +126,16 @@ def submit(
                 submissions.append(submission)
                 say(f"job {submission.job}: {len(submission.tasks)} task(s), each {group.shape}")
     return submissions
+
+
+def _wanted(
+    prepared: Sequence[Prepared], retry: frozenset[str], *, locked: bool
+) -> tuple[list[RunStatus], list[Prepared]]:
+    """The statuses of the runs, and those that are to be submitted; writes nothing unless the sweep is `locked`."""
+    sweep = prepared[0].planned.run.sweep_folder
+    tracker = track({sweep: record.submissions(sweep)}, locked=locked, writes=locked, patient=True)[sweep]
+    statuses = [tracker.status(item.folder) for item in prepared]
+    return statuses, [item for item, status in zip(prepared, statuses, strict=True) if status.wanted(retry)]
 
 
 def not_wanted(statuses: Sequence[RunStatus], retry: frozenset[str]) -> str:
@@ -185,6 +195,7 @@ def _submit_chunk(sweep: Path, group: Batch, tasks: list[list[str]]) -> Submissi
         launcher=slurm(run),
         site=run.site,
         plugin=plugin_of(run),
+        umask=record.readable_by_others(),
     )
     path = record.write(sweep, submission)
     try:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from parallelbench.data.base import Arrays
 from parallelbench.data.prepare import remove_stale, storage_errors, sync, temporary_folder
 from parallelbench.errors import ConfigError
+from parallelbench.place import prepare_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -117,7 +118,8 @@ def _open(path: Path, data: Data) -> tuple[NDArray[np.uint8], NDArray[np.int64]]
     except FileNotFoundError:
         if path.parent.exists():
             raise _damaged(path, "is missing") from None
-        raise ConfigError(f"{path} is missing: run `parallelbench prepare data={data.name} loader=arrow`") from None
+        line = prepare_line(data.name, path.parents[2], "loader=arrow")
+        raise ConfigError(f"{path} is missing: run `{line}`") from None
     except (pa.ArrowException, OSError, KeyError, IndexError) as error:
         raise _damaged(path, f"can't be read ({error})") from None
     width = data.shape[0] * data.shape[1] * data.shape[2]

@@ -30,6 +30,7 @@ from parallelbench.data.prepared import (
 )
 from parallelbench.data.prepared import read_manifest as _read_manifest
 from parallelbench.errors import ConfigError, StorageError
+from parallelbench.place import prepare_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -63,7 +64,7 @@ def prepare(data: Data, data_dir: Path, *, progress: Callable[[str], None] = pri
         _obtain_raw(data, root / "raw", progress=progress)
         progress(f"{data.name}: reading the raw files")
         arrays = data.parse(root / "raw")
-        _check(data, arrays)
+        _check(data, arrays, prepare_line(data.name, root))
         with temporary_folder(root, data.folder) as temporary:
             _write(data, arrays, temporary, progress=progress)
             progress(f"{data.name}: publishing {data.prepared_dir(root)}")
@@ -76,7 +77,7 @@ def is_complete(data: PreparedData, data_dir: Path) -> bool:
     try:
         data.load(data_dir)
         folder = data.prepared_dir(data_dir)
-        manifest = _read_manifest(folder / MANIFEST, fix=data.prepare_line())
+        manifest = _read_manifest(folder / MANIFEST, fix=prepare_line(data.name, data_dir))
         return all(_digest(folder / f"{name}.npy") == entry.sha256 for name, entry in manifest.arrays.items())
     except (ConfigError, OSError):
         return False
@@ -92,7 +93,7 @@ def _obtain_raw(data: PreparedData, raw_dir: Path, *, progress: Callable[[str], 
         if found != raw.md5:
             raise ConfigError(
                 f"{path} is damaged: its MD5 is {found}, published is {raw.md5}. "
-                f"Delete the file and run `{data.prepare_line()}` again"
+                f"Delete the file and run `{prepare_line(data.name, raw_dir.parent)}` again"
             )
 
 
@@ -130,23 +131,23 @@ def _by_hand(data: PreparedData, *, raw_dir: Path, errors: list[str]) -> str:
     return (
         f"data={data.name} can't be downloaded:\n{failed}\n"
         f"Fetch these files where there is a network and put them here:\n" + "\n".join(lines) + "\n"
-        f"Then run `{data.prepare_line()}` again"
+        f"Then run `{prepare_line(data.name, raw_dir.parent)}` again"
     )
 
 
-def _check(data: PreparedData, arrays: Arrays) -> None:
+def _check(data: PreparedData, arrays: Arrays, again: str) -> None:
     """Refuse raw files that are intact but of another data set: wrong sizes or labels."""
     for name, (shape, dtype) in data.layout().items():
         array = getattr(arrays, name)
         if array.shape != shape or array.dtype != dtype:
             raise ConfigError(
                 f"the raw files of data={data.name} hold {name} {array.dtype} {array.shape}, "
-                f"wanted {dtype} {shape}: delete them and run `{data.prepare_line()}` again"
+                f"wanted {dtype} {shape}: delete them and run `{again}` again"
             )
         if name.endswith("labels") and array.size and not 0 <= array.min() <= array.max() < data.num_classes:
             raise ConfigError(
                 f"the raw files of data={data.name} hold {name} from {array.min()} to {array.max()}, "
-                f"wanted 0 … {data.num_classes - 1}: delete them and run `{data.prepare_line()}` again"
+                f"wanted 0 … {data.num_classes - 1}: delete them and run `{again}` again"
             )
 
 

@@ -11,6 +11,7 @@ import msgspec
 
 from parallelbench.data.base import Arrays, Data
 from parallelbench.errors import ConfigError
+from parallelbench.place import prepare_line
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -92,10 +93,6 @@ class PreparedData(Data, frozen=True, kw_only=True):
         """The folder of the arrays; `~` is expanded."""
         return Path(data_dir).expanduser() / self.folder
 
-    def prepare_line(self) -> str:
-        """The command that makes the arrays."""
-        return f"parallelbench prepare data={self.name}"
-
     def missing_files(self, data_dir: Path) -> list[Path]:
         """Prepared files that are not there; empty: ready to load."""
         folder = self.prepared_dir(data_dir)
@@ -105,7 +102,7 @@ class PreparedData(Data, frozen=True, kw_only=True):
     def fingerprint(self, data_dir: Path) -> str:
         """sha256 of the arrays' own, which the manifest has; `ConfigError` where the data set is not prepared."""
         self._require_files(data_dir)
-        manifest = read_manifest(self.prepared_dir(data_dir) / MANIFEST, fix=self.prepare_line())
+        manifest = read_manifest(self.prepared_dir(data_dir) / MANIFEST, fix=prepare_line(self.name, data_dir))
         return hashlib.sha256(" ".join(manifest.arrays[name].sha256 for name in self.layout()).encode()).hexdigest()
 
     def load(self, data_dir: Path) -> Arrays:
@@ -115,7 +112,7 @@ class PreparedData(Data, frozen=True, kw_only=True):
         """
         self._require_files(data_dir)
         folder = self.prepared_dir(data_dir)
-        manifest = read_manifest(folder / MANIFEST, fix=self.prepare_line())
+        manifest = read_manifest(folder / MANIFEST, fix=prepare_line(self.name, data_dir))
         return Arrays(
             train_images=self._open(folder, name="train_images", manifest=manifest),
             train_labels=self._open(folder, name="train_labels", manifest=manifest),
@@ -128,7 +125,7 @@ class PreparedData(Data, frozen=True, kw_only=True):
             names = ", ".join(path.name for path in missing)
             raise ConfigError(
                 f"{self.name} is not prepared: {names} not found in {self.prepared_dir(data_dir)}. "
-                f"Run `{self.prepare_line()}` where there is a network, or choose another site.data_dir"
+                f"Run `{prepare_line(self.name, data_dir)}` where there is a network, or choose another site.data_dir"
             )
 
     def _open(self, folder: Path, *, name: str, manifest: Manifest) -> NDArray[Any]:
@@ -150,7 +147,9 @@ class PreparedData(Data, frozen=True, kw_only=True):
         return array
 
     def _damaged(self, path: Path, problem: str) -> ConfigError:
-        return ConfigError(f"{path} {problem}. Run `{self.prepare_line()}` again: it replaces damaged files")
+        return ConfigError(
+            f"{path} {problem}. Run `{prepare_line(self.name, path.parents[1])}` again: it replaces damaged files"
+        )
 
 
 def read_manifest(path: Path, *, fix: str) -> Manifest:

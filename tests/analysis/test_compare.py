@@ -186,6 +186,21 @@ def test_the_summary_has_its_documented_columns_and_the_terminal_its_numbers(tmp
     assert all(len(line) <= 80 for line in text.splitlines())
 
 
+def test_the_terminals_table_cuts_no_name_and_its_columns_are_those_of_all_groups(tmp_path: Path) -> None:
+    from rich.console import Console
+
+    for model, strategy in (("cnn_small", "ddp"), ("logistic_regression", "fsdp")):
+        published(config(tmp_path, model=model))
+        published(config(tmp_path, model=model, strategy=strategy, devices=2))
+    console = Console(width=80, record=True)
+    console.print(summary_table(load(tmp_path)))
+    lines = [line.rstrip() for line in console.export_text().splitlines()]
+    assert "…" not in "".join(lines)
+    assert sum("configuration" in line for line in lines) == 1
+    assert "digits · logistic_regression" in lines
+    assert len({line.index(" 1.00 ") for line in lines if line.startswith(("single", "ddp", "fsdp"))}) == 1
+
+
 def test_what_was_sent_planned_and_stale_of_a_configuration(tmp_path: Path) -> None:
     for repeat, (sent, staleness) in enumerate([(11, [0, 1]), (33, [2, 2]), (22, [0, 0])]):
         fake = Fake(

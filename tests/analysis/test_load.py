@@ -256,3 +256,9 @@ def test_rows_of_runs_that_were_taken_out_stay_out(tmp_path: Path) -> None:
     fewer = dataclasses.replace(runs, tables={**runs.tables, "run": runs.run.head(2)})
     assert per_run(fewer).equals(per_run(runs).head(2))
     assert summary(fewer)["repeats"].to_list() == [2]
+
+
+def test_the_home_folder_may_be_written_as_a_tilde(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    published(config(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert load("~/demo").run.height == 1

@@ -260,7 +260,7 @@ def test_damaged_arrays_are_refused_and_replaced(mnist_dir: Path, damage) -> Non
     data = raw.tiny_mnist()
     prepare(data, mnist_dir, progress=silent)
     damage(mnist_dir / "mnist")
-    with pytest.raises(ConfigError, match="Run `parallelbench prepare data=mnist` again"):
+    with pytest.raises(ConfigError, match=f"Run `parallelbench prepare data=mnist site.data_dir={mnist_dir}` again"):
         data.load(mnist_dir)
     prepare(data, mnist_dir, progress=silent)
     np.testing.assert_array_equal(data.load(mnist_dir).train_labels, raw.MNIST_LABELS[0])

@@ -383,7 +383,7 @@ def test_a_set_that_was_prepared_anew_with_other_content_is_converted_anew(mnist
 def test_what_is_not_prepared_is_refused_with_the_line_that_does_it(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"is not prepared.*parallelbench prepare data="):
         convert(raw.tiny_mnist(), tmp_path, progress=silent)
-    with pytest.raises(ConfigError, match=r"run `parallelbench prepare data=x loader=arrow`"):
+    with pytest.raises(ConfigError, match=f"run `parallelbench prepare data=x loader=arrow site.data_dir={tmp_path}`"):
         open_arrays(spec(), tmp_path)
 
 

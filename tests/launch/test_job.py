@@ -71,8 +71,29 @@ def submitted(tmp_path: Path, *overrides: str, runs: int = 1) -> tuple[Path, lis
         launcher=slurm(run),
         site=run.site,
         plugin=[],
+        umask=record.readable_by_others(),
     )
     return record.write(run.sweep_folder, submission), folders
+
+
+def test_results_follow_the_users_umask_and_what_jobs_execute_does_not(
+    tmp_path: Path, told: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lead(folder: RunFolder, *_: Any) -> Outcome:
+        (folder.path / "written").touch()
+        return Outcome(outcome="ok", reason="", finished_at=time.time())
+
+    monkeypatch.setattr(jobs, "_lead", lead)
+    before = os.umask(0o002)
+    try:
+        path, (folder,) = submitted(tmp_path)
+        os.umask(0o077)  # as the batch script does
+        jobs.run_task(str(path))
+        (path.parent / "left by the job").touch()
+    finally:
+        os.umask(before)
+    assert (folder.path / "written").stat().st_mode & 0o777 == 0o644, "readable by others, writable by none"
+    assert (path.parent / "left by the job").stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.parametrize("runs", [1, 3])

@@ -9,9 +9,10 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from launch.compose import Extension
+from launch.compose import Extension, keeps_to_its_node
 from launch.extension import extension
 from launch.sweep import one_run
+from parallelbench.config import _component_class
 from parallelbench.errors import ConfigError
 
 CODE = '''
@@ -158,3 +159,55 @@ def test_a_package_cannot_take_the_name_of_another(tmp_path: Path) -> None:
     (tmp_path / "json.py").write_text(CODE)
     with pytest.raises(ConfigError, match="name of its own"):
         extension(None, str(tmp_path / "json.py"))
+
+
+# --- files of the user's own that are broken: where, and why
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("x = 1\nimport nonexist\n", r"mystrategies can't be imported: .*__init__\.py:2: .*No module named 'nonexist'"),
+        ("x = 1\nclass (\n", r"mystrategies can't be imported: .*__init__\.py:2: invalid syntax"),
+        ("def f():\n    1 / 0\nf()\n", r"mystrategies can't be imported: .*__init__\.py:2: ZeroDivisionError"),
+        ("class Mine: ...\n", "is refused: it is no strategy"),
+        (
+            "from parallelbench.strategies.base import Strategy as Mine\n",
+            "it lacks data_shards, prepare, processes, which",
+        ),
+        ("class Other: ...\n", r"mystrategies\.Mine does not exist: choose a file of conf/strategy/"),
+    ],
+)
+def test_what_is_wrong_with_a_users_code_is_said_with_the_place(
+    user: Path, monkeypatch: pytest.MonkeyPatch, code: str, message: str
+) -> None:
+    (user / "mystrategies" / "__init__.py").write_text(code)
+    monkeypatch.syspath_prepend(user)
+    monkeypatch.delitem(sys.modules, "mystrategies", raising=False)
+    _component_class.cache_clear()
+    with pytest.raises(ConfigError, match=message) as caught:
+        one_run(["strategy=mine"], Extension(user / "conf", "mystrategies"))
+    assert len(str(caught.value).splitlines()) == 1
+    sys.modules.pop("mystrategies", None)
+
+
+def test_what_is_no_yaml_is_named_with_the_line(user: Path) -> None:
+    broken = user / "conf" / "strategy" / "mine.yaml"
+    broken.write_text("name: mine\nmark: [\n")
+    with pytest.raises(ConfigError, match=rf"{broken}:3 is no YAML: expected the node content"):
+        one_run(["strategy=mine"], Extension(user / "conf", "mystrategies"))
+
+
+def test_a_site_of_three_lines_says_what_it_lacks_and_the_documented_one_works(user: Path) -> None:
+    site = user / "conf" / "site" / "mine.yaml"
+    site.parent.mkdir()
+    site.write_text("name: mine\npartition: gpu\n")
+    own = Extension(user / "conf")
+    with pytest.raises(
+        ConfigError, match=r"site\.data_dir is missing: add `defaults: \[default, _self_\]` to your file"
+    ):
+        one_run(["site=mine"], own)
+    page = (Path(__file__).parents[2] / "docs" / "slurm.md").read_text()
+    site.write_text(page.partition("```yaml\n")[2].partition("```")[0])
+    keeps_to_its_node.cache_clear()
+    assert one_run(["site=mine"], own).run.site.partition == "gpu"

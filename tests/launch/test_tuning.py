@@ -311,7 +311,7 @@ def test_what_trains_on_gpus_is_not_tried_on_a_cpu(tmp_path: Path, monkeypatch: 
 
 def test_a_data_set_that_is_not_there_is_named(tmp_path: Path) -> None:
     runs = expand(["data=cifar10", "tune=true", f"site.data_dir={tmp_path}", f"results={tmp_path}"])
-    with pytest.raises(ConfigError, match="run `parallelbench prepare data=cifar10`"):
+    with pytest.raises(ConfigError, match=f"run `parallelbench prepare data=cifar10 site.data_dir={tmp_path}`"):
         tuning.try_out_here(runs)
 
 

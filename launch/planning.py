@@ -1,0 +1,161 @@
+"""The verbs that show what would be done: `show` and `plan`. They write nothing."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from functools import partial
+from typing import TYPE_CHECKING
+
+import msgspec
+from rich.markup import escape
+
+from launch.compose import group_choices
+from launch.listing import listing
+from launch.states import states_of
+from launch.sweep import expand, one_run
+from launch.terminal import console, say
+from launch.varying import varying
+from parallelbench.config import run_id, to_mapping
+from parallelbench.errors import ConfigError
+from parallelbench.folder import RunFolder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from rich.console import RenderableType
+
+    from launch.compose import Extension
+    from launch.local import Prepared
+    from launch.sweep import PlannedRun
+    from parallelbench.config import RunConfig
+    from parallelbench.folder import State
+
+
+def show(overrides: Sequence[str], extension: Extension) -> int:
+    """The resolved configuration of one run, its id, the choices of each group, and what `run` would refuse."""
+    import yaml
+
+    (planned,) = _as_tuned([one_run(overrides, extension, instead="use `parallelbench plan`")])
+    run = _on_its_device(planned)
+    print(yaml.safe_dump(to_mapping(run), sort_keys=False), end="")
+    print(f"\nrun id      {run_id(run)}")
+    print(f"run folder  {RunFolder.of(run).path}\n")
+    print("choices:")
+    for group, names in group_choices(extension.conf).items():
+        print(f"  {group:10} {' '.join(names)}")
+    (checked,) = _checked([planned])
+    if isinstance(checked, ConfigError):  # shown it is all the same: perhaps just in order to see what to change
+        print(f"parallelbench: this run would be refused: {checked}", file=sys.stderr)
+    return 0
+
+
+def plan(overrides: Sequence[str], extension: Extension) -> int:
+    """Every run of a sweep, its resources, and its state; for Slurm also the batch scripts. Writes nothing."""
+    runs = _as_tuned(expand(overrides, extension))
+    checked = _checked(runs)
+    prepared = [item for item in checked if not isinstance(item, ConfigError)]
+    found = states_of(item.folder for item in prepared)
+    console().print(_table(runs, checked, found), crop=False)
+    for line in _remarks(checked):
+        console().print(line, highlight=False, soft_wrap=True)
+    accepted = True
+    if prepared and is_slurm(runs[0]):
+        from launch.slurm.verbs import show_plan
+
+        accepted = show_plan(prepared, found, console())
+    return 0 if accepted and len(prepared) == len(runs) else 2
+
+
+def _table(
+    runs: Sequence[PlannedRun], checked: Sequence[Prepared | ConfigError], found: Sequence[State]
+) -> RenderableType:
+    apart = varying([planned.overrides for planned in runs], besides=("nodes", "epochs"))
+    states, numbers = iter(found), {reason: number for number, reason in enumerate(_reasons(checked), start=1)}
+    rows = []
+    for planned, item, differs in zip(runs, checked, apart, strict=True):
+        if isinstance(item, ConfigError):
+            run, processes = _on_its_device(planned), "–"
+            state = f"[red]refused[/] ({numbers[str(item)]})"
+        else:
+            run = item.planned.run
+            processes, state = str(run.strategy.processes(run, item.device_type)), _describe(next(states))
+            state += " (oversubscribed)" if item.oversubscribed else ""
+        cells = (f"{run.devices} {run.device}", processes, str(run.nodes), str(run.epochs), state)
+        rows.append((RunFolder.of(run).path.name, *((escape(differs),) if any(apart) else ()), *cells))
+    columns = ("devices", "processes", "nodes", "epochs", "state")
+    return listing(("run", *(("varying",) if any(apart) else ()), *columns), rows)
+
+
+def _reasons(checked: Sequence[Prepared | ConfigError]) -> Counter[str]:
+    """Why runs are refused, and how many for each reason."""
+    return Counter(str(item) for item in checked if isinstance(item, ConfigError))
+
+
+def _remarks(checked: Sequence[Prepared | ConfigError]) -> Iterator[str]:
+    """What many rows of the table have in common, each said once."""
+    for number, (reason, count) in enumerate(_reasons(checked).items(), start=1):
+        yield f"({number}) [red]refused[/], {count} run{'' if count == 1 else 's'}: {escape(reason)}"
+    if any(not isinstance(item, ConfigError) and item.oversubscribed for item in checked):
+        yield "oversubscribed: more devices than cores; such runs are marked, and enter no timing figure"
+
+
+def _on_its_device(planned: PlannedRun) -> RunConfig:
+    """A refused run with the device that it would have had; as it was asked for where there is none."""
+    from parallelbench.devices import this_machine
+
+    if planned.run.device != "auto":
+        return planned.run
+    device = planned.run.site.device if is_slurm(planned) else this_machine().device_type("auto")
+    return msgspec.structs.replace(planned.run, device=device)
+
+
+def _as_tuned(plan: list[PlannedRun]) -> list[PlannedRun]:
+    """The plan with what was chosen before; says where nothing was yet."""
+    if not any(planned.tune for planned in plan):
+        return plan
+    from launch.tuning import tuned, untried
+
+    if waiting := untried(plan):
+        who = (
+            "`parallelbench tune`, on one of the cluster's nodes," if is_slurm(plan[0]) else "a trial, when submitted,"
+        )
+        say(f"tune=true: {who} is to choose settings for {waiting} of these runs; they are shown without")
+    return tuned(plan, None, say)
+
+
+def _checked(runs: Sequence[PlannedRun]) -> list[Prepared | ConfigError]:
+    """Each run, ready for the place where it will train, or why that can't be."""
+    prepare_one = preparer(runs[0])
+    checked: list[Prepared | ConfigError] = []
+    for planned in runs:
+        try:
+            checked.append(prepare_one(planned))
+        except ConfigError as error:
+            checked.append(error)
+    return checked
+
+
+def _describe(state: State) -> str:
+    from launch.status import styled
+
+    reason = f": {escape(state.outcome.reason)}" if state.outcome and state.outcome.outcome != "ok" else ""
+    again = ", will run again" if state.state == "failed" and state.to_run else ""
+    return f"{styled(state.label)}{reason}{again}"
+
+
+def preparer(planned: PlannedRun) -> Callable[[PlannedRun], Prepared]:
+    """What checks a run for the place where it will train."""
+    if is_slurm(planned):
+        from launch.slurm.submit import prepare_for_site
+
+        return prepare_for_site
+    from launch.local import prepare_here
+    from parallelbench.devices import this_machine
+
+    return partial(prepare_here, machine=this_machine())
+
+
+def is_slurm(planned: PlannedRun) -> bool:
+    """Whether the run is to go to Slurm."""
+    return planned.run.launcher.name == "slurm"
