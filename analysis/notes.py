@@ -13,7 +13,7 @@ import polars as pl
 from analysis import text
 from analysis.stats import CONFIDENCE, FEW_REPEATS, FEWEST_REPEATS, TOO_FEW, half_width
 from analysis.summary import BASELINE, counted, facts, summary
-from analysis.work import flatten
+from parallelbench.surroundings import flatten
 
 if TYPE_CHECKING:
     from analysis.load import Runs
@@ -26,6 +26,14 @@ _FLAGS = {
     "incomplete": "no sample before or after some epochs, which have no energy",
 }
 """Values of `telemetry_flags`, in words."""
+_SLOWED = {
+    0x4: "their power limit",
+    0x8: "the hardware, for heat or power",
+    0x20: "heat (software)",
+    0x40: "heat (hardware)",
+    0x80: "the power supply",
+}
+"""Bits of `gpu_throttle_reasons` that make a run slower than another's on the same GPU, by what (nvml.h)."""
 _MAY_DIFFER = ("load_average_1min", "cores_of_rank_0", "variables.")
 """Entries of the environment that differ between strategies by design, or from minute to minute."""
 
@@ -75,6 +83,8 @@ def warnings(runs: Runs, *, most: int = 25) -> list[str]:
         *_single_epoch(runs),
         *_resumed(runs),
         *_energies(runs),
+        *_throttled(runs),
+        *_shared(runs),
         *_parity_off(runs),
         *_recorded(runs),
         *_environments(runs),
@@ -156,6 +166,21 @@ def _energies(runs: Runs) -> list[str]:
     ]
 
 
+def _throttled(runs: Runs) -> list[str]:
+    """Which runs' GPUs were slowed down, and by what."""
+    rows = counted(runs).drop_nulls("gpu_throttle_reasons").select("configuration", "gpu_throttle_reasons").rows()
+    found: dict[str, Counter[str]] = defaultdict(Counter)
+    for configuration, reasons in rows:
+        for bit, by in _SLOWED.items():
+            if reasons & bit:
+                found[by][configuration] += 1
+    return [
+        f"Clocks were lowered by {by} while these trained, so their times are not only the strategy's: "
+        f"{text.listed([f'{name} ({text.repeats(count)})' for name, count in names.items()])}."
+        for by, names in found.items()
+    ]
+
+
 def _baselines(runs: Runs) -> list[str]:
     without = [
         str(group)
@@ -189,6 +214,18 @@ def _resumed(runs: Runs) -> list[str]:
         f"{slug} was interrupted, and resumed after epoch {epochs}. The first epoch of each attempt warms up and is "
         "left out of times and throughput; there is no total time with start-up."
         for slug, epochs in rows
+    ]
+
+
+def _shared(runs: Runs) -> list[str]:
+    """Whether other jobs ran beside the measured ones."""
+    shared = [found for found in counted(runs)["environment_json"] if '"allocation":"shared"' in (found or "")]
+    if not shared:
+        return []
+    return [
+        f"{len(shared)} run{'' if len(shared) == 1 else 's'} shared nodes with other Slurm jobs: what those did to "
+        "memory, network and clocks is in the times. Interleaved repeats spread it over all configurations; whole "
+        "nodes are free of it."
     ]
 
 

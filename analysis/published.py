@@ -30,8 +30,13 @@ TYPES: dict[str, type[pl.DataType]] = {
 LATER = "telemetry"
 """The table that is read only when somebody asks for it."""
 LOADED = tuple(table for table in TABLES if table != LATER)
-_INDISPENSABLE = {"run": ("run_id", "config_json", "strategy", "devices", "nodes", "repeat")}
-"""Without these nobody can say what was run; of every other table `run_id` alone."""
+INDISPENSABLE = {
+    "run": ("run_id", "sweep", "config_json", "strategy", "devices", "nodes", "repeat", "train_samples"),
+    "epochs": ("run_id", "steps"),
+    "pushes": ("run_id", "staleness"),
+    "phases": ("run_id", "rank", "step_time_s", "data_wait_s", "other_s"),
+}
+"""Without these nobody can say what was run, or measured; of every other table `run_id` alone."""
 
 
 class Unreadable(Exception):  # noqa: N818
@@ -104,8 +109,8 @@ def _known_columns(frame: pl.DataFrame, table: str, differences: list[str]) -> p
     """The table's columns in their order and type; adds what is missing or unknown to `differences`."""
     known = {column.name: TYPES[column.type] for column in TABLES[table]}
     missing = known.keys() - set(frame.columns)
-    if lacking := sorted(missing & {"run_id", *_INDISPENSABLE.get(table, ())}):
-        raise Unreadable(f"{table}.parquet lacks {', '.join(lacking)}: nobody can say what was run")
+    if lacking := sorted(missing & {*INDISPENSABLE.get(table, ("run_id",))}):
+        raise Unreadable(f"{table}.parquet lacks {', '.join(lacking)}: nobody can say what was run, or measured")
     differences += [f"{table}.{name} is missing" for name in known if name in missing]
     differences += [f"{table}.{name} is unknown" for name in frame.columns if name not in known]
     return frame.select(

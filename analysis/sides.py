@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from analysis.work import Work, canonical, configurations, flatten, is_below, left_out, plain, works
+from analysis.work import Work, canonical, configurations, is_below, left_out, plain, works
 from parallelbench.errors import ConfigError
+from parallelbench.surroundings import flatten, matters
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -18,16 +19,6 @@ if TYPE_CHECKING:
 
 _ROW = ("strategy", "devices", "nodes", "data", "model")
 """What a row of a comparison is known by: where these differ, the other side has nothing to compare with."""
-_ENVIRONMENT = (
-    *("platform", "python", "packages.torch", "packages.torchvision", "packages.numpy"),
-    *("cpu", "logical_cores", "threads", "cpu_governor"),
-    *("cuda.version", "cuda.cudnn", "cuda.nccl", "cuda.driver", "cuda.power_limit_w"),
-    *("float32_matmul_precision", "cudnn_allow_tf32", "cudnn_benchmark"),
-)
-_VARIABLES = tuple(f"variables.{name}_" for name in ("NCCL", "GLOO", "OMP", "MKL", "MALLOC", "TORCH", "PYTORCH"))
-"""Entries of the environment that change what is measured: they must be alike, or named."""
-_TORCHRUN = "variables.TORCH_NCCL_ASYNC_ERROR_HANDLING"
-"""What torchrun sets for its processes, and a single process hasn't: it says what happens after an error."""
 _COMMIT = ("git.commit", "git.dirty", "packages.parallelbench", "host")
 """Entries in which two folders are expected to differ: they are said."""
 
@@ -219,11 +210,6 @@ def _differing(one: Work, other: Work) -> Differences:
 def surroundings(environment_json: str | None) -> Work:
     """What a run's environment was, flat."""
     return flatten(json.loads(environment_json or "{}"))
-
-
-def matters(key: str) -> bool:
-    """Whether an entry of the environment changes what is measured."""
-    return key in _ENVIRONMENT or (key.startswith(_VARIABLES) and key != _TORCHRUN)
 
 
 def is_told(key: str) -> bool:

@@ -13,9 +13,10 @@ import polars as pl
 from analysis.metrics import miscounted, per_run
 from analysis.stats import Ratio, paired_ratio
 from parallelbench.errors import ConfigError
+from parallelbench.surroundings import flatten
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable
 
     from analysis.load import Runs
 
@@ -43,14 +44,6 @@ Work = dict[str, Any]
 
 class UnlikeWork(ConfigError):  # noqa: N818
     """Runs that did different work were to be compared; the message says what differs, and the way around."""
-
-
-def flatten(node: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """{"a": {"b": 1}} → {"a.b": 1}."""
-    flat: dict[str, Any] = {}
-    for key, value in node.items():
-        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return flat
 
 
 def flatten_config(config_json: str) -> Work:
@@ -133,6 +126,8 @@ def left_out(runs: Runs) -> pl.DataFrame:
         .when(~column("parity_passed")).then(pl.lit("parity failed: it does not train like one device"))
         .when(column("oversubscribed")).then(pl.lit("oversubscribed: more devices than cores"))
         .when(column("packed")).then(pl.lit("packed: started by a warm process"))
+        .when(column("launcher") == "inline").then(pl.lit("inline: trained in the calling process, as it was"))
+        .when(column("resumed_elsewhere").is_not_null()).then(pl.format("resumed elsewhere: {}", "resumed_elsewhere"))
         .when(column("deterministic")).then(pl.lit("deterministic algorithms only"))
         .when(column("detect_anomaly")).then(pl.lit("autograd searched for NaNs"))
         .when(column("run_id").is_in(list(miscounted(runs))))

@@ -230,15 +230,12 @@ def try_out_here(members: Sequence[PlannedRun]) -> Choice:
     check_data(run)
     alone = msgspec.structs.replace(run, strategy=single(), devices=1, nodes=1, device=device_type)
     work = f"{run.model.name} (tried with {run.data.name}, batch {alone.global_batch_size})"
-    # In steps of this batch: those of smaller ones are shorter.
-    samples = sum(each.epochs * each.steps_per_epoch * each.global_batch_size for each in runs)
-    training = max(EPOCHS * alone.steps_per_epoch, samples / alone.global_batch_size)
     order = Order(
         run=to_mapping(alone),
         stages=stages(runs, device_type, open_keys(members[0])),
         device_type=device_type,
         steps=min(STEPS, alone.steps_per_epoch),
-        steps_worth=SHARE * training,
+        steps_worth=SHARE * worth(runs, alone),
         plugin=plugin_of(alone),
     )
     findings = _carried_out(order, alone, work)
@@ -271,6 +268,16 @@ def _carried_out(order: Order, alone: RunConfig, work: str) -> Findings:
         killed = ", by hand or by the kernel for lack of memory" if done.returncode == -signal.SIGKILL else ""
         raise ConfigError(f"tune=true: the trial of {work} failed: {said}{killed}")
     return msgspec.json.decode(done.stdout, type=Findings)
+
+
+def worth(runs: Sequence[RunConfig], alone: RunConfig) -> float:
+    """How many steps of `alone` all these runs take, at least, or ten epochs of the shortest of them, if that is more.
+
+    Counted in samples, since steps of smaller batches are shorter; several devices at best share them equally.
+    """
+    samples = sum(run.epochs * run.steps_per_epoch * run.global_batch_size / run.devices for run in runs)
+    ten_epochs = EPOCHS * alone.steps_per_epoch / max(run.devices for run in runs)
+    return max(ten_epochs, samples / alone.global_batch_size)
 
 
 def largest(runs: Sequence[RunConfig]) -> RunConfig:

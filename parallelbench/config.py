@@ -248,6 +248,8 @@ def run_id(run: RunConfig) -> str:
     identity["oversubscribe"] = run.launcher.oversubscribe
     if run.launcher.packed:  # likewise
         identity["packed"] = True
+    if run.launcher.name == "inline":  # in a process that may have done anything before
+        identity["inline"] = True
     identity["schema_version"] = SCHEMA_VERSION
     return hashlib.sha256(canonical_json(identity).encode()).hexdigest()
 

@@ -34,7 +34,7 @@ def configured_columns(run: RunConfig) -> Row:
         "run_id": run_id(run),
         "sweep": run.sweep_name,
         "slug": slug(run),
-        **{key: getattr(run, key).name for key in ("model", "data", "strategy", "optimizer", "loader")},
+        **{key: getattr(run, key).name for key in ("model", "data", "strategy", "optimizer", "loader", "launcher")},
         **{key: getattr(run, key) for key in ("devices", "nodes", "epochs", "batch_size", "scaling", "precision")},
         **{key: getattr(run, key) for key in ("global_batch_size", "channels_last", "compile", "repeat")},
         **{key: getattr(run.measure, key) for key in ("deterministic", "detect_anomaly")},
@@ -86,6 +86,7 @@ def publish(folder: RunFolder, run: RunConfig, attempt: Attempt, outcome: Outcom
     """
     tables, events = read_tables(attempt.path)
     row = run_row(run, attempt, outcome, events)
+    row["oversubscribed"] = _oversubscribed(folder, tables["ranks"])
     tables["run"] = [row]
     row["warnings"] = "; ".join(filter(None, [row["warnings"], *_lacking(run, attempt, tables)])) or None
     _check_complete(tables, run)
@@ -103,6 +104,13 @@ def publish(folder: RunFolder, run: RunConfig, attempt: Attempt, outcome: Outcom
             shutil.rmtree(attempt.checkpoints, ignore_errors=True)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _oversubscribed(folder: RunFolder, ranks: list[Row]) -> bool:
+    """Whether any of the attempts was in which these epochs were trained."""
+    trained = {row["attempt"] for row in ranks}
+    infos = [attempt.info() for attempt in folder.attempts() if attempt.number in trained]
+    return any(info is not None and info.oversubscribed for info in infos)
 
 
 def _lacking(run: RunConfig, attempt: Attempt, tables: Tables) -> Iterator[str]:

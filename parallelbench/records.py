@@ -62,6 +62,7 @@ RUN = (
     Column("dropped_samples", "int64", "training samples per epoch that filled no global batch and were dropped"),
     Column("learning_rate", "float64", "as used, after the scaling rule"),
     Column("oversubscribed", "bool", "more devices than cores: timing means nothing"),
+    Column("launcher", "string", "what started its processes; inline: trained in the calling process, as that was"),
     Column("packed", "bool", "forked from a warm process, like others before it: its start-up tells nothing"),
     Column("deterministic", "bool", "deterministic algorithms only"),
     Column("detect_anomaly", "bool", "autograd searched for the source of NaNs"),
@@ -86,6 +87,12 @@ RUN = (
         nullable=True,
     ),
     Column(
+        "resumed_elsewhere",
+        "string",
+        "in what a later attempt's device, software or settings differed from the first one's; null: in nothing",
+        nullable=True,
+    ),
+    Column(
         "warnings",
         "string",
         "what a reader should know before comparing this run; null: nothing",
@@ -103,7 +110,11 @@ RUN = (
         "launch to the first line of the worker: interpreter, torchrun's rendezvous",
     ),
     Column("startup_imports_s", "float64", "importing torch and the suite"),
-    Column("startup_process_group_s", "float64", "waking the device and, with several processes, joining their group"),
+    Column(
+        "startup_process_group_s",
+        "float64",
+        "waking the devices, their libraries included, and, with several processes, joining their group",
+    ),
     Column("startup_data_s", "float64", "opening the data set and moving it to the device"),
     Column("startup_parity_s", "float64", "the parity check; null: not checked", nullable=True),
     Column("startup_model_s", "float64", "building the model and wrapping it in the strategy"),
@@ -119,7 +130,8 @@ RUN = (
     Column(
         "probed_bandwidth_bytes_per_s",
         "float64",
-        "bytes that each rank sends in a 16 MiB all-reduce over all ranks, as a ring, ÷ its time; null: likewise",
+        "bytes that each rank sends in a 16 MiB all-reduce over all ranks, as a ring, beyond those of the 1 KiB one, ÷ "
+        "the time that it takes longer; null: likewise",
         nullable=True,
     ),
     Column("config_json", "string", "the whole configuration, canonical JSON"),
@@ -158,13 +170,27 @@ EPOCHS = (
         "all reasons for lower clocks that were sampled (bits: nvmlClocksEventReason…)",
         nullable=True,
     ),
+    Column("gpu_clock_mean_hz", "float64", "mean clock of their SMs", nullable=True),
+    Column("gpu_temperature_max_c", "float64", "highest temperature that was sampled of one GPU, °C", nullable=True),
     Column("cpu_energy_j", "float64", "energy of all the nodes' processors in that window (RAPL), J", nullable=True),
+    Column("cpu_clock_mean_hz", "float64", "mean clock of all the nodes' cores, a reading per second", nullable=True),
+    Column(
+        "host_memory_used_max_bytes", "int64", "most memory that was sampled in use on one node, by all", nullable=True
+    ),
+    Column(
+        "network_sent_bytes",
+        "int64",
+        "sent by all processes of the nodes in that window, without the loopback interface and RDMA; sum over nodes",
+        nullable=True,
+    ),
+    Column("network_received_bytes", "int64", "likewise", nullable=True),
     Column(
         "telemetry_flags",
         "string",
         "short: a window under 2 s, whose energies are not to be trusted; sparse: samples more than 1 s apart; "
         "from_power: energy integrated from power, for lack of a counter; and why an energy is null: reset: the "
-        "counter began anew; incomplete: no sample before or after the window; null: nothing to say",
+        "counter began anew; incomplete: no sample before or after the window; null: nothing to say. What else was "
+        "not sampled from before the window until after it is null without a flag",
         nullable=True,
     ),
 )

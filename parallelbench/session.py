@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
@@ -16,10 +17,13 @@ from parallelbench.pauses import Pauses
 from parallelbench.probes import environment
 from parallelbench.probes.memory import release
 from parallelbench.strategies.single import Single
+from parallelbench.surroundings import differing
 from parallelbench.train import Trainer
 from parallelbench.world import World, join
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch import nn
 
     from parallelbench.attempt import Attempt
@@ -45,6 +49,7 @@ class Session:
         configure_torch(run, device_type)
         self._startup.done("imports")
         self._world = join(run, device_type)
+        self._world.wake()
         self._startup.done("process_group")
         self._pauses = Pauses(run, attempt, self._world, journal=journal, warn=self._warn)
 
@@ -116,13 +121,19 @@ class Session:
         if resumed is not None:
             before = resumed.facts.get("warnings") or ""
             self._warnings = [*filter(None, [before]), *(text for text in self._warnings if text not in before)]
-            self._compare_devices(resumed.facts.get("device_name"))
+            if self._world.rank == 0 and (elsewhere := self._elsewhere(resumed.facts)):
+                self._facts(resumed_elsewhere=elsewhere)
         return resumed
 
-    def _compare_devices(self, before: str | None) -> None:
-        now = _device_name(self._world)
-        if before is not None and before != now:
-            self._warnings.append(f"device_name={before} is that of its first epochs only: later ones ran on {now}")
+    def _elsewhere(self, facts: Mapping[str, Any]) -> str | None:
+        """In what this attempt's surroundings differ from those of the first one, whose facts these are."""
+        first = json.loads(facts.get("environment_json") or "{}")
+        unlike = differing(first, json.loads(canonical_json(environment.capture())))
+        device_name = _device_name(self._world)
+        if device_name != facts.get("device_name"):
+            unlike = {"device_name": (facts.get("device_name"), device_name)} | unlike
+        self._startup.skip()
+        return ", ".join(f"{key}: {before} and {now}" for key, (before, now) in unlike.items()) or None
 
     def _describe(self, model: nn.Module, parity_passed: bool | None) -> None:
         parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)

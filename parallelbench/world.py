@@ -30,6 +30,18 @@ class World:
         """The device that batches arrive on."""
         return self.devices[0]
 
+    def wake(self) -> None:
+        """Have this rank's devices load what they compute with (cuDNN, cuBLAS, oneDNN).
+
+        Else the first to need it pays: the parity check, whose time is not a training job's, or, without one, the
+        first step.
+        """
+        for device in self.devices:
+            images, weights = (torch.zeros(1, 1, 3, 3, device=device, requires_grad=True) for _ in range(2))
+            found = torch.nn.functional.conv2d(images, weights).flatten(1)
+            (found @ found).sum().backward()
+        self.synchronize()
+
     def synchronize(self) -> None:
         """Wait until this rank's devices have done what was asked of them."""
         if self.device_type == "cuda":

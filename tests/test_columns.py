@@ -46,10 +46,10 @@ from tests.telemetry.test_nvml import FOUR
 HERE = "tests.test_columns"
 FORCED = {
     "run": {
-        f"{HERE}.test_what_was_asked_for": "run_id sweep slug model data strategy optimizer loader devices nodes "
-        "processes cores_per_device device_type epochs batch_size global_batch_size scaling precision channels_last "
-        "seed repeat train_samples test_samples steps_per_epoch dropped_samples learning_rate oversubscribed "
-        "deterministic detect_anomaly config_json",
+        f"{HERE}.test_what_was_asked_for": "run_id sweep slug model data strategy optimizer loader launcher devices "
+        "nodes processes cores_per_device device_type epochs batch_size global_batch_size scaling precision "
+        "channels_last seed repeat train_samples test_samples steps_per_epoch dropped_samples learning_rate "
+        "oversubscribed deterministic detect_anomaly config_json",
         f"{HERE}.test_what_the_run_was": "outcome reason device_name parameters parity_passed theoretical_state_bytes",
         f"{HERE}.test_facts_of_a_session": "attempt compile warnings environment_json",
         f"{HERE}.test_the_parts_of_the_start": "startup_s startup_launch_s startup_imports_s startup_process_group_s "
@@ -57,6 +57,7 @@ FORCED = {
         "tests.strategies.test_pipeline.test_a_whole_run_ends_well": "theoretical_bubble",
         "tests.launch.test_packed.test_packed_runs_train_bit_for_bit_like_separate_ones_and_have_no_times": "packed",
         "tests.launch.test_resume.test_a_damaged_checkpoint_gives_way_to_the_one_before": "resumed_after",
+        "tests.launch.test_resume.test_a_run_that_goes_on_in_other_surroundings_is_not_compared": "resumed_elsewhere",
         "tests.test_phases.test_known_all_reduces_make_latency_and_bandwidth": "probed_latency_s "
         "probed_bandwidth_bytes_per_s",
     },
@@ -66,8 +67,9 @@ FORCED = {
         f"{HERE}.test_times_are_those_of_the_clock": "attempt finished_at",
         "tests.telemetry.test_nvml.test_an_epochs_energy_is_exactly_that_of_the_profile": "gpu_energy_j "
         "gpu_power_mean_w gpu_power_max_w gpu_utilization_mean gpu_memory_used_max_bytes gpu_throttle_reasons "
-        "telemetry_flags",
-        "tests.telemetry.test_process.test_known_energies_come_through_to_the_tables_and_frames": "cpu_energy_j",
+        "gpu_clock_mean_hz gpu_temperature_max_c telemetry_flags",
+        "tests.telemetry.test_process.test_known_energies_come_through_to_the_tables_and_frames": "cpu_energy_j "
+        "cpu_clock_mean_hz host_memory_used_max_bytes network_sent_bytes network_received_bytes",
     },
     "ranks": {
         f"{HERE}.test_losses_are_those_of_a_loop_by_hand": "run_id epoch train_samples train_loss_sum train_correct "
@@ -170,7 +172,7 @@ def test_what_was_asked_for(weak: Ran) -> None:
         "cores_per_device": 1,
     }
     names = {"model": "logistic_regression", "data": "synthetic", "strategy": "ddp", "optimizer": "sgd"}
-    names["loader"] = "tensor_dataset"
+    names |= {"loader": "tensor_dataset", "launcher": "local"}
     numbers = {"epochs": 2, "batch_size": 10, "global_batch_size": 20, "seed": 8, "repeat": 3}
     samples = {"train_samples": 70, "test_samples": 30, "steps_per_epoch": 3, "dropped_samples": 10}
     kinds = {"device_type": "cpu", "scaling": "weak", "precision": "fp64", "learning_rate": 0.1, "sweep": "columns"}

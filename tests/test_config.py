@@ -165,6 +165,11 @@ def test_how_slurm_is_asked_is_no_part_of_the_experiment(path: tuple[str, ...], 
     assert (run_id(other) == run_id(from_mapping(base))) == (path[-1] not in ("oversubscribe", "pack"))
 
 
+def test_a_run_in_the_calling_process_does_not_pass_for_one_in_processes_of_its_own() -> None:
+    inline, local, slurm = (run_id(from_mapping(plain(f"launcher={name}"))) for name in ("inline", "local", "slurm"))
+    assert inline != local == slurm
+
+
 def shipped(*groups: str) -> list[tuple[str, str]]:
     return [(group, name) for group in groups for name in group_choices()[group]]
 

@@ -14,7 +14,7 @@ from launch.outcome import publish_if_finished
 from parallelbench.attempt import Outcome
 from parallelbench.config import run_id
 from parallelbench.errors import StorageError, SupersededError
-from parallelbench.journal import Journal
+from parallelbench.journal import Journal, read_entries
 from parallelbench.publish import publish
 from parallelbench.records import TABLES, schema
 from tests.analysis.factory import Fake, begin, config, published, write_epochs
@@ -241,3 +241,22 @@ def test_a_folder_that_can_not_be_written_is_a_storage_error(tmp_path: Path) -> 
     moved = type(attempt)(tmp_path / "moved" / "attempts" / "1")
     with pytest.raises(StorageError, match="can't write"):
         publish(folder, run, moved, OK)
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_oversubscribed_is_what_any_of_the_published_epochs_was(resumed: bool, tmp_path: Path) -> None:
+    """An attempt on too few cores is followed by one on enough, which starts anew, or goes on after two epochs."""
+    run = config(tmp_path)
+    folder, first = begin(run, Fake(oversubscribed=True))
+    first.finish("killed", "by a test")
+    later = folder.claim(after=1)
+    assert later is not None
+    later.describe(processes=1, device_type="cpu", oversubscribed=False)
+    if resumed:
+        write_epochs(run, first, Fake(resumed_after=2), epochs=3)
+        Journal(later.path / "journal-rank0.jsonl").take_over(read_entries(first.path / "journal-rank0.jsonl"))
+    else:
+        write_epochs(run, later, Fake(), epochs=3)
+    publish(folder, run, later, OK)
+    (row,) = pq.read_table(folder.result / "run.parquet").to_pylist()
+    assert row["oversubscribed"] is resumed

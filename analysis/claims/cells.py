@@ -13,7 +13,8 @@ import polars as pl
 from analysis.claims.grammar import EPOCH_COLUMNS, LAST, LEARNING, RISING, Claim
 from analysis.metrics import per_epoch, step_to_accuracy, steps_to_accuracy, time_to_accuracy
 from analysis.summary import BASELINE, facts
-from analysis.work import flatten, works
+from analysis.work import works
+from parallelbench.surroundings import flatten
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -10,8 +10,9 @@ import polars as pl
 
 from analysis.claims.grammar import LEARNING, OF_SAMPLES, Claim
 from analysis.metrics import per_epoch
-from analysis.sides import Differences, is_told, matters, said, surroundings, unlike_surroundings
+from analysis.sides import Differences, is_told, said, surroundings, unlike_surroundings
 from analysis.summary import facts
+from parallelbench.surroundings import matters
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

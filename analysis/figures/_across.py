@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
 import altair as alt
@@ -58,15 +59,19 @@ def finding(runs: Runs, across: Across) -> str:
     """What the step from the smallest to the largest level does to the rate, per configuration; repeats are paired."""
     sentences = []
     for (panel,), rows in rates(runs, across).group_by("panel", maintain_order=True):
-        shown = []
+        # Not all need have been measured over the same levels: the largest batch may not have fitted all.
+        shown: dict[tuple[int, int], list[str]] = defaultdict(list)
         for (configuration,), members in rows.group_by("configuration", maintain_order=True):
             if ratio := _largest_to_smallest(members):
                 span = "" if ratio.low is None else f" ({ratio.low:.2f}–{ratio.high:.2f})"
-                shown.append(f"{ratio.median:.2f} times as many{span} with {configuration}")
-        if shown:
-            low, high = rows.select(low=pl.col("x").min(), high=pl.col("x").max()).row(0)
-            step = f"from {across.name.lower()} {low:,} to {high:,}, samples per second are"
-            sentences.append((str(panel), f"{step} {text.listed(shown, most=4)}"))
+                ends = members.select(low=pl.col("x").min(), high=pl.col("x").max()).row(0)
+                shown[ends].append(f"{ratio.median:.2f} times as many{span} with {configuration}")
+        steps = [
+            f"from {across.name.lower()} {low:,} to {high:,}, samples per second are {text.listed(gains, most=4)}"
+            for (low, high), gains in shown.items()
+        ]
+        if steps:
+            sentences.append((str(panel), "; ".join(steps)))
     return per_group(sentences) if sentences else f"No two runs that count differ in {across.name.lower()} only."
 
 

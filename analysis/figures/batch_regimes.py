@@ -156,13 +156,15 @@ def finding(runs: Runs) -> str:
             for batch, value in data.select("x", "value").rows()
         )
         low, high = float(data["x"].min()), float(data["x"].max())  # type: ignore[arg-type]
+        law = f"s = {curve.least_steps:.0f}·(1 + {curve.critical_batch:.0f} ÷ b) fits"
+        if not (low <= curve.perfect_up_to <= high or low <= curve.maximal_from <= high):
+            law = "its bend lies where no batch was measured; the curve fits"  # its numbers would be made up
         sentences.append(
             (
                 str(panel),
                 f"to {100 * data['target'][0]:g} % test accuracy, scaling is near perfect "
                 f"{_where(curve.perfect_up_to, low, high, 'up to')}, and larger batches save next to nothing "
-                f"{_where(curve.maximal_from, low, high, 'from')}; s = {curve.least_steps:.0f}·(1 + "
-                f"{curve.critical_batch:.0f} ÷ b) fits all runs within a factor of {off:.2f}",
+                f"{_where(curve.maximal_from, low, high, 'from')}; {law} all runs within a factor of {off:.2f}",
             )
         )
     if sentences:

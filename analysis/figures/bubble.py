@@ -83,6 +83,9 @@ def _idle(runs: Runs) -> str:
 
 def _explained(row: dict[str, float]) -> str:
     missing, bubble = 1 - row["efficiency"], row["theoretical_bubble"]
+    if missing < 0:
+        idle = f"whose devices idle for {text.percent(bubble)} by its schedule"
+        return f"{row['configuration']}, {idle}, exceeds it by {text.percent(-missing)}"
     lacks = f"{row['configuration']} lacks {text.percent(missing)}"
     if missing < bubble:
         return f"{lacks}, less than the {text.percent(bubble)} that equal stages would idle by its schedule"

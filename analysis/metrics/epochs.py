@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 # Ids have 64 characters. As numbers, a million rows are grouped and joined in a fraction of the time.
 AS_TEXT = pl.col("run_id").cast(pl.String)
 """Turns the ids of `numbered` into text again."""
-ENERGIES = ("gpu_energy_j", "gpu_power_mean_w", "gpu_power_max_w", "cpu_energy_j")
-_MEASURED = ("steps", "test_accuracy", "telemetry_flags", *ENERGIES)
+SAMPLED = ("gpu_energy_j", "gpu_power_mean_w", "gpu_power_max_w", "gpu_throttle_reasons", "cpu_energy_j")
+_MEASURED = ("steps", "test_accuracy", "telemetry_flags", *SAMPLED)
 
 
 @lru_cache(maxsize=8)

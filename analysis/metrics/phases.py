@@ -19,11 +19,13 @@ def phase_times(runs: Runs) -> pl.DataFrame:
     """One row per run that was attributed: `run_id`, `step_time_s` and each phase's time, s per step.
 
     Means over all ranks and attributed steps; they sum to `step_time_s`. A rank that has no such phase spends no time
-    on it; null where no rank has it.
+    on it; null where no rank has it. A run of which a rank has no rows is left out: the others would pass for all.
     """
     columns = [f"{phase}_s" for phase in PHASES]
     known = [pl.when(pl.col(name).count() > 0).then(pl.col(name).sum() / pl.len()).alias(name) for name in columns]
-    return runs.phases.group_by("run_id", maintain_order=True).agg(pl.col("step_time_s").mean(), *known)
+    whole = pl.col("rank").n_unique().over("run_id") == pl.col("processes")
+    rows = runs.phases.join(runs.run.select("run_id", "processes"), on="run_id", maintain_order="left").filter(whole)
+    return rows.group_by("run_id", maintain_order=True).agg(pl.col("step_time_s").mean(), *known)
 
 
 def measured_bubbles(runs: Runs) -> pl.DataFrame:

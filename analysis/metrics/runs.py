@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import polars as pl
 
-from analysis.metrics.epochs import AS_TEXT, ENERGIES, measured, numbered, run_and
+from analysis.metrics.epochs import AS_TEXT, SAMPLED, measured, numbered, run_and
 
 if TYPE_CHECKING:
     from analysis.load import Runs
@@ -71,6 +71,10 @@ PER_RUN = (
     Metric("gpu_energy_per_sample_j", "the same ÷ the samples trained on: median over those epochs"),
     Metric("gpu_power_mean_w", "mean power of all its GPUs together: median over those epochs"),
     Metric("gpu_power_max_w", "highest power that was sampled of one GPU in any of those epochs"),
+    Metric(
+        "gpu_throttle_reasons",
+        "all reasons for lower clocks that were sampled in those epochs (bits: nvmlClocksEventReason…)",
+    ),
     Metric(
         "cpu_energy_per_epoch_j",
         "energy of the nodes' whole processors, others' work included (RAPL): median over those epochs; null: not "
@@ -154,11 +158,12 @@ def _energy(runs: Runs) -> pl.DataFrame:
     steady = measured(runs).filter(~pl.col("warm_up"))
     flagged = steady.select("run_id", "telemetry_flags").drop_nulls().unique()
     flags = pl.col("telemetry_flags").str.split(" ").explode().unique().sort()
-    energies = steady.filter(pl.any_horizontal(pl.col(ENERGIES).is_not_null())).group_by("run_id").agg(
+    energies = steady.filter(pl.any_horizontal(pl.col(SAMPLED).is_not_null())).group_by("run_id").agg(
         pl.col("gpu_energy_j").median().alias("gpu_energy_per_epoch_j"),
         (pl.col("gpu_energy_j") / pl.col("train_samples")).median().alias("gpu_energy_per_sample_j"),
         pl.col("gpu_power_mean_w").median(),
         pl.col("gpu_power_max_w").max(),
+        pl.col("gpu_throttle_reasons").bitwise_or(),
         pl.col("cpu_energy_j").median().alias("cpu_energy_per_epoch_j"),
     )  # fmt: skip
     found = flagged.group_by("run_id").agg(flags.str.join(" ").alias("energy_flags"))
@@ -167,21 +172,25 @@ def _energy(runs: Runs) -> pl.DataFrame:
 
 @lru_cache(maxsize=8)
 def _per_rank(runs: Runs) -> pl.DataFrame:
-    """One row per run and rank: its peaks over all epochs (null where one is), and what it sent in them."""
+    """One row per run and rank: its peaks over all epochs, and what it sent in them; null where one epoch's is."""
     peaks = ("peak_allocated_bytes", "host_peak_rss_bytes")
     kinds = [f"{kind}_bytes_sent" for kind in KINDS_SENT]
+
+    def known(column: str, whole: pl.Expr) -> pl.Expr:
+        return pl.when(pl.col(column).null_count() == 0).then(whole).alias(column)
+
     return (
         numbered(runs, "ranks", "rank", *peaks, *kinds)
         .lazy()
         .group_by(run_and("rank"))
         .agg(
             pl.col("run_id", "rank").first(),
-            *(pl.when(pl.col(peak).null_count() == 0).then(pl.col(peak).max()).alias(peak) for peak in peaks),
-            pl.col(kinds).sum(),
+            *(known(peak, pl.col(peak).max()) for peak in peaks),
+            *(known(kind, pl.col(kind).sum()) for kind in kinds),
         )
         .collect(engine="streaming")
         .sort("_both")
-        .with_columns(bytes_sent=pl.sum_horizontal(kinds))
+        .with_columns(bytes_sent=pl.sum_horizontal(kinds, ignore_nulls=False))
     )
 
 
@@ -209,6 +218,7 @@ def _communication(runs: Runs) -> pl.DataFrame:
     sent = pl.col("bytes_sent", *(f"{kind}_bytes_sent" for kind in KINDS_SENT))
     return (
         _per_rank(runs)
+        .filter(pl.col("bytes_sent").is_not_null().all().over("run_id"))
         .group_by("run_id")
         .agg(
             sent.sum().name.suffix("_per_step_sum"),

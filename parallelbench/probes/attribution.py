@@ -119,12 +119,18 @@ def _range(phase: Phase) -> Callable[[], None]:
 
 
 def ring(world: World) -> Row:
-    """Latency and bandwidth of all-reduces over all ranks, by the formula of a ring: columns of `run`."""
+    """Latency and bandwidth of all-reduces over all ranks, by the formula of a ring: columns of `run`.
+
+    A small one tells the latency, and what a large one takes longer, the bandwidth.
+    """
     if world.size == 1:
         return {}
     small, large = all_reduces(world.device, sizes_bytes=RING_SIZES_BYTES)
-    latency_s = small.time_s / (2 * (world.size - 1))
-    return {"probed_latency_s": latency_s, "probed_bandwidth_bytes_per_s": large.bus_bytes_per_s}
+    further_bytes, longer_s = large.sent_bytes - small.sent_bytes, large.time_s - small.time_s
+    return {
+        "probed_latency_s": small.time_s / (2 * (world.size - 1)),
+        "probed_bandwidth_bytes_per_s": further_bytes / longer_s if longer_s > 0 else None,
+    }
 
 
 @contextmanager

@@ -35,9 +35,14 @@ class AllReduce(msgspec.Struct, frozen=True, kw_only=True):
     ranks: int
 
     @property
+    def sent_bytes(self) -> float:
+        """Bytes that each rank sends: a ring sends 2(n−1)/n of what is reduced (Patarasuk & Yuan 2009)."""
+        return 2 * (self.ranks - 1) / self.ranks * self.size_bytes
+
+    @property
     def bus_bytes_per_s(self) -> float:
-        """Bytes per second that each rank sends: a ring sends 2(n−1)/n of what is reduced (Patarasuk & Yuan 2009)."""
-        return 2 * (self.ranks - 1) / self.ranks * self.size_bytes / self.time_s
+        """Bytes per second that each rank sends."""
+        return self.sent_bytes / self.time_s
 
 
 def all_reduces(

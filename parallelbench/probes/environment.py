@@ -37,6 +37,7 @@ def capture() -> dict[str, Any]:
         "python": platform.python_version(),
         "packages": {name: _version(name) for name in _PACKAGES},
         "git": git_state(Path(__file__).resolve().parents[2]),
+        "allocation": allocation(),
         "cpu": cpu_name(),
         "logical_cores": os.cpu_count(),
         "cores_of_rank_0": sorted(os.sched_getaffinity(0)),
@@ -58,6 +59,14 @@ def allowed_variables(variables: dict[str, str]) -> dict[str, str]:
         for name, value in sorted(variables.items())
         if _ALLOWED.match(name)
     }
+
+
+def allocation() -> str | None:
+    """Whether other jobs may run on this one's nodes: exclusive or shared; None: no Slurm job, or Slurm doesn't say."""
+    job = os.environ.get("SLURM_JOB_ID")
+    said = _output(["scontrol", "show", "job", job, "--oneliner"]) if job else None
+    found = re.search(r"\bOverSubscribe=(\w+)", said or "")
+    return None if found is None else "exclusive" if found[1] == "NO" else "shared"
 
 
 def git_state(repository: Path) -> dict[str, Any] | None:

@@ -42,7 +42,13 @@ COLUMNS = (
     "gpu_utilization_mean",
     "gpu_memory_used_max_bytes",
     "gpu_throttle_reasons",
+    "gpu_clock_mean_hz",
+    "gpu_temperature_max_c",
     "cpu_energy_j",
+    "cpu_clock_mean_hz",
+    "host_memory_used_max_bytes",
+    "network_sent_bytes",
+    "network_received_bytes",
     "telemetry_flags",
 )
 NOTHING: Row = dict.fromkeys(COLUMNS)
@@ -92,8 +98,13 @@ class Samples:
         return {column: series.around(window) for column, series in found.items()}
 
 
-_SAMPLED = {"energy_j": "d", "power_w": "d", "utilization": "d", "memory_used_bytes": "q", "throttle_reasons": "q"}
-"""What epochs are told of: column → its array's type code."""
+_SAMPLED = {
+    **dict.fromkeys(("energy_j", "power_w", "utilization", "clock_hz", "temperature_c"), "d"),
+    **dict.fromkeys(("memory_used_bytes", "throttle_reasons", "network_sent_bytes", "network_received_bytes"), "q"),
+}
+"""Column → its array's type code."""
+_SLOW = ("clock_hz",)
+"""Read more rarely of hosts, by design."""
 
 
 def columns(ranks: Sequence[Row], samples: Samples) -> Row:
@@ -103,9 +114,8 @@ def columns(ranks: Sequence[Row], samples: Samples) -> Row:
     uuids = {uuid for row in ranks for uuid in (row["device_uuid"] or "").split(",") if uuid.startswith("GPU-")}
     gpus = [Device(samples.of(attempt, uuid, window), window) for uuid in sorted(uuids)]
     hosts = [Device(samples.of(attempt, node, window), window) for node in sorted({row["node"] for row in ranks})]
-    found = _gpu_columns(gpus, window) | {"cpu_energy_j": _together(hosts, Device.counted_j, sum)}
     flags = sorted(set().union(*(device.flags() for device in [*gpus, *hosts])))
-    return found | {"telemetry_flags": " ".join(flags) or None}
+    return _gpu_columns(gpus) | _host_columns(hosts) | {"telemetry_flags": " ".join(flags) or None}
 
 
 @dataclass(frozen=True)
@@ -117,11 +127,11 @@ class Device:
 
     def energy_j(self) -> float | None:
         """By the energy counter; where there is none, by integrating the power."""
-        return self.counted_j() if self.samples.get("energy_j") else self._integrated_j()
+        return self.counted("energy_j") if self.samples.get("energy_j") else self._integrated_j()
 
-    def counted_j(self) -> float | None:
-        """By the energy counter."""
-        return counted(self.samples.get("energy_j", ()), self.window)
+    def counted(self, column: str) -> float | None:
+        """How much a counter has grown."""
+        return counted(self.samples.get(column, ()), self.window)
 
     def mean_power_w(self) -> float | None:
         """The integral of the sampled power over the window ÷ its length."""
@@ -129,21 +139,30 @@ class Device:
         return None if energy_j is None or not self.window.length_s else energy_j / self.window.length_s
 
     def values(self, column: str) -> list[float] | None:
-        """What was sampled in the window; null where nothing was."""
-        return [value for _, value in inside(self.samples.get(column, ()), self.window)] or None
+        """What was sampled in the window; null where nothing was, or not from its start to its end: a part would pass
+        for the whole.
+        """
+        samples = self.samples.get(column, ())
+        return [value for _, value in inside(samples, self.window)] or None if enclosing(samples, self.window) else None
+
+    def mean(self, column: str) -> float | None:
+        """The mean of what was sampled in the window."""
+        values = self.values(column)
+        return None if values is None else statistics.fmean(values)
 
     def flags(self) -> set[str]:
-        """What to know of the energy."""
+        """What to know of the energy, and of gaps in anything."""
         source = "energy_j" if self.samples.get("energy_j") else "power_w"
         series = self.samples.get(source, [])
         if not series:
             return set()
         around = enclosing(series, self.window)
+        gaps_s = [longest_gap_s(samples, self.window) for name, samples in self.samples.items() if name not in _SLOW]
         true = {
             "short": self.window.length_s < SHORT_S,
             "reset": source == "energy_j" and has_reset(around),
             "incomplete": not around,
-            "sparse": longest_gap_s(series, self.window) > SPARSE_S,
+            "sparse": max(gaps_s) > SPARSE_S,
             "from_power": source == "power_w",
         }
         return {name for name, holds in true.items() if holds}
@@ -152,24 +171,39 @@ class Device:
         return integrated(self.samples.get("power_w", ()), self.window)
 
 
-def _gpu_columns(gpus: Sequence[Device], window: Window) -> Row:
-    def of(column: str, how: Callable[[Iterable[Any]], Any]) -> Any:
-        """From all GPUs' values in the window."""
-        return _together(gpus, lambda gpu: gpu.values(column), lambda values: how(v for some in values for v in some))
-
+def _gpu_columns(gpus: Sequence[Device]) -> Row:
     return {
         "gpu_energy_j": _together(gpus, Device.energy_j, sum),
         "gpu_power_mean_w": _together(gpus, Device.mean_power_w, sum),
-        "gpu_power_max_w": of("power_w", max),
-        "gpu_utilization_mean": _together(gpus, _mean_utilization, statistics.fmean),
-        "gpu_memory_used_max_bytes": of("memory_used_bytes", max),
-        "gpu_throttle_reasons": of("throttle_reasons", lambda values: reduce(operator.or_, values)),
+        "gpu_power_max_w": _of_all(gpus, "power_w", max),
+        "gpu_utilization_mean": _together(gpus, lambda gpu: gpu.mean("utilization"), statistics.fmean),
+        "gpu_memory_used_max_bytes": _of_all(gpus, "memory_used_bytes", max),
+        "gpu_throttle_reasons": _of_all(gpus, "throttle_reasons", lambda values: reduce(operator.or_, values)),
+        "gpu_clock_mean_hz": _together(gpus, lambda gpu: gpu.mean("clock_hz"), statistics.fmean),
+        "gpu_temperature_max_c": _of_all(gpus, "temperature_c", max),
     }
 
 
-def _mean_utilization(gpu: Device) -> float | None:
-    values = gpu.values("utilization")
-    return None if values is None else statistics.fmean(values)
+def _host_columns(hosts: Sequence[Device]) -> Row:
+    return {
+        "cpu_energy_j": _together(hosts, lambda host: host.counted("energy_j"), sum),
+        "cpu_clock_mean_hz": _together(hosts, lambda host: host.mean("clock_hz"), statistics.fmean),
+        "host_memory_used_max_bytes": _of_all(hosts, "memory_used_bytes", max),
+        "network_sent_bytes": _together(hosts, lambda host: _whole(host.counted("network_sent_bytes")), sum),
+        "network_received_bytes": _together(hosts, lambda host: _whole(host.counted("network_received_bytes")), sum),
+    }
+
+
+def _whole(count: float | None) -> int | None:
+    """What was counted in a window is interpolated at its edges."""
+    return None if count is None else round(count)
+
+
+def _of_all(devices: Sequence[Device], column: str, how: Callable[[Iterable[Any]], Any]) -> Any:
+    """From all devices' values in the window."""
+    return _together(
+        devices, lambda device: device.values(column), lambda found: how(v for some in found for v in some)
+    )
 
 
 def _together(devices: Sequence[Device], of: Callable[[Device], Any], how: Callable[[list[Any]], Any]) -> Any:

@@ -10,9 +10,10 @@ Reading = dict[str, Any]
 
 
 class Host:
-    """The machine whose /proc and /sys are below `root`. The clock is read every `clock_every` readings only.
+    """The machine whose /proc and /sys are below `root`.
 
-    Reading the clock of each of many cores may interrupt them.
+    Reading the clock of each of many cores may interrupt them, so it is read every `clock_every` readings only, and
+    when asked for.
     """
 
     def __init__(self, root: Path = Path("/"), *, clock_every: int = 10) -> None:
@@ -22,9 +23,9 @@ class Host:
         self._packages = [Package(path) for path in packages if _is_package(path)]
         self._clock_every, self._readings = clock_every, 0
 
-    def read(self) -> Reading:
+    def read(self, *, clock: bool = False) -> Reading:
         """Columns of `telemetry`."""
-        clock_hz = self._clock_hz() if self._readings % self._clock_every == 0 else None
+        clock_hz = self._clock_hz() if clock or self._readings % self._clock_every == 0 else None
         self._readings += 1
         sent, received = self._network()
         return {
@@ -84,14 +85,20 @@ class Package:
         self._range_uj = _number(path / "max_energy_range_uj")
         self._last_uj: int | None = None
         self._wrapped_uj = 0
+        self._lost = False
 
     def energy_j(self) -> float | None:
-        """Joules since some moment in the past; null where the counter can't be read, which most systems forbid."""
+        """Joules since some moment in the past; null where the counter can't be read, which most systems forbid, and
+        for good where it has wrapped around at a value that can't be read.
+        """
         now_uj = _number(self._path / "energy_uj")
         if now_uj is None:
             return None
+        if self._lost:
+            return None
         if self._last_uj is not None and now_uj < self._last_uj:
-            if self._range_uj is None:
+            if self._range_uj is None:  # nobody knows how much it had counted before it began anew
+                self._lost = True
                 return None
             self._wrapped_uj += self._range_uj
         self._last_uj = now_uj

@@ -152,7 +152,7 @@ class _Device:
         ways = self._ways[column]
         while ways:
             try:
-                return ways[0](self._handle)
+                value = ways[0](self._handle)
             except pynvml.NVMLError as error:
                 if error.value in _FOR_GOOD:
                     ways.pop(0)
@@ -163,6 +163,10 @@ class _Device:
                     return None
                 if not ways:
                     self._warn(f"no {column} ({error})", self._uuid)
+            else:
+                if ways[0] is _power_w:
+                    self._warn("power is the driver's average, for lack of an instantaneous one", self._uuid)
+                return value
         return None
 
     def _forget(self) -> None:

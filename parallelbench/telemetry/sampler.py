@@ -65,10 +65,10 @@ class Sampler:
         self._warned: set[tuple[str, str]] = set()
         self._gpus = self._open(settings.gpus) if settings.gpus else None
 
-    def sample(self) -> None:
-        """One row per GPU, and one for the host, whose `device_uuid` is null."""
+    def sample(self, *, last: bool = False) -> None:
+        """One row per GPU, and one for the host, whose `device_uuid` is null; `last`: with all that is read rarely."""
         rows = self._gpus.read() if self._gpus else []
-        rows.append({"device_uuid": None, "time": self._clock(), **self._host.read()})
+        rows.append({"device_uuid": None, "time": self._clock(), **self._host.read(clock=last)})
         blank = dict.fromkeys(COLUMNS)
         self._log.write("telemetry", [{**self._keys, **blank, **row} for row in rows])
 
@@ -99,5 +99,5 @@ def sample_until(
         sampler.sample()
         due = max(due + 1 / hz, clock())
         if stopped(max(0.0, due - clock())):
-            sampler.sample()
+            sampler.sample(last=True)
             return

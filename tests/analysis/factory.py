@@ -115,6 +115,8 @@ class Fake:
     """Bytes of gradients, activations and parameters."""
     gpu_power_w: Callable[[int, int], float | None] | None = None
     """Of each rank's GPU, constant through an epoch; None: no GPU is sampled. A GPU that is None was lost."""
+    throttle_reasons: Callable[[int], int | None] = lambda epoch: None
+    """Of each epoch, of all GPUs that are sampled."""
     started_at: float = 1.7e9
     """Unix time; an epoch begins every `EPOCH_EVERY_S`."""
     staleness: Callable[[int, int], list[int]] = lambda epoch, rank: []
@@ -133,6 +135,7 @@ class Fake:
     warnings: str | None = None
     resumed_after: int | None = None
     """The epoch after which the next attempt went on."""
+    resumed_elsewhere: str | None = None
     environment: str = (
         '{"host":"here","python":"3.12.1","packages":{"torch":"2.15.0"},"git":{"commit":"0123abc","dirty":false}}'
     )
@@ -166,6 +169,7 @@ def write_epochs(run: RunConfig, attempt: Attempt, fake: Fake, *, epochs: int) -
         theoretical_state_bytes=fake.theoretical_state_bytes,
         warnings=fake.warnings,
         resumed_after=None if fake.resumed_after is None else str(fake.resumed_after),
+        resumed_elsewhere=fake.resumed_elsewhere,
         environment_json=fake.environment,
         **dict(zip(("probed_latency_s", "probed_bandwidth_bytes_per_s"), fake.probed or (None, None), strict=True)),
         **(STARTUP | fake.startup),
@@ -203,6 +207,7 @@ def _write_samples(run: RunConfig, attempt: Attempt, fake: Fake, *, epochs: int,
                 energy_j[rank] += passed_s * (power_w or 0.0)
                 row = {"run_id": run_id(run), "attempt": attempt.number, "node": "here", "device_uuid": f"GPU-{rank}"}
                 values = {} if power_w is None else {"energy_j": energy_j[rank], "power_w": power_w}
+                values |= {"throttle_reasons": fake.throttle_reasons(epoch)}
                 _write(journal, "telemetry", [row | {"time": time} | values])
     journal.close()
 

@@ -354,7 +354,7 @@ load(sys.argv[1])
         (tmp_path / "demo" / NAME).unlink()
 
 
-def _rewrite(folder: RunFolder, version: int, change: Any) -> None:
+def rewrite(folder: RunFolder, version: int, change: Any) -> None:
     """Make the result one of another schema version; `change` alters its tables."""
     manifest = json.loads((folder.result / "manifest.json").read_bytes())
     tables = {table: pl.read_parquet(folder.result / f"{table}.parquet") for table in manifest["tables"]}
@@ -382,8 +382,8 @@ def test_results_of_older_and_newer_schema_versions_load_side_by_side(tmp_path: 
         ranks = tables["ranks"].with_columns(colour=pl.lit("blue")).reverse()
         return tables | {"ranks": ranks.select(reversed(ranks.columns)), "moods": pl.DataFrame({"mood": ["good"]})}
 
-    _rewrite(older, SCHEMA_VERSION - 1, without)
-    _rewrite(newer, SCHEMA_VERSION + 1, more)
+    rewrite(older, SCHEMA_VERSION - 1, without)
+    rewrite(newer, SCHEMA_VERSION + 1, more)
     for _ in range(2):
         runs = assert_same(tmp_path)
         assert runs.skipped == ()
@@ -403,7 +403,7 @@ def test_results_of_older_and_newer_schema_versions_load_side_by_side(tmp_path: 
 )
 def test_a_result_that_lacks_what_it_must_have_is_named(tmp_path: Path, version: int, table: str, column: str) -> None:
     folder = finished(tmp_path, 0)
-    _rewrite(folder, version, lambda tables: tables | {table: tables[table].drop(column)})
+    rewrite(folder, version, lambda tables: tables | {table: tables[table].drop(column)})
     runs = assert_same(tmp_path)
     assert runs.run.is_empty()
     assert column in runs.skipped[0].reason

@@ -9,7 +9,8 @@ import pytest
 
 from analysis import UnlikeWork, by, compare, configurations, left_out, load, stats, summary, summary_table
 from analysis.summary import SUMMARY, gains
-from tests.analysis.factory import Fake, config, failed, published
+from parallelbench.config import from_mapping, to_mapping
+from tests.analysis.factory import Fake, component, config, failed, published
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -138,9 +139,12 @@ def test_runs_that_can_not_be_trusted_are_left_out_with_the_reason(tmp_path: Pat
     published(config(tmp_path, repeat=3, measure={"deterministic": True}))
     published(config(tmp_path, repeat=4, measure={"detect_anomaly": True}))
     failed(config(tmp_path, repeat=5), "oom", "out of memory", epochs=1)
+    published(from_mapping(to_mapping(config(tmp_path, repeat=6)) | {"launcher": component("launcher", "inline")}))
+    published(config(tmp_path, repeat=7), Fake(resumed_after=1, resumed_elsewhere="device_name: A and B"))
     runs = load(tmp_path)
     reasons = left_out(runs).join(runs.run.select("run_id", "repeat"), on="run_id").sort("repeat")["reason"].to_list()
     expected = ["parity_failed", "oversubscribed", "deterministic", "NaN", "oom: out of memory"]
+    expected += ["inline: ", "resumed elsewhere: device_name: A and B"]
     assert len(reasons) == len(expected)
     assert all(word in reason for word, reason in zip(expected, reasons, strict=True))
 

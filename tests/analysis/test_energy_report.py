@@ -8,6 +8,7 @@ import pytest
 
 from analysis import load, notes, write_report
 from analysis.figures import draw
+from analysis.metrics import per_run
 from tests.analysis.factory import Fake, config, published
 from tests.analysis.test_metrics import powered
 
@@ -85,3 +86,20 @@ def test_flags_are_said_in_words(tmp_path: Path) -> None:
 def test_without_energy_there_is_no_table_of_it(tmp_path: Path) -> None:
     published(config(tmp_path), Fake())
     assert '<table id="energy"' not in write_report(tmp_path).read_text(encoding="utf-8")
+
+
+def test_gpus_that_were_slowed_down_are_named(tmp_path: Path) -> None:
+    """By heat in a warm-up epoch, which does not count, and in a later one of two repeats; the rest is no hindrance."""
+    reasons = [{1: 0x40}, {2: 0x1, 3: 0x42}, {3: 0x40}, {2: 0x4}]
+    for repeat, of_epoch in enumerate(reasons):
+        fake = powered(lambda e, r: 100.0, throttle_reasons=lambda e, found=of_epoch: found.get(e, 0))
+        published(config(tmp_path, repeat=repeat), fake)
+    runs = load(tmp_path)
+    assert sorted(per_run(runs)["gpu_throttle_reasons"]) == [0x0, 0x4, 0x40, 0x43]
+    said = [warning for warning in notes.warnings(runs) if "Clocks were lowered" in warning]
+    assert sorted(said) == [
+        "Clocks were lowered by heat (hardware) while these trained, so their times are not only the strategy's: "
+        "single × 1 (2 repeats).",
+        "Clocks were lowered by their power limit while these trained, so their times are not only the strategy's: "
+        "single × 1 (1 repeat).",
+    ]

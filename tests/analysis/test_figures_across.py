@@ -50,6 +50,17 @@ def test_rates_against_sizes_of_the_training_set(tmp_path: Path) -> None:
     )
 
 
+def test_a_configuration_that_lacks_the_largest_batch_is_told_over_its_own_range(tmp_path: Path) -> None:
+    for batch, one, two in ((64, 100.0, 100.0), (128, 150.0, 180.0), (256, 200.0, None)):
+        rate_of(tmp_path, one, batch_size=batch)
+        if two is not None:
+            rate_of(tmp_path, two, batch_size=batch, strategy="ddp", devices=2)
+    assert throughput_batch.finding(load(tmp_path)) == (
+        "From batch size 64 to 256, samples per second are 2.00 times as many with single × 1; "
+        "from batch size 64 to 128, samples per second are 1.80 times as many with ddp × 2."
+    )
+
+
 def test_runs_that_do_not_count_are_in_no_rate(tmp_path: Path) -> None:
     for batch in (64, 128):
         published(config(tmp_path, batch_size=batch), Fake(oversubscribed=batch == 64))
@@ -135,6 +146,17 @@ def test_the_regimes_of_a_planted_curve(tmp_path: Path) -> None:
     chart = batch_regimes.figure(runs)
     assert chart is not None
     assert "maximal" in vl_convert.vegalite_to_svg(chart.to_dict())
+
+
+def test_a_bend_beyond_the_batches_has_no_formula(tmp_path: Path) -> None:
+    for batch in (8, 16, 32, 64):
+        run = config(tmp_path, batch_size=batch, epochs=200, measure={"steps_per_epoch": 1, "parity": False})
+        needed = 1280 // batch  # perfect scaling throughout
+        published(run, Fake(test_accuracy=lambda epoch, n=needed: 0.92 if epoch >= n else 0.3, parity_passed=None))
+    finding = batch_regimes.finding(load(tmp_path))
+    assert "near perfect up to a batch above the largest, 64" in finding
+    assert "its bend lies where no batch was measured; the curve fits all runs within a factor of 1.0" in finding
+    assert "÷ b" not in finding
 
 
 def test_few_batches_make_no_regimes(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import polars as pl
@@ -49,6 +50,16 @@ def test_means_over_ranks_and_steps_sum_to_the_step(results: Path) -> None:
     # Rank 0 waits not at all, rank 1 for 4 and 8 s.
     assert found["ddp"]["communication_s"] == (0 + 0 + 4 + 8) / 4
     assert found["single"]["communication_s"] is found["ddp"]["bubble_s"] is None
+
+
+def test_a_run_of_which_a_rank_was_not_attributed_has_neither_phases_nor_a_bubble(results: Path) -> None:
+    runs = load(results)
+    lost = (pl.col("rank") == 1) & pl.col("run_id").is_in(
+        runs.run.filter(pl.col("strategy") == "pipeline")["run_id"].implode()
+    )
+    runs = replace(runs, tables={**runs.tables, "phases": runs.phases.filter(~lost)})
+    assert set(by_strategy(phase_times(runs), results)) == {"single", "ddp"}
+    assert measured_bubbles(runs).is_empty()
 
 
 def test_a_bubble_is_its_share_of_the_schedules_time(results: Path) -> None:

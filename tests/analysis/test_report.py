@@ -373,6 +373,32 @@ def test_every_strategy_side_by_side(every_strategy: Path) -> None:
     assert ">11.1 %</data>" in text
 
 
+def test_more_than_the_ideal_is_not_a_lack(tmp_path: Path) -> None:
+    published(config(tmp_path))
+    pipeline = foreign(config(tmp_path, devices=2), "pipeline")
+    published(pipeline, Fake(theoretical_bubble=0.25, epoch_time_s=lambda e, r: 0.4))
+    figure = next(figure for figure in draw(load(tmp_path)) if figure.name == "bubble")
+    assert (
+        "pipeline × 2, whose devices idle for 25.0\u202f% by its schedule, exceeds it by 25.0\u202f%" in figure.finding
+    )
+
+
+def test_small_differences_of_accuracy_are_not_none(tmp_path: Path) -> None:
+    """Nor are runs of one configuration, with the parity check and without, compared with each other."""
+
+    def finding(root: Path) -> str:
+        (figure,) = (figure for figure in draw(load(root)) if figure.name == "accuracy")
+        return figure.finding
+
+    published(config(tmp_path / "a"), Fake(test_accuracy=lambda epoch: 0.9912))
+    published(config(tmp_path / "a", measure={"parity": False}), Fake(test_accuracy=lambda epoch: 0.9912))
+    assert "configurations" not in finding(tmp_path / "a")
+    published(config(tmp_path / "a", strategy="ddp", devices=2), Fake(test_accuracy=lambda epoch: 0.9916))
+    assert finding(tmp_path / "a").endswith(
+        "with equal seeds, configurations differ by at most 0.04 percentage points."
+    )
+
+
 def test_no_bubble_can_be_told_from_a_shortfall_without_one_device(tmp_path: Path) -> None:
     published(foreign(config(tmp_path, devices=2), "pipeline"), Fake(theoretical_bubble=0.25))
     figure = next(figure for figure in draw(load(tmp_path)) if figure.name == "bubble")
@@ -389,3 +415,11 @@ def test_every_line_has_a_style_of_its_own() -> None:
     many = pl.DataFrame({"variant": ["a", "b", "c"], "strategy": ["pipeline", "pipeline", "mine"]})
     assert variants(many) == {"a": STYLES["pipeline"][0], "b": SPARE[0], "c": SPARE[1]}
     assert dashes(["pipeline", "mine", "pipeline"]) == [DASHES[1], DASHES[1], DASHES[2]]
+
+
+def test_runs_that_shared_nodes_are_told(tmp_path: Path) -> None:
+    published(config(tmp_path), Fake(environment='{"allocation":"shared"}'))
+    published(config(tmp_path, repeat=1), Fake(environment='{"allocation":"exclusive"}'))
+    assert [line[:40] for line in notes.warnings(load(tmp_path)) if "shared nodes" in line] == [
+        "1 run shared nodes with other Slurm jobs"
+    ]

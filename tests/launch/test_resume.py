@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.parquet as pq
 import pytest
 
+from analysis import left_out, load
 from parallelbench.journal import read_tables
 from parallelbench.records import TABLES
 from tests.faults import fault
@@ -143,6 +144,21 @@ def test_a_run_that_is_asked_to_stop_goes_on_later(
     assert measured(folder) == undisturbed[arguments]
     (run,) = rows(folder)["run"]
     assert run["resumed_after"] == f"{stops[0]}, {stops[1]}"
+    assert run["resumed_elsewhere"] is None
+
+
+def test_a_run_that_goes_on_in_other_surroundings_is_not_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = tmp_path / "results"
+    with Program(*SINGLE, results=results) as program:
+        stop_after(program, 1)
+    monkeypatch.setenv("GLOO_TUNED_TO", "the moon")
+    code, text = completed(*SINGLE, results=results)
+    assert code == 0, text
+    (run,) = rows(the_run(results))["run"]
+    assert run["resumed_elsewhere"] == "variables.GLOO_TUNED_TO: None and the moon"
+    assert left_out(load(results))["reason"].to_list() == [f"resumed elsewhere: {run['resumed_elsewhere']}"]
 
 
 def flip(path: Path) -> None:

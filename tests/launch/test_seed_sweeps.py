@@ -27,7 +27,7 @@ CONFIGURATIONS = {
     # 3 models × 2 data sets × (one GPU; 2 and 4 by layers; 2 and 4 as a pipeline)
     "asu_model_parallel": 3 * 2 * (1 + 2 + 2),
     "asu_model_parallel_faithful": 3 * 2 * 2 * 4,
-    "asu_model_parallel_small": 3 * 2 * 3,
+    "asu_model_parallel_small": 3 * 2 * 2 + 3,
     "tutorial_mlp": 2 * 6,
     "tutorial_mlp_small": 6,
     "mnist_two_devices": 2 * 2,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from launch import tuning
 from launch.sweep import PlannedRun, expand
-from launch.tuning import Choice, applied, open_keys, read, stages, tuned, work_of
+from launch.tuning import Choice, applied, open_keys, read, stages, tuned, work_of, worth
 from parallelbench.cli import main
 from parallelbench.config import from_mapping, to_mapping
 from parallelbench.errors import ConfigError
@@ -223,6 +223,18 @@ def test_trials_end_when_their_time_is_up() -> None:
     for steps_worth, tried in ((0.0, 0), (9.0, 0), (10.0, 1), (19.0, 1), (20.0, 2), (1000.0, 5)):
         found = search([stage], trial, steps_worth=steps_worth)
         assert (len(found.trials) - 1, found.left) == (tried, 5 - tried)
+
+
+def test_what_a_trial_may_cost_is_a_share_of_runs_that_several_devices_share() -> None:
+    alone, shared, longer = (
+        plan("strategy=single", "epochs=2")[0].run,
+        plan("strategy=ddp", "devices=2", "epochs=2")[0].run,
+        plan("strategy=single", "epochs=50")[0].run,
+    )
+    steps = alone.steps_per_epoch
+    assert worth([alone], alone) == 10 * steps
+    assert worth([shared], alone) == 10 * steps / 2
+    assert worth([shared, longer], alone) == 2 * steps / 2 + 50 * steps
 
 
 @given(st.dictionaries(st.sampled_from(["a", "b", "node.c", "node.d"]), st.integers()))

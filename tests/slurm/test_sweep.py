@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import signal
 import subprocess
@@ -56,6 +57,8 @@ def test_eight_ranks_on_two_nodes(accounted: Cluster, tmp_path: Path) -> None:
     assert ranks["rank"].to_list() == list(range(8))
     assert ranks["node"].to_list() == ["n1"] * 4 + ["n2"] * 4
     assert ranks["local_rank"].to_list() == [0, 1, 2, 3] * 2
+    (environment,) = pl.read_parquet(run.result / "run.parquet")["environment_json"]
+    assert json.loads(environment)["allocation"] == "shared", "it asked for no whole nodes"
     own = ranks.filter(pl.col("node") == "n1")["device_uuid"].to_list()
     assert own == ranks.filter(pl.col("node") == "n2")["device_uuid"].to_list(), "each node shares out its own cores"
     assert ranks["train_samples"].to_list() == [8] * 8

@@ -39,6 +39,16 @@ def test_packages_are_added_and_wrapping_around_is_made_good(tmp_path: Path) -> 
     assert host.read()["energy_j"] == pytest.approx(2.55)
 
 
+def test_a_counter_that_wraps_around_nobody_knows_where_is_null_for_good(tmp_path: Path) -> None:
+    counter = package(tmp_path, 0, 100_000)
+    (counter.parent / "max_energy_range_uj").unlink()
+    host, found = Host(tmp_path), []
+    for energy_uj in (100_000, 10_000, 50_000, 110_000):
+        counter.write_text(str(energy_uj))
+        found.append(host.read()["energy_j"])
+    assert found == [0.1, None, None, None]
+
+
 def test_one_unreadable_package_makes_the_sum_null(tmp_path: Path) -> None:
     package(tmp_path, 0, 900_000)
     package(tmp_path, 1, 900_000).unlink()
@@ -75,7 +85,9 @@ def test_what_passes_on_the_traffic_of_other_interfaces_is_not_counted_again(tmp
 def test_the_clock_is_the_cores_mean_and_not_read_each_time(tmp_path: Path) -> None:
     put(tmp_path, "proc/cpuinfo", "cpu MHz : 1000.0\nmodel name : x\ncpu MHz : 3000.0\n")
     host = Host(tmp_path, clock_every=2)
-    assert [host.read()["clock_hz"] for _ in range(3)] == [2e9, None, 2e9]
+    assert [host.read()["clock_hz"] for _ in range(4)] == [2e9, None, 2e9, None]
+    host.read()
+    assert host.read(clock=True)["clock_hz"] == 2e9, "asked for, although not due"
     put(tmp_path, "sys/devices/system/cpu/cpu0/cpufreq/scaling_cur_freq", "1500000")
     assert Host(tmp_path).read()["clock_hz"] == 1.5e9
 

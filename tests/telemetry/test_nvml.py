@@ -76,13 +76,18 @@ def test_an_old_driver_lacks_the_counter_and_has_one_power_only(tmp_path: Path) 
     assert played.column("GPU-a", "energy_j") == [None, None]
     assert played.column("GPU-a", "power_w") == [99.0, 99.0]
     assert played.column("GPU-a", "throttle_reasons") == [1, 1]
-    assert played.warnings == [("no energy_j (Function Not Found)", "GPU-a")]
+    assert played.warnings == [
+        ("no energy_j (Function Not Found)", "GPU-a"),
+        ("power is the driver's average, for lack of an instantaneous one", "GPU-a"),
+    ]
 
 
 def test_where_instant_power_is_not_supported_the_average_is_taken(tmp_path: Path) -> None:
     played = play(tmp_path, "device GPU-a\nenergy 1\npower 70000", samples=2)
     assert played.column("GPU-a", "power_w") == [70.0, 70.0]
-    assert not [reason for reason, _ in played.warnings if "power" in reason]
+    assert [reason for reason, _ in played.warnings if "power" in reason] == [
+        "power is the driver's average, for lack of an instantaneous one"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -118,6 +123,8 @@ def test_an_epochs_energy_is_exactly_that_of_the_profile(tmp_path: Path) -> None
     assert found["gpu_utilization_mean"] == pytest.approx(0.25 + 0.05)
     assert found["gpu_memory_used_max_bytes"] == 4_000_000
     assert found["gpu_throttle_reasons"] == 1 | 2 | 3 | 4
+    assert found["gpu_clock_mean_hz"] == pytest.approx((1100 + 1200 + 1300 + 1400) / 4 * 1e6)
+    assert found["gpu_temperature_max_c"] == 44
     assert found["telemetry_flags"] == "short"
 
 

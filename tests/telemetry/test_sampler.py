@@ -14,7 +14,7 @@ class Clock:
         self.now, self._takes_s, self._samples = 0.0, takes_s, samples
         self.taken: list[float] = []
 
-    def sample(self) -> None:
+    def sample(self, *, last: bool = False) -> None:
         self.taken.append(round(self.now, 6))
         self.now += self._takes_s.pop(0) if self._takes_s else 0.0
 

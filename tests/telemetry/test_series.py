@@ -102,6 +102,22 @@ def test_one_gpu_that_is_lost_makes_the_sum_null() -> None:
     assert found["telemetry_flags"] == "incomplete"
 
 
+def test_what_was_sampled_for_a_part_of_the_window_is_null() -> None:
+    rows = [row(float(t), energy_j=float(t), utilization=1.0, clock_hz=1e9, temperature_c=50.0) for t in range(3)]
+    rows += [row(float(t), energy_j=float(t), clock_hz=2e9) for t in range(3, 60)]
+    found = columns([rank(0.5, 58.5)], Samples(rows))
+    assert found["gpu_energy_j"] == pytest.approx(58)
+    assert found["gpu_clock_mean_hz"] == pytest.approx((2 * 1e9 + 56 * 2e9) / 58)
+    assert (found["gpu_utilization_mean"], found["gpu_temperature_max_c"]) == (None, None)
+    died = columns([rank(0.5, 100.0)], Samples(rows))
+    assert set(died.values()) == {None, "incomplete"}
+
+
+def test_gaps_in_anything_are_flagged() -> None:
+    rows = [row(float(t), energy_j=float(t)) for t in range(7)] + [row(t, utilization=1.0) for t in (0.0, 3.0, 6.0)]
+    assert columns([rank(1, 5)], Samples(rows))["telemetry_flags"] == "sparse"
+
+
 def test_short_windows_and_wide_gaps_are_flagged() -> None:
     samples = Samples([row(t, energy_j=t) for t in (0.0, 1.0, 2.5, 5.0)])
     assert columns([rank(0.2, 0.9)], samples)["telemetry_flags"] == "short"

@@ -1,0 +1,68 @@
+"""Results of a schema version that had fewer columns: all answers still come, and none is made of what is missing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from analysis import load, notes, per_run, summary
+from analysis.claims import judge_all
+from analysis.figures import draw
+from analysis.published import INDISPENSABLE, LOADED
+from analysis.report import Drawn, render
+from parallelbench.config import SCHEMA_VERSION
+from parallelbench.records import TABLES
+from tests.analysis.factory import Fake, config, published
+from tests.analysis.test_compact import rewrite
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from parallelbench.folder import RunFolder
+
+BUSY = {"data_wait": 1.0, "forward": 4.0, "backward": 8.0, "optimizer": 2.0, "other": 1.0}
+KINDS = {
+    "single": Fake(phases=lambda rank, step: BUSY),
+    "ddp": Fake(
+        phases=lambda rank, step: BUSY | {"communication": 1.0},
+        probed=(0.25, 100.0),
+        sent=lambda epoch, rank: (1000, 0, 0),
+        gpu_power_w=lambda epoch, rank: 100.0,
+    ),
+    "pipeline": Fake(phases=lambda rank, step: BUSY | {"bubble": 3.0}, theoretical_bubble=0.125),
+    "downpour": Fake(staleness=lambda epoch, rank: [0, 1], parity_passed=None),
+}
+
+
+def sweep(root: Path) -> list[RunFolder]:
+    """Two repeats of what has phases, rings, energies, bubbles and pushes."""
+    return [
+        published(config(root, repeat=repeat, strategy=name, devices=1 if name == "single" else 2), fake)
+        for repeat in range(2)
+        for name, fake in KINDS.items()
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("table", LOADED)
+def test_all_answers_come_without_a_tables_later_columns(table: str, tmp_path: Path) -> None:
+    later = [column.name for column in TABLES[table] if column.name not in INDISPENSABLE.get(table, ("run_id",))]
+    folders = sweep(tmp_path)
+    for folder in folders:
+        rewrite(folder, SCHEMA_VERSION - 1, lambda tables: tables | {table: tables[table].drop(later)})
+    runs = load(tmp_path)
+    assert runs.run.height == len(folders)
+    drawn = [Drawn(figure, "", "") for figure in draw(runs)]
+    assert "<html" in render(runs, drawn)
+    assert notes.headline(runs)
+    assert summary(runs).height
+    assert judge_all(runs)
+
+
+def test_bytes_that_were_not_counted_are_null(tmp_path: Path) -> None:
+    for folder in sweep(tmp_path):
+        rewrite(folder, SCHEMA_VERSION - 1, lambda t: t | {"ranks": t["ranks"].drop("activation_bytes_sent")})
+    found = per_run(load(tmp_path)).select("^.*bytes_sent.*$")
+    assert found.width == 8
+    assert set(found.unpivot()["value"]) == {None}

@@ -1,0 +1,70 @@
+"""What a run says of its surroundings."""
+
+from __future__ import annotations
+
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+from parallelbench.probes import environment
+from parallelbench.surroundings import differing
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ("JobId=7 NumNodes=1 OverSubscribe=NO Contiguous=0", "exclusive"),
+        ("JobId=7 NumNodes=1 OverSubscribe=OK Contiguous=0", "shared"),
+        ("JobId=7 OverSubscribe=USER", "shared"),
+        ("slurm_load_jobs error", None),
+    ],
+)
+def test_whether_other_jobs_may_run_beside(
+    said: str, expected: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text(f'#!/bin/sh\ntest "$*" = "show job 7 --oneliner" && echo "{said}"\n')
+    scontrol.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    assert environment.allocation() is None
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    assert environment.allocation() == expected
+
+
+def test_only_listed_variables_are_kept_and_no_secret_among_them() -> None:
+    variables = {"NCCL_DEBUG": "INFO", "SLURM_JWT_TOKEN": "x", "CUDA_API_KEY": "y", "HOME": "/me", "RANK": "0"}
+    assert environment.allowed_variables(variables) == {
+        "CUDA_API_KEY": "redacted",
+        "NCCL_DEBUG": "INFO",
+        "RANK": "0",
+        "SLURM_JWT_TOKEN": "redacted",
+    }
+
+
+def test_the_state_of_a_checkout(tmp_path: Path) -> None:
+    def git(*arguments: str) -> None:
+        who = ("-c", "user.name=me", "-c", "user.email=me@localhost")
+        subprocess.run(["git", "-C", str(tmp_path), *who, *arguments], check=True, capture_output=True)
+
+    assert environment.git_state(tmp_path) is None
+    git("init")
+    (tmp_path / "file").write_text("one")
+    git("add", "file")
+    git("commit", "-m", "one")
+    clean = environment.git_state(tmp_path)
+    assert clean is not None
+    assert (len(clean["commit"]), clean["dirty"]) == (40, False)
+    (tmp_path / "file").write_text("two")
+    assert environment.git_state(tmp_path) == clean | {"dirty": True}
+
+
+def test_only_what_changes_a_measurement_differs() -> None:
+    before = {"host": "a", "packages": {"torch": "2.14", "hydra-core": "1"}, "variables": {"NCCL_ALGO": "Ring"}}
+    now = {"host": "b", "packages": {"torch": "2.15", "hydra-core": "2"}, "variables": {"SLURM_JOB_ID": "8"}}
+    assert differing(before, before | {"host": "c"}) == {}
+    assert differing(before, now) == {"packages.torch": ("2.14", "2.15"), "variables.NCCL_ALGO": ("Ring", None)}
