@@ -109,12 +109,17 @@ def _readings(runs: Runs, claim: Claim, epoch: int | str) -> dict[str, Reading]:
     if claim.target is not None:
         return _to_target(runs, claim.metric, claim.target)
     if claim.metric in EPOCH_COLUMNS:
-        rows = per_epoch(runs).join(runs.run.select("run_id", last="epochs"), on="run_id")
-        rows = rows.filter(pl.col("epoch") == (pl.col("last") if epoch == LAST else epoch))
+        rows = _epochs(runs).filter(pl.col("epoch") == (pl.col("last") if epoch == LAST else epoch))
     else:
         rows = facts(runs)
     found = rows.select("run_id", claim.metric).drop_nulls()
     return {run_id: Reading(value, value, value) for run_id, value in found.iter_rows()}
+
+
+@lru_cache(maxsize=8)
+def _epochs(runs: Runs) -> pl.DataFrame:
+    """All epochs, with their run's `last`."""
+    return per_epoch(runs).join(runs.run.select("run_id", last="epochs"), on="run_id")
 
 
 def _to_target(runs: Runs, metric: str, target: float) -> dict[str, Reading]:
