@@ -101,7 +101,7 @@ def _remarks(checked: Sequence[Prepared | ConfigError]) -> Iterator[str]:
 
 
 def _on_its_device(planned: PlannedRun) -> RunConfig:
-    """A refused run with the device that it would have had; as it was asked for where there is none."""
+    """The run with the device that it will have, also where it is refused."""
     from parallelbench.devices import this_machine
 
     if planned.run.device != "auto":

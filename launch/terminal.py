@@ -11,7 +11,7 @@ from parallelbench.folder import require_folder
 
 
 def console() -> Console:
-    """Standard output. What is piped is as wide as a wide terminal."""
+    """Standard output."""
     # Piped output is not cut to the 80 columns that rich assumes without a terminal.
     return Console() if sys.stdout.isatty() else Console(width=160)
 

@@ -205,7 +205,7 @@ class RunFolder:
 def find_runs(root: Path) -> list[RunFolder]:
     """All folders below `root` (or `root` itself) that hold or were meant to hold a run, in a stable order.
 
-    A folder that may not be looked into is among them: its state says so.
+    A folder that may not be looked into is among them, unless its name says what else it is: its state says so.
     """
     if _may_be_run(str(root)):
         return [RunFolder(root)]
@@ -217,7 +217,7 @@ def find_runs(root: Path) -> list[RunFolder]:
         try:
             found += [below for below in _subfolders(folder) if _may_be_run(below)]
         except PermissionError:
-            found.append(folder)
+            found += [folder] if _may_hold_runs(folder) else []
     return [RunFolder(Path(path)) for path in sorted(found, key=lambda path: path.split(os.sep))]
 
 
@@ -240,16 +240,21 @@ def _may_be_run(folder: str) -> bool:
     try:
         os.stat(f"{folder}/config.yaml")
     except PermissionError:
-        return True
+        return _may_hold_runs(folder)
     except OSError:
         return False
     return True
 
 
+def _may_hold_runs(folder: str) -> bool:
+    name = os.path.basename(folder)
+    return name not in WITHOUT_RUNS and not name.startswith(".")
+
+
 def _subfolders(path: Path | str) -> list[str]:
     try:
         with os.scandir(path) as entries:
-            return [entry.path for entry in entries if entry.name not in WITHOUT_RUNS and entry.is_dir()]
+            return [entry.path for entry in entries if entry.is_dir()]
     except PermissionError:
         raise
     except OSError:

@@ -86,8 +86,9 @@ def test_a_sweep_that_may_not_be_read_is_named_once_and_submissions_are_nobodys_
     (tmp_path / "demo" / "submissions").mkdir()
     lock(tmp_path / "demo" / "submissions")
     lock(tmp_path / "theirs")
+    named = published(config(tmp_path, sweep_name="report", repeat=1))
     found = {folder: state.label for folder, state in states_below(tmp_path)}
-    assert found == {mine: "ok", RunFolder(tmp_path / "theirs"): "storage"}
+    assert found == {mine: "ok", named: "ok", RunFolder(tmp_path / "theirs"): "storage"}
     assert [skipped.path for skipped in load(tmp_path).skipped] == [tmp_path / "theirs"]
 
 

@@ -1,0 +1,66 @@
+"""docs/adding-a-model.md, done: a user's own model and data set, from the user's own folder."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from launch.compose import Extension
+from launch.sweep import one_run
+from parallelbench.check import check_run
+from parallelbench.errors import ConfigError
+
+PAGE = (Path(__file__).parents[2] / "docs" / "adding-a-model.md").read_text()
+OWN = ["model=wide", "data=shapes", "site.data_dir=data"]
+
+
+@pytest.fixture
+def me(tmp_path: Path) -> Path:
+    """The folder that the page describes, and the arrays."""
+    for path, code in re.findall(r"```(?:python|yaml)\n# (\S+)\n(.*?)```", PAGE, flags=re.DOTALL):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        with (tmp_path / path).open("a") as file:
+            file.write(code)
+    (tmp_path / "data").mkdir()
+    draw = np.random.default_rng(0)
+    parts = {"train": 96, "test": 32}
+    np.savez(
+        tmp_path / "data" / "shapes.npz",
+        **{f"{part}_images": draw.integers(0, 256, (n, 1, 8, 8), dtype=np.uint8) for part, n in parts.items()},
+        **{f"{part}_labels": draw.integers(0, 4, n) for part, n in parts.items()},
+    )
+    return tmp_path
+
+
+def test_the_pages_model_and_data_are_a_run(me: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(me)
+    monkeypatch.syspath_prepend(me)
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    own = Extension(me / "conf", "mine")
+    run = one_run([*OWN, "batch_size=32", "strategy=tensor_parallel", "devices=2"], own).run
+    check_run(run, "cpu")
+    assert run.data.missing_files(run.site.data_folder) == []
+    arrays = run.data.load(run.site.data_folder)
+    assert arrays.train_images.shape == (96, *run.data.shape)
+    model = run.model.build(in_channels=1, image_size=8, num_classes=run.data.num_classes)
+    assert tuple(name for name, _ in model.named_children()) == run.model.layer_names
+    with pytest.raises(ConfigError, match=r"has 96 training images: set data\.train_samples"):
+        one_run([*OWN, "data.train_samples=95"], own).run.data.load(Path("data"))
+
+
+@pytest.mark.slow
+def test_the_pages_commands_train_it_on_two_ranks_like_one_device(me: Path) -> None:
+    commands = [shlex.split(line) for line in PAGE.splitlines() if line.startswith("parallelbench ")]
+    assert [command[1] for command in commands] == ["show", "submit", "report"]
+    for _, *arguments in commands:
+        more = ["launcher.oversubscribe=true"] if arguments[0] == "submit" else []
+        program = [sys.executable, "-P", "-m", "parallelbench.cli", *arguments, *more]
+        done = subprocess.run(program, cwd=me, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    assert "ddp × 2" in done.stdout
