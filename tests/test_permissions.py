@@ -103,6 +103,7 @@ def test_whatever_the_system_refuses_is_one_line_and_not_the_gates_code(
     assert capsys.readouterr().err == f"parallelbench: no permission for {log}{ADVICE}\n"
 
 
+@pytest.mark.slow
 def test_a_report_on_a_folder_that_can_not_be_written_goes_elsewhere(
     tmp_path: Path, lock: Callable[[Path], None], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

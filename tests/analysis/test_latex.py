@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -32,6 +33,7 @@ def test_plain_words_stay() -> None:
     assert escape("cnn_small, 50 % × 2") == r"cnn\_small, 50 \% \texttimes{} 2"
 
 
+@pytest.mark.slow
 def test_a_report_has_its_tables_for_a_paper(tmp_path: Path) -> None:
     for strategy, devices in (("single", 1), ("ddp", 2)):
         for repeat in range(2):

@@ -330,6 +330,7 @@ def every_strategy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root / "demo"
 
 
+@pytest.mark.slow
 def test_findings_about_bytes_bubble_and_staleness(every_strategy: Path) -> None:
     found = {figure.name: figure.finding.replace("\u202f", " ") for figure in draw(load(every_strategy))}
     assert found["communication"] == (
@@ -373,6 +374,7 @@ def test_every_strategy_side_by_side(every_strategy: Path) -> None:
     assert ">11.1 %</data>" in text
 
 
+@pytest.mark.slow
 def test_more_than_the_ideal_is_not_a_lack(tmp_path: Path) -> None:
     published(config(tmp_path))
     pipeline = foreign(config(tmp_path, devices=2), "pipeline")
@@ -383,6 +385,7 @@ def test_more_than_the_ideal_is_not_a_lack(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_small_differences_of_accuracy_are_not_none(tmp_path: Path) -> None:
     """Nor are runs of one configuration, with the parity check and without, compared with each other."""
 

@@ -21,6 +21,7 @@ MOST = 8
 """Lines of each kind."""
 
 LATER = 1.8e9
+pytestmark = pytest.mark.slow
 
 
 def measured(root: Path, times: list[float], *, fake: dict[str, Any] | None = None, **changes: Any) -> Runs:
