@@ -138,7 +138,7 @@ def told(choice: Choice) -> str:
         if choice.findings.left
         else ""
     )
-    tried = f"{len(trials)} trials in {choice.took_s:.0f} s{left}"
+    tried = f"{len(trials)} trial{'' if len(trials) == 1 else 's'} in {choice.took_s:.0f} s{left}"
     return f"tuned for {choice.work} on {choice.device_type}: {settings}{gain} ({tried})"
 
 

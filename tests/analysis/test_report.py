@@ -345,6 +345,7 @@ def test_findings_about_bytes_bubble_and_staleness(every_strategy: Path) -> None
     )
 
 
+@pytest.mark.slow
 def test_the_new_figures_draw_the_numbers_of_the_tables(every_strategy: Path) -> None:
     charts = {figure.name: figure.chart for figure in draw(load(every_strategy)) if figure.chart}
     assert list(charts) == [*FIGURES, *RARER[:3]]

@@ -143,6 +143,7 @@ def test_a_long_run_passes_through_the_states_of_a_short_one(tmp_path: Path) -> 
     assert_frame_equal(long.head(2), short, check_exact=True)
 
 
+@pytest.mark.slow
 def test_faithful_does_as_was_published() -> None:
     letter = expand(["sweep=asu_data_parallel", "faithful=true"])
     assert letter == expand(["sweep=asu_data_parallel_faithful"])
