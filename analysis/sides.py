@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from analysis.work import Work, canonical, configurations, is_below, left_out, plain, works
 from parallelbench.errors import ConfigError
-from parallelbench.surroundings import flatten, matters
+from parallelbench.surroundings import entries, flatten, matters
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -209,7 +209,7 @@ def _differing(one: Work, other: Work) -> Differences:
 
 def surroundings(environment_json: str | None) -> Work:
     """What a run's environment was, flat."""
-    return flatten(json.loads(environment_json or "{}"))
+    return entries(json.loads(environment_json or "{}"))
 
 
 def is_told(key: str) -> bool:

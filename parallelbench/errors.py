@@ -27,6 +27,8 @@ class SupersededError(Exception):
 
 def no_permission(error: PermissionError) -> str:
     """What is in the way of reading somebody else's results, and who can mend it."""
+    if error.filename is None:  # of a process, say, not of a file
+        return str(error)
     return f"no permission for {error.filename}: ask its owner for chmod -R g+rX"
 
 

@@ -230,7 +230,7 @@ def instead_of(root: Path) -> str:
         folder = waiting.popleft()
         with suppress(PermissionError):
             for below in _subfolders(folder):
-                if os.path.exists(f"{below}/config.yaml"):
+                if os.path.exists(f"{below}/config.yaml") and folder != str(root):
                     return f"runs lie deeper: name {folder}"
                 waiting.append(below)
     return "name a results folder, a sweep's folder, or a run's"

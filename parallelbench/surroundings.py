@@ -14,6 +14,8 @@ _MATTER = (
     *("float32_matmul_precision", "cudnn_allow_tf32", "cudnn_benchmark"),
 )
 _VARIABLES = tuple(f"variables.{name}_" for name in ("NCCL", "GLOO", "OMP", "MKL", "MALLOC", "TORCH", "PYTORCH"))
+_OF_EACH_GPU = ("cuda.driver", "cuda.power_limit_w")
+"""A line per GPU that the process sees."""
 _TORCHRUN = "variables.TORCH_NCCL_ASYNC_ERROR_HANDLING"
 """What torchrun sets for its processes, and a single process hasn't: it says what happens after an error."""
 
@@ -25,9 +27,20 @@ def matters(key: str) -> bool:
 
 def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """What matters and is not alike in two environments: dotted key → the value of each."""
-    one, other = flatten(before), flatten(now)
+    one, other = entries(before), entries(now)
     keys = sorted(key for key in one.keys() | other.keys() if matters(key))
     return {key: (one.get(key), other.get(key)) for key in keys if one.get(key) != other.get(key)}
+
+
+def entries(environment: Mapping[str, Any]) -> dict[str, Any]:
+    """Dotted key → value. What is said of each visible GPU counts once where all have the same: a job that sees two is
+    on no other machine than one that sees one.
+    """
+    flat = flatten(environment)
+    for key in _OF_EACH_GPU:
+        if isinstance(flat.get(key), str):
+            flat[key] = ", ".join(sorted(set(flat[key].split("\n"))))
+    return flat
 
 
 def flatten(node: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from launch.slurm.queue import Tracker
 from parallelbench import cli
+from parallelbench.errors import no_permission
 from tests.analysis.factory import Fake, begin, config, failed, published
 from tests.helpers import TINY
 
@@ -204,6 +205,17 @@ def test_folders_that_are_none_are_refused(here: Path, capsys: pytest.CaptureFix
 def test_of_runs_that_lie_deeper_the_folder_is_named(here: Path, capsys: pytest.CaptureFixture[str], verb: str) -> None:
     published(config(here / "projects" / "mine" / "results"))
     assert f"runs lie deeper: name {here}/projects/mine/results/demo" in refused(capsys, verb, str(here))
+
+
+@pytest.mark.parametrize("verb", ["report", "claims"])
+def test_the_folder_that_was_named_is_not_the_advice(here: Path, capsys: pytest.CaptureFixture[str], verb: str) -> None:
+    (here / "sweep" / "run").mkdir(parents=True)
+    (here / "sweep" / "run" / "config.yaml").write_text("theme: dark\n")
+    assert "lie deeper" not in refused(capsys, verb, str(here / "sweep"))
+
+
+def test_what_may_not_be_done_to_a_process_is_not_told_of_a_file() -> None:
+    assert no_permission(PermissionError(1, "Operation not permitted")) == "[Errno 1] Operation not permitted"
 
 
 def test_status_tells_a_configuration_that_is_no_runs(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

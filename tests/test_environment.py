@@ -68,3 +68,11 @@ def test_only_what_changes_a_measurement_differs() -> None:
     now = {"host": "b", "packages": {"torch": "2.15", "hydra-core": "2"}, "variables": {"SLURM_JOB_ID": "8"}}
     assert differing(before, before | {"host": "c"}) == {}
     assert differing(before, now) == {"packages.torch": ("2.14", "2.15"), "variables.NCCL_ALGO": ("Ring", None)}
+
+
+def test_what_each_gpu_says_counts_once() -> None:
+    alone = {"cuda": {"driver": "570.1", "power_limit_w": "400.00"}}
+    both = {"cuda": {"driver": "570.1\n570.1", "power_limit_w": "400.00\n400.00"}}
+    assert differing(alone, both) == {}
+    uneven = {"cuda": {"driver": "570.1\n570.1", "power_limit_w": "400.00\n300.00"}}
+    assert differing(alone, uneven) == {"cuda.power_limit_w": ("400.00", "300.00, 400.00")}

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from msgspec import Meta, field
 
+from analysis.work import plain
 from parallelbench.config import RunConfig
 from parallelbench.errors import ConfigError, choices
 from parallelbench.structure import Name, Node, structure
@@ -275,5 +276,5 @@ def publications() -> tuple[Publication, ...]:
 def written(level: Level) -> str:
     """As on the command line: "strategy=ddp,fsdp devices=2"."""
     return " ".join(
-        f"{key}={','.join(map(str, value)) if isinstance(value, list) else value}" for key, value in level.items()
+        f"{key}={','.join(map(plain, value if isinstance(value, list) else [value]))}" for key, value in level.items()
     )

@@ -14,7 +14,7 @@ import polars as pl
 from analysis import text
 from analysis.claims.cells import Cell, usable
 from analysis.claims.doubts import cautions, objections
-from analysis.claims.grammar import LEARNING, Claim, Expect, written
+from analysis.claims.grammar import EPOCH_COLUMNS, LEARNING, Claim, Expect, written
 from analysis.claims.pairs import effects
 from analysis.stats import difference_interval
 from analysis.stats import interval as ratio_interval
@@ -99,7 +99,10 @@ def judge(runs: Runs, claim: Claim, *, seed: str) -> Finding:
 
 
 def _also(runs: Runs, claim: Claim) -> list[Cell]:
-    return effects(runs, msgspec.structs.replace(claim, metric=claim.also, also=None)) if claim.also else []
+    if not claim.also:
+        return []
+    epoch = claim.epoch if claim.also in EPOCH_COLUMNS else None
+    return effects(runs, msgspec.structs.replace(claim, metric=claim.also, also=None, target=None, epoch=epoch))
 
 
 def _identity(cell: Cell) -> str:
@@ -168,23 +171,25 @@ def decide(values: Sequence[float], interval: tuple[float, float] | None, expect
 
 
 def _undecided(values: Sequence[float], interval: tuple[float, float], expect: Expect) -> str:
-    middle = median(values)
-    if expect.region[0] <= middle <= expect.region[1]:
-        return _more_repeats(len(values), middle, interval, expect.region)
-    if expect.open[0] < middle < expect.open[1]:
+    bounds = sorted({*expect.region, *expect.open})
+    held = [bound for bound in bounds if interval[0] <= bound <= interval[1]]
+    if not held:  # it lies between the bound and what counts
         return f"the difference is below what counts ({expect.by:g})"
-    return _more_repeats(len(values), middle, interval, expect.open)
+    return _more_repeats(len(values), median(values), interval, held)
 
 
-def _more_repeats(n: int, middle: float, interval: tuple[float, float], region: tuple[float, float]) -> str:
+def _more_repeats(n: int, middle: float, interval: tuple[float, float], held: Sequence[float]) -> str:
     """How many repeats it would take if the median stayed, as intervals narrow with the root of their number."""
-    edge = min(region, key=lambda bound: abs(middle - bound))
-    reach = interval[1] - middle if edge > middle else middle - interval[0]
-    needed = n * (reach / abs(middle - edge)) ** 2 if middle != edge else float("inf")
-    holds = f"the interval holds {edge:g}"
+    needed = max(_repeats_to_leave(edge, n, middle, interval) for edge in held)
+    holds = f"the interval holds {text.listed([f'{edge:g}' for edge in held])}"
     if needed > 100:
         return f"{holds}, too near the median for any feasible number of repeats"
     return f"{holds}: about {max(n + 1, round(needed + 0.5))} repeats, should the median stay"
+
+
+def _repeats_to_leave(edge: float, n: int, middle: float, interval: tuple[float, float]) -> float:
+    reach = interval[1] - middle if edge > middle else middle - interval[0]
+    return n * (reach / abs(middle - edge)) ** 2 if middle != edge else float("inf")
 
 
 def _overall(cases: Sequence[Case], claim: Claim) -> tuple[Verdict, str]:
@@ -223,6 +228,10 @@ def _missing(runs: Runs, claim: Claim) -> str:
     """Why there is nothing to compare, and what has to be run."""
     if claim.gpus_only and facts(runs).filter(pl.col("device_type") == "cuda").is_empty():
         return f"can't be decided on CPUs: {claim.gpus_only}; it needs {_sweeps(claim)} on GPUs"
+    if claim.target is not None and not usable(runs, claim).is_empty():
+        best = usable(runs, claim)["best_test_accuracy"].max()
+        if best is None or best < claim.target:  # type: ignore[operator]
+            return f"no run reaches {claim.target:g}: more epochs, or another optimizer, would have to"
     with_all = f" {written(claim.where)}" if claim.where else ""
     sides = "; or ".join(map(str, claim.contrasts)) + (f"; and with {claim.more}" if claim.more else "")
     lacks = f"needs runs of the same work{with_all} with {sides}; {ENOUGH_REPEATS} repeats each: {_sweeps(claim)}"

@@ -12,6 +12,7 @@ import msgspec
 import psutil
 
 from launch.command import Rendezvous
+from launch.slurm.record import private
 from parallelbench.durable import write_file
 
 if TYPE_CHECKING:
@@ -42,7 +43,8 @@ def offer(folder: Path, start: str, *, nodes: int, interface: str | None = None)
     with socket.socket() as probe:
         probe.bind((host, 0))
         port = probe.getsockname()[1]
-    write_file(folder / "rendezvous.json", msgspec.json.encode(Offer(start=start, host=host, port=port)))
+    with private():  # whoever knows the port and the id could join the ranks
+        write_file(folder / "rendezvous.json", msgspec.json.encode(Offer(start=start, host=host, port=port)))
     return Rendezvous(node=0, nodes=nodes, host=host, port=port, id=start)
 
 

@@ -152,20 +152,20 @@ class Device:
 
     def flags(self) -> set[str]:
         """What to know of the energy, and of gaps in anything."""
+        gaps_s = [longest_gap_s(samples, self.window) for name, samples in self.samples.items() if name not in _SLOW]
+        sparse = {"sparse"} if max(gaps_s, default=0.0) > SPARSE_S else set()
         source = "energy_j" if self.samples.get("energy_j") else "power_w"
         series = self.samples.get(source, [])
         if not series:
-            return set()
+            return sparse
         around = enclosing(series, self.window)
-        gaps_s = [longest_gap_s(samples, self.window) for name, samples in self.samples.items() if name not in _SLOW]
         true = {
             "short": self.window.length_s < SHORT_S,
             "reset": source == "energy_j" and has_reset(around),
             "incomplete": not around,
-            "sparse": max(gaps_s) > SPARSE_S,
             "from_power": source == "power_w",
         }
-        return {name for name, holds in true.items() if holds}
+        return sparse | {name for name, holds in true.items() if holds}
 
     def _integrated_j(self) -> float | None:
         return integrated(self.samples.get("power_w", ()), self.window)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from analysis import load
-from analysis.claims import judge
+from analysis.claims import judge, judge_all
 from analysis.claims.table import expected
 from analysis.claims.verdict import decide
 from tests.analysis.factory import Fake, config, published
@@ -174,3 +174,42 @@ def test_epochs_that_are_not_contrasted_are_equal(tmp_path: Path) -> None:
     )
     (case,) = judge(runs, gains, seed="0").cases
     assert (case.verdict, case.step) == ("reproduced", "devices 1 → 2, by epoch 1 → epoch 2")
+
+
+def test_what_lies_beside_the_effect_may_be_no_metric_of_epochs_or_targets(tmp_path: Path) -> None:
+    runs = two_devices(tmp_path, (0.6,) * 6)
+    (case,) = judge(runs, claim(metric="epoch_time_s", epoch=2, also="total_time_s"), seed="0").cases
+    assert case.also is not None
+    (case,) = judge(runs, claim(metric="steps_to_accuracy", target=0.7, also="total_time_s"), seed="0").cases
+    assert case.also is not None
+
+
+def test_a_target_that_no_run_reaches_is_named_instead_of_runs_that_are_there(tmp_path: Path) -> None:
+    runs = two_devices(tmp_path, (0.6,) * 6)
+    finding = judge(runs, claim(metric="time_to_accuracy_s", target=0.99), seed="0")
+    assert finding.why == "no run reaches 0.99: more epochs, or another optimizer, would have to"
+
+
+@pytest.mark.parametrize(
+    ("values", "interval", "expect", "why"),
+    [
+        ((0.7, 1.3, 1.01, 1.01, 0.75, 1.4), (0.74, 1.34), {"above": 1, "by": 0.02}, "the interval holds 1 and 1.02, "),
+        ((0.985,) * 4 + (1.03, 1.09), (0.966, 1.054), {"between": [0.95, 1.05]}, "the interval holds 1.05: about 7 "),
+    ],
+)
+def test_only_bounds_that_the_interval_holds_are_in_the_way(
+    values: tuple[float, ...], interval: tuple[float, float], expect: dict[str, Any], why: str
+) -> None:
+    verdict, lacks = decide(values, interval, claim(expect=expect).expect)
+    assert verdict == "inconclusive"
+    assert lacks.startswith(why)
+
+
+def test_epochs_that_were_cut_short_are_no_epochs_of_the_publication(tmp_path: Path) -> None:
+    for repeat in REPEATS:
+        run = config(tmp_path, repeat=repeat, epochs=50, measure={"steps_per_epoch": 1})
+        published(run, Fake(test_accuracy=lambda epoch: 1 / epoch))
+    names = [f"{what}_with_epochs" for what in ("training_loss_falls", "test_accuracy_rises", "time_rises")]
+    findings = [finding for finding in judge_all(load(tmp_path)) if finding.claim.name in names]
+    assert [(len(finding.cases), finding.verdict) for finding in findings] == [(0, "inconclusive")] * 3
+    assert all("measure.steps_per_epoch=null" in finding.why for finding in findings)

@@ -67,6 +67,8 @@ def test_nodes_do_not_meet_where_only_one_of_them_can_be_reached(
             rendezvous.offer(tmp_path, "1.0", nodes=2)
         assert not list(tmp_path.iterdir())
     assert rendezvous.offer(tmp_path, "1.0", nodes=1).host == "127.0.1.1"
+    (offer,) = tmp_path.iterdir()
+    assert offer.stat().st_mode & 0o777 == 0o600, "whoever knows the port and the id could join the ranks"
     assert rendezvous.offer(tmp_path, "1.0", nodes=2, interface="lo").host == "127.0.0.1"
 
 

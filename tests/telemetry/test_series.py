@@ -116,6 +116,8 @@ def test_what_was_sampled_for_a_part_of_the_window_is_null() -> None:
 def test_gaps_in_anything_are_flagged() -> None:
     rows = [row(float(t), energy_j=float(t)) for t in range(7)] + [row(t, utilization=1.0) for t in (0.0, 3.0, 6.0)]
     assert columns([rank(1, 5)], Samples(rows))["telemetry_flags"] == "sparse"
+    no_energy = [row(t, None, memory_used_bytes=1) for t in (0.0, 9.0, 20.0)]
+    assert columns([rank(2, 15, uuid="cores 0")], Samples(no_energy))["telemetry_flags"] == "sparse"
 
 
 def test_short_windows_and_wide_gaps_are_flagged() -> None:
