@@ -77,8 +77,9 @@ def _known(runs: Runs) -> dict[str, _Run]:
     """Run id → what is looked at."""
     epochs = per_epoch(runs).group_by("run_id").agg(
         pl.col("train_samples").max().alias("epoch_samples"),
-        pl.col("finished_at").min().alias("began"),
-        pl.col("finished_at").max().alias("ended"),
+        # Where no times are known, nothing is known to be before or after.
+        pl.col("finished_at").min().fill_null(float("-inf")).alias("began"),
+        pl.col("finished_at").max().fill_null(float("inf")).alias("ended"),
     )  # fmt: skip
     rows = facts(runs).select("run_id", "environment_json", "train_samples").join(epochs, on="run_id")
     return {run_id: _Run(_relevant(environment), *rest) for run_id, environment, *rest in rows.iter_rows()}
