@@ -162,7 +162,8 @@ def _energies(runs: Runs) -> list[str]:
             if configuration not in found[flag]:
                 found[flag].append(configuration)
     return [
-        f"Energy of {text.listed(names)}: {_FLAGS.get(flag, flag)} ({flag})." for flag, names in sorted(found.items())
+        f"{'Telemetry' if flag == 'sparse' else 'Energy'} of {text.listed(names)}: {_FLAGS.get(flag, flag)} ({flag})."
+        for flag, names in sorted(found.items())
     ]
 
 

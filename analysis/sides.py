@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from analysis.work import Work, canonical, configurations, is_below, left_out, plain, works
 from parallelbench.errors import ConfigError
-from parallelbench.surroundings import entries, flatten, matters
+from parallelbench.surroundings import entries, flatten, matters, unlike
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _ROW = ("strategy", "devices", "nodes", "data", "model")
 """What a row of a comparison is known by: where these differ, the other side has nothing to compare with."""
-_COMMIT = ("git.commit", "git.dirty", "packages.parallelbench", "host")
+_COMMIT = ("git.commit", "git.dirty", "packages.parallelbench", "host", "allocation")
 """Entries in which two folders are expected to differ: they are said."""
 
 Differences = dict[str, tuple[Any, Any]]
@@ -113,8 +113,8 @@ class Side:
     def names(self) -> set[str]:
         """The keys in which the other side could differ: of works, and of surroundings that matter."""
         works = {key for work in self.whole.values() for key in work}
-        entries = {key for found in self.environments.values() for key in found if matters(key)}
-        return {key.removesuffix(".name") for key in works | entries if not key.endswith("._target_")}
+        outside = {key for found in self.environments.values() for key in found if matters(key)}
+        return {key.removesuffix(".name") for key in works | outside if not key.endswith("._target_")}
 
     def row(self, key: str) -> str:
         """What tells which row of a comparison a work belongs to."""
@@ -213,17 +213,12 @@ def surroundings(environment_json: str | None) -> Work:
 
 
 def is_told(key: str) -> bool:
-    """Whether it may differ, and is said: commits and hosts."""
+    """Whether it may differ, and is said: commits, hosts, and whether these were shared."""
     return key in _COMMIT
 
 
-def unlike_surroundings(one: Work, other: Work, relevant: Callable[[str], bool]) -> Differences:
-    """In which relevant entries two environments differ."""
-    return {key: values for key, values in _differing(one, other).items() if relevant(key)}
-
-
 def _unlike_surroundings(a: Side, b: Side, pair: Pair, relevant: Callable[[str], bool]) -> Differences:
-    found = unlike_surroundings(a.environments[pair.a], b.environments[pair.b], relevant)
+    found = unlike(a.environments[pair.a], b.environments[pair.b], relevant)
     return {key: values for key, values in found.items() if not is_below(key, a.across)}
 
 

@@ -17,7 +17,7 @@ from parallelbench.pauses import Pauses
 from parallelbench.probes import environment
 from parallelbench.probes.memory import release
 from parallelbench.strategies.single import Single
-from parallelbench.surroundings import differing
+from parallelbench.surroundings import entries, unlike
 from parallelbench.train import Trainer
 from parallelbench.world import World, join
 
@@ -128,12 +128,12 @@ class Session:
     def _elsewhere(self, facts: Mapping[str, Any]) -> str | None:
         """In what this attempt's surroundings differ from those of the first one, whose facts these are."""
         first = json.loads(facts.get("environment_json") or "{}")
-        unlike = differing(first, json.loads(canonical_json(environment.capture())))
+        found = unlike(entries(first), entries(json.loads(canonical_json(environment.capture()))))
         device_name = _device_name(self._world)
         if device_name != facts.get("device_name"):
-            unlike = {"device_name": (facts.get("device_name"), device_name)} | unlike
+            found = {"device_name": (facts.get("device_name"), device_name)} | found
         self._startup.skip()
-        return ", ".join(f"{key}: {before} and {now}" for key, (before, now) in unlike.items()) or None
+        return ", ".join(f"{key}: {before} and {now}" for key, (before, now) in found.items()) or None
 
     def _describe(self, model: nn.Module, parity_passed: bool | None) -> None:
         parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 _MATTER = (
     *("platform", "python", "packages.torch", "packages.torchvision", "packages.numpy"),
@@ -25,10 +25,11 @@ def matters(key: str) -> bool:
     return key in _MATTER or (key.startswith(_VARIABLES) and key != _TORCHRUN)
 
 
-def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """What matters and is not alike in two environments: dotted key → the value of each."""
-    one, other = entries(before), entries(now)
-    keys = sorted(key for key in one.keys() | other.keys() if matters(key))
+def unlike(
+    one: Mapping[str, Any], other: Mapping[str, Any], relevant: Callable[[str], bool] = matters
+) -> dict[str, tuple[Any, Any]]:
+    """What is relevant and not alike in the `entries` of two environments: dotted key → the value of each."""
+    keys = sorted(key for key in one.keys() | other.keys() if relevant(key))
     return {key: (one.get(key), other.get(key)) for key in keys if one.get(key) != other.get(key)}
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import subprocess
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from parallelbench.probes import environment
-from parallelbench.surroundings import differing
+from parallelbench.surroundings import entries, unlike
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -63,16 +63,20 @@ def test_the_state_of_a_checkout(tmp_path: Path) -> None:
     assert environment.git_state(tmp_path) == clean | {"dirty": True}
 
 
+def _unlike(one: dict[str, Any], other: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    return unlike(entries(one), entries(other))
+
+
 def test_only_what_changes_a_measurement_differs() -> None:
     before = {"host": "a", "packages": {"torch": "2.14", "hydra-core": "1"}, "variables": {"NCCL_ALGO": "Ring"}}
     now = {"host": "b", "packages": {"torch": "2.15", "hydra-core": "2"}, "variables": {"SLURM_JOB_ID": "8"}}
-    assert differing(before, before | {"host": "c"}) == {}
-    assert differing(before, now) == {"packages.torch": ("2.14", "2.15"), "variables.NCCL_ALGO": ("Ring", None)}
+    assert _unlike(before, before | {"host": "c"}) == {}
+    assert _unlike(before, now) == {"packages.torch": ("2.14", "2.15"), "variables.NCCL_ALGO": ("Ring", None)}
 
 
 def test_what_each_gpu_says_counts_once() -> None:
     alone = {"cuda": {"driver": "570.1", "power_limit_w": "400.00"}}
     both = {"cuda": {"driver": "570.1\n570.1", "power_limit_w": "400.00\n400.00"}}
-    assert differing(alone, both) == {}
+    assert _unlike(alone, both) == {}
     uneven = {"cuda": {"driver": "570.1\n570.1", "power_limit_w": "400.00\n300.00"}}
-    assert differing(alone, uneven) == {"cuda.power_limit_w": ("400.00", "300.00, 400.00")}
+    assert _unlike(alone, uneven) == {"cuda.power_limit_w": ("400.00", "300.00, 400.00")}

@@ -10,9 +10,9 @@ import polars as pl
 
 from analysis.claims.grammar import LEARNING, OF_SAMPLES, Claim
 from analysis.metrics import per_epoch
-from analysis.sides import Differences, is_told, said, surroundings, unlike_surroundings
+from analysis.sides import Differences, is_told, said, surroundings
 from analysis.summary import facts
-from parallelbench.surroundings import matters
+from parallelbench.surroundings import matters, unlike
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -106,7 +106,7 @@ def _between(repeats_runs: Iterable[list[_Run]], *, told: bool) -> Differences:
     found: Differences = {}
     for first, *others in repeats_runs:
         for other in others:
-            found = unlike_surroundings(first.environment, other.environment, is_told if told else _matters) | found
+            found = unlike(first.environment, other.environment, is_told if told else _matters) | found
     return found
 
 

@@ -22,6 +22,16 @@ def effects(runs: Runs, claim: Claim) -> list[Cell]:
     """Every effect that the claim is about, each between cells that are alike in all else; only where both sides have
     a repeat in common.
     """
+    return [effect for effect in _effects(runs, claim) if effect.values]
+
+
+def is_unreached(runs: Runs, claim: Claim) -> bool:
+    """Whether both sides were run, but no repeat of both reaches the claim's target."""
+    return any(effect.missed for effect in _effects(runs, claim) if not effect.values)
+
+
+def _effects(runs: Runs, claim: Claim) -> list[Cell]:
+    """Also those without a value, where a run never reached the target."""
     found = measured(runs, claim)
     if any("devices" in c.roots and "strategy" not in c.roots for c in (*claim.contrasts, claim.more) if c):
         found = as_every_strategy(found)
@@ -51,7 +61,7 @@ def _compare(cells: Sequence[Cell], contrast: Contrast, combine: Combine) -> Ite
                 effect.runs[repeat] = (*below.runs[repeat], *above.runs[repeat])
         there = [cell.values.keys() | cell.missed for cell in (below, above)]
         effect.missed.update(there[0] & there[1] & (below.missed | above.missed))
-        if effect.values:
+        if effect.values or effect.missed:
             yield effect
 
 

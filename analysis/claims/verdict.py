@@ -15,7 +15,7 @@ from analysis import text
 from analysis.claims.cells import Cell, usable
 from analysis.claims.doubts import cautions, objections
 from analysis.claims.grammar import EPOCH_COLUMNS, LEARNING, Claim, Expect, written
-from analysis.claims.pairs import effects
+from analysis.claims.pairs import effects, is_unreached
 from analysis.stats import difference_interval
 from analysis.stats import interval as ratio_interval
 from analysis.summary import facts
@@ -228,10 +228,8 @@ def _missing(runs: Runs, claim: Claim) -> str:
     """Why there is nothing to compare, and what has to be run."""
     if claim.gpus_only and facts(runs).filter(pl.col("device_type") == "cuda").is_empty():
         return f"can't be decided on CPUs: {claim.gpus_only}; it needs {_sweeps(claim)} on GPUs"
-    if claim.target is not None and not usable(runs, claim).is_empty():
-        best = usable(runs, claim)["best_test_accuracy"].max()
-        if best is None or best < claim.target:  # type: ignore[operator]
-            return f"no run reaches {claim.target:g}: more epochs, or another optimizer, would have to"
+    if is_unreached(runs, claim):
+        return f"no repeat of both sides reaches {claim.target:g}: more epochs, or another optimizer, would have to"
     with_all = f" {written(claim.where)}" if claim.where else ""
     sides = "; or ".join(map(str, claim.contrasts)) + (f"; and with {claim.more}" if claim.more else "")
     lacks = f"needs runs of the same work{with_all} with {sides}; {ENOUGH_REPEATS} repeats each: {_sweeps(claim)}"

@@ -77,9 +77,10 @@ def test_power_is_that_of_all_gpus_and_of_each(sweep: Path) -> None:
 
 def test_flags_are_said_in_words(tmp_path: Path) -> None:
     published(config(tmp_path), powered(lambda e, r: 100.0, epoch_time_s=lambda e, r: 1.0))
-    lines = [line for line in notes.warnings(load(tmp_path)) if line.startswith("Energy of ")]
+    lines = [line for line in notes.warnings(load(tmp_path)) if line.startswith(("Energy of ", "Telemetry of "))]
     assert [line.rpartition("(")[2] for line in lines] == ["short).", "sparse)."]
     assert lines[0].startswith("Energy of single × 1: epochs under 2 s")
+    assert lines[1].startswith("Telemetry of single × 1: samples more than 1 s apart"), "hosts without energy have gaps"
 
 
 @pytest.mark.slow
