@@ -25,7 +25,7 @@ import numpy as np
 import polars as pl
 
 from analysis.published import LOADED, Frames, Published, table_schema
-from parallelbench.folder import RunFolder
+from parallelbench.store.folder import RunFolder
 
 if TYPE_CHECKING:
     from pathlib import Path

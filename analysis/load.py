@@ -13,11 +13,11 @@ import polars as pl
 
 from analysis.compact import Collection, Found, Tables
 from analysis.published import LATER, LOADED, Frames, Published, Unreadable, read_published, read_table, table_schema
-from parallelbench.attempt import Outcome, read_config
 from parallelbench.errors import ConfigError, no_permission
-from parallelbench.folder import WITHOUT_RUNS, RunFolder, find_runs, require_folder
-from parallelbench.journal import read_tables, read_telemetry
-from parallelbench.publish import configured_columns, run_row
+from parallelbench.store.attempt import Outcome, read_config
+from parallelbench.store.folder import WITHOUT_RUNS, RunFolder, find_runs, require_folder
+from parallelbench.store.journal import read_tables, read_telemetry
+from parallelbench.store.publish import configured_columns, run_row
 
 if TYPE_CHECKING:
     from collections.abc import Collection as Container
@@ -37,7 +37,7 @@ class Skipped:
 @dataclass(frozen=True, eq=False)
 class Runs:
     """Everything that was measured, as it was measured: one polars frame per table of
-    `parallelbench.records`.
+    `parallelbench.store.records`.
 
     All frames are keyed by `run_id`; types, units and meanings are those of the table's columns. Runs that
     did not train to their end are in here too, with the epochs that they finished and null for what they did
@@ -47,7 +47,7 @@ class Runs:
     root: Path
     """The folder that was asked for."""
     tables: Mapping[str, pl.DataFrame]
-    """The tables of `parallelbench.records` by name, but for telemetry, which has millions of rows."""
+    """The tables of `parallelbench.store.records` by name, but for telemetry, which has millions of rows."""
     skipped: tuple[Skipped, ...]
     """Folders that hold no readable run."""
     notes: tuple[str, ...] = ()

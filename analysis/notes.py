@@ -13,7 +13,7 @@ import polars as pl
 from analysis import text
 from analysis.stats import CONFIDENCE, FEW_REPEATS, FEWEST_REPEATS, TOO_FEW, half_width
 from analysis.summary import BASELINE, counted, facts, summary
-from parallelbench.surroundings import flatten
+from parallelbench.store.surroundings import flatten
 
 if TYPE_CHECKING:
     from analysis.load import Runs

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import polars as pl
 
-from parallelbench.config import SCHEMA_VERSION
-from parallelbench.records import TABLES
+from parallelbench.spec.config import SCHEMA_VERSION
+from parallelbench.store.records import TABLES
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from parallelbench.folder import RunFolder
+    from parallelbench.store.folder import RunFolder
 
 Frames = dict[str, pl.DataFrame]
 

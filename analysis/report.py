@@ -23,9 +23,9 @@ from analysis.figures import draw, specification, svg
 from analysis.load import load
 from analysis.metrics import PER_RUN, per_epoch
 from analysis.summary import SUMMARY, facts, summary
-from parallelbench.durable import storage_errors
 from parallelbench.errors import ConfigError
-from parallelbench.folder import instead_of
+from parallelbench.store.durable import storage_errors
+from parallelbench.store.folder import instead_of
 
 if TYPE_CHECKING:
     from analysis.figures import Figure

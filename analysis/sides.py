@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from analysis.work import Work, canonical, configurations, is_below, left_out, plain, works
 from parallelbench.errors import ConfigError
-from parallelbench.surroundings import entries, flatten, matters, unlike
+from parallelbench.store.surroundings import entries, flatten, matters, unlike
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -13,7 +13,7 @@ import polars as pl
 from analysis.metrics import miscounted, per_run
 from analysis.stats import Ratio, paired_ratio
 from parallelbench.errors import ConfigError
-from parallelbench.surroundings import flatten
+from parallelbench.store.surroundings import flatten
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from parallelbench.config import COMPONENTS
+from parallelbench.spec.config import COMPONENTS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from parallelbench.config import RunConfig
+    from parallelbench.spec.config import RunConfig
 
 _JOIN_S = 300
 """How long the first node to meet waits for the others."""
@@ -41,7 +41,7 @@ def command_line(
     run_dir: Path, attempt: int, processes: int, plugin: Sequence[str] = (), rendezvous: Rendezvous | None = None
 ) -> list[str]:
     """One process directly; several through torchrun, which on one machine picks a free port by itself."""
-    worker = ["-m", "parallelbench.worker", str(run_dir), str(attempt), *plugin]
+    worker = ["-m", "parallelbench.rank.worker", str(run_dir), str(attempt), *plugin]
     if processes == 1:
         return [sys.executable, *worker]
     if rendezvous is None:

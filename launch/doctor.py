@@ -14,13 +14,13 @@ import psutil
 from launch.compose import group_choices
 from launch.slurm import scheduler, site
 from launch.sweep import one_run
-from parallelbench.devices import cpu_name, this_machine
-from parallelbench.place import prepare_line
+from parallelbench.rank.devices import cpu_name, this_machine
+from parallelbench.spec.launchers import prepare_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from parallelbench.devices import Machine
+    from parallelbench.rank.devices import Machine
 
 _SHARED = {"nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "fuse.ceph", "panfs", "wekafs", "afs", "cifs"}
 _PACKAGES = (

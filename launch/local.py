@@ -13,11 +13,11 @@ from launch.command import plugin_of
 from launch.outcome import judge, publish_if_finished
 from launch.supervise import Interrupted, stoppable, supervise
 from launch.warm import WarmWorkers
-from parallelbench.check import check_run
-from parallelbench.devices import this_machine
 from parallelbench.errors import ConfigError, StorageError
-from parallelbench.folder import RunFolder
-from parallelbench.place import expanded, prepare_line
+from parallelbench.rank.devices import this_machine
+from parallelbench.spec.check import check_run
+from parallelbench.spec.launchers import expanded, prepare_line
+from parallelbench.store.folder import RunFolder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
     from launch.progress import Display, RunWatcher
     from launch.sweep import PlannedRun
-    from parallelbench.attempt import Attempt, Outcome
-    from parallelbench.config import RunConfig
-    from parallelbench.devices import Machine
-    from parallelbench.folder import State
+    from parallelbench.rank.devices import Machine
+    from parallelbench.spec.config import RunConfig
+    from parallelbench.store.attempt import Attempt, Outcome
+    from parallelbench.store.folder import State
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ def _execute(item: Prepared, attempt: Attempt, watcher: RunWatcher, workers: War
 
 def run_inline(item: Prepared, attempt: Attempt) -> Outcome:
     """Train in this process: `breakpoint()` and debuggers work. Affects the process (threads, cores, seeds)."""
-    from parallelbench.worker import work
+    from parallelbench.rank.worker import work
 
     try:
         code = work(attempt, time.time(), *plugin_of(item.planned.run)[:1])

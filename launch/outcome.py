@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from parallelbench.attempt import OUTCOMES, Outcome
 from parallelbench.errors import StorageError, SupersededError
-from parallelbench.journal import read_entries, read_tables
-from parallelbench.publish import publish
-from parallelbench.worker import RankError
+from parallelbench.rank.worker import RankError
+from parallelbench.store.attempt import OUTCOMES, Outcome
+from parallelbench.store.journal import read_entries, read_tables
+from parallelbench.store.publish import publish
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from parallelbench.attempt import Attempt, OutcomeName
-    from parallelbench.config import RunConfig
-    from parallelbench.folder import RunFolder
+    from parallelbench.spec.config import RunConfig
+    from parallelbench.store.attempt import Attempt, OutcomeName
+    from parallelbench.store.folder import RunFolder
 
 _NCCL_WAITED = re.compile(rb"\[rank(\d+)\][^\n]*Watchdog caught collective operation timeout")
 """What NCCL prints before it aborts a process that has waited too long, which can say nothing more itself."""

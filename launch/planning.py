@@ -16,9 +16,9 @@ from launch.states import states_of
 from launch.sweep import expand, one_run
 from launch.terminal import console, say
 from launch.varying import varying
-from parallelbench.config import run_id, to_mapping
 from parallelbench.errors import ConfigError
-from parallelbench.folder import RunFolder
+from parallelbench.spec.config import run_id, to_mapping
+from parallelbench.store.folder import RunFolder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from launch.compose import Extension
     from launch.local import Prepared
     from launch.sweep import PlannedRun
-    from parallelbench.config import RunConfig
-    from parallelbench.folder import State
+    from parallelbench.spec.config import RunConfig
+    from parallelbench.store.folder import State
 
 
 def show(overrides: Sequence[str], extension: Extension) -> int:
@@ -102,7 +102,7 @@ def _remarks(checked: Sequence[Prepared | ConfigError]) -> Iterator[str]:
 
 def _on_its_device(planned: PlannedRun) -> RunConfig:
     """The run with the device that it will have, also where it is refused."""
-    from parallelbench.devices import this_machine
+    from parallelbench.rank.devices import this_machine
 
     if planned.run.device != "auto":
         return planned.run
@@ -151,7 +151,7 @@ def preparer(planned: PlannedRun) -> Callable[[PlannedRun], Prepared]:
 
         return prepare_for_site
     from launch.local import prepare_here
-    from parallelbench.devices import this_machine
+    from parallelbench.rank.devices import this_machine
 
     return partial(prepare_here, machine=this_machine())
 

@@ -10,13 +10,13 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 from launch.command import command_line, environment, plugin_of
-from parallelbench.worker import WATCHED_BY
+from parallelbench.rank.worker import WATCHED_BY
 
 if TYPE_CHECKING:
     from launch.command import Rendezvous
-    from parallelbench.attempt import Attempt
-    from parallelbench.config import RunConfig
-    from parallelbench.folder import RunFolder
+    from parallelbench.spec.config import RunConfig
+    from parallelbench.store.attempt import Attempt
+    from parallelbench.store.folder import RunFolder
 
 GRACE_S = 3.0
 """How long processes may take to end after SIGTERM, before SIGKILL; less than Slurm gives a job (its KillWait)."""

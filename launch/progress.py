@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import TaskID
 
-    from parallelbench.attempt import Outcome
+    from parallelbench.store.attempt import Outcome
 
 _STYLES = {"ok": "green", "parity_failed": "yellow"}
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from launch.terminal import console, existing
 from parallelbench.errors import ConfigError
-from parallelbench.folder import instead_of
+from parallelbench.store.folder import instead_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from parallelbench.folder import Manifest, RunFolder, State, find_runs
+from parallelbench.store.folder import Manifest, RunFolder, State, find_runs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -19,7 +19,7 @@ from launch.slurm.record import submissions
 from launch.slurm.scheduler import SchedulerError
 from launch.varying import overrides_of, varying
 from parallelbench.errors import ConfigError
-from parallelbench.journal import read_entries
+from parallelbench.store.journal import read_entries
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     from launch.slurm.queue import Look
     from launch.slurm.record import Submission
-    from parallelbench.attempt import Attempt
-    from parallelbench.folder import RunFolder, State
+    from parallelbench.store.attempt import Attempt
+    from parallelbench.store.folder import RunFolder, State
 
 _ORDER = ("unknown", "running", "queued", "missing", "ok")
 CALM = ("queued", "missing", "ok")

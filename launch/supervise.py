@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from launch.outcome import interrupted, judge, publish_if_finished, stopped
 from launch.processes import Process, Start, end, start
-from parallelbench.attempt import HEARTBEAT_S
-from parallelbench.durable import storage_errors
 from parallelbench.errors import StorageError, SupersededError
-from parallelbench.journal import read_entries
+from parallelbench.store.attempt import HEARTBEAT_S
+from parallelbench.store.durable import storage_errors
+from parallelbench.store.journal import read_entries
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from launch.command import Rendezvous
-    from parallelbench.attempt import Attempt, Outcome
-    from parallelbench.config import RunConfig
-    from parallelbench.folder import RunFolder
+    from parallelbench.spec.config import RunConfig
+    from parallelbench.store.attempt import Attempt, Outcome
+    from parallelbench.store.folder import RunFolder
 
 POLL_S = 0.1
 

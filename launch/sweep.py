@@ -25,9 +25,9 @@ from launch.compose import (
     resolve,
     values_of,
 )
-from parallelbench.config import RunConfig, Sweep, SweepBlock, build, from_mapping, run_id
 from parallelbench.errors import ConfigError, choices
-from parallelbench.structure import structure
+from parallelbench.spec.config import RunConfig, Sweep, SweepBlock, build, from_mapping, run_id
+from parallelbench.spec.structure import structure
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from parallelbench.folder import require_folder
+from parallelbench.store.folder import require_folder
 
 
 def console() -> Console:

@@ -24,18 +24,18 @@ from launch.compose import compose_plain, group_choices, resolve
 from launch.local import check_data
 from launch.processes import before_the_program
 from launch.sweep import PlannedRun, single
-from parallelbench.check import check_run
-from parallelbench.config import build, canonical_json, from_mapping, run_id, to_mapping
-from parallelbench.devices import this_machine
-from parallelbench.durable import storage_errors, write_file
 from parallelbench.errors import ConfigError, one_line
-from parallelbench.tuning import Findings, Order, Patch, patched
+from parallelbench.rank.devices import this_machine
+from parallelbench.rank.tuning import Findings, Order, Patch, patched
+from parallelbench.spec.check import check_run
+from parallelbench.spec.config import build, canonical_json, from_mapping, run_id, to_mapping
+from parallelbench.store.durable import storage_errors, write_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
-    from parallelbench.config import RunConfig
+    from parallelbench.spec.config import RunConfig
 
 FILE = "tuned.json"
 PRECISIONS = {"cpu": ("fp32", "bf16"), "cuda": ("fp32", "tf32", "bf16", "fp16")}
@@ -256,7 +256,7 @@ def try_out_here(members: Sequence[PlannedRun]) -> Choice:
 
 def _carried_out(order: Order, alone: RunConfig, work: str) -> Findings:
     done = subprocess.run(
-        [sys.executable, "-m", "parallelbench.tuning"],
+        [sys.executable, "-m", "parallelbench.rank.tuning"],
         input=msgspec.json.encode(order),
         capture_output=True,
         env=environment(alone, order.device_type, os.environ, cores=len(os.sched_getaffinity(0))),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from parallelbench.folder import RunFolder
+    from parallelbench.store.folder import RunFolder
 
 _TOLD = ("data", "model", "strategy", "devices", "repeat")
 """Parts of a run's name."""

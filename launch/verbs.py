@@ -14,9 +14,9 @@ from launch.planning import is_slurm, preparer
 from launch.states import begin_again, states_below
 from launch.sweep import expand, one_run
 from launch.terminal import console, existing, say
-from parallelbench.attempt import OUTCOMES, PUBLISHED
 from parallelbench.errors import ConfigError, choices
-from parallelbench.folder import RunFolder, instead_of
+from parallelbench.store.attempt import OUTCOMES, PUBLISHED
+from parallelbench.store.folder import RunFolder, instead_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from launch.compose import Extension
     from launch.local import Prepared
     from launch.sweep import PlannedRun
-    from parallelbench.folder import State
+    from parallelbench.store.folder import State
 
 EXIT_FAILED, EXIT_INTERRUPTED = 1, 130
 WATCH_PAUSE_S, MOST_PAUSE_S = 5.0, 60.0

@@ -14,15 +14,15 @@ import msgspec
 
 from launch import processes
 from launch.command import environment, plugin_of
-from parallelbench.warm import MESSAGE_BYTES, Answer, Ended, Order, Started
-from parallelbench.worker import WATCHED_BY
+from parallelbench.rank.warm import MESSAGE_BYTES, Answer, Ended, Order, Started
+from parallelbench.rank.worker import WATCHED_BY
 
 if TYPE_CHECKING:
     from launch.command import Rendezvous
     from launch.processes import Process
-    from parallelbench.attempt import Attempt
-    from parallelbench.config import RunConfig
-    from parallelbench.folder import RunFolder
+    from parallelbench.spec.config import RunConfig
+    from parallelbench.store.attempt import Attempt
+    from parallelbench.store.folder import RunFolder
 
 
 class WarmWorkers:
@@ -84,7 +84,7 @@ class _Parent:
         self._orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "parallelbench.warm", str(theirs.fileno())],
+                [sys.executable, "-m", "parallelbench.rank.warm", str(theirs.fileno())],
                 env=variables,
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
@@ -133,7 +133,7 @@ class WarmProcess:
         if self.returncode is None:
             ready, _, _ = select.select([self._answers], [], [], timeout)
             if not ready:
-                raise subprocess.TimeoutExpired("parallelbench.warm", timeout or 0.0)
+                raise subprocess.TimeoutExpired("parallelbench.rank.warm", timeout or 0.0)
             # Left in the socket: should a signal interrupt this line, the answer is still there for the next call.
             answer = _decoded(self._answers.recv(MESSAGE_BYTES, socket.MSG_PEEK))
             if isinstance(answer, Ended):

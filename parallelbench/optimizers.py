@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from msgspec import Meta
 
-from parallelbench.config import Component, RunConfig
 from parallelbench.errors import ConfigError
+from parallelbench.spec.config import Component, RunConfig
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -196,7 +196,7 @@ class Lbfgs(Optimizer, frozen=True, kw_only=True):
     def full_batch(self, run: RunConfig) -> int:
         """The training set, less what can't be divided among the data shards."""
         samples = run.data.train_samples
-        return samples - samples % run.strategy.data_shards(run)
+        return samples - samples % run.strategy.data_parallel_degree(run)
 
     def build(self, parameters: Iterable[nn.Parameter], run: RunConfig, device_type: str) -> torch.optim.Optimizer:  # noqa: D102
         import torch

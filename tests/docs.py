@@ -9,17 +9,17 @@ import msgspec
 
 from launch.compose import group_choices
 from launch.sweep import one_run
-from parallelbench.check import check_run
-from parallelbench.config import SCHEMA_VERSION, RunConfig
 from parallelbench.errors import ConfigError
-from parallelbench.records import TABLES
+from parallelbench.spec.check import check_run
+from parallelbench.spec.config import SCHEMA_VERSION, RunConfig
+from parallelbench.store.records import TABLES
 from tests.faults import faults
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 
 _INTRO = f"""# Results: what the tables hold
 
-This page is generated from `parallelbench/records.py` by `make docs`. Schema version {SCHEMA_VERSION}.
+This page is generated from `parallelbench/store/records.py` by `make docs`. Schema version {SCHEMA_VERSION}.
 
 A finished run publishes one Parquet file per table in `<results>/<sweep>/<run>/result/`, all at once, with
 `manifest.json` last: sha256, bytes and rows of each file, the attempt, the outcome. Ranks write what they measured and

@@ -24,7 +24,7 @@ def run_ranks(function: Callable[..., Any], size: int, folder: Path, *arguments:
     `function` must be importable. The first rank to fail decides the exception.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "torch._dynamo", "torch.nn.parallel", "parallelbench.session"])
+    context.set_forkserver_preload(["torch", "torch._dynamo", "torch.nn.parallel", "parallelbench.rank.session"])
     init = folder / f"init-{function.__name__}-{size}"
     with ProcessPoolExecutor(size, mp_context=context) as pool:
         futures = [pool.submit(_rank, function, rank, size, str(init), arguments) for rank in range(size)]

@@ -13,15 +13,15 @@ import pytest
 import torch
 
 from launch.compose import group_choices
-from parallelbench.attempt import Attempt
-from parallelbench.checkpoint import Checkpoints, Key
-from parallelbench.config import RunConfig
 from parallelbench.errors import ConfigError
-from parallelbench.numerics import Numerics
-from parallelbench.pauses import AUTO_MARGIN, Policy
-from parallelbench.session import build_model
+from parallelbench.rank.checkpoint import Checkpoints, Key
+from parallelbench.rank.epoch_boundary import AUTO_MARGIN, Policy
+from parallelbench.rank.numerics import Numerics
+from parallelbench.rank.session import build_model
+from parallelbench.rank.world import World
+from parallelbench.spec.config import RunConfig
+from parallelbench.store.attempt import Attempt
 from parallelbench.strategies.base import Replica
-from parallelbench.world import World
 from tests.analysis.factory import Fake, begin, component, config
 from tests.ranks import run_ranks
 from tests.strategies.training import configure, loader_of
@@ -234,7 +234,7 @@ def disagreeing(rank: int, size: int, folder: Path) -> tuple[int, list[int], int
     world = World(rank=rank, size=size)
     checkpoints = Checkpoints(folder, world)
     for epoch in (1, 2, 3):
-        with mock.patch("parallelbench.checkpoint.KEPT", 3):
+        with mock.patch("parallelbench.rank.checkpoint.KEPT", 3):
             assert checkpoints.save(Key(1, epoch), {"epoch": epoch, "rank": rank}) is None
     world.barrier()
     (folder / f"attempt-1-epoch-{3 - rank}" / f"rank{rank}.pt").write_bytes(b"spoiled")

@@ -21,24 +21,24 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from parallelbench import session, train
-from parallelbench.config import RunConfig, canonical_json, run_id, slug, to_mapping
 from parallelbench.data import loader as loader_module
 from parallelbench.data.loader import ResidentLoader, generator
-from parallelbench.devices import cpu_name, node_name
-from parallelbench.folder import RunFolder
-from parallelbench.journal import Journal
-from parallelbench.parity import check_parity
 from parallelbench.probes import clock as clock_module
 from parallelbench.probes import environment
 from parallelbench.probes.memory import MemoryProbe
-from parallelbench.publish import publish
-from parallelbench.records import TABLES
-from parallelbench.session import Session, build_model
+from parallelbench.rank import session, train
+from parallelbench.rank.devices import cpu_name, node_name
+from parallelbench.rank.parity import check_parity
+from parallelbench.rank.session import Session, build_model
+from parallelbench.rank.world import World
+from parallelbench.spec.config import RunConfig, canonical_json, run_id, slug, to_mapping
+from parallelbench.store.folder import RunFolder
+from parallelbench.store.journal import Journal
+from parallelbench.store.publish import publish
+from parallelbench.store.records import TABLES
 from parallelbench.strategies.base import Push, Shard
 from parallelbench.strategies.parts.replicas import ModuleReplica
 from parallelbench.strategies.single import Single
-from parallelbench.world import World
 from tests.helpers import TINY, configured
 from tests.telemetry.playback import play
 from tests.telemetry.test_nvml import FOUR
@@ -310,7 +310,7 @@ def plant(monkeypatch: pytest.MonkeyPatch, clock: Clock, run: RunConfig) -> None
     monkeypatch.setattr(loader_module, "ResidentLoader", turning(clock, 0.5, ResidentLoader))
     monkeypatch.setattr(Single, "prepare", turning(clock, 8.0, Single.prepare))
     monkeypatch.setattr(torch, "compile", lambda module: module)
-    monkeypatch.setattr(ModuleReplica, "rehearse", turning(clock, 9.0, ModuleReplica.rehearse))
+    monkeypatch.setattr(ModuleReplica, "compile_warmup", turning(clock, 9.0, ModuleReplica.compile_warmup))
     monkeypatch.setattr(ModuleReplica, "evaluate", turning(clock, 0.5, ModuleReplica.evaluate))
     monkeypatch.setattr(ModuleReplica, "take_pushes", lambda _: [Push(step=2, staleness=3)])
     step, steps = ModuleReplica.step, iter(range(100))

@@ -21,7 +21,8 @@ from hypothesis import strategies as st
 import parallelbench
 from launch.compose import group_choices
 from launch.sweep import one_run
-from parallelbench.config import (
+from parallelbench.errors import ConfigError, choices, one_line
+from parallelbench.spec.config import (
     COMPONENTS,
     Component,
     RunConfig,
@@ -31,9 +32,8 @@ from parallelbench.config import (
     slug,
     to_mapping,
 )
-from parallelbench.errors import ConfigError, choices, one_line
-from parallelbench.place import LocalLauncher, SlurmLauncher
-from parallelbench.structure import Name, Node, structure
+from parallelbench.spec.launchers import LocalLauncher, SlurmLauncher
+from parallelbench.spec.structure import Name, Node, structure
 from tests.helpers import configured, plain
 
 BASE = plain()
@@ -216,7 +216,7 @@ def test_the_global_batch_follows_the_scaling(scaling: str, devices: int, batch:
 
 
 def struct_modules() -> list[str]:
-    names = [f"parallelbench.{name}" for name in ("config", "place", "optimizers")]
+    names = [f"parallelbench.{name}" for name in ("spec.config", "spec.launchers", "optimizers")]
     for package in ("strategies", "strategies.parts", "models", "data", "loaders"):
         folder = importlib.import_module(f"parallelbench.{package}")
         names += [
@@ -319,10 +319,10 @@ def refusal(node: Any) -> str:
         "builtins.eval",
         "subprocess.Popen",
         "parallelbench.errors.ConfigError",
-        "parallelbench.config.Component",
-        "parallelbench.structure.structure",
-        "parallelbench.folder.os.system",
-        "parallelbench.config.importlib.import_module",
+        "parallelbench.spec.config.Component",
+        "parallelbench.spec.structure.structure",
+        "parallelbench.store.folder.os.system",
+        "parallelbench.spec.config.importlib.import_module",
         "parallelbench.models.base.Model",
         "parallelbench.strategies.ddp.Ddp",
         "parallelbench.models.nothing.Here",

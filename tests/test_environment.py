@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from parallelbench.probes import environment
-from parallelbench.surroundings import entries, unlike
+from parallelbench.store.surroundings import entries, unlike
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from parallelbench.attempt import ABSENCE_S, OUTCOMES, PUBLISHED, RETRYABLE, Attempt, Supervisor
-from parallelbench.config import run_id
 from parallelbench.errors import ConfigError, StorageError
-from parallelbench.folder import RunFolder, State, find_runs
+from parallelbench.spec.config import run_id
+from parallelbench.store.attempt import ABSENCE_S, OUTCOMES, PUBLISHED, RETRYABLE, Attempt, Supervisor
+from parallelbench.store.folder import RunFolder, State, find_runs
 from tests.analysis.factory import Fake, begin, config, failed, published
 from tests.helpers import fill_disk
 
@@ -93,7 +93,7 @@ def test_an_attempt_whose_supervisor_is_gone_was_killed(tmp_path: Path, change: 
 def test_a_supervisor_that_nobody_buried_is_gone_too(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     program = (
-        "import sys; from pathlib import Path; from parallelbench.folder import RunFolder\n"
+        "import sys; from pathlib import Path; from parallelbench.store.folder import RunFolder\n"
         "RunFolder(Path(sys.argv[1])).claim(); print(1, flush=True); input()"
     )
     command = [sys.executable, "-c", program, tmp_path]

@@ -14,15 +14,15 @@ import pytest
 import torch
 
 from launch.sweep import one_run
-from parallelbench.devices import Gpu
 from parallelbench.gpu_check import device, strategies, telemetry, training
 from parallelbench.gpu_check.finding import FailedError, SkippedError, at_most, between, carry_out
 from parallelbench.gpu_check.ranks import Result
 from parallelbench.gpu_check.runs import run_of
-from parallelbench.numerics import Numerics
+from parallelbench.rank.devices import Gpu
+from parallelbench.rank.numerics import Numerics
+from parallelbench.rank.world import World
 from parallelbench.strategies.parts.replicas import ModuleReplica
 from parallelbench.telemetry.nvml import WAYS
-from parallelbench.world import World
 from tests.telemetry.playback import environment, library
 
 CPU = World()

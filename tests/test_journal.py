@@ -11,15 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parallelbench.errors import StorageError
-from parallelbench.journal import Journal, kept_entries, read_entries, read_tables
-from parallelbench.records import TABLES
+from parallelbench.store.journal import Journal, kept_entries, read_entries, read_tables
+from parallelbench.store.records import TABLES
 from tests.analysis.factory import Fake, begin, config, write_epochs
 from tests.helpers import fill_disk
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from parallelbench.attempt import Attempt
+    from parallelbench.store.attempt import Attempt
 
 EPOCHS = 2
 

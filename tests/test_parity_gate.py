@@ -12,14 +12,14 @@ import pytest
 import torch
 from torch import nn
 
-from parallelbench.config import RunConfig
 from parallelbench.data.loader import ResidentLoader
-from parallelbench.parity import as_checked, as_reference, check_parity
-from parallelbench.session import build_model
+from parallelbench.rank.parity import as_checked, as_reference, check_parity
+from parallelbench.rank.session import build_model
+from parallelbench.rank.world import World
+from parallelbench.spec.config import RunConfig
 from parallelbench.strategies.base import Shard
 from parallelbench.strategies.ddp import Ddp
 from parallelbench.strategies.model_parallel import ModelParallel
-from parallelbench.world import World
 from tests.ranks import run_ranks
 from tests.strategies.training import configure
 
@@ -257,7 +257,7 @@ def test_the_reference_does_the_same_work_on_one_device() -> None:
 
 
 def test_an_evaluation_differs_by_its_loss_or_by_a_single_prediction() -> None:
-    from parallelbench.parity import _evaluation_difference, _verdict
+    from parallelbench.rank.parity import _evaluation_difference, _verdict
 
     others = {"loss_difference": 0.0, "gradient_difference": 0.0, "parameter_difference": 0.0}
     same = _evaluation_difference([80.0, 12.0], [80.0, 12.0], 37)
@@ -272,7 +272,7 @@ def test_an_evaluation_differs_by_its_loss_or_by_a_single_prediction() -> None:
 
 
 def test_a_difference_of_names_shapes_counters_or_nan_is_never_small() -> None:
-    from parallelbench.parity import _difference, _verdict
+    from parallelbench.rank.parity import _difference, _verdict
 
     one = {"w": torch.ones(2), "n": torch.tensor(3)}
     difference = functools.partial(_difference, floor=1.0)

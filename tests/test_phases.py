@@ -13,17 +13,17 @@ import torch
 
 from analysis import load
 from parallelbench.cli import main
-from parallelbench.folder import RunFolder
-from parallelbench.journal import Journal
 from parallelbench.probes import attribution
 from parallelbench.probes.attribution import TRACED_STEPS, ring
 from parallelbench.probes.bandwidth import AllReduce
 from parallelbench.probes.clock import StartUp
 from parallelbench.probes.spans import Spanned
-from parallelbench.publish import publish
-from parallelbench.session import Session
+from parallelbench.rank.session import Session
+from parallelbench.rank.world import World
+from parallelbench.store.folder import RunFolder
+from parallelbench.store.journal import Journal
+from parallelbench.store.publish import publish
 from parallelbench.strategies.parts.replicas import ModuleReplica
-from parallelbench.world import World
 from tests.helpers import TINY, configured
 
 pytestmark = pytest.mark.slow
@@ -100,8 +100,10 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
     monkeypatch.setattr(ModuleReplica, "step", clock.turning("other_s", whole_step))
     monkeypatch.setattr(ModuleReplica, "spanned", all_spanned)
-    monkeypatch.setattr(attribution.Pass, "_waits", lambda _: True)
-    monkeypatch.setattr(attribution.Pass, "_next", clock.turning("data_wait_s", attribution.Pass._next))
+    monkeypatch.setattr(attribution.AttributionPass, "_waits", lambda _: True)
+    monkeypatch.setattr(
+        attribution.AttributionPass, "_next", clock.turning("data_wait_s", attribution.AttributionPass._next)
+    )
     return clock
 
 
@@ -142,7 +144,7 @@ def test_a_pass_that_fails_costs_no_result(tmp_path: Path, monkeypatch: pytest.M
     def fails(_pass: object, _steps: int) -> None:
         raise RuntimeError("no more")
 
-    monkeypatch.setattr(attribution.Pass, "attribute", fails)
+    monkeypatch.setattr(attribution.AttributionPass, "attribute", fails)
     run = ["run", *TINY, f"results={tmp_path}", "launcher=inline", "measure.attribution_steps=3"]
     threads = torch.get_num_threads()
     assert main(run) == 0

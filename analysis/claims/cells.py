@@ -14,7 +14,7 @@ from analysis.claims.grammar import EPOCH_COLUMNS, LAST, LEARNING, RISING, Claim
 from analysis.metrics import per_epoch, step_to_accuracy, steps_to_accuracy, time_to_accuracy
 from analysis.summary import BASELINE, facts
 from analysis.work import works
-from parallelbench.surroundings import flatten
+from parallelbench.store.surroundings import flatten
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -12,7 +12,7 @@ from analysis.claims.grammar import LEARNING, OF_SAMPLES, Claim
 from analysis.metrics import per_epoch
 from analysis.sides import Differences, is_told, said, surroundings
 from analysis.summary import facts
-from parallelbench.surroundings import matters, unlike
+from parallelbench.store.surroundings import matters, unlike
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from msgspec import Meta, field
 
 from analysis.work import plain
-from parallelbench.config import RunConfig
 from parallelbench.errors import ConfigError, choices
-from parallelbench.structure import Name, Node, structure
+from parallelbench.spec.config import RunConfig
+from parallelbench.spec.structure import Name, Node, structure
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -22,7 +22,7 @@ from parallelbench.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from parallelbench.config import RunConfig
+    from parallelbench.spec.config import RunConfig
 
 JOB_MINUTES = 2
 """The time limit of the job; the measurement itself takes seconds."""

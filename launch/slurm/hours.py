@@ -7,14 +7,14 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from parallelbench.attempt import HEARTBEAT_S
+from parallelbench.store.attempt import HEARTBEAT_S
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from launch.slurm.record import Submission
-    from parallelbench.attempt import Attempt
-    from parallelbench.place import SlurmLauncher
+    from parallelbench.spec.launchers import SlurmLauncher
+    from parallelbench.store.attempt import Attempt
 
 
 @dataclass(frozen=True)

@@ -25,20 +25,20 @@ from launch.slurm.rendezvous import POLL_S, join, offer
 from launch.states import saved
 from launch.supervise import Interrupted, stoppable, supervise
 from launch.warm import WarmWorkers
-from parallelbench.attempt import PUBLISHED
-from parallelbench.config import slug
-from parallelbench.devices import this_machine
-from parallelbench.durable import fill, storage_errors
 from parallelbench.errors import ConfigError, StorageError
-from parallelbench.folder import RunFolder
-from parallelbench.worker import RankError
+from parallelbench.rank.devices import this_machine
+from parallelbench.rank.worker import RankError
+from parallelbench.spec.config import slug
+from parallelbench.store.attempt import PUBLISHED
+from parallelbench.store.durable import fill, storage_errors
+from parallelbench.store.folder import RunFolder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from launch.slurm.record import Submission
-    from parallelbench.attempt import Attempt, Outcome
-    from parallelbench.config import RunConfig
+    from parallelbench.spec.config import RunConfig
+    from parallelbench.store.attempt import Attempt, Outcome
 
 WARNING = signal.SIGUSR2
 """The signal that Slurm sends some time before a job's limit, as submitit asks it to."""

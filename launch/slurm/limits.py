@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from launch.slurm.submit import Batch
-    from parallelbench.place import Site
+    from parallelbench.spec.launchers import Site
 
 _ASSOCIATION = ("Cluster", "DefaultAccount", "Account", "Partition", "QOS", "DefaultQOS")
 _OF_BOTH = ("MaxWall", "MaxTRES", "GrpTRES")

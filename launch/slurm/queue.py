@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from launch.slurm.record import Submission
     from launch.slurm.scheduler import QueuedJob
-    from parallelbench.folder import RunFolder, State
+    from parallelbench.store.folder import RunFolder, State
 
 UNSEEN_S = 60.0
 """A submission whose answer got lost, and whose job has not shown up for so long, never reached Slurm."""

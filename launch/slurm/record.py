@@ -20,9 +20,9 @@ import msgspec
 import psutil
 
 from launch.slurm.shape import asks_for_gpus
-from parallelbench.durable import storage_errors, write_file
 from parallelbench.errors import ConfigError
-from parallelbench.place import Site, SlurmLauncher  # noqa: TC001  msgspec reads the annotations
+from parallelbench.spec.launchers import Site, SlurmLauncher  # noqa: TC001  msgspec reads the annotations
+from parallelbench.store.durable import storage_errors, write_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

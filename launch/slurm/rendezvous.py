@@ -13,13 +13,13 @@ import psutil
 
 from launch.command import Rendezvous
 from launch.slurm.record import private
-from parallelbench.durable import write_file
+from parallelbench.store.durable import write_file
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from parallelbench.attempt import Attempt
-    from parallelbench.folder import RunFolder
+    from parallelbench.store.attempt import Attempt
+    from parallelbench.store.folder import RunFolder
 
 POLL_S = 0.2
 PATIENCE_S = 600.0

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from parallelbench.errors import ConfigError
-from parallelbench.place import SlurmLauncher
+from parallelbench.spec.launchers import SlurmLauncher
 
 if TYPE_CHECKING:
-    from parallelbench.config import RunConfig
-    from parallelbench.place import Site
+    from parallelbench.spec.config import RunConfig
+    from parallelbench.spec.launchers import Site
 
 _END_WITHIN_S = 60
 """Once the first task of a job has ended, the others get this long."""

@@ -22,12 +22,12 @@ from launch.slurm.queue import track
 from launch.slurm.record import Submission
 from launch.slurm.scheduler import SchedulerError
 from launch.slurm.shape import Shape, batch_parameters, shape_of, slurm
-from parallelbench.attempt import OUTCOMES
-from parallelbench.check import check_run
-from parallelbench.durable import storage_errors
 from parallelbench.errors import ConfigError
-from parallelbench.folder import RunFolder
-from parallelbench.place import expanded
+from parallelbench.spec.check import check_run
+from parallelbench.spec.launchers import expanded
+from parallelbench.store.attempt import OUTCOMES
+from parallelbench.store.durable import storage_errors
+from parallelbench.store.folder import RunFolder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

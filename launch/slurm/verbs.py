@@ -17,7 +17,7 @@ from launch.slurm.site import refusals, warnings
 from launch.slurm.submit import batch_script, batches, not_wanted, submit
 from launch.states import begin_again, states_of
 from parallelbench.errors import ConfigError
-from parallelbench.folder import RunFolder
+from parallelbench.store.folder import RunFolder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from launch.slurm.queue import RunStatus
     from launch.slurm.scheduler import Partition
     from launch.slurm.submit import Batch
-    from parallelbench.folder import State
+    from parallelbench.store.folder import State
 
 
 def submit_all(

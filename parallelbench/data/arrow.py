@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from parallelbench.data.base import Arrays
 from parallelbench.data.prepare import remove_stale, storage_errors, sync, temporary_folder
 from parallelbench.errors import ConfigError
-from parallelbench.place import prepare_line
+from parallelbench.spec.launchers import prepare_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from parallelbench.data.base import Arrays, Data
-    from parallelbench.loaders.base import Feed
+    from parallelbench.loaders.base import LoaderArgs
     from parallelbench.probes.spans import Spanned
     from parallelbench.strategies.base import Shard
 
@@ -226,7 +226,7 @@ class ResidentLoader(BatchLoader):
     Nothing in an iteration synchronises host and device; what an epoch needs is moved before its first batch.
     """
 
-    def __init__(self, arrays: Arrays, data: Data, **feed: Unpack[Feed]) -> None:
+    def __init__(self, arrays: Arrays, data: Data, **feed: Unpack[LoaderArgs]) -> None:
         """Move the data set to the device."""
         super().__init__(arrays, data, **feed)
         self._train_images: Tensor | None = None

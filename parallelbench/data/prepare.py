@@ -30,7 +30,7 @@ from parallelbench.data.prepared import (
 )
 from parallelbench.data.prepared import read_manifest as _read_manifest
 from parallelbench.errors import ConfigError, StorageError
-from parallelbench.place import prepare_line
+from parallelbench.spec.launchers import prepare_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -11,7 +11,7 @@ import msgspec
 
 from parallelbench.data.base import Arrays, Data
 from parallelbench.errors import ConfigError
-from parallelbench.place import prepare_line
+from parallelbench.spec.launchers import prepare_line
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from parallelbench.data.base import Arrays, Data
-    from parallelbench.loaders.base import Feed
+    from parallelbench.loaders.base import LoaderArgs
 
     Rows = NDArray[np.int64]
 
@@ -45,7 +45,7 @@ class StreamedLoader(BatchLoader):
     to `prefetch` batches ahead and the device as many; the data set is held by neither.
     """
 
-    def __init__(self, arrays: Arrays, data: Data, *, prefetch: int, **feed: Unpack[Feed]) -> None:
+    def __init__(self, arrays: Arrays, data: Data, *, prefetch: int, **feed: Unpack[LoaderArgs]) -> None:
         """Take over the arrays, which stay where they are."""
         super().__init__(arrays, data, **feed)
         self._arrays, self._prefetch = arrays, prefetch

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from parallelbench.data.base import Arrays, Data
-    from parallelbench.loaders.base import Feed, TorchLoader
+    from parallelbench.loaders.base import LoaderArgs, TorchLoader
 
 _PR_SET_PDEATHSIG = 1
 _PATIENCE_S = 10.0
@@ -122,7 +122,7 @@ def _end_with(parent: int, _: int) -> None:
 class _DataLoaders(BatchLoader):
     """A `DataLoader` for training and one for evaluation; what is in a data set, the kinds differ in."""
 
-    def __init__(self, arrays: Arrays, data: Data, options: TorchLoader, **feed: Unpack[Feed]) -> None:
+    def __init__(self, arrays: Arrays, data: Data, options: TorchLoader, **feed: Unpack[LoaderArgs]) -> None:
         """Build both; workers start with the first batch of each."""
         super().__init__(arrays, data, **feed)
         self.workers = 0 if self._looks_at_nothing else options.workers

@@ -65,7 +65,7 @@ def _is_installed(module: str) -> bool:
 
 def without_a_gpu() -> int:
     """Say why torch shows none."""
-    from parallelbench.devices import visible_gpus
+    from parallelbench.rank.devices import visible_gpus
 
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if gpus := visible_gpus():
@@ -86,7 +86,7 @@ def checks(gpus: int) -> Iterator[tuple[str, Check]]:
     import torch
 
     from parallelbench.gpu_check import device, strategies, telemetry, training
-    from parallelbench.world import World
+    from parallelbench.rank.world import World
 
     world = World(device_type="cuda", devices=(torch.device("cuda", 0),))
     torch.cuda.set_device(0)

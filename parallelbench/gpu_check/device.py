@@ -9,16 +9,16 @@ from torch.nn import functional as F
 
 from parallelbench.data.loader import Batch
 from parallelbench.gpu_check.finding import FailedError, SkippedError, at_most, between
-from parallelbench.numerics import set_precision
 from parallelbench.probes.clock import StepClock, Window
 from parallelbench.probes.memory import MemoryProbe, host_peak_bytes, release, reset_host_peak
+from parallelbench.rank.numerics import set_precision
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import Tensor
 
-    from parallelbench.world import World
+    from parallelbench.rank.world import World
 
 BLOCK_BYTES = 256 * 2**20
 """A multiple of what torch's allocator and the driver hand out memory in."""

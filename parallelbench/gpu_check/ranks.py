@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING
 import msgspec
 import torch
 
-from parallelbench.config import from_mapping
 from parallelbench.errors import one_line
 from parallelbench.gpu_check.runs import loader_of
 from parallelbench.gpu_check.training import train_watched
-from parallelbench.numerics import set_precision
 from parallelbench.optimizers import Lbfgs
-from parallelbench.parity import as_checked, check_parity
-from parallelbench.session import build_model
-from parallelbench.world import World, join
+from parallelbench.rank.numerics import set_precision
+from parallelbench.rank.parity import as_checked, check_parity
+from parallelbench.rank.session import build_model
+from parallelbench.rank.world import World, join
+from parallelbench.spec.config import from_mapping
 
 if TYPE_CHECKING:
-    from parallelbench.config import RunConfig
+    from parallelbench.spec.config import RunConfig
 
 
 class Result(msgspec.Struct):

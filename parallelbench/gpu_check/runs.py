@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from parallelbench.config import from_mapping
 from parallelbench.data.loader import ResidentLoader
-from parallelbench.numerics import Numerics
-from parallelbench.session import build_model
+from parallelbench.rank.numerics import Numerics
+from parallelbench.rank.session import build_model
+from parallelbench.spec.config import from_mapping
 from parallelbench.strategies.base import Shard
 
 if TYPE_CHECKING:
-    from parallelbench.config import RunConfig
+    from parallelbench.rank.world import World
+    from parallelbench.spec.config import RunConfig
     from parallelbench.strategies.base import Replica
-    from parallelbench.world import World
 
 STEPS = 10
 BATCH_SIZE = 96

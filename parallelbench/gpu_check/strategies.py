@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from parallelbench.check import check_run
-from parallelbench.config import canonical_json, to_mapping
 from parallelbench.errors import ConfigError
 from parallelbench.gpu_check.finding import FailedError, SkippedError, at_most
 from parallelbench.gpu_check.ranks import Result
 from parallelbench.gpu_check.runs import BATCH_SIZE, names_of, run_of
+from parallelbench.spec.check import check_run
+from parallelbench.spec.config import canonical_json, to_mapping
 
 if TYPE_CHECKING:
-    from parallelbench.config import RunConfig
+    from parallelbench.spec.config import RunConfig
 
 _MODELS: tuple[dict[str, Any], ...] = (
     {"model": "vit_tiny"},

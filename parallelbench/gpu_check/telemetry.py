@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from parallelbench.devices import visible_gpus
 from parallelbench.gpu_check.finding import FailedError, SkippedError, between
-from parallelbench.journal import Journal, read_entries
+from parallelbench.rank.devices import visible_gpus
+from parallelbench.store.journal import Journal, read_entries
 from parallelbench.telemetry.epochs import Samples, columns
 from parallelbench.telemetry.nvml import WAYS, Gpus
 from parallelbench.telemetry.process import sampling
@@ -23,8 +23,8 @@ from parallelbench.telemetry.sampler import Settings
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from parallelbench.devices import Gpu
-    from parallelbench.world import World
+    from parallelbench.rank.devices import Gpu
+    from parallelbench.rank.world import World
 
 Row = dict[str, Any]
 

@@ -12,19 +12,19 @@ import torch
 
 from parallelbench.gpu_check.finding import FailedError, SkippedError, at_most
 from parallelbench.gpu_check.runs import STEPS, loader_of, replica_of, run_of
-from parallelbench.journal import Journal
-from parallelbench.numerics import set_precision
-from parallelbench.parity import as_checked
-from parallelbench.train import Trainer
-from parallelbench.world import World
+from parallelbench.rank.numerics import set_precision
+from parallelbench.rank.parity import as_checked
+from parallelbench.rank.train import Trainer
+from parallelbench.rank.world import World
+from parallelbench.store.journal import Journal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from torch import Tensor
 
-    from parallelbench.config import RunConfig
     from parallelbench.data.loader import Batch, ResidentLoader
+    from parallelbench.spec.config import RunConfig
     from parallelbench.strategies.base import Replica
 
     Mode = Callable[[str], None]

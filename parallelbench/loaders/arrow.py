@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from msgspec import Meta
 
-from parallelbench.loaders.base import Feed, Loader
+from parallelbench.loaders.base import Loader, LoaderArgs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,7 +37,7 @@ class Arrow(Loader, frozen=True, kw_only=True):
 
         return open_arrays(data, data_dir)
 
-    def build(self, arrays: Arrays, data: Data, **feed: Unpack[Feed]) -> BatchLoader:
+    def build(self, arrays: Arrays, data: Data, **feed: Unpack[LoaderArgs]) -> BatchLoader:
         """Build what gathers; its thread starts with the first batch."""
         from parallelbench.data.streamed import StreamedLoader
 

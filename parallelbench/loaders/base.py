@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, TypedDict
 
 from msgspec import Meta
 
-from parallelbench.config import Component
+from parallelbench.spec.config import Component
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from parallelbench.strategies.base import Shard
 
 
-class Feed(TypedDict):
+class LoaderArgs(TypedDict):
     """Which batches a rank is fed, and what they are."""
 
     device: torch.device | str
@@ -49,7 +49,7 @@ class Loader(Component, frozen=True, kw_only=True):
         return data.load(data_dir)
 
     @abstractmethod
-    def build(self, arrays: Arrays, data: Data, **feed: Unpack[Feed]) -> BatchLoader:
+    def build(self, arrays: Arrays, data: Data, **feed: Unpack[LoaderArgs]) -> BatchLoader:
         """Build what feeds one rank."""
 
 

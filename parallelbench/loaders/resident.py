@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from parallelbench.loaders.base import Feed, Loader
+from parallelbench.loaders.base import Loader, LoaderArgs
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class Resident(Loader, frozen=True, kw_only=True):
     """The whole data set lies on the device; batches are cut out, normalised and augmented there."""
 
-    def build(self, arrays: Arrays, data: Data, **feed: Unpack[Feed]) -> BatchLoader:
+    def build(self, arrays: Arrays, data: Data, **feed: Unpack[LoaderArgs]) -> BatchLoader:
         """Move the data set to the device."""
         from parallelbench.data.loader import ResidentLoader
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from parallelbench.loaders.base import Feed, TorchLoader
+from parallelbench.loaders.base import LoaderArgs, TorchLoader
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class TensorDataset(TorchLoader, frozen=True, kw_only=True):
     """The whole data set lies in host memory as floats, normalised once; batches are augmented on the device."""
 
-    def build(self, arrays: Arrays, data: Data, **feed: Unpack[Feed]) -> BatchLoader:
+    def build(self, arrays: Arrays, data: Data, **feed: Unpack[LoaderArgs]) -> BatchLoader:
         """Build the data sets; workers start with the first batch."""
         from parallelbench.data.torch_loaders import TensorLoader
 

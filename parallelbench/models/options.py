@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from msgspec import Meta
 
 from parallelbench.errors import ConfigError
-from parallelbench.structure import Count
+from parallelbench.spec.structure import Count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

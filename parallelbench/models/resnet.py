@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from parallelbench.models.base import Model
 from parallelbench.models.options import Counts, Norm  # noqa: TC001 - msgspec reads the annotations
-from parallelbench.structure import Count  # noqa: TC001 - msgspec reads the annotations
+from parallelbench.spec.structure import Count  # noqa: TC001 - msgspec reads the annotations
 
 if TYPE_CHECKING:
     from torch import nn

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from parallelbench.errors import ConfigError
 from parallelbench.models.base import Model, Split
 from parallelbench.models.options import patches_per_side
-from parallelbench.structure import Count  # noqa: TC001 - msgspec reads the annotations
+from parallelbench.spec.structure import Count  # noqa: TC001 - msgspec reads the annotations
 
 if TYPE_CHECKING:
     from torch import nn

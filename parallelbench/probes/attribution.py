@@ -18,19 +18,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from parallelbench.durable import storage_errors
 from parallelbench.probes.bandwidth import all_reduces
 from parallelbench.probes.spans import PHASES, Spanned, Spans, Step
+from parallelbench.store.durable import storage_errors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from parallelbench.config import RunConfig
     from parallelbench.data.loader import Batch, BatchLoader
     from parallelbench.probes.spans import Phase
+    from parallelbench.rank.world import World
+    from parallelbench.spec.config import RunConfig
     from parallelbench.strategies.base import Replica
-    from parallelbench.world import World
 
 Row = dict[str, Any]
 
@@ -39,7 +39,7 @@ TRACED_STEPS = 3
 """Steps in a Chrome trace: every operation of every step is in it."""
 
 
-class Pass:
+class AttributionPass:
     """Further steps of a replica whose epochs are over; they change its parameters, and nothing that was measured."""
 
     def __init__(self, replica: Replica, loader: BatchLoader, *, run: RunConfig, world: World) -> None:

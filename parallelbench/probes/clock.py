@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from parallelbench.data.loader import Batch
-    from parallelbench.world import World
+    from parallelbench.rank.world import World
 
 
 class Window:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from parallelbench.devices import cpu_name
+from parallelbench.rank.devices import cpu_name
 
 _PACKAGES = (
     "parallelbench",

@@ -6,18 +6,18 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
-from parallelbench.config import Component
+from parallelbench.spec.config import Component
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from torch import Tensor, nn
 
-    from parallelbench.config import RunConfig
     from parallelbench.data.loader import Batch
     from parallelbench.probes.communication import Traffic
     from parallelbench.probes.spans import Phase, Spanned
-    from parallelbench.world import World
+    from parallelbench.rank.world import World
+    from parallelbench.spec.config import RunConfig
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Push:
     """Updates by other workers between the parameters that the push's first gradient comes from and its use."""
 
 
-class Held(NamedTuple):
+class StateShards(NamedTuple):
     """Parts, 0 to 1, of what there is to hold of a model: on every device alike, but for rounding."""
 
     parameters: float
@@ -50,7 +50,7 @@ class Held(NamedTuple):
     """Of the optimizer."""
 
     @classmethod
-    def equally(cls, parts: int) -> Held:
+    def even(cls, parts: int) -> StateShards:
         """Each of so many devices holds one part of everything; 1: a copy of the whole."""
         return cls(1 / parts, 1 / parts, 1 / parts)
 
@@ -85,7 +85,7 @@ class Replica(Protocol):
         owns none.
         """
 
-    def rehearse(self, batch: Batch) -> None:
+    def compile_warmup(self, batch: Batch) -> None:
         """Forward and backward on one batch, then everything as before: what is compiled lazily is compiled here."""
 
     def evaluate(self, batches: Iterable[Batch]) -> Tensor | None:
@@ -124,7 +124,7 @@ class Strategy(Component, frozen=True, kw_only=True):
         """Processes that train: one per device, or fewer where one process drives several devices."""
 
     @abstractmethod
-    def data_shards(self, run: RunConfig) -> int:
+    def data_parallel_degree(self, run: RunConfig) -> int:
         """Slices that every global batch is cut into."""
 
     def check(self, run: RunConfig, device_type: str) -> None:
@@ -142,7 +142,7 @@ class Strategy(Component, frozen=True, kw_only=True):
         """Share of a step, 0 to 1, in which a device must idle by the schedule; None where there is none."""
         return None
 
-    def held(self, run: RunConfig) -> Held | None:
+    def held(self, run: RunConfig) -> StateShards | None:
         """What each device holds; None where devices hold different things (stages, servers), or nobody has said."""
         return None
 

@@ -15,10 +15,10 @@ from parallelbench.strategies.base import Shard, Strategy
 if TYPE_CHECKING:
     from torch import nn
 
-    from parallelbench.config import RunConfig
     from parallelbench.probes.communication import Traffic
+    from parallelbench.rank.world import World
+    from parallelbench.spec.config import RunConfig
     from parallelbench.strategies.base import Replica
-    from parallelbench.world import World
 
 
 class DataParallel(Strategy, frozen=True, kw_only=True):
@@ -28,7 +28,7 @@ class DataParallel(Strategy, frozen=True, kw_only=True):
         """One drives all GPUs."""
         return 1
 
-    def data_shards(self, run: RunConfig) -> int:
+    def data_parallel_degree(self, run: RunConfig) -> int:
         """One: the module itself scatters the batch."""
         return 1
 
@@ -90,7 +90,7 @@ def _autocasting(module: nn.Module, run: RunConfig, world: World) -> nn.Module:
     """
     from torch import Tensor, nn
 
-    from parallelbench.numerics import Numerics
+    from parallelbench.rank.numerics import Numerics
 
     class Autocasting(nn.Module):
         def __init__(self) -> None:

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from msgspec import Meta
 
 from parallelbench.errors import ConfigError
-from parallelbench.strategies.base import Held, Shard, Strategy
+from parallelbench.strategies.base import Shard, StateShards, Strategy
 
 if TYPE_CHECKING:
     from torch import nn
     from torch.nn.parallel import DistributedDataParallel
 
-    from parallelbench.config import RunConfig
+    from parallelbench.rank.world import World
+    from parallelbench.spec.config import RunConfig
     from parallelbench.strategies.base import Replica
-    from parallelbench.world import World
 
 
 class Ddp(Strategy, frozen=True, kw_only=True):
@@ -34,7 +34,7 @@ class Ddp(Strategy, frozen=True, kw_only=True):
         """One per device."""
         return run.devices
 
-    def data_shards(self, run: RunConfig) -> int:
+    def data_parallel_degree(self, run: RunConfig) -> int:
         """One per device."""
         return run.devices
 
@@ -50,9 +50,9 @@ class Ddp(Strategy, frozen=True, kw_only=True):
         rounded = {"none": 0.0, "fp16": 1e-2, "bf16": 5e-2}[self.compression]
         return max(rounded, super().parity_tolerance())
 
-    def held(self, run: RunConfig) -> Held:
+    def held(self, run: RunConfig) -> StateShards:
         """A copy of everything."""
-        return Held.equally(1)
+        return StateShards.even(1)
 
     def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Replica:
         """Wrap the model; every rank then holds rank 0's parameters."""

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from parallelbench.spec.structure import Count  # noqa: TC001 - msgspec reads the annotations
 from parallelbench.strategies.base import Strategy
 from parallelbench.strategies.parts.meshes import Mesh, check_tensor_plan
-from parallelbench.structure import Count  # noqa: TC001 - msgspec reads the annotations
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from parallelbench.config import RunConfig
+    from parallelbench.rank.world import World
+    from parallelbench.spec.config import RunConfig
     from parallelbench.strategies.base import Replica
-    from parallelbench.world import World
 
 
 class DpTp(Strategy, frozen=True, kw_only=True):
@@ -32,7 +32,7 @@ class DpTp(Strategy, frozen=True, kw_only=True):
         """One per device."""
         return run.devices
 
-    def data_shards(self, run: RunConfig) -> int:
+    def data_parallel_degree(self, run: RunConfig) -> int:
         """One per group of tensor ranks, which read the same samples."""
         return self._mesh(run).data
 

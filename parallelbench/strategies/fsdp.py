@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from parallelbench.errors import ConfigError
-from parallelbench.strategies.base import Held, Strategy
+from parallelbench.strategies.base import StateShards, Strategy
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from parallelbench.config import RunConfig
+    from parallelbench.rank.world import World
+    from parallelbench.spec.config import RunConfig
     from parallelbench.strategies.base import Replica
-    from parallelbench.world import World
 
 
 class Fsdp(Strategy, frozen=True, kw_only=True):
@@ -26,7 +26,7 @@ class Fsdp(Strategy, frozen=True, kw_only=True):
         """One per device."""
         return run.devices
 
-    def data_shards(self, run: RunConfig) -> int:
+    def data_parallel_degree(self, run: RunConfig) -> int:
         """One per device."""
         return run.devices
 
@@ -42,9 +42,9 @@ class Fsdp(Strategy, frozen=True, kw_only=True):
                 "gradients for infinities; choose precision=bf16"
             )
 
-    def held(self, run: RunConfig) -> Held:
+    def held(self, run: RunConfig) -> StateShards:
         """An n-th of everything; a layer's gathered parameters, while it works, come on top."""
-        return Held.equally(run.devices)
+        return StateShards.even(run.devices)
 
     def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Replica:
         """Shard layer by layer over all ranks."""

@@ -9,15 +9,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from parallelbench.errors import ConfigError
-from parallelbench.strategies.base import Held, Strategy
-from parallelbench.structure import Count  # noqa: TC001 - msgspec reads the annotations
+from parallelbench.spec.structure import Count  # noqa: TC001 - msgspec reads the annotations
+from parallelbench.strategies.base import StateShards, Strategy
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from parallelbench.config import RunConfig
+    from parallelbench.rank.world import World
+    from parallelbench.spec.config import RunConfig
     from parallelbench.strategies.base import Replica
-    from parallelbench.world import World
 
 
 class Hsdp(Strategy, frozen=True, kw_only=True):
@@ -33,7 +33,7 @@ class Hsdp(Strategy, frozen=True, kw_only=True):
         """One per device."""
         return run.devices
 
-    def data_shards(self, run: RunConfig) -> int:
+    def data_parallel_degree(self, run: RunConfig) -> int:
         """One per device."""
         return run.devices
 
@@ -57,9 +57,9 @@ class Hsdp(Strategy, frozen=True, kw_only=True):
                 "gradients for infinities; choose precision=bf16"
             )
 
-    def held(self, run: RunConfig) -> Held:
+    def held(self, run: RunConfig) -> StateShards:
         """A shard of everything; a layer's gathered parameters, while it works, come on top."""
-        return Held.equally(self.shard)
+        return StateShards.even(self.shard)
 
     def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Replica:
         """Shard layer by layer over groups of neighbouring ranks."""

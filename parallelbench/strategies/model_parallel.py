@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from parallelbench.config import RunConfig
+    from parallelbench.rank.world import World
+    from parallelbench.spec.config import RunConfig
     from parallelbench.strategies.base import Replica
-    from parallelbench.world import World
 
 
 class ModelParallel(Strategy, frozen=True, kw_only=True):
@@ -34,7 +34,7 @@ class ModelParallel(Strategy, frozen=True, kw_only=True):
         """One drives all GPUs; on CPUs one per part."""
         return 1 if device_type == "cuda" else run.devices
 
-    def data_shards(self, run: RunConfig) -> int:
+    def data_parallel_degree(self, run: RunConfig) -> int:
         """One: every part sees the whole batch."""
         return 1
 
@@ -57,8 +57,8 @@ class ModelParallel(Strategy, frozen=True, kw_only=True):
 
     def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Replica:
         """Spread the layers."""
+        from parallelbench.strategies.parts.layer_split import StagesReplica
         from parallelbench.strategies.parts.replicas import ModuleReplica
-        from parallelbench.strategies.parts.stages import StagesReplica
 
         layers = assign(model, run, self.device_map)
         if world.device_type == "cpu":

@@ -13,9 +13,9 @@ from parallelbench.strategies.base import Strategy
 if TYPE_CHECKING:
     from torch import nn
 
-    from parallelbench.config import RunConfig
+    from parallelbench.rank.world import World
+    from parallelbench.spec.config import RunConfig
     from parallelbench.strategies.base import Replica
-    from parallelbench.world import World
 
 
 class ParameterServer(Strategy, frozen=True, kw_only=True):
@@ -56,7 +56,7 @@ class ParameterServer(Strategy, frozen=True, kw_only=True):
         """One per worker and one per server."""
         return run.devices
 
-    def data_shards(self, run: RunConfig) -> int:
+    def data_parallel_degree(self, run: RunConfig) -> int:
         """One per worker."""
         return max(1, run.devices - self.servers)
 

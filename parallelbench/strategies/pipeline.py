@@ -8,7 +8,7 @@ from parallelbench.strategies.parts.meshes import Mesh
 from parallelbench.strategies.parts.pipelined import Pipelined
 
 if TYPE_CHECKING:
-    from parallelbench.config import RunConfig
+    from parallelbench.spec.config import RunConfig
 
 
 class PipelineParallel(Pipelined, frozen=True, kw_only=True):

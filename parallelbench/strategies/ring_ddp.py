@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 from msgspec import Meta
 
 from parallelbench.errors import ConfigError
-from parallelbench.strategies.base import Held, Shard, Strategy
+from parallelbench.strategies.base import Shard, StateShards, Strategy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import GradBucket
     from torch.distributed import P2POp, Work
 
-    from parallelbench.config import RunConfig
     from parallelbench.probes.communication import Traffic
+    from parallelbench.rank.world import World
+    from parallelbench.spec.config import RunConfig
     from parallelbench.strategies.base import Replica
-    from parallelbench.world import World
 
 
 class RingDdp(Strategy, frozen=True, kw_only=True):
@@ -39,7 +39,7 @@ class RingDdp(Strategy, frozen=True, kw_only=True):
         """One per device."""
         return run.devices
 
-    def data_shards(self, run: RunConfig) -> int:
+    def data_parallel_degree(self, run: RunConfig) -> int:
         """One per device."""
         return run.devices
 
@@ -50,9 +50,9 @@ class RingDdp(Strategy, frozen=True, kw_only=True):
                 "strategy=ring_ddp needs two devices or more: choose devices=2, or strategy=single for one device"
             )
 
-    def held(self, run: RunConfig) -> Held:
+    def held(self, run: RunConfig) -> StateShards:
         """A copy of everything."""
-        return Held.equally(1)
+        return StateShards.even(1)
 
     def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Replica:
         """Let DDP fill buckets during backward, and send them round the ring."""

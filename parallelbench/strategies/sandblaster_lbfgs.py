@@ -11,9 +11,9 @@ from parallelbench.strategies.base import Strategy
 if TYPE_CHECKING:
     from torch import nn
 
-    from parallelbench.config import RunConfig
+    from parallelbench.rank.world import World
+    from parallelbench.spec.config import RunConfig
     from parallelbench.strategies.base import Replica
-    from parallelbench.world import World
 
 
 class SandblasterLbfgs(Strategy, frozen=True, kw_only=True):
@@ -35,7 +35,7 @@ class SandblasterLbfgs(Strategy, frozen=True, kw_only=True):
         """One per device."""
         return run.devices
 
-    def data_shards(self, run: RunConfig) -> int:
+    def data_parallel_degree(self, run: RunConfig) -> int:
         """One per device."""
         return run.devices
 

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, ClassVar
 
 from parallelbench.errors import ConfigError
 from parallelbench.optimizers import Lbfgs
-from parallelbench.strategies.base import Held, Shard, Strategy
+from parallelbench.strategies.base import Shard, StateShards, Strategy
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from parallelbench.config import RunConfig
+    from parallelbench.rank.world import World
+    from parallelbench.spec.config import RunConfig
     from parallelbench.strategies.base import Replica
-    from parallelbench.world import World
 
 
 class Single(Strategy, frozen=True, kw_only=True):
@@ -25,7 +25,7 @@ class Single(Strategy, frozen=True, kw_only=True):
         """One."""
         return 1
 
-    def data_shards(self, run: RunConfig) -> int:
+    def data_parallel_degree(self, run: RunConfig) -> int:
         """One: the whole batch."""
         return 1
 
@@ -36,9 +36,9 @@ class Single(Strategy, frozen=True, kw_only=True):
                 f"strategy=single trains on one device, not devices={run.devices}: choose devices=1 or strategy=ddp"
             )
 
-    def held(self, run: RunConfig) -> Held:
+    def held(self, run: RunConfig) -> StateShards:
         """A copy of everything."""
-        return Held.equally(1)
+        return StateShards.even(1)
 
     def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Replica:
         """Move the model to the device."""

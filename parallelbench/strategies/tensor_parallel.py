@@ -11,9 +11,9 @@ from parallelbench.strategies.parts.meshes import check_tensor_plan
 if TYPE_CHECKING:
     from torch import nn
 
-    from parallelbench.config import RunConfig
+    from parallelbench.rank.world import World
+    from parallelbench.spec.config import RunConfig
     from parallelbench.strategies.base import Replica
-    from parallelbench.world import World
 
 
 class TensorParallel(Strategy, frozen=True, kw_only=True):
@@ -27,7 +27,7 @@ class TensorParallel(Strategy, frozen=True, kw_only=True):
         """One per device."""
         return run.devices
 
-    def data_shards(self, run: RunConfig) -> int:
+    def data_parallel_degree(self, run: RunConfig) -> int:
         """One: every rank reads the whole batch."""
         return 1
 

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Annotated
 from msgspec import Meta
 
 from parallelbench.errors import ConfigError
-from parallelbench.strategies.base import Held, Shard, Strategy
+from parallelbench.strategies.base import Shard, StateShards, Strategy
 
 if TYPE_CHECKING:
     from torch import nn
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
-    from parallelbench.config import RunConfig
     from parallelbench.probes.communication import Traffic
+    from parallelbench.rank.world import World
+    from parallelbench.spec.config import RunConfig
     from parallelbench.strategies.base import Replica
-    from parallelbench.world import World
 
 
 class Zero1(Strategy, frozen=True, kw_only=True):
@@ -31,7 +31,7 @@ class Zero1(Strategy, frozen=True, kw_only=True):
         """One per device."""
         return run.devices
 
-    def data_shards(self, run: RunConfig) -> int:
+    def data_parallel_degree(self, run: RunConfig) -> int:
         """One per device."""
         return run.devices
 
@@ -47,9 +47,9 @@ class Zero1(Strategy, frozen=True, kw_only=True):
                 "scaler's check): choose precision=bf16"
             )
 
-    def held(self, run: RunConfig) -> Held:
+    def held(self, run: RunConfig) -> StateShards:
         """A copy of parameters and gradients, and an n-th of the optimizer's state."""
-        return Held(1, 1, 1 / run.devices)
+        return StateShards(1, 1, 1 / run.devices)
 
     def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Replica:
         """Wrap the model in DDP, and the run's optimizer in torch's ZeroRedundancyOptimizer."""

@@ -22,7 +22,7 @@ def main(settings_json: str) -> int:
     _step_aside(settings.spare_cores)
     # Only then: these imports are most of the work that this process ever does at once.
     from parallelbench.errors import StorageError
-    from parallelbench.journal import Journal
+    from parallelbench.store.journal import Journal
 
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != settings.parent:  # it died before the kernel was asked to watch it

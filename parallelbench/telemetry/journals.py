@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 
 import msgspec
 
-from parallelbench.records import TELEMETRY, schema
+from parallelbench.store.records import TELEMETRY, schema
 from parallelbench.telemetry.sampler import WARNING
 
 if TYPE_CHECKING:

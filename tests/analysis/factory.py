@@ -13,12 +13,12 @@ import yaml
 from msgspec import structs
 
 import conf
-from parallelbench.attempt import Attempt
-from parallelbench.config import COMPONENTS, RunConfig, from_mapping, run_id
-from parallelbench.folder import RunFolder
-from parallelbench.journal import Journal
-from parallelbench.publish import publish
-from parallelbench.records import TABLES
+from parallelbench.spec.config import COMPONENTS, RunConfig, from_mapping, run_id
+from parallelbench.store.attempt import Attempt
+from parallelbench.store.folder import RunFolder
+from parallelbench.store.journal import Journal
+from parallelbench.store.publish import publish
+from parallelbench.store.records import TABLES
 from parallelbench.strategies.single import Single
 
 if TYPE_CHECKING:

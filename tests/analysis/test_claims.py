@@ -17,7 +17,7 @@ from analysis.claims.verdict import decide
 from launch.compose import group_choices
 from parallelbench.cli import main
 from parallelbench.errors import ConfigError
-from parallelbench.structure import structure
+from parallelbench.spec.structure import structure
 from tests.analysis.factory import MIB, Fake, config, failed, published
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from launch.command import MALLOC
-from parallelbench.devices import others_running, this_machine
+from parallelbench.rank.devices import others_running, this_machine
 from tests.bench.page import HEADERS, PAGE, Row, cells, update
 
 PARTS = (

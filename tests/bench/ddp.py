@@ -14,11 +14,11 @@ import torch.distributed as dist
 
 from launch.sweep import one_run
 from parallelbench.data.loader import ResidentLoader
-from parallelbench.devices import this_machine
-from parallelbench.session import build_model
+from parallelbench.rank.devices import this_machine
+from parallelbench.rank.session import build_model
+from parallelbench.rank.world import World
 from parallelbench.strategies.base import Replica, Shard
 from parallelbench.strategies.single import Single
-from parallelbench.world import World
 from tests.bench.measure import Figure, paired, ratios
 from tests.ranks import run_ranks
 

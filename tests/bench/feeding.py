@@ -14,8 +14,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler, TensorDataset
 
 from launch.sweep import one_run
-from parallelbench.config import RunConfig
 from parallelbench.data.loader import BatchLoader, generator
+from parallelbench.spec.config import RunConfig
 from parallelbench.strategies.base import Shard
 from tests.bench.measure import Figure, paired, ratios
 

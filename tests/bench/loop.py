@@ -12,15 +12,15 @@ from torch.nn import functional as F
 
 from launch.sweep import one_run
 from parallelbench.data.loader import ResidentLoader, generator
-from parallelbench.journal import Journal
-from parallelbench.session import build_model
+from parallelbench.rank.session import build_model
+from parallelbench.rank.train import Trainer
+from parallelbench.rank.world import World
+from parallelbench.store.journal import Journal
 from parallelbench.strategies.base import Shard
-from parallelbench.train import Trainer
-from parallelbench.world import World
 from tests.bench.measure import Figure, paired, ratios
 
 if TYPE_CHECKING:
-    from parallelbench.config import RunConfig
+    from parallelbench.spec.config import RunConfig
 
 OVERRIDES = [
     "model=cnn_small",

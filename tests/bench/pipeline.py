@@ -15,7 +15,7 @@ from tests.bench.measure import Figure, paired, ratios
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
-    from parallelbench.config import RunConfig
+    from parallelbench.spec.config import RunConfig
 
 STEPS = 1
 """Optimizer steps per round; about a second on one core."""
@@ -93,8 +93,8 @@ def _rank(run: RunConfig, rank: int, size: int, init: str, end: Any) -> None:
     import torch.distributed as dist
 
     from parallelbench.data.loader import ResidentLoader
-    from parallelbench.session import build_model
-    from parallelbench.world import World
+    from parallelbench.rank.session import build_model
+    from parallelbench.rank.world import World
 
     torch.set_num_threads(1)
     if size > 1:

@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from parallelbench.devices import this_machine
 from parallelbench.probes.communication import Traffic
+from parallelbench.rank.devices import this_machine
 from parallelbench.strategies.ring_ddp import ring_average
 from tests.bench.measure import Figure, paired, ratios
 from tests.ranks import run_ranks

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from analysis.stats import interval
 from launch.sweep import one_run
-from parallelbench.devices import this_machine, visible_gpus
-from parallelbench.journal import Journal
+from parallelbench.rank.devices import this_machine, visible_gpus
+from parallelbench.store.journal import Journal
 from parallelbench.telemetry.process import sampling
 from parallelbench.telemetry.sampler import Settings
 from tests.bench.loop import OVERRIDES, Suite

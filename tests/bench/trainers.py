@@ -19,14 +19,14 @@ from torch.utils.data import DataLoader, Sampler, TensorDataset
 
 from launch.sweep import one_run
 from parallelbench.data.loader import generator
-from parallelbench.session import build_model
+from parallelbench.rank.session import build_model
 from tests.bench.loop import OVERRIDES, Suite
 from tests.bench.measure import Figure, paired, ratios
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from parallelbench.config import RunConfig
+    from parallelbench.spec.config import RunConfig
 
 OTHERS = {"lightning": "Lightning's Trainer", "accelerate": "accelerate"}
 """Package → how it is called."""

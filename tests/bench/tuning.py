@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from launch.sweep import PlannedRun, one_run
 from launch.tuning import EPOCHS, IMPLEMENTATIONS, PRECISIONS, applied, try_out_here
-from parallelbench.config import from_mapping, to_mapping
-from parallelbench.tuning import Patch, patched, timed
+from parallelbench.rank.tuning import Patch, patched, timed
+from parallelbench.spec.config import from_mapping, to_mapping
 from tests.bench.measure import Figure
 
 if TYPE_CHECKING:
     from launch.tuning import Choice
-    from parallelbench.config import RunConfig
+    from parallelbench.spec.config import RunConfig
 
 WORK = (
     *("data=synthetic", "data.channels=1", "data.image_size=28", "data.train_samples=60000", "data.test_samples=1000"),

@@ -23,7 +23,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launch.compose import group_choices
-from parallelbench.config import build
 from parallelbench.data import arrow as arrow_module
 from parallelbench.data.arrow import convert, open_arrays
 from parallelbench.data.base import Arrays, Data
@@ -31,6 +30,7 @@ from parallelbench.data.loader import Batch, BatchLoader
 from parallelbench.data.prepare import prepare
 from parallelbench.data.synthetic import Synthetic
 from parallelbench.errors import ConfigError, StorageError
+from parallelbench.spec.config import build
 from parallelbench.strategies.base import Shard
 from tests.faults import fault
 from tests.helpers import fill_disk, plain

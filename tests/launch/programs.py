@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from parallelbench.folder import RunFolder, find_runs
-from parallelbench.journal import read_entries, read_tables
+from parallelbench.store.folder import RunFolder, find_runs
+from parallelbench.store.journal import read_entries, read_tables
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from parallelbench.attempt import Attempt
+    from parallelbench.store.attempt import Attempt
 
 PATIENCE_S = 600
 """How long anything may take before a test gives up; far more than it does take."""

@@ -18,8 +18,8 @@ from launch.slurm.scheduler import QueuedJob
 from launch.slurm.shape import slurm
 from launch.status import ALIKE, Entry, Overview, _hours, rendered
 from launch.sweep import one_run
-from parallelbench.attempt import Attempt, Outcome, OutcomeName
-from parallelbench.folder import RunFolder, State
+from parallelbench.store.attempt import Attempt, Outcome, OutcomeName
+from parallelbench.store.folder import RunFolder, State
 from tests.helpers import TINY
 
 LIMIT_S = 3600.0

@@ -9,17 +9,17 @@ import msgspec
 import pytest
 
 from launch.outcome import exit_codes, judge, publish_if_finished, stopped
-from parallelbench.attempt import RETRYABLE
-from parallelbench.durable import fill
 from parallelbench.errors import ConfigError, StorageError
-from parallelbench.journal import Journal
-from parallelbench.worker import RankError, classify
+from parallelbench.rank.worker import RankError, classify
+from parallelbench.store.attempt import RETRYABLE
+from parallelbench.store.durable import fill
+from parallelbench.store.journal import Journal
 from tests.analysis.factory import Fake, begin, config, write_epochs
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from parallelbench.attempt import Attempt
+    from parallelbench.store.attempt import Attempt
 
 TORCHRUN = """\
 W1121 02:05:10.000000 140 distributed/elastic/multiprocessing/api.py:900] Sending process 141 closing signal SIGTERM

@@ -13,8 +13,8 @@ import pytest
 
 from launch.compose import Extension
 from launch.sweep import one_run
-from parallelbench.check import check_run
 from parallelbench.errors import ConfigError
+from parallelbench.spec.check import check_run
 
 PAGE = (Path(__file__).parents[2] / "docs" / "adding-a-model.md").read_text()
 OWN = ["model=wide", "data=shapes", "site.data_dir=data"]

@@ -26,15 +26,15 @@ from launch.slurm.submit import batches, prepare_for_site
 from launch.sweep import expand, one_run
 from launch.warm import WarmWorkers, _Parent
 from parallelbench.errors import ConfigError
-from parallelbench.folder import RunFolder, find_runs
-from parallelbench.warm import PRELOADED, unforkable
+from parallelbench.rank.warm import PRELOADED, unforkable
+from parallelbench.store.folder import RunFolder, find_runs
 from tests.helpers import TINY
 from tests.launch.programs import Program, completed
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from parallelbench.attempt import Outcome
+    from parallelbench.store.attempt import Outcome
 
 PACKED = "launcher.pack=true"
 QUICK = (*TINY, "measure.parity=false", "sweep.order=listed")
@@ -240,7 +240,7 @@ def test_finished_runs_stay_when_all_is_ended_midway(number: signal.Signals, tmp
 @pytest.mark.slow
 def test_all_that_is_preloaded_leaves_one_thread_and_no_cuda() -> None:
     imports = "; ".join(f"import {name}" for name in PRELOADED)
-    code = f"{imports}; from parallelbench.warm import unforkable; print(unforkable())"
+    code = f"{imports}; from parallelbench.rank.warm import unforkable; print(unforkable())"
     variables = environment(one_run([*TINY, "cores_per_device=2"]).run, "cpu", os.environ, cores=2)
     done = subprocess.run([sys.executable, "-c", code], env=variables, capture_output=True, text=True, check=False)
     assert done.stdout == "None\n", done.stderr

@@ -12,8 +12,8 @@ import pytest
 from launch.compose import Extension, keeps_to_its_node
 from launch.extension import extension
 from launch.sweep import one_run
-from parallelbench.config import _component_class
 from parallelbench.errors import ConfigError
+from parallelbench.spec.config import _component_class
 
 CODE = '''
 """A strategy of the user's own."""
@@ -29,7 +29,7 @@ class Mine(Strategy, frozen=True, kw_only=True):
     def processes(self, run, device_type):
         return run.devices
 
-    def data_shards(self, run):
+    def data_parallel_degree(self, run):
         return run.devices
 
     def prepare(self, model, run, world):
@@ -173,7 +173,7 @@ def test_a_package_cannot_take_the_name_of_another(tmp_path: Path) -> None:
         ("class Mine: ...\n", "is refused: it is no strategy"),
         (
             "from parallelbench.strategies.base import Strategy as Mine\n",
-            "it lacks data_shards, prepare, processes, which",
+            "it lacks data_parallel_degree, prepare, processes, which",
         ),
         ("class Other: ...\n", r"mystrategies\.Mine does not exist: choose a file of conf/strategy/"),
     ],

@@ -15,9 +15,9 @@ from launch.slurm.queue import RunStatus, Tracker, track
 from launch.slurm.scheduler import QueuedJob
 from launch.slurm.submit import not_wanted
 from launch.slurm.verbs import cancel
-from parallelbench.attempt import OUTCOMES, Outcome, OutcomeName
 from parallelbench.errors import StorageError
-from parallelbench.folder import RunFolder, State
+from parallelbench.store.attempt import OUTCOMES, Outcome, OutcomeName
+from parallelbench.store.folder import RunFolder, State
 from tests.launch.fake_slurm import DONE, MISSING, FakeSlurm, submission
 
 FAILED = State("failed", Outcome(outcome="oom", reason="out of memory", finished_at=2.0), 1)

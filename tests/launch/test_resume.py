@@ -9,8 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from analysis import left_out, load
-from parallelbench.journal import read_tables
-from parallelbench.records import TABLES
+from parallelbench.store.journal import read_tables
+from parallelbench.store.records import TABLES
 from tests.faults import fault
 from tests.helpers import TINY
 from tests.launch.programs import Program, completed, kill, the_run
@@ -18,8 +18,8 @@ from tests.launch.programs import Program, completed, kill, the_run
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from parallelbench.attempt import Attempt
-    from parallelbench.folder import RunFolder
+    from parallelbench.store.attempt import Attempt
+    from parallelbench.store.folder import RunFolder
 
 pytestmark = pytest.mark.slow
 

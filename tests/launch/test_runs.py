@@ -14,15 +14,15 @@ import pyarrow.parquet as pq
 import pytest
 
 import conf
-from parallelbench.folder import find_runs
-from parallelbench.records import TABLES
+from parallelbench.store.folder import find_runs
+from parallelbench.store.records import TABLES
 from tests.faults import fault
 from tests.helpers import TINY, fill_disk
 from tests.launch.programs import Program, completed, finished_epochs, kill, the_run
 
 if TYPE_CHECKING:
-    from parallelbench.attempt import Outcome
-    from parallelbench.folder import RunFolder
+    from parallelbench.store.attempt import Outcome
+    from parallelbench.store.folder import RunFolder
 
 pytestmark = pytest.mark.slow
 

@@ -13,10 +13,10 @@ from polars.testing import assert_frame_equal
 from analysis import load
 from launch.slurm.submit import prepare_for_site
 from launch.sweep import PlannedRun, expand
-from parallelbench.check import check_run
 from parallelbench.cli import main
 from parallelbench.data.prepared import MANIFEST
 from parallelbench.errors import ConfigError
+from parallelbench.spec.check import check_run
 from tests.launch.plans import plan
 
 CONFIGURATIONS = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from launch.compose import group_choices
-from parallelbench.check import check_run
+from parallelbench.spec.check import check_run
 from tests.launch.plans import plan
 
 GPUS_ONLY = {"data_parallel"}

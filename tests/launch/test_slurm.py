@@ -23,7 +23,7 @@ from launch.slurm.submit import batch_script, batches, prepare_for_site
 from launch.slurm.verbs import show_plan
 from launch.sweep import PlannedRun, expand, one_run
 from parallelbench.errors import ConfigError
-from parallelbench.folder import RunFolder
+from parallelbench.store.folder import RunFolder
 from tests.launch.fake_slurm import DONE, MISSING, ON_SITE, FakeSlurm, run_of, submission
 
 

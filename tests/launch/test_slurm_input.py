@@ -17,9 +17,9 @@ from launch.slurm import scheduler, verbs
 from launch.slurm.submit import batch_script, batches, prepare_for_site
 from launch.sweep import PlannedRun
 from parallelbench.cli import main
-from parallelbench.config import from_mapping
 from parallelbench.errors import ConfigError
-from parallelbench.place import expanded
+from parallelbench.spec.config import from_mapping
+from parallelbench.spec.launchers import expanded
 from tests.faults import fault
 from tests.helpers import TINY, plain, quoted
 

@@ -13,8 +13,8 @@ from rich.markup import escape
 from launch.listing import MANY, listing
 from launch.states import glance, states_below, states_of
 from parallelbench import cli
-from parallelbench.attempt import OUTCOMES, PUBLISHED
-from parallelbench.folder import RunFolder, State, find_runs
+from parallelbench.store.attempt import OUTCOMES, PUBLISHED
+from parallelbench.store.folder import RunFolder, State, find_runs
 from tests.analysis.factory import Fake, begin, config, failed, published
 
 if TYPE_CHECKING:

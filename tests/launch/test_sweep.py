@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from launch.compose import NOTHING, Extension, _resolved_by_omegaconf, compose_plain, parse, resolve
 from launch.sweep import PlannedRun, Point, _points, _set, expand, one_run
-from parallelbench.config import RunConfig, SweepBlock, from_mapping, run_id
 from parallelbench.errors import ConfigError
+from parallelbench.spec.config import RunConfig, SweepBlock, from_mapping, run_id
 from tests.helpers import plain
 
 if TYPE_CHECKING:

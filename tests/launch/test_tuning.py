@@ -13,17 +13,17 @@ from launch import tuning
 from launch.sweep import PlannedRun, expand
 from launch.tuning import Choice, applied, open_keys, read, stages, tuned, work_of, worth
 from parallelbench.cli import main
-from parallelbench.config import from_mapping, to_mapping
 from parallelbench.errors import ConfigError
-from parallelbench.folder import find_runs
-from parallelbench.tuning import FIRST_LOSS_TOLERANCE, GAIN, LOSS_TOLERANCE, Findings, Trial, patched, search
+from parallelbench.rank.tuning import FIRST_LOSS_TOLERANCE, GAIN, LOSS_TOLERANCE, Findings, Trial, patched, search
+from parallelbench.spec.config import from_mapping, to_mapping
+from parallelbench.store.folder import find_runs
 from tests.helpers import TINY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from parallelbench.tuning import Patch
+    from parallelbench.rank.tuning import Patch
 
 FAST = {"precision": "bf16", "optimizer.implementation": "fused"}
 

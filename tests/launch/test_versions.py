@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from parallelbench.config import SCHEMA_VERSION
-from parallelbench.folder import file_sha256, find_runs
+from parallelbench.spec.config import SCHEMA_VERSION
+from parallelbench.store.folder import file_sha256, find_runs
 from tests.faults import fault
 from tests.helpers import TINY
 from tests.launch.programs import completed

@@ -15,11 +15,11 @@ from omegaconf import OmegaConf
 from torch import nn
 
 import conf
-from parallelbench import config
 from parallelbench.errors import ConfigError
 from parallelbench.models.base import Model
 from parallelbench.models.modules import Dense, sequence
 from parallelbench.models.norms import SyncBatchNorm
+from parallelbench.spec import config
 
 NAMES = sorted(path.stem for path in Path(conf.__file__).parent.glob("model/*.yaml"))
 SMALL = [name for name in NAMES if name not in ("resnet50", "vit_b_16")]

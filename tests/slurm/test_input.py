@@ -12,8 +12,8 @@ import msgspec
 import pytest
 
 from launch.slurm import record
-from parallelbench.config import SCHEMA_VERSION, run_id
-from parallelbench.folder import RunFolder, find_runs
+from parallelbench.spec.config import SCHEMA_VERSION, run_id
+from parallelbench.store.folder import RunFolder, find_runs
 from tests.faults import fault
 from tests.slurm.daemons import until
 from tests.slurm.sweeps import closed

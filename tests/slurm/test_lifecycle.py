@@ -12,7 +12,7 @@ import polars as pl
 import psutil
 import pytest
 
-from parallelbench.folder import file_sha256
+from parallelbench.store.folder import file_sha256
 from tests.faults import fault
 from tests.slurm.cluster import Cluster
 from tests.slurm.conftest import started
@@ -24,7 +24,7 @@ from tests.slurm.runs import ENDLESS, ON_TWO_NODES, QUICK, TWO_NODES, Sweep, eve
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from parallelbench.attempt import Attempt
+    from parallelbench.store.attempt import Attempt
 
 MANY, FEW = "epochs=1000", "epochs=400"
 """Enough that a fault hits in between, few enough to end soon; on two nodes an epoch takes longer."""

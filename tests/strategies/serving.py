@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from parallelbench.config import RunConfig
-from parallelbench.session import build_model
+from parallelbench.rank.session import build_model
+from parallelbench.rank.world import World
+from parallelbench.spec.config import RunConfig
 from parallelbench.strategies.parts.servers import AsyncServer
 from parallelbench.strategies.parts.workers import WorkerReplica
-from parallelbench.world import World
 from tests.strategies.test_parity import MODELS, SYNTHETIC
 from tests.strategies.training import configure, loader_of
 

@@ -13,12 +13,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from parallelbench.config import RunConfig
 from parallelbench.data.loader import Batch, ResidentLoader
-from parallelbench.probes.attribution import Pass, installed
+from parallelbench.probes.attribution import AttributionPass, installed
 from parallelbench.probes.spans import PHASES, Spans
-from parallelbench.session import build_loader, build_model
-from parallelbench.world import World
+from parallelbench.rank.session import build_loader, build_model
+from parallelbench.rank.world import World
+from parallelbench.spec.config import RunConfig
 from tests.ranks import run_ranks
 from tests.strategies.test_pipeline import pipeline_of, pipelined
 from tests.strategies.training import configure, loader_of
@@ -58,7 +58,7 @@ def pipelines(rank: int, size: int, runs: list[RunConfig]) -> list[list[Row]]:
             slow_down(stage, "forward_one_chunk", lambda *_, **__: NAP_S)
             slow_down(stage, "backward_one_chunk", lambda *_, full_backward=True, **__: NAP_S * (1 + full_backward))
             slow_down(stage, "backward_weight_one_chunk", lambda *_, **__: NAP_S)
-        found.append(Pass(replica, loader, run=run, world=world).attribute(3))
+        found.append(AttributionPass(replica, loader, run=run, world=world).attribute(3))
     return found
 
 
@@ -145,7 +145,7 @@ def test_a_delay_is_found_where_it_was_planted_and_nowhere_else(plant: Any, phas
     plant(replica)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    rows = Pass(replica, loader, run=run, world=World()).attribute(4)
+    rows = AttributionPass(replica, loader, run=run, world=World()).attribute(4)
     torch.set_num_threads(threads)
     quickest = min(rows, key=lambda row: row["step_time_s"])
     assert quickest[phase] >= DELAY_S
@@ -169,11 +169,11 @@ def test_moving_a_batch_to_a_gpu_is_a_phase_of_its_own(kind: str, method: str, t
     loader: Any = build_loader(arrays, run, World(), replica.data_shard)
     loader._moves_batches = True  # as on a GPU
     slow_down(loader, method, lambda *_: DELAY_S)
-    rows = Pass(replica, loader, run=run, world=World()).attribute(3)
+    rows = AttributionPass(replica, loader, run=run, world=World()).attribute(3)
     assert all(row["host_to_device_s"] >= DELAY_S for row in rows)
     assert min(row["data_wait_s"] for row in rows) < DELAY_S
     loader._moves_batches = False
-    assert Pass(replica, loader, run=run, world=World()).attribute(1)[0]["host_to_device_s"] is None
+    assert AttributionPass(replica, loader, run=run, world=World()).attribute(1)[0]["host_to_device_s"] is None
     loader.close()
 
 
@@ -223,7 +223,7 @@ def with_a_slow_rank(rank: int, size: int, runs: dict[str, RunConfig], slow: dic
             forward = next(spanned for spanned in replica.spanned() if spanned.phase == "forward")
             slow_down(forward.owner, forward.method, lambda *_, **__: DELAY_S)
         loader = loader_of(replica, run)
-        found[name] = Pass(replica, loader, run=run, world=world).attribute(3)
+        found[name] = AttributionPass(replica, loader, run=run, world=world).attribute(3)
         replica.close()
     return found
 

@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from parallelbench.config import RunConfig
-from parallelbench.session import build_model
-from parallelbench.world import World
+from parallelbench.rank.session import build_model
+from parallelbench.rank.world import World
+from parallelbench.spec.config import RunConfig
 from tests.ranks import run_ranks
 from tests.strategies.test_parity import OVERRIDES, assert_equal
 from tests.strategies.training import configure, drive, loader_of, one_device
@@ -38,7 +38,7 @@ def train_compiled(rank: int, size: int, run: RunConfig) -> dict[str, Any]:
     from torch._dynamo.utils import counters
 
     replica = run.strategy.prepare(build_model(run), run, World(rank=rank, size=size, local_rank=rank))
-    replica.rehearse(next(loader_of(replica, run).train(epoch=1)))
+    replica.compile_warmup(next(loader_of(replica, run).train(epoch=1)))
     return {**drive(replica, run), "graphs": counters["stats"]["unique_graphs"]}
 
 

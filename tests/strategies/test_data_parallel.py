@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from launch.sweep import one_run
-from parallelbench.check import check_run
-from parallelbench.config import RunConfig
 from parallelbench.errors import ConfigError
-from parallelbench.parity import as_checked, local_statistics
-from parallelbench.session import build_model
-from parallelbench.world import World
+from parallelbench.rank.parity import as_checked, local_statistics
+from parallelbench.rank.session import build_model
+from parallelbench.rank.world import World
+from parallelbench.spec.check import check_run
+from parallelbench.spec.config import RunConfig
 from tests.strategies.training import drive, one_device
 
 DATA = ["data=synthetic", "data.channels=1", "data.image_size=32", "data.train_samples=96", "data.test_samples=25"]
@@ -26,7 +26,7 @@ def on_gpus(*overrides: str) -> RunConfig:
 def test_two_gpus_and_a_batch_for_both_are_accepted() -> None:
     run = on_gpus()
     check_run(run, "cuda")
-    assert (run.strategy.processes(run, "cuda"), run.strategy.data_shards(run)) == (1, 1)
+    assert (run.strategy.processes(run, "cuda"), run.strategy.data_parallel_degree(run)) == (1, 1)
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import nn
 
-from parallelbench.config import RunConfig
-from parallelbench.session import build_model
+from parallelbench.rank.session import build_model
+from parallelbench.rank.world import World
+from parallelbench.spec.config import RunConfig
 from parallelbench.strategies.parts import replicas
-from parallelbench.world import World
 from tests.ranks import run_ranks
 from tests.strategies.training import configure, loader_of
 

@@ -12,14 +12,14 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import RowwiseParallel
 
-from parallelbench.config import RunConfig
 from parallelbench.errors import ConfigError
-from parallelbench.session import build_model
+from parallelbench.rank.session import build_model
+from parallelbench.rank.world import World
+from parallelbench.spec.config import RunConfig
 from parallelbench.strategies.base import Shard
 from parallelbench.strategies.parts import sharded, tensors
 from parallelbench.strategies.parts.meshes import Mesh
 from parallelbench.strategies.parts.pipelines import PipelineReplica
-from parallelbench.world import World
 from tests.ranks import run_ranks
 from tests.strategies.recorded import Recorded
 from tests.strategies.test_parity import assert_equal

@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from parallelbench.config import RunConfig
 from parallelbench.errors import ConfigError
-from parallelbench.session import build_model
+from parallelbench.rank.session import build_model
+from parallelbench.rank.world import World
+from parallelbench.spec.config import RunConfig
 from parallelbench.strategies.parameter_server import ParameterServer
 from parallelbench.strategies.parts.flat import FlatParameters, HostedParameters, shard_bounds
 from parallelbench.strategies.parts.servers import Schedule, SyncServer
-from parallelbench.world import World
 from tests.ranks import run_ranks
 from tests.strategies.serving import EPOCHS, PARAMETERS, small, train_epochs
 from tests.strategies.test_parity import assert_equal

@@ -11,11 +11,11 @@ import torch
 import torch.distributed as dist
 
 from launch.compose import group_choices
-from parallelbench.config import RunConfig
 from parallelbench.errors import ConfigError
-from parallelbench.parity import local_statistics
-from parallelbench.session import build_model
-from parallelbench.world import World
+from parallelbench.rank.parity import local_statistics
+from parallelbench.rank.session import build_model
+from parallelbench.rank.world import World
+from parallelbench.spec.config import RunConfig
 from tests.ranks import run_ranks
 from tests.strategies.training import STEPS, configure, one_device, summed, train
 

@@ -17,14 +17,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from parallelbench.config import RunConfig
 from parallelbench.errors import ConfigError
-from parallelbench.folder import find_runs
-from parallelbench.parity import as_reference
-from parallelbench.session import build_model
+from parallelbench.rank.parity import as_reference
+from parallelbench.rank.session import build_model
+from parallelbench.rank.world import World
+from parallelbench.spec.config import RunConfig
+from parallelbench.store.folder import find_runs
 from parallelbench.strategies.parts.schedules import Pipeline
 from parallelbench.strategies.pipeline import PipelineParallel
-from parallelbench.world import World
 from tests.ranks import run_ranks
 from tests.strategies.test_parity import assert_equal
 from tests.strategies.training import configure, drive, loader_of, one_device, summed

@@ -9,13 +9,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from parallelbench.config import RunConfig
 from parallelbench.errors import ConfigError
 from parallelbench.probes.communication import Traffic
-from parallelbench.session import build_model
+from parallelbench.rank.session import build_model
+from parallelbench.rank.world import World
+from parallelbench.spec.config import RunConfig
 from parallelbench.strategies.parts.replicas import gradient_bytes
 from parallelbench.strategies.ring_ddp import ring_average
-from parallelbench.world import World
 from tests.ranks import run_ranks
 from tests.strategies.training import configure, loader_of
 

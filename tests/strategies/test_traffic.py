@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from parallelbench.config import RunConfig
-from parallelbench.session import build_model
-from parallelbench.world import World
+from parallelbench.rank.session import build_model
+from parallelbench.rank.world import World
+from parallelbench.spec.config import RunConfig
 from tests.ranks import run_ranks
 from tests.strategies.training import configure, loader_of
 

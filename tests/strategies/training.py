@@ -10,14 +10,14 @@ from typing import Any
 import torch
 
 from launch.sweep import one_run
-from parallelbench.check import check_run
-from parallelbench.config import RunConfig
 from parallelbench.data.loader import ResidentLoader
-from parallelbench.numerics import Numerics
-from parallelbench.parity import as_reference
-from parallelbench.session import build_model
+from parallelbench.rank.numerics import Numerics
+from parallelbench.rank.parity import as_reference
+from parallelbench.rank.session import build_model
+from parallelbench.rank.world import World
+from parallelbench.spec.check import check_run
+from parallelbench.spec.config import RunConfig
 from parallelbench.strategies.base import Replica
-from parallelbench.world import World
 
 STEPS = 3
 

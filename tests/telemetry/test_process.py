@@ -15,10 +15,10 @@ import psutil
 import pytest
 
 from analysis import load
-from parallelbench.config import run_id
-from parallelbench.folder import RunFolder
-from parallelbench.journal import Journal, read_entries, read_tables, read_telemetry
-from parallelbench.publish import publish
+from parallelbench.spec.config import run_id
+from parallelbench.store.folder import RunFolder
+from parallelbench.store.journal import Journal, read_entries, read_tables, read_telemetry
+from parallelbench.store.publish import publish
 from parallelbench.telemetry.process import command_line, sampling
 from tests.analysis.factory import Fake, begin, config, write_epochs
 from tests.telemetry.playback import environment, library, settings

@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-    from parallelbench.world import World
+    from parallelbench.rank.world import World
 
 
 def device_mesh(world: World, **sizes: int) -> DeviceMesh:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from parallelbench.errors import ConfigError
 
 if TYPE_CHECKING:
-    from parallelbench.config import RunConfig
+    from parallelbench.spec.config import RunConfig
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from parallelbench.config import RunConfig
+    from parallelbench.spec.config import RunConfig
 
 
 def check_split(run: RunConfig, device_map: Mapping[str, int] | None) -> None:

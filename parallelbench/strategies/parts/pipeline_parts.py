@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from parallelbench.models.norms import synchronize_norms
-from parallelbench.numerics import Numerics
+from parallelbench.rank.numerics import Numerics
 from parallelbench.strategies.parts.replicas import place
 from parallelbench.strategies.parts.shapes import size_bytes, values_between
 from parallelbench.strategies.parts.state import local
@@ -17,10 +17,10 @@ from parallelbench.strategies.parts.tensors import all_reduced_bytes, as_one_ran
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from parallelbench.config import RunConfig
+    from parallelbench.rank.world import World
+    from parallelbench.spec.config import RunConfig
     from parallelbench.strategies.parts.positions import Position
     from parallelbench.strategies.parts.schedules import Pipeline
-    from parallelbench.world import World
 
 
 class Stage(nn.Module):

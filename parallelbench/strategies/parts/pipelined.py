@@ -5,18 +5,18 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import TYPE_CHECKING
 
+from parallelbench.spec.structure import Count  # noqa: TC001 - msgspec reads the annotations
 from parallelbench.strategies.base import Strategy
 from parallelbench.strategies.parts.partition import assign
 from parallelbench.strategies.parts.schedules import Pipeline, Schedule, StageMap
-from parallelbench.structure import Count  # noqa: TC001 - msgspec reads the annotations
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from parallelbench.config import RunConfig
+    from parallelbench.rank.world import World
+    from parallelbench.spec.config import RunConfig
     from parallelbench.strategies.base import Replica
     from parallelbench.strategies.parts.meshes import Mesh
-    from parallelbench.world import World
 
 
 class Pipelined(Strategy, frozen=True, kw_only=True):
@@ -39,7 +39,7 @@ class Pipelined(Strategy, frozen=True, kw_only=True):
         """One per device."""
         return run.devices
 
-    def data_shards(self, run: RunConfig) -> int:
+    def data_parallel_degree(self, run: RunConfig) -> int:
         """One per copy of the model."""
         return self.mesh(run).data
 

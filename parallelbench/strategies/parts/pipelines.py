@@ -14,25 +14,25 @@ from torch import Tensor, nn
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from torch.distributed import pipelining
 
-from parallelbench.numerics import sums
 from parallelbench.probes.spans import Phase, Spanned
+from parallelbench.rank.numerics import sums
 from parallelbench.strategies.base import Shard
+from parallelbench.strategies.parts.layer_split import gather
 from parallelbench.strategies.parts.pipeline_parts import Parts
 from parallelbench.strategies.parts.replicas import BaseReplica, kept_buffers, share
 from parallelbench.strategies.parts.shapes import size_bytes
 from parallelbench.strategies.parts.sharded import whole
-from parallelbench.strategies.parts.stages import gather
 from parallelbench.strategies.parts.state import local
 from parallelbench.strategies.parts.tensors import optimizer_of, share_replicated
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from parallelbench.config import RunConfig
     from parallelbench.data.loader import Batch
+    from parallelbench.rank.world import World
+    from parallelbench.spec.config import RunConfig
     from parallelbench.strategies.parts.positions import Position
     from parallelbench.strategies.parts.schedules import Pipeline
-    from parallelbench.world import World
 
 _SCHEDULES: dict[str, Any] = {
     "gpipe": pipelining.ScheduleGPipe,
@@ -124,7 +124,7 @@ class PipelineReplica(BaseReplica):
             self.traffic.all_reduce("activation", micro_batches * self._parts.summed_bytes, here.tensor.size())
         self.traffic.all_reduce("gradient", self._parts.gradient_bytes, here.copies)
 
-    def rehearse(self, batch: Batch) -> None:
+    def compile_warmup(self, batch: Batch) -> None:
         """Forward and backward without an update; buffers are put back."""
         with kept_buffers(self._mine):
             self._forward_backward(batch)

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     import torch.distributed as dist
     from torch.distributed.device_mesh import DeviceMesh
 
+    from parallelbench.rank.world import World
     from parallelbench.strategies.parts.meshes import Mesh
-    from parallelbench.world import World
 
 
 @dataclass(frozen=True)

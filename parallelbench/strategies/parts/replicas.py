@@ -11,9 +11,9 @@ import torch
 import torch.distributed as dist
 
 from parallelbench.models.norms import synchronize_norms
-from parallelbench.numerics import Numerics, sums
 from parallelbench.probes.communication import Traffic
 from parallelbench.probes.spans import Phase, Spanned
+from parallelbench.rank.numerics import Numerics, sums
 from parallelbench.strategies.parts.state import load_optimizer, load_tensors, optimizer_state, tensors_of
 
 if TYPE_CHECKING:
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.nn.parallel import DistributedDataParallel
 
-    from parallelbench.config import RunConfig
     from parallelbench.data.loader import Batch
+    from parallelbench.rank.world import World
+    from parallelbench.spec.config import RunConfig
     from parallelbench.strategies.base import Push, Shard
-    from parallelbench.world import World
 
 
 class BaseReplica(ABC):
@@ -106,7 +106,7 @@ class ModuleReplica(BaseReplica):
             self._count_step(self.traffic)
         return result
 
-    def rehearse(self, batch: Batch) -> None:
+    def compile_warmup(self, batch: Batch) -> None:
         """Forward and backward without an update; buffers are put back."""
         with kept_buffers(self._module):
             self._forward_backward(batch)

@@ -23,11 +23,11 @@ from parallelbench.strategies.parts.wolfe import TOLERANCE_CHANGE, Point, strong
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from parallelbench.config import RunConfig
     from parallelbench.data.loader import Batch
     from parallelbench.optimizers import Lbfgs
+    from parallelbench.rank.world import World
+    from parallelbench.spec.config import RunConfig
     from parallelbench.strategies.parts.wolfe import Search
-    from parallelbench.world import World
 
 TOLERANCE_GRADIENT = 1e-7
 LEAST_CURVATURE = 1e-10

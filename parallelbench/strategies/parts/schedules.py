@@ -13,7 +13,7 @@ from parallelbench.strategies.parts.partition import check_map
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from parallelbench.config import RunConfig
+    from parallelbench.spec.config import RunConfig
 
 Schedule = Literal["gpipe", "1f1b", "looped_bfs", "interleaved_1f1b", "interleaved_zero_bubble", "zbv", "dualpipev"]
 """The order in which stages take up micro-batches.

@@ -23,10 +23,10 @@ from parallelbench.strategies.parts.replicas import BaseReplica, place
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from parallelbench.config import RunConfig
     from parallelbench.data.loader import Batch
+    from parallelbench.rank.world import World
+    from parallelbench.spec.config import RunConfig
     from parallelbench.strategies.parameter_server import ParameterServer
-    from parallelbench.world import World
 
 PUSH, FETCH = 1, 2
 """Requests of an asynchronous worker."""
@@ -118,7 +118,7 @@ class ServerReplica(BaseReplica):
         self._values = self._parameter.detach()
         self._optimizer = run.optimizer.build([self._parameter], run, "cpu")
 
-    def rehearse(self, batch: Batch) -> None:
+    def compile_warmup(self, batch: Batch) -> None:
         """Nothing is compiled on a server."""
 
     def evaluate(self, batches: Iterable[Batch]) -> Tensor | None:

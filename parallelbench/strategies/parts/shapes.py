@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
 
-from parallelbench.numerics import Numerics
+from parallelbench.rank.numerics import Numerics
 
 if TYPE_CHECKING:
-    from parallelbench.config import RunConfig
+    from parallelbench.spec.config import RunConfig
 
 
 def values_between(model: nn.Sequential, run: RunConfig, device: torch.device, batch_size: int) -> list[Tensor]:

@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.distributed.device_mesh import DeviceMesh
 
-    from parallelbench.config import RunConfig
     from parallelbench.data.loader import Batch
     from parallelbench.probes.communication import Traffic
-    from parallelbench.world import World
+    from parallelbench.rank.world import World
+    from parallelbench.spec.config import RunConfig
 
 
 def shard_layers(

@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributed.device_mesh import DeviceMesh
 
-    from parallelbench.config import RunConfig
     from parallelbench.data.loader import Batch
     from parallelbench.models.base import Split
     from parallelbench.probes.communication import Traffic
-    from parallelbench.world import World
+    from parallelbench.rank.world import World
+    from parallelbench.spec.config import RunConfig
 
 
 def planned(model: nn.Module, plan: Mapping[str, Split]) -> dict[str, Split]:

@@ -28,10 +28,10 @@ from parallelbench.strategies.parts.servers import (
 )
 
 if TYPE_CHECKING:
-    from parallelbench.config import RunConfig
     from parallelbench.data.loader import Batch
+    from parallelbench.rank.world import World
+    from parallelbench.spec.config import RunConfig
     from parallelbench.strategies.parameter_server import ParameterServer
-    from parallelbench.world import World
 
 
 def worker_of(

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from parallelbench.durable import storage_errors
-from parallelbench.records import TABLES, check_row
+from parallelbench.store.durable import storage_errors
+from parallelbench.store.records import TABLES, check_row
 from parallelbench.telemetry.epochs import Samples, columns
 from parallelbench.telemetry.journals import Journals
 

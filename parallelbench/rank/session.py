@@ -9,30 +9,30 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from parallelbench.config import canonical_json, run_id
-from parallelbench.devices import cpu_name
-from parallelbench.numerics import Numerics, set_precision
-from parallelbench.parity import as_checked, check_parity, local_statistics
-from parallelbench.pauses import Pauses
 from parallelbench.probes import environment
 from parallelbench.probes.memory import release
+from parallelbench.rank.devices import cpu_name
+from parallelbench.rank.epoch_boundary import EpochBoundary
+from parallelbench.rank.numerics import Numerics, set_precision
+from parallelbench.rank.parity import as_checked, check_parity, local_statistics
+from parallelbench.rank.train import Trainer
+from parallelbench.rank.world import World, join
+from parallelbench.spec.config import canonical_json, run_id
+from parallelbench.store.surroundings import entries, unlike
 from parallelbench.strategies.single import Single
-from parallelbench.surroundings import entries, unlike
-from parallelbench.train import Trainer
-from parallelbench.world import World, join
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from torch import nn
 
-    from parallelbench.attempt import Attempt
-    from parallelbench.config import RunConfig
     from parallelbench.data.base import Arrays
     from parallelbench.data.loader import BatchLoader
-    from parallelbench.journal import Journal
-    from parallelbench.pauses import Resumed
     from parallelbench.probes.clock import StartUp
+    from parallelbench.rank.epoch_boundary import Resumed
+    from parallelbench.spec.config import RunConfig
+    from parallelbench.store.attempt import Attempt
+    from parallelbench.store.journal import Journal
     from parallelbench.strategies.base import Replica, Shard
 
 
@@ -51,7 +51,7 @@ class Session:
         self._world = join(run, device_type)
         self._world.wake()
         self._startup.done("process_group")
-        self._pauses = Pauses(run, attempt, self._world, journal=journal, warn=self._warn)
+        self._boundary = EpochBoundary(run, attempt, self._world, journal=journal, warn=self._warn)
 
     def train(self) -> None:
         """Check parity, then train, or go on where an earlier attempt has left off; results go to the journal."""
@@ -83,7 +83,7 @@ class Session:
             reached_the_end = self._trainer(replica, loader).train(first=1 if resumed is None else resumed.epoch + 1)
             if reached_the_end:
                 self._finished(parity_passed)
-                self._look_closer(replica, loader)
+                self._attribute(replica, loader)
         replica.close()
 
     def _finished(self, parity_passed: bool | None) -> None:
@@ -92,15 +92,15 @@ class Session:
             self._journal.event("finished", outcome="parity_failed" if parity_passed is False else "ok")
             self._journal.commit()
 
-    def _look_closer(self, replica: Replica, loader: BatchLoader) -> None:
+    def _attribute(self, replica: Replica, loader: BatchLoader) -> None:
         """What steps are spent on, where that is asked for."""
         measure = self._run.measure
         if not measure.attribution_steps and not measure.trace:
             return
-        from parallelbench.probes.attribution import Pass, ring
+        from parallelbench.probes.attribution import AttributionPass, ring
 
         self._phase("attribution")
-        closer = Pass(replica, loader, run=self._run, world=self._world)
+        closer = AttributionPass(replica, loader, run=self._run, world=self._world)
         if measure.attribution_steps:
             rows = closer.attribute(measure.attribution_steps)
             self._journal.write("phases", [{**self._keys, "rank": self._world.rank, **row} for row in rows])
@@ -117,7 +117,7 @@ class Session:
     def _resume(self) -> Resumed | None:
         """What an earlier attempt has left, with its warnings."""
         self._phase("resume")
-        resumed = self._pauses.resume()
+        resumed = self._boundary.resume()
         if resumed is not None:
             before = resumed.facts.get("warnings") or ""
             self._warnings = [*filter(None, [before]), *(text for text in self._warnings if text not in before)]
@@ -187,7 +187,7 @@ class Session:
 
     def _compile(self, replica: Replica, loader: BatchLoader) -> None:
         self._phase("compile")
-        replica.rehearse(next(loader.train(epoch=1)))
+        replica.compile_warmup(next(loader.train(epoch=1)))
         self._world.synchronize()
         self._startup.done("compile")
 
@@ -203,7 +203,7 @@ class Session:
             journal=self._journal,
             keys=self._keys,
             startup=self._startup,
-            pauses=self._pauses,
+            boundary=self._boundary,
         )
 
     def _phase(self, name: str) -> None:

@@ -17,20 +17,20 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import torch
 
-from parallelbench.numerics import set_precision
 from parallelbench.optimizers import Adagrad, Adam
+from parallelbench.rank.numerics import set_precision
+from parallelbench.rank.world import World
 from parallelbench.strategies.base import Shard
 from parallelbench.strategies.single import Single
-from parallelbench.world import World
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from torch import Tensor, nn
 
-    from parallelbench.config import RunConfig
     from parallelbench.data.loader import Batch, BatchLoader
     from parallelbench.optimizers import Optimizer
+    from parallelbench.spec.config import RunConfig
     from parallelbench.strategies.base import Replica
 
     LoaderOf = Callable[[RunConfig, Shard], BatchLoader]
@@ -80,7 +80,7 @@ def _batch_size(run: RunConfig) -> int:
     """
     if run.steps_per_epoch == 1:
         return run.global_batch_size
-    pieces = run.strategy.data_shards(run) * run.strategy.micro_batches_per_step(run)
+    pieces = run.strategy.data_parallel_degree(run) * run.strategy.micro_batches_per_step(run)
     pieces = math.lcm(pieces, run.devices)
     return min(run.global_batch_size, pieces * -(-_SAMPLES // pieces))
 
@@ -88,7 +88,9 @@ def _batch_size(run: RunConfig) -> int:
 def local_statistics(run: RunConfig) -> bool:
     """Whether batch normalisation sees only a part of each global batch, so that no split can equal one device."""
     norm, pieces = getattr(run.model, "norm", None), run.strategy.micro_batches_per_step(run)
-    return (norm == "batch" and run.strategy.data_shards(run) > 1) or (norm in ("batch", "sync") and pieces > 1)
+    return (norm == "batch" and run.strategy.data_parallel_degree(run) > 1) or (
+        norm in ("batch", "sync") and pieces > 1
+    )
 
 
 def as_reference(run: RunConfig) -> RunConfig:

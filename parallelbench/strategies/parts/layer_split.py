@@ -14,17 +14,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from parallelbench.numerics import Numerics, sums
 from parallelbench.probes.spans import Phase, Spanned
+from parallelbench.rank.numerics import Numerics, sums
 from parallelbench.strategies.base import Shard
 from parallelbench.strategies.parts.replicas import BaseReplica, kept_buffers, place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from parallelbench.config import RunConfig
     from parallelbench.data.loader import Batch
-    from parallelbench.world import World
+    from parallelbench.rank.world import World
+    from parallelbench.spec.config import RunConfig
 
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 _HEADER_LENGTH = 8
@@ -106,7 +106,7 @@ class StagesReplica(BaseReplica):
         self._update()
         return result
 
-    def rehearse(self, batch: Batch) -> None:
+    def compile_warmup(self, batch: Batch) -> None:
         """Forward and backward without an update; buffers are put back."""
         with kept_buffers(self._mine):
             self._forward_backward(batch)

@@ -18,16 +18,16 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import msgspec
 import torch
 
-from parallelbench.attempt import decoded
-from parallelbench.durable import new_file, storage_errors, sync_folder, write_file
 from parallelbench.errors import StorageError, one_line
-from parallelbench.folder import file_sha256
+from parallelbench.store.attempt import decoded
+from parallelbench.store.durable import new_file, storage_errors, sync_folder, write_file
+from parallelbench.store.folder import file_sha256
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from parallelbench.world import World
+    from parallelbench.rank.world import World
 
 KEPT = 2
 """The last ones, so that there is another where the newest turns out to be damaged."""

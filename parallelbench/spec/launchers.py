@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from parallelbench.errors import ConfigError
-from parallelbench.structure import Count, Memory, Name, Node, Seconds, SlurmName
+from parallelbench.spec.structure import Count, Memory, Name, Node, Seconds, SlurmName
 
 Constraint = Annotated[
     str, Meta(pattern=r"^[A-Za-z0-9_.&|*()\[\]-]{1,128}\Z", description="features joined by & | * ( ) [ ], no spaces")

@@ -1,4 +1,4 @@
-"""Which settings train fastest on this machine: a trial of a few steps of each, `python -m parallelbench.tuning`.
+"""Which settings train fastest on this machine: a trial of a few steps of each, `python -m parallelbench.rank.tuning`.
 
 An order comes in on stdin, findings go out on stdout, both as JSON. Nothing heavy is imported before the process is
 pinned to its cores.
@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from parallelbench.check import check_run
-from parallelbench.config import from_mapping
 from parallelbench.errors import ConfigError, one_line
-from parallelbench.worker import classify, pin
+from parallelbench.rank.worker import classify, pin
+from parallelbench.spec.check import check_run
+from parallelbench.spec.config import from_mapping
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from parallelbench.config import RunConfig
+    from parallelbench.spec.config import RunConfig
 
 Patch = dict[str, Any]
 """Keys of a configuration and their values: `{"precision": "bf16", "optimizer.implementation": "fused"}`."""
@@ -169,8 +169,8 @@ def timed(run: RunConfig, device_type: str, *, steps: int) -> tuple[float, list[
     As in an epoch, nothing waits for the device between steps; batches that workers had ready before are used up first.
     """
     from parallelbench.probes.memory import release
-    from parallelbench.session import build_loader, build_model, configure_torch
-    from parallelbench.world import join
+    from parallelbench.rank.session import build_loader, build_model, configure_torch
+    from parallelbench.rank.world import join
 
     configure_torch(run, device_type)
     world = join(run, device_type)

@@ -7,19 +7,19 @@ import shutil
 import uuid
 from typing import TYPE_CHECKING, Any
 
-from parallelbench.config import RunConfig, canonical_json, run_id, slug, to_mapping
-from parallelbench.durable import storage_errors, sync_folder, write_file
 from parallelbench.errors import SupersededError
-from parallelbench.folder import RunFolder, file_sha256, new_manifest
-from parallelbench.journal import Row, Tables, read_tables, read_telemetry
-from parallelbench.records import RUN, check_row, schema
+from parallelbench.spec.config import RunConfig, canonical_json, run_id, slug, to_mapping
+from parallelbench.store.durable import storage_errors, sync_folder, write_file
+from parallelbench.store.folder import RunFolder, file_sha256, new_manifest
+from parallelbench.store.journal import Row, Tables, read_tables, read_telemetry
+from parallelbench.store.records import RUN, check_row, schema
 from parallelbench.telemetry.sampler import WARNING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from parallelbench.attempt import Attempt, Outcome
+    from parallelbench.store.attempt import Attempt, Outcome
     from parallelbench.telemetry.journals import Journals
 
 

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 if TYPE_CHECKING:
-    from parallelbench.config import RunConfig
+    from parallelbench.spec.config import RunConfig
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import msgspec
 import yaml
 
-from parallelbench.config import RunConfig, from_mapping, to_mapping
-from parallelbench.durable import fill, reserve, storage_errors, write_file
 from parallelbench.errors import ConfigError, no_permission, one_line
+from parallelbench.spec.config import RunConfig, from_mapping, to_mapping
+from parallelbench.store.durable import fill, reserve, storage_errors, write_file
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

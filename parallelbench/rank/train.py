@@ -9,22 +9,22 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from parallelbench.devices import node_name
 from parallelbench.probes.clock import StepClock, Window
 from parallelbench.probes.memory import MemoryProbe
 from parallelbench.probes.workers import WorkerProbe
+from parallelbench.rank.devices import node_name
 from parallelbench.telemetry.epochs import NOTHING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from parallelbench.config import RunConfig
     from parallelbench.data.loader import Batch, BatchLoader
-    from parallelbench.journal import Journal
-    from parallelbench.pauses import Pauses
     from parallelbench.probes.clock import StartUp
+    from parallelbench.rank.epoch_boundary import EpochBoundary
+    from parallelbench.rank.world import World
+    from parallelbench.spec.config import RunConfig
+    from parallelbench.store.journal import Journal
     from parallelbench.strategies.base import Replica
-    from parallelbench.world import World
 
 
 class NotFiniteError(Exception):
@@ -44,11 +44,11 @@ class Trainer:
         journal: Journal,
         keys: dict[str, Any],
         startup: StartUp | None = None,
-        pauses: Pauses | None = None,
+        boundary: EpochBoundary | None = None,
     ) -> None:
-        """Prepare the probes. `startup`: ended by the first step of epoch 1. `pauses`: None, for no pauses."""
+        """Prepare the probes. `startup`: ended by the first step of epoch 1. `boundary`: None, for none."""
         self._replica, self._loader, self._run, self._world = replica, loader, run, world
-        self._journal, self._keys, self._startup, self._pauses = journal, keys, startup, pauses
+        self._journal, self._keys, self._startup, self._boundary = journal, keys, startup, boundary
         self._window, self._memory, self._workers = Window(world), MemoryProbe(world), WorkerProbe(loader)
         self._steps = StepClock(world, steps=run.steps_per_epoch, sampled=run.measure.steps_sampled)
         self._identity = {"rank": world.rank, "local_rank": world.local_rank, "node": node_name()}
@@ -147,8 +147,8 @@ class Trainer:
         """
         names = [f"{part}_{what}" for part in ("train", "test") for what in ("loss_sum", "correct", "samples")]
         took_s = row["epoch_time_s"] + row["evaluation_time_s"]
-        wishes = [0.0, 0.0] if self._pauses is None else self._pauses.wishes(epoch, took_s)
-        values = [float(row[name]) for name in names] + wishes
+        requests = [0.0, 0.0] if self._boundary is None else self._boundary.requests(epoch, took_s)
+        values = [float(row[name]) for name in names] + requests
         *total, stop, save = self._world.sum(torch.tensor(values, dtype=torch.float64)).tolist()
         train_loss, _, train_samples, test_loss, _, test_samples = total
         assert train_samples == self._run.steps_per_epoch * self._run.global_batch_size, f"{train_samples} trained on"
@@ -161,10 +161,10 @@ class Trainer:
             raise NotFiniteError(
                 f"the {which} loss was not finite in epoch {epoch}: lower optimizer.lr or choose another precision"
             )
-        if self._pauses is not None and save:
-            self._pauses.save(epoch, self._replica)
-        if self._pauses is not None and stop:
-            self._pauses.stop(epoch)
+        if self._boundary is not None and save:
+            self._boundary.save(epoch, self._replica)
+        if self._boundary is not None and stop:
+            self._boundary.stop(epoch)
         return bool(stop)
 
     def _epoch_row(self, epoch: int, total: list[float]) -> dict[str, Any]:

@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from parallelbench.checkpoint import Checkpoints, Key
-from parallelbench.journal import kept_entries
 from parallelbench.probes.memory import release
+from parallelbench.rank.checkpoint import Checkpoints, Key
+from parallelbench.store.journal import kept_entries
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from parallelbench.attempt import Attempt
-    from parallelbench.config import RunConfig
-    from parallelbench.journal import Journal, Row
+    from parallelbench.rank.world import World
+    from parallelbench.spec.config import RunConfig
+    from parallelbench.store.attempt import Attempt
+    from parallelbench.store.journal import Journal, Row
     from parallelbench.strategies.base import Replica
-    from parallelbench.world import World
 
 
 AUTO_MARGIN = 1.25
@@ -52,7 +52,7 @@ class Policy:
         return stop, save
 
 
-class Pauses:
+class EpochBoundary:
     """One rank's part in the pauses of an attempt. `warn` is told what a reader of the results should know."""
 
     def __init__(
@@ -65,8 +65,8 @@ class Pauses:
         self.saved = 0
         """The last epoch whose state is on disk; 0: none."""
 
-    def wishes(self, epoch: int, took_s: float) -> list[float]:
-        """Whether to stop and to save after an epoch, as 0 or 1; only rank 0 has wishes, so they are the sum."""
+    def requests(self, epoch: int, took_s: float) -> list[float]:
+        """Whether to stop and to save after an epoch, as 0 or 1; only rank 0 has any, so they are the sum."""
         return list(map(float, self._policy.after(epoch, took_s))) if self._world.rank == 0 else [0.0, 0.0]
 
     def save(self, epoch: int, replica: Replica) -> None:

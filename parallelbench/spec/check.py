@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from parallelbench.errors import ConfigError
 
 if TYPE_CHECKING:
-    from parallelbench.config import RunConfig
+    from parallelbench.spec.config import RunConfig
 
 
 def check_run(run: RunConfig, device_type: str) -> None:
@@ -26,7 +26,7 @@ def check_run(run: RunConfig, device_type: str) -> None:
 
 
 def _check_batch(run: RunConfig) -> None:
-    batch, shards, samples = run.global_batch_size, run.strategy.data_shards(run), run.data.train_samples
+    batch, shards, samples = run.global_batch_size, run.strategy.data_parallel_degree(run), run.data.train_samples
     if batch % shards:
         below = batch - batch % shards
         advice = f"{below} or {below + shards}" if below else f"{shards}"

@@ -19,8 +19,8 @@ import msgspec
 from msgspec import Meta, StructMeta, field
 
 from parallelbench.errors import ConfigError, choices, raised_at
-from parallelbench.place import InlineLauncher, LocalLauncher, Site, SlurmLauncher, expanded
-from parallelbench.structure import Count, Name, Node, structure
+from parallelbench.spec.launchers import InlineLauncher, LocalLauncher, Site, SlurmLauncher, expanded
+from parallelbench.spec.structure import Count, Name, Node, structure
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

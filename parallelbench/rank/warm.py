@@ -1,5 +1,5 @@
 """Forks the ranks of one run after the other from a process that has imported all they need:
-`python -m parallelbench.warm FD`.
+`python -m parallelbench.rank.warm FD`.
 
 A fork copies one thread only, so this process never computes: no thread pool, no autograd engine, no CUDA. Each rank
 begins as a cold one is after its imports, and does the same from there. Whoever started this process sends an `Order`
@@ -23,13 +23,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from parallelbench import worker
+from parallelbench.rank import worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 PRELOADED = (
-    "parallelbench.session",
+    "parallelbench.rank.session",
     # What torch imports late: for the first optimizer, for `use_deterministic_algorithms`, and for the strategies.
     "torch._inductor",
     "torch.distributed.fsdp",
@@ -47,7 +47,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     """One run to start. With it come two descriptors: its log, and a socket for the answers."""
 
     arguments: list[str]
-    """Those of `parallelbench.worker`."""
+    """Those of `parallelbench.rank.worker`."""
     processes: int
 
 

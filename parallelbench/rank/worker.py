@@ -1,4 +1,4 @@
-"""What each rank executes: `python -m parallelbench.worker RUN_DIR ATTEMPT [PLUGIN FOLDER]`,
+"""What each rank executes: `python -m parallelbench.rank.worker RUN_DIR ATTEMPT [PLUGIN FOLDER]`,
 alone or under torchrun.
 
 Heavy imports happen inside, after the process is pinned to its cores, and are timed.
@@ -19,17 +19,17 @@ from typing import TYPE_CHECKING
 import msgspec
 import psutil
 
-from parallelbench.attempt import Attempt
-from parallelbench.config import run_id
-from parallelbench.devices import node_name, this_machine
-from parallelbench.durable import fill
 from parallelbench.errors import ConfigError, StorageError, one_line
-from parallelbench.journal import Journal
+from parallelbench.rank.devices import node_name, this_machine
+from parallelbench.spec.config import run_id
+from parallelbench.store.attempt import Attempt
+from parallelbench.store.durable import fill
+from parallelbench.store.journal import Journal
 from parallelbench.telemetry.process import sampling
 from parallelbench.telemetry.sampler import Settings
 
 if TYPE_CHECKING:
-    from parallelbench.config import RunConfig
+    from parallelbench.spec.config import RunConfig
 
 WATCHED_BY = "PARALLELBENCH_WATCHED_BY"
 """The variable that tells a worker the process id of whoever looks after it on this machine."""
@@ -112,7 +112,7 @@ def _train(run: RunConfig, attempt: Attempt, rank: int, entered_at: float) -> No
 
     with _sampler(run, attempt, journal, device_type=info.device_type, spare_cores=spare_cores):
         from parallelbench.probes.clock import StartUp
-        from parallelbench.session import Session
+        from parallelbench.rank.session import Session
 
         startup = StartUp(info.launched_at, entered_at)
         session = Session(run, attempt, device_type=info.device_type, journal=journal, startup=startup)

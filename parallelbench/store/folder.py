@@ -26,7 +26,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from parallelbench.attempt import (
+from parallelbench.errors import ConfigError, no_permission
+from parallelbench.spec.config import SCHEMA_VERSION, RunConfig, run_id, slug
+from parallelbench.store.attempt import (
     PUBLISHED,
     RETRYABLE,
     Attempt,
@@ -36,10 +38,8 @@ from parallelbench.attempt import (
     read_config,
     write_config,
 )
-from parallelbench.config import SCHEMA_VERSION, RunConfig, run_id, slug
-from parallelbench.durable import storage_errors, sync_folder, write_file
-from parallelbench.errors import ConfigError, no_permission
-from parallelbench.records import TABLES
+from parallelbench.store.durable import storage_errors, sync_folder, write_file
+from parallelbench.store.records import TABLES
 
 WITHOUT_RUNS = ("report", "submissions")
 """Folders that a sweep's folder may hold beside its runs."""

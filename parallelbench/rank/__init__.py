@@ -1,0 +1,1 @@
+"""What one rank does: join, check, train, measure, stop."""
