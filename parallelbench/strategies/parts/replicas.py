@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 
 from parallelbench.models.norms import synchronize_norms
-from parallelbench.probes.communication import Traffic
 from parallelbench.probes.spans import Phase, Spanned
+from parallelbench.probes.traffic import Traffic
 from parallelbench.rank.numerics import Numerics, sums
 from parallelbench.strategies.parts.state import load_optimizer, load_tensors, optimizer_state, tensors_of
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from parallelbench.loaders.batch import Batch
     from parallelbench.models.model import Split
-    from parallelbench.probes.communication import Traffic
+    from parallelbench.probes.traffic import Traffic
     from parallelbench.rank.world import World
     from parallelbench.spec.config import RunConfig
 
