@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class RunConfig(Settings, frozen=True, kw_only=True):
-    """One run, completely: what `config.yaml` of a run folder says."""
+    """One run: the content of `config.yaml` in a run folder."""
 
     model: Model
     data: Data
@@ -43,7 +43,7 @@ class RunConfig(Settings, frozen=True, kw_only=True):
     """The sweep it belongs to: the name of the folder above the run folder."""
 
     def __post_init__(self) -> None:
-        """Check what single fields can't say."""
+        """Check what involves several fields."""
         if self.devices % self.nodes:
             raise ConfigError(
                 f"devices={self.devices} can't be spread evenly over nodes={self.nodes}: "
@@ -73,16 +73,16 @@ class RunConfig(Settings, frozen=True, kw_only=True):
 
 
 class StateShards(NamedTuple):
-    """Parts, 0 to 1, of what there is to hold of a model: on every device alike, but for rounding."""
+    """The parts, 0 to 1, of a model's training state that each device holds, but for rounding."""
 
     parameters: float
     gradients: float
     states: float
-    """Of the optimizer."""
+    """The optimizer's states."""
 
     @classmethod
     def even(cls, parts: int) -> StateShards:
-        """Each of so many devices holds one part of everything; 1: a copy of the whole."""
+        """Each device holds one of `parts` equal parts; 1: the whole."""
         return cls(1 / parts, 1 / parts, 1 / parts)
 
 
@@ -94,7 +94,7 @@ class Strategy(Component, frozen=True, kw_only=True):
 
     @abstractmethod
     def processes(self, run: RunConfig, device_type: str) -> int:
-        """Processes that train: one per device, or fewer where one process drives several devices."""
+        """Number of training processes: one per device, or fewer where one process drives several devices."""
 
     @abstractmethod
     def data_parallel_degree(self, run: RunConfig) -> int:
@@ -104,11 +104,11 @@ class Strategy(Component, frozen=True, kw_only=True):
         """Raise `ConfigError` with the fix where the strategy can't do this run; before anything starts."""
 
     def equals_one_device(self, run: RunConfig) -> bool:
-        """Whether training is the same computation as on one device, so that parity can be checked."""
+        """Whether training computes the same as on one device, so that parity can be checked."""
         return True
 
     def micro_batches_per_step(self, run: RunConfig) -> int:
-        """Pieces that each data shard's batch goes through the layers in."""
+        """Micro-batches that each data shard's batch is cut into."""
         return 1
 
     def bubble(self, run: RunConfig) -> float | None:
@@ -116,7 +116,7 @@ class Strategy(Component, frozen=True, kw_only=True):
         return None
 
     def held(self, run: RunConfig) -> StateShards | None:
-        """What each device holds; None where devices hold different things (stages, servers), or nobody has said."""
+        """What each device holds; None where devices hold different parts (stages, servers), or it is not known."""
         return None
 
     def state_bytes(self, run: RunConfig, parameters: int) -> int | None:
@@ -130,7 +130,7 @@ class Strategy(Component, frozen=True, kw_only=True):
         return round(parameters * size_bytes * (held.parameters + held.gradients + states * held.states))
 
     def parity_tolerance(self) -> float:
-        """Largest relative difference from one device that the parity check, in fp64, allows."""
+        """Largest relative difference from one device that the parity check allows, in fp64."""
         return 1e-9
 
     @abstractmethod
@@ -139,7 +139,7 @@ class Strategy(Component, frozen=True, kw_only=True):
 
 
 class Optimizer(Component, frozen=True, kw_only=True):
-    """What all optimizers have in common."""
+    """An optimizer's options. Importing the file loads no torch."""
 
     lr: Annotated[float, Meta(gt=0)]
     """Learning rate at the configured batch size (of `Lbfgs`: the first step length that is tried)."""
@@ -154,7 +154,7 @@ class Optimizer(Component, frozen=True, kw_only=True):
         return self.lr * factor
 
     def states_per_parameter(self) -> int | None:
-        """Numbers that it keeps for each parameter; None where that is not fixed."""
+        """Numbers that it stores for each parameter; None where that varies."""
         return None
 
     @abstractmethod
@@ -163,4 +163,4 @@ class Optimizer(Component, frozen=True, kw_only=True):
 
     @abstractmethod
     def build(self, parameters: Iterable[nn.Parameter], run: RunConfig, device_type: str) -> torch.optim.Optimizer:
-        """Build the optimizer of `parameters`, which are on their devices already."""
+        """Build the optimizer of `parameters`, which already are on their devices."""
