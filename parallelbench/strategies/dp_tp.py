@@ -44,7 +44,7 @@ class DpTp(Strategy, frozen=True, kw_only=True):
     def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Replica:
         """Shard the linear layers, then every layer's parameters over the data dimension."""
         from parallelbench.strategies.parts.device_meshes import device_mesh
-        from parallelbench.strategies.parts.tensors import shard_twice
+        from parallelbench.strategies.parts.tensor_shards import shard_twice
 
         mesh = device_mesh(world, data=self._mesh(run).data, tensor=self.tensor)
         return shard_twice(model, run, world, mesh, reshard_after_forward=self.reshard_after_forward)

@@ -63,6 +63,6 @@ class Hsdp(Strategy, frozen=True, kw_only=True):
 
     def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Replica:
         """Shard layer by layer over groups of neighbouring ranks."""
-        from parallelbench.strategies.parts.sharded import shard_layers
+        from parallelbench.strategies.parts.fsdp_shards import shard_layers
 
         return shard_layers(model, run, world, shard=self.shard, reshard_after_forward=self.reshard_after_forward)

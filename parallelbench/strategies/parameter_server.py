@@ -116,8 +116,8 @@ class ParameterServer(Strategy, frozen=True, kw_only=True):
 
     def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Replica:
         """A worker, or on the last ranks a server."""
+        from parallelbench.strategies.parts.server_workers import worker_of
         from parallelbench.strategies.parts.servers import Layout, server_of
-        from parallelbench.strategies.parts.workers import worker_of
 
         layout = Layout(rank=world.rank, workers=run.devices - self.servers, servers=self.servers)
         if world.rank < layout.workers:

@@ -54,7 +54,7 @@ class SandblasterLbfgs(Strategy, frozen=True, kw_only=True):
 
     def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Replica:
         """This rank's slice and shard."""
-        from parallelbench.strategies.parts.sandblaster import SandblasterReplica
+        from parallelbench.strategies.parts.lbfgs import SandblasterReplica
 
         assert isinstance(run.optimizer, Lbfgs)
         return SandblasterReplica(model, run.optimizer, run=run, world=world)

@@ -42,6 +42,6 @@ class TensorParallel(Strategy, frozen=True, kw_only=True):
     def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Replica:
         """Keep this rank's shards."""
         from parallelbench.strategies.parts.device_meshes import device_mesh
-        from parallelbench.strategies.parts.tensors import shard_whole
+        from parallelbench.strategies.parts.tensor_shards import shard_whole
 
         return shard_whole(model, run, world, device_mesh(world, tensor=world.size))

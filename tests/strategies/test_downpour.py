@@ -28,8 +28,8 @@ from parallelbench.spec.config import RunConfig
 from parallelbench.store.journal import read_entries
 from parallelbench.strategies.base import Shard
 from parallelbench.strategies.parameter_server import ParameterServer
+from parallelbench.strategies.parts.server_workers import AsyncWorker
 from parallelbench.strategies.parts.servers import AsyncServer
-from parallelbench.strategies.parts.workers import AsyncWorker
 from tests.ranks import run_ranks
 from tests.strategies.serving import EPOCHS, PARAMETERS, small, train_epochs
 

@@ -23,7 +23,7 @@ from parallelbench.rank.session import build_model
 from parallelbench.rank.world import World
 from parallelbench.spec.config import RunConfig
 from parallelbench.store.folder import find_runs
-from parallelbench.strategies.parts.schedules import Pipeline
+from parallelbench.strategies.parts.pipeline_schedules import Pipeline
 from parallelbench.strategies.pipeline import PipelineParallel
 from tests.ranks import run_ranks
 from tests.strategies.test_parity import assert_equal

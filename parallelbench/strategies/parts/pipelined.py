@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from parallelbench.spec.structure import Count  # noqa: TC001 - msgspec reads the annotations
 from parallelbench.strategies.base import Strategy
 from parallelbench.strategies.parts.partition import assign
-from parallelbench.strategies.parts.schedules import Pipeline, Schedule, StageMap
+from parallelbench.strategies.parts.pipeline_schedules import Pipeline, Schedule, StageMap
 
 if TYPE_CHECKING:
     from torch import nn
@@ -61,7 +61,7 @@ class Pipelined(Strategy, frozen=True, kw_only=True):
 
     def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Replica:
         """Cut the model into stages and keep this rank's, or its shard of them."""
-        from parallelbench.strategies.parts.pipelines import PipelineReplica
+        from parallelbench.strategies.parts.pipeline_replica import PipelineReplica
         from parallelbench.strategies.parts.positions import position_in
 
         return PipelineReplica(

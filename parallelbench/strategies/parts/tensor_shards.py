@@ -16,9 +16,9 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 from parallelbench.models.norms import synchronize_norms
 from parallelbench.strategies.base import Shard
+from parallelbench.strategies.parts.fsdp_shards import ShardedReplica, shard_one_by_one
 from parallelbench.strategies.parts.replicas import place, share, share_buffers
 from parallelbench.strategies.parts.shapes import size_bytes, values_between
-from parallelbench.strategies.parts.sharded import ShardedReplica, shard_one_by_one
 from parallelbench.strategies.parts.state import local
 
 if TYPE_CHECKING:

@@ -17,13 +17,13 @@ from torch.distributed import pipelining
 from parallelbench.probes.spans import Phase, Spanned
 from parallelbench.rank.numerics import sums
 from parallelbench.strategies.base import Shard
+from parallelbench.strategies.parts.fsdp_shards import whole
 from parallelbench.strategies.parts.layer_split import gather
-from parallelbench.strategies.parts.pipeline_parts import Parts
+from parallelbench.strategies.parts.pipeline_stages import Parts
 from parallelbench.strategies.parts.replicas import BaseReplica, kept_buffers, share
 from parallelbench.strategies.parts.shapes import size_bytes
-from parallelbench.strategies.parts.sharded import whole
 from parallelbench.strategies.parts.state import local
-from parallelbench.strategies.parts.tensors import optimizer_of, share_replicated
+from parallelbench.strategies.parts.tensor_shards import optimizer_of, share_replicated
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from parallelbench.data.loader import Batch
     from parallelbench.rank.world import World
     from parallelbench.spec.config import RunConfig
+    from parallelbench.strategies.parts.pipeline_schedules import Pipeline
     from parallelbench.strategies.parts.positions import Position
-    from parallelbench.strategies.parts.schedules import Pipeline
 
 _SCHEDULES: dict[str, Any] = {
     "gpipe": pipelining.ScheduleGPipe,

@@ -12,15 +12,15 @@ from parallelbench.rank.numerics import Numerics
 from parallelbench.strategies.parts.replicas import place
 from parallelbench.strategies.parts.shapes import size_bytes, values_between
 from parallelbench.strategies.parts.state import local
-from parallelbench.strategies.parts.tensors import all_reduced_bytes, as_one_rank_sees_it, place_shards
+from parallelbench.strategies.parts.tensor_shards import all_reduced_bytes, as_one_rank_sees_it, place_shards
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from parallelbench.rank.world import World
     from parallelbench.spec.config import RunConfig
+    from parallelbench.strategies.parts.pipeline_schedules import Pipeline
     from parallelbench.strategies.parts.positions import Position
-    from parallelbench.strategies.parts.schedules import Pipeline
 
 
 class Stage(nn.Module):
