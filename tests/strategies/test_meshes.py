@@ -186,7 +186,7 @@ def spoil_and_evaluate(rank: int, size: int, run: RunConfig, tensor: int) -> dic
     """What a rank holds whole after an evaluation, before which all but the first of the tensor ranks had drifted."""
     replica: Any = run.strategy.prepare(build_model(run), run, World(rank=rank, size=size, local_rank=rank))
     replica.step(next(loader_of(replica, run).train(epoch=1)))
-    module = replica._mine if hasattr(replica, "_mine") else replica._module
+    module = replica._layers if hasattr(replica, "_layers") else replica._module
     plan, kept = run.model.tensor_plan(), {}
     for name, parameter in module.named_parameters():
         layer, _, kind = name.rpartition(".")

@@ -1,7 +1,7 @@
-"""The replica of everything that pipelines: stages of consecutive layers, and `torch.distributed.pipelining`.
+"""One rank of a pipeline: it trains its stages by the schedules of `torch.distributed.pipelining`.
 
-Stages may also have copies along a data dimension, whose gradients are averaged once per step, and their linear layers
-may be sharded along a tensor dimension.
+Stages may have copies along a data dimension, whose gradients are averaged once per step. Their linear layers may be
+sharded along a tensor dimension.
 """
 
 from __future__ import annotations
@@ -14,16 +14,15 @@ from torch import Tensor, nn
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from torch.distributed import pipelining
 
+from parallelbench.models.norms import synchronize_norms
 from parallelbench.probes.spans import Phase, Spanned
-from parallelbench.rank.numerics import sums
+from parallelbench.rank.numerics import Numerics, sums
 from parallelbench.strategies.base import Shard
-from parallelbench.strategies.parts.fsdp_shards import whole
-from parallelbench.strategies.parts.layer_split import gather
-from parallelbench.strategies.parts.pipeline_stages import Parts
-from parallelbench.strategies.parts.replicas import BaseReplica, kept_buffers, share
-from parallelbench.strategies.parts.shapes import size_bytes
+from parallelbench.strategies.parts.partition import size_bytes
+from parallelbench.strategies.parts.pipeline_stages import Stage, StagePlan
+from parallelbench.strategies.parts.replicas import LayersReplica, share, to_device
 from parallelbench.strategies.parts.state import local
-from parallelbench.strategies.parts.tensor_shards import optimizer_of, share_replicated
+from parallelbench.strategies.parts.tensor_shards import optimizer_of, place_shards, share_replicated
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -31,8 +30,8 @@ if TYPE_CHECKING:
     from parallelbench.data.loader import Batch
     from parallelbench.rank.world import World
     from parallelbench.spec.config import RunConfig
+    from parallelbench.strategies.parts.meshes import Position
     from parallelbench.strategies.parts.pipeline_schedules import Pipeline
-    from parallelbench.strategies.parts.positions import Position
 
 _SCHEDULES: dict[str, Any] = {
     "gpipe": pipelining.ScheduleGPipe,
@@ -45,7 +44,7 @@ _SCHEDULES: dict[str, Any] = {
 }
 
 
-class PipelineReplica(BaseReplica):
+class PipelineReplica(LayersReplica):
     """This rank's stages of a pipeline."""
 
     waiting: ClassVar[Phase] = "bubble"
@@ -60,43 +59,64 @@ class PipelineReplica(BaseReplica):
         world: World,
         position: Position,
     ) -> None:
-        self._pipeline, self._world = pipeline, world
-        self._position = here = position
-        self._parts = parts = Parts(model, stage_of, pipeline, run=run, world=world, position=here)
-        super().__init__(Shard(here.copy, here.copies, images=0 in parts.indices, labels=parts.last in parts.indices))
-        self._mine = parts.layers
-        self._optimizer = optimizer_of(self._mine.parameters(), run, world.device_type)
-        self.hides_communication = here.tensor is not None and (world.device_type == "cuda" or run.compile)
+        """Keep this rank's layers; `stage_of` names the stage of each layer, in order."""
+        self._pipeline, self._world, self._position = pipeline, world, position
+        self._numerics = Numerics(run.precision, world.device_type)
+        self._plan = plan = StagePlan(model, stage_of, pipeline, run=run, world=world, position=position)
+        shard = Shard(position.copy, position.copies, images=0 in plan.own, labels=plan.last in plan.own)
+        super().__init__(model, plan.owners, data_shard=shard, rank=world.rank, dtype=self._numerics.dtype)
+        self._place_layers(run)
+        self._stages = {
+            index: Stage(
+                [self._layers[name] for name, stage in stage_of.items() if stage == index],
+                self._numerics,
+                compiled=run.compile,
+            )
+            for index in plan.own
+        }
+        self._optimizer = optimizer_of(self._layers.parameters(), run, world.device_type)
+        self.hides_communication = position.tensor is not None and (world.device_type == "cuda" or run.compile)
         self._schedule = self._new_schedule()
         self._sums: list[Tensor] = []
 
+    def _place_layers(self, run: RunConfig) -> None:
+        """Move this rank's layers, or its shards of them, to its device."""
+        position, device = self._position, self._world.device
+        synchronize_norms(self._layers, position.data)
+        if position.tensor is None:
+            to_device(self._layers, run, device)
+        else:
+            place_shards(self._layers, run, device, position.tensor)
+        self._gradient_bytes = sum(size_bytes(local(parameter)) for parameter in self._layers.parameters())
+
     def _new_schedule(self) -> Any:
-        parts = self._parts
-        self._stages = stages = [
+        values = self._plan.values
+        self._torch_stages = stages = [
             pipelining.PipelineStage(
                 stage,
                 index,
                 self._pipeline.stages,
                 self._world.device,
-                # Given shapes spare the ranks from asking each other, which runs everything once.
-                input_args=_example(parts.values[index], requires_grad=index > 0),
-                output_args=_example(parts.values[index + 1], requires_grad=True),
+                # Without given shapes the ranks would ask each other for them, and run everything once for that.
+                input_args=_example(values[index], requires_grad=index > 0),
+                output_args=_example(values[index + 1], requires_grad=True),
                 group=self._position.pipeline,
             )
-            for index, stage in parts.stages.items()
+            for index, stage in self._stages.items()
         ]
         schedule = _SCHEDULES[self._pipeline.schedule]
         single = issubclass(schedule, pipelining.schedules.PipelineScheduleSingle)
         return schedule(
             stages[0] if single else stages,
             self._pipeline.micro_batches,
-            loss_fn=lambda logits, labels: self._loss(logits, labels),  # as it is then: a pass may put a span around it
+            # Looked up at each call: the attribution pass may put a span around it.
+            loss_fn=lambda logits, labels: self._loss(logits, labels),
             scale_grads=False,
         )
 
     def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """A micro-batch's part of the batch's mean loss."""
-        loss = self._parts.numerics.loss(logits, labels)
+        loss = self._numerics.loss(logits, labels)
         self._sums.append(sums(loss, logits, labels))
         return loss / self._pipeline.micro_batches
 
@@ -108,8 +128,8 @@ class PipelineReplica(BaseReplica):
         return result
 
     def spanned(self) -> Iterable[Spanned]:
-        """Each stage's work on a micro-batch, averaging, update: the schedule's waiting between them is its bubble."""
-        for stage in self._stages:
+        """Each stage's work on a micro-batch, averaging, update; the waiting between them is the schedule's bubble."""
+        for stage in self._torch_stages:
             yield Spanned(stage, "forward_one_chunk", "forward")
             yield Spanned(stage, "backward_one_chunk", "backward")
             yield Spanned(stage, "backward_weight_one_chunk", "backward")
@@ -118,17 +138,11 @@ class PipelineReplica(BaseReplica):
         yield from super().spanned()
 
     def _count_step(self) -> None:
-        micro_batches, here = self._pipeline.micro_batches, self._position
-        self.traffic.send("activation", micro_batches * self._parts.sent_bytes())
-        if here.tensor is not None:
-            self.traffic.all_reduce("activation", micro_batches * self._parts.summed_bytes, here.tensor.size())
-        self.traffic.all_reduce("gradient", self._parts.gradient_bytes, here.copies)
-
-    def compile_warmup(self, batch: Batch) -> None:
-        """Forward and backward without an update; buffers are put back."""
-        with kept_buffers(self._mine):
-            self._forward_backward(batch)
-        self._optimizer.zero_grad(set_to_none=True)
+        micro_batches, position = self._pipeline.micro_batches, self._position
+        self.traffic.send("activation", micro_batches * self._plan.sent_bytes())
+        if position.tensor is not None:
+            self.traffic.all_reduce("activation", micro_batches * self._plan.summed_bytes, position.tensor.size())
+        self.traffic.all_reduce("gradient", self._gradient_bytes, position.copies)
 
     def _forward_backward(self, batch: Batch) -> Tensor | None:
         self._optimizer.zero_grad(set_to_none=True)
@@ -145,7 +159,7 @@ class PipelineReplica(BaseReplica):
     @torch.no_grad()
     def _average(self) -> None:
         """Average the gradients over the copies of these stages, in one message."""
-        grads = [local(p.grad) for p in self._mine.parameters() if p.grad is not None]
+        grads = [local(p.grad) for p in self._layers.parameters() if p.grad is not None]
         flat = _flatten_dense_tensors(grads).div_(self._position.copies)
         dist.all_reduce(flat, group=self._position.data)
         for grad, mean in zip(grads, _unflatten_dense_tensors(flat, grads), strict=True):
@@ -153,81 +167,61 @@ class PipelineReplica(BaseReplica):
 
     @torch.no_grad()
     def evaluate(self, batches: Iterable[Batch]) -> Tensor | None:
-        """Sums over the test set where the last stage is; batches go through the stages in pieces, of any size."""
+        """Sums over the test set on the last stage's rank; batches of any size go through the stages in pieces."""
         if self._position.copies > 1:
-            share(self._mine.buffers(), self._position.data)
+            share(self._layers.buffers(), self._position.data)
         if self._position.tensor is not None:
-            share_replicated(self._mine, self._position.tensor)
-        self._mine.eval()
+            share_replicated(self._layers, self._position.tensor)
+        self._layers.eval()
         self._sums.clear()
         for batch in batches:
             self._evaluate(batch)
-        self._mine.train()
+        self._layers.train()
         return self._owned_sums()
 
     def _evaluate(self, batch: Batch) -> None:
-        parts, sizes = self._parts, _pieces(batch.size, self._pipeline.micro_batches)
+        plan, sizes = self._plan, _piece_sizes(batch.size, self._pipeline.micro_batches)
         sends: list[tuple[Any, Tensor]] = []
         outputs: list[Tensor] = []
-        for index in parts.indices:
-            inputs = outputs if index - 1 in parts.indices else self._inputs(index, batch, sizes)
-            if len(parts.indices) > 1:
-                # Where the stages go round, a rank that sends before it has received may wait for one that does
-                # likewise: a message may last until it is received, and NCCL's don't overtake each other. Whole
-                # stages in their order can't wait in a circle.
+        for index in plan.own:
+            inputs = outputs if index - 1 in plan.own else self._inputs(index, batch, sizes)
+            if len(plan.own) > 1:
+                # With several stages per rank, ranks that send before they have received may wait for each other in
+                # a circle: a send may last until it is received, and NCCL's messages don't overtake each other. A rank
+                # that receives all inputs of a stage first can't be part of a circle.
                 inputs = list(inputs)
             outputs = []
             for value in inputs:
-                output = parts.stages[index](value)
-                if index == parts.last or index + 1 in parts.indices:
+                output = self._stages[index](value)
+                if index == plan.last or index + 1 in plan.own:
                     outputs.append(output)
                 else:
-                    sends.append((dist.isend(output, parts.owners[index + 1]), output))
+                    sends.append((dist.isend(output, plan.ranks[index + 1]), output))
                     self.traffic.send("activation", size_bytes(output))
         if self.data_shard.labels and outputs:
             assert batch.labels is not None
             logits = torch.cat(outputs)
-            self._sums.append(sums(parts.numerics.loss(logits, batch.labels), logits, batch.labels))
+            self._sums.append(sums(self._numerics.loss(logits, batch.labels), logits, batch.labels))
         for work, _ in sends:
             work.wait()
 
     def _inputs(self, index: int, batch: Batch, sizes: list[int]) -> Iterator[Tensor]:
-        """What enters a stage, piece by piece."""
+        """The inputs of a stage, piece by piece."""
         if index == 0:
             assert batch.images is not None
             yield from batch.images.split(sizes)
             return
-        example = self._parts.values[index]
+        example = self._plan.values[index]
         for size in sizes:
             value = torch.empty(size, *example.shape[1:], dtype=example.dtype, device=self._world.device)
-            dist.recv(value, self._parts.owners[index - 1])
+            dist.recv(value, self._plan.ranks[index - 1])
             yield value
-
-    def trained(self) -> tuple[nn.Module, torch.optim.Optimizer]:
-        """This rank's layers and their optimizer."""
-        return self._mine, self._optimizer
-
-    def full_state_dict(self) -> dict[str, Tensor]:
-        """Rank 0 receives what the others hold, in the model's order."""
-        return self._gather(self._mine.state_dict(), list(self._parts.template))
-
-    def full_gradients(self) -> dict[str, Tensor]:
-        """As the last step left them."""
-        mine = {name: p.grad for name, p in self._mine.named_parameters() if p.grad is not None}
-        return self._gather(mine, self._parts.names)
-
-    def _gather(self, mine: Mapping[str, Tensor], names: Iterable[str]) -> dict[str, Tensor]:
-        mine = {name: whole(tensor) for name, tensor in mine.items()}
-        if self._position.ranks[0] > 0:
-            return {}  # another pipeline has the same
-        owners = {name: self._parts.owner(name) for name in names}
-        return gather(mine, owners, self._parts.template, rank=self._world.rank)
 
 
 def _example(value: Tensor, *, requires_grad: bool) -> Tensor:
     return value.detach().clone().requires_grad_(requires_grad)
 
 
-def _pieces(size: int, count: int) -> list[int]:
+def _piece_sizes(size: int, count: int) -> list[int]:
     """Sizes of at most `count` nearly equal pieces, none of them empty."""
     return [piece for i in range(count) if (piece := size * (i + 1) // count - size * i // count)]

@@ -1,19 +1,32 @@
-"""Pipeline schedules without torch: which there are, what they need, where stages go, how long devices must idle."""
+"""Pipelines without torch: their options, the schedules, where stages go, and how long devices must idle.
+
+Read on in `pipeline_stages.py` (what each rank runs and sends) and `pipeline_replica.py` (how it trains).
+"""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from msgspec import Meta
 
 from parallelbench.errors import ConfigError
-from parallelbench.strategies.parts.partition import check_map
+from parallelbench.spec.structure import Count  # noqa: TC001 - msgspec reads the annotations
+from parallelbench.strategies.base import Strategy
+from parallelbench.strategies.parts.checks import SCALES_ALONE, check_no_fp16
+from parallelbench.strategies.parts.meshes import position_in
+from parallelbench.strategies.parts.partition import assign, check_map
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from torch import nn
+
+    from parallelbench.rank.world import World
     from parallelbench.spec.config import RunConfig
+    from parallelbench.strategies.base import Replica
+    from parallelbench.strategies.parts.meshes import Mesh
 
 Schedule = Literal["gpipe", "1f1b", "looped_bfs", "interleaved_1f1b", "interleaved_zero_bubble", "zbv", "dualpipev"]
 """The order in which stages take up micro-batches.
@@ -30,6 +43,7 @@ StageMap = Annotated[dict[str, Annotated[int, Meta(ge=0)]], Meta(min_length=1)]
 """Layer name → stage, counted from 0."""
 
 _ONE_STAGE = ("gpipe", "1f1b")
+"""Schedules of one stage per device; then those in a V, those that cut backward in two, those that work in rounds."""
 _V = ("zbv", "dualpipev")
 _SPLIT_BACKWARD = ("interleaved_zero_bubble", "zbv", "dualpipev")
 _IN_ROUNDS = ("interleaved_1f1b", "interleaved_zero_bubble")
@@ -37,7 +51,7 @@ _IN_ROUNDS = ("interleaved_1f1b", "interleaved_zero_bubble")
 
 @dataclass(frozen=True)
 class Pipeline:
-    """A schedule on so many devices."""
+    """One pipeline: a schedule and its sizes."""
 
     schedule: Schedule
     micro_batches: int
@@ -46,10 +60,10 @@ class Pipeline:
 
     @property
     def stages(self) -> int:
-        """Parts that the layers are cut into."""
+        """Stages on all devices together."""
         return self.devices * self.stages_per_rank
 
-    def place(self) -> list[int]:
+    def stage_devices(self) -> list[int]:
         """Device of each stage: round and round, or down and up again under a V schedule."""
         down = list(range(self.devices))
         return [*down, *reversed(down)] if self.schedule in _V else down * self.stages_per_rank
@@ -60,15 +74,15 @@ class Pipeline:
         Where forward, backward by input and backward by weight last T each, a device with v stages works 3·v·m·T. It
         idles 3(p−1)T under GPipe and 1F1B and, of stages a v-th as long, when interleaved or looped (Narayanan et al.
         2021, §2.2); (p−1)(T_F+T_B−T_W) under ZB1P, nothing under ZB-V (Qi et al. 2023); and 2(p−1)T under
-        DualPipeV as torch does it: nothing overlaps, and what both halves of a pair have made is sent after the second.
-        One test plays torch's orders through, another measures them with stages that sleep.
+        DualPipeV as torch does it: nothing overlaps, and both halves of a pair send their results at the end.
+        One test simulates torch's orders, another measures them with stages that sleep.
         """
         work = 3 * self.stages_per_rank * self.micro_batches
         idle = {"interleaved_zero_bubble": 1, "zbv": 0, "dualpipev": 2}.get(self.schedule, 3) * (self.devices - 1)
         return idle / (work + idle)
 
     def check(self, run: RunConfig, stage_map: Mapping[str, int] | None, *, batch_size: int) -> None:
-        """Refuse what the schedule can't do; `batch_size` is what passes through one pipeline per step."""
+        """Refuse what the schedule can't do; `batch_size` is the number of samples per step in this pipeline."""
         who = f"strategy={run.strategy.name}"
         if self.devices < 2:
             raise ConfigError(f"{who} needs two stages or more, on a device each: choose devices=2, or strategy=single")
@@ -77,7 +91,7 @@ class Pipeline:
             check_map(stage_map, run, parts=self.stages, option="strategy.stage_map", part="stage")
             _check_order(stage_map, run)
         self._check_micro_batches(run, batch_size)
-        _check_precision(run, who)
+        check_no_fp16(run, SCALES_ALONE)
         if run.compile and self.schedule in _SPLIT_BACKWARD:
             raise ConfigError(
                 f"strategy.schedule={self.schedule} cuts backward in two, which compile=true doesn't allow: "
@@ -101,10 +115,10 @@ class Pipeline:
 
     def _check_micro_batches(self, run: RunConfig, batch_size: int) -> None:
         m, option = self.micro_batches, f"strategy.micro_batches={self.micro_batches}"
-        valid = [n for n in range(1, batch_size + 1) if batch_size % n == 0 and not self._objection(n)]
+        valid = [n for n in range(1, batch_size + 1) if batch_size % n == 0 and not self._obstacle(n)]
         if m in valid:
             return
-        why = self._objection(m) or f"doesn't divide the batch of {batch_size} samples (batch_size={run.batch_size})"
+        why = self._obstacle(m) or f"doesn't divide the batch of {batch_size} samples (batch_size={run.batch_size})"
         if valid:
             nearest = sorted(sorted(valid, key=lambda n: abs(n - m))[:2])
             advice = f"choose strategy.micro_batches={' or '.join(map(str, nearest))}, or another batch_size"
@@ -112,8 +126,8 @@ class Pipeline:
             advice = f"no number suits the batch of {batch_size} samples: choose another batch_size, or fewer devices"
         raise ConfigError(f"{option} {why}: {advice}")
 
-    def _objection(self, m: int) -> str | None:
-        """Why the schedule can't take so many micro-batches; None: it can."""
+    def _obstacle(self, m: int) -> str | None:
+        """Why the schedule can't take `m` micro-batches; None where it can."""
         p = self.devices
         least = {"gpipe": 1, "zbv": 2 * p - 1, "dualpipev": 2 * p}.get(self.schedule, p)
         if m < least:
@@ -133,9 +147,51 @@ def _check_order(stage_map: Mapping[str, int], run: RunConfig) -> None:
         )
 
 
-def _check_precision(run: RunConfig, who: str) -> None:
-    if run.precision == "fp16":
-        raise ConfigError(
-            f"precision=fp16 with {who} is refused: each process would scale gradients on its own; "
-            "choose precision=bf16"
+class PipelineStrategy(Strategy, frozen=True, kw_only=True):
+    """Stages of consecutive layers on different devices, in one pipeline or in several side by side."""
+
+    schedule: Schedule
+    """The order in which the stages work."""
+    micro_batches: Count
+    """Pieces that a pipeline cuts its part of every batch into; must divide it."""
+    stages_per_rank: Count
+    """Stages on each device: 1 under gpipe and 1f1b, 2 under zbv and dualpipev, else any number."""
+    stage_map: StageMap | None
+    """Layer name → stage; null: contiguous stages with nearly equal counts of floating-point operations."""
+
+    @abstractmethod
+    def mesh(self, run: RunConfig) -> Mesh:
+        """The mesh of all devices; its dimension called `stages` is one pipeline."""
+
+    def data_parallel_degree(self, run: RunConfig) -> int:
+        """One per copy of the model."""
+        return self.mesh(run).data
+
+    def check(self, run: RunConfig, device_type: str) -> None:
+        """Refuse stages that don't fit, and numbers of micro-batches that the schedule can't take."""
+        self.pipeline(run).check(run, self.stage_map, batch_size=run.global_batch_size // self.mesh(run).data)
+
+    def micro_batches_per_step(self, run: RunConfig) -> int:
+        """As the option says."""
+        return self.micro_batches
+
+    def bubble(self, run: RunConfig) -> float:
+        """By the schedule's formula."""
+        return self.pipeline(run).bubble()
+
+    def pipeline(self, run: RunConfig) -> Pipeline:
+        """The schedule of one pipeline."""
+        return Pipeline(self.schedule, self.micro_batches, self.stages_per_rank, self.mesh(run).inner["stages"])
+
+    def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Replica:
+        """Cut the model into stages and keep this rank's, or its shard of them."""
+        from parallelbench.strategies.parts.pipeline_replica import PipelineReplica
+
+        return PipelineReplica(
+            model,
+            assign(model, run, self.stage_map, self.pipeline(run).stages),
+            self.pipeline(run),
+            run=run,
+            world=world,
+            position=position_in(self.mesh(run), world),
         )
