@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from parallelbench.spec.structure import Count  # noqa: TC001 - msgspec reads the annotations
 from parallelbench.strategies.parts.meshes import Mesh
-from parallelbench.strategies.parts.pipeline_schedules import PipelineStrategy
+from parallelbench.strategies.parts.pipeline_base import PipelineStrategy
 
 if TYPE_CHECKING:
     from parallelbench.spec.config import RunConfig

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from parallelbench.strategies.parts.meshes import Mesh
-from parallelbench.strategies.parts.pipeline_schedules import PipelineStrategy
+from parallelbench.strategies.parts.pipeline_base import PipelineStrategy
 
 if TYPE_CHECKING:
     from parallelbench.spec.config import RunConfig

@@ -19,7 +19,7 @@ from parallelbench.spec.config import RunConfig
 from parallelbench.strategies.base import Shard
 from parallelbench.strategies.parts import fsdp_shards, tensor_shards
 from parallelbench.strategies.parts.meshes import Mesh
-from parallelbench.strategies.parts.pipeline_replica import PipelineReplica
+from parallelbench.strategies.parts.pipeline_stages import PipelineReplica
 from tests.ranks import run_ranks
 from tests.strategies.recorded import Recorded
 from tests.strategies.test_parity import assert_equal

@@ -1,32 +1,20 @@
-"""Pipelines without torch: their options, the schedules, where stages go, and how long devices must idle.
-
-Read on in `pipeline_stages.py` (what each rank runs and sends) and `pipeline_replica.py` (how it trains).
-"""
+"""Pipeline schedules without torch: which there are, what they need, where stages go, how long devices must idle."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from msgspec import Meta
 
 from parallelbench.errors import ConfigError
-from parallelbench.spec.structure import Count  # noqa: TC001 - msgspec reads the annotations
-from parallelbench.strategies.base import Strategy
 from parallelbench.strategies.parts.checks import SCALES_ALONE, check_no_fp16
-from parallelbench.strategies.parts.meshes import position_in
-from parallelbench.strategies.parts.partition import assign, check_map
+from parallelbench.strategies.parts.partition import check_map
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from torch import nn
-
-    from parallelbench.rank.world import World
     from parallelbench.spec.config import RunConfig
-    from parallelbench.strategies.base import Replica
-    from parallelbench.strategies.parts.meshes import Mesh
 
 Schedule = Literal["gpipe", "1f1b", "looped_bfs", "interleaved_1f1b", "interleaved_zero_bubble", "zbv", "dualpipev"]
 """The order in which stages take up micro-batches.
@@ -144,54 +132,4 @@ def _check_order(stage_map: Mapping[str, int], run: RunConfig) -> None:
         raise ConfigError(
             f"strategy.stage_map goes back to an earlier stage ({stages} in the order of the layers): "
             "stages are runs of consecutive layers, so number them in order; strategy=model_parallel can go back"
-        )
-
-
-class PipelineStrategy(Strategy, frozen=True, kw_only=True):
-    """Stages of consecutive layers on different devices, in one pipeline or in several side by side."""
-
-    schedule: Schedule
-    """The order in which the stages work."""
-    micro_batches: Count
-    """Pieces that a pipeline cuts its part of every batch into; must divide it."""
-    stages_per_rank: Count
-    """Stages on each device: 1 under gpipe and 1f1b, 2 under zbv and dualpipev, else any number."""
-    stage_map: StageMap | None
-    """Layer name → stage; null: contiguous stages with nearly equal counts of floating-point operations."""
-
-    @abstractmethod
-    def mesh(self, run: RunConfig) -> Mesh:
-        """The mesh of all devices; its dimension called `stages` is one pipeline."""
-
-    def data_parallel_degree(self, run: RunConfig) -> int:
-        """One per copy of the model."""
-        return self.mesh(run).data
-
-    def check(self, run: RunConfig, device_type: str) -> None:
-        """Refuse stages that don't fit, and numbers of micro-batches that the schedule can't take."""
-        self.pipeline(run).check(run, self.stage_map, batch_size=run.global_batch_size // self.mesh(run).data)
-
-    def micro_batches_per_step(self, run: RunConfig) -> int:
-        """As the option says."""
-        return self.micro_batches
-
-    def bubble(self, run: RunConfig) -> float:
-        """By the schedule's formula."""
-        return self.pipeline(run).bubble()
-
-    def pipeline(self, run: RunConfig) -> Pipeline:
-        """The schedule of one pipeline."""
-        return Pipeline(self.schedule, self.micro_batches, self.stages_per_rank, self.mesh(run).inner["stages"])
-
-    def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Replica:
-        """Cut the model into stages and keep this rank's, or its shard of them."""
-        from parallelbench.strategies.parts.pipeline_replica import PipelineReplica
-
-        return PipelineReplica(
-            model,
-            assign(model, run, self.stage_map, self.pipeline(run).stages),
-            self.pipeline(run),
-            run=run,
-            world=world,
-            position=position_in(self.mesh(run), world),
         )
