@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from parallelbench.rank.world import World
     from parallelbench.spec.config import RunConfig
-    from parallelbench.strategies.base import Replica
+    from parallelbench.strategies.replica import Replica
 
 
 class Ddp(DdpStrategy, frozen=True, kw_only=True):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from parallelbench.loaders.batch import Shard
+from parallelbench.spec.config import Strategy
 from parallelbench.spec.structure import Count  # noqa: TC001 - msgspec reads the annotations
-from parallelbench.strategies.base import Shard, Strategy
 from parallelbench.strategies.parts.meshes import Mesh, check_tensor_plan, device_mesh
 
 if TYPE_CHECKING:
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from parallelbench.probes.communication import Traffic
     from parallelbench.rank.world import World
     from parallelbench.spec.config import RunConfig
-    from parallelbench.strategies.base import Replica
+    from parallelbench.strategies.replica import Replica
 
 
 class DpTp(Strategy, frozen=True, kw_only=True):

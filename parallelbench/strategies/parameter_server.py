@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from parallelbench.errors import ConfigError
 from parallelbench.optimizers import Adagrad, Sgd
-from parallelbench.strategies.base import Strategy
+from parallelbench.spec.config import Strategy
 from parallelbench.strategies.parts.checks import check_no_fp16
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from parallelbench.rank.world import World
     from parallelbench.spec.config import RunConfig
-    from parallelbench.strategies.base import Replica
+    from parallelbench.strategies.replica import Replica
 
 
 class ParameterServer(Strategy, frozen=True, kw_only=True):

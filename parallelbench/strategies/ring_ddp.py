@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from parallelbench.probes.communication import Traffic
     from parallelbench.rank.world import World
     from parallelbench.spec.config import RunConfig
-    from parallelbench.strategies.base import Replica
+    from parallelbench.strategies.replica import Replica
 
 
 class RingDdp(DdpStrategy, frozen=True, kw_only=True):

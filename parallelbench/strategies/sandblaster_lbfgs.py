@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from parallelbench.rank.world import World
     from parallelbench.spec.config import RunConfig
-    from parallelbench.strategies.base import Replica
+    from parallelbench.strategies.replica import Replica
 
 
 class SandblasterLbfgs(DataParallelStrategy, frozen=True, kw_only=True):

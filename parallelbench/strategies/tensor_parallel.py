@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from parallelbench.strategies.base import Shard, Strategy
+from parallelbench.loaders.batch import Shard
+from parallelbench.spec.config import Strategy
 from parallelbench.strategies.parts.checks import check_two_devices
 from parallelbench.strategies.parts.meshes import check_tensor_plan, device_mesh
 
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
     from parallelbench.rank.world import World
     from parallelbench.spec.config import RunConfig
-    from parallelbench.strategies.base import Replica
+    from parallelbench.strategies.replica import Replica
 
 
 class TensorParallel(Strategy, frozen=True, kw_only=True):

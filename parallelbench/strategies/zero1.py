@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from parallelbench.errors import ConfigError
-from parallelbench.strategies.base import StateShards
+from parallelbench.spec.config import StateShards
 from parallelbench.strategies.parts.data_parallel_base import DdpStrategy
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from parallelbench.probes.communication import Traffic
     from parallelbench.rank.world import World
     from parallelbench.spec.config import RunConfig
-    from parallelbench.strategies.base import Replica
+    from parallelbench.strategies.replica import Replica
 
 
 class Zero1(DdpStrategy, frozen=True, kw_only=True):

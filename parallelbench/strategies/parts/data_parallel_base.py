@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from msgspec import Meta
 
-from parallelbench.strategies.base import Shard, StateShards, Strategy
+from parallelbench.loaders.batch import Shard
+from parallelbench.spec.config import StateShards, Strategy
 from parallelbench.strategies.parts.checks import check_no_fp16, check_two_devices
 
 if TYPE_CHECKING:
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
 
     from parallelbench.rank.world import World
     from parallelbench.spec.config import RunConfig
-    from parallelbench.strategies.base import Replica
     from parallelbench.strategies.parts.replicas import ModuleReplica
+    from parallelbench.strategies.replica import Replica
 
 
 class DataParallelStrategy(Strategy, frozen=True, kw_only=True):

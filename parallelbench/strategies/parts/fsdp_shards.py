@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
+from parallelbench.loaders.batch import Shard
 from parallelbench.models.norms import synchronize_norms
-from parallelbench.strategies.base import Shard
 from parallelbench.strategies.parts.meshes import device_mesh
 from parallelbench.strategies.parts.partition import size_bytes
 from parallelbench.strategies.parts.replicas import ModuleReplica, share_buffers, to_device
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.distributed.device_mesh import DeviceMesh
 
-    from parallelbench.data.loader import Batch
+    from parallelbench.loaders.batch import Batch
     from parallelbench.probes.communication import Traffic
     from parallelbench.rank.world import World
     from parallelbench.spec.config import RunConfig

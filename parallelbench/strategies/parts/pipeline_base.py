@@ -8,8 +8,8 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import TYPE_CHECKING
 
+from parallelbench.spec.config import Strategy
 from parallelbench.spec.structure import Count  # noqa: TC001 - msgspec reads the annotations
-from parallelbench.strategies.base import Strategy
 from parallelbench.strategies.parts.meshes import position_in
 from parallelbench.strategies.parts.partition import assign
 from parallelbench.strategies.parts.pipeline_schedules import Pipeline, Schedule, StageMap
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from parallelbench.rank.world import World
     from parallelbench.spec.config import RunConfig
-    from parallelbench.strategies.base import Replica
     from parallelbench.strategies.parts.meshes import Mesh
+    from parallelbench.strategies.replica import Replica
 
 
 class PipelineStrategy(Strategy, frozen=True, kw_only=True):

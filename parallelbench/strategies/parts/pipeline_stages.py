@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from torch.distributed import pipelining
 
+from parallelbench.loaders.batch import Shard
 from parallelbench.models.norms import synchronize_norms
 from parallelbench.probes.spans import Phase, Spanned
 from parallelbench.rank.numerics import Numerics, sums
-from parallelbench.strategies.base import Shard
 from parallelbench.strategies.parts.partition import size_bytes, values_between
 from parallelbench.strategies.parts.replicas import LayersReplica, share, to_device
 from parallelbench.strategies.parts.state import local
@@ -32,7 +32,7 @@ from parallelbench.strategies.parts.tensor_shards import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from parallelbench.data.loader import Batch
+    from parallelbench.loaders.batch import Batch
     from parallelbench.rank.world import World
     from parallelbench.spec.config import RunConfig
     from parallelbench.strategies.parts.meshes import Position

@@ -16,14 +16,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from parallelbench.strategies.base import Shard
+from parallelbench.loaders.batch import Shard
 from parallelbench.strategies.parts.flat import FlatParameters
 from parallelbench.strategies.parts.replicas import BaseReplica, to_device
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from parallelbench.data.loader import Batch
+    from parallelbench.loaders.batch import Batch
     from parallelbench.spec.config import RunConfig
 
 PUSH, FETCH = 1, 2

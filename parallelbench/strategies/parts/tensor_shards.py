@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributed.device_mesh import DeviceMesh
 
-    from parallelbench.data.loader import Batch
-    from parallelbench.models.base import Split
+    from parallelbench.loaders.batch import Batch
+    from parallelbench.models.model import Split
     from parallelbench.rank.world import World
     from parallelbench.spec.config import RunConfig
 
