@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from parallelbench.errors import ConfigError
 from parallelbench.optimizers import Lbfgs
+from parallelbench.strategies.parts.checks import check_two_devices
 from parallelbench.strategies.parts.data_parallel_base import DataParallelStrategy
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ class SandblasterLbfgs(DataParallelStrategy, frozen=True, kw_only=True):
 
     def check(self, run: RunConfig, device_type: str) -> None:
         """Refuse one device, and optimizers of another kind; `Lbfgs.check` refuses mini-batches."""
-        super().check(run, device_type)
+        check_two_devices(run, instead="strategy=single optimizer=lbfgs")
         if not isinstance(run.optimizer, Lbfgs):
             batch_size = run.data.train_samples - run.data.train_samples % run.devices
             raise ConfigError(

@@ -10,13 +10,10 @@ if TYPE_CHECKING:
     from parallelbench.spec.config import RunConfig
 
 
-def check_two_devices(run: RunConfig) -> None:
-    """Refuse one device, where there is nothing to distribute."""
+def check_two_devices(run: RunConfig, *, instead: str = "strategy=single for one device") -> None:
+    """Refuse one device, where there is nothing to distribute; `instead` is what to choose there."""
     if run.devices < 2:
-        raise ConfigError(
-            f"strategy={run.strategy.name} needs two devices or more: choose devices=2, or strategy=single for one "
-            "device"
-        )
+        raise ConfigError(f"strategy={run.strategy.name} needs two devices or more: choose devices=2, or {instead}")
 
 
 def check_no_fp16(run: RunConfig, reason: str) -> None:
