@@ -16,7 +16,7 @@ from parallelbench.spec.config import Strategy
 if TYPE_CHECKING:
     from torch import nn
 
-    from parallelbench.probes.communication import Traffic
+    from parallelbench.probes.traffic import Traffic
     from parallelbench.rank.world import World
     from parallelbench.spec.config import RunConfig
     from parallelbench.strategies.replica import Replica

@@ -12,7 +12,7 @@ from parallelbench.strategies.parts.meshes import Mesh, check_tensor_plan, devic
 if TYPE_CHECKING:
     from torch import nn
 
-    from parallelbench.probes.communication import Traffic
+    from parallelbench.probes.traffic import Traffic
     from parallelbench.rank.world import World
     from parallelbench.spec.config import RunConfig
     from parallelbench.strategies.replica import Replica

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import GradBucket
     from torch.distributed import P2POp, Work
 
-    from parallelbench.probes.communication import Traffic
+    from parallelbench.probes.traffic import Traffic
     from parallelbench.rank.world import World
     from parallelbench.spec.config import RunConfig
     from parallelbench.strategies.replica import Replica

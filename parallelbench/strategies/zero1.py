@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
-    from parallelbench.probes.communication import Traffic
+    from parallelbench.probes.traffic import Traffic
     from parallelbench.rank.world import World
     from parallelbench.spec.config import RunConfig
     from parallelbench.strategies.replica import Replica

@@ -15,8 +15,8 @@ import torch.distributed as dist
 
 from parallelbench.loaders.batch import Batch
 from parallelbench.loaders.resident_loader import ResidentLoader
-from parallelbench.probes.attribution import AttributionPass, installed
 from parallelbench.probes.spans import PHASES, Spans
+from parallelbench.probes.step_attribution import AttributionPass, installed
 from parallelbench.rank.session import build_loader, build_model
 from parallelbench.rank.world import World
 from parallelbench.spec.config import RunConfig

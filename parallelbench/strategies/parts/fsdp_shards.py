@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from parallelbench.loaders.batch import Batch
-    from parallelbench.probes.communication import Traffic
+    from parallelbench.probes.traffic import Traffic
     from parallelbench.rank.world import World
     from parallelbench.spec.config import RunConfig
 

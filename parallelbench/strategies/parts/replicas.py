@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from parallelbench.probes.communication import Traffic
 from parallelbench.probes.spans import Phase, Spanned
+from parallelbench.probes.traffic import Traffic
 from parallelbench.rank.numerics import Numerics, sums
 from parallelbench.strategies.parts.state import load_optimizer, load_tensors, optimizer_state, tensors_of, whole
 
