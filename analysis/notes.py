@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from analysis import text
+from analysis.configurations import BASELINE, counted, facts, summary
 from analysis.stats import CONFIDENCE, FEW_REPEATS, FEWEST_REPEATS, TOO_FEW, half_width
-from analysis.summary import BASELINE, counted, facts, summary
 from parallelbench.store.surroundings import flatten
 
 if TYPE_CHECKING:

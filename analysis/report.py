@@ -19,10 +19,10 @@ import polars as pl
 
 from analysis import latex, notes
 from analysis.cells import CONFIGURATIONS, ENERGY, RUNS, Shown, cells
+from analysis.configurations import SUMMARY, facts, summary
 from analysis.figures import draw, specification, svg
 from analysis.load import load
 from analysis.metrics import PER_RUN, per_epoch
-from analysis.summary import SUMMARY, facts, summary
 from parallelbench.errors import ConfigError
 from parallelbench.store.durable import storage_errors
 from parallelbench.store.folder import instead_of

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from analysis import text
-from analysis.summary import facts, summary
+from analysis.configurations import facts, summary
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import polars as pl
 
 from analysis.claims.grammar import EPOCH_COLUMNS, LAST, LEARNING, RISING, Claim
+from analysis.configurations import BASELINE, facts
 from analysis.metrics import per_epoch, step_to_accuracy, steps_to_accuracy, time_to_accuracy
-from analysis.summary import BASELINE, facts
 from analysis.work import works
 from parallelbench.store.surroundings import flatten
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import polars as pl
 
 from analysis.claims.grammar import LEARNING, OF_SAMPLES, Claim
+from analysis.configurations import facts
 from analysis.metrics import per_epoch
 from analysis.sides import Differences, is_told, said, surroundings
-from analysis.summary import facts
 from parallelbench.store.surroundings import matters, unlike
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import altair as alt
 import polars as pl
 from altair.utils.schemapi import debug_mode
 
-from analysis.summary import counted
+from analysis.configurations import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,9 +9,9 @@ import altair as alt
 import polars as pl
 
 from analysis import text
+from analysis.configurations import BASELINE, counted
 from analysis.figures._chart import PANEL_WIDTH, panels, per_group, records, series, with_medians
 from analysis.stats import paired_ratio
-from analysis.summary import BASELINE, counted
 from analysis.work import component_labels, groups_across
 
 if TYPE_CHECKING:

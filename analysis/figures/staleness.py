@@ -8,9 +8,9 @@ import altair as alt
 import polars as pl
 
 from analysis import text
+from analysis.configurations import counted, summary
 from analysis.figures._chart import PANEL_WIDTH, bar_colour, panels, per_group, records
 from analysis.metrics import staleness_histogram
-from analysis.summary import counted, summary
 
 if TYPE_CHECKING:
     from analysis.load import Runs

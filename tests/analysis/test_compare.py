@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 import pytest
 
-from analysis import UnlikeWork, by, compare, configurations, left_out, load, stats, summary, summary_table
-from analysis.summary import SUMMARY, gains
+from analysis import UnlikeWork, by, compare, labels, left_out, load, stats, summary, summary_table
+from analysis.configurations import SUMMARY, gains
 from parallelbench.spec.config import from_mapping, to_mapping
 from tests.analysis.factory import Fake, component, config, failed, published
 
@@ -124,7 +124,7 @@ def test_options_of_a_strategy_make_variants_and_other_work_makes_groups(tmp_pat
     published(config(tmp_path, strategy="ddp", devices=2))
     published(config(tmp_path, strategy={"name": "ddp", "bucket_mib": 1.0}, devices=2))
     published(config(tmp_path, batch_size=64))
-    found = configurations(load(tmp_path)).sort("group", "configuration").select("group", "configuration").rows()
+    found = labels(load(tmp_path)).sort("group", "configuration").select("group", "configuration").rows()
     assert found == [
         ("digits · cnn_small · batch size 128", "ddp, bucket mib 1.0 × 2"),
         ("digits · cnn_small · batch size 128", "ddp, bucket mib 25.0 × 2"),
@@ -244,7 +244,7 @@ def test_a_sweep_over_loaders_labels_each_and_compares_them_where_asked(tmp_path
         published(config(tmp_path, loader=name), steady(time_s))
     published(config(tmp_path, loader={"name": "dataloader", "workers": 7}, batch_size=64), steady(1.0))
     runs = load(tmp_path)
-    frame = configurations(runs).join(runs.run, on="run_id")
+    frame = labels(runs).join(runs.run, on="run_id")
     groups = frame.select("loader", "batch_size", "group")
     assert sorted(groups.rows()) == [
         ("arrow", 128, "digits · cnn_small · batch size 128 · loader arrow"),
@@ -259,5 +259,5 @@ def test_a_sweep_over_loaders_labels_each_and_compares_them_where_asked(tmp_path
 def test_groups_that_differ_in_a_component_name_the_component(tmp_path: Path) -> None:
     for optimizer in ("adam", "sgd"):
         published(config(tmp_path, optimizer=optimizer))
-    groups = sorted(configurations(load(tmp_path))["group"])
+    groups = sorted(labels(load(tmp_path))["group"])
     assert groups == ["digits · cnn_small · optimizer adam", "digits · cnn_small · optimizer sgd"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import re
-import sys
 import xml.etree.ElementTree as ET
 from html.parser import HTMLParser
 from typing import TYPE_CHECKING, Any
@@ -13,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 import pytest
 
+from analysis import configurations as configurations_module
 from analysis import load, notes, summary, write_report
 from analysis import report as report_module
+from analysis.configurations import learning
 from analysis.figures import _chart, draw
 from analysis.figures._chart import DASHES, SPARE, STYLES, dashes, variants
 from analysis.metrics import per_epoch
-from analysis.summary import learning
 from parallelbench.errors import ConfigError, StorageError
 from tests.analysis.factory import MIB, Fake, config, failed, foreign, published
 from tests.analysis.test_compare import pair, steady
@@ -124,9 +124,8 @@ def many(monkeypatch: pytest.MonkeyPatch, sweep: Path) -> Runs:
     """A sweep for which a few points, panels and epochs are very many."""
     monkeypatch.setattr(_chart, "MOST_POINTS", 3)
     monkeypatch.setattr(_chart, "MOST_PANELS", 1)
-    summary_module = sys.modules["analysis.summary"]  # `analysis.summary` is the function
-    monkeypatch.setattr(summary_module, "MOST_POINTS", 6)
-    monkeypatch.setattr(summary_module, "FEWEST_EPOCHS", 1)
+    monkeypatch.setattr(configurations_module, "MOST_POINTS", 6)
+    monkeypatch.setattr(configurations_module, "FEWEST_EPOCHS", 1)
     monkeypatch.setattr(report_module, "MOST_EPOCHS", 3)
     return load(sweep)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from analysis.metrics import PER_RUN, accuracy_target, efficiency, energy_to_accuracy, per_run, time_to_accuracy
-from analysis.work import configurations, left_out, ratio_of
+from analysis.work import labels, left_out, ratio_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -112,7 +112,7 @@ def facts(runs: Runs) -> pl.DataFrame:
     null).
     """
     joined = (
-        runs.run.join(configurations(runs), on="run_id")
+        runs.run.join(labels(runs), on="run_id")
         .join(per_run(runs), on="run_id")
         .join(left_out(runs).rename({"reason": "left_out"}), on="run_id", how="left")
     )
