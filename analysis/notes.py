@@ -169,7 +169,12 @@ def _energies(runs: Runs) -> list[str]:
 
 def _throttled(runs: Runs) -> list[str]:
     """Which runs' GPUs were slowed down, and by what."""
-    rows = counted(runs).drop_nulls("gpu_throttle_reasons").select("configuration", "gpu_throttle_reasons").rows()
+    rows = (
+        counted(runs)
+        .drop_nulls("steady_gpu_throttle_reasons")
+        .select("configuration", "steady_gpu_throttle_reasons")
+        .rows()
+    )
     found: dict[str, Counter[str]] = defaultdict(Counter)
     for configuration, reasons in rows:
         for bit, by in _SLOWED.items():

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import polars as pl
 
-from parallelbench.spec.config import SCHEMA_VERSION
-from parallelbench.store.records import TABLES
+from parallelbench.store.records import TABLES, TABLES_VERSION
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -74,13 +73,13 @@ def read_published(folder: RunFolder) -> Published:
     differences: list[str] = sorted(f"{table} is unknown" for table in written.keys() - TABLES.keys())
     differences += [f"{table} is missing" for table in TABLES if table not in written]
     frames = {table: read_table(folder.result, table, written, differences) for table in LOADED}
-    if differences and version == SCHEMA_VERSION:
+    if differences and version == TABLES_VERSION:
         raise Unreadable(f"its result has other columns than schema version {version}: {', '.join(differences)}")
     if frames["run"].height != 1 or frames["run"]["run_id"].item() != manifest["run_id"]:
         raise Unreadable("its result is damaged: run.parquet is not the run that manifest.json names")
     frames["run"] = frames["run"].with_columns(state=pl.lit("done"), folder=pl.lit(str(folder.path)))
-    note = f"schema version {version} (this program: {SCHEMA_VERSION}): {', '.join(differences) or 'the same columns'}"
-    return Published(frames, note if version != SCHEMA_VERSION else "")
+    note = f"schema version {version} (this program: {TABLES_VERSION}): {', '.join(differences) or 'the same columns'}"
+    return Published(frames, note if version != TABLES_VERSION else "")
 
 
 def _schema_version(manifest: Path) -> Any:

@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 from analysis import compact, load
 from analysis.compact import NAME
 from analysis.published import LOADED, read_published
-from parallelbench.spec.config import SCHEMA_VERSION
 from parallelbench.store.folder import RunFolder
+from parallelbench.store.records import TABLES_VERSION
 from tests.analysis.factory import Fake, begin, config, failed, published, write_epochs
 
 if TYPE_CHECKING:
@@ -382,8 +382,8 @@ def test_results_of_older_and_newer_schema_versions_load_side_by_side(tmp_path: 
         ranks = tables["ranks"].with_columns(colour=pl.lit("blue")).reverse()
         return tables | {"ranks": ranks.select(reversed(ranks.columns)), "moods": pl.DataFrame({"mood": ["good"]})}
 
-    rewrite(older, SCHEMA_VERSION - 1, without)
-    rewrite(newer, SCHEMA_VERSION + 1, more)
+    rewrite(older, TABLES_VERSION - 1, without)
+    rewrite(newer, TABLES_VERSION + 1, more)
     for _ in range(2):
         runs = assert_same(tmp_path)
         assert runs.skipped == ()
@@ -391,15 +391,15 @@ def test_results_of_older_and_newer_schema_versions_load_side_by_side(tmp_path: 
         assert runs.ranks.height == 9
         assert "colour" not in runs.ranks.columns
         assert runs.notes == (
-            f"1 run of schema version {SCHEMA_VERSION - 1} (this program: {SCHEMA_VERSION}): "
+            f"1 run of schema version {TABLES_VERSION - 1} (this program: {TABLES_VERSION}): "
             "pushes is missing, run.packed is missing",
-            f"1 run of schema version {SCHEMA_VERSION + 1} (this program: {SCHEMA_VERSION}): "
+            f"1 run of schema version {TABLES_VERSION + 1} (this program: {TABLES_VERSION}): "
             "moods is unknown, ranks.colour is unknown",
         )
 
 
 @pytest.mark.parametrize(
-    ("version", "table", "column"), [(SCHEMA_VERSION, "ranks", "epoch_time_s"), (1, "run", "config_json")]
+    ("version", "table", "column"), [(TABLES_VERSION, "ranks", "epoch_time_s"), (1, "run", "config_json")]
 )
 def test_a_result_that_lacks_what_it_must_have_is_named(tmp_path: Path, version: int, table: str, column: str) -> None:
     folder = finished(tmp_path, 0)
