@@ -18,7 +18,7 @@ from parallelbench.store.columns import Over
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from analysis.load import Runs
+    from analysis.reader import Runs
     from analysis.stats import Ratio
     from parallelbench.store.columns import Column
 

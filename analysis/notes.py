@@ -16,7 +16,7 @@ from analysis.stats import CONFIDENCE, FEW_REPEATS, FEWEST_REPEATS, TOO_FEW, hal
 from parallelbench.store.surroundings import flatten
 
 if TYPE_CHECKING:
-    from analysis.load import Runs
+    from analysis.reader import Runs
 
 _FLAGS = {
     "short": "epochs under 2 s, of which the GPUs' counters, refreshed ten times a second, tell little",

@@ -21,16 +21,16 @@ from analysis import latex, notes
 from analysis.cells import Shown, cells
 from analysis.configurations import facts, summary
 from analysis.figures import draw, specification, svg
-from analysis.load import load
 from analysis.metrics import per_epoch
 from analysis.metrics.schema import explained_columns, page_columns, tables_columns
+from analysis.reader import load
 from parallelbench.errors import ConfigError
 from parallelbench.store.durable import storage_errors
 from parallelbench.store.folder import instead_of
 
 if TYPE_CHECKING:
     from analysis.figures import Figure
-    from analysis.load import Runs
+    from analysis.reader import Runs
     from parallelbench.store.columns import Place
 
 GENERATOR = '<meta name="generator" content="parallelbench">'

@@ -15,7 +15,7 @@ from parallelbench.store.surroundings import entries, flatten, matters, unlike
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from analysis.load import Runs
+    from analysis.reader import Runs
 
 _ROW = ("strategy", "devices", "nodes", "data", "model")
 """What a row of a comparison is known by: where these differ, the other side has nothing to compare with."""

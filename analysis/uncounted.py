@@ -9,7 +9,7 @@ from analysis.work import labels as _labels
 from analysis.work import left_out
 
 if TYPE_CHECKING:
-    from analysis.load import Runs
+    from analysis.reader import Runs
 
 MOST = 8
 """Lines of each kind; a terminal holds few, and the report's page has them all."""

@@ -18,7 +18,7 @@ from parallelbench.store.surroundings import flatten
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from analysis.load import Runs
+    from analysis.reader import Runs
 
 COMPARED = ("strategy", "devices", "nodes", "repeat")
 """What runs of the same work may differ in."""

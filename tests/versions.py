@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from pathlib import Path
@@ -25,4 +26,5 @@ def other_version(folder: Path, **versions: int) -> dict[str, str]:
         file.write_text(text)
         # Compiled within the same second, it may pass for current.
         shutil.rmtree(file.parent / "__pycache__", ignore_errors=True)
-    return {"PYTHONPATH": str(folder), "PYTHONSAFEPATH": "1"}
+    others = Path(parallelbench.__path__[0]).parent  # launch and analysis
+    return {"PYTHONPATH": f"{folder}{os.pathsep}{others}", "PYTHONSAFEPATH": "1"}

@@ -19,7 +19,7 @@ from parallelbench.store.surroundings import flatten
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from analysis.load import Runs
+    from analysis.reader import Runs
 
 _WAYS = ("strategy", *RISING["devices"])
 """What runs of the same work differ in."""

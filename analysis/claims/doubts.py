@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from analysis.claims.cells import Cell
-    from analysis.load import Runs
+    from analysis.reader import Runs
     from analysis.work import Work
 
 

@@ -15,7 +15,7 @@ from analysis.stats import Ratio, paired_ratio
 from analysis.work import groups_across
 
 if TYPE_CHECKING:
-    from analysis.load import Runs
+    from analysis.reader import Runs
 
 
 class Across(NamedTuple):

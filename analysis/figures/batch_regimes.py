@@ -16,7 +16,7 @@ from analysis.metrics import ACCURACY_LADDER, steps_to_accuracy
 from analysis.work import groups_across
 
 if TYPE_CHECKING:
-    from analysis.load import Runs
+    from analysis.reader import Runs
 
 ORDER = 13
 TITLE = "Steps to accuracy against batch size"

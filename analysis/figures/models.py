@@ -15,7 +15,7 @@ from analysis.stats import paired_ratio
 from analysis.work import component_labels, groups_across
 
 if TYPE_CHECKING:
-    from analysis.load import Runs
+    from analysis.reader import Runs
     from analysis.stats import Ratio
 
 ORDER = 11

@@ -6,9 +6,9 @@ A metric that was not measured, or that needs more epochs than there are, is nul
 
 from __future__ import annotations
 
-from analysis.metrics.epochs import miscounted, per_epoch
+from analysis.metrics.epoch_metrics import miscounted, per_epoch
 from analysis.metrics.phases import PHASES, measured_bubbles, phase_times, ring_times
-from analysis.metrics.runs import KINDS_SENT, per_run, staleness_histogram
+from analysis.metrics.run_metrics import KINDS_SENT, per_run, staleness_histogram
 from analysis.metrics.schema import per_epoch_columns, per_run_columns, summary_columns
 from analysis.metrics.targets import (
     ACCURACY_LADDER,

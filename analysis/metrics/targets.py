@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from analysis.metrics.epochs import AS_TEXT, measured
+from analysis.metrics.epoch_metrics import AS_TEXT, measured
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from analysis.load import Runs
+    from analysis.reader import Runs
 
 ACCURACY_LADDER = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.97, 0.98, 0.99, 0.995, 0.999)
 """Candidates for the target of `time_to_accuracy_s`: the highest that all compared runs reach is taken."""

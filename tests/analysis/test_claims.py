@@ -22,7 +22,7 @@ from tests.analysis.factory import MIB, Fake, config, failed, published
 
 if TYPE_CHECKING:
     from analysis.claims import Finding
-    from analysis.load import Runs
+    from analysis.reader import Runs
 
 pytestmark = pytest.mark.slow
 

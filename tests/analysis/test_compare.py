@@ -17,7 +17,7 @@ from tests.analysis.factory import Fake, component, config, failed, published
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from analysis.load import Runs
+    from analysis.reader import Runs
 
 LATER = Fake(started_at=1.8e9)
 

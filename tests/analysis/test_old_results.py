@@ -1,4 +1,4 @@
-"""Results of a schema version that had fewer columns: all answers still come, and none is made of what is missing."""
+"""Results with fewer columns than today's: all answers still come, and none is made of what is missing."""
 
 from __future__ import annotations
 

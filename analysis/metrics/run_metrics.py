@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from analysis.metrics.aggregates import aggregate, aggregates
-from analysis.metrics.epochs import AS_TEXT, measured, numbered, run_and
+from analysis.metrics.epoch_metrics import AS_TEXT, measured, numbered, run_and
 from analysis.metrics.schema import per_run_columns, row_aggregates, run_aggregates
 from analysis.published import TYPES
 from parallelbench.store.columns import Over
 
 if TYPE_CHECKING:
-    from analysis.load import Runs
+    from analysis.reader import Runs
     from parallelbench.store.columns import Column
 
 

@@ -12,7 +12,7 @@ from analysis.metrics.schema import epoch_aggregates, per_epoch_columns, run_agg
 from parallelbench.store.records import TABLES
 
 if TYPE_CHECKING:
-    from analysis.load import Runs
+    from analysis.reader import Runs
 
 # Ids have 64 characters. As numbers, a million rows are grouped and joined in a fraction of the time.
 AS_TEXT = pl.col("run_id").cast(pl.String)

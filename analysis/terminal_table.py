@@ -13,7 +13,7 @@ from analysis.metrics.schema import brief_columns
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from analysis.load import Runs
+    from analysis.reader import Runs
     from parallelbench.store.columns import Column
 
 _BREAKS = str.maketrans({"\u00a0": " ", "\u2060": None, "\u00ad": None})
