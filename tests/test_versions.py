@@ -10,8 +10,8 @@ import pytest
 
 from analysis import load, published
 from launch.states import glance
-from parallelbench.spec import config as config_module
-from parallelbench.spec.config import run_id
+from parallelbench.spec import identity
+from parallelbench.spec.identity import run_id
 from parallelbench.store import folder as folder_module
 from parallelbench.store import records
 from tests.analysis import factory
@@ -45,7 +45,7 @@ def test_run_ids_are_those_of_the_release_before(overrides: tuple[str, ...]) -> 
 
 
 def test_another_meaning_of_configurations_is_another_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(config_module, "CONFIGURATION_VERSION", config_module.CONFIGURATION_VERSION + 1)
+    monkeypatch.setattr(identity, "CONFIGURATION_VERSION", identity.CONFIGURATION_VERSION + 1)
     assert run_id(configured(*TINY)) != OF_A_RELEASE[TINY]
 
 

@@ -18,7 +18,7 @@ import analysis
 from analysis import load, per_run, summary
 from analysis.reader import table_schema
 from parallelbench.errors import ConfigError
-from parallelbench.spec.config import run_id
+from parallelbench.spec.identity import run_id
 from parallelbench.store.folder import RunFolder
 from parallelbench.store.records import TABLES
 from tests.analysis.factory import Fake, begin, config, failed, foreign, published, write_epochs

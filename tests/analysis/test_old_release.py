@@ -18,7 +18,7 @@ from analysis import load, per_run, summary
 from analysis.figures import draw
 from analysis.report import Drawn, render
 from launch.states import glance
-from parallelbench.spec.config import run_id
+from parallelbench.spec.identity import run_id
 from parallelbench.store.folder import find_runs
 from tests.analysis.factory import config, published
 

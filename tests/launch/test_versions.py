@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from parallelbench.spec.config import CONFIGURATION_VERSION
+from parallelbench.spec.identity import CONFIGURATION_VERSION
 from parallelbench.store.folder import file_sha256, find_runs
 from parallelbench.store.records import TABLES_VERSION
 from tests.faults import fault
