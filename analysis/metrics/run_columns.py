@@ -4,12 +4,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from parallelbench.store.columns import Column, Over, Show
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 PER_EPOCH = (
     Column(
@@ -36,15 +31,10 @@ _SEVERAL = "the run did not finish, or in several attempts, each of which starte
 _NOT_COUNTED = "not counted on every rank"
 
 
-def _kinds(who: str) -> Iterator[Column]:
-    whole = f"bytes_sent_per_step_{who}"
-    for kind, what in (
-        ("gradient", "gradients"),
-        ("activation", "activations and their gradients"),
-        ("parameter", "parameters and buffers"),
-    ):
-        name, meaning = f"{kind}_{whole}", f"{what} among {whole}"
-        yield Column(name, "float64", meaning, "bytes", null=_NOT_COUNTED, repeats=Over.MEDIAN)
+def _kind(name: str, what: str) -> Column:
+    return Column(
+        name, "float64", f"{what} among {name.partition('_')[2]}", "bytes", null=_NOT_COUNTED, repeats=Over.MEDIAN
+    )
 
 
 PER_RUN = (
@@ -149,7 +139,9 @@ PER_RUN = (
         show=Show.SENT,
         brief="sent\nMiB",
     ),
-    *_kinds("sum"),
+    _kind("gradient_bytes_sent_per_step_sum", "gradients"),
+    _kind("activation_bytes_sent_per_step_sum", "activations and their gradients"),
+    _kind("parameter_bytes_sent_per_step_sum", "parameters and buffers"),
     Column(
         "bytes_sent_per_step_busiest",
         "float64",
@@ -161,7 +153,9 @@ PER_RUN = (
         tables=("runs",),
         show=Show.SENT,
     ),
-    *_kinds("busiest"),
+    _kind("gradient_bytes_sent_per_step_busiest", "gradients"),
+    _kind("activation_bytes_sent_per_step_busiest", "activations and their gradients"),
+    _kind("parameter_bytes_sent_per_step_busiest", "parameters and buffers"),
     Column(
         "gpu_energy_per_sample_j",
         "float64",
