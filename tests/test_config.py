@@ -311,7 +311,7 @@ def refusal(node: Any) -> str:
         "parallelbench.spec.structure.structure",
         "parallelbench.store.folder.os.system",
         "parallelbench.spec.config.importlib.import_module",
-        "parallelbench.models.base.Model",
+        "parallelbench.models.model.Model",
         "parallelbench.strategies.ddp.Ddp",
         "parallelbench.models.nothing.Here",
         "parallelbench.models.cnn.Nothing",
