@@ -52,7 +52,7 @@ class Curve(NamedTuple):
 def steps(runs: Runs) -> pl.DataFrame:
     """Of every batch and repeat, the fewest steps to the highest target that all batches of its curve reach.
 
-    Columns: panel, target, x (the batch), repeat, steps_to_accuracy. It rests on no clock, so runs on shared cores are in it.
+    Columns: panel, target, x (the batch), repeat, steps_to_accuracy. It rests on no clock: runs on shared cores count.
     """
     labels = groups_across(runs, _ROOTS)
     trained = facts(runs).filter((pl.col("outcome") == "ok") & (pl.col("state") == "done"))
