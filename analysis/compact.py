@@ -1,8 +1,8 @@
 """The compacted copy of a sweep's results: one file instead of several per run, so that thousands of runs load fast.
 
-The copy is a cache. A run is read from it only while the files of its `result/` have the name, size, time and inode that
-they had when they were copied; every other run is read from its own folder. So an old, damaged or missing copy costs
-time, never correctness. It is written under a temporary name and renamed; in a read-only folder or on a full disk
+The copy is a cache. A run is read from it only while the files of its `result/` have the name, size, time and inode
+that they had when they were copied; every other run is read from its own folder. So an old, damaged or missing copy
+costs time, never correctness. It is written under a temporary name and renamed; in a read-only folder or on a full disk
 loading works without it.
 """
 
@@ -227,7 +227,7 @@ def open_copy(home: Path) -> Copy | None:
 
 
 def fingerprint(result: str) -> tuple[str, float] | None:
-    """A text that changes with any file of a result, and the Unix time of the youngest file, s; None: there is no result."""
+    """A text that changes with any file of a result, and the youngest file's Unix time, s; None without a result."""
     try:
         with os.scandir(result) as entries:
             stats = [(entry.name, entry.stat()) for entry in entries]
