@@ -199,8 +199,7 @@ def bars(
             color="black", thickness=3, opacity=1, height={"band": 0.95}
         )
         marks.insert(1, line.encode(x=alt.X(f"{goal}:Q", title=unit), y=y, tooltip=[tooltip[0], f"{goal}:Q"]))
-    order = list(data["panel"].unique(maintain_order=True))
-    return panels(alt.layer(*marks), order, title=title, own_axes=True)
+    return panels(alt.layer(*marks), list(data["panel"].unique(maintain_order=True)), title=title, own_axes=True)
 
 
 def names_axis(data: pl.DataFrame) -> alt.Y:
