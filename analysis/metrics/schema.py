@@ -58,7 +58,7 @@ def repeated_columns() -> tuple[Column, ...]:
 def summary_columns() -> tuple[Column, ...]:
     """The columns of `summary`; a median's meaning says that it is one."""
     repeated = [_over_repeats(column) for column in repeated_columns()]
-    return _ordered((*repeated, *PER_CONFIGURATION), _IDENTITY)
+    return _ordered((*repeated, *PER_CONFIGURATION), _SUMMARY_FIRST)
 
 
 def _over_repeats(column: Column) -> Column:
@@ -69,13 +69,13 @@ def _over_repeats(column: Column) -> Column:
     return replace(column, meaning=meaning, type="float64" if fractional else column.type)
 
 
-_IDENTITY = (
+_SUMMARY_FIRST = (
     *("group", "configuration", "variant", "strategy", "devices", "nodes", "scaling"),
     *("outcomes", "runs", "repeats", "steady_epoch_time_s", "speed_up", "speed_up_low", "speed_up_high"),
     *("speed_up_pairs", "verdict", "efficiency", "efficiency_with_startup"),
 )
 """The first columns of `summary`."""
-_RUN_FIRST = ("slug", "outcome", "reason", "left_out", "repeat", "attempt")
+_RUNS_FIRST = ("slug", "outcome", "reason", "left_out", "repeat", "attempt")
 """The first columns of the page's table of runs."""
 
 
@@ -91,7 +91,7 @@ def tables_columns() -> dict[str, tuple[Column, ...]]:
 
 def page_columns(table: Place) -> tuple[Column, ...]:
     """The columns of a table of the report's page."""
-    columns = _ordered(facts_columns(), _RUN_FIRST) if table == "runs" else summary_columns()
+    columns = _ordered(facts_columns(), _RUNS_FIRST) if table == "runs" else summary_columns()
     return tuple(column for column in columns if column.heading and table in column.tables)
 
 
