@@ -191,6 +191,12 @@ def test_every_name_is_found_where_it_is_declared_and_computed() -> None:
         assert not is_formula or column.name in computed, column.name
 
 
+def test_the_first_columns_of_the_pages_tables_exist() -> None:
+    for table, names in schema_module.FIRST.items():
+        known = facts_columns() if table == "runs" else summary_columns()
+        assert set(names) <= {column.name for column in known}
+
+
 def test_only_measured_columns_are_published() -> None:
     fields = [field for table in TABLES for field in schema(table)]
     assert not {column.name for column in declared()} & {field.name for field in fields} - IDENTITY
