@@ -180,27 +180,27 @@ class _Version(argparse.Action):
 
 
 def _verbs() -> dict[str, Callable[[argparse.Namespace], int]]:
-    from launch import planning, results, verbs
-    from launch.extension import extension
+    from launch.sweep.extension import extension
+    from launch.verbs import planning, results, starting
 
     def configured(verb: Callable[..., int]) -> Callable[[argparse.Namespace], int]:
         return lambda options: verb(options.overrides, extension(options.conf, options.plugin))
 
     return {
-        "run": configured(verbs.run),
+        "run": configured(starting.run),
         "show": configured(planning.show),
         "plan": configured(planning.plan),
-        "tune": configured(verbs.tune),
-        "submit": lambda options: verbs.submit(
+        "tune": configured(starting.tune),
+        "submit": lambda options: starting.submit(
             options.overrides,
             extension(options.conf, options.plugin),
             retry=options.retry,
             max_gpu_hours=options.max_gpu_hours,
         ),
-        "prepare": configured(verbs.prepare_data),
-        "status": lambda options: verbs.status(options.folder, watch=options.watch, every=options.all),
-        "cancel": lambda options: verbs.cancel(options.folder),
-        "logs": lambda options: verbs.logs(options.folder),
+        "prepare": configured(starting.prepare_data),
+        "status": lambda options: starting.status(options.folder, watch=options.watch, every=options.all),
+        "cancel": lambda options: starting.cancel(options.folder),
+        "logs": lambda options: starting.logs(options.folder),
         "report": lambda options: results.report(options.folder, extension(None, options.plugin), out=options.out),
         "claims": lambda options: results.claims(
             options.folder, options.names, extension(None, options.plugin), file=options.file
@@ -212,7 +212,7 @@ def _verbs() -> dict[str, Callable[[argparse.Namespace], int]]:
             across=options.across,
             fail_if_slower=options.fail_if_slower,
         ),
-        "doctor": lambda options: verbs.doctor(options.overrides, bandwidth=options.bandwidth),
+        "doctor": lambda options: starting.doctor(options.overrides, bandwidth=options.bandwidth),
     }
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import msgspec
 
-from launch.compose import group_choices
 from launch.sweep import one_run
+from launch.sweep.compose import group_choices
 from parallelbench.errors import ConfigError
 from parallelbench.spec.check import check_run
 from parallelbench.spec.config import SCHEMA_VERSION, RunConfig

@@ -19,8 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import parallelbench
-from launch.compose import group_choices
 from launch.sweep import one_run
+from launch.sweep.compose import group_choices
 from parallelbench.errors import ConfigError, choices, one_line
 from parallelbench.spec.config import (
     COMPONENTS,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from launch.compose import group_choices
+from launch.sweep.compose import group_choices
 from parallelbench.data.loader import BatchLoader
 from parallelbench.data.torch_loaders import _Samples
 from parallelbench.probes.workers import WorkerProbe

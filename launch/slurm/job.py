@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from launch import processes
-from launch.outcome import publish_if_finished
+from launch.attempt import processes
+from launch.attempt.outcome import publish_if_finished
+from launch.attempt.supervise import Interrupted, stoppable, supervise
+from launch.attempt.warm_workers import WarmWorkers
 from launch.slurm import record, scheduler
 from launch.slurm.rendezvous import POLL_S, join, offer
 from launch.states import saved
-from launch.supervise import Interrupted, stoppable, supervise
-from launch.warm import WarmWorkers
 from parallelbench.errors import ConfigError, StorageError
 from parallelbench.rank.devices import this_machine
 from parallelbench.rank.worker import RankError

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import psutil
 
-from launch.command import Rendezvous
+from launch.attempt.command import Rendezvous
 from launch.slurm.record import private
 from parallelbench.store.durable import write_file
 

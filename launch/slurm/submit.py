@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from launch.command import plugin_of
-from launch.local import Prepared, check_data, check_writable
+from launch.attempt.command import plugin_of
+from launch.local.local_launcher import Prepared, check_data, check_writable
 from launch.slurm import job, record, scheduler
 from launch.slurm.hours import Hours, most_seconds
 from launch.slurm.queue import track

@@ -22,7 +22,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launch.compose import group_choices
+from launch.sweep.compose import group_choices
 from parallelbench.data import arrow as arrow_module
 from parallelbench.data.arrow import convert, open_arrays
 from parallelbench.data.base import Arrays, Data

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.command import MALLOC, command_line, environment
+from launch.attempt.command import MALLOC, command_line, environment
 from tests.helpers import configured
 
 

@@ -16,8 +16,8 @@ from launch.slurm.queue import RunStatus, Tracker
 from launch.slurm.record import Submission
 from launch.slurm.scheduler import QueuedJob
 from launch.slurm.shape import slurm
-from launch.status import ALIKE, Entry, Overview, _hours, rendered
 from launch.sweep import one_run
+from launch.verbs.overview import ALIKE, Entry, Overview, _hours, rendered
 from parallelbench.store.attempt import Attempt, Outcome, OutcomeName
 from parallelbench.store.folder import RunFolder, State
 from tests.helpers import TINY

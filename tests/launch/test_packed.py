@@ -20,11 +20,11 @@ from analysis.compare import left_out
 from analysis.load import load
 from analysis.notes import warnings
 from analysis.summary import summary
-from launch import processes
-from launch.command import environment
+from launch.attempt import processes
+from launch.attempt.command import environment
+from launch.attempt.warm_workers import WarmWorkers, _Parent
 from launch.slurm.submit import batches, prepare_for_site
 from launch.sweep import expand, one_run
-from launch.warm import WarmWorkers, _Parent
 from parallelbench.errors import ConfigError
 from parallelbench.rank.warm import PRELOADED, unforkable
 from parallelbench.store.folder import RunFolder, find_runs

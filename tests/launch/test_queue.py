@@ -13,8 +13,8 @@ from launch.slurm import record, scheduler
 from launch.slurm.job import Job
 from launch.slurm.queue import RunStatus, Tracker, track
 from launch.slurm.scheduler import QueuedJob
+from launch.slurm.slurm_launcher import cancel
 from launch.slurm.submit import not_wanted
-from launch.slurm.verbs import cancel
 from parallelbench.errors import StorageError
 from parallelbench.store.attempt import OUTCOMES, Outcome, OutcomeName
 from parallelbench.store.folder import RunFolder, State

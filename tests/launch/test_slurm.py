@@ -12,16 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from launch.doctor import file_system
-from launch.local import Prepared
+from launch.local.local_launcher import Prepared
 from launch.slurm import scheduler
 from launch.slurm.hours import Hours
 from launch.slurm.scheduler import Partition
 from launch.slurm.shape import batch_parameters, shape_of, slurm
 from launch.slurm.site import gpus_in, refusals, warnings
+from launch.slurm.slurm_launcher import show_plan
 from launch.slurm.submit import batch_script, batches, prepare_for_site
-from launch.slurm.verbs import show_plan
 from launch.sweep import PlannedRun, expand, one_run
+from launch.verbs.doctor import file_system
 from parallelbench.errors import ConfigError
 from parallelbench.store.folder import RunFolder
 from tests.launch.fake_slurm import DONE, MISSING, ON_SITE, FakeSlurm, run_of, submission

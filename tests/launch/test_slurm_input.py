@@ -13,7 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from launch.slurm import scheduler, verbs
+from launch.slurm import scheduler
+from launch.slurm import slurm_launcher as verbs
 from launch.slurm.submit import batch_script, batches, prepare_for_site
 from launch.sweep import PlannedRun
 from parallelbench.cli import main

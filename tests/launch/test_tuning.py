@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launch import tuning
 from launch.sweep import PlannedRun, expand
-from launch.tuning import Choice, applied, open_keys, read, stages, tuned, work_of, worth
+from launch.tuning import choices as tuning
+from launch.tuning.choices import Choice, applied, open_keys, read, stages, tuned, work_of, worth
 from parallelbench.cli import main
 from parallelbench.errors import ConfigError
 from parallelbench.rank.tuning import FIRST_LOSS_TOLERANCE, GAIN, LOSS_TOLERANCE, Findings, Trial, patched, search

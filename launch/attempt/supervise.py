@@ -8,8 +8,8 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
-from launch.outcome import interrupted, judge, publish_if_finished, stopped
-from launch.processes import Process, Start, end, start
+from launch.attempt.outcome import interrupted, judge, publish_if_finished, stopped
+from launch.attempt.processes import Process, Start, end, start
 from parallelbench.errors import StorageError, SupersededError
 from parallelbench.store.attempt import HEARTBEAT_S
 from parallelbench.store.durable import storage_errors
@@ -18,7 +18,7 @@ from parallelbench.store.journal import read_entries
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from launch.command import Rendezvous
+    from launch.attempt.command import Rendezvous
     from parallelbench.spec.config import RunConfig
     from parallelbench.store.attempt import Attempt, Outcome
     from parallelbench.store.folder import RunFolder

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 import msgspec
 from rich.markup import escape
 
-from launch.compose import group_choices
-from launch.listing import listing
 from launch.states import states_of
 from launch.sweep import expand, one_run
-from launch.terminal import console, say
-from launch.varying import varying
+from launch.sweep.compose import group_choices
+from launch.sweep.varying import varying
+from launch.verbs.console import console, say
+from launch.verbs.listing import listing
 from parallelbench.errors import ConfigError
 from parallelbench.spec.config import run_id, to_mapping
 from parallelbench.store.folder import RunFolder
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from launch.compose import Extension
-    from launch.local import Prepared
+    from launch.local.local_launcher import Prepared
     from launch.sweep import PlannedRun
+    from launch.sweep.compose import Extension
     from parallelbench.spec.config import RunConfig
     from parallelbench.store.folder import State
 
@@ -61,7 +61,7 @@ def plan(overrides: Sequence[str], extension: Extension) -> int:
         console().print(line, highlight=False, soft_wrap=True)
     accepted = True
     if prepared and is_slurm(runs[0]):
-        from launch.slurm.verbs import show_plan
+        from launch.slurm.slurm_launcher import show_plan
 
         accepted = show_plan(prepared, found, console())
     return 0 if accepted and len(prepared) == len(runs) else 2
@@ -114,7 +114,7 @@ def _as_tuned(plan: list[PlannedRun]) -> list[PlannedRun]:
     """The plan with what was chosen before; says where nothing was yet."""
     if not any(planned.tune for planned in plan):
         return plan
-    from launch.tuning import tuned, untried
+    from launch.tuning.choices import tuned, untried
 
     if waiting := untried(plan):
         who = (
@@ -137,7 +137,7 @@ def _checked(runs: Sequence[PlannedRun]) -> list[Prepared | ConfigError]:
 
 
 def _describe(state: State) -> str:
-    from launch.status import styled
+    from launch.verbs.overview import styled
 
     reason = f": {escape(state.outcome.reason)}" if state.outcome and state.outcome.outcome != "ok" else ""
     again = ", will run again" if state.state == "failed" and state.to_run else ""
@@ -150,7 +150,7 @@ def preparer(planned: PlannedRun) -> Callable[[PlannedRun], Prepared]:
         from launch.slurm.submit import prepare_for_site
 
         return prepare_for_site
-    from launch.local import prepare_here
+    from launch.local.local_launcher import prepare_here
     from parallelbench.rank.devices import this_machine
 
     return partial(prepare_here, machine=this_machine())

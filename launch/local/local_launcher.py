@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from launch.command import plugin_of
-from launch.outcome import judge, publish_if_finished
-from launch.supervise import Interrupted, stoppable, supervise
-from launch.warm import WarmWorkers
+from launch.attempt.command import plugin_of
+from launch.attempt.outcome import judge, publish_if_finished
+from launch.attempt.supervise import Interrupted, stoppable, supervise
+from launch.attempt.warm_workers import WarmWorkers
 from parallelbench.errors import ConfigError, StorageError
 from parallelbench.rank.devices import this_machine
 from parallelbench.spec.check import check_run
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from launch.progress import Display, RunWatcher
+    from launch.local.progress import Display, RunWatcher
     from launch.sweep import PlannedRun
     from parallelbench.rank.devices import Machine
     from parallelbench.spec.config import RunConfig

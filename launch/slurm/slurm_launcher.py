@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from launch.local import Prepared
+    from launch.local.local_launcher import Prepared
     from launch.slurm.limits import Allowed
     from launch.slurm.queue import RunStatus
     from launch.slurm.scheduler import Partition

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from launch.compose import (
+from launch.sweep.compose import (
     NOTHING,
     Extension,
     Plain,

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from launch import processes
-from launch.command import environment, plugin_of
+from launch.attempt import processes
+from launch.attempt.command import environment, plugin_of
 from parallelbench.rank.warm import MESSAGE_BYTES, Answer, Ended, Order, Started
 from parallelbench.rank.worker import WATCHED_BY
 
 if TYPE_CHECKING:
-    from launch.command import Rendezvous
-    from launch.processes import Process
+    from launch.attempt.command import Rendezvous
+    from launch.attempt.processes import Process
     from parallelbench.spec.config import RunConfig
     from parallelbench.store.attempt import Attempt
     from parallelbench.store.folder import RunFolder

@@ -1,6 +1,6 @@
 """`doctor --bandwidth`: all-reduces between nodes, one rank on each, as a short job that is waited for.
 
-Executed on the nodes as `python -m launch.slurm.bandwidth FOLDER DEVICE INTERFACE`; the probe's rank 0 prints JSON.
+On the nodes: `python -m launch.slurm.node_bandwidth FOLDER DEVICE INTERFACE`; rank 0 of the probe prints JSON.
 """
 
 from __future__ import annotations
@@ -80,7 +80,14 @@ def command(run: RunConfig, device_type: str, folder: Path) -> list[str]:
     if not shape.gpus_per_node:
         del options["gpus-per-node"]
     flags = [f"--{key}={value}" for key, value in options.items() if value is not None]
-    program = [sys.executable, "-m", "launch.slurm.bandwidth", str(folder), device_type, site.network_interface or ""]
+    program = [
+        sys.executable,
+        "-m",
+        "launch.slurm.node_bandwidth",
+        str(folder),
+        device_type,
+        site.network_interface or "",
+    ]
     script = "\n".join([*setup_lines(site), f"exec {shlex.join(program)}"])
     return ["srun", *flags, "bash", "-c", script]
 

@@ -9,11 +9,11 @@ import subprocess
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
-from launch.command import command_line, environment, plugin_of
+from launch.attempt.command import command_line, environment, plugin_of
 from parallelbench.rank.worker import WATCHED_BY
 
 if TYPE_CHECKING:
-    from launch.command import Rendezvous
+    from launch.attempt.command import Rendezvous
     from parallelbench.spec.config import RunConfig
     from parallelbench.store.attempt import Attempt
     from parallelbench.store.folder import RunFolder

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launch.terminal import console, existing
+from launch.verbs.console import console, existing
 from parallelbench.errors import ConfigError
 from parallelbench.store.folder import instead_of
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from analysis import Comparison
-    from launch.compose import Extension
+    from launch.sweep.compose import Extension
 
 
 def report(folder: str, extension: Extension, *, out: str | None) -> int:

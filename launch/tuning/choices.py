@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from launch.command import environment, plugin_of
-from launch.compose import compose_plain, group_choices, resolve
-from launch.local import check_data
-from launch.processes import before_the_program
-from launch.sweep import PlannedRun, single
+from launch.attempt.command import environment, plugin_of
+from launch.attempt.processes import before_the_program
+from launch.local.local_launcher import check_data
+from launch.sweep.compose import compose_plain, group_choices, resolve
+from launch.sweep.expansion import PlannedRun, single
 from parallelbench.errors import ConfigError, one_line
 from parallelbench.rank.devices import this_machine
 from parallelbench.rank.tuning import Findings, Order, Patch, patched

@@ -11,13 +11,13 @@ from rich.console import Group
 from rich.markup import escape
 from rich.text import Text
 
-from launch.listing import listing
 from launch.slurm.hours import Hours, left, used
 from launch.slurm.queue import WAITING, RunStatus, Tracker, track
 from launch.slurm.record import FOLDER as SUBMISSIONS
 from launch.slurm.record import submissions
 from launch.slurm.scheduler import SchedulerError
-from launch.varying import overrides_of, varying
+from launch.sweep.varying import overrides_of, varying
+from launch.verbs.listing import listing
 from parallelbench.errors import ConfigError
 from parallelbench.store.journal import read_entries
 

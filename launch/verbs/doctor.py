@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from launch.compose import group_choices
 from launch.slurm import scheduler, site
 from launch.sweep import one_run
+from launch.sweep.compose import group_choices
 from parallelbench.rank.devices import cpu_name, this_machine
 from parallelbench.spec.launchers import prepare_line
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 from rich.live import Live
 from rich.table import Table
 
-from launch.planning import is_slurm, preparer
 from launch.states import begin_again, states_below
 from launch.sweep import expand, one_run
-from launch.terminal import console, existing, say
+from launch.verbs.console import console, existing, say
+from launch.verbs.planning import is_slurm, preparer
 from parallelbench.errors import ConfigError, choices
 from parallelbench.store.attempt import OUTCOMES, PUBLISHED
 from parallelbench.store.folder import RunFolder, instead_of
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from launch.compose import Extension
-    from launch.local import Prepared
+    from launch.local.local_launcher import Prepared
     from launch.sweep import PlannedRun
+    from launch.sweep.compose import Extension
     from parallelbench.store.folder import State
 
 EXIT_FAILED, EXIT_INTERRUPTED = 1, 130
@@ -50,7 +50,7 @@ def submit(overrides: Sequence[str], extension: Extension, *, retry: str | None,
     """Run what is missing of a sweep, here or by Slurm."""
     again, plan = _outcomes(retry), _tuned(expand(overrides, extension))
     if is_slurm(plan[0]):
-        from launch.slurm.verbs import submit_all
+        from launch.slurm.slurm_launcher import submit_all
 
         return submit_all(_prepared(plan), console(), retry=again, max_gpu_hours=max_gpu_hours)
     if max_gpu_hours is not None:
@@ -60,7 +60,7 @@ def submit(overrides: Sequence[str], extension: Extension, *, retry: str | None,
 
 def tune(overrides: Sequence[str], extension: Extension) -> int:
     """Try settings here, and keep what is fastest for `submit … tune=true` of the same sweep; trains nothing else."""
-    from launch.tuning import try_out_here, tuned
+    from launch.tuning.choices import try_out_here, tuned
 
     plan = [replace(planned, tune=True) for planned in expand(overrides, extension)]
     _prepared(plan)
@@ -73,7 +73,7 @@ def _tuned(plan: list[PlannedRun]) -> list[PlannedRun]:
     """The plan with what a trial chooses, where it asks for one."""
     if not any(planned.tune for planned in plan):
         return plan
-    from launch.tuning import known, try_out_here, tuned
+    from launch.tuning.choices import known, try_out_here, tuned
 
     if is_slurm(plan[0]):
         return known(plan)
@@ -82,7 +82,7 @@ def _tuned(plan: list[PlannedRun]) -> list[PlannedRun]:
 
 
 def _prepared(plan: Sequence[PlannedRun]) -> list[Prepared]:
-    from launch.local import prepare
+    from launch.local.local_launcher import prepare
 
     return prepare(plan, preparer(plan[0]))
 
@@ -98,9 +98,9 @@ def _outcomes(text: str | None) -> frozenset[str]:
 
 
 def _submit_here(prepared: Sequence[Prepared], *, retry: frozenset[str]) -> int:
-    from launch.local import submit as submit_local
-    from launch.progress import Display
-    from launch.supervise import Interrupted
+    from launch.attempt.supervise import Interrupted
+    from launch.local.local_launcher import submit as submit_local
+    from launch.local.progress import Display
 
     try:
         states = submit_local(prepared, Display(console()), retry=retry)
@@ -115,7 +115,7 @@ def _submit_here(prepared: Sequence[Prepared], *, retry: frozenset[str]) -> int:
 
 def status(folder: str, *, watch: bool, every: bool) -> int:
     """The state of the runs below a folder; `watch`: again and again, until nothing is to come; `every`: all rows."""
-    from launch.status import overview, rendered
+    from launch.verbs.overview import overview, rendered
 
     root, pause_s = existing(folder), WATCH_PAUSE_S
     view = overview(_states(root))
@@ -141,7 +141,7 @@ def _states(root: Path) -> list[tuple[RunFolder, State]]:
 def cancel(folder: str) -> int:
     """End the jobs of the sweeps below a folder."""
     from launch.slurm.record import FOLDER
-    from launch.slurm.verbs import cancel as cancel_jobs
+    from launch.slurm.slurm_launcher import cancel as cancel_jobs
 
     root = existing(folder)
     sweeps = [path.parent for pattern in (FOLDER, f"*/{FOLDER}") for path in sorted(root.glob(pattern))]
@@ -152,7 +152,7 @@ def cancel(folder: str) -> int:
 
 def logs(folder: str) -> int:
     """What the latest attempt of a run printed, and its job."""
-    from launch.slurm.verbs import job_logs
+    from launch.slurm.slurm_launcher import job_logs
 
     path = existing(folder).absolute()
     if not (path / "config.yaml").exists():
@@ -180,11 +180,11 @@ def prepare_data(overrides: Sequence[str], extension: Extension) -> int:
 
 def doctor(overrides: Sequence[str], *, bandwidth: bool) -> int:
     """What this machine and its cluster have; `bandwidth`: instead, how fast the cluster's nodes exchange data."""
-    from launch import doctor as here
+    from launch.verbs import doctor as here
 
     found = here.findings()
     if bandwidth:
-        from launch.slurm import bandwidth as between_nodes
+        from launch.slurm import node_bandwidth as between_nodes
 
         found = between_nodes.findings(
             one_run(["launcher=slurm", "strategy=ddp", "nodes=2", "devices=2", *overrides]).run
