@@ -37,11 +37,12 @@ class Rendezvous:
     """Names this start of this job: another job's processes that come to the same port by mistake are turned away."""
 
 
-def command_line(
-    run_dir: Path, attempt: int, processes: int, plugin: Sequence[str] = (), rendezvous: Rendezvous | None = None
-) -> list[str]:
-    """One process directly; several through torchrun, which on one machine picks a free port by itself."""
-    worker = ["-m", "parallelbench.rank.worker", str(run_dir), str(attempt), *plugin]
+def command_line(arguments: Sequence[str], processes: int, rendezvous: Rendezvous | None = None) -> list[str]:
+    """One process directly; several through torchrun, which on one machine picks a free port by itself.
+
+    `arguments` are those of `parallelbench.rank.worker`.
+    """
+    worker = ["-m", "parallelbench.rank.worker", *arguments]
     if processes == 1:
         return [sys.executable, *worker]
     if rendezvous is None:
@@ -100,7 +101,8 @@ def threads_per_process(run: RunConfig, device_type: str, cores: int) -> int:
 
 def plugin_of(run: RunConfig) -> list[str]:
     """The package outside the suite that the run's classes come from, and the folder it is in; empty: none."""
-    packages = {type(getattr(run, key)).__module__.partition(".")[0] for key in COMPONENTS} - {"parallelbench"}
+    parts = [*COMPONENTS, "launcher"]
+    packages = {type(getattr(run, key)).__module__.partition(".")[0] for key in parts} - {"parallelbench"}
     if not packages:
         return []
     (package,) = packages

@@ -1,4 +1,8 @@
-"""Start the training processes of several runs, one after the other, by forking processes that have imported torch."""
+"""Start the training processes of several runs, one after the other, by forking processes that have imported torch.
+
+multiprocessing's forkserver would not do: it has one environment for all runs, a child of it outlives a supervisor
+that is killed, and it starts a third process.
+"""
 
 from __future__ import annotations
 
@@ -13,23 +17,21 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from launch.attempt import processes
-from launch.attempt.command import environment, plugin_of
-from parallelbench.rank.warm import MESSAGE_BYTES, Answer, Ended, Order, Started
+from launch.attempt.command import environment
+from parallelbench.rank.warm import MESSAGE_BYTES, ForkRequest
 from parallelbench.rank.worker import WATCHED_BY
 
 if TYPE_CHECKING:
-    from launch.attempt.command import Rendezvous
-    from launch.attempt.processes import Process
-    from parallelbench.spec.config import RunConfig
-    from parallelbench.store.attempt import Attempt
-    from parallelbench.store.folder import RunFolder
+    from launch.attempt.processes import Process, Training
+
+_GONE = "the warm process has ended"
 
 
 class WarmWorkers:
     """One warm process for each environment that runs need: what a library reads when it is loaded holds for its forks.
 
-    A context; at its end the warm processes are gone. `start` takes the place of `processes.start`, and leaves the
-    runs to it that are not packed.
+    A context; at its end the warm processes are gone. `start` replaces `processes.start`, and calls it for runs that
+    are not packed.
     """
 
     def __init__(self) -> None:
@@ -43,45 +45,32 @@ class WarmWorkers:
             parent.close()
         self._parents.clear()
 
-    def start(
-        self,
-        folder: RunFolder,
-        run: RunConfig,
-        attempt: Attempt,
-        *,
-        device_type: str,
-        log: Any,
-        rendezvous: Rendezvous | None = None,
-    ) -> Process:
+    def start(self, training: Training, log: Any) -> Process:
         """Start the processes of a run; cold ones, too, where a warm process can't be forked."""
-        refusal = self._fork(folder, run, attempt, device_type, log) if run.launcher.packed else None
+        refusal = self._fork(training) if training.run.launcher.packed else None
         if isinstance(refusal, WarmProcess):
             return refusal
         if refusal is not None:
-            print(f"parallelbench: {folder.path.name} is started cold: {refusal}", flush=True)
-        return processes.start(folder, run, attempt, device_type=device_type, log=log, rendezvous=rendezvous)
+            print(f"parallelbench: {training.folder.path.name} is started cold: {refusal}", flush=True)
+        return processes.start(training, log)
 
-    def _fork(
-        self, folder: RunFolder, run: RunConfig, attempt: Attempt, device_type: str, log: Any
-    ) -> WarmProcess | str:
+    def _fork(self, training: Training) -> WarmProcess | str:
         """The processes of one run, or why they can't be forked."""
-        variables = environment(run, device_type, os.environ, cores=len(os.sched_getaffinity(0)))
+        variables = environment(training.run, training.device_type, os.environ, cores=len(os.sched_getaffinity(0)))
         variables[WATCHED_BY] = str(os.getpid())
         key = tuple(sorted(variables.items()))
         if key not in self._parents or not self._parents[key].alive():
             self._parents[key] = _Parent(variables)
-        order = Order(
-            arguments=[str(folder.path.resolve()), str(attempt.number), *plugin_of(run)],
-            processes=run.strategy.processes(run, device_type),
-        )
-        return self._parents[key].start(order, log)
+        log = str(training.attempt.log.resolve())
+        request = ForkRequest(arguments=training.arguments, processes=training.processes, log=log)
+        return self._parents[key].start(request)
 
 
 class _Parent:
     """The warm process that ranks are forked from."""
 
     def __init__(self, variables: dict[str, str]) -> None:
-        self._orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "parallelbench.rank.warm", str(theirs.fileno())],
@@ -95,32 +84,40 @@ class _Parent:
     def alive(self) -> bool:
         return self.process.poll() is None
 
-    def start(self, order: Order, log: Any) -> WarmProcess | str:
+    def start(self, request: ForkRequest) -> WarmProcess | str:
         """The processes of one run, or why they can't be forked."""
-        answers, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            try:
-                socket.send_fds(self._orders, [msgspec.json.encode(order)], [log.fileno(), theirs.fileno()])
-            except BrokenPipeError:
-                return "the warm process has ended"
-        answer = _decoded(answers.recv(MESSAGE_BYTES))
-        if isinstance(answer, Started):
-            return WarmProcess(answer.pid, answers, self.process)
-        answers.close()
-        return answer.reason if answer is not None and not isinstance(answer, Ended) else "the warm process has ended"
+        try:
+            self._socket.send(msgspec.json.encode(request))
+        except ConnectionError:
+            return _GONE
+        answer = self.answer(0)
+        return WarmProcess(answer, self) if isinstance(answer, int) else answer or _GONE
+
+    def answer(self, flags: int) -> int | str | None:
+        """Its next answer; None where the process has ended instead."""
+        try:
+            content = self._socket.recv(MESSAGE_BYTES, flags)
+        except ConnectionError:
+            content = b""
+        answer: int | str | None = msgspec.json.decode(content, type=int | str) if content else None
+        return answer
+
+    def answers_within(self, timeout_s: float | None) -> bool:
+        """Whether there is an answer, or the process has ended, before so many seconds are over; None: wait for it."""
+        return bool(select.select([self._socket], [], [], timeout_s)[0])
 
     def close(self) -> None:
-        self._orders.close()
+        self._socket.close()
         processes.end(self.process)
 
 
 class WarmProcess:
-    """The processes of one run, as `subprocess.Popen` shows those that it starts."""
+    """The processes of one run, with the methods of `subprocess.Popen` that a supervisor needs."""
 
-    def __init__(self, pid: int, answers: socket.socket, parent: subprocess.Popen[bytes]) -> None:
+    def __init__(self, pid: int, parent: _Parent) -> None:
         self.pid = pid
         self.returncode: int | None = None
-        self._answers, self._parent = answers, parent
+        self._parent = parent
 
     def poll(self) -> int | None:
         """The exit code; None while it runs."""
@@ -131,20 +128,11 @@ class WarmProcess:
     def wait(self, timeout: float | None = None) -> int:
         """Wait for the end; raises `subprocess.TimeoutExpired`."""
         if self.returncode is None:
-            ready, _, _ = select.select([self._answers], [], [], timeout)
-            if not ready:
+            if not self._parent.answers_within(timeout):
                 raise subprocess.TimeoutExpired("parallelbench.rank.warm", timeout or 0.0)
-            # Left in the socket: should a signal interrupt this line, the answer is still there for the next call.
-            answer = _decoded(self._answers.recv(MESSAGE_BYTES, socket.MSG_PEEK))
-            if isinstance(answer, Ended):
-                self.returncode = answer.returncode
-            else:  # the warm process is gone, and with it all that it had forked
-                self.returncode = self._parent.wait() or 1
-            self._answers.close()
+            # Taken only once it is noted: should a signal interrupt this line, the next call still finds the answer.
+            code = self._parent.answer(socket.MSG_PEEK)
+            # Without an answer the warm process is gone, and with it all that it had forked.
+            self.returncode = code if isinstance(code, int) else self._parent.process.wait() or 1
+            self._parent.answer(0)
         return self.returncode
-
-
-def _decoded(content: bytes) -> Answer | None:
-    """None where the socket was closed instead."""
-    answer: Answer | None = msgspec.json.decode(content, type=Answer) if content else None
-    return answer

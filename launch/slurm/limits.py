@@ -15,7 +15,7 @@ from launch.slurm.shape import slurm
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from launch.slurm.submit import Batch
+    from launch.slurm.submit import JobGroup
     from parallelbench.spec.launchers import Site
 
 _ASSOCIATION = ("Cluster", "DefaultAccount", "Account", "Partition", "QOS", "DefaultQOS")
@@ -67,7 +67,7 @@ class Allowed:
     checks_qos: bool = True
     """Whether Slurm refuses a QOS that an account does not have."""
 
-    def refusals(self, batch: Batch) -> Iterator[str]:
+    def refusals(self, batch: JobGroup) -> Iterator[str]:
         """Why the jobs of a batch would be refused, or wait for ever."""
         site = batch.runs[0].planned.run.site
         association = self._association(site)
@@ -86,7 +86,7 @@ class Allowed:
                     yield f"{wanted} {_unit(name)} a job, but the {most.source} allows {most.value}: ask for fewer"
                     break
 
-    def warnings(self, batches: Sequence[Batch]) -> Iterator[str]:
+    def warnings(self, batches: Sequence[JobGroup]) -> Iterator[str]:
         """What will keep jobs out of the queue, or waiting in it, although all can run in the end."""
         jobs = Counter[tuple[str, Limit]]()
         for batch in batches:
@@ -229,7 +229,7 @@ def _amount(text: str) -> int:
     return round(float(text[:-1]) * _MIB[unit]) if unit in _MIB else int(text)
 
 
-def _tres(batch: Batch) -> dict[str, int]:
+def _tres(batch: JobGroup) -> dict[str, int]:
     """What one job of a batch asks for, in Slurm's names."""
     shape, kind = batch.shape, batch.runs[0].planned.run.site.gpu_type
     gpus = shape.nodes * shape.gpus_per_node
@@ -242,7 +242,7 @@ def _tres(batch: Batch) -> dict[str, int]:
     return wanted | ({f"gres/gpu:{kind}": gpus} if kind else {})
 
 
-def _at_once(batch: Batch, limits: Limits) -> Iterator[Limit]:
+def _at_once(batch: JobGroup, limits: Limits) -> Iterator[Limit]:
     """How many jobs of a batch each limit on resources lets run at the same time."""
     for name, wanted in _tres(batch).items():
         for key in (f"MaxTRESPU {name}", f"GrpTRES {name}"):

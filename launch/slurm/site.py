@@ -13,10 +13,10 @@ from launch.slurm.shape import slurm
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from launch.slurm.submit import Batch
+    from launch.slurm.submit import JobGroup
 
 
-def refusals(batch: Batch, partitions: Sequence[Partition]) -> list[str]:
+def refusals(batch: JobGroup, partitions: Sequence[Partition]) -> list[str]:
     """Why the cluster would not run the jobs of a batch; [] where some kind of its nodes can."""
     kinds = _wanted(batch, partitions)
     if not kinds:
@@ -26,18 +26,18 @@ def refusals(batch: Batch, partitions: Sequence[Partition]) -> list[str]:
     return min(found, key=len)
 
 
-def warnings(batch: Batch, partitions: Sequence[Partition]) -> list[str]:
+def warnings(batch: JobGroup, partitions: Sequence[Partition]) -> list[str]:
     """What will keep the jobs of a batch waiting, although the cluster takes them."""
     down = sorted({kind.name for kind in _wanted(batch, partitions) if kind.state == "down"})
     return [f"the partition {name} is down: jobs wait until it is up" for name in down]
 
 
-def _wanted(batch: Batch, partitions: Sequence[Partition]) -> list[Partition]:
+def _wanted(batch: JobGroup, partitions: Sequence[Partition]) -> list[Partition]:
     wanted = batch.runs[0].planned.run.site.partition
     return [kind for kind in partitions if (kind.name == wanted if wanted else kind.default)]
 
 
-def _refusals(batch: Batch, kind: Partition) -> Iterator[str]:
+def _refusals(batch: JobGroup, kind: Partition) -> Iterator[str]:
     shape, limit = batch.shape, slurm(batch.runs[0].planned.run).time_limit_min
     if kind.state not in ("up", "down"):
         yield f"the partition {kind.name} takes no jobs now (sinfo says {kind.state})"

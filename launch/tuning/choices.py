@@ -7,47 +7,29 @@ is kept in `tuned.json` in the sweep's folder: submitting again starts no other 
 from __future__ import annotations
 
 import hashlib
-import math
-import os
-import signal
-import subprocess
-import sys
-import time
 from dataclasses import replace
-from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from launch.attempt.command import environment, plugin_of
-from launch.attempt.processes import before_the_program
-from launch.local.local_launcher import check_data
-from launch.sweep.compose import compose_plain, group_choices, resolve
-from launch.sweep.expansion import PlannedRun, single
+from launch.attempt.command import plugin_of
+from launch.launcher import launcher_of
 from parallelbench.errors import ConfigError, one_line
-from parallelbench.rank.devices import this_machine
-from parallelbench.rank.tuning import Findings, Order, Patch, patched
+from parallelbench.rank.tuning import Findings, Patch, patched
 from parallelbench.spec.check import check_run
-from parallelbench.spec.config import build, canonical_json, from_mapping, run_id, to_mapping
+from parallelbench.spec.config import canonical_json, from_mapping, run_id, to_mapping
 from parallelbench.store.durable import storage_errors, write_file
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from launch.sweep import PlannedRun
     from parallelbench.spec.config import RunConfig
 
 FILE = "tuned.json"
-PRECISIONS = {"cpu": ("fp32", "bf16"), "cuda": ("fp32", "tf32", "bf16", "fp16")}
-IMPLEMENTATIONS = ("for_loop", "foreach", "fused")
 OPEN = ("precision", "channels_last", "optimizer.implementation", "loader")
 """What a trial may choose, where no override does."""
-STEPS = 5
-"""Timed in each trial."""
-SHARE, EPOCHS = 0.05, 10
-"""All trials of a choice may take 5 % of ten epochs, or of what all runs that share it train, where that is more."""
-_WAYS = ("strategy", "devices", "nodes", "data", "batch_size", "scaling")
-"""Keys in which runs that share a choice differ, and which decide what settings are possible."""
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,7 +69,7 @@ def tuned(
 ) -> list[PlannedRun]:
     """The plan with what was chosen for those that ask for it; without `try_out` only what is kept already.
 
-    `try_out` gets all runs that share a choice. `again`: whatever is kept, it is tried once more. Raises `ConfigError`
+    `try_out` gets all runs that share a choice. `again`: also what is kept is tried once more. Raises `ConfigError`
     where no settings train on one device here.
     """
     alike: dict[tuple[Path, str], list[PlannedRun]] = {}
@@ -97,34 +79,34 @@ def tuned(
     kept = {folder: read(folder) for folder, _ in alike}
     for (folder, work), members in alike.items():
         if try_out is not None and (again or work not in kept[folder]):
-            kept[folder][work] = choice = try_out(members)
-            say(told(choice))
+            kept[folder][work] = try_out(members)
+            say(summary_line(kept[folder][work]))
             write(folder, kept[folder])
-    found: dict[str, PlannedRun] = {}
+    runs: dict[str, PlannedRun] = {}
     for planned in plan:
-        mine = kept[planned.run.sweep_folder].get(work_of(planned)) if planned.tune else None
-        run = applied(planned, mine) if mine is not None else planned
-        found.setdefault(run_id(run.run), run)
-    return list(found.values())
+        choice = kept[planned.run.sweep_folder].get(work_of(planned)) if planned.tune else None
+        run = applied(planned, choice) if choice is not None else planned
+        runs.setdefault(run_id(run.run), run)
+    return list(runs.values())
 
 
 def untried(plan: Sequence[PlannedRun]) -> int:
-    """For how many runs nothing has been chosen yet that should be."""
+    """How many runs ask for tuned settings that have not been chosen yet."""
     kept = {folder: read(folder) for folder in {planned.run.sweep_folder for planned in plan}}
     return sum(planned.tune and work_of(planned) not in kept[planned.run.sweep_folder] for planned in plan)
 
 
 def known(plan: Sequence[PlannedRun]) -> list[PlannedRun]:
-    """The plan with what was chosen before; raises `ConfigError` where nothing was: nobody trains on a login node."""
+    """The plan with what was chosen before; raises `ConfigError` where nothing was: login nodes are not for training."""
     if waiting := untried(plan):
         raise ConfigError(
-            f"tune=true with launcher=slurm: for {waiting} run(s) nothing has been tried on one of the cluster's nodes "
-            "yet. Run `parallelbench tune` with the same overrides in a job with one device (srun …), then submit again"
+            f"tune=true with launcher={plan[0].run.launcher.name}: for {waiting} run(s) nothing has been tried on one of "
+            "the cluster's nodes yet. Run `parallelbench tune` with the same overrides in a job with one device (srun …), then submit again"
         )
     return tuned(plan, None, lambda _: None)
 
 
-def told(choice: Choice) -> str:
+def summary_line(choice: Choice) -> str:
     """A choice in one line."""
     trials = choice.findings.trials
     best = next(trial for trial in trials if trial.patch == choice.findings.chosen)
@@ -143,11 +125,11 @@ def told(choice: Choice) -> str:
 
 
 def applied(planned: PlannedRun, choice: Choice) -> PlannedRun:
-    """The run with what was chosen; raises `ConfigError` where it can't be done with that."""
+    """The run with what was chosen; raises `ConfigError` where the run can't use it."""
     chosen = choice.findings.chosen
-    if (refusal := _refusal(planned.run, chosen, choice.device_type)) is not None:
+    if (refusal := refusal_of(planned.run, chosen, choice.device_type)) is not None:
         raise ConfigError(
-            f"tune=true: {' '.join(choice.overrides)} was chosen without this run, which can't do it ({refusal}). "
+            f"tune=true: {' '.join(choice.overrides)} was chosen without this run, which can't use it ({refusal}). "
             f"Call `parallelbench tune` with all runs that {planned.run.sweep_folder / FILE} is to hold for; those "
             "that were tuned start anew"
         )
@@ -160,7 +142,8 @@ def _patched(run: RunConfig, patch: Patch) -> RunConfig:
     return from_mapping(patched(to_mapping(run), patch), plugin[0] if plugin else None)
 
 
-def _refusal(run: RunConfig, patch: Patch, device_type: str) -> str | None:
+def refusal_of(run: RunConfig, patch: Patch, device_type: str) -> str | None:
+    """Why a run can't be done with other settings; None where it can."""
     try:
         check_run(_patched(run, patch), device_type)
     except ConfigError as error:
@@ -175,15 +158,8 @@ def work_of(planned: PlannedRun) -> str:
     settings = {
         key: plain[key] for key in ("model", "precision", "channels_last", "compile", "cores_per_device", "loader")
     }
-    same = [device_type_of(run), settings, run.optimizer.name, keys]
+    same = [launcher_of(run).device_type(run), settings, run.optimizer.name, keys]
     return hashlib.sha256(canonical_json(same).encode()).hexdigest()[:16]
-
-
-def device_type_of(run: RunConfig) -> str:
-    """What the run's devices will be: on a cluster, those of the site."""
-    if run.device == "auto" and run.launcher.name == "slurm":
-        return str(run.site.device)
-    return run.device if run.device != "auto" else this_machine().device_type("auto")
 
 
 def open_keys(planned: PlannedRun) -> list[str]:
@@ -204,7 +180,7 @@ def read(folder: Path) -> Kept:
     loaders = [choice.findings.chosen.get("loader", {"name": ""}) for choice in kept.values()]
     if not all(isinstance(node, dict) and isinstance(node.get("name"), str) for node in loaders):
         raise ConfigError(f"{path} names no loader where it sets one: delete it to choose anew")
-    # Nor may whoever writes into a results folder decide what jobs execute.
+    # Who may write into a results folder must not decide what jobs execute.
     if odd := {key for choice in kept.values() for key in choice.findings.chosen} - set(OPEN):
         raise ConfigError(f"{path} sets {', '.join(sorted(odd))}, which no trial chooses: delete it to choose anew")
     return kept
@@ -215,107 +191,3 @@ def write(folder: Path, kept: Kept) -> None:
     with storage_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
     write_file(folder / FILE, msgspec.json.format(msgspec.json.encode(kept), indent=2))
-
-
-def try_out_here(members: Sequence[PlannedRun]) -> Choice:
-    """Try settings of runs that share a choice, on one device of this machine, in a process of its own."""
-    start, runs = time.time(), [planned.run for planned in members]
-    run = largest(runs)
-    device_type = device_type_of(run)
-    if this_machine().device_type("auto" if device_type == "cuda" else "cpu") != device_type:
-        raise ConfigError(
-            f"tune=true: these runs train on {device_type}, which this machine does not have: call `parallelbench "
-            "tune` on one that has, e.g. in a job with a GPU (srun --gpus=1 …)"
-        )
-    check_data(run)
-    alone = msgspec.structs.replace(run, strategy=single(), devices=1, nodes=1, device=device_type)
-    work = f"{run.model.name} (tried with {run.data.name}, batch {alone.global_batch_size})"
-    order = Order(
-        run=to_mapping(alone),
-        stages=stages(runs, device_type, open_keys(members[0])),
-        device_type=device_type,
-        steps=min(STEPS, alone.steps_per_epoch),
-        steps_worth=SHARE * worth(runs, alone),
-        plugin=plugin_of(alone),
-    )
-    findings = _carried_out(order, alone, work)
-    if all(trial.refused for trial in findings.trials):
-        raise ConfigError(
-            f"tune=true: {work} can't be tried on one device here ({findings.trials[0].refused}): leave out tune=true, "
-            "and choose precision, channels_last and optimizer.implementation yourself"
-        )
-    return Choice(
-        work=work,
-        device_type=device_type,
-        findings=findings,
-        took_s=time.time() - start,
-        machine=os.uname().nodename,
-        chosen_at=start,
-    )
-
-
-def _carried_out(order: Order, alone: RunConfig, work: str) -> Findings:
-    done = subprocess.run(
-        [sys.executable, "-m", "parallelbench.rank.tuning"],
-        input=msgspec.json.encode(order),
-        capture_output=True,
-        env=environment(alone, order.device_type, os.environ, cores=len(os.sched_getaffinity(0))),
-        preexec_fn=before_the_program,
-        check=False,
-    )
-    if done.returncode:
-        said = one_line(done.stderr.decode(errors="replace")[-300:]) or f"exit code {done.returncode}"
-        killed = ", by hand or by the kernel for lack of memory" if done.returncode == -signal.SIGKILL else ""
-        raise ConfigError(f"tune=true: the trial of {work} failed: {said}{killed}")
-    return msgspec.json.decode(done.stdout, type=Findings)
-
-
-def worth(runs: Sequence[RunConfig], alone: RunConfig) -> float:
-    """How many steps of `alone` all these runs take, at least, or ten epochs of the shortest of them, if that is more.
-
-    Counted in samples, since steps of smaller batches are shorter; several devices at best share them equally.
-    """
-    samples = sum(run.epochs * run.steps_per_epoch * run.global_batch_size / run.devices for run in runs)
-    ten_epochs = EPOCHS * alone.steps_per_epoch / max(run.devices for run in runs)
-    return max(ten_epochs, samples / alone.global_batch_size)
-
-
-def largest(runs: Sequence[RunConfig]) -> RunConfig:
-    """The run whose batches hold most on one device: what is chosen must fit it into memory, too."""
-    return max(runs, key=lambda run: run.batch_size * math.prod(run.data.shape))
-
-
-def stages(runs: Sequence[RunConfig], device_type: str, keys: Iterable[str]) -> list[list[Patch]]:
-    """What is tried: precisions and layouts together, as one may need the other, then implementations, then loaders;
-    less what any of the runs could not do.
-    """
-    different = list({canonical_json([to_mapping(run)[key] for key in _WAYS]): run for run in runs}.values())
-    found = [
-        [patch for patch in stage if all(_refusal(run, patch, device_type) is None for run in different)]
-        for stage in _stages(runs[0], device_type, set(keys))
-    ]
-    return [stage for stage in found if stage]
-
-
-def _stages(run: RunConfig, device_type: str, keys: set[str]) -> list[list[Patch]]:
-    precisions = PRECISIONS[device_type] if "precision" in keys else (run.precision,)
-    layouts = (False, True) if "channels_last" in keys else (run.channels_last,)
-    names = {"precision", "channels_last"} & keys
-    together: list[Patch] = [
-        {key: value for key, value in {"precision": precision, "channels_last": layout}.items() if key in names}
-        for precision, layout in product(precisions, layouts)
-        if (precision, layout) != (run.precision, run.channels_last)
-    ]
-    found: list[list[Patch]] = [together] if names else []
-    if "optimizer.implementation" in keys and hasattr(run.optimizer, "implementation"):
-        present = run.optimizer.implementation
-        found.append([{"optimizer.implementation": name} for name in IMPLEMENTATIONS if name != present])
-    if "loader" in keys:
-        found.append([{"loader": node} for node in _loaders() if node["name"] != run.loader.name])
-    return found
-
-
-def _loaders() -> list[dict[str, Any]]:
-    """The suite's loaders that need no files of their own."""
-    nodes = [resolve(compose_plain([f"loader={name}"]))["loader"] for name in group_choices(None)["loader"]]
-    return [node for node in nodes if not build(node, "loader").writes_files]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import multiprocessing
 import os
-import signal
 import warnings
 from abc import abstractmethod
 from contextlib import contextmanager
@@ -19,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler, TensorDataset
 
 from parallelbench.data.images import Normalise, laid_out
 from parallelbench.data.loader import Batch, BatchLoader, Plan
+from parallelbench.die_with_parent import die_with_parent
 from parallelbench.probes.spans import Spanned
 
 if TYPE_CHECKING:
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     from parallelbench.data.base import Arrays, Data
     from parallelbench.loaders.base import LoaderArgs, TorchLoader
 
-_PR_SET_PDEATHSIG = 1
 _PATIENCE_S = 10.0
 """So long workers may take to end once they are told to."""
 Key = Any
@@ -114,7 +112,7 @@ def _without_advice() -> Iterator[None]:
 
 def _end_with(parent: int, _: int) -> None:
     """In a worker: end when the rank does, however it ends."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    die_with_parent()
     if os.getppid() != parent:  # it ended before the kernel was asked
         os._exit(1)
 

@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Meta, StructMeta, field
 
 from parallelbench.errors import ConfigError, choices, raised_at
-from parallelbench.spec.launchers import InlineLauncher, LocalLauncher, Site, SlurmLauncher, expanded
+from parallelbench.spec.launchers import Launcher, Site, SuiteLauncher, expanded
 from parallelbench.spec.structure import Count, Name, Node, structure
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ COMPONENTS = {
     "loader": "parallelbench.loaders.base.Loader",
 }
 """The nodes of a run that name a class in `_target_`, and what that class must be a kind of."""
+_BASES = COMPONENTS | {"launcher": "parallelbench.spec.launchers.Launcher"}
 
 
 class _AbstractStruct(StructMeta, ABCMeta):
@@ -133,7 +134,6 @@ class Settings(Node, frozen=True, kw_only=True):
     results: Annotated[str, Meta(min_length=1)]
     """Folder that holds the sweeps' folders."""
     measure: Measure
-    launcher: LocalLauncher | InlineLauncher | SlurmLauncher
     site: Site
 
 
@@ -145,6 +145,7 @@ class RunConfig(Settings, frozen=True, kw_only=True):
     strategy: Strategy
     optimizer: Optimizer
     loader: Loader
+    launcher: Launcher
     sweep_name: Name = "adhoc"
     """The sweep it belongs to: the name of the folder above the run folder."""
 
@@ -184,6 +185,9 @@ def to_mapping(run: RunConfig) -> dict[str, Any]:
     for key in COMPONENTS:
         cls = type(getattr(run, key))
         plain[key] = {"_target_": f"{cls.__module__}.{cls.__qualname__}", **plain[key]}
+    if not isinstance(run.launcher, SuiteLauncher):
+        cls = type(run.launcher)
+        plain["launcher"] = {"_target_": f"{cls.__module__}.{cls.__qualname__}", **plain["launcher"]}
     return plain
 
 
@@ -197,11 +201,23 @@ def from_mapping(plain: Mapping[str, Any], plugin: str | None = None) -> RunConf
     sweep_name = rest.pop("sweep_name", "adhoc")
     rest.pop("tune", None)  # of whoever plans runs
     components = {key: build(rest.pop(key, None), key, plugin) for key in COMPONENTS}
+    launcher = _launcher(rest.pop("launcher", None), plugin)
     for key in rest.keys() - set(Settings.__struct_fields__):
-        raise ConfigError(f"{key} is not a key: {choices(str(key), (*COMPONENTS, *Settings.__struct_fields__))}")
+        raise ConfigError(f"{key} is not a key: {choices(str(key), (*_BASES, *Settings.__struct_fields__))}")
     settings: Settings = structure(rest, Settings)
     fields = {field: getattr(settings, field) for field in settings.__struct_fields__}
-    return RunConfig(**fields, **components, sweep_name=structure(sweep_name, Name, "sweep_name"))
+    return RunConfig(**fields, **components, launcher=launcher, sweep_name=structure(sweep_name, Name, "sweep_name"))
+
+
+def _launcher(node: Any, plugin: str | None) -> Launcher:
+    """A launcher's options: the suite's by their `name`, those of a plugin by their `_target_`."""
+    if node is None:
+        raise ConfigError("launcher is missing")
+    if isinstance(node, dict) and "_target_" in node:
+        options: Launcher = build(node, "launcher", plugin)
+        return options
+    found: Launcher = structure(node, SuiteLauncher, "launcher")
+    return found
 
 
 def build(node: Any, key: str, plugin: str | None = None) -> Any:
@@ -224,7 +240,7 @@ def _component_class(target: str, key: str, plugin: str | None) -> type[Componen
     cls = _imported(target)
     if cls is None:
         raise ConfigError(f"{key}._target_={target} does not exist: choose a file of conf/{key}/")
-    if not (isinstance(cls, type) and issubclass(cls, _imported(COMPONENTS[key]))):
+    if not (isinstance(cls, type) and issubclass(cls, _imported(_BASES[key]))):
         raise ConfigError(f"{key}._target_={target} is refused: it is no {key}")
     if inspect.isabstract(cls):
         lacking = ", ".join(sorted(getattr(cls, "__abstractmethods__", ())))
@@ -257,7 +273,7 @@ def run_id(run: RunConfig) -> str:
     identity["oversubscribe"] = run.launcher.oversubscribe
     if run.launcher.packed:  # likewise
         identity["packed"] = True
-    if run.launcher.name == "inline":  # in a process that may have done anything before
+    if run.launcher.in_this_process:  # which may have done anything before
         identity["inline"] = True
     identity["schema_version"] = SCHEMA_VERSION
     return hashlib.sha256(canonical_json(identity).encode()).hexdigest()

@@ -25,7 +25,10 @@ Module = Annotated[
 
 
 class Launcher(Node, frozen=True, kw_only=True, tag_field="name"):
-    """How processes are started; never part of a run's identity. `name` in the YAML chooses the kind."""
+    """How processes are started; never part of a run's identity. `name` in the YAML chooses the kind.
+
+    A plugin's launcher has a subclass of its own, with the launcher's name as `tag`; its YAML names it in `_target_`.
+    """
 
     timeout_s: Seconds | None
     """End a run after this many seconds with the outcome `timeout`; null: no limit."""
@@ -54,6 +57,11 @@ class Launcher(Node, frozen=True, kw_only=True, tag_field="name"):
         """Whether warm processes run one configuration after the other."""
         return False
 
+    @property
+    def in_this_process(self) -> bool:
+        """Whether the calling process itself trains."""
+        return False
+
 
 class LocalLauncher(Launcher, frozen=True, kw_only=True, tag="local"):
     """Processes of their own, on this machine."""
@@ -69,6 +77,11 @@ class LocalLauncher(Launcher, frozen=True, kw_only=True, tag="local"):
 
 class InlineLauncher(Launcher, frozen=True, kw_only=True, tag="inline"):
     """In the calling process, for debuggers."""
+
+    @property
+    def in_this_process(self) -> bool:
+        """It does."""
+        return True
 
 
 class SlurmLauncher(Launcher, frozen=True, kw_only=True, tag="slurm"):
@@ -99,6 +112,10 @@ class SlurmLauncher(Launcher, frozen=True, kw_only=True, tag="slurm"):
     def packed(self) -> bool:
         """What `pack` says."""
         return self.pack
+
+
+SuiteLauncher = LocalLauncher | InlineLauncher | SlurmLauncher
+"""Those whose `name` alone chooses them; a launcher of a plugin names its class in `_target_`."""
 
 
 class Site(Node, frozen=True, kw_only=True):

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launch.sweep import PlannedRun, one_run
-from launch.tuning.choices import EPOCHS, IMPLEMENTATIONS, PRECISIONS, applied, try_out_here
+from launch.tuning.choices import applied
+from launch.tuning.trials import EPOCHS, IMPLEMENTATIONS, PRECISIONS, try_out_here
 from parallelbench.rank.tuning import Patch, patched, timed
 from parallelbench.spec.config import from_mapping, to_mapping
 from tests.bench.measure import Figure
