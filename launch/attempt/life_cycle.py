@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Skipped:
+class NotBegun:
     """No attempt was begun."""
 
     reason: str
@@ -35,7 +35,7 @@ def carry_out(
     skip: Callable[[State, Sequence[Attempt]], str],
     train: Callable[[Training], Outcome],
     job: str = "",
-) -> Outcome | Skipped:
+) -> Outcome | NotBegun:
     """One attempt of a run, from its claim to its outcome.
 
     `skip` gives the reason not to begin one, empty where there is none. `train` runs the described attempt to its end,
@@ -44,12 +44,12 @@ def carry_out(
     # Read before the state: should another process begin an attempt after this line, the claim below fails.
     attempts = folder.attempts()
     if reason := skip(folder.state(), attempts):
-        return Skipped(reason)
+        return NotBegun(reason)
     if attempts and (outcome := publish_if_finished(folder, run, attempts[-1])):
-        return Skipped(f"had finished: {outcome.outcome}: {outcome.reason}", outcome)
+        return NotBegun(f"had finished: {outcome.outcome}: {outcome.reason}", outcome)
     attempt = folder.claim(after=attempts[-1].number if attempts else 0, job=job)
     if attempt is None:
-        return Skipped("was begun by another process")
+        return NotBegun("was begun by another process")
     training = Training(folder, run, attempt, device_type)
     try:
         _describe(training)

@@ -12,7 +12,7 @@ from launch.attempt.supervise import Interrupted, in_this_process, stoppable, su
 from launch.attempt.warm_workers import WarmWorkers
 from launch.launcher import Launcher
 from launch.local.progress import Display
-from launch.prepared import checked
+from launch.checks import checked
 from launch.states import resumption
 from parallelbench.errors import ConfigError
 from parallelbench.rank.devices import this_machine
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from launch.attempt.processes import Training
     from launch.launcher import SubmitOptions
     from launch.local.progress import RunWatcher
-    from launch.prepared import Prepared
+    from launch.checks import Prepared
     from launch.sweep import PlannedRun
     from parallelbench.rank.devices import Machine
     from parallelbench.spec.config import RunConfig

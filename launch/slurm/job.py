@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from launch.attempt import processes
-from launch.attempt.life_cycle import Skipped, carry_out, too_small
+from launch.attempt.life_cycle import NotBegun, carry_out, too_small
 from launch.attempt.processes import Training
 from launch.attempt.supervise import Interrupted, stoppable, supervise
 from launch.attempt.warm_workers import WarmWorkers
@@ -184,7 +184,7 @@ def lead(folder: RunFolder, run: RunConfig, job: Job) -> bool:
 
     device_type = job.submission.device_type
     outcome = carry_out(folder, run, device_type=device_type, skip=skip, train=leading, job=job.start)
-    if isinstance(outcome, Skipped):
+    if isinstance(outcome, NotBegun):
         failed = outcome.published is not None and outcome.published.outcome not in PUBLISHED
         return _skip(folder, outcome.reason, ok=run.nodes == 1 and not failed)
     say(f"{folder.path.name}: {outcome.outcome}: {outcome.reason}")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from launch.launcher import RunStatus, SubmitOptions
-    from launch.prepared import Prepared
+    from launch.checks import Prepared
     from launch.slurm.queue import JobStatus
     from launch.slurm.record import Submission
     from launch.states import Look

@@ -97,11 +97,12 @@ def untried(plan: Sequence[PlannedRun]) -> int:
 
 
 def known(plan: Sequence[PlannedRun]) -> list[PlannedRun]:
-    """The plan with what was chosen before; raises `ConfigError` where nothing was: login nodes are not for training."""
+    """The plan with what was chosen before; raises `ConfigError` where nothing was: login nodes are for no training."""
     if waiting := untried(plan):
         raise ConfigError(
-            f"tune=true with launcher={plan[0].run.launcher.name}: for {waiting} run(s) nothing has been tried on one of "
-            "the cluster's nodes yet. Run `parallelbench tune` with the same overrides in a job with one device (srun …), then submit again"
+            f"tune=true with launcher={plan[0].run.launcher.name}: for {waiting} run(s) nothing has been tried on one "
+            "of the cluster's nodes yet. Run `parallelbench tune` with the same overrides in a job with one device "
+            "(srun …), then submit again"
         )
     return tuned(plan, None, lambda _: None)
 

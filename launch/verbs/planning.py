@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from launch.prepared import Prepared
+    from launch.checks import Prepared
     from launch.sweep import PlannedRun
     from launch.sweep.compose import Extension
     from parallelbench.spec.config import RunConfig
