@@ -1,6 +1,6 @@
 """What a launcher does: where it takes runs to, and how it looks after them there.
 
-A launcher is a subclass of `Launcher`, with its options (a subclass of `parallelbench.spec.launchers.Launcher`) and a
+A launcher is a subclass of `Launcher`, options (a subclass of `parallelbench.spec.launchers.LauncherOptions`), and a
 YAML file in conf/launcher. The suite's are in `SUITE`. A plugin's class and options are in one module of its package.
 """
 

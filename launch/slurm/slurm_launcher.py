@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from launch.launcher import RunStatus, SubmitOptions
     from launch.checks import Prepared
+    from launch.launcher import RunStatus, SubmitOptions
     from launch.slurm.queue import JobStatus
     from launch.slurm.record import Submission
     from launch.states import Look

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from launch.launcher import SubmitOptions
     from launch.checks import Prepared
+    from launch.launcher import SubmitOptions
     from launch.slurm.queue import JobStatus
     from launch.sweep import PlannedRun
     from parallelbench.spec.config import RunConfig

@@ -17,7 +17,8 @@ from launch.launcher import launcher_of
 from parallelbench.errors import ConfigError, one_line
 from parallelbench.rank.tuning import Findings, Patch, patched
 from parallelbench.spec.check import check_run
-from parallelbench.spec.config import canonical_json, from_mapping, run_id, to_mapping
+from parallelbench.spec.identity import canonical_json, run_id
+from parallelbench.spec.mapping import from_mapping, to_mapping
 from parallelbench.store.durable import storage_errors, write_file
 
 if TYPE_CHECKING:

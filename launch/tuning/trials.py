@@ -15,15 +15,16 @@ import msgspec
 
 from launch.attempt.command import environment, plugin_of
 from launch.attempt.processes import before_the_program
-from launch.launcher import launcher_of
 from launch.checks import check_data
+from launch.launcher import launcher_of
 from launch.sweep.compose import compose_plain, group_choices, resolve
 from launch.sweep.expansion import single
 from launch.tuning.choices import Choice, open_keys, refusal_of
 from parallelbench.errors import ConfigError, one_line
 from parallelbench.rank.devices import this_machine
 from parallelbench.rank.tuning import Findings, Patch, TrialRequest
-from parallelbench.spec.config import build, canonical_json, to_mapping
+from parallelbench.spec.identity import canonical_json
+from parallelbench.spec.mapping import build, to_mapping
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

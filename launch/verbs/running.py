@@ -6,8 +6,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from launch.launcher import SubmitOptions, launcher_of
 from launch.checks import prepare_all
+from launch.launcher import SubmitOptions, launcher_of
 from launch.sweep import expand, one_run
 from launch.verbs.console import console, say
 from parallelbench.errors import ConfigError, choices

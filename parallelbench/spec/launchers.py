@@ -24,7 +24,7 @@ Module = Annotated[
 """A module, safe as a word of a batch script."""
 
 
-class Launcher(Node, frozen=True, kw_only=True, tag_field="name"):
+class LauncherOptions(Node, frozen=True, kw_only=True, tag_field="name"):
     """How processes are started; never part of a run's identity. `name` in the YAML chooses the kind.
 
     A plugin's launcher has a subclass of its own, with the launcher's name as `tag`; its YAML names it in `_target_`.
@@ -63,7 +63,7 @@ class Launcher(Node, frozen=True, kw_only=True, tag_field="name"):
         return False
 
 
-class LocalLauncher(Launcher, frozen=True, kw_only=True, tag="local"):
+class LocalLauncher(LauncherOptions, frozen=True, kw_only=True, tag="local"):
     """Processes of their own, on this machine."""
 
     pack: bool
@@ -75,7 +75,7 @@ class LocalLauncher(Launcher, frozen=True, kw_only=True, tag="local"):
         return self.pack
 
 
-class InlineLauncher(Launcher, frozen=True, kw_only=True, tag="inline"):
+class InlineLauncher(LauncherOptions, frozen=True, kw_only=True, tag="inline"):
     """In the calling process, for debuggers."""
 
     @property
@@ -84,7 +84,7 @@ class InlineLauncher(Launcher, frozen=True, kw_only=True, tag="inline"):
         return True
 
 
-class SlurmLauncher(Launcher, frozen=True, kw_only=True, tag="slurm"):
+class SlurmLauncher(LauncherOptions, frozen=True, kw_only=True, tag="slurm"):
     """One Slurm job per configuration; those of equal shape make up an array."""
 
     time_limit_min: Count

@@ -12,7 +12,7 @@ from launch.sweep import PlannedRun, one_run
 from launch.tuning.choices import applied
 from launch.tuning.trials import EPOCHS, IMPLEMENTATIONS, PRECISIONS, try_out_here
 from parallelbench.rank.tuning import Patch, patched, timed
-from parallelbench.spec.config import from_mapping, to_mapping
+from parallelbench.spec.mapping import from_mapping, to_mapping
 from tests.bench.measure import Figure
 
 if TYPE_CHECKING:

@@ -28,12 +28,12 @@ from launch.attempt.supervise import supervise
 from launch.launcher import Launcher, RunStatus, SweepStatus
 from launch.checks import checked
 from parallelbench.errors import ConfigError
-from parallelbench.spec import launchers
+from parallelbench.spec.launchers import LauncherOptions
 
 QUEUE = "queue"
 
 
-class QueueOptions(launchers.Launcher, frozen=True, kw_only=True, tag="queue"):
+class QueueOptions(LauncherOptions, frozen=True, kw_only=True, tag="queue"):
     """Options of a queue of files."""
 
     priority: Annotated[int, msgspec.Meta(ge=0, le=9)]
