@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from parallelbench.spec.config import RunConfig
 
 _JOIN_S = 300
-"""How long the first node to meet waits for the others."""
+"""How long the first node waits for the others."""
 MALLOC = {
     # glibc returns freed tensors to the system and faults them in again: 1.1 to 1.7 times the time per step on a CPU.
     "MALLOC_MMAP_THRESHOLD_": "1073741824",
@@ -29,12 +29,12 @@ class Rendezvous:
     """One node's part in the rendezvous of a run's several nodes."""
 
     node: int
-    """0 is the head, which holds the store that all meet at."""
+    """0 is the head, which hosts the store that all nodes connect to."""
     nodes: int
     host: str
     port: int
     id: str
-    """Names this start of this job: another job's processes that come to the same port by mistake are turned away."""
+    """Names this start of this job, so that processes of another job on the same port are turned away."""
 
 
 def command_line(arguments: Sequence[str], processes: int, rendezvous: Rendezvous | None = None) -> list[str]:

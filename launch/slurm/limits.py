@@ -23,7 +23,7 @@ _OF_BOTH = ("MaxWall", "MaxTRES", "GrpTRES")
 _OF_ACCOUNTS = (*_OF_BOTH, "MaxJobs", "MaxSubmitJobs")
 _OF_QOS = (*_OF_BOTH, "MaxJobsPU", "MaxSubmitPU", "MaxTRESPU")
 _OF_PARENTS = ("Cluster", "Account", "ParentName", "User", "GrpTRES")
-"""An account's limits on its group, unlike all others, are not shown with the associations below it."""
+"""An account's limits on its group are the only ones that its associations don't show."""
 _COUNTS = {"MaxJobs": "MaxJobs", "MaxJobsPU": "MaxJobs", "MaxSubmitJobs": "MaxSubmit", "MaxSubmitPU": "MaxSubmit"}
 _MIB = {"M": 1, "G": 1024, "T": 1024**2, "P": 1024**3}
 _UNITS = {"cpu": "cores", "mem": "MiB", "node": "nodes", "gres/gpu": "GPUs"}
@@ -57,7 +57,7 @@ class Association:
 
 @dataclass(frozen=True)
 class Allowed:
-    """All that accounting says about this user."""
+    """What accounting allows this user."""
 
     associations: Sequence[Association]
     qos: Mapping[str, Limits]
@@ -68,7 +68,7 @@ class Allowed:
     """Whether Slurm refuses a QOS that an account does not have."""
 
     def refusals(self, batch: JobGroup) -> Iterator[str]:
-        """Why the jobs of a batch would be refused, or wait for ever."""
+        """Why the jobs of a group would be refused, or would wait for ever."""
         site = batch.runs[0].planned.run.site
         association = self._association(site)
         if association is None:
@@ -87,7 +87,7 @@ class Allowed:
                     break
 
     def warnings(self, batches: Sequence[JobGroup]) -> Iterator[str]:
-        """What will keep jobs out of the queue, or waiting in it, although all can run in the end."""
+        """What keeps jobs out of the queue, or waiting in it, although all can run in the end."""
         jobs = Counter[tuple[str, Limit]]()
         for batch in batches:
             mine, count = self._limits(batch.runs[0].planned.run.site), len(batch.tasks())

@@ -50,8 +50,8 @@ def _measured(run: RunConfig, device_type: str) -> list[dict[str, float]]:
     lines = [line for line in text.splitlines() if line.startswith("[{")]
     if not lines:
         raise ConfigError(f"the probe printed no result: {text.strip()[-300:]}")
-    found: list[dict[str, float]] = msgspec.json.decode(lines[-1])
-    return found
+    rows: list[dict[str, float]] = msgspec.json.decode(lines[-1])
+    return rows
 
 
 def _shared(run: RunConfig) -> Path:
@@ -111,7 +111,7 @@ def _wait(folder: Path) -> rendezvous.Offer:
             return found
         time.sleep(rendezvous.POLL_S)
     raise TimeoutError(
-        f"node 0 did not say within {WAIT_S:g} s where it listens ({folder}): do all nodes see that folder?"
+        f"node 0 did not write its address to {folder} within {WAIT_S:g} s: do all nodes see that folder?"
     )
 
 

@@ -1,4 +1,4 @@
-"""What the cluster offers, against what jobs ask for; and what `doctor` shows of it."""
+"""What the cluster offers: compared with what jobs ask for, and shown by `doctor`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def refusals(batch: JobGroup, partitions: Sequence[Partition]) -> list[str]:
     kinds = _wanted(batch, partitions)
     if not kinds:
         names = ", ".join(sorted({kind.name for kind in partitions}))
-        return [f"site.partition={batch.runs[0].planned.run.site.partition} is none of this cluster's: {names}"]
+        return [f"site.partition={batch.runs[0].planned.run.site.partition} is not one of this cluster: {names}"]
     found = [list(_refusals(batch, kind)) for kind in kinds]
     return min(found, key=len)
 
@@ -82,13 +82,11 @@ def findings() -> Iterator[tuple[str, str]]:
             + (f", features {kind.features}" if kind.features else ""),
         )
     kept = (
-        "how jobs ended is known"
-        if scheduler.accounting()
-        else "a job that ends without a word is judged by its folder"
+        "how jobs ended is known" if scheduler.accounting() else "a job that leaves no outcome is judged by its folder"
     )
     yield "accounting", kept
     try:
         yield from found.findings() if (found := allowed()) else ()
     except SchedulerError as error:
-        yield "accounts", f"what yours may do could not be looked at: {error}"
+        yield "accounts", f"the limits of yours could not be checked: {error}"
     yield "arrays", f"up to {settings.get('MaxArraySize', '?')} tasks; longer sweeps go in several"

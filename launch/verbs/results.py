@@ -30,7 +30,7 @@ def report(folder: str, extension: Extension, *, out: str | None) -> int:
 
 
 def claims(folder: str, names: Sequence[str], extension: Extension, *, file: str | None) -> int:
-    """What publications claim, held against the runs below a folder: all in one table, or the named ones in full."""
+    """Claims of publications, compared with the runs below a folder: all in one table, or the named ones in full."""
     from analysis import load, uncounted
     from analysis.claims import Publication, chosen, judge_all
     from analysis.claims.table import details, findings_table

@@ -121,7 +121,7 @@ def kind(**changes: Any) -> Partition:
         ({"memory_mib": 10_000}, "lower launcher.memory_gib_per_device"),
         ({"gres": "gpu:a100:3"}, "have 3"),
         ({"gres": "gpu:v100:4"}, "have 0"),
-        ({"name": "other", "default": False}, "is none of this cluster's"),
+        ({"name": "other", "default": False}, "is not one of this cluster"),
     ],
 )
 def test_what_the_cluster_refuses_is_said(changes: dict[str, Any], word: str, tmp_path: Path) -> None:

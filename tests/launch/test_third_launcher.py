@@ -7,11 +7,13 @@ daemon, here the test itself, takes jobs from there.
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from parallelbench import cli
+from parallelbench.spec.mapping import _component_class
 from parallelbench.store.folder import RunFolder, find_runs
 from tests.helpers import TINY
 
@@ -130,7 +132,7 @@ priority: 3
 
 
 @pytest.fixture
-def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A user's folder with the two files, and nothing else."""
     (tmp_path / "conf" / "launcher").mkdir(parents=True)
     (tmp_path / "conf" / "launcher" / "queue.yaml").write_text(YAML)
@@ -139,6 +141,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     yield tmp_path
     sys.modules.pop("filequeue", None)
+    _component_class.cache_clear()
 
 
 PLUGIN = ("--plugin", "filequeue.py")

@@ -77,7 +77,7 @@ def test_all_runs_of_a_model_share_a_choice_and_other_models_have_their_own(tmp_
 
 def test_a_choice_that_a_later_strategy_can_not_do_is_refused_with_the_fix(tmp_path: Path) -> None:
     run = plan("strategy=fsdp", "devices=2", f"results={tmp_path}")[0]
-    with pytest.raises(ConfigError, match=r"chosen without this run, which can't do it .*fp16.*parallelbench tune"):
+    with pytest.raises(ConfigError, match=r"chosen without this run, which can't use it .*fp16.*parallelbench tune"):
         applied(run, chosen({"precision": "fp16"}, "cuda"))
 
 
