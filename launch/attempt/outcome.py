@@ -106,7 +106,7 @@ def judge(attempt: Attempt, processes: int, returncode: int) -> tuple[OutcomeNam
 
 
 def interrupted(attempt: Attempt, processes: int, signal_name: str) -> tuple[OutcomeName, str]:
-    """Outcome and reason of an attempt that was ended from outside, perhaps because a rank had failed on another node."""
+    """Outcome and reason of an attempt that was ended, perhaps because a rank had failed on another node."""
     if any(error.kind != "peer" for error in rank_errors(attempt, processes)):
         return judge(attempt, processes, 1)
     return "killed", f"interrupted by {signal_name}"

@@ -51,9 +51,7 @@ class OnThisMachine(Launcher):
     def submit(self, prepared: Sequence[Prepared], options: SubmitOptions, console: Console) -> int:
         """Run what is missing or worth another try; 0 where all runs are ok, or running elsewhere."""
         if options.max_gpu_hours is not None:
-            raise ConfigError(
-                f"--max-gpu-hours is about queued jobs, and launcher={self.name} queues none: leave it out"
-            )
+            raise ConfigError(f"--max-gpu-hours is for queued jobs, and launcher={self.name} queues none: leave it out")
         try:
             self._run_all(prepared, options.retry, Display(console))
         except Interrupted as interruption:

@@ -96,7 +96,7 @@ def seconds(attempt: Attempt) -> float:
     except OSError:
         return 0.0
     try:
-        # Not the outcome: it may have been written much later, by a process that found the attempt dead or its result complete.
+        # Not the outcome, which another process may have written much later.
         return max(0.0, os.stat(attempt.path / "heartbeat").st_mtime + HEARTBEAT_S / 2 - began)
     except OSError:
         return 0.0

@@ -217,7 +217,7 @@ def _take_over_abandoned(path: Path) -> None:
 
 
 def _remove(path: Path, held: str) -> None:
-    """Remove one particular lock. Of several processes that try, one gets it; one that gets another lock restores it."""
+    """Remove one particular lock. Of several processes that try, one succeeds; who gets another lock restores it."""
     aside = path.with_name(f"lock.{secrets.token_hex(4)}")
     with contextlib.suppress(FileNotFoundError):
         os.rename(path, aside)

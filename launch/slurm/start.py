@@ -32,7 +32,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def held(folder: Path) -> Path:
-    """A path that stays with the folder that was checked, also if it is replaced later; raises `ConfigError`, `OSError`."""
+    """A path to the folder that was checked, even if it is replaced later; raises `ConfigError`, `OSError`."""
     record.require_own(folder)  # names the folder in its message
     found = Path(f"/proc/self/fd/{os.open(folder, os.O_RDONLY | os.O_DIRECTORY)}")
     record.require_own(found)
