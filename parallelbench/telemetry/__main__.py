@@ -11,12 +11,12 @@ from pathlib import Path
 import msgspec
 
 from parallelbench.die_with_parent import die_with_parent
-from parallelbench.telemetry.sampler import Sampler, Settings, sample_until
+from parallelbench.telemetry.sampler import Sampler, SamplerSettings, sample_until
 
 
 def main(settings_json: str) -> int:
     """Sample until SIGTERM comes."""
-    settings = msgspec.json.decode(settings_json, type=Settings)
+    settings = msgspec.json.decode(settings_json, type=SamplerSettings)
     _step_aside(settings.spare_cores)
     # Only then: these imports are most of the work that this process ever does at once.
     from parallelbench.errors import StorageError
