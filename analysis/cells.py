@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from analysis import text
-from analysis.stats import TOO_FEW
+from analysis.comparison.exclusions import describe
+from analysis.comparison.speed import SpeedVerdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -92,7 +93,7 @@ RUNS = (
     Column("slug", "Run", _words, numeric=False),
     Column("outcome", "Outcome", _words, numeric=False),
     Column("reason", "Reason", _words, numeric=False),
-    Column("left_out", "Left out of comparisons", _words, numeric=False),
+    Column("exclusion", "Left out of comparisons", _words, numeric=False),
     Column("repeat", "Repeat", _words),
     Column("attempt", "Attempt", _words),
     Column("epochs_finished", "Epochs finished", _words),
@@ -131,10 +132,12 @@ def _cell(row: Mapping[str, Any], column: Column) -> Cell:
         return Cell(column, value, text.staleness(row))
     if column.name == "energy_ratio":
         return Cell(column, value, _interval(text.ratio(row, "energy_ratio")))
-    if column.name == "verdict" and value == TOO_FEW:
+    if column.name == "verdict" and value == SpeedVerdict.TOO_FEW:
         return Cell(column, value, f"{value}: n={row['speed_up_pairs']}")
     if column.name == "repeats" and "runs" in row:
         return Cell(column, value, f"{value} of {row['runs']}")
+    if column.name == "exclusion" and value is not None:
+        return Cell(column, value, describe(value, row["exclusion_detail"]))
     if column.name == "outcome" and value is None:
         return Cell(column, row["state"], row["state"])
     return Cell(column, value, column.show(value))

@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from analysis.metrics import PER_RUN, accuracy_target, efficiency, energy_to_accuracy, per_run, time_to_accuracy
-from analysis.work import labels, left_out, ratio_of
+from analysis.comparison.baseline import against_one_device, gain, is_baseline
+from analysis.comparison.exclusions import excluded
+from analysis.comparison.groups import labels
+from analysis.comparison.policy import BASELINE
+from analysis.metrics import PER_RUN, accuracy_target, energy_to_accuracy, per_run, time_to_accuracy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from analysis.load import Runs
-    from analysis.stats import Ratio
 
 MOST_POINTS, FEWEST_EPOCHS = 6_000, 10
 """Of all curves over epochs together, on each side; of each curve at least so many."""
-BASELINE = ("single", 1)
-"""Strategy and devices of what every other configuration of a group is compared with."""
 
 SUMMARY: dict[str, tuple[type[pl.DataType], str]] = {
     "group": (pl.String, "runs of the same work: only within it are runs compared"),
@@ -32,7 +32,7 @@ SUMMARY: dict[str, tuple[type[pl.DataType], str]] = {
     "scaling": (pl.String, "strong: the global batch is fixed; weak: the batch per device is"),
     "outcomes": (pl.String, "what became of the runs of this configuration"),
     "runs": (pl.Int32, "runs of this configuration that were found"),
-    "repeats": (pl.Int32, "runs that all numbers of this row rest on: those not left out"),
+    "repeats": (pl.Int32, "runs that all numbers of this row rest on: those not excluded"),
     "steady_epoch_time_s": (pl.Float64, "median over repeats"),
     "first_epoch_time_s": (pl.Float64, "median over repeats"),
     "second_epoch_time_s": (pl.Float64, "median over repeats"),
@@ -50,7 +50,8 @@ SUMMARY: dict[str, tuple[type[pl.DataType], str]] = {
     "speed_up_pairs": (pl.Int32, "repeats that were paired"),
     "verdict": (
         pl.String,
-        "faster or slower than one device; indistinguishable where the interval holds 1; too few repeats to have one",
+        "faster or slower than one device; indistinguishable where the interval holds 1; too few repeats to have one; "
+        "not comparable where the environments differ in what must match",
     ),
     "efficiency": (pl.Float64, "speed_up ÷ devices, 1 = ideal"),
     "efficiency_with_startup": (
@@ -108,13 +109,11 @@ _LARGEST = ["theoretical_bubble", "theoretical_state_bytes", "staleness_max", "g
 
 @lru_cache(maxsize=8)
 def facts(runs: Runs) -> pl.DataFrame:
-    """One row per run: the run table, its group and configuration, its metrics, and why it is left out (or
-    null).
-    """
+    """One row per run: the run table, its group and configuration, its metrics, and its `exclusion` or null."""
     joined = (
         runs.run.join(labels(runs), on="run_id")
         .join(per_run(runs), on="run_id")
-        .join(left_out(runs).rename({"reason": "left_out"}), on="run_id", how="left")
+        .join(excluded(runs), on="run_id", how="left")
     )
     baseline_first = (pl.col("strategy") == BASELINE[0]) & (pl.col("devices") == BASELINE[1])
     order = (pl.col("group"), ~baseline_first, pl.col("devices"), pl.col("configuration"), pl.col("repeat"))
@@ -123,7 +122,7 @@ def facts(runs: Runs) -> pl.DataFrame:
 
 def _with_targets(runs: Runs, rows: pl.DataFrame) -> pl.DataFrame:
     """Add the accuracy target of each run's group, and the run's time and energy to it."""
-    usable = rows.filter(pl.col("left_out").is_null())
+    usable = rows.filter(pl.col("exclusion").is_null())
     best = usable.group_by("group").agg("best_test_accuracy").rows()
     targets = {group: accuracy_target(accuracies) for group, accuracies in best}
     rows = rows.with_columns(
@@ -137,7 +136,7 @@ def _with_targets(runs: Runs, rows: pl.DataFrame) -> pl.DataFrame:
 
 def counted(runs: Runs) -> pl.DataFrame:
     """The rows of `facts` that may enter comparisons of time and memory."""
-    return facts(runs).filter(pl.col("left_out").is_null())
+    return facts(runs).filter(pl.col("exclusion").is_null())
 
 
 def learning(runs: Runs, *, test: str, training: str) -> pl.DataFrame:
@@ -168,25 +167,17 @@ def gains(runs: Runs) -> pl.DataFrame:
     Columns: group, configuration, variant, strategy, devices, kind (steady state, including start-up), repeat, value.
     """
     rows = []
+    pairings = against_one_device(runs)
     for configuration in _members(runs):
-        for kind in ("steady state", "including start-up"):
-            ratio = _speed_up(runs, configuration, with_startup=kind != "steady state")
+        if pairing := pairings.get((configuration["group"], configuration["configuration"])):
             row = [configuration[name] for name in ("group", "configuration", "variant", "strategy", "devices")]
-            rows += [(*row, kind, *pair) for pair in (ratio.pairs if ratio else ())]
+            for kind, with_startup in (("steady state", False), ("including start-up", True)):
+                ratio = pairing.speed_up(with_startup=with_startup)
+                rows += [(*row, kind, *pair) for pair in (ratio.pairs if ratio else ())]
     names = ("group", "configuration", "variant", "strategy", "devices", "kind", "repeat", "value")
     kinds = (*[pl.String] * 4, pl.Int32, pl.String, pl.Int32, pl.Float64)
-    found = pl.DataFrame(rows, schema=dict(zip(names, kinds, strict=True)), orient="row")
-    return found.sort("group", pl.col("kind") != "steady state", maintain_order=True)
-
-
-def _speed_up(runs: Runs, configuration: Mapping[str, Any], *, with_startup: bool = False) -> Ratio | None:
-    """Paired speed-up of one configuration's runs over one device's: by time, under weak scaling by throughput."""
-    one, many = configuration["baseline_ids"], configuration["run_ids"]
-    if configuration["scaling"] == "weak":  # an epoch need not hold the same samples: compare samples per second
-        name = "throughput_with_startup_samples_per_s" if with_startup else "throughput_samples_per_s"
-        return ratio_of(runs, name, numerator=many, denominator=one)
-    name = "total_time_s" if with_startup else "steady_epoch_time_s"
-    return ratio_of(runs, name, numerator=one, denominator=many)
+    table = pl.DataFrame(rows, schema=dict(zip(names, kinds, strict=True)), orient="row")
+    return table.sort("group", pl.col("kind") != "steady state", maintain_order=True)
 
 
 @lru_cache(maxsize=8)
@@ -198,11 +189,10 @@ def summary(runs: Runs) -> pl.DataFrame:
 
 @lru_cache(maxsize=8)
 def _members(runs: Runs) -> list[dict[str, Any]]:
-    """Of each configuration what follows from its runs alone, as in `SUMMARY`, and besides: `run_ids` of those that
-    count, `baseline_ids` of those on one device, `labels`, `flags`, and how many passed the parity check or were not
-    checked.
+    """Of each configuration what follows from its runs alone, as in `SUMMARY`, and besides: `labels`, `flags`, and how
+    many passed the parity check or were not checked.
     """
-    usable, passed = pl.col("left_out").is_null(), pl.col("parity_passed")
+    usable, passed = pl.col("exclusion").is_null(), pl.col("parity_passed")
     known = facts(runs)
     firsts = [name for name in SUMMARY if name in known.columns and name not in (*_MEDIANS, *_LARGEST)]
     found = known.group_by("group", "configuration", maintain_order=True).agg(
@@ -213,7 +203,6 @@ def _members(runs: Runs) -> list[dict[str, Any]]:
         pl.col("parity_difference").max(),
         pl.len().alias("runs"),
         usable.sum().alias("repeats"),
-        pl.col("run_id").filter(usable).alias("run_ids"),
         pl.coalesce("outcome", "state").alias("labels"),
         pl.col("energy_flags").filter(usable).drop_nulls().alias("flags"),
         passed.sum().alias("passed"),
@@ -221,13 +210,7 @@ def _members(runs: Runs) -> list[dict[str, Any]]:
         # A run that ended before its check says nothing either way.
         ((pl.col("state") == "done") & passed.is_null()).sum().alias("unchecked"),
     )
-    rows = found.to_dicts()
-    baselines = {row["group"]: row["run_ids"] for row in rows if _is_baseline(row)}
-    return [row | {"baseline_ids": baselines.get(row["group"], [])} for row in rows]
-
-
-def _is_baseline(row: Mapping[str, Any]) -> bool:
-    return (row["strategy"], row["devices"]) == BASELINE
+    return found.to_dicts()
 
 
 def _row(runs: Runs, configuration: dict[str, Any]) -> dict[str, Any]:
@@ -237,34 +220,9 @@ def _row(runs: Runs, configuration: dict[str, Any]) -> dict[str, Any]:
         "energy_flags": _flags(configuration["flags"]),
         "parity": _parity(configuration),
     }
-    return row | _gain(runs, configuration)
-
-
-def _gain(runs: Runs, configuration: dict[str, Any]) -> dict[str, Any]:
-    """The columns that compare with one device."""
-    is_baseline, devices = _is_baseline(configuration), configuration["devices"]
-    steady = _speed_up(runs, configuration)
-    whole = _speed_up(runs, configuration, with_startup=True)
-    sides = {"numerator": configuration["run_ids"], "denominator": configuration["baseline_ids"]}
-    energy = ratio_of(runs, "gpu_energy_per_sample_j", **sides)
-    return {
-        "energy_ratio": energy and energy.median,
-        "energy_ratio_low": energy.low if energy and not is_baseline else None,
-        "energy_ratio_high": energy.high if energy and not is_baseline else None,
-        "speed_up": steady and steady.median,
-        # Against itself every ratio is 1 by construction: an interval would say nothing.
-        "speed_up_low": steady.low if steady and not is_baseline else None,
-        "speed_up_high": steady.high if steady and not is_baseline else None,
-        "speed_up_pairs": steady.n if steady else 0,
-        "verdict": "baseline" if is_baseline else _verdict(steady),
-        "efficiency": efficiency(steady.median if steady else None, devices=devices),
-        "efficiency_with_startup": efficiency(whole.median if whole else None, devices=devices),
-    }
-
-
-def _verdict(ratio: Ratio | None) -> str | None:
-    words = {"above 1": "faster", "below 1": "slower"}
-    return words.get(ratio.verdict, ratio.verdict) if ratio else None
+    pairing = against_one_device(runs).get((configuration["group"], configuration["configuration"]))
+    baseline = is_baseline(configuration["strategy"], configuration["devices"])
+    return row | gain(pairing, devices=configuration["devices"], baseline=baseline)
 
 
 def _flags(flagged: list[str]) -> str | None:

@@ -195,7 +195,7 @@ def _runs_table(rows: pl.DataFrame) -> dict[str, Any]:
     caption = "Every run that was found, with its outcome, and why it is left out where it is."
     if rows.height > MOST_RUNS:
         # Those that are left out first; then back in the order of the table of configurations.
-        first = rows.with_row_index("place").sort(pl.col("left_out").is_null(), maintain_order=True).head(MOST_RUNS)
+        first = rows.with_row_index("place").sort(pl.col("exclusion").is_null(), maintain_order=True).head(MOST_RUNS)
         caption = (
             f"{MOST_RUNS} of {rows.height:,} runs, those first that are left out, with the outcome and the reason. "
             "The others are in tables/runs.csv beside this page."

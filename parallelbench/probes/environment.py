@@ -30,7 +30,7 @@ _SECRET = re.compile(r"TOKEN|KEY|SECRET|PASS|AUTH|CREDENTIAL", re.IGNORECASE)
 
 
 def capture() -> dict[str, Any]:
-    """Everything about this process's surroundings that may change a number."""
+    """Everything about this process's environment that may change a number."""
     return {
         "host": socket.gethostname(),
         "platform": platform.platform(),
