@@ -164,20 +164,20 @@ def learning(runs: Runs, *, test: str, training: str) -> pl.DataFrame:
 def gains(runs: Runs) -> pl.DataFrame:
     """Paired speed-ups over one device, one row per pair of repeats, steady and with start-up.
 
-    Columns: group, configuration, variant, strategy, devices, kind (steady state, including start-up), repeat, value.
+    Columns: group, configuration, variant, strategy, devices, kind (steady, with_startup), repeat, value.
     """
     rows = []
     pairings = against_one_device(runs)
     for configuration in _members(runs):
         if pairing := pairings.get((configuration["group"], configuration["configuration"])):
             row = [configuration[name] for name in ("group", "configuration", "variant", "strategy", "devices")]
-            for kind, with_startup in (("steady state", False), ("including start-up", True)):
+            for kind, with_startup in (("steady", False), ("with_startup", True)):
                 ratio = pairing.speed_up(with_startup=with_startup)
                 rows += [(*row, kind, *pair) for pair in (ratio.pairs if ratio else ())]
     names = ("group", "configuration", "variant", "strategy", "devices", "kind", "repeat", "value")
     kinds = (*[pl.String] * 4, pl.Int32, pl.String, pl.Int32, pl.Float64)
     table = pl.DataFrame(rows, schema=dict(zip(names, kinds, strict=True)), orient="row")
-    return table.sort("group", pl.col("kind") != "steady state", maintain_order=True)
+    return table.sort("group", pl.col("kind") != "steady", maintain_order=True)
 
 
 @lru_cache(maxsize=8)

@@ -32,7 +32,7 @@ def figure(runs: Runs) -> alt.FacetChart | None:
     data = gains(runs)
     if data.is_empty() or data["devices"].max() == 1:
         return None
-    kinds = {"steady state": "Steady state", "including start-up": "Including start-up"}
+    kinds = {"steady": "Steady state", "with_startup": "Including start-up"}
     data = panel(data, pl.col("kind").replace(kinds))
     return _bars(data) if data["variant"].n_unique() > _MOST_LINES else _lines(data)
 

@@ -240,7 +240,7 @@ def test_runs_that_passed_are_told_from_those_that_nobody_checked(
 
 def test_gains_are_one_row_per_pair(tmp_path: Path) -> None:
     runs = pair(tmp_path, [(10.0, 8.0), (10.0, 5.0)])
-    found = gains(runs).filter((pl.col("kind") == "steady state") & (pl.col("devices") == 2))
+    found = gains(runs).filter((pl.col("kind") == "steady") & (pl.col("devices") == 2))
     assert found.select("repeat", "value").rows() == [(0, 1.25), (1, 2.0)]
 
 

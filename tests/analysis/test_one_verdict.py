@@ -118,7 +118,7 @@ def test_what_may_differ_is_compared_everywhere_with_the_same_ratio(key: str, tm
     row = summary(runs).row(1, named=True)
     ratio = (row["speed_up"], row["speed_up_low"], row["speed_up_high"])
     assert row["verdict"] == SpeedVerdict.FASTER.value
-    assert sorted(gains(runs).filter(configuration="ddp × 2", kind="steady state")["value"])[2:4] == pytest.approx(
+    assert sorted(gains(runs).filter(configuration="ddp × 2", kind="steady")["value"])[2:4] == pytest.approx(
         sorted(one / two for one, two in TIMES)[2:4], rel=1e-15
     )
     (compared,) = by(runs, "strategy", "ddp", "single", across=["devices"]).rows
