@@ -22,9 +22,9 @@ from analysis.comparison.groups import labels
 from analysis.comparison.policy import UnlikeWork
 from analysis.comparison.two_sides import Comparison, by, compare
 from analysis.configurations import facts, summary
-from analysis.load import Runs, Skipped, load
 from analysis.metrics import per_epoch, per_run
-from analysis.terminal import summary_table
+from analysis.reader import Runs, Skipped, load
+from analysis.terminal_table import summary_table
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta
 
 from parallelbench.errors import ConfigError
-from parallelbench.spec.config import Component, RunConfig
+from parallelbench.spec.config import Optimizer, RunConfig
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -21,36 +20,11 @@ NonNegative = Annotated[float, Meta(ge=0)]
 Positive = Annotated[float, Meta(gt=0)]
 
 
-class Optimizer(Component, frozen=True, kw_only=True):
-    """What all optimizers have in common."""
-
-    lr: Positive
-    """Learning rate at the configured batch size (of `Lbfgs`: the first step length that is tried)."""
-    lr_rule: Literal["constant", "linear", "sqrt"]
-    """Under weak scaling the global batch grows with the devices; the rate is multiplied by 1, their number, or its
-    square root (Goyal et al. 2017, arXiv 1706.02677; Krizhevsky 2014, arXiv 1404.5997)."""
-
-    def scaled_lr(self, run: RunConfig) -> float:
-        """Learning rate as used in `run`."""
-        growth = run.global_batch_size / run.batch_size
-        factor: float = {"constant": 1.0, "linear": growth, "sqrt": growth**0.5}[self.lr_rule]
-        return self.lr * factor
-
-    def states_per_parameter(self) -> int | None:
-        """Numbers that it keeps for each parameter; None where that is not fixed."""
-        return None
-
-    @abstractmethod
-    def check(self, run: RunConfig, device_type: str) -> None:
-        """Raise `ConfigError` with the fix where the optimizer can't do this run."""
-
-    @abstractmethod
-    def build(self, parameters: Iterable[nn.Parameter], run: RunConfig, device_type: str) -> torch.optim.Optimizer:
-        """Build the optimizer of `parameters`, which are on their devices already."""
-
-
 class FirstOrder(Optimizer, frozen=True, kw_only=True):
     """Optimizers that take one gradient per step, and update each parameter by itself."""
+
+    torch_name: ClassVar[str]
+    """Its class in `torch.optim`."""
 
     weight_decay: NonNegative
     """L2 penalty (decoupled in AdamW)."""
@@ -67,6 +41,8 @@ class FirstOrder(Optimizer, frozen=True, kw_only=True):
 
     def build(self, parameters: Iterable[nn.Parameter], run: RunConfig, device_type: str) -> torch.optim.Optimizer:
         """Build the optimizer of `parameters`, which are on their devices already."""
+        import torch
+
         how = {
             "auto": {"fused": True} if device_type == "cuda" else {},
             "for_loop": {"foreach": False, "fused": False},
@@ -74,12 +50,8 @@ class FirstOrder(Optimizer, frozen=True, kw_only=True):
             "fused": {"fused": True},
         }[self.implementation]
         arguments = {"lr": self.scaled_lr(run), "weight_decay": self.weight_decay, **how, **self.options()}
-        optimizer: torch.optim.Optimizer = self.torch_class()(parameters, **arguments)
+        optimizer: torch.optim.Optimizer = getattr(torch.optim, self.torch_name)(parameters, **arguments)
         return optimizer
-
-    @abstractmethod
-    def torch_class(self) -> Any:
-        """The class in `torch.optim`."""
 
     def options(self) -> dict[str, Any]:
         """Its arguments besides the learning rate and the weight decay."""
@@ -89,15 +61,12 @@ class FirstOrder(Optimizer, frozen=True, kw_only=True):
 class Sgd(FirstOrder, frozen=True, kw_only=True):
     """Stochastic gradient descent."""
 
+    torch_name: ClassVar[str] = "SGD"
+
     momentum: Fraction
     """Share of the previous update that is kept."""
     nesterov: bool
     """Look ahead along the momentum (Sutskever et al. 2013)."""
-
-    def torch_class(self) -> Any:  # noqa: D102
-        import torch
-
-        return torch.optim.SGD
 
     def options(self) -> dict[str, Any]:  # noqa: D102
         return {"momentum": self.momentum, "nesterov": self.nesterov}
@@ -110,17 +79,14 @@ class Sgd(FirstOrder, frozen=True, kw_only=True):
 class Adam(FirstOrder, frozen=True, kw_only=True):
     """Adam (Kingma and Ba 2015, arXiv 1412.6980)."""
 
+    torch_name: ClassVar[str] = "Adam"
+
     beta1: Fraction
     """Decay of the gradient's running mean."""
     beta2: Fraction
     """Decay of the squared gradient's running mean."""
     eps: Positive
     """Added to the denominator."""
-
-    def torch_class(self) -> Any:  # noqa: D102
-        import torch
-
-        return torch.optim.Adam
 
     def options(self) -> dict[str, Any]:  # noqa: D102
         return {"betas": (self.beta1, self.beta2), "eps": self.eps}
@@ -133,22 +99,16 @@ class Adam(FirstOrder, frozen=True, kw_only=True):
 class AdamW(Adam, frozen=True, kw_only=True):
     """Adam with decoupled weight decay (Loshchilov and Hutter 2019, arXiv 1711.05101)."""
 
-    def torch_class(self) -> Any:  # noqa: D102
-        import torch
-
-        return torch.optim.AdamW
+    torch_name: ClassVar[str] = "AdamW"
 
 
 class Adagrad(FirstOrder, frozen=True, kw_only=True):
     """Adagrad (Duchi et al. 2011)."""
 
+    torch_name: ClassVar[str] = "Adagrad"
+
     eps: Positive
     """Added to the denominator."""
-
-    def torch_class(self) -> Any:  # noqa: D102
-        import torch
-
-        return torch.optim.Adagrad
 
     def options(self) -> dict[str, Any]:  # noqa: D102
         return {"eps": self.eps}
@@ -166,9 +126,9 @@ class Lbfgs(Optimizer, frozen=True, kw_only=True):
     """
 
     history_size: Annotated[int, Meta(ge=1, le=1000)]
-    """Pairs of vectors, each as long as the parameters, that approximate the curvature."""
+    """Pairs of vectors, each of the parameters' length, that approximate the curvature."""
     line_search_evaluations: Annotated[int, Meta(ge=1, le=1000)]
-    """At most so many step lengths after the first are tried in an iteration."""
+    """Step lengths after the first that an iteration tries at most."""
 
     def check(self, run: RunConfig, device_type: str) -> None:
         """Refuse strategies that update by one gradient, mini-batches, and losses too coarse for a line search."""
@@ -194,7 +154,7 @@ class Lbfgs(Optimizer, frozen=True, kw_only=True):
             raise ConfigError(f"channels_last=true with optimizer={self.name} is refused: choose channels_last=false")
 
     def full_batch(self, run: RunConfig) -> int:
-        """The training set, less what can't be divided among the data shards."""
+        """The training set, less the samples that can't be divided among the data shards."""
         samples = run.data.train_samples
         return samples - samples % run.strategy.data_parallel_degree(run)
 

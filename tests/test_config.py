@@ -22,18 +22,11 @@ import parallelbench
 from launch.compose import group_choices
 from launch.sweep import one_run
 from parallelbench.errors import ConfigError, choices, one_line
-from parallelbench.spec.config import (
-    COMPONENTS,
-    Component,
-    RunConfig,
-    canonical_json,
-    from_mapping,
-    run_id,
-    slug,
-    to_mapping,
-)
+from parallelbench.spec.config import RunConfig
+from parallelbench.spec.identity import canonical_json, run_id, slug
 from parallelbench.spec.launchers import LocalLauncher, SlurmLauncher
-from parallelbench.spec.structure import Name, Node, structure
+from parallelbench.spec.mapping import COMPONENTS, from_mapping, to_mapping
+from parallelbench.spec.structure import Component, Name, Node, structure
 from tests.helpers import configured, plain
 
 BASE = plain()
@@ -216,7 +209,7 @@ def test_the_global_batch_follows_the_scaling(scaling: str, devices: int, batch:
 
 
 def struct_modules() -> list[str]:
-    names = [f"parallelbench.{name}" for name in ("spec.config", "spec.launchers", "optimizers")]
+    names = [f"parallelbench.{name}" for name in ("spec.settings", "spec.config", "spec.launchers", "optimizers")]
     for package in ("strategies", "strategies.parts", "models", "data", "loaders"):
         folder = importlib.import_module(f"parallelbench.{package}")
         names += [
@@ -231,11 +224,6 @@ def source_of(module: str) -> str:
 
 def loads_torch(module: str) -> bool:
     return any(line.startswith(("import torch", "from torch")) for line in source_of(module).splitlines())
-
-
-def imported(name: str) -> Any:
-    module, _, attribute = name.rpartition(".")
-    return getattr(importlib.import_module(module), attribute)
 
 
 def undocumented(source: str, node_names: set[str]) -> list[str]:
@@ -289,9 +277,9 @@ def test_every_shipped_file_composes_builds_and_bears_its_name(group: str, name:
 
 @pytest.mark.parametrize("group", COMPONENTS)
 def test_every_component_class_can_be_chosen(group: str) -> None:
-    kind = imported(COMPONENTS[group])
+    kind = COMPONENTS[group]
     for name in struct_modules():
-        if name.startswith(kind.__module__.rpartition(".")[0]) and not loads_torch(name):
+        if not loads_torch(name):
             importlib.import_module(name)
     chosen = {type(getattr(configured(f"{group}={name}"), group)) for name in group_choices()[group]}
     concrete = {
@@ -323,7 +311,7 @@ def refusal(node: Any) -> str:
         "parallelbench.spec.structure.structure",
         "parallelbench.store.folder.os.system",
         "parallelbench.spec.config.importlib.import_module",
-        "parallelbench.models.base.Model",
+        "parallelbench.models.model.Model",
         "parallelbench.strategies.ddp.Ddp",
         "parallelbench.models.nothing.Here",
         "parallelbench.models.cnn.Nothing",
@@ -421,6 +409,27 @@ def test_a_missing_key_is_named(path: tuple[str, ...]) -> None:
         here = here[part]
     del here[path[-1]]
     assert refusal(node).partition(": add")[0] == f"{'.'.join(path)} is missing"
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [("epochs", "8"), ("precision", "fp23"), ("launcher.name", "slrum"), ("measure.pairty", 1), ("site.name", "a b")],
+)
+def test_no_error_repeats_or_reads_the_words_of_a_library(
+    monkeypatch: pytest.MonkeyPatch, path: str, value: Any
+) -> None:
+    node = changed(BASE, tuple(path.split(".")), value)
+    before = refusal(node)
+    convert = msgspec.convert
+
+    def reworded(value: Any, kind: Any) -> Any:
+        try:
+            return convert(value, kind)
+        except msgspec.ValidationError:
+            raise msgspec.ValidationError("No.") from None
+
+    monkeypatch.setattr(msgspec, "convert", reworded)
+    assert refusal(node) == before
 
 
 def test_devices_must_fill_nodes_evenly() -> None:

@@ -10,12 +10,12 @@ from analysis.claims.effects import Effect, Reading, as_every_strategy, best, me
 from analysis.claims.grammar import LAST, Claim, Contrast, Level
 from analysis.comparison.pairing import in_both
 from analysis.comparison.policy import canonical, without
-from parallelbench.spec.config import COMPONENTS
+from parallelbench.spec.mapping import COMPONENTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from analysis.load import Runs
+    from analysis.reader import Runs
 
     Combine = Callable[[float, float, Effect, Effect], float | None]
 

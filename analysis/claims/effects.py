@@ -20,7 +20,7 @@ from analysis.metrics import per_epoch, step_to_accuracy, steps_to_accuracy, tim
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from analysis.load import Runs
+    from analysis.reader import Runs
 
 _WAYS = ("strategy", *RISING["devices"])
 """The keys in which runs of the same work differ."""

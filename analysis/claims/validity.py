@@ -10,7 +10,7 @@ from analysis.comparison.policy import Blocker, Issue
 
 if TYPE_CHECKING:
     from analysis.claims.effects import Effect
-    from analysis.load import Runs
+    from analysis.reader import Runs
 
 
 def blockers(runs: Runs, claim: Claim, effect: Effect) -> list[Issue]:

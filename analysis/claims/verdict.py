@@ -24,7 +24,7 @@ from analysis.stats import interval as ratio_interval
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from analysis.load import Runs
+    from analysis.reader import Runs
 
 Verdict = Literal["reproduced", "refuted", "inconclusive"]
 VERDICTS: tuple[Verdict, ...] = ("reproduced", "refuted", "inconclusive")

@@ -15,7 +15,7 @@ from analysis.comparison.speed import SpeedVerdict, of_speed
 from analysis.metrics import efficiency
 
 if TYPE_CHECKING:
-    from analysis.load import Runs
+    from analysis.reader import Runs
 
 Configuration = tuple[str, str]
 """Group and configuration."""

@@ -13,7 +13,7 @@ from analysis.comparison.groups import labels
 from analysis.metrics import miscounted
 
 if TYPE_CHECKING:
-    from analysis.load import Runs
+    from analysis.reader import Runs
 
 MOST = 8
 """Lines of each kind that a terminal shows. The report's page shows all."""

@@ -15,7 +15,7 @@ from parallelbench.store.environment_match import flatten
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from analysis.load import Runs
+    from analysis.reader import Runs
 
 _APART = frozenset(COMPARED + CIRCUMSTANCES)
 _NAMES = ("data.name", "model.name")

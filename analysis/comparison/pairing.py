@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from analysis.comparison.policy import Differences, Work
-    from analysis.load import Runs
+    from analysis.reader import Runs
     from analysis.stats import Ratio
 
 One = TypeVar("One")

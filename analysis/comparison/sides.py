@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from analysis.comparison.policy import Differences, Work
-    from analysis.load import Runs
+    from analysis.reader import Runs
 
 _ROW = ("strategy", "devices", "nodes", "data", "model")
 """What identifies a row of a comparison. Where these differ, the other side has nothing to compare with."""

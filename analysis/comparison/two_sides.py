@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from analysis.comparison.pairing import ComparedRun, RepeatPair
     from analysis.comparison.policy import Differences
     from analysis.comparison.sides import ComparedRow
-    from analysis.load import Runs
+    from analysis.reader import Runs
 
 TIME = "steady_epoch_time_s"
 MEASURED = (TIME, "throughput_samples_per_s", "gpu_energy_per_sample_j", "peak_memory_sum_bytes")

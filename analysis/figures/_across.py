@@ -15,7 +15,7 @@ from analysis.configurations import counted
 from analysis.figures._chart import lines, per_group
 
 if TYPE_CHECKING:
-    from analysis.load import Runs
+    from analysis.reader import Runs
 
 
 class Across(NamedTuple):

@@ -12,7 +12,7 @@ from analysis.configurations import facts, learning
 from analysis.figures._chart import EPOCHS, SIDE, lines, panel, per_group
 
 if TYPE_CHECKING:
-    from analysis.load import Runs
+    from analysis.reader import Runs
 
 ORDER = 4
 TITLE = "Accuracy against epoch"

@@ -13,7 +13,7 @@ from analysis.figures._chart import PANEL_WIDTH, label_marks, names_axis, panel,
 from analysis.metrics import PHASES, phase_times
 
 if TYPE_CHECKING:
-    from analysis.load import Runs
+    from analysis.reader import Runs
 
 ORDER = 10
 TITLE = "What a step is spent on"

@@ -16,7 +16,7 @@ from analysis.figures._chart import INK, LEGEND, PANEL_WIDTH, panels, per_group,
 from analysis.metrics import ACCURACY_LADDER, steps_to_accuracy
 
 if TYPE_CHECKING:
-    from analysis.load import Runs
+    from analysis.reader import Runs
 
 ORDER = 13
 TITLE = "Steps to accuracy against batch size"

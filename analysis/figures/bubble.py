@@ -14,7 +14,7 @@ from analysis.metrics import measured_bubbles
 if TYPE_CHECKING:
     import altair as alt
 
-    from analysis.load import Runs
+    from analysis.reader import Runs
 
 ORDER = 8
 TITLE = "Shortfall from ideal speed-up and the schedule's theoretical bubble"

@@ -13,7 +13,7 @@ from analysis.figures._chart import PANEL_WIDTH, label_marks, names_axis, panel,
 from analysis.metrics import KINDS_SENT
 
 if TYPE_CHECKING:
-    from analysis.load import Runs
+    from analysis.reader import Runs
 
 ORDER = 7
 TITLE = "Bytes sent per step by kind"

@@ -14,7 +14,7 @@ from analysis.figures._chart import bars, panel, per_group, timed
 if TYPE_CHECKING:
     import altair as alt
 
-    from analysis.load import Runs
+    from analysis.reader import Runs
 
 ORDER = 10
 TITLE = "Energy by strategy and device count"

@@ -15,7 +15,7 @@ from analysis.configurations import counted
 from analysis.figures._chart import PANEL_WIDTH, panels, per_group, records, series, with_medians
 
 if TYPE_CHECKING:
-    from analysis.load import Runs
+    from analysis.reader import Runs
     from analysis.stats import Ratio
 
 ORDER = 11

@@ -13,7 +13,7 @@ from analysis.figures._chart import bars, panel, per_group, timed
 if TYPE_CHECKING:
     import altair as alt
 
-    from analysis.load import Runs
+    from analysis.reader import Runs
 
 ORDER = 1
 TITLE = "Time per epoch by strategy and device count"

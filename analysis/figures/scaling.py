@@ -16,7 +16,7 @@ from analysis.figures._chart import INK, LEGEND, PANEL_WIDTH, bars, panel, panel
 from analysis.metrics import efficiency
 
 if TYPE_CHECKING:
-    from analysis.load import Runs
+    from analysis.reader import Runs
 
 ORDER = 2
 TITLE = "Real against theoretical scaling"

@@ -13,7 +13,7 @@ from analysis.figures._chart import PANEL_WIDTH, bar_colour, panels, per_group, 
 from analysis.metrics import staleness_histogram
 
 if TYPE_CHECKING:
-    from analysis.load import Runs
+    from analysis.reader import Runs
 
 ORDER = 9
 TITLE = "Staleness of the pushes to parameter servers"

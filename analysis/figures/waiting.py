@@ -14,7 +14,7 @@ from analysis.metrics import ring_times
 if TYPE_CHECKING:
     import altair as alt
 
-    from analysis.load import Runs
+    from analysis.reader import Runs
 
 ORDER = 10
 TITLE = "Exposed communication against the ring's formula"

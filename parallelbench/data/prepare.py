@@ -24,7 +24,7 @@ from parallelbench.data.prepared import (
     MANIFEST,
     PREPARED_VERSION,
     ArrayEntry,
-    Manifest,
+    DatasetManifest,
     PreparedData,
     RawFile,
 )
@@ -35,7 +35,7 @@ from parallelbench.spec.launchers import prepare_line
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from parallelbench.data.base import Arrays, Data
+    from parallelbench.data.dataset import Arrays, Data
 
 STALE_AGE_S = 24 * 3600
 """Older temporary folders are removed; younger ones may belong to a living process on another machine."""
@@ -162,7 +162,7 @@ def _write(data: PreparedData, arrays: Arrays, folder: Path, *, progress: Callab
         np.save(path, getattr(arrays, name), allow_pickle=False)
         sync(path)
         entries[name] = ArrayEntry(shape=shape, dtype=dtype, size_bytes=path.stat().st_size, sha256=_digest(path))
-    manifest = Manifest(
+    manifest = DatasetManifest(
         version=PREPARED_VERSION,
         dataset=data.folder,
         raw_md5={raw.path: raw.md5 for raw in data.raw_files},

@@ -12,14 +12,14 @@ import msgspec
 import torch
 
 from parallelbench.errors import one_line
-from parallelbench.gpu_check.runs import loader_of
+from parallelbench.gpu_check.small_runs import loader_of
 from parallelbench.gpu_check.training import train_watched
 from parallelbench.optimizers import Lbfgs
 from parallelbench.rank.numerics import set_precision
 from parallelbench.rank.parity import as_checked, check_parity
 from parallelbench.rank.session import build_model
 from parallelbench.rank.world import World, join
-from parallelbench.spec.config import from_mapping
+from parallelbench.spec.mapping import from_mapping
 
 if TYPE_CHECKING:
     from parallelbench.spec.config import RunConfig
@@ -39,7 +39,7 @@ def main(arguments: list[str]) -> int:
     """Check parity, then train an epoch that must not wait."""
     run_file, device_type, result_file = arguments
     run = from_mapping(msgspec.json.decode(Path(run_file).read_bytes()))
-    world = join(run, device_type)
+    world = join(device_type, devices=run.devices, timeout_s=run.launcher.collective_timeout_s)
     result = Result()
     try:
         if run.strategy.equals_one_device(run):
@@ -49,7 +49,7 @@ def main(arguments: list[str]) -> int:
         if device_type == "cuda" and not isinstance(run.optimizer, Lbfgs):
             replica = run.strategy.prepare(build_model(run), run, world)
             loader = loader_of(run, world, replica.data_shard)
-            train_watched(replica, loader, run, world, torch.cuda.set_sync_debug_mode)
+            train_watched(replica, loader, run=run, world=world, set_mode=torch.cuda.set_sync_debug_mode)
             replica.close()
             result.watched = True
         _write(result_file, result, world)

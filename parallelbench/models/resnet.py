@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from parallelbench.models.base import Model
+from parallelbench.models.model import Model
 from parallelbench.models.options import Counts, Norm  # noqa: TC001 - msgspec reads the annotations
 from parallelbench.spec.structure import Count  # noqa: TC001 - msgspec reads the annotations
 
@@ -47,6 +47,6 @@ class ResNet(Model, frozen=True, kw_only=True):
         blocks, features = layers.residual_blocks(
             bottleneck=self.block == "bottleneck", blocks=self.blocks, width=self.width, norm_layer=new_norm
         )
-        model = sequence(self.layer_names, [stem, *blocks, layers.Head(features, num_classes)])
+        model = sequence(self.layer_names, [stem, *blocks, layers.PooledHead(features, num_classes)])
         layers.initialise(model)
         return model

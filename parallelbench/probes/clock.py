@@ -10,11 +10,11 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from parallelbench.data.loader import Batch
+    from parallelbench.loaders.batch import Batch
     from parallelbench.rank.world import World
 
 
-class Window:
+class TimedWindow:
     """The time between two synchronisations of host and device, seconds.
 
     `start` waits for all ranks, then for this rank's devices; `stop` waits for this rank's devices only, so that

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from parallelbench.probes.memory import release
+from parallelbench.probes.memory_probe import release
 from parallelbench.rank.checkpoint import Checkpoints, Key
 from parallelbench.store.journal import kept_entries
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from parallelbench.spec.config import RunConfig
     from parallelbench.store.attempt import Attempt
     from parallelbench.store.journal import Journal, Row
-    from parallelbench.strategies.base import Replica
+    from parallelbench.strategies.replica import Replica
 
 
 AUTO_MARGIN = 1.25

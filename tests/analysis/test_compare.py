@@ -8,14 +8,16 @@ import polars as pl
 import pytest
 
 from analysis import UnlikeWork, by, compare, excluded, labels, load, stats, summary, summary_table
-from analysis.configurations import SUMMARY, gains
-from parallelbench.spec.config import from_mapping, to_mapping
+from analysis.configurations import gains
+from analysis.metrics import summary_columns
+from analysis.published import TYPES
+from parallelbench.spec.mapping import from_mapping, to_mapping
 from tests.analysis.factory import Fake, component, config, failed, published
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from analysis.load import Runs
+    from analysis.reader import Runs
 
 LATER = Fake(started_at=1.8e9)
 
@@ -181,7 +183,7 @@ def test_the_summary_has_its_documented_columns_and_the_terminal_its_numbers(tmp
     runs = pair(tmp_path, [(10.0, 8.0), (10.0, 5.0)])
     failed(config(tmp_path, strategy="model_parallel", devices=2), "oom", "out of memory", epochs=1)
     runs = load(tmp_path)
-    assert dict(summary(runs).schema) == {name: kind for name, (kind, _) in SUMMARY.items()}
+    assert dict(summary(runs).schema) == {column.name: TYPES[column.type] for column in summary_columns()}
     console = Console(width=80, record=True)
     console.print(summary_table(runs))
     text = console.export_text()

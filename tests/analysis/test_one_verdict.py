@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from analysis.load import Runs
+    from analysis.reader import Runs
 
 pytestmark = pytest.mark.slow
 

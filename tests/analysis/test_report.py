@@ -19,6 +19,7 @@ from analysis.configurations import learning
 from analysis.figures import _chart, draw
 from analysis.figures._chart import DASHES, SPARE, STYLES, dashes, variants
 from analysis.metrics import per_epoch
+from analysis.metrics.schema import page_columns
 from parallelbench.errors import ConfigError, StorageError
 from tests.analysis.factory import MIB, Fake, config, failed, foreign, published
 from tests.analysis.test_compare import pair, steady
@@ -87,7 +88,7 @@ def test_the_pages_numbers_are_those_of_the_csv_file(sweep: Path, page: Page) ->
     assert [row["configuration"] for row in rows] == ["single × 1", "ddp × 2", "model_parallel × 2"]
     shown = iter(page.values)
     for row in rows:
-        for column in report_module.CONFIGURATIONS:
+        for column in page_columns("configurations"):
             if column.numeric and row[column.name]:
                 assert float(next(shown)) == pytest.approx(float(row[column.name]), rel=1e-12)
     assert rows[1]["speed_up"] == "1.625"

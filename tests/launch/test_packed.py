@@ -19,8 +19,8 @@ import pytest
 from analysis import excluded
 from analysis.comparison.exclusions import Exclusion
 from analysis.configurations import summary
-from analysis.load import load
 from analysis.notes import warnings
+from analysis.reader import load
 from launch import processes
 from launch.command import environment
 from launch.slurm.submit import batches, prepare_for_site

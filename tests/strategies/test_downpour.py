@@ -21,15 +21,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from parallelbench.data.loader import ResidentLoader
+from parallelbench.loaders.batch import Shard
+from parallelbench.loaders.resident_loader import ResidentLoader
 from parallelbench.rank.session import build_model
 from parallelbench.rank.world import World
 from parallelbench.spec.config import RunConfig
 from parallelbench.store.journal import read_entries
-from parallelbench.strategies.base import Shard
 from parallelbench.strategies.parameter_server import ParameterServer
+from parallelbench.strategies.parts.server_workers import AsyncWorker
 from parallelbench.strategies.parts.servers import AsyncServer
-from parallelbench.strategies.parts.workers import AsyncWorker
 from tests.ranks import run_ranks
 from tests.strategies.serving import EPOCHS, PARAMETERS, small, train_epochs
 
@@ -93,13 +93,13 @@ class LosesAPush(ParameterServer, frozen=True, kw_only=True):
     def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Any:
         replica = super().prepare(model, run, world)
         if isinstance(replica, AsyncServer):
-            use, pushes = replica._use, count(1)
+            use, pushes = replica._apply, count(1)
 
             def wrong(gradient: Tensor) -> None:
                 for _ in range(self.applied if next(pushes) == 2 else 1):
                     use(gradient)
 
-            replica._use = wrong  # type: ignore[method-assign]
+            replica._apply = wrong  # type: ignore[method-assign]
         return replica
 
 

@@ -1,0 +1,179 @@
+"""Batches by torch's own `DataLoader`, written as most people write it, but for the order, which is the suite's."""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import signal
+import warnings
+from abc import abstractmethod
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from parallelbench.loaders.batch import Batch
+from parallelbench.loaders.batch_loader import BatchLoader
+from parallelbench.probes.spans import Spanned
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from multiprocessing.process import BaseProcess
+    from typing import Unpack
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from parallelbench.data.dataset import Arrays, Data
+    from parallelbench.loaders.batch import LoaderArgs
+    from parallelbench.loaders.loader import TorchLoader
+
+_PR_SET_PDEATHSIG = 1
+_PATIENCE_S = 10.0
+"""So long workers may take to end once they are told to."""
+Key = Any
+"""What a data set's `__getitem__` takes."""
+
+
+class _Batches(Sampler[list[Key]]):
+    """The keys of each batch, set anew for each pass over the data."""
+
+    def __init__(self) -> None:
+        self.keys: Iterable[list[Key]] = ()
+
+    def __iter__(self) -> Iterator[list[Key]]:
+        return iter(self.keys)
+
+
+class _Part:
+    """A `DataLoader` of the training or the test set."""
+
+    def __init__(self, dataset: Dataset[Any], options: TorchLoader, *, pinned: bool) -> None:
+        several = options.workers > 0
+        self._batches = _Batches()
+        with _without_advice():
+            self._loader = DataLoader(
+                dataset,
+                batch_sampler=self._batches,
+                num_workers=options.workers,
+                pin_memory=pinned and options.pin_memory,
+                prefetch_factor=options.prefetch_factor if several else None,
+                persistent_workers=options.persistent_workers and several,
+                worker_init_fn=partial(_end_with, os.getpid()) if several else None,
+                # The data set is inherited; other ways of starting would send it to each worker.
+                multiprocessing_context="fork" if several else None,
+                # Its workers' seeds must not be drawn from what a model's dropout draws from.
+                generator=torch.Generator(),
+            )
+        self._workers: set[BaseProcess] = set()
+        self._pass: Iterator[list[Tensor]] | None = None
+        self._passes = 0
+
+    def over(self, keys: Iterable[list[Key]]) -> Iterator[list[Tensor]]:
+        """The collated batches of these keys. The iterator that has workers is held by `self` alone: see `close`."""
+        self._passes = this = self._passes + 1
+        self._batches.keys = keys
+        others = set(multiprocessing.active_children())
+        with _without_advice():
+            self._pass = iter(self._loader)
+        self._workers |= set(multiprocessing.active_children()) - others
+        while (batch := self._next(this)) is not None:
+            yield batch
+
+    def _next(self, this: int) -> list[Tensor] | None:
+        assert self._pass is not None, "the loader is closed"
+        assert this == self._passes, "a newer iteration has ended this one"
+        return next(self._pass, None)
+
+    def pids(self) -> list[int]:
+        """The living workers."""
+        return [worker.pid for worker in self._workers if worker.pid is not None and worker.is_alive()]
+
+    def close(self) -> None:
+        """Drop what has workers, which ends them, and see to it that they have ended."""
+        self._pass = None
+        self._loader = None  # type: ignore[assignment]
+        for worker in self._workers:
+            worker.join(timeout=_PATIENCE_S)
+            if worker.is_alive():
+                worker.kill()
+                worker.join()
+        self._workers.clear()
+
+
+@contextmanager
+def _without_advice() -> Iterator[None]:
+    """torch warns of more workers than cores: on a CPU they share those of the rank's device on purpose."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "This DataLoader will create")
+        yield
+
+
+def _end_with(parent: int, _: int) -> None:
+    """In a worker: end when the rank does, however it ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it ended before the kernel was asked
+        os._exit(1)
+
+
+class TorchBatches(BatchLoader):
+    """A `DataLoader` for training and one for evaluation; what is in a data set, the kinds differ in."""
+
+    def __init__(self, arrays: Arrays, data: Data, options: TorchLoader, **feed: Unpack[LoaderArgs]) -> None:
+        """Build both; workers start with the first batch of each."""
+        super().__init__(arrays, data, **feed)
+        self.workers = 0 if self._looks_at_nothing else options.workers
+        self._normalise = self._normaliser(self._device)
+        pinned = self._device.type == "cuda"
+        train = self._dataset(arrays.train_images, arrays.train_labels, padding=self._padding)
+        test = self._dataset(arrays.test_images, arrays.test_labels, padding=0)
+        self._parts = _Part(train, options, pinned=pinned), _Part(test, options, pinned=pinned)
+
+    @abstractmethod
+    def _dataset(self, images: NDArray[np.uint8], labels: NDArray[np.int64], *, padding: int) -> Dataset[Any]:
+        """A data set whose items are an image and a label, or one of them, as the shard has it."""
+
+    def spanned(self) -> Iterable[Spanned]:
+        """Copying a collated batch to a GPU."""
+        return [Spanned(self, "_moved", "host_to_device")] if self._moves_batches else []
+
+    def worker_pids(self) -> list[int]:
+        """Its living worker processes."""
+        return [pid for part in self._parts for pid in part.pids()]
+
+    def close(self) -> None:
+        """End the workers."""
+        for part in self._parts:
+            part.close()
+
+    def _moved(self, parts: list[Tensor]) -> tuple[Tensor | None, Tensor | None]:
+        """A collated batch on the device: images as floats in the stored layout, and labels."""
+        moved = iter([part.to(self._device, non_blocking=True) for part in parts])
+        images = next(moved) if self._shard.images else None
+        return images, next(moved) if self._shard.labels else None
+
+    def _finished(self, images: Tensor | None) -> Tensor | None:
+        return None if images is None else self._normalise.finished(images)
+
+    @abstractmethod
+    def _keys(self, start: int, stop: int) -> list[Key]:
+        """The keys of test samples."""
+
+    def _test(self, slices: list[tuple[int, int]]) -> Iterator[Batch]:
+        # Nothing can be collated from no samples, which is what the last slice may have.
+        batches = self._parts[1].over(self._keys(start, stop) for start, stop in slices if stop > start)
+        for start, stop in slices:
+            images, labels = self._moved(next(batches)) if stop > start else self._no_samples()
+            yield Batch(self._finished(images), labels, stop - start)
+        next(batches, None)  # ends workers that don't stay
+
+    def _no_samples(self) -> tuple[Tensor | None, Tensor | None]:
+        empty = self._normalise.values(
+            torch.empty((0, *self._normalise.scale.shape), dtype=torch.uint8, device=self._device)
+        )
+        labels = torch.empty(0, dtype=torch.int64, device=self._device)
+        return empty if self._shard.images else None, labels if self._shard.labels else None

@@ -1,0 +1,52 @@
+"""What a model is: a specification that builds a sequence of named layers."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Literal
+
+from parallelbench.spec.structure import Component
+
+if TYPE_CHECKING:
+    from torch import nn
+
+Split = Literal["column", "row"]
+"""How a linear layer is sharded (Shoeybi et al. 2019, arXiv 1909.08053).
+
+column: by outputs; its input is whole, its output a shard. row: by inputs; its input is a shard, its output whole.
+"""
+
+
+class Model(Component, frozen=True, kw_only=True):
+    """A model's options. Importing a specification loads no torch; building the layers does."""
+
+    @property
+    @abstractmethod
+    def layer_names(self) -> tuple[str, ...]:
+        """Names of the layers in order: the cut points of layer-wise strategies."""
+
+    def tensor_plan(self) -> dict[str, Split]:
+        """Which linear layers can be sharded, and how: paths below the model, `*` for any name, in the order of use.
+
+        Between a column layer and the row layer after it, values are shards. Empty where there is nothing to shard.
+        """
+        return {}
+
+    @property
+    def tensor_units(self) -> int:
+        """Equal parts of the plan's layers: any number of devices that divides it can share them."""
+        return 1
+
+    def check(self, *, in_channels: int, image_size: int) -> None:
+        """Raise `ConfigError` with the fix where the model can't take such images; before anything starts."""
+
+    @abstractmethod
+    def build(self, *, in_channels: int, image_size: int, num_classes: int) -> nn.Sequential:
+        """Build the layers, initialised from torch's current seed.
+
+        Returns an `nn.Sequential` whose children are named `layer_names`; it maps images of shape (batch,
+        in_channels, image_size, image_size) to logits of shape (batch, num_classes). Every intermediate value between
+        two layers is one tensor whose first dimension is the batch.
+
+        Raises `ConfigError` where `check` does.
+        """
