@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from analysis import text
-from analysis.comparison.baseline import against_one_device, refused
+from analysis.comparison.baseline import refused
 from analysis.comparison.exclusions import Exclusion, describe
-from analysis.comparison.pairing import environments_of
-from analysis.comparison.policy import BASELINE, Caveat
+from analysis.comparison.policy import BASELINE
 from analysis.comparison.speed import SpeedVerdict
 from analysis.configurations import counted, facts, summary
+from analysis.environment_notes import environment_warnings
 from analysis.stats import CONFIDENCE, FEW_REPEATS, FEWEST_REPEATS, half_width
-from parallelbench.store.environment_match import flatten, is_volatile
 
 if TYPE_CHECKING:
     from analysis.reader import Runs
@@ -93,26 +92,14 @@ def warnings(runs: Runs, *, most: int = 25) -> list[str]:
         *_resumed(runs),
         *_energies(runs),
         *_throttled(runs),
-        *_shared(runs),
         *_parity_off(runs),
         *_recorded(runs),
-        *_measured_apart(runs),
-        *_environments(runs),
+        *environment_warnings(runs),
     ]
 
 
 def _relative(runs: Runs, path: str) -> str:
     return path.removeprefix(f"{runs.root}/")
-
-
-def _measured_apart(runs: Runs) -> list[str]:
-    """The configurations that were not interleaved with the runs on one device."""
-    apart: dict[str, list[str]] = defaultdict(list)
-    for (_, configuration), pairing in against_one_device(runs).items():
-        for caveat in pairing.caveats():
-            if caveat.kind is Caveat.ORDER:
-                apart[text.sentence(str(caveat))].append(configuration)
-    return [f"{text.listed(names)}: {words}" for words, names in apart.items()]
 
 
 def _excluded(runs: Runs, *, most: int) -> list[str]:
@@ -242,19 +229,6 @@ def _resumed(runs: Runs) -> list[str]:
     ]
 
 
-def _shared(runs: Runs) -> list[str]:
-    """Whether other jobs ran beside the measured ones."""
-    environments = environments_of(runs)
-    shared = [run_id for run_id in counted(runs)["run_id"] if environments[run_id].get("allocation") == "shared"]
-    if not shared:
-        return []
-    return [
-        f"{len(shared)} run{'' if len(shared) == 1 else 's'} shared nodes with other Slurm jobs: what those did to "
-        "memory, network and clocks is in the times. Interleaved repeats spread it over all configurations; whole "
-        "nodes are free of it."
-    ]
-
-
 def _parity_off(runs: Runs) -> list[str]:
     """Which runs nobody compared with one device: because nobody asked, or because they don't compute the same."""
     unchecked = counted(runs).filter((pl.col("strategy") != BASELINE[0]) & pl.col("parity_passed").is_null())
@@ -280,28 +254,3 @@ def _recorded(runs: Runs) -> list[str]:
         f"{', '.join(counts)}: {warning} ({counts.total()} run{'' if counts.total() == 1 else 's'})"
         for warning, counts in found.items()
     ]
-
-
-def _environments(runs: Runs) -> list[str]:
-    found = environment(runs)
-    lines = [
-        f"The compared runs differ in {key}: {text.listed(sorted(values))}."
-        for key, values in found.items()
-        if len(values) > 1 and not is_volatile(key)
-    ]
-    if "true" in found.get("git.dirty", []):
-        lines.append("Some runs were measured with uncommitted changes: the commit alone can't repeat them.")
-    return lines
-
-
-def environment(runs: Runs) -> dict[str, list[str]]:
-    """Dotted name → the distinct values among the counted runs (all runs where none counts)."""
-    rows = counted(runs)
-    texts = (rows if rows.height else facts(runs))["environment_json"].drop_nulls().unique(maintain_order=True)
-    found: dict[str, list[str]] = {}
-    for content in texts:
-        for key, value in flatten(json.loads(content)).items():
-            shown = text.MISSING if value is None else value if isinstance(value, str) else json.dumps(value)
-            if shown not in found.setdefault(key, []):
-                found[key].append(shown)
-    return found

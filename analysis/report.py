@@ -20,6 +20,7 @@ import polars as pl
 from analysis import latex, notes
 from analysis.cells import Shown, cells
 from analysis.configurations import facts, summary
+from analysis.environment_notes import environment
 from analysis.figures import draw, specification, svg
 from analysis.metrics import per_epoch
 from analysis.metrics.schema import explained_columns, page_columns, tables_columns
@@ -164,8 +165,8 @@ def render(runs: Runs, drawn: list[Drawn]) -> str:
 
     vega = vl_convert.javascript_bundle()  # type: ignore[call-arg]  # its stub forgets the default
     templates = Path(__file__).parent / "templates"
-    environment = jinja2.Environment(loader=jinja2.FileSystemLoader(templates), autoescape=True, trim_blocks=True)
-    return environment.get_template("report.html.j2").render(
+    pages = jinja2.Environment(loader=jinja2.FileSystemLoader(templates), autoescape=True, trim_blocks=True)
+    return pages.get_template("report.html.j2").render(
         generator=GENERATOR,
         title=" + ".join(sorted(set(runs.run["sweep"]))),
         headline=notes.headline(runs),
@@ -178,7 +179,7 @@ def render(runs: Runs, drawn: list[Drawn]) -> str:
         **_filters(facts(runs)),
         headers={name: page_columns(name) for name in ("configurations", "energy", "runs")},
         explained=explained_columns(),
-        environment=notes.environment(runs),
+        environment=environment(runs),
         css=(templates / "report.css").read_text(encoding="utf-8"),
         script=(templates / "report.js").read_text(encoding="utf-8"),
         vega=vega.replace("</script", "<\\/script"),
