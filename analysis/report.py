@@ -18,6 +18,7 @@ import polars as pl
 from analysis import latex, notes
 from analysis.cells import Shown, cells
 from analysis.configurations import facts, summary
+from analysis.environment_notes import environment
 from analysis.figures import draw, specification, svg
 from analysis.metrics import per_epoch
 from analysis.metrics.schema import explained_columns, page_columns, tables_columns
@@ -162,8 +163,8 @@ def render(runs: Runs, drawn: list[Drawn]) -> str:
 
     vega = vl_convert.javascript_bundle()  # type: ignore[call-arg]  # its stub forgets the default
     templates = Path(__file__).parent / "templates"
-    environment = jinja2.Environment(loader=jinja2.FileSystemLoader(templates), autoescape=True, trim_blocks=True)
-    return environment.get_template("report.html.j2").render(
+    pages = jinja2.Environment(loader=jinja2.FileSystemLoader(templates), autoescape=True, trim_blocks=True)
+    return pages.get_template("report.html.j2").render(
         generator=GENERATOR,
         title=" + ".join(sorted(set(runs.run["sweep"]))),
         headline=notes.headline(runs),
@@ -176,7 +177,7 @@ def render(runs: Runs, drawn: list[Drawn]) -> str:
         **_filters(facts(runs)),
         headers={name: page_columns(name) for name in ("configurations", "energy", "runs")},
         explained=explained_columns(),
-        environment=notes.environment(runs),
+        environment=environment(runs),
         css=(templates / "report.css").read_text(encoding="utf-8"),
         script=(templates / "report.js").read_text(encoding="utf-8"),
         vega=vega.replace("</script", "<\\/script"),
@@ -194,7 +195,7 @@ def _runs_table(rows: pl.DataFrame) -> dict[str, Any]:
     caption = "Every run that was found, with its outcome, and why it is left out where it is."
     if rows.height > MOST_RUNS:
         # Those that are left out first; then back in the order of the table of configurations.
-        first = rows.with_row_index("place").sort(pl.col("left_out").is_null(), maintain_order=True).head(MOST_RUNS)
+        first = rows.with_row_index("place").sort(pl.col("exclusion").is_null(), maintain_order=True).head(MOST_RUNS)
         caption = (
             f"{MOST_RUNS} of {rows.height:,} runs, those first that are left out, with the outcome and the reason. "
             "The others are in tables/runs.csv beside this page."

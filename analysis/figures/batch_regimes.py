@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import altair as alt
 import polars as pl
 
+from analysis.comparison.groups import groups_across
 from analysis.configurations import facts
 from analysis.figures._chart import INK, LEGEND, PANEL_WIDTH, panels, per_group, records
 from analysis.metrics import ACCURACY_LADDER, steps_to_accuracy
-from analysis.work import groups_across
 
 if TYPE_CHECKING:
     from analysis.reader import Runs

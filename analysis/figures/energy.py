@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from analysis import text
+from analysis.comparison.speed import SpeedVerdict
 from analysis.configurations import summary
 from analysis.figures._chart import bars, panel, per_group, timed
 
@@ -50,6 +51,6 @@ def finding(runs: Runs) -> str:
 
 def _said(row: dict[str, Any]) -> str:
     energy = f"{text.number(row['gpu_energy_per_sample_j'])} J with {row['configuration']}"
-    if row["energy_ratio"] is None or row["verdict"] == "baseline":
+    if row["energy_ratio"] is None or row["verdict"] == SpeedVerdict.BASELINE:
         return energy
     return f"{energy}, {text.ratio(row, 'energy_ratio')} times that of one device"

@@ -82,7 +82,7 @@ FIRST: dict[Place, tuple[str, ...]] = {
         *("steady_gpu_power_mean_w", "steady_gpu_power_max_w", "energy_to_accuracy_j", "accuracy_target"),
     ),
     "runs": (
-        *("slug", "outcome", "reason", "left_out", "repeat", "attempt", "epochs_finished"),
+        *("slug", "outcome", "reason", "exclusion", "repeat", "attempt", "epochs_finished"),
         *("first_epoch_time_s", "second_epoch_time_s", "steady_epoch_time_s", "total_training_time_s"),
     ),
 }

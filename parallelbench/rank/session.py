@@ -18,7 +18,7 @@ from parallelbench.rank.parity import as_checked, check_parity, local_statistics
 from parallelbench.rank.train import Trainer
 from parallelbench.rank.world import World, join
 from parallelbench.spec.identity import canonical_json, run_id
-from parallelbench.store.surroundings import entries, unlike
+from parallelbench.store.environment_match import differences, entries
 from parallelbench.strategies.single import Single
 
 if TYPE_CHECKING:
@@ -129,12 +129,12 @@ class Session:
     def _elsewhere(self, facts: Mapping[str, Any]) -> str | None:
         """How this attempt's environment differs from the first attempt's, whose `facts` these are."""
         first = json.loads(facts.get("environment_json") or "{}")
-        differences = unlike(entries(first), entries(json.loads(canonical_json(environment.capture()))))
+        changed = differences(entries(first), entries(json.loads(canonical_json(environment.capture()))))
         device_name = _device_name(self._world)
         if device_name != facts.get("device_name"):
-            differences = {"device_name": (facts.get("device_name"), device_name)} | differences
+            changed = {"device_name": (facts.get("device_name"), device_name)} | changed
         self._startup.skip()
-        return ", ".join(f"{key}: {before} and {now}" for key, (before, now) in differences.items()) or None
+        return ", ".join(f"{key}: {before} and {now}" for key, (before, now) in changed.items()) or None
 
     def _describe(self, model: nn.Module, parity_passed: bool | None) -> None:
         parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
