@@ -18,22 +18,22 @@ if TYPE_CHECKING:
 
 def report(folder: str, extension: Extension, *, out: str | None) -> int:
     """Write figures, tables and the page; print the summary and where the page is."""
-    from analysis import load, summary_table, uncounted, write_report
+    from analysis import format_exclusions, load, summary_table, write_report
 
     root = existing(folder)
     page = write_report(root, out, plugin=extension.plugin)
     runs = load(root, plugin=extension.plugin)
     console().print(summary_table(runs))
-    _remark(uncounted(runs))
+    _remark(format_exclusions(runs))
     print(page)
     return 0
 
 
 def claims(folder: str, names: Sequence[str], extension: Extension, *, file: str | None) -> int:
     """Claims of publications, compared with the runs below a folder: all in one table, or the named ones in full."""
-    from analysis import load, uncounted
+    from analysis import format_exclusions, load
     from analysis.claims import Publication, chosen, judge_all
-    from analysis.claims.table import details, findings_table
+    from analysis.claims.table import details, judgements_table
 
     root = existing(folder)
     of = chosen([Publication.read(Path(file))] if file else None, names)
@@ -41,10 +41,10 @@ def claims(folder: str, names: Sequence[str], extension: Extension, *, file: str
     if runs.run.is_empty():
         why = f" ({runs.skipped[0].path}: {runs.skipped[0].reason})" if runs.skipped else ""
         raise ConfigError(f"{folder} holds no readable run{why}: {instead_of(root)}")
-    findings = judge_all(runs, of)
-    for shown in map(details, findings) if names else [findings_table(findings)]:
+    judgements = judge_all(runs, of)
+    for shown in map(details, judgements) if names else [judgements_table(judgements)]:
         console().print(shown)
-    _remark(uncounted(runs))
+    _remark(format_exclusions(runs))
     return 0
 
 
@@ -52,18 +52,18 @@ def compare(
     folders: Sequence[str], extension: Extension, *, by: str | None, across: str, fail_if_slower: str | None
 ) -> int:
     """Print how the second side does beside the first; the exit code is 0, or the gate's where a margin is given."""
-    from analysis import verdicts
+    from analysis.comparison import gate
 
-    margin = None if fail_if_slower is None else verdicts.percentage(fail_if_slower)
+    margin = None if fail_if_slower is None else gate.percentage(fail_if_slower)
     roots = [str(existing(folder)) for folder in folders]
     comparison = _comparison(roots, extension, by=by, across=tuple(filter(None, across.split(","))))
-    console().print(verdicts.table(comparison), crop=False)
-    _remark(verdicts.notes(comparison))
+    console().print(gate.table(comparison), crop=False)
+    _remark(gate.notes(comparison))
     if margin is None:
         return 0
-    gate = verdicts.gate(comparison, margin=margin)
-    print(gate.message)
-    return gate.code
+    passed = gate.gate(comparison, margin=margin)
+    print(passed.message)
+    return passed.code
 
 
 def _remark(lines: Iterable[str]) -> None:

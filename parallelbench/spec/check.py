@@ -1,4 +1,4 @@
-"""Whether a run can be done at all: everything that can be known before anything starts, torch-free."""
+"""Checks whether a run can be done, before anything starts. Loads no torch."""
 
 from __future__ import annotations
 

@@ -45,12 +45,12 @@ def to_mapping(run: RunConfig) -> dict[str, Any]:
 def from_mapping(plain: Mapping[str, Any], plugin: str | None = None) -> RunConfig:
     """Build a run from plain dicts; raises `ConfigError` that names the key, its value and what is valid.
 
-    `plugin` is a package, besides the suite's own, whose classes may be named. It is never taken from `plain`: whoever
-    reads somebody else's run folder executes nobody else's code.
+    `plugin` is a package, besides the suite's own, whose classes may be named. It is never taken from `plain`:
+    reading a run folder never executes code from elsewhere.
     """
     rest = dict(plain)
     sweep_name = rest.pop("sweep_name", "adhoc")
-    rest.pop("tune", None)  # of whoever plans runs
+    rest.pop("tune", None)  # for planning only
     components = {key: build(rest.pop(key, None), key, plugin) for key in COMPONENTS}
     launcher = _launcher(rest.pop("launcher", None), plugin)
     for key in rest.keys() - set(Settings.__struct_fields__):
@@ -101,11 +101,11 @@ def _component_class(target: str, key: str, plugin: str | None) -> type[Node]:
 
 
 def _imported(name: str) -> Any:
-    """What a dotted name stands for, None where there is no such thing; `ConfigError` for a module that is broken."""
+    """The object with this dotted name; None where there is none. Raises `ConfigError` for a broken module."""
     module, _, attribute = name.rpartition(".")
     try:
         return getattr(importlib.import_module(module), attribute, None)
-    except Exception as error:  # of a user's own code, anything
+    except Exception as error:  # a user's module may raise anything
         if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
             return None
         raise ConfigError(f"{module} can't be imported: {raised_at(error)}") from None

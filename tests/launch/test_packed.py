@@ -16,7 +16,8 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 
-from analysis.compare import left_out
+from analysis import excluded
+from analysis.comparison.exclusions import Exclusion
 from analysis.configurations import summary
 from analysis.notes import warnings
 from analysis.reader import load
@@ -81,10 +82,10 @@ def test_packed_runs_train_bit_for_bit_like_separate_ones_and_have_no_times(tmp_
         assert row_of(run)["run_id"] != row_of(separate[name])["run_id"], "a packed run is no substitute"
 
     runs = load(tmp_path / "packed" / "adhoc")
-    assert set(left_out(runs)["reason"]) == {"packed: started by a warm process"}
+    assert set(excluded(runs)["exclusion"]) == {Exclusion.PACKED.value}
     assert summary(runs)["speed_up"].is_null().all()
     assert any(note.startswith("No time, speed-up or efficiency from 4 packed runs") for note in warnings(runs))
-    assert left_out(load(tmp_path / "separate" / "adhoc")).filter(reason="packed: started by a warm process").is_empty()
+    assert excluded(load(tmp_path / "separate" / "adhoc")).filter(exclusion=Exclusion.PACKED.value).is_empty()
 
 
 @pytest.mark.slow

@@ -17,6 +17,10 @@ from tests.analysis.test_claims import REPEATS, WOBBLE, claim, steady, two_devic
 
 pytestmark = pytest.mark.slow
 
+REMEDY = (
+    "measure both in one environment (the same `parallelbench submit` with another results=DIR), "
+    "or compare across exactly that: --across "
+)
 ACCURACY: dict[str, Any] = {"metric": "final_test_accuracy", "expect": {"above": 0.9}}
 
 
@@ -25,7 +29,7 @@ def reached(at: int, *, of: float = 0.96) -> Fake:
     return Fake(test_accuracy=lambda epoch: of if epoch >= at else 0.5)
 
 
-def surrounded(root: Path, one: dict[str, Any], other: dict[str, Any], *, later_s: float = 0.0) -> Any:
+def in_environments(root: Path, one: dict[str, Any], other: dict[str, Any], *, later_s: float = 0.0) -> Any:
     """single × 1 and ddp × 2, twice as fast, in these environments."""
     alike = json.loads(Fake.environment)
     for repeat in REPEATS:
@@ -51,34 +55,42 @@ def test_fewer_samples_are_not_less_time(tmp_path: Path) -> None:
     [
         (
             {"packages": {"torch": "1.12.0"}},
-            "the sides ran in unlike surroundings: packages.torch: 2.15.0 and 1.12.0",
+            f"the sides differ in packages.torch: 2.15.0 and 1.12.0; {REMEDY}packages.torch",
             (),
         ),
-        ({"cpu": "another"}, "the sides ran in unlike surroundings: cpu: null and another", ()),
-        ({"host": "there", "git": {"commit": "4"}}, "", ("compared runs differ in git.commit, git.dirty, host",)),
+        ({"cpu": "another"}, f"the sides differ in cpu: null and another; {REMEDY}cpu", ()),
+        (
+            {"host": "there", "git": {"commit": "4"}},
+            "",
+            ("the compared runs differ in git.commit: 0123abc and 4, git.dirty: false and null, host: here and there",),
+        ),
         # What the launcher and torchrun set for several devices is part of the way that is compared.
         ({"threads": 2, "variables": {"OMP_NUM_THREADS": "2", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}}, "", ()),
     ],
 )
-def test_unlike_surroundings_decide_nothing_about_time(
+def test_unlike_environments_decide_nothing_about_time(
     tmp_path: Path, differs: dict[str, Any], why: str, told: tuple[str, ...]
 ) -> None:
-    finding = judge(surrounded(tmp_path, {}, differs), claim(), seed="0")
+    finding = judge(in_environments(tmp_path, {}, differs), claim(), seed="0")
     assert (finding.verdict, finding.why) == ("inconclusive" if why else "reproduced", why)
     assert finding.cases[0].warnings == told
 
 
-def test_what_is_learned_in_unlike_surroundings_is_told(tmp_path: Path) -> None:
-    runs = surrounded(tmp_path, {}, {"packages": {"torch": "1.12.0"}}, later_s=1e6)
+def test_what_is_learned_in_unlike_environments_is_reported(tmp_path: Path) -> None:
+    runs = in_environments(tmp_path, {}, {"packages": {"torch": "1.12.0"}}, later_s=1e6)
     (case,) = judge(runs, claim(**ACCURACY), seed="0").cases
-    assert (case.verdict, case.warnings) == ("reproduced", ("compared runs differ in packages.torch",))
+    assert (case.verdict, case.warnings) == (
+        "reproduced",
+        ("the compared runs differ in packages.torch: 2.15.0 and 1.12.0",),
+    )
 
 
 def test_sides_that_were_measured_one_after_the_other_are_told(tmp_path: Path) -> None:
-    (case,) = judge(surrounded(tmp_path, {}, {}, later_s=1e6), claim(), seed="0").cases
+    (case,) = judge(in_environments(tmp_path, {}, {}, later_s=1e6), claim(), seed="0").cases
     assert case.verdict == "reproduced"
     assert case.warnings == (
-        "compared runs were measured one after the other: what changed in between is in the effect",
+        "the compared runs were measured one after the other: the ratios contain whatever changed on the machine in "
+        "between, while the runs of one sweep are interleaved",
     )
 
 
@@ -111,7 +123,7 @@ def test_survivors_are_no_work_with_too_few_repeats(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("shortened", "verdict", "why"),
     [
-        ({}, "inconclusive", "accuracy is looked at too seldom: fewer measure.steps_per_epoch"),
+        ({}, "inconclusive", "accuracy is measured too seldom: fewer measure.steps_per_epoch"),
         ({"measure": {"steps_per_epoch": 1}}, "reproduced", ""),
     ],
 )

@@ -6,7 +6,8 @@ import re
 from typing import TYPE_CHECKING, NamedTuple
 
 from analysis import text
-from analysis.compare import OVERALL, TIME
+from analysis.comparison.speed import SpeedVerdict
+from analysis.comparison.two_sides import OVERALL, TIME, shown_verdict
 from analysis.stats import CONFIDENCE
 from parallelbench.errors import ConfigError
 
@@ -15,17 +16,17 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from analysis.compare import Compared, Comparison
+    from analysis.comparison.two_sides import Compared, Comparison
     from analysis.stats import Ratio
 
 PASSED, SLOWER, UNDECIDED = 0, 1, 2
 """Exit codes of the gate."""
-_STYLES = {"faster": "green", "slower": "red"}
+_STYLES = {SpeedVerdict.FASTER: "green", SpeedVerdict.SLOWER: "red"}
 _BESIDES = {"gpu_energy_per_sample_j": "energy\nB ÷ A", "peak_memory_sum_bytes": "memory\nB ÷ A"}
 
 
 class Gate(NamedTuple):
-    """What `--fail-if-slower` came to."""
+    """The result of `--fail-if-slower`."""
 
     code: int
     message: str
@@ -55,13 +56,13 @@ def table(comparison: Comparison) -> Table:
     if len(comparison.rows) > 1:
         shown.add_section()
         time = comparison.overall
-        shown.add_row(OVERALL, _pairs(time), "", "", _time(time), _styled(comparison.verdict))
+        shown.add_row(OVERALL, _pairs(time), "", "", _time(time), _styled(comparison.verdict, _overall(comparison)))
     return shown
 
 
 def _cells(row: Compared) -> list[str]:
     ends = (text.number(row.a[TIME]), text.number(row.b[TIME]))
-    return [row.configuration, _pairs(row.time), *ends, _time(row.time), _styled(row.verdict)]
+    return [row.configuration, _pairs(row.time), *ends, _time(row.time), _styled(row.verdict, row.shown_verdict)]
 
 
 def _pairs(time: Ratio | None) -> str:
@@ -76,12 +77,16 @@ def _median(ratio: Ratio | None) -> str:
     return text.interval(ratio.median, None, None, digits=3) if ratio else text.MISSING
 
 
-def _styled(said: str) -> str:
-    return f"[{_STYLES[said]}]{said}[/]" if said in _STYLES else said
+def _overall(comparison: Comparison) -> str:
+    return shown_verdict(comparison.verdict, comparison.overall)
+
+
+def _styled(verdict: SpeedVerdict, shown: str) -> str:
+    return f"[{_STYLES[verdict]}]{shown}[/]" if verdict in _STYLES else shown
 
 
 def notes(comparison: Comparison) -> list[str]:
-    """What to know besides the table, a line each."""
+    """The lines below the table."""
     verdicts = sum(row.time is not None and row.time.low is not None for row in comparison.rows)
     lines = list(comparison.notes)
     for side, names in (("A", comparison.only_a), ("B", comparison.only_b)):
@@ -97,24 +102,23 @@ def notes(comparison: Comparison) -> list[str]:
 
 def percentage(given: str) -> float:
     """ "3%" → 0.03; raises `ConfigError` for anything else."""
-    found = re.fullmatch(r"(\d{1,4}(?:\.\d{1,6})?)\s*%", given.strip(), re.ASCII)
-    if found is None:
+    number = re.fullmatch(r"(\d{1,4}(?:\.\d{1,6})?)\s*%", given.strip(), re.ASCII)
+    if number is None:
         raise ConfigError(f"--fail-if-slower {given}: expected a percentage of 0 or more, such as 3% or 0.5%")
-    return float(found[1]) / 100
+    return float(number[1]) / 100
 
 
 def gate(comparison: Comparison, *, margin: float) -> Gate:
     """Whether any configuration, or all together, is slower by more than `margin` (0.03: 3 %) with confidence.
 
-    That is where even the lower end of the 95 % interval of the ratio of times exceeds 1 + margin: of changes that slow
-    down by exactly the margin, 2.5 % are taken for worse; of those that slow nothing down, fewer. What can't be judged
-    does not pass.
+    It is where the lower end of the 95 % interval of the ratio of times exceeds 1 + margin. Of changes that are slower
+    by exactly the margin 2.5 % fail, of harmless ones fewer. What can't be judged does not pass.
     """
     judged = [(row.configuration, row.time) for row in comparison.rows]
-    undecided = [f"{row.configuration}: {row.verdict}" for row in comparison.rows if not _has_interval(row.time)]
+    undecided = [f"{row.configuration}: {row.shown_verdict}" for row in comparison.rows if not _has_interval(row.time)]
     if len(judged) > 1 and not undecided:
         judged.append((OVERALL, comparison.overall))
-        undecided += [] if _has_interval(comparison.overall) else [f"{OVERALL}: {comparison.verdict}"]
+        undecided += [] if _has_interval(comparison.overall) else [f"{OVERALL}: {_overall(comparison)}"]
     allowed = _percent(margin)
     slower = [(name, time) for name, time in judged if time and time.low is not None and time.low > 1 + margin]
     if slower:
@@ -134,8 +138,8 @@ def _has_interval(time: Ratio | None) -> bool:
 
 
 def _left_open(judged: Sequence[tuple[str, Ratio | None]], margin: float) -> str:
-    """How much slower it might be all the same: a gate whose intervals are wide could hardly have failed."""
-    name, high = max(((name, time.high) for name, time in judged if time and time.high), key=lambda found: found[1])
+    """How much slower it may still be: a gate whose intervals are wide could hardly have failed."""
+    name, high = max(((name, time.high) for name, time in judged if time and time.high), key=lambda end: end[1])
     if high <= 1:
         return "all are faster"
     if high <= 1 + margin:

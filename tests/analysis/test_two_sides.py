@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis import UnlikeWork, by, compare, load, verdicts
+from analysis import UnlikeWork, by, compare, load
+from analysis.comparison import gate as gates
 from parallelbench import cli
 from parallelbench.errors import ConfigError
 from tests.analysis.factory import Fake, config, published
@@ -76,7 +77,7 @@ def test_two_folders_are_compared_configuration_by_configuration_and_repeat_by_r
     assert found.overall is not None
     both = [math.sqrt(1.1 * 1.0), math.sqrt(7.33 / 6.6 * 10.9 / 11), math.sqrt(7.85 / 7.2 * 12.2 / 12)]
     assert [value for _, value in found.overall.pairs] == pytest.approx(both)
-    assert found.notes[0] == "The sides differ in git.commit: 0123abc and 456def."
+    assert found.notes[0] == "The compared runs differ in git.commit: 0123abc and 456def."
     assert "measured one after the other" in found.notes[1]
     time = found.frame.filter(pl.col("metric") == "steady_epoch_time_s")
     assert time["configuration"].to_list() == ["ddp × 2", "single × 1", "all configurations"]
@@ -102,14 +103,14 @@ def test_a_refusal_names_all_that_differs_and_naming_it_compares(tmp_path: Path)
     )
     with pytest.raises(UnlikeWork) as refusal:
         compare(a, b)
-    said, _, names = str(refusal.value).partition(" To compare across exactly that: --across ")
+    differences, _, names = str(refusal.value).partition(", or compare across exactly that: --across ")
     assert sorted(names.split(",")) == [
         "cuda.driver", "device_name", "packages.torch", "precision", "variables.NCCL_ALGO",
     ]  # fmt: skip
     for difference in ("device_name: Imaginary CPU and H200", "packages.torch: 2.15.0 and 2.16.0", "null and Tree"):
-        assert difference in said
+        assert difference in differences
     assert {row.verdict for row in compare(a, b, across=names.split(",")).rows} == {"faster"}
-    with pytest.raises(UnlikeWork, match=r"compared: precision: fp32 and bf16\. To"):
+    with pytest.raises(UnlikeWork, match=r"^the sides differ in precision: fp32 and bf16; compare across"):
         compare(a, b, across=[name for name in names.split(",") if name != "precision"])
     with pytest.raises(ConfigError, match="--across prcision is no key of these runs; did you mean precision"):
         compare(a, b, across=["prcision"])
@@ -120,7 +121,7 @@ def test_host_commit_and_load_may_differ(tmp_path: Path) -> None:
     b = sweep(tmp_path / "b", BEFORE, at=1.8e9, environment={"host": "n2", "load_average_1min": 0.7})
     found = compare(a, b)
     assert [row.verdict for row in found.rows] == ["indistinguishable"] * 2
-    assert found.notes[0] == "The sides differ in host: n1 and n2."
+    assert found.notes[0] == "The compared runs differ in host: n1 and n2."
 
 
 def test_what_one_side_lacks_is_named_and_what_does_not_count_is_not_compared(tmp_path: Path) -> None:
@@ -130,12 +131,12 @@ def test_what_one_side_lacks_is_named_and_what_does_not_count_is_not_compared(tm
         published(config(tmp_path / "b", repeat=repeat), Fake(parity_passed=False))
     published(config(tmp_path / "b", repeat=1, strategy="fsdp", devices=2), Fake(started_at=1.8e9))
     found = compare(a, load(tmp_path / "b"))
-    assert [(row.configuration, row.verdict) for row in found.rows] == [
+    assert [(row.configuration, row.shown_verdict) for row in found.rows] == [
         ("ddp × 2", "indistinguishable"),
         ("fsdp × 2", "too few repeats: n=0"),
     ]
     assert (found.only_a, found.only_b) == (("single × 1",), ("model_parallel × 2",))
-    assert "Only A has counted runs of single × 1." in verdicts.notes(found)
+    assert "Only A has counted runs of single × 1." in gates.notes(found)
 
 
 def test_a_side_without_a_counted_run_says_why(tmp_path: Path) -> None:
@@ -150,7 +151,7 @@ def test_two_values_of_a_key_are_compared_all_else_being_equal(tmp_path: Path) -
     found = by(runs, "strategy", "ddp", "fsdp")
     assert [(row.configuration, row.verdict) for row in found.rows] == [("ddp × 2 → fsdp × 2", "slower")]
     assert found.notes == (), "interleaved, by one commit"
-    with pytest.raises(UnlikeWork, match=r"devices: 1 and 2\. To .*: --across strategy,devices"):
+    with pytest.raises(UnlikeWork, match=r"devices: 1 and 2; compare across .*: --across strategy,devices"):
         by(runs, "strategy", "single", "ddp")
     found = by(runs, "strategy", "single", "ddp", across=["devices"])
     assert [row.time and row.time.median for row in found.rows] == pytest.approx([0.6])
@@ -206,18 +207,18 @@ def test_energy_and_memory_are_compared_where_both_measured_them(tmp_path: Path)
 )
 def test_the_gate_fails_what_is_slower_with_confidence(tmp_path: Path, factor: float, code: int, message: str) -> None:
     found = compare(sweep(tmp_path / "a", BEFORE), sweep(tmp_path / "b", scaled(factor), at=1.8e9))
-    gate = verdicts.gate(found, margin=0.03)
+    gate = gates.gate(found, margin=0.03)
     assert (gate.code, gate.message[: len(message)]) == (code, message)
 
 
 def test_what_can_not_be_judged_does_not_pass(tmp_path: Path) -> None:
     a = sweep(tmp_path / "a", BEFORE)
     one = compare(a, sweep(tmp_path / "b", {"single": [10.0], "ddp": [6.0]}, at=1.8e9))
-    gate = verdicts.gate(one, margin=0.03)
+    gate = gates.gate(one, margin=0.03)
     assert gate.code == 2
     assert gate.message.startswith("UNDECIDED: ddp × 2: too few repeats: n=1; single × 1: too few repeats: n=1; ")
     lacking = compare(a, sweep(tmp_path / "c", {"ddp": BEFORE["ddp"]}, at=1.8e9))
-    assert verdicts.gate(lacking, margin=0.03)[:2] == (
+    assert gates.gate(lacking, margin=0.03)[:2] == (
         2,
         "UNDECIDED: single × 1: no counted run on side B. Measure what is missing, then compare",
     )
@@ -225,13 +226,13 @@ def test_what_can_not_be_judged_does_not_pass(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("given", "share"), [("3%", 0.03), ("0%", 0.0), (" 2.5 %", 0.025), ("150%", 1.5)])
 def test_percentages(given: str, share: float) -> None:
-    assert verdicts.percentage(given) == pytest.approx(share)
+    assert gates.percentage(given) == pytest.approx(share)
 
 
 @given(text=st.text(alphabet="0123456789.%-+ enaif٣", max_size=8))
 def test_any_text_is_a_percentage_or_refused(text: str) -> None:
     try:
-        share = verdicts.percentage(text)
+        share = gates.percentage(text)
     except ConfigError:
         return
     assert 0 <= share < 100
@@ -241,7 +242,7 @@ def test_any_text_is_a_percentage_or_refused(text: str) -> None:
 @pytest.mark.parametrize("bad", ["3", "0.03", "-3%", "%", "three%", "nan%", "1e1%", "99999%", "3%%"])
 def test_what_is_no_percentage_is_refused(bad: str) -> None:
     with pytest.raises(ConfigError, match=r"expected a percentage of 0 or more, such as 3% or 0\.5%"):
-        verdicts.percentage(bad)
+        gates.percentage(bad)
 
 
 def test_the_verb_prints_table_notes_and_verdict_and_exits_with_the_gates_code(

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from analysis import by, compare, load, uncounted, verdicts
+from analysis import by, compare, format_exclusions, load
+from analysis.comparison import gate as gates
 from parallelbench import cli
 from parallelbench.errors import ConfigError
 from tests.analysis.factory import Fake, config, failed, published
@@ -53,7 +54,7 @@ def test_what_does_not_count_is_told_by_configuration_and_reason(tmp_path: Path)
     half_dead(tmp_path)
     published(config(tmp_path, strategy="fsdp", devices=2), Fake(parity_passed=False))
     (tmp_path / "demo" / "half").mkdir()
-    assert uncounted(load(tmp_path)) == [
+    assert format_exclusions(load(tmp_path)) == [
         "ddp × 2: 2 of 4 runs do not count (2 oom).",
         "fsdp × 2: 1 of 1 runs do not count (1 parity_failed).",
         f"Skipped: {tmp_path}/demo/half: no config.yaml: half-written, or not a run.",
@@ -65,7 +66,7 @@ def test_very_many_are_told_in_few_lines(tmp_path: Path) -> None:
     for number in range(2 * MOST):
         (tmp_path / "demo" / f"{number}").mkdir()
         failed(config(tmp_path, batch_size=number + 1), "oom", "out of memory", epochs=0)
-    lines = uncounted(load(tmp_path))
+    lines = format_exclusions(load(tmp_path))
     assert len(lines) == 2 * (MOST + 1)
     assert (lines[MOST], lines[-1]) == (f"Runs of {MOST} more configurations do not count.", f"Skipped: {MOST} more.")
 
@@ -89,10 +90,10 @@ def test_the_gate_does_not_pass_what_one_side_has_lost(tmp_path: Path) -> None:
     a, b = whole(tmp_path / "a"), half_dead(tmp_path / "b")
     found = compare(a, b)
     assert "B: ddp × 2: 2 of 4 runs do not count (2 oom)." in found.notes
-    gate = verdicts.gate(found, margin=0.5)
-    assert gate.code == verdicts.UNDECIDED
+    gate = gates.gate(found, margin=0.5)
+    assert gate.code == gates.UNDECIDED
     assert "ddp × 2: 2 of 4 repeats that A counts are missing on side B" in gate.message
-    assert verdicts.gate(compare(b, a), margin=0.5).code == verdicts.PASSED, "more repeats do no harm"
+    assert gates.gate(compare(b, a), margin=0.5).code == gates.PASSED, "more repeats do no harm"
 
 
 def test_of_two_values_of_a_key_the_failed_runs_are_told_too(tmp_path: Path) -> None:
@@ -122,9 +123,9 @@ def test_one_epoch_has_no_steady_state_and_more_repeats_would_not_help(tmp_path:
     b = measured(tmp_path / "b", [1.0, 1.1], fake={"started_at": LATER})
     found = compare(a, b, across=["epochs"])
     why = "no steady epoch on side A: epochs=1, at least 2 are needed"
-    assert [row.verdict for row in found.rows] == [why]
-    assert verdicts.gate(found, margin=0.5).message.startswith(f"UNDECIDED: single × 1: {why}")
-    assert compare(b, a, across=["epochs"]).rows[0].verdict == why.replace("side A", "side B")
+    assert [row.shown_verdict for row in found.rows] == [why]
+    assert gates.gate(found, margin=0.5).message.startswith(f"UNDECIDED: single × 1: {why}")
+    assert compare(b, a, across=["epochs"]).rows[0].shown_verdict == why.replace("side A", "side B")
 
 
 def test_all_configurations_are_all_or_there_is_no_ratio_of_all(tmp_path: Path) -> None:
@@ -136,7 +137,7 @@ def test_all_configurations_are_all_or_there_is_no_ratio_of_all(tmp_path: Path) 
     found = compare(load(tmp_path / "a"), load(tmp_path / "b"))
     assert (found.overall, found.verdict) == (None, "not all have a time")
     assert sorted(row.time is None for row in found.rows) == [False, True]
-    assert "all configurations" not in verdicts.gate(found, margin=0.1).message
+    assert "all configurations" not in gates.gate(found, margin=0.1).message
 
 
 def test_energy_is_compared_per_sample_like_time(tmp_path: Path) -> None:

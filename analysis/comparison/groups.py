@@ -1,59 +1,24 @@
-"""Which runs did the same work, and which of them count."""
+"""Groups of runs that did the same work, and the labels of runs."""
 
 from __future__ import annotations
 
 import functools
-import json
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import polars as pl
 
-from analysis.metrics import miscounted, per_run
-from analysis.stats import Ratio, paired_ratio
-from parallelbench.errors import ConfigError
-from parallelbench.store.surroundings import flatten
+from analysis.comparison.policy import CIRCUMSTANCES, COMPARED, DEVICE, Work, canonical, plain, without
+from parallelbench.store.environment_match import flatten
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from analysis.reader import Runs
 
-COMPARED = ("strategy", "devices", "nodes", "repeat")
-"""What runs of the same work may differ in."""
-_CIRCUMSTANCES = (
-    "results",
-    "launcher",
-    "site",
-    "sweep_name",
-    "device",
-    "measure.parity",
-    "measure.parity_steps",
-    "measure.steps_sampled",
-    "measure.attribution_steps",
-    "measure.trace",
-)
-"""Keys that change neither work nor timing; `device` gives way to the device that it turned out to be."""
-_APART = frozenset(COMPARED + _CIRCUMSTANCES)
-_DEVICE = ("device_type", "device_name")
+_APART = frozenset(COMPARED + CIRCUMSTANCES)
 _NAMES = ("data.name", "model.name")
-
-Work = dict[str, Any]
-
-
-class UnlikeWork(ConfigError):  # noqa: N818
-    """Runs that did different work were to be compared; the message says what differs, and the way around."""
-
-
-def flatten_config(config_json: str) -> Work:
-    """The column `config_json` as dotted key → value."""
-    return flatten(json.loads(config_json))
-
-
-def is_below(key: str, roots: Iterable[str]) -> bool:
-    """Whether a dotted key is one of the roots, or below one: strategy.schedule is below strategy."""
-    return any(key == root or key.startswith(f"{root}.") for root in roots)
 
 
 @functools.lru_cache(maxsize=8)
@@ -66,14 +31,14 @@ def works(runs: Runs) -> dict[str, Work]:
     parsed: dict[tuple[tuple[str, bytes], ...], str] = {}
     nodes: dict[str, Work] = {}
     seen: dict[str, Counter[tuple[Any, ...]]] = defaultdict(Counter)
-    rows = runs.run.select("run_id", "config_json", *_DEVICE).rows()
+    rows = runs.run.select("run_id", "config_json", *DEVICE).rows()
     for run_id, config_json, *device in rows:
         parts = msgspec.json.decode(config_json, type=dict[str, msgspec.Raw])
         # Of thousands of runs few do different work: what they have beside what is compared is read once.
         same = tuple((key, bytes(raw)) for key, raw in parts.items() if key not in _APART)
         if same not in parsed:
             node = msgspec.json.decode(config_json)
-            _drop(node, COMPARED + _CIRCUMSTANCES)
+            _drop(node, COMPARED + CIRCUMSTANCES)
             work = flatten(node)
             parsed[same] = canonical(work)
             nodes[parsed[same]] = work
@@ -88,7 +53,7 @@ def works(runs: Runs) -> dict[str, Work]:
         # A run that died before it said where it ran belongs with the others of its configuration.
         where = usual[0][0] if None in device and usual else tuple(device)
         if (configuration, where) not in whole:
-            whole[configuration, where] = nodes[configuration] | dict(zip(_DEVICE, where, strict=True))
+            whole[configuration, where] = nodes[configuration] | dict(zip(DEVICE, where, strict=True))
         found[run_id] = whole[configuration, where]
     return found
 
@@ -101,49 +66,6 @@ def _drop(node: dict[str, Any], keys: Iterable[str]) -> None:
         for parent in parents:
             inner = inner.get(parent, {})
         inner.pop(last, None)
-
-
-def canonical(work: Any) -> str:
-    """A work as text: equal works have equal texts."""
-    return json.dumps(work, sort_keys=True)
-
-
-def plain(value: Any) -> str:
-    """A value as people write it: ddp, true, 0.1, null."""
-    return value if isinstance(value, str) else json.dumps(value)
-
-
-@functools.lru_cache(maxsize=8)
-def left_out(runs: Runs) -> pl.DataFrame:
-    """`run_id` and `reason` of every run that stays out of comparisons of time and memory."""
-    column = pl.col
-    gone = pl.format("{}: {}", column("outcome"), column("reason"))
-    reason = (
-        pl.when(column("state") == "missing").then(pl.lit("not started"))
-        .when(column("state") == "running").then(pl.lit("still running"))
-        .when(column("outcome") != "ok").then(gone)
-        .when(column("state") != "done").then(pl.lit("it has no result"))
-        .when(~column("parity_passed")).then(pl.lit("parity failed: it does not train like one device"))
-        .when(column("oversubscribed")).then(pl.lit("oversubscribed: more devices than cores"))
-        .when(column("packed")).then(pl.lit("packed: started by a warm process"))
-        .when(column("launcher") == "inline").then(pl.lit("inline: trained in the calling process, as it was"))
-        .when(column("resumed_elsewhere").is_not_null()).then(pl.format("resumed elsewhere: {}", "resumed_elsewhere"))
-        .when(column("deterministic")).then(pl.lit("deterministic algorithms only"))
-        .when(column("detect_anomaly")).then(pl.lit("autograd searched for NaNs"))
-        .when(column("run_id").is_in(list(miscounted(runs))))
-        .then(pl.lit("the ranks' samples don't add up to the epoch's"))
-    )  # fmt: skip
-    found = runs.run.select("run_id", reason.alias("reason")).drop_nulls("reason")
-    return pl.concat([found, _again(runs, found)])
-
-
-def _again(runs: Runs, left: pl.DataFrame) -> pl.DataFrame:
-    """Runs that repeat another's repeat, with parity checked in one only, say: pairs are by repeat, so one counts."""
-    keys = ["group", "configuration", "repeat"]
-    counted = runs.run.select("run_id", "repeat").join(left, on="run_id", how="anti").join(labels(runs), on="run_id")
-    again = counted.sort("run_id").filter(pl.int_range(pl.len()).over(keys) > 0)
-    reason = "another run of the same configuration and repeat is counted"
-    return again.select("run_id", pl.lit(reason).alias("reason"))
 
 
 @functools.lru_cache(maxsize=8)
@@ -180,6 +102,24 @@ def components(runs: Runs, name: str) -> dict[str, Work]:
     return found
 
 
+@functools.lru_cache(maxsize=8)
+def definitions(runs: Runs) -> dict[str, Work]:
+    """Per run id all that defines the run, but for its repeat: its work, strategy, devices and nodes.
+
+    Runs of equal definitions share one object.
+    """
+    shared: dict[tuple[int, int, int, int], Work] = {}
+    found = {}
+    strategies, of_runs = components(runs, "strategy"), works(runs)
+    for run_id, devices, nodes in runs.run.select("run_id", "devices", "nodes").rows():
+        work, strategy = of_runs[run_id], strategies[run_id]
+        key = (id(work), id(strategy), devices, nodes)
+        if key not in shared:
+            shared[key] = work | strategy | {"devices": devices, "nodes": nodes}
+        found[run_id] = shared[key]
+    return found
+
+
 def component_labels(runs: Runs, name: str) -> dict[str, str]:
     """Run id → the component's name, followed by the options in which others of that name differ."""
     return _labelled(components(runs, name), functools.partial(_labels, key=f"{name}.name"))
@@ -195,10 +135,7 @@ def _labelled(found: dict[str, Work], label: Callable[[list[Work]], dict[str, st
 
 def groups_across(runs: Runs, roots: tuple[str, ...]) -> dict[str, str]:
     """Run id → the label of its group, if works that differ in these keys, or below them, alone were one."""
-    kept = {
-        id(work): {key: value for key, value in work.items() if not is_below(key, roots)}
-        for work in {id(work): work for work in works(runs).values()}.values()
-    }
+    kept = {id(work): without(work, roots) for work in {id(work): work for work in works(runs).values()}.values()}
     return _labelled({run_id: kept[id(work)] for run_id, work in works(runs).items()}, _group_labels)
 
 
@@ -249,16 +186,3 @@ def _labels(found: list[Work], *, key: str) -> dict[str, str]:
 def _short(key: str) -> str:
     parent, _, last = key.rpartition(".")
     return (parent if last == "name" else last).replace("_", " ")
-
-
-def ratio_of(runs: Runs, metric: str, *, numerator: list[str], denominator: list[str]) -> Ratio | None:
-    """The paired ratio of a metric of `per_run` between two lists of run ids."""
-    values = _values(runs, metric)
-    return paired_ratio(*(dict(values[run_id] for run_id in side) for side in (numerator, denominator)))
-
-
-@functools.lru_cache(maxsize=8)
-def _values(runs: Runs, metric: str) -> dict[str, tuple[int, float | None]]:
-    """Run id → its repeat, and the metric."""
-    rows = zip(runs.run["run_id"], runs.run["repeat"], per_run(runs)[metric], strict=True)
-    return {run_id: (repeat, value) for run_id, repeat, value in rows}
