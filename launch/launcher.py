@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from launch.checks import Prepared
+    from launch.preparation import Prepared
     from launch.states import Look
     from launch.sweep import PlannedRun
     from parallelbench.spec.config import RunConfig

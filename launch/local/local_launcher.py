@@ -10,9 +10,9 @@ import msgspec
 from launch.attempt.life_cycle import carry_out
 from launch.attempt.supervise import Interrupted, in_this_process, stoppable, supervise
 from launch.attempt.warm_workers import WarmWorkers
-from launch.checks import checked
 from launch.launcher import Launcher
 from launch.local.progress import Display
+from launch.preparation import checked
 from launch.states import resumption
 from parallelbench.errors import ConfigError
 from parallelbench.rank.devices import this_machine
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from launch.attempt.processes import Training
-    from launch.checks import Prepared
     from launch.launcher import SubmitOptions
     from launch.local.progress import RunWatcher
+    from launch.preparation import Prepared
     from launch.sweep import PlannedRun
     from parallelbench.rank.devices import Machine
     from parallelbench.spec.config import RunConfig

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from launch.checks import Prepared
+    from launch.preparation import Prepared
     from launch.slurm.limits import Allowed
     from launch.slurm.queue import JobStatus
     from launch.slurm.scheduler import Partition

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from launch.checks import Prepared
     from launch.launcher import RunStatus, SubmitOptions
+    from launch.preparation import Prepared
     from launch.slurm.queue import JobStatus
     from launch.slurm.record import Submission
     from launch.states import Look

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from launch.attempt.command import plugin_of
-from launch.checks import checked
+from launch.preparation import checked
 from launch.slurm import job, record, scheduler
 from launch.slurm.hours import Hours, most_seconds
 from launch.slurm.queue import track
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from launch.checks import Prepared
     from launch.launcher import SubmitOptions
+    from launch.preparation import Prepared
     from launch.slurm.queue import JobStatus
     from launch.sweep import PlannedRun
     from parallelbench.spec.config import RunConfig

@@ -15,8 +15,8 @@ import msgspec
 
 from launch.attempt.command import environment, plugin_of
 from launch.attempt.processes import before_the_program
-from launch.checks import check_data
 from launch.launcher import launcher_of
+from launch.preparation import check_data
 from launch.sweep.compose import compose_plain, group_choices, resolve
 from launch.sweep.expansion import single
 from launch.tuning.choices import Choice, open_keys, refusal_of

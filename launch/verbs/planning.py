@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from launch.checks import Prepared
+    from launch.preparation import Prepared
     from launch.sweep import PlannedRun
     from launch.sweep.compose import Extension
     from parallelbench.spec.config import RunConfig

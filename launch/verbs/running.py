@@ -6,8 +6,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from launch.checks import prepare_all
 from launch.launcher import SubmitOptions, launcher_of
+from launch.preparation import prepare_all
 from launch.sweep import expand, one_run
 from launch.verbs.console import console, say
 from parallelbench.errors import ConfigError, choices
@@ -16,7 +16,7 @@ from parallelbench.store.attempt import OUTCOMES, PUBLISHED
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from launch.checks import Prepared
+    from launch.preparation import Prepared
     from launch.sweep import PlannedRun
     from launch.sweep.compose import Extension
 

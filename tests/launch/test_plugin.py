@@ -174,7 +174,7 @@ def test_a_package_cannot_take_the_name_of_another(tmp_path: Path) -> None:
         ("class Mine: ...\n", "is refused: it is no strategy"),
         (
             "from parallelbench.spec.config import Strategy as Mine\n",
-            "it lacks data_parallel_degree, prepare, processes, which",
+            "it lacks data_parallel_degree, prepare, which",
         ),
         ("class Other: ...\n", r"mystrategies\.Mine does not exist: choose a file of conf/strategy/"),
     ],

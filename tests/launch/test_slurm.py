@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from launch.checks import Prepared
+from launch.preparation import Prepared
 from launch.slurm import scheduler
 from launch.slurm.hours import Hours
 from launch.slurm.plan_report import show_plan

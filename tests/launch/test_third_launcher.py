@@ -28,7 +28,7 @@ import msgspec
 from launch.attempt.life_cycle import carry_out
 from launch.attempt.supervise import supervise
 from launch.launcher import Launcher, RunStatus, SweepStatus
-from launch.checks import checked
+from launch.preparation import checked
 from parallelbench.errors import ConfigError
 from parallelbench.spec.launchers import LauncherOptions
 
