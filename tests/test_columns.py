@@ -308,7 +308,7 @@ def plant(monkeypatch: pytest.MonkeyPatch, clock: Clock, run: RunConfig) -> None
     for name, seconds in takes.items():
         monkeypatch.setattr(session, name, turning(clock, seconds, getattr(session, name)))
     monkeypatch.setattr(session, "check_parity", turning(clock, 6.0, lambda *_: [dict(PARITY_ROW)]))
-    monkeypatch.setattr(session, "parity_is_asked", lambda _: True)
+    monkeypatch.setattr(session, "checks_parity", lambda _: True)
     monkeypatch.setattr(environment, "capture", turning(clock, 100.0, lambda: {"known": 1}))
     monkeypatch.setattr(type(run.data), "load", turning(clock, 4.0, type(run.data).load))
     monkeypatch.setattr(loader_module, "ResidentLoader", turning(clock, 0.5, ResidentLoader))

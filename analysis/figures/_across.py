@@ -29,7 +29,7 @@ class Across(NamedTuple):
 def rates(runs: Runs, across: Across) -> pl.DataFrame:
     """Samples per second in steady state of every counted run that another differs from in the quantity only.
 
-    Columns: run_id, panel, group, configuration, variant, strategy, devices, repeat, x, value.
+    Columns: run_id, panel, group, configuration, variant, strategy, devices, repeat, x, throughput_samples_per_s.
     """
     labels = groups_across(runs, across.roots)
     names = ("group", "configuration", "variant", "strategy", "devices", "repeat")
@@ -37,11 +37,15 @@ def rates(runs: Runs, across: Across) -> pl.DataFrame:
         "run_id",
         pl.col("run_id").replace_strict(labels, return_dtype=pl.String).alias("panel"),
         *names,
+        "throughput_samples_per_s",
         x=pl.col(across.column),
-        value="throughput_samples_per_s",
     )
     several = pl.col("x").n_unique().over("panel", "configuration") > 1
-    return rows.drop_nulls("value").filter(several).sort("panel", "devices", "configuration", "x", "repeat")
+    return (
+        rows.drop_nulls("throughput_samples_per_s")
+        .filter(several)
+        .sort("panel", "devices", "configuration", "x", "repeat")
+    )
 
 
 def figure(runs: Runs, across: Across, *, title: str) -> alt.FacetChart | None:
@@ -53,7 +57,7 @@ def figure(runs: Runs, across: Across, *, title: str) -> alt.FacetChart | None:
     axis = alt.Axis(values=levels, format=",d", grid=False)
     x = alt.X("x:Q", title=across.name, scale=alt.Scale(type="log", base=2, padding=12, nice=False), axis=axis)
     y = alt.Y("median:Q", title="Samples per second, steady state", scale=alt.Scale(domainMin=0))
-    return lines(data, title=title, x=x, y=y)
+    return lines(data, columns=["throughput_samples_per_s"], title=title, x=x, y=y)
 
 
 def finding(runs: Runs, across: Across) -> str:
