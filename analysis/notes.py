@@ -160,16 +160,16 @@ def _by_chance(runs: Runs) -> list[str]:
 
 
 def _energies(runs: Runs) -> list[str]:
-    """What is to be said of energies, by configuration."""
+    """The flags of energies, by configuration."""
     rows = summary(runs).filter(pl.col("gpu_energy_per_epoch_j").is_not_null() | pl.col("energy_flags").is_not_null())
-    found: dict[str, list[str]] = defaultdict(list)
+    by_flag: dict[str, list[str]] = defaultdict(list)
     for configuration, flags in rows.select("configuration", "energy_flags").rows():
         for flag in (flags or "").split():
-            if configuration not in found[flag]:
-                found[flag].append(configuration)
+            if configuration not in by_flag[flag]:
+                by_flag[flag].append(configuration)
     return [
         f"{'Telemetry' if flag == 'sparse' else 'Energy'} of {text.listed(names)}: {_FLAGS.get(flag, flag)} ({flag})."
-        for flag, names in sorted(found.items())
+        for flag, names in sorted(by_flag.items())
     ]
 
 
@@ -181,15 +181,15 @@ def _throttled(runs: Runs) -> list[str]:
         .select("configuration", "steady_gpu_throttle_reasons")
         .rows()
     )
-    found: dict[str, Counter[str]] = defaultdict(Counter)
+    by_cause: dict[str, Counter[str]] = defaultdict(Counter)
     for configuration, reasons in rows:
         for bit, by in _SLOWED.items():
             if reasons & bit:
-                found[by][configuration] += 1
+                by_cause[by][configuration] += 1
     return [
         f"Clocks were lowered by {by} while these trained, so their times are not only the strategy's: "
         f"{text.listed([f'{name} ({text.repeats(count)})' for name, count in names.items()])}."
-        for by, names in found.items()
+        for by, names in by_cause.items()
     ]
 
 
@@ -230,7 +230,7 @@ def _resumed(runs: Runs) -> list[str]:
 
 
 def _parity_off(runs: Runs) -> list[str]:
-    """Which runs nobody compared with one device: because nobody asked, or because they don't compute the same."""
+    """The runs without a parity check: it was off, or they don't compute what one device would."""
     unchecked = counted(runs).filter((pl.col("strategy") != BASELINE[0]) & pl.col("parity_passed").is_null())
     rows = unchecked.select("configuration", "config_json").rows()
     off = {name for name, config in rows if not json.loads(config)["measure"]["parity"]}
@@ -243,14 +243,14 @@ def _parity_off(runs: Runs) -> list[str]:
 
 
 def _recorded(runs: Runs) -> list[str]:
-    """What the runs themselves warn of, and which they are."""
+    """The warnings that runs recorded themselves."""
     rows = (
         facts(runs).drop_nulls("warnings").filter(pl.col("warnings") != "").select("warnings", "configuration").rows()
     )
-    found: dict[str, Counter[str]] = defaultdict(Counter)
+    by_warning: dict[str, Counter[str]] = defaultdict(Counter)
     for warning, configuration in rows:
-        found[warning][configuration] += 1
+        by_warning[warning][configuration] += 1
     return [
         f"{', '.join(counts)}: {warning} ({counts.total()} run{'' if counts.total() == 1 else 's'})"
-        for warning, counts in found.items()
+        for warning, counts in by_warning.items()
     ]

@@ -24,7 +24,6 @@ METHODS = {
 PATTERNS = {"match", "search", "fullmatch", "split", "findall", "finditer", "sub"}
 EXCEPTIONS = {
     "parallelbench/rank/worker.py": 1,  # torch has no class of its own for a CPU that is out of memory
-    "parallelbench/spec/structure.py": 3,  # msgspec's error names the field in its text only
 }
 """File → how many findings are known and allowed."""
 

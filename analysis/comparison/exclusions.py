@@ -85,13 +85,13 @@ def excluded(runs: Runs) -> pl.DataFrame:
     elsewhere = column("exclusion") == Exclusion.RESUMED_ELSEWHERE.value
     detail = pl.when(elsewhere).then("resumed_elsewhere").when(column("outcome") != "ok").then("reason")
     rows = runs.run.with_columns(exclusion=exclusion).drop_nulls("exclusion")
-    found = rows.select("run_id", "exclusion", exclusion_detail=detail)
-    return pl.concat([found, _duplicates(runs, found)])
+    table = rows.select("run_id", "exclusion", exclusion_detail=detail)
+    return pl.concat([table, _duplicates(runs, table)])
 
 
-def _duplicates(runs: Runs, found: pl.DataFrame) -> pl.DataFrame:
+def _duplicates(runs: Runs, gone: pl.DataFrame) -> pl.DataFrame:
     """Runs that repeat another's repeat, say with parity checked in one only: pairs are by repeat, so one counts."""
-    rows = runs.run.select("run_id", "repeat").join(found, on="run_id", how="anti").join(labels(runs), on="run_id")
+    rows = runs.run.select("run_id", "repeat").join(gone, on="run_id", how="anti").join(labels(runs), on="run_id")
     again = rows.sort("run_id").filter(pl.int_range(pl.len()).over("group", "configuration", "repeat") > 0)
     nothing = pl.lit(None, pl.String)
     return again.select("run_id", exclusion=pl.lit(Exclusion.DUPLICATE.value), exclusion_detail=nothing)

@@ -45,7 +45,7 @@ def works(runs: Runs) -> dict[str, Work]:
         configured[run_id] = parsed[same]
         if None not in device:
             seen[configured[run_id]][tuple(device)] += 1
-    found: dict[str, Work] = {}
+    of_runs: dict[str, Work] = {}
     whole: dict[tuple[str, tuple[Any, ...]], Work] = {}
     for run_id, _, *device in rows:
         configuration = configured[run_id]
@@ -54,8 +54,8 @@ def works(runs: Runs) -> dict[str, Work]:
         where = usual[0][0] if None in device and usual else tuple(device)
         if (configuration, where) not in whole:
             whole[configuration, where] = nodes[configuration] | dict(zip(DEVICE, where, strict=True))
-        found[run_id] = whole[configuration, where]
-    return found
+        of_runs[run_id] = whole[configuration, where]
+    return of_runs
 
 
 def _drop(node: dict[str, Any], keys: Iterable[str]) -> None:
@@ -93,13 +93,13 @@ def _configuration(variant: str, devices: int, nodes: int) -> str:
 def components(runs: Runs, name: str) -> dict[str, Work]:
     """Per run id this component (strategy, model) with all its options, flat; equal ones share one object."""
     known: dict[bytes, Work] = {}
-    found = {}
+    of_runs = {}
     for run_id, config_json in runs.run.select("run_id", "config_json").rows():
         same = bytes(msgspec.json.decode(config_json, type=dict[str, msgspec.Raw])[name])
         if same not in known:
             known[same] = flatten({name: msgspec.json.decode(same)})
-        found[run_id] = known[same]
-    return found
+        of_runs[run_id] = known[same]
+    return of_runs
 
 
 @functools.lru_cache(maxsize=8)
@@ -109,15 +109,15 @@ def definitions(runs: Runs) -> dict[str, Work]:
     Runs of equal definitions share one object.
     """
     shared: dict[tuple[int, int, int, int], Work] = {}
-    found = {}
+    defined = {}
     strategies, of_runs = components(runs, "strategy"), works(runs)
     for run_id, devices, nodes in runs.run.select("run_id", "devices", "nodes").rows():
         work, strategy = of_runs[run_id], strategies[run_id]
         key = (id(work), id(strategy), devices, nodes)
         if key not in shared:
             shared[key] = work | strategy | {"devices": devices, "nodes": nodes}
-        found[run_id] = shared[key]
-    return found
+        defined[run_id] = shared[key]
+    return defined
 
 
 def component_labels(runs: Runs, name: str) -> dict[str, str]:
@@ -125,12 +125,12 @@ def component_labels(runs: Runs, name: str) -> dict[str, str]:
     return _labelled(components(runs, name), functools.partial(_labels, key=f"{name}.name"))
 
 
-def _labelled(found: dict[str, Work], label: Callable[[list[Work]], dict[str, str]]) -> dict[str, str]:
+def _labelled(by_run: dict[str, Work], label: Callable[[list[Work]], dict[str, str]]) -> dict[str, str]:
     """Run id → the label of its work, made once for each object."""
-    distinct = {id(work): work for work in found.values()}
+    distinct = {id(work): work for work in by_run.values()}
     labels = label(list(distinct.values()))
     shown = {key: labels[canonical(work)] for key, work in distinct.items()}
-    return {run_id: shown[id(work)] for run_id, work in found.items()}
+    return {run_id: shown[id(work)] for run_id, work in by_run.items()}
 
 
 def groups_across(runs: Runs, roots: tuple[str, ...]) -> dict[str, str]:
@@ -139,11 +139,11 @@ def groups_across(runs: Runs, roots: tuple[str, ...]) -> dict[str, str]:
     return _labelled({run_id: kept[id(work)] for run_id, work in works(runs).items()}, _group_labels)
 
 
-def _group_labels(found: list[Work]) -> dict[str, str]:
+def _group_labels(several: list[Work]) -> dict[str, str]:
     """Canonical work → "data · model", with the keys that these two names alone don't tell apart. Works that go across
     models have none.
     """
-    distinct = {canonical(work): work for work in found}
+    distinct = {canonical(work): work for work in several}
     varying = _varying(list(distinct.values()))
     labels = {}
     for text, work in distinct.items():
@@ -153,14 +153,14 @@ def _group_labels(found: list[Work]) -> dict[str, str]:
     return labels
 
 
-def _varying(found: list[Work]) -> set[tuple[str, str | None]]:
+def _varying(several: list[Work]) -> set[tuple[str, str | None]]:
     """The keys that tell works apart, once the names of their data and models are known, and among which.
 
     An option of a component only does among components of the same name: others may not have it.
     """
     values: dict[tuple[str, str | None], set[Any]] = defaultdict(set)
-    for key in {key for work in found for key in work} - set(_NAMES):
-        for work in found:
+    for key in {key for work in several for key in work} - set(_NAMES):
+        for work in several:
             value = work.get(key)
             values[key, _alike(key, work)].add(canonical(value) if isinstance(value, (list, dict)) else value)
     return {key for key, different in values.items() if len(different) > 1}
@@ -172,9 +172,9 @@ def _alike(key: str, work: Work) -> str | None:
     return None if key == name else work.get(name)
 
 
-def _labels(found: list[Work], *, key: str) -> dict[str, str]:
+def _labels(nodes: list[Work], *, key: str) -> dict[str, str]:
     """Canonical node → its name, followed by the options in which nodes of the same name differ."""
-    distinct = {canonical(node): node for node in found}
+    distinct = {canonical(node): node for node in nodes}
     labels = {}
     for key_of, node in distinct.items():
         same = [other for other in distinct.values() if other[key] == node[key]]

@@ -103,24 +103,24 @@ class Pairing:
 
         `of_times`: times, energies or memory are compared. `per_epoch`: the metric grows with the samples of an epoch.
         """
-        found = []
+        issues = []
         # Of data sets of unlike size, epochs hold what they hold: the sizes are compared.
         shortened = [couple for couple in self.unlike_samples if couple[0].data_samples == couple[1].data_samples]
         if per_epoch and shortened:
-            found.append(Issue(Blocker.SAMPLES, _samples(shortened[0])))
+            issues.append(Issue(Blocker.SAMPLES, _samples(shortened[0])))
         if of_times and self.unlike_environments:
-            found.append(Issue(Blocker.ENVIRONMENT, self.unlike_environments))
-        return tuple(found)
+            issues.append(Issue(Blocker.ENVIRONMENT, self.unlike_environments))
+        return tuple(issues)
 
     def caveats(self, *, of_times: bool = True, per_sample: bool = False) -> tuple[Issue, ...]:
         """What a reader must know about these runs. `per_sample`: ratios of times and energies are per sample."""
         differences = self.reported if of_times else self.reported | self.unlike_environments
-        found = [Issue(Caveat.ENVIRONMENT, differences)] if differences else []
+        issues = [Issue(Caveat.ENVIRONMENT, differences)] if differences else []
         if of_times and self.is_one_after_the_other:
-            found.append(Issue(Caveat.ORDER, {}))
+            issues.append(Issue(Caveat.ORDER, {}))
         if per_sample and self.unlike_samples:
-            found.append(Issue(Caveat.SAMPLES, _samples(self.unlike_samples[0])))
-        return tuple(found)
+            issues.append(Issue(Caveat.SAMPLES, _samples(self.unlike_samples[0])))
+        return tuple(issues)
 
     def ratio(self, metric: str) -> Ratio | None:
         """The paired ratio of a metric of `per_run`; None where the runs are not compared, or didn't measure it."""
@@ -151,12 +151,14 @@ class Pairing:
         return paired_ratio(above, below)
 
     def _differences(self, relevant: Callable[[str], bool]) -> Differences:
-        found: Differences = {}
+        differing: Differences = {}
         for one, other in self.couples:
             if one.environment is not other.environment:
                 unlike = environment_match.differences(one.environment, other.environment, relevant)
-                found = {key: values for key, values in unlike.items() if not _is_set_apart(key, one, other)} | found
-        return {key: found[key] for key in sorted(found) if not is_below(key, self.across)}
+                differing = {
+                    key: values for key, values in unlike.items() if not _is_set_apart(key, one, other)
+                } | differing
+        return {key: differing[key] for key in sorted(differing) if not is_below(key, self.across)}
 
 
 def paired(one: Iterable[ComparedRun], other: Iterable[ComparedRun], *, across: tuple[str, ...] = ()) -> Pairing:
@@ -203,7 +205,7 @@ def compared_runs(runs: Runs) -> dict[str, ComparedRun]:
 def environments_of(runs: Runs) -> dict[str, Work]:
     """Run id → the entries of its environment that must match or are reported. Equal ones share one object."""
     read: dict[Any, Work] = {}
-    found = {}
+    of_runs = {}
     for run_id, text in runs.run.select("run_id", "environment_json").rows():
         if text not in read:
             parts = msgspec.json.decode(text or "{}", type=dict[str, msgspec.Raw])
@@ -212,8 +214,8 @@ def environments_of(runs: Runs) -> dict[str, Work]:
             if same not in read:
                 read[same] = _relevant(msgspec.json.decode(text or "{}"))
             read[text] = read[same]
-        found[run_id] = read[text]
-    return found
+        of_runs[run_id] = read[text]
+    return of_runs
 
 
 def _relevant(environment: Mapping[str, Any]) -> Work:
