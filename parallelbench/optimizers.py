@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta
 
@@ -24,6 +23,9 @@ Positive = Annotated[float, Meta(gt=0)]
 class FirstOrder(Optimizer, frozen=True, kw_only=True):
     """Optimizers that take one gradient per step, and update each parameter by itself."""
 
+    torch_name: ClassVar[str]
+    """Its class in `torch.optim`."""
+
     weight_decay: NonNegative
     """L2 penalty (decoupled in AdamW)."""
     implementation: Literal["auto", "for_loop", "foreach", "fused"]
@@ -39,6 +41,8 @@ class FirstOrder(Optimizer, frozen=True, kw_only=True):
 
     def build(self, parameters: Iterable[nn.Parameter], run: RunConfig, device_type: str) -> torch.optim.Optimizer:
         """Build the optimizer of `parameters`, which are on their devices already."""
+        import torch
+
         how = {
             "auto": {"fused": True} if device_type == "cuda" else {},
             "for_loop": {"foreach": False, "fused": False},
@@ -46,12 +50,8 @@ class FirstOrder(Optimizer, frozen=True, kw_only=True):
             "fused": {"fused": True},
         }[self.implementation]
         arguments = {"lr": self.scaled_lr(run), "weight_decay": self.weight_decay, **how, **self.options()}
-        optimizer: torch.optim.Optimizer = self.torch_class()(parameters, **arguments)
+        optimizer: torch.optim.Optimizer = getattr(torch.optim, self.torch_name)(parameters, **arguments)
         return optimizer
-
-    @abstractmethod
-    def torch_class(self) -> Any:
-        """The class in `torch.optim`."""
 
     def options(self) -> dict[str, Any]:
         """Its arguments besides the learning rate and the weight decay."""
@@ -61,15 +61,12 @@ class FirstOrder(Optimizer, frozen=True, kw_only=True):
 class Sgd(FirstOrder, frozen=True, kw_only=True):
     """Stochastic gradient descent."""
 
+    torch_name: ClassVar[str] = "SGD"
+
     momentum: Fraction
     """Share of the previous update that is kept."""
     nesterov: bool
     """Look ahead along the momentum (Sutskever et al. 2013)."""
-
-    def torch_class(self) -> Any:  # noqa: D102
-        import torch
-
-        return torch.optim.SGD
 
     def options(self) -> dict[str, Any]:  # noqa: D102
         return {"momentum": self.momentum, "nesterov": self.nesterov}
@@ -82,17 +79,14 @@ class Sgd(FirstOrder, frozen=True, kw_only=True):
 class Adam(FirstOrder, frozen=True, kw_only=True):
     """Adam (Kingma and Ba 2015, arXiv 1412.6980)."""
 
+    torch_name: ClassVar[str] = "Adam"
+
     beta1: Fraction
     """Decay of the gradient's running mean."""
     beta2: Fraction
     """Decay of the squared gradient's running mean."""
     eps: Positive
     """Added to the denominator."""
-
-    def torch_class(self) -> Any:  # noqa: D102
-        import torch
-
-        return torch.optim.Adam
 
     def options(self) -> dict[str, Any]:  # noqa: D102
         return {"betas": (self.beta1, self.beta2), "eps": self.eps}
@@ -105,22 +99,16 @@ class Adam(FirstOrder, frozen=True, kw_only=True):
 class AdamW(Adam, frozen=True, kw_only=True):
     """Adam with decoupled weight decay (Loshchilov and Hutter 2019, arXiv 1711.05101)."""
 
-    def torch_class(self) -> Any:  # noqa: D102
-        import torch
-
-        return torch.optim.AdamW
+    torch_name: ClassVar[str] = "AdamW"
 
 
 class Adagrad(FirstOrder, frozen=True, kw_only=True):
     """Adagrad (Duchi et al. 2011)."""
 
+    torch_name: ClassVar[str] = "Adagrad"
+
     eps: Positive
     """Added to the denominator."""
-
-    def torch_class(self) -> Any:  # noqa: D102
-        import torch
-
-        return torch.optim.Adagrad
 
     def options(self) -> dict[str, Any]:  # noqa: D102
         return {"eps": self.eps}
@@ -138,9 +126,9 @@ class Lbfgs(Optimizer, frozen=True, kw_only=True):
     """
 
     history_size: Annotated[int, Meta(ge=1, le=1000)]
-    """Pairs of vectors, each as long as the parameters, that approximate the curvature."""
+    """Pairs of vectors, each of the parameters' length, that approximate the curvature."""
     line_search_evaluations: Annotated[int, Meta(ge=1, le=1000)]
-    """At most so many step lengths after the first are tried in an iteration."""
+    """Step lengths after the first that an iteration tries at most."""
 
     def check(self, run: RunConfig, device_type: str) -> None:
         """Refuse strategies that update by one gradient, mini-batches, and losses too coarse for a line search."""
@@ -166,7 +154,7 @@ class Lbfgs(Optimizer, frozen=True, kw_only=True):
             raise ConfigError(f"channels_last=true with optimizer={self.name} is refused: choose channels_last=false")
 
     def full_batch(self, run: RunConfig) -> int:
-        """The training set, less what can't be divided among the data shards."""
+        """The training set, less the samples that can't be divided among the data shards."""
         samples = run.data.train_samples
         return samples - samples % run.strategy.data_parallel_degree(run)
 

@@ -27,7 +27,7 @@ from parallelbench.loaders.batch_loader import generator
 from parallelbench.loaders.resident_loader import ResidentLoader
 from parallelbench.probes import clock as clock_module
 from parallelbench.probes import environment
-from parallelbench.probes.memory import MemoryProbe
+from parallelbench.probes.memory_probe import MemoryProbe
 from parallelbench.rank import session, train
 from parallelbench.rank.devices import cpu_name, node_name
 from parallelbench.rank.parity import check_parity

@@ -311,7 +311,7 @@ def refusal(node: Any) -> str:
         "parallelbench.spec.structure.structure",
         "parallelbench.store.folder.os.system",
         "parallelbench.spec.config.importlib.import_module",
-        "parallelbench.models.base.Model",
+        "parallelbench.models.model.Model",
         "parallelbench.strategies.ddp.Ddp",
         "parallelbench.models.nothing.Here",
         "parallelbench.models.cnn.Nothing",
@@ -409,6 +409,27 @@ def test_a_missing_key_is_named(path: tuple[str, ...]) -> None:
         here = here[part]
     del here[path[-1]]
     assert refusal(node).partition(": add")[0] == f"{'.'.join(path)} is missing"
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [("epochs", "8"), ("precision", "fp23"), ("launcher.name", "slrum"), ("measure.pairty", 1), ("site.name", "a b")],
+)
+def test_no_error_repeats_or_reads_the_words_of_a_library(
+    monkeypatch: pytest.MonkeyPatch, path: str, value: Any
+) -> None:
+    node = changed(BASE, tuple(path.split(".")), value)
+    before = refusal(node)
+    convert = msgspec.convert
+
+    def reworded(value: Any, kind: Any) -> Any:
+        try:
+            return convert(value, kind)
+        except msgspec.ValidationError:
+            raise msgspec.ValidationError("No.") from None
+
+    monkeypatch.setattr(msgspec, "convert", reworded)
+    assert refusal(node) == before
 
 
 def test_devices_must_fill_nodes_evenly() -> None:

@@ -98,7 +98,7 @@ PER_RUN = (
 
 SECONDS_PER_HOUR = 3600
 KINDS_SENT = ("gradient", "activation", "parameter")
-"""What the bytes are that ranks send: see `parallelbench.probes.communication.Kind`."""
+"""What the bytes are that ranks send: see `parallelbench.probes.traffic.Kind`."""
 
 
 @lru_cache(maxsize=8)

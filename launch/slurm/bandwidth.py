@@ -93,7 +93,7 @@ def main(arguments: Sequence[str]) -> int:
         os.environ |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
     start = os.environ["SLURM_JOB_ID"]
     found = rendezvous.offer(folder, start, nodes=int(size), interface=interface) if rank == "0" else _wait(folder)
-    probe = [sys.executable, "-m", "parallelbench.probes.bandwidth"]
+    probe = [sys.executable, "-m", "parallelbench.probes.link_bandwidth"]
     os.execv(sys.executable, [*probe, f"tcp://{found.host}:{found.port}", rank, size, device_type])
 
 

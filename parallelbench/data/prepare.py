@@ -24,7 +24,7 @@ from parallelbench.data.prepared import (
     MANIFEST,
     PREPARED_VERSION,
     ArrayEntry,
-    Manifest,
+    DatasetManifest,
     PreparedData,
     RawFile,
 )
@@ -162,7 +162,7 @@ def _write(data: PreparedData, arrays: Arrays, folder: Path, *, progress: Callab
         np.save(path, getattr(arrays, name), allow_pickle=False)
         sync(path)
         entries[name] = ArrayEntry(shape=shape, dtype=dtype, size_bytes=path.stat().st_size, sha256=_digest(path))
-    manifest = Manifest(
+    manifest = DatasetManifest(
         version=PREPARED_VERSION,
         dataset=data.folder,
         raw_md5={raw.path: raw.md5 for raw in data.raw_files},

@@ -42,7 +42,7 @@ class ArrayEntry(msgspec.Struct, frozen=True, kw_only=True):
     sha256: str
 
 
-class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+class DatasetManifest(msgspec.Struct, frozen=True, kw_only=True):
     """What a prepared folder holds, and what it was made from."""
 
     version: int
@@ -128,7 +128,7 @@ class PreparedData(Data, frozen=True, kw_only=True):
                 f"Run `{prepare_line(self.name, data_dir)}` where there is a network, or choose another site.data_dir"
             )
 
-    def _open(self, folder: Path, *, name: str, manifest: Manifest) -> NDArray[Any]:
+    def _open(self, folder: Path, *, name: str, manifest: DatasetManifest) -> NDArray[Any]:
         import numpy as np
 
         path = folder / f"{name}.npy"
@@ -152,10 +152,10 @@ class PreparedData(Data, frozen=True, kw_only=True):
         )
 
 
-def read_manifest(path: Path, *, fix: str) -> Manifest:
+def read_manifest(path: Path, *, fix: str) -> DatasetManifest:
     """Read a manifest; where it is damaged or of another version, `ConfigError` with the line `fix`."""
     try:
-        manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
+        manifest = msgspec.json.decode(path.read_bytes(), type=DatasetManifest)
     except msgspec.DecodeError as error:  # ValidationError is one
         raise ConfigError(f"{path} can't be read ({error}). Run `{fix}` again: it replaces damaged files") from None
     if manifest.version != PREPARED_VERSION:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from parallelbench.gpu_check.finding import Check
+    from parallelbench.gpu_check.check_result import Check
 
 NEEDED = {"torch": "torch>=2.11", "numpy": "numpy", "msgspec": "msgspec", "yaml": "PyYAML", "pynvml": "nvidia-ml-py"}
 """Module → what installs it."""
@@ -35,13 +35,13 @@ def main() -> int:
     print(f"torch {torch.__version__}, CUDA {torch.version.cuda or 'not built in'}, {torch.cuda.device_count()} GPU(s)")
     if not torch.cuda.is_available():
         return without_a_gpu()
-    from parallelbench.gpu_check.finding import carry_out
+    from parallelbench.gpu_check.check_result import carry_out
 
     failed = 0
     for name, check in checks(torch.cuda.device_count()):
-        finding = carry_out(name, check)
-        print(finding.line(), flush=True)
-        failed += finding.state == "failed"
+        result = carry_out(name, check)
+        print(result.line(), flush=True)
+        failed += result.state == "failed"
     print(f"{failed} check(s) failed" if failed else "no check failed")
     return 1 if failed else 0
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn import functional as F
 
-from parallelbench.gpu_check.finding import FailedError, SkippedError, at_most, between
+from parallelbench.gpu_check.check_result import FailedError, SkippedError, at_most, between
 from parallelbench.loaders.batch import Batch
-from parallelbench.probes.clock import StepClock, Window
-from parallelbench.probes.memory import MemoryProbe, host_peak_bytes, release, reset_host_peak
+from parallelbench.probes.clock import StepClock, TimedWindow
+from parallelbench.probes.memory_probe import MemoryProbe, host_peak_bytes, release, reset_host_peak
 from parallelbench.rank.numerics import set_precision
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def clocks(world: World) -> str:
     """The steps' durations, by events on CUDA, add up to what a stopwatch says of the whole window."""
     work = work_for(world)
     work()
-    clock, window = StepClock(world, steps=_STEPS, sampled=_STEPS), Window(world)
+    clock, window = StepClock(world, steps=_STEPS, sampled=_STEPS), TimedWindow(world)
     window.start()
     for _ in clock.timed(Batch(None, None, 0) for _ in range(_STEPS)):
         work()

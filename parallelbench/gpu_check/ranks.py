@@ -12,7 +12,7 @@ import msgspec
 import torch
 
 from parallelbench.errors import one_line
-from parallelbench.gpu_check.runs import loader_of
+from parallelbench.gpu_check.small_runs import loader_of
 from parallelbench.gpu_check.training import train_watched
 from parallelbench.optimizers import Lbfgs
 from parallelbench.rank.numerics import set_precision
@@ -49,7 +49,7 @@ def main(arguments: list[str]) -> int:
         if device_type == "cuda" and not isinstance(run.optimizer, Lbfgs):
             replica = run.strategy.prepare(build_model(run), run, world)
             loader = loader_of(run, world, replica.data_shard)
-            train_watched(replica, loader, run, world, torch.cuda.set_sync_debug_mode)
+            train_watched(replica, loader, run=run, world=world, set_mode=torch.cuda.set_sync_debug_mode)
             replica.close()
             result.watched = True
         _write(result_file, result, world)

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from parallelbench.errors import ConfigError
-from parallelbench.gpu_check.finding import FailedError, SkippedError, at_most
+from parallelbench.gpu_check.check_result import FailedError, SkippedError, at_most
 from parallelbench.gpu_check.ranks import Result
-from parallelbench.gpu_check.runs import BATCH_SIZE, names_of, run_of
+from parallelbench.gpu_check.small_runs import BATCH_SIZE, names_of, run_of
 from parallelbench.spec.check import check_run
 from parallelbench.spec.identity import canonical_json
 from parallelbench.spec.mapping import to_mapping

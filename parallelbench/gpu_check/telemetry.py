@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from parallelbench.gpu_check.finding import FailedError, SkippedError, between
+from parallelbench.gpu_check.check_result import FailedError, SkippedError, between
 from parallelbench.rank.devices import visible_gpus
 from parallelbench.store.journal import Journal, read_entries
-from parallelbench.telemetry.epochs import Samples, columns
+from parallelbench.telemetry.epoch_columns import Samples, columns
 from parallelbench.telemetry.nvml import WAYS, Gpus
 from parallelbench.telemetry.process import sampling
-from parallelbench.telemetry.sampler import Settings
+from parallelbench.telemetry.sampler import SamplerSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -94,7 +94,7 @@ def energy(world: World, uuid: str, busy: Callable[[], object], load_s: float = 
     """
     with tempfile.TemporaryDirectory() as folder:
         log, journal = Journal(Path(folder) / "rank.jsonl"), Path(folder) / "telemetry.jsonl"
-        settings = Settings(
+        settings = SamplerSettings(
             journal=str(journal),
             run_id="gpu-check",
             attempt=1,

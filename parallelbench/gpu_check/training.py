@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import torch
 
-from parallelbench.gpu_check.finding import FailedError, SkippedError, at_most
-from parallelbench.gpu_check.runs import STEPS, loader_of, replica_of, run_of
+from parallelbench.gpu_check.check_result import FailedError, SkippedError, at_most
+from parallelbench.gpu_check.small_runs import STEPS, loader_of, replica_of, run_of
 from parallelbench.rank.numerics import set_precision
 from parallelbench.rank.parity import as_checked
 from parallelbench.rank.train import Trainer
@@ -113,12 +113,12 @@ def watched(world: World, run: RunConfig, mode: Mode | None = None) -> str:
     """
     set_mode = mode or torch.cuda.set_sync_debug_mode
     replica = replica_of(run, world)
-    train_watched(replica, loader_of(run, world, replica.data_shard), run, world, set_mode)
+    train_watched(replica, loader_of(run, world, replica.data_shard), run=run, world=world, set_mode=set_mode)
     replica.close()
     return f"{run.steps_per_epoch} steps without a wait"
 
 
-def train_watched(replica: Replica, loader: ResidentLoader, run: RunConfig, world: World, set_mode: Mode) -> None:
+def train_watched(replica: Replica, loader: ResidentLoader, *, run: RunConfig, world: World, set_mode: Mode) -> None:
     """One epoch that warms up, and one that is watched."""
     with tempfile.TemporaryDirectory() as folder:
         journal = Journal(Path(folder) / "journal.jsonl")

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from parallelbench.rank.world import World
 
 
-class Window:
+class TimedWindow:
     """The time between two synchronisations of host and device, seconds.
 
     `start` waits for all ranks, then for this rank's devices; `stop` waits for this rank's devices only, so that

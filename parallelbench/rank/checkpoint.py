@@ -37,7 +37,7 @@ _DIGEST_BYTES = 32
 State = dict[str, Any]
 
 
-class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+class CheckpointManifest(msgspec.Struct, frozen=True, kw_only=True):
     """What `manifest.json` holds."""
 
     sha256: list[str]
@@ -113,7 +113,9 @@ class Checkpoints:
 
     def _conclude(self, key: Key, digests: list[str]) -> str | None:
         try:
-            write_file(self.folder / key.name / "manifest.json", msgspec.json.encode(Manifest(sha256=digests)))
+            write_file(
+                self.folder / key.name / "manifest.json", msgspec.json.encode(CheckpointManifest(sha256=digests))
+            )
             with storage_errors(self.folder):
                 sync_folder(self.folder)  # before the older ones go
         except StorageError as error:
@@ -146,7 +148,7 @@ class Checkpoints:
 
     def _read(self, key: Key) -> State | None:
         """This rank's state; None where its file is not what was written, or belongs to another number of ranks."""
-        manifest: Manifest | None = decoded(self.folder / key.name / "manifest.json", Manifest)
+        manifest: CheckpointManifest | None = decoded(self.folder / key.name / "manifest.json", CheckpointManifest)
         if manifest is None or len(manifest.sha256) != self.world.size:
             return None
         try:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from parallelbench.probes.memory import release
+from parallelbench.probes.memory_probe import release
 from parallelbench.rank.checkpoint import Checkpoints, Key
 from parallelbench.store.journal import kept_entries
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from copy import deepcopy
 from itertools import chain, count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import torch
@@ -122,17 +122,30 @@ def check_parity(
     loader = loader_of(run, replica.data_shard)
     batches = _endless(loader)
     for step in range(1, run.measure.parity_steps + 1):
-        loss = _over_ranks(replica.step(next(batches)), world)[0] / run.global_batch_size
+        loss_sum = _over_ranks(replica.step(next(batches)), world)[0]
         gradients, state = replica.full_gradients(), replica.full_state_dict()
         evaluated = _over_ranks(replica.evaluate(loader.test(_TEST_SAMPLES)), world)
-        if reference is not None and reference.step():
-            row = _differences(loss, gradients, state, evaluated, reference)
+        expected = None if reference is None else reference.step()
+        if expected is not None:
+            observed = _Step(loss_sum / run.global_batch_size, gradients, state, evaluated)
+            row = _differences(observed, expected, samples=min(_TEST_SAMPLES, run.data.test_samples))
             rows.append({"step": step, **row, **_verdict(row, run.strategy.parity_tolerance())})
     replica.close()
     loader.close()
     if reference is not None:
         reference.close()
     return None if reference is not None and reference.out_of_memory else rows
+
+
+class _Step(NamedTuple):
+    """What is compared after each step."""
+
+    loss: float
+    """Mean over the global batch."""
+    gradients: Mapping[str, Tensor]
+    state: Mapping[str, Tensor]
+    evaluated: list[float]
+    """Summed loss and correct predictions of the test samples."""
 
 
 class _Reference:
@@ -154,10 +167,10 @@ class _Reference:
         if self._loader is not None:
             self._loader.close()
 
-    def step(self) -> bool:
-        """Train on the next batch and evaluate; False from where the memory doesn't suffice."""
+    def step(self) -> _Step | None:
+        """Train on the next batch and evaluate; None once the memory has not sufficed."""
         if self.out_of_memory:
-            return False
+            return None
         try:
             sums = self.replica.step(next(self._batches))
             assert self._loader is not None
@@ -165,13 +178,11 @@ class _Reference:
         except torch.OutOfMemoryError:
             # The other ranks go on: they wait for this one in the strategy's own collectives.
             self.out_of_memory = True
-            return False
+            return None
         assert sums is not None
         assert evaluated is not None
-        self.loss = sums[0].item() / self._run.global_batch_size
-        self.evaluated: list[float] = evaluated.tolist()
-        self.test_samples = min(_TEST_SAMPLES, self._run.data.test_samples)
-        return True
+        loss = sums[0].item() / self._run.global_batch_size
+        return _Step(loss, self.replica.full_gradients(), self.replica.full_state_dict(), evaluated.tolist())
 
 
 def _over_ranks(result: Tensor | None, world: World) -> list[float]:
@@ -180,28 +191,20 @@ def _over_ranks(result: Tensor | None, world: World) -> list[float]:
     return total
 
 
-def _differences(
-    loss: float,
-    gradients: Mapping[str, Tensor],
-    state: Mapping[str, Tensor],
-    evaluated: list[float],
-    reference: _Reference,
-) -> dict[str, float]:
+def _differences(observed: _Step, expected: _Step, *, samples: int) -> dict[str, float]:
     return {
-        **_loss_columns(loss, reference.loss),
-        "evaluation_difference": _evaluation_difference(evaluated, reference.evaluated, reference.test_samples),
-        "gradient_difference": _difference(gradients, reference.replica.full_gradients(), floor=0.0),
-        "parameter_difference": _difference(state, reference.replica.full_state_dict(), floor=1.0),
+        "loss": observed.loss,
+        "loss_reference": expected.loss,
+        "loss_difference": _loss_difference(observed.loss, expected.loss),
+        "evaluation_difference": _evaluation_difference(observed.evaluated, expected.evaluated, samples),
+        "gradient_difference": _difference(observed.gradients, expected.gradients, floor=0.0),
+        "parameter_difference": _difference(observed.state, expected.state, floor=1.0),
     }
 
 
 def _endless(loader: BatchLoader) -> Iterator[Batch]:
     """Batches of one epoch after the other: some epochs have fewer steps than the check."""
     return chain.from_iterable(map(loader.train, count(1)))
-
-
-def _loss_columns(loss: float, reference: float) -> dict[str, float]:
-    return {"loss": loss, "loss_reference": reference, "loss_difference": _loss_difference(loss, reference)}
 
 
 def _loss_difference(loss: float, reference: float) -> float:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from parallelbench.probes import environment
-from parallelbench.probes.memory import release
+from parallelbench.probes.memory_probe import release
 from parallelbench.rank.devices import cpu_name
 from parallelbench.rank.epoch_boundary import EpochBoundary
 from parallelbench.rank.numerics import Numerics, set_precision
@@ -98,7 +98,7 @@ class Session:
         measure = self._run.measure
         if not measure.attribution_steps and not measure.trace:
             return
-        from parallelbench.probes.attribution import AttributionPass, ring
+        from parallelbench.probes.step_attribution import AttributionPass, ring
 
         self._phase("attribution")
         closer = AttributionPass(replica, loader, run=self._run, world=self._world)

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from parallelbench.probes.clock import StepClock, Window
-from parallelbench.probes.memory import MemoryProbe
-from parallelbench.probes.workers import WorkerProbe
+from parallelbench.probes.clock import StepClock, TimedWindow
+from parallelbench.probes.loader_workers import WorkerProbe
+from parallelbench.probes.memory_probe import MemoryProbe
 from parallelbench.rank.devices import node_name
-from parallelbench.telemetry.epochs import NOTHING
+from parallelbench.telemetry.epoch_columns import NOTHING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -50,7 +50,7 @@ class Trainer:
         """Prepare the probes. `startup`: ended by the first step of epoch 1. `boundary`: None, for none."""
         self._replica, self._loader, self._run, self._world = replica, loader, run, world
         self._journal, self._keys, self._startup, self._boundary = journal, keys, startup, boundary
-        self._window, self._memory, self._workers = Window(world), MemoryProbe(world), WorkerProbe(loader)
+        self._window, self._memory, self._workers = TimedWindow(world), MemoryProbe(world), WorkerProbe(loader)
         self._steps = StepClock(world, steps=run.steps_per_epoch, sampled=run.measure.steps_sampled)
         self._identity = {"rank": world.rank, "local_rank": world.local_rank, "node": node_name()}
         self._device_uuid = device_uuid(world)

@@ -168,7 +168,7 @@ def timed(run: RunConfig, device_type: str, *, steps: int) -> tuple[float, list[
 
     As in an epoch, nothing waits for the device between steps; batches that workers had ready before are used up first.
     """
-    from parallelbench.probes.memory import release
+    from parallelbench.probes.memory_probe import release
     from parallelbench.rank.session import build_loader, build_model, configure_torch
     from parallelbench.rank.world import join
 

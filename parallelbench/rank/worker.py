@@ -26,7 +26,7 @@ from parallelbench.store.attempt import Attempt
 from parallelbench.store.durable import fill
 from parallelbench.store.journal import Journal
 from parallelbench.telemetry.process import sampling
-from parallelbench.telemetry.sampler import Settings
+from parallelbench.telemetry.sampler import SamplerSettings
 
 if TYPE_CHECKING:
     from parallelbench.spec.config import RunConfig
@@ -141,7 +141,7 @@ def _sampler(
     if int(os.environ.get("LOCAL_RANK", "0")) > 0 or not run.measure.telemetry_hz:
         return contextlib.nullcontext()
     node = int(os.environ.get("RANK", "0")) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    settings = Settings(
+    settings = SamplerSettings(
         journal=str(attempt.path / f"journal-telemetry-node{node}.jsonl"),
         run_id=run_id(run),
         attempt=attempt.number,

@@ -73,7 +73,7 @@ class RunConfig(Settings, frozen=True, kw_only=True):
 
 
 class StateShards(NamedTuple):
-    """Parts, 0 to 1, of what there is to hold of a model: on every device alike, but for rounding."""
+    """Fractions, 0 to 1, of a model's training state that each device holds; equal on all devices but for rounding."""
 
     parameters: float
     gradients: float
@@ -82,7 +82,7 @@ class StateShards(NamedTuple):
 
     @classmethod
     def even(cls, parts: int) -> StateShards:
-        """Each of so many devices holds one part of everything; 1: a copy of the whole."""
+        """Each of `parts` devices holds an equal part of everything; 1: a copy of the whole."""
         return cls(1 / parts, 1 / parts, 1 / parts)
 
 
@@ -92,9 +92,9 @@ class Strategy(Component, frozen=True, kw_only=True):
     evaluates_repeatedly: ClassVar[bool] = False
     """Whether a step can take several gradients, as `optimizer=lbfgs` needs."""
 
-    @abstractmethod
     def processes(self, run: RunConfig, device_type: str) -> int:
-        """Processes that train: one per device, or fewer where one process drives several devices."""
+        """Processes that train: one per device, unless one process drives several devices."""
+        return run.devices
 
     @abstractmethod
     def data_parallel_degree(self, run: RunConfig) -> int:
@@ -115,19 +115,19 @@ class Strategy(Component, frozen=True, kw_only=True):
         """Share of a step, 0 to 1, in which a device must idle by the schedule; None where there is none."""
         return None
 
-    def held(self, run: RunConfig) -> StateShards | None:
-        """What each device holds; None where devices hold different things (stages, servers), or nobody has said."""
+    def state_shards(self, run: RunConfig) -> StateShards | None:
+        """What each device holds; None where devices hold different parts (stages, servers), or where it is unknown."""
         return None
 
     def state_bytes(self, run: RunConfig, parameters: int) -> int | None:
         """Bytes of parameters, gradients and optimizer state on each device, without activations and buffers: section 3
         of ZeRO (Rajbhandari et al. 2020, arXiv 1910.02054). `parameters`: of the whole model.
         """
-        held, states = self.held(run), run.optimizer.states_per_parameter()
-        if held is None or states is None:
+        shards, states = self.state_shards(run), run.optimizer.states_per_parameter()
+        if shards is None or states is None:
             return None
         size_bytes = 8 if run.precision == "fp64" else 4  # autocast keeps parameters in fp32
-        return round(parameters * size_bytes * (held.parameters + held.gradients + states * held.states))
+        return round(parameters * size_bytes * (shards.parameters + shards.gradients + states * shards.states))
 
     def parity_tolerance(self) -> float:
         """Largest relative difference from one device that the parity check, in fp64, allows."""
@@ -154,7 +154,7 @@ class Optimizer(Component, frozen=True, kw_only=True):
         return self.lr * factor
 
     def states_per_parameter(self) -> int | None:
-        """Numbers that it keeps for each parameter; None where that is not fixed."""
+        """Numbers that it keeps for each parameter; None where the number is not fixed."""
         return None
 
     @abstractmethod

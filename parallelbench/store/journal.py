@@ -15,7 +15,7 @@ import msgspec
 
 from parallelbench.store.durable import storage_errors
 from parallelbench.store.records import TABLES, check_row
-from parallelbench.telemetry.epochs import Samples, columns
+from parallelbench.telemetry.epoch_columns import Samples, columns
 from parallelbench.telemetry.journals import Journals
 
 if TYPE_CHECKING:

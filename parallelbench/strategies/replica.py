@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from parallelbench.loaders.batch import Batch, Shard
-    from parallelbench.probes.communication import Traffic
     from parallelbench.probes.spans import Phase, Spanned
+    from parallelbench.probes.traffic import Traffic
 
 
 @dataclass(frozen=True)

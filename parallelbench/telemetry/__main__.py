@@ -11,14 +11,14 @@ from pathlib import Path
 
 import msgspec
 
-from parallelbench.telemetry.sampler import Sampler, Settings, sample_until
+from parallelbench.telemetry.sampler import Sampler, SamplerSettings, sample_until
 
 _PR_SET_PDEATHSIG = 1
 
 
 def main(settings_json: str) -> int:
     """Sample until SIGTERM comes."""
-    settings = msgspec.json.decode(settings_json, type=Settings)
+    settings = msgspec.json.decode(settings_json, type=SamplerSettings)
     _step_aside(settings.spare_cores)
     # Only then: these imports are most of the work that this process ever does at once.
     from parallelbench.errors import StorageError

@@ -14,7 +14,7 @@ from parallelbench.telemetry.sampler import WARNING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from parallelbench.telemetry.sampler import Log, Settings
+    from parallelbench.telemetry.sampler import Log, SamplerSettings
 
 GRACE_S = 3.0
 """How long a sampler may take for its last sample: NVML can be slow, and the disk too."""
@@ -23,7 +23,7 @@ KILLED_S = 0.1
 
 
 @contextmanager
-def sampling(settings: Settings, log: Log) -> Iterator[None]:
+def sampling(settings: SamplerSettings, log: Log) -> Iterator[None]:
     """Have a process of its own sample meanwhile. Should it not, `log` gets a warning and nothing else happens."""
     try:
         process = subprocess.Popen(command_line(settings), stdin=subprocess.DEVNULL)
@@ -44,7 +44,7 @@ def sampling(settings: Settings, log: Log) -> Iterator[None]:
     _end(process)
 
 
-def command_line(settings: Settings) -> list[str]:
+def command_line(settings: SamplerSettings) -> list[str]:
     """What is executed."""
     return [sys.executable, "-m", "parallelbench.telemetry", msgspec.json.encode(settings).decode()]
 

@@ -28,7 +28,7 @@ COLUMNS = (
 """What is measured, of GPUs or of the host; null where a row's device has no such thing."""
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
+class SamplerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What to sample, for whom, and where the rows go."""
 
     journal: str
@@ -58,7 +58,7 @@ class Sampler:
     """Takes samples of the host and of the run's GPUs."""
 
     def __init__(
-        self, settings: Settings, log: Log, *, host: Host | None = None, clock: Callable[[], float] = time.time
+        self, settings: SamplerSettings, log: Log, *, host: Host | None = None, clock: Callable[[], float] = time.time
     ) -> None:
         self._log, self._clock, self._host = log, clock, host or Host()
         self._keys = {"run_id": settings.run_id, "attempt": settings.attempt, "node": settings.node}

@@ -35,7 +35,7 @@ class Mine(Strategy, frozen=True, kw_only=True):
 
     def prepare(self, model, run, world):
         from torch.nn.utils import parameters_to_vector, vector_to_parameters
-        from parallelbench.strategies.parts.replicas import ModuleReplica, place
+        from parallelbench.strategies.parts.replicas import ModuleReplica, to_device
 
         assert self.mark != 13, "bad luck"
 
@@ -48,7 +48,7 @@ class Mine(Strategy, frozen=True, kw_only=True):
                 self.traffic.all_reduce("gradient", vector.nbytes, world.size)
                 return result
 
-        module = place(model, run, world.device)
+        module = to_device(model, run, world.device)
         return Averaging(module, run=run, world=world, data_shard=Shard(world.rank, world.size))
 '''
 YAML = "_target_: mystrategies.Mine\nname: mine\nmark: 2\n"

@@ -1,6 +1,6 @@
 """How fast the ranks of a process group exchange data: all-reduces of growing size, each timed over several rounds.
 
-As a program, `python -m parallelbench.probes.bandwidth tcp://HOST:PORT RANK SIZE cpu|cuda`; rank 0 prints JSON.
+As a program, `python -m parallelbench.probes.link_bandwidth tcp://HOST:PORT RANK SIZE cpu|cuda`; rank 0 prints JSON.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ class SkippedError(Exception):
 
 
 @dataclass(frozen=True)
-class Finding:
+class CheckResult:
     """One line of the answer."""
 
     name: str
@@ -35,7 +35,7 @@ class Finding:
         return f"{self.state:8}{self.name:34}{self.text} [{self.took_s:.1f} s]"
 
 
-def carry_out(name: str, check: Check) -> Finding:
+def carry_out(name: str, check: Check) -> CheckResult:
     """Whatever a check does, one finding comes of it, and the next check can go on."""
     start = time.perf_counter()
     state: Literal["ok", "failed", "skipped"] = "ok"
@@ -47,7 +47,7 @@ def carry_out(name: str, check: Check) -> Finding:
         state, text = "failed", str(failed)
     except Exception as error:
         state, text = "failed", f"{type(error).__name__}: {error}"
-    return Finding(name, state, one_line(text), time.perf_counter() - start)
+    return CheckResult(name, state, one_line(text), time.perf_counter() - start)
 
 
 def at_most(what: str, value: float, limit: float) -> str:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from parallelbench.probes.bandwidth import all_reduces
+from parallelbench.probes.link_bandwidth import all_reduces
 from parallelbench.probes.spans import PHASES, Spanned, Spans, Step
 from parallelbench.store.durable import storage_errors
 

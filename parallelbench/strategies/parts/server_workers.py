@@ -1,4 +1,4 @@
-"""The workers of `strategy=parameter_server`: the whole model on each, but no optimizer state."""
+"""The workers of `strategy=parameter_server`: each has the whole model, but no optimizer state."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from parallelbench.loaders.batch import Shard
 from parallelbench.models.norms import synchronize_norms
-from parallelbench.strategies.parts.flat import HostedParameters
-from parallelbench.strategies.parts.replicas import ModuleReplica, place, share_buffers
+from parallelbench.strategies.parts.flat import FlatParameters
+from parallelbench.strategies.parts.replicas import ModuleReplica, share_buffers, to_device
 from parallelbench.strategies.parts.servers import (
     FETCH,
     PUSH,
@@ -21,7 +21,6 @@ from parallelbench.strategies.parts.servers import (
     Layout,
     Schedule,
     receiving,
-    schedule_of,
     sending,
     wait_all,
     workers_group,
@@ -32,26 +31,51 @@ if TYPE_CHECKING:
     from parallelbench.loaders.batch import Batch
     from parallelbench.rank.world import World
     from parallelbench.spec.config import RunConfig
-    from parallelbench.strategies.parameter_server import ParameterServer
+
+
+class HostedParameters(FlatParameters):
+    """Flat parameters with copies in pinned host memory, for gloo's messages; on a CPU there is no second copy."""
+
+    def __init__(self, module: nn.Module) -> None:
+        """Copy the parameters into the vector, and the vector to the host."""
+        super().__init__(module)
+        self.host_values = _on_host(self.values)
+        self.host_gradient = _on_host(self.gradient)
+
+    def gradient_to_host(self) -> Tensor:
+        """Copy `gradient` to the host, and return the copy."""
+        if self.host_gradient is not self.gradient:
+            self.host_gradient.copy_(self.gradient)
+        return self.host_gradient
+
+    def values_from_host(self) -> None:
+        """Give the module the parameters received in `host_values`."""
+        if self.host_values is not self.values:
+            self.values.copy_(self.host_values)
+
+
+def _on_host(vector: Tensor) -> Tensor:
+    """The vector itself on a CPU, else a pinned copy."""
+    if vector.device.type == "cpu":
+        return vector
+    return torch.empty_like(vector, device="cpu", pin_memory=True).copy_(vector)
 
 
 def worker_of(
-    model: nn.Sequential, options: ParameterServer, layout: Layout, *, run: RunConfig, world: World
+    model: nn.Sequential, layout: Layout, schedule: Schedule | None, *, slowdown: float, run: RunConfig, world: World
 ) -> SyncWorker | AsyncWorker:
-    """The worker of this rank. All ranks make the workers' group, as torch demands."""
+    """The worker of this rank: asynchronous where there is a `schedule`."""
     group = workers_group(layout, run)
     assert isinstance(group, dist.ProcessGroup), "a worker is a member"
-    module = place(model, run, world.device)
+    module = to_device(model, run, world.device)
     synchronize_norms(module, group)
-    slowdown = options.slow_worker_factor if layout.rank == 0 else 1.0
-    if options.mode == "sync":
+    if schedule is None:
         return SyncWorker(module, layout, run=run, world=world, group=group, slowdown=slowdown)
-    schedule = schedule_of(options, run)
     return AsyncWorker(module, layout, schedule, run=run, world=world, group=group, slowdown=slowdown)
 
 
 class WorkerReplica(ModuleReplica):
-    """Forward and backward as on one device; what makes of gradients new parameters is elsewhere."""
+    """Forward and backward as on one device; the servers update."""
 
     def __init__(
         self,
@@ -69,7 +93,7 @@ class WorkerReplica(ModuleReplica):
             run=run,
             world=world,
             data_shard=Shard(layout.rank, layout.workers),
-            # The servers update: this one, which only clears gradients, holds no state whatever the run's own holds.
+            # It only clears gradients, and has no state: the run's optimizer is on the servers.
             optimizer=torch.optim.SGD(module.parameters()),
             before_evaluation=lambda: share_buffers(module, group),
         )
@@ -83,7 +107,7 @@ class WorkerReplica(ModuleReplica):
         return pushes
 
     def full_gradients(self) -> dict[str, Tensor]:
-        """What the servers last updated with."""
+        """The gradients of the servers' last update, of which each sends its shard."""
         if self._layout.rank:
             return {}
         vector = torch.empty_like(self._flat.host_gradient)
@@ -95,7 +119,7 @@ class WorkerReplica(ModuleReplica):
         dist.destroy_process_group(self._group)
 
     def _compute(self, batch: Batch) -> Tensor:
-        """Forward and backward, on worker 0 perhaps slowed down; counts the steps of the epoch."""
+        """Forward and backward, made slower by `slowdown`; counts the steps of the epoch."""
         self._step = self._step % self._steps + 1
         start = time.perf_counter()
         result = self._forward_backward(batch)
@@ -105,7 +129,7 @@ class WorkerReplica(ModuleReplica):
         return result
 
     def _shards(self, vector: Tensor) -> list[tuple[int, Tensor]]:
-        """Each server's rank and its part of a vector: a view."""
+        """Each server's rank and its shard of a vector: a view."""
         return [(server, self._layout.shard_of(vector, server)) for server in self._layout.server_ranks]
 
     def _sending(self) -> list[dist.Work]:
@@ -118,7 +142,7 @@ class WorkerReplica(ModuleReplica):
 
 
 class SyncWorker(WorkerReplica):
-    """Pushes and fetches in every step, and waits for both."""
+    """Pushes and fetches in every step, and waits for both to end."""
 
     def step(self, batch: Batch) -> Tensor | None:
         """Forward, backward, push, fetch."""
@@ -129,7 +153,7 @@ class SyncWorker(WorkerReplica):
         return result
 
     def _exchange(self) -> None:
-        """The parameters are received in place: nobody reads them while the gradient is under way."""
+        """The parameters are received in place: nothing reads them until the gradient has been sent."""
         wait_all([*self._receiving(), *self._sending()])
         self._flat.values_from_host()
 
@@ -155,7 +179,7 @@ class AsyncWorker(WorkerReplica):
         self._accrued = torch.zeros_like(self._flat.gradient) if schedule.n_push > 1 else None
 
     def step(self, batch: Batch) -> Tensor | None:
-        """Fetch where it is due, forward, backward, local update, push where it is due; at last, end the epoch."""
+        """Fetch if due, forward, backward, local update, push if due; after the last step, end the epoch."""
         if self._schedule.fetches_before(self._step % self._steps + 1):
             self._fetch()
         result = self._compute(batch)
@@ -186,7 +210,7 @@ class AsyncWorker(WorkerReplica):
         return [sending(message, server, tag=REQUEST) for server in self._layout.server_ranks]
 
     def _end_epoch(self) -> None:
-        """The parameters arrive once all pushes have been applied, and with them the staleness of this worker's."""
+        """Receive the parameters after all workers' pushes, and the staleness of this worker's own."""
         steps = self._schedule.push_steps
         reports = [torch.empty(len(steps), dtype=torch.int64) for _ in self._layout.server_ranks]
         senders = zip(self._layout.server_ranks, reports, strict=True)

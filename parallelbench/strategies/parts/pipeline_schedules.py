@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from msgspec import Meta
 
 from parallelbench.errors import ConfigError
+from parallelbench.strategies.parts.checks import SCALES_ALONE, check_no_fp16
 from parallelbench.strategies.parts.partition import check_map
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ StageMap = Annotated[dict[str, Annotated[int, Meta(ge=0)]], Meta(min_length=1)]
 """Layer name → stage, counted from 0."""
 
 _ONE_STAGE = ("gpipe", "1f1b")
+"""Schedules of one stage per device; then those in a V, those that cut backward in two, those that work in rounds."""
 _V = ("zbv", "dualpipev")
 _SPLIT_BACKWARD = ("interleaved_zero_bubble", "zbv", "dualpipev")
 _IN_ROUNDS = ("interleaved_1f1b", "interleaved_zero_bubble")
@@ -37,7 +39,7 @@ _IN_ROUNDS = ("interleaved_1f1b", "interleaved_zero_bubble")
 
 @dataclass(frozen=True)
 class Pipeline:
-    """A schedule on so many devices."""
+    """One pipeline: a schedule and its sizes."""
 
     schedule: Schedule
     micro_batches: int
@@ -46,10 +48,10 @@ class Pipeline:
 
     @property
     def stages(self) -> int:
-        """Parts that the layers are cut into."""
+        """Stages on all devices together."""
         return self.devices * self.stages_per_rank
 
-    def place(self) -> list[int]:
+    def stage_devices(self) -> list[int]:
         """Device of each stage: round and round, or down and up again under a V schedule."""
         down = list(range(self.devices))
         return [*down, *reversed(down)] if self.schedule in _V else down * self.stages_per_rank
@@ -60,15 +62,15 @@ class Pipeline:
         Where forward, backward by input and backward by weight last T each, a device with v stages works 3·v·m·T. It
         idles 3(p−1)T under GPipe and 1F1B and, of stages a v-th as long, when interleaved or looped (Narayanan et al.
         2021, §2.2); (p−1)(T_F+T_B−T_W) under ZB1P, nothing under ZB-V (Qi et al. 2023); and 2(p−1)T under
-        DualPipeV as torch does it: nothing overlaps, and what both halves of a pair have made is sent after the second.
-        One test plays torch's orders through, another measures them with stages that sleep.
+        DualPipeV as torch does it: nothing overlaps, and both halves of a pair send their results at the end.
+        One test simulates torch's orders, another measures them with stages that sleep.
         """
         work = 3 * self.stages_per_rank * self.micro_batches
         idle = {"interleaved_zero_bubble": 1, "zbv": 0, "dualpipev": 2}.get(self.schedule, 3) * (self.devices - 1)
         return idle / (work + idle)
 
     def check(self, run: RunConfig, stage_map: Mapping[str, int] | None, *, batch_size: int) -> None:
-        """Refuse what the schedule can't do; `batch_size` is what passes through one pipeline per step."""
+        """Refuse what the schedule can't do; `batch_size` is the number of samples per step in this pipeline."""
         who = f"strategy={run.strategy.name}"
         if self.devices < 2:
             raise ConfigError(f"{who} needs two stages or more, on a device each: choose devices=2, or strategy=single")
@@ -77,7 +79,7 @@ class Pipeline:
             check_map(stage_map, run, parts=self.stages, option="strategy.stage_map", part="stage")
             _check_order(stage_map, run)
         self._check_micro_batches(run, batch_size)
-        _check_precision(run, who)
+        check_no_fp16(run, SCALES_ALONE)
         if run.compile and self.schedule in _SPLIT_BACKWARD:
             raise ConfigError(
                 f"strategy.schedule={self.schedule} cuts backward in two, which compile=true doesn't allow: "
@@ -101,10 +103,10 @@ class Pipeline:
 
     def _check_micro_batches(self, run: RunConfig, batch_size: int) -> None:
         m, option = self.micro_batches, f"strategy.micro_batches={self.micro_batches}"
-        valid = [n for n in range(1, batch_size + 1) if batch_size % n == 0 and not self._objection(n)]
+        valid = [n for n in range(1, batch_size + 1) if batch_size % n == 0 and not self._obstacle(n)]
         if m in valid:
             return
-        why = self._objection(m) or f"doesn't divide the batch of {batch_size} samples (batch_size={run.batch_size})"
+        why = self._obstacle(m) or f"doesn't divide the batch of {batch_size} samples (batch_size={run.batch_size})"
         if valid:
             nearest = sorted(sorted(valid, key=lambda n: abs(n - m))[:2])
             advice = f"choose strategy.micro_batches={' or '.join(map(str, nearest))}, or another batch_size"
@@ -112,8 +114,8 @@ class Pipeline:
             advice = f"no number suits the batch of {batch_size} samples: choose another batch_size, or fewer devices"
         raise ConfigError(f"{option} {why}: {advice}")
 
-    def _objection(self, m: int) -> str | None:
-        """Why the schedule can't take so many micro-batches; None: it can."""
+    def _obstacle(self, m: int) -> str | None:
+        """Why the schedule can't take `m` micro-batches; None where it can."""
         p = self.devices
         least = {"gpipe": 1, "zbv": 2 * p - 1, "dualpipev": 2 * p}.get(self.schedule, p)
         if m < least:
@@ -130,12 +132,4 @@ def _check_order(stage_map: Mapping[str, int], run: RunConfig) -> None:
         raise ConfigError(
             f"strategy.stage_map goes back to an earlier stage ({stages} in the order of the layers): "
             "stages are runs of consecutive layers, so number them in order; strategy=model_parallel can go back"
-        )
-
-
-def _check_precision(run: RunConfig, who: str) -> None:
-    if run.precision == "fp16":
-        raise ConfigError(
-            f"precision=fp16 with {who} is refused: each process would scale gradients on its own; "
-            "choose precision=bf16"
         )

@@ -1,6 +1,6 @@
-"""The ranks of `strategy=sandblaster_lbfgs`: a slice of the data, a shard of every vector; rank 0 coordinates.
+"""Training by L-BFGS: on one device by `torch.optim.LBFGS`, on several with sharded vectors and a coordinator.
 
-The arithmetic is that of `torch.optim.LBFGS` with one iteration per step, term by term.
+The arithmetic of the second is that of `torch.optim.LBFGS` with one iteration per step, term by term.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from parallelbench.loaders.batch import Shard
 from parallelbench.models.norms import synchronize_norms
 from parallelbench.probes.spans import Spanned
 from parallelbench.strategies.parts.flat import FlatParameters
-from parallelbench.strategies.parts.replicas import ModuleReplica, place, share_buffers
+from parallelbench.strategies.parts.replicas import ModuleReplica, share_buffers, to_device
 from parallelbench.strategies.parts.wolfe import TOLERANCE_CHANGE, Point, strong_wolfe
 
 if TYPE_CHECKING:
@@ -31,12 +31,31 @@ if TYPE_CHECKING:
 
 TOLERANCE_GRADIENT = 1e-7
 LEAST_CURVATURE = 1e-10
-"""Pairs whose dot product is not above it would spoil the approximation; as in torch."""
+"""Pairs with a dot product at or below this would spoil the approximation; as in torch."""
+
+
+class FullBatchReplica(ModuleReplica):
+    """A module on one device, whose optimizer asks for losses and gradients at several points per step."""
+
+    def spanned(self) -> Iterable[Spanned]:
+        """The optimizer's are directions, and the search along them: all that is neither forward nor backward."""
+        return [Spanned(self, "step", "optimizer"), *super().spanned()]
+
+    def step(self, batch: Batch) -> Tensor | None:
+        """One iteration; the sums are those at the point where it starts."""
+        results: list[Tensor] = []
+
+        def closure() -> float:
+            results.append(self._forward_backward(batch))
+            return results[-1][0].item() / batch.size
+
+        self._optimizer.step(closure)
+        return results[0]
 
 
 @dataclass(frozen=True)
-class Pair:
-    """What an iteration has taught about the curvature."""
+class CurvaturePair:
+    """What an iteration has shown about the curvature."""
 
     moved: Tensor
     """Change of the parameters: this rank's shard."""
@@ -47,10 +66,10 @@ class Pair:
 
 
 class History:
-    """The last pairs, in shards, and the product of the inverse Hessian that they approximate with a vector."""
+    """The last pairs, in shards; they approximate the inverse Hessian, which `direction` multiplies by a vector."""
 
     def __init__(self, size: int, world: World) -> None:
-        self._pairs: deque[Pair] = deque(maxlen=size)
+        self._pairs: deque[CurvaturePair] = deque(maxlen=size)
         self._scale = 1.0
         self._world = world
 
@@ -58,7 +77,7 @@ class History:
         """Remember an iteration, unless it shows no positive curvature."""
         product = self.dot(change, moved)
         if product > LEAST_CURVATURE:
-            self._pairs.append(Pair(moved, change, 1 / product))
+            self._pairs.append(CurvaturePair(moved, change, 1 / product))
             self._scale = product / self.dot(change, change)
 
     def direction(self, gradient: Tensor) -> Tensor:
@@ -78,9 +97,11 @@ class History:
         return {"scale": self._scale, "pairs": [[pair.moved, pair.change, pair.inverse] for pair in self._pairs]}
 
     def load_local_state(self, state: dict[str, Any], like: Tensor) -> None:
-        """Put them back, where the vector `like` is."""
+        """Restore them, on the device of the vector `like`."""
         self._scale = state["scale"]
-        self._pairs.extend(Pair(moved.to(like), change.to(like), inverse) for moved, change, inverse in state["pairs"])
+        self._pairs.extend(
+            CurvaturePair(moved.to(like), change.to(like), inverse) for moved, change, inverse in state["pairs"]
+        )
 
     def dot(self, a: Tensor, b: Tensor) -> float:
         """Dot product of two sharded vectors; the same number on every rank."""
@@ -92,11 +113,11 @@ class History:
         return self._world.sum(value.detach().reshape(1).to("cpu", torch.float64, copy=True)).item()
 
 
-class SandblasterReplica(ModuleReplica):
-    """One rank."""
+class SandblasterReplica(FullBatchReplica):
+    """One rank of `strategy=sandblaster_lbfgs`: a slice of the data, a shard of every vector; rank 0 coordinates."""
 
     def __init__(self, model: nn.Module, options: Lbfgs, *, run: RunConfig, world: World) -> None:
-        module = place(model, run, world.device)
+        module = to_device(model, run, world.device)
         synchronize_norms(module, dist.group.WORLD)
         self._flat = FlatParameters(module, multiple=world.size)
         shard = Shard(world.rank, world.size)
@@ -129,21 +150,17 @@ class SandblasterReplica(ModuleReplica):
         self._last = (gradient, direction * first)
         return result
 
-    def spanned(self) -> Iterable[Spanned]:
-        """All that is neither forward nor backward is the optimizer's: directions, and the search along them."""
-        return [Spanned(self, "step", "optimizer"), *super().spanned()]
-
     def full_gradients(self) -> dict[str, Tensor]:
-        """At the point where the last step evaluated last."""
+        """At the last point that the last step evaluated."""
         dist.all_gather_into_tensor(self._flat.gradient, self._gradient)
         return self._copy(self._flat.named_views(self._flat.gradient, self._module))
 
     def local_state(self) -> dict[str, Any]:
-        """Parameters, buffers, and the curvature as far as it is known."""
+        """Parameters, buffers, and what earlier iterations have shown about the curvature."""
         return {**super().local_state(), "history": self._history.local_state(), "last": list(self._last or ())}
 
     def load_local_state(self, state: dict[str, Any]) -> None:
-        """Put them back."""
+        """Restore them."""
         super().load_local_state(state)
         self._history.load_local_state(state["history"], self._values)
         self._last = tuple(vector.to(self._values) for vector in state["last"]) or None
@@ -151,17 +168,13 @@ class SandblasterReplica(ModuleReplica):
     def _search(self, batch: Batch, start: Point, first: float, direction: Tensor) -> float:
         """Move to a better point along the direction; returns how far, in multiples of it.
 
-        All ranks evaluate what the coordinator asks for, until it says where to stay.
+        The coordinator chooses step lengths, which all ranks evaluate, until it says where to stay.
         """
         origin, here, largest = self._values.clone(), 0.0, self._largest(direction)
-        coordinator = _Coordinator(
-            strong_wolfe(start, first, direction_max=largest, evaluations=self._evaluations)
-            if self._world.rank == 0
-            else None
-        )
-        seen: tuple[float, float] | None = None
+        search = strong_wolfe(start, first, direction_max=largest, evaluations=self._evaluations)
+        measured: tuple[float, float] | None = None
         while True:
-            t, final = coordinator.command(seen)
+            t, final = self._next_step_length(search, measured)
             if t != here:
                 torch.add(origin, direction, alpha=t, out=self._values)
                 self._gather_values()
@@ -169,10 +182,24 @@ class SandblasterReplica(ModuleReplica):
             if final:
                 return t
             _, loss = self._evaluate(batch)
-            seen = (loss, self._history.dot(self._gradient, direction))
+            measured = (loss, self._history.dot(self._gradient, direction))
+
+    def _next_step_length(self, search: Search, measured: tuple[float, float] | None) -> tuple[float, bool]:
+        """The step length to go to, and whether to stay there; only the coordinator runs the `search`.
+
+        `measured`: loss and slope at the step length before; None at first.
+        """
+        message = torch.zeros(2, dtype=torch.float64)
+        if self._world.rank == 0:
+            try:
+                message[0] = next(search) if measured is None else search.send(measured)
+            except StopIteration as end:
+                message[0], message[1] = end.value, 1
+        dist.broadcast(message, src=0)
+        return message[0].item(), bool(message[1].item())
 
     def _evaluate(self, batch: Batch) -> tuple[Tensor, float]:
-        """Sums of this rank's slice, and the mean loss of all; this rank's shard of the gradient into `_gradient`."""
+        """Sums of this rank's slice, and the mean loss of all; sets `_gradient`, this rank's shard."""
         result = self._forward_backward(batch)
         self._flat.gather_gradient()
         dist.reduce_scatter_tensor(self._gradient, self._flat.gradient)
@@ -189,21 +216,3 @@ class SandblasterReplica(ModuleReplica):
         largest = vector.abs().max().reshape(1).to("cpu", torch.float64)
         dist.all_reduce(largest, op=dist.ReduceOp.MAX)
         return largest.item()
-
-
-class _Coordinator:
-    """Rank 0's line search, and the others' ear for it."""
-
-    def __init__(self, search: Search | None) -> None:
-        self._search = search
-
-    def command(self, seen: tuple[float, float] | None) -> tuple[float, bool]:
-        """The step length to go to, and whether to stay there; `seen`: loss and slope at the one before."""
-        message = torch.zeros(2, dtype=torch.float64)
-        if self._search is not None:
-            try:
-                message[0] = next(self._search) if seen is None else self._search.send(seen)
-            except StopIteration as end:
-                message[0], message[1] = end.value, 1
-        dist.broadcast(message, src=0)
-        return message[0].item(), bool(message[1].item())
