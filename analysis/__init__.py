@@ -17,15 +17,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-# Not lazily, although that takes a quarter of a second: the functions are named like the modules that they live in, and
-# whoever imported such a module first would else find it in the function's place.
 from analysis.compare import Comparison, by, compare
-from analysis.load import Runs, Skipped, load
+from analysis.configurations import facts, summary
 from analysis.metrics import per_epoch, per_run
-from analysis.summary import facts, summary
-from analysis.terminal import summary_table
+from analysis.reader import Runs, Skipped, load
+from analysis.terminal_table import summary_table
 from analysis.uncounted import uncounted
-from analysis.work import UnlikeWork, configurations, left_out
+from analysis.work import UnlikeWork, labels, left_out
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,8 +35,8 @@ __all__ = [
     "UnlikeWork",
     "by",
     "compare",
-    "configurations",
     "facts",
+    "labels",
     "left_out",
     "load",
     "per_epoch",

@@ -22,7 +22,7 @@ from parallelbench.errors import ConfigError, choices
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from analysis.load import Runs
+    from analysis.reader import Runs
 
 TIME = "steady_epoch_time_s"
 MEASURED = (TIME, "throughput_samples_per_s", "gpu_energy_per_sample_j", "peak_memory_sum_bytes")

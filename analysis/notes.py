@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from analysis import text
+from analysis.configurations import BASELINE, counted, facts, summary
 from analysis.stats import CONFIDENCE, FEW_REPEATS, FEWEST_REPEATS, TOO_FEW, half_width
-from analysis.summary import BASELINE, counted, facts, summary
 from parallelbench.store.surroundings import flatten
 
 if TYPE_CHECKING:
-    from analysis.load import Runs
+    from analysis.reader import Runs
 
 _FLAGS = {
     "short": "epochs under 2 s, of which the GPUs' counters, refreshed ten times a second, tell little",
@@ -169,7 +169,12 @@ def _energies(runs: Runs) -> list[str]:
 
 def _throttled(runs: Runs) -> list[str]:
     """Which runs' GPUs were slowed down, and by what."""
-    rows = counted(runs).drop_nulls("gpu_throttle_reasons").select("configuration", "gpu_throttle_reasons").rows()
+    rows = (
+        counted(runs)
+        .drop_nulls("steady_gpu_throttle_reasons")
+        .select("configuration", "steady_gpu_throttle_reasons")
+        .rows()
+    )
     found: dict[str, Counter[str]] = defaultdict(Counter)
     for configuration, reasons in rows:
         for bit, by in _SLOWED.items():

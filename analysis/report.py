@@ -18,18 +18,20 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from analysis import latex, notes
-from analysis.cells import CONFIGURATIONS, ENERGY, RUNS, Shown, cells
+from analysis.cells import Shown, cells
+from analysis.configurations import facts, summary
 from analysis.figures import draw, specification, svg
-from analysis.load import load
-from analysis.metrics import PER_RUN, per_epoch
-from analysis.summary import SUMMARY, facts, summary
+from analysis.metrics import per_epoch
+from analysis.metrics.schema import explained_columns, page_columns, tables_columns
+from analysis.reader import load
 from parallelbench.errors import ConfigError
 from parallelbench.store.durable import storage_errors
 from parallelbench.store.folder import instead_of
 
 if TYPE_CHECKING:
     from analysis.figures import Figure
-    from analysis.load import Runs
+    from analysis.reader import Runs
+    from parallelbench.store.columns import Place
 
 GENERATOR = '<meta name="generator" content="parallelbench">'
 """Marks a page as ours: only a folder that holds one is ever replaced."""
@@ -137,11 +139,10 @@ def script_json(value: Any) -> str:
 def _write_tables(runs: Runs, folder: Path) -> None:
     configurations = summary(runs)
     configurations.write_csv(folder / "configurations.csv")
-    for name, table, columns in (
-        ("configurations", configurations, CONFIGURATIONS),
-        ("energy", _with_energy(configurations), ENERGY),
-    ):
-        (folder / f"{name}.tex").write_text(latex.tables(_grouped(table, columns), columns), encoding="utf-8")
+    shown: dict[Place, pl.DataFrame] = {"configurations": configurations, "energy": _with_energy(configurations)}
+    for name, rows in shown.items():
+        text = latex.tables(_grouped(rows, name), page_columns(name))
+        (folder / f"{name}.tex").write_text(text, encoding="utf-8")
     per_run = facts(runs).drop("config_json", "environment_json")
     per_run.write_csv(folder / "runs.csv")
     epochs = per_epoch(runs)
@@ -151,9 +152,9 @@ def _write_tables(runs: Runs, folder: Path) -> None:
         epochs.write_parquet(folder / "epochs.parquet")
     with (folder / "columns.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
-        writer.writerow(("table", "column", "meaning"))
-        writer.writerows(("configurations", name, doc) for name, (_, doc) in SUMMARY.items())
-        writer.writerows(("runs", name, doc) for name, doc in PER_RUN)
+        writer.writerow(("table", "column", "unit", "meaning"))
+        for table, columns in tables_columns().items():
+            writer.writerows((table, column.name, column.unit, column.doc) for column in columns)
 
 
 def render(runs: Runs, drawn: list[Drawn]) -> str:
@@ -171,12 +172,12 @@ def render(runs: Runs, drawn: list[Drawn]) -> str:
         warnings=notes.warnings(runs),
         measured=_measured(runs),
         figures=drawn,
-        configurations=_grouped(summary(runs), CONFIGURATIONS),
-        energy=_grouped(_with_energy(summary(runs)), ENERGY),
+        configurations=_grouped(summary(runs), "configurations"),
+        energy=_grouped(_with_energy(summary(runs)), "energy"),
         **_runs_table(facts(runs)),
         **_filters(facts(runs)),
-        headers={"configurations": CONFIGURATIONS, "energy": ENERGY, "runs": RUNS},
-        meanings={name: doc for name, (_, doc) in SUMMARY.items()} | dict(PER_RUN),
+        headers={name: page_columns(name) for name in ("configurations", "energy", "runs")},
+        explained=explained_columns(),
         environment=notes.environment(runs),
         css=(templates / "report.css").read_text(encoding="utf-8"),
         script=(templates / "report.js").read_text(encoding="utf-8"),
@@ -201,7 +202,7 @@ def _runs_table(rows: pl.DataFrame) -> dict[str, Any]:
             "The others are in tables/runs.csv beside this page."
         )
         rows = first.sort("place")
-    return {"runs": _grouped(rows, RUNS), "runs_caption": caption}
+    return {"runs": _grouped(rows, "runs"), "runs_caption": caption}
 
 
 def _filters(rows: pl.DataFrame) -> dict[str, Any]:
@@ -215,10 +216,11 @@ def _filters(rows: pl.DataFrame) -> dict[str, Any]:
     }
 
 
-def _grouped(table: pl.DataFrame, columns: tuple[Any, ...]) -> list[tuple[str, list[Shown]]]:
+def _grouped(rows: pl.DataFrame, table: Place) -> list[tuple[str, list[Shown]]]:
+    columns = page_columns(table)
     return [
-        (str(group), [Shown(row["configuration"], cells(row, columns)) for row in rows.iter_rows(named=True)])
-        for (group,), rows in table.group_by("group", maintain_order=True)
+        (str(group), [Shown(row["configuration"], cells(row, columns)) for row in members.iter_rows(named=True)])
+        for (group,), members in rows.group_by("group", maintain_order=True)
     ]
 
 

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from analysis.work import Work, canonical, configurations, is_below, left_out, plain, works
+from analysis.work import Work, canonical, is_below, labels, left_out, plain, works
 from parallelbench.errors import ConfigError
 from parallelbench.store.surroundings import entries, flatten, matters, unlike
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from analysis.load import Runs
+    from analysis.reader import Runs
 
 _ROW = ("strategy", "devices", "nodes", "data", "model")
 """What a row of a comparison is known by: where these differ, the other side has nothing to compare with."""
@@ -95,7 +95,7 @@ class Side:
     @cached_property
     def labels(self) -> dict[str, tuple[str, str]]:
         """Run id → group and configuration."""
-        rows = configurations(self.runs).select("run_id", "group", "configuration").rows()
+        rows = labels(self.runs).select("run_id", "group", "configuration").rows()
         return {run_id: (group, configuration) for run_id, group, configuration in rows}
 
     @cached_property

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from analysis.work import configurations, left_out
+from analysis.work import labels as _labels
+from analysis.work import left_out
 
 if TYPE_CHECKING:
-    from analysis.load import Runs
+    from analysis.reader import Runs
 
 MOST = 8
 """Lines of each kind; a terminal holds few, and the report's page has them all."""
@@ -23,7 +24,7 @@ def uncounted(runs: Runs) -> list[str]:
 
 
 def _left_out(runs: Runs) -> list[str]:
-    labels = configurations(runs).join(left_out(runs), on="run_id", how="left", maintain_order="left")
+    labels = _labels(runs).join(left_out(runs), on="run_id", how="left", maintain_order="left")
     several = labels["group"].n_unique() > 1
     lines = []
     for (group, name), rows in labels.group_by("group", "configuration", maintain_order=True):

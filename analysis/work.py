@@ -18,7 +18,7 @@ from parallelbench.store.surroundings import flatten
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from analysis.load import Runs
+    from analysis.reader import Runs
 
 COMPARED = ("strategy", "devices", "nodes", "repeat")
 """What runs of the same work may differ in."""
@@ -140,16 +140,14 @@ def left_out(runs: Runs) -> pl.DataFrame:
 def _again(runs: Runs, left: pl.DataFrame) -> pl.DataFrame:
     """Runs that repeat another's repeat, with parity checked in one only, say: pairs are by repeat, so one counts."""
     keys = ["group", "configuration", "repeat"]
-    counted = (
-        runs.run.select("run_id", "repeat").join(left, on="run_id", how="anti").join(configurations(runs), on="run_id")
-    )
+    counted = runs.run.select("run_id", "repeat").join(left, on="run_id", how="anti").join(labels(runs), on="run_id")
     again = counted.sort("run_id").filter(pl.int_range(pl.len()).over(keys) > 0)
     reason = "another run of the same configuration and repeat is counted"
     return again.select("run_id", pl.lit(reason).alias("reason"))
 
 
 @functools.lru_cache(maxsize=8)
-def configurations(runs: Runs) -> pl.DataFrame:
+def labels(runs: Runs) -> pl.DataFrame:
     """`run_id` with `group` (runs of the same work), `variant` (strategy with options) and `configuration`.
 
     `group` names the data, the model, and what else sets it apart from the other groups; `configuration`

@@ -13,7 +13,7 @@ from parallelbench.errors import ConfigError, choices
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from analysis.load import Runs
+    from analysis.reader import Runs
 
 __all__ = ["Case", "Claim", "Finding", "Publication", "chosen", "judge", "judge_all", "publications"]
 

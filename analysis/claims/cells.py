@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import polars as pl
 
 from analysis.claims.grammar import EPOCH_COLUMNS, LAST, LEARNING, RISING, Claim
+from analysis.configurations import BASELINE, facts
 from analysis.metrics import per_epoch, step_to_accuracy, steps_to_accuracy, time_to_accuracy
-from analysis.summary import BASELINE, facts
 from analysis.work import works
 from parallelbench.store.surroundings import flatten
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from analysis.load import Runs
+    from analysis.reader import Runs
 
 _WAYS = ("strategy", *RISING["devices"])
 """What runs of the same work differ in."""

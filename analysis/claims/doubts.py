@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, NamedTuple
 import polars as pl
 
 from analysis.claims.grammar import LEARNING, OF_SAMPLES, Claim
+from analysis.configurations import facts
 from analysis.metrics import per_epoch
 from analysis.sides import Differences, is_told, said, surroundings
-from analysis.summary import facts
 from parallelbench.store.surroundings import matters, unlike
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from analysis.claims.cells import Cell
-    from analysis.load import Runs
+    from analysis.reader import Runs
     from analysis.work import Work
 
 

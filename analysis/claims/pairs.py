@@ -13,7 +13,7 @@ from parallelbench.spec.mapping import COMPONENTS
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from analysis.load import Runs
+    from analysis.reader import Runs
 
     Combine = Callable[[float, float, Cell, Cell], float | None]
 

@@ -16,14 +16,14 @@ from analysis.claims.cells import Cell, usable
 from analysis.claims.doubts import cautions, objections
 from analysis.claims.grammar import EPOCH_COLUMNS, LEARNING, Claim, Expect, written
 from analysis.claims.pairs import effects, is_unreached
+from analysis.configurations import facts
 from analysis.stats import difference_interval
 from analysis.stats import interval as ratio_interval
-from analysis.summary import facts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from analysis.load import Runs
+    from analysis.reader import Runs
 
 Verdict = Literal["reproduced", "refuted", "inconclusive"]
 VERDICTS: tuple[Verdict, ...] = ("reproduced", "refuted", "inconclusive")

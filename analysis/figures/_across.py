@@ -9,13 +9,13 @@ import altair as alt
 import polars as pl
 
 from analysis import text
+from analysis.configurations import counted
 from analysis.figures._chart import lines, per_group
 from analysis.stats import Ratio, paired_ratio
-from analysis.summary import counted
 from analysis.work import groups_across
 
 if TYPE_CHECKING:
-    from analysis.load import Runs
+    from analysis.reader import Runs
 
 
 class Across(NamedTuple):

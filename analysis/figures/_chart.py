@@ -11,12 +11,12 @@ import altair as alt
 import polars as pl
 from altair.utils.schemapi import debug_mode
 
-from analysis.summary import counted
+from analysis.configurations import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from analysis.load import Runs
+    from analysis.reader import Runs
 
 INK = "#333333"
 DASHES = ([1, 0], [6, 3], [2, 2], [8, 3, 2, 3], [12, 4], [1, 3])

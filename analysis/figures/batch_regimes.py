@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import altair as alt
 import polars as pl
 
+from analysis.configurations import facts
 from analysis.figures._chart import INK, LEGEND, PANEL_WIDTH, panels, per_group, records
 from analysis.metrics import ACCURACY_LADDER, steps_to_accuracy
-from analysis.summary import facts
 from analysis.work import groups_across
 
 if TYPE_CHECKING:
-    from analysis.load import Runs
+    from analysis.reader import Runs
 
 ORDER = 13
 TITLE = "Steps to accuracy against batch size"

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from analysis import text
+from analysis.configurations import counted, gains, summary
 from analysis.figures._chart import bars, panel, per_group
 from analysis.metrics import measured_bubbles
-from analysis.summary import counted, gains, summary
 
 if TYPE_CHECKING:
     import altair as alt
 
-    from analysis.load import Runs
+    from analysis.reader import Runs
 
 ORDER = 8
 TITLE = "Shortfall from ideal speed-up and the schedule's theoretical bubble"

@@ -9,13 +9,13 @@ import altair as alt
 import polars as pl
 
 from analysis import text
+from analysis.configurations import BASELINE, counted
 from analysis.figures._chart import PANEL_WIDTH, panels, per_group, records, series, with_medians
 from analysis.stats import paired_ratio
-from analysis.summary import BASELINE, counted
 from analysis.work import component_labels, groups_across
 
 if TYPE_CHECKING:
-    from analysis.load import Runs
+    from analysis.reader import Runs
     from analysis.stats import Ratio
 
 ORDER = 11

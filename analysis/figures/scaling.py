@@ -10,12 +10,12 @@ import altair as alt
 import polars as pl
 
 from analysis import text
+from analysis.configurations import gains, summary
 from analysis.figures._chart import INK, LEGEND, PANEL_WIDTH, bars, panel, panels, per_group, records, variants
 from analysis.metrics import efficiency
-from analysis.summary import gains, summary
 
 if TYPE_CHECKING:
-    from analysis.load import Runs
+    from analysis.reader import Runs
 
 ORDER = 2
 TITLE = "Real against theoretical scaling"

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from analysis import text
+from analysis.configurations import summary
 from analysis.figures._chart import bars, panel, per_group, timed
-from analysis.summary import summary
 
 if TYPE_CHECKING:
     import altair as alt
 
-    from analysis.load import Runs
+    from analysis.reader import Runs
 
 ORDER = 6
 TITLE = "Time to accuracy"

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from analysis import text
+from analysis.configurations import counted
 from analysis.figures._chart import bars, panel, per_group
 from analysis.metrics import ring_times
-from analysis.summary import counted
 
 if TYPE_CHECKING:
     import altair as alt
 
-    from analysis.load import Runs
+    from analysis.reader import Runs
 
 ORDER = 10
 TITLE = "Exposed communication against the ring's formula"

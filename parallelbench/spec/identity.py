@@ -12,8 +12,8 @@ from parallelbench.spec.mapping import to_mapping
 if TYPE_CHECKING:
     from parallelbench.spec.config import RunConfig
 
-SCHEMA_VERSION = 3
-"""Version of the configuration and of the result tables; part of every run id."""
+CONFIGURATION_VERSION = 3
+"""Version of what a configuration means; part of every run id. Results have their own, `TABLES_VERSION`."""
 
 
 def canonical_json(value: Any) -> str:
@@ -32,7 +32,7 @@ def run_id(run: RunConfig) -> str:
         identity["packed"] = True
     if run.launcher.name == "inline":  # in a process that may have done anything before
         identity["inline"] = True
-    identity["schema_version"] = SCHEMA_VERSION
+    identity["schema_version"] = CONFIGURATION_VERSION  # the key stays, or all run ids would change
     return hashlib.sha256(canonical_json(identity).encode()).hexdigest()
 
 

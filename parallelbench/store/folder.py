@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from parallelbench.errors import ConfigError, no_permission
-from parallelbench.spec.identity import SCHEMA_VERSION, run_id, slug
+from parallelbench.spec.identity import run_id, slug
 from parallelbench.store.attempt import (
     PUBLISHED,
     RETRYABLE,
@@ -39,7 +39,7 @@ from parallelbench.store.attempt import (
     write_config,
 )
 from parallelbench.store.durable import storage_errors, sync_folder, write_file
-from parallelbench.store.records import TABLES
+from parallelbench.store.records import TABLES, TABLES_VERSION
 
 if TYPE_CHECKING:
     from parallelbench.spec.config import RunConfig
@@ -286,7 +286,7 @@ def new_manifest(run: RunConfig, attempt: Attempt, outcome: Outcome, tables: dic
     assert tables.keys() == TABLES.keys()
     return msgspec.json.encode(
         {
-            "schema_version": SCHEMA_VERSION,
+            "schema_version": TABLES_VERSION,
             "run_id": run_id(run),
             "attempt": attempt.number,
             "outcome": msgspec.to_builtins(outcome),

@@ -13,7 +13,7 @@ from parallelbench.spec.mapping import to_mapping
 from parallelbench.store.durable import storage_errors, sync_folder, write_file
 from parallelbench.store.folder import RunFolder, file_sha256, new_manifest
 from parallelbench.store.journal import Row, Tables, read_tables, read_telemetry
-from parallelbench.store.records import RUN, check_row, schema
+from parallelbench.store.records import TABLES, check_row, schema
 from parallelbench.telemetry.sampler import WARNING
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def configured_columns(run: RunConfig) -> Row:
 def run_row(run: RunConfig, attempt: Attempt, outcome: Outcome, events: list[Row]) -> Row:
     """The row of the `run` table; what was not reached (the run died before) is null."""
     info = attempt.info()
-    row: Row = dict.fromkeys((column.name for column in RUN), None)
+    row: Row = dict.fromkeys((column.name for column in TABLES["run"]), None)
     row |= configured_columns(run)
     row |= {"attempt": attempt.number, "outcome": outcome.outcome, "reason": outcome.reason}
     if info is not None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 
 import msgspec
 
-from parallelbench.store.records import TELEMETRY, schema
+from parallelbench.store.records import TABLES, schema
 from parallelbench.telemetry.sampler import WARNING
 
 if TYPE_CHECKING:
@@ -27,7 +27,10 @@ _KINDS: dict[str, Any] = {
 }
 _Row: Any = TypedDict(  # type: ignore[misc]
     "_Row",
-    {column.name: _KINDS[column.type] | None if column.nullable else _KINDS[column.type] for column in TELEMETRY},
+    {
+        column.name: _KINDS[column.type] | None if column.nullable else _KINDS[column.type]
+        for column in TABLES["telemetry"]
+    },
 )
 
 

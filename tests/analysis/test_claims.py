@@ -22,7 +22,7 @@ from tests.analysis.factory import MIB, Fake, config, failed, published
 
 if TYPE_CHECKING:
     from analysis.claims import Finding
-    from analysis.load import Runs
+    from analysis.reader import Runs
 
 pytestmark = pytest.mark.slow
 
@@ -228,7 +228,9 @@ def test_another_scaling_refutes_the_published_one(tmp_path: Path) -> None:
 
 def test_epochs_are_compared_within_a_run(tmp_path: Path) -> None:
     runs = two_devices(tmp_path, (0.6,) * 6)
-    first = judge(runs, claim(metric="epoch_time_s", contrasts=[{"from": {"epoch": 1}, "to": {"epoch": 2}}]), seed="0")
+    first = judge(
+        runs, claim(metric="slowest_epoch_time_s", contrasts=[{"from": {"epoch": 1}, "to": {"epoch": 2}}]), seed="0"
+    )
     assert {(round(case.median, 6), case.step) for case in first.cases} == {(0.333333, "epoch 1 → epoch 2")}
     last = judge(
         runs, claim(metric="train_loss", contrasts=[{"from": {"epoch": 1}, "to": {"epoch": "last"}}]), seed="0"

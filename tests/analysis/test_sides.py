@@ -22,7 +22,7 @@ from tests.analysis.test_compare import steady
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from analysis.load import Runs
+    from analysis.reader import Runs
 
 pytestmark = pytest.mark.slow
 

@@ -15,7 +15,7 @@ from tests.analysis.test_compare import steady
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from analysis.load import Runs
+    from analysis.reader import Runs
 
 MOST = 8
 """Lines of each kind."""

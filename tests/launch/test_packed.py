@@ -17,9 +17,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from analysis.compare import left_out
-from analysis.load import load
+from analysis.configurations import summary
 from analysis.notes import warnings
-from analysis.summary import summary
+from analysis.reader import load
 from launch import processes
 from launch.command import environment
 from launch.slurm.submit import batches, prepare_for_site

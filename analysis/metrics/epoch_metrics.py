@@ -1,4 +1,4 @@
-"""What is derived of each epoch, from the rows of all its ranks."""
+"""The derived columns of each epoch, from the rows of all its ranks."""
 
 from __future__ import annotations
 
@@ -7,27 +7,24 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
+from analysis.metrics.aggregates import aggregates
+from analysis.metrics.schema import epoch_aggregates, per_epoch_columns, run_aggregates
+from parallelbench.store.records import TABLES
+
 if TYPE_CHECKING:
-    from analysis.load import Runs
+    from analysis.reader import Runs
 
 # Ids have 64 characters. As numbers, a million rows are grouped and joined in a fraction of the time.
 AS_TEXT = pl.col("run_id").cast(pl.String)
 """Turns the ids of `numbered` into text again."""
-SAMPLED = ("gpu_energy_j", "gpu_power_mean_w", "gpu_power_max_w", "gpu_throttle_reasons", "cpu_energy_j")
-_MEASURED = ("steps", "test_accuracy", "telemetry_flags", *SAMPLED)
 
 
 @lru_cache(maxsize=8)
 def per_epoch(runs: Runs) -> pl.DataFrame:
-    """The rows of `runs.epochs` with what needs all ranks of an epoch, in the order of the runs and their epochs.
-
-    `epoch_time_s` and `evaluation_time_s`: the slowest rank's. `training_time_s`: sum of `epoch_time_s` up to and with
-    this epoch; null in a resumed run. `throughput_samples_per_s`: samples over all data shards ÷ `epoch_time_s`.
-    `warm_up`: whether it is the first epoch of an attempt: of the run, or of where it was resumed.
-    """
-    derived = ("epoch_time_s", "evaluation_time_s", "training_time_s", "throughput_samples_per_s", "warm_up")
-    columns = (*runs.epochs.columns, *derived)
-    return _epochs(runs, *(name for name in columns if name not in derived)).select(columns).with_columns(AS_TEXT)
+    """The rows of `runs.epochs` with the columns of `per_epoch_columns`, in the order of the runs and their epochs."""
+    derived = [column.name for column in per_epoch_columns()]
+    raw = runs.epochs.columns
+    return _epochs(runs, *raw).select(*raw, *derived).with_columns(AS_TEXT)
 
 
 @lru_cache(maxsize=8)
@@ -49,14 +46,13 @@ def run_and(column: str) -> pl.Expr:
 @lru_cache(maxsize=8)
 def _epochs(runs: Runs, *columns: str) -> pl.DataFrame:
     """`per_epoch` of some columns, and `owned_samples`: those that its ranks say they trained on."""
-    slowest = (
-        numbered(runs, "ranks", "epoch", "epoch_time_s", "evaluation_time_s", "train_samples")
+    plain = epoch_aggregates()
+    sources = dict.fromkeys(source.name for source, _ in plain)
+    over_ranks = (
+        numbered(runs, "ranks", "epoch", *{**sources, "train_samples": None})
         .lazy()
         .group_by(run_and("epoch"))
-        .agg(
-            pl.col("epoch_time_s", "evaluation_time_s").max(),
-            pl.col("train_samples").sum().alias("owned_samples"),
-        )
+        .agg(*aggregates(plain), owned_samples=pl.col("train_samples").sum())
         .collect(engine="streaming")  # twice as fast here
     )
     needed = dict.fromkeys(("epoch", "attempt", "train_samples", *columns))
@@ -64,23 +60,24 @@ def _epochs(runs: Runs, *columns: str) -> pl.DataFrame:
     return (
         numbered(runs, "epochs", *needed)
         .with_columns(run_and("epoch"))
-        .join(slowest, on="_both", how="left")
+        .join(over_ranks, on="_both", how="left")
         .sort("_both")
         .drop("_both")
         .with_columns(
-            # A resumed run has warmed up more than once: its sum is no other run's.
             training_time_s=pl.when(pl.col("attempt").n_unique().over("run_id") == 1).then(
-                pl.col("epoch_time_s").cum_sum().over("run_id")
+                pl.col("slowest_epoch_time_s").cum_sum().over("run_id")
             ),
-            throughput_samples_per_s=pl.col("train_samples") / pl.col("epoch_time_s"),
+            epoch_throughput_samples_per_s=pl.col("train_samples") / pl.col("slowest_epoch_time_s"),
             warm_up=pl.col("epoch") == pl.col("epoch").min().over("run_id", "attempt"),
         )
     )
 
 
 def measured(runs: Runs) -> pl.DataFrame:
-    """Of each epoch what the metrics of its run are made of."""
-    return _epochs(runs, *_MEASURED)
+    """Of each epoch the columns that the metrics of its run are made of."""
+    raw = {column.name for column in TABLES["epochs"]}
+    sources = (source.name for source, _ in run_aggregates() if source.name in raw)
+    return _epochs(runs, *dict.fromkeys(("steps", "test_accuracy", "gpu_energy_j", *sources)))
 
 
 def miscounted(runs: Runs) -> set[str]:

@@ -51,7 +51,7 @@ class Runs:
     skipped: tuple[Skipped, ...]
     """Folders that hold no readable run."""
     notes: tuple[str, ...] = ()
-    """What is null or left out of results of other schema versions."""
+    """Which columns are null or ignored in results of other versions of the tables."""
 
     @property
     def run(self) -> pl.DataFrame:
@@ -218,7 +218,7 @@ def _read_journals(folder: RunFolder, plugin: str | None) -> Frames:
         rows, events = read_tables(attempts[-1].path)
         unfinished = Outcome(outcome="killed", reason="", finished_at=0.0)
         row = run_row(run, attempts[-1], state.outcome or unfinished, events)
-        for of_table in rows.values():  # a program of another schema version has written them under another id
+        for of_table in rows.values():  # another version of configurations has another id for this run
             for measured in of_table:
                 measured["run_id"] = row["run_id"]
     row |= {

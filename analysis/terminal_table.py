@@ -6,24 +6,18 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from analysis import text
-from analysis.summary import facts, summary
+from analysis.cells import cells
+from analysis.configurations import facts, summary
+from analysis.metrics.schema import brief_columns
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from analysis.load import Runs
+    from analysis.reader import Runs
+    from parallelbench.store.columns import Column
 
-_HEADERS = (
-    "configuration",
-    "runs",
-    "s per\nepoch",
-    "speed-up",
-    "effi-\nciency",
-    "sent\nMiB",
-    "mem.\nMiB",
-    "test\nacc.",
-)
+_BREAKS = str.maketrans({"\u00a0": " ", "\u2060": None, "\u00ad": None})
+"""Marks of where a line may break, which a terminal would show."""
 
 
 def summary_table(runs: Runs) -> Table:
@@ -42,47 +36,38 @@ def summary_table(runs: Runs) -> Table:
         + ("; nothing of runs with more devices than cores" if facts(runs)["oversubscribed"].any() else ""),
         "left",
     )
-    cells = {
-        group: [_terminal_cells(row) for row in rows.filter(pl.col("group") == group).iter_rows(named=True)]
+    columns = brief_columns()
+    texts = {
+        group: [_texts(row, columns) for row in rows.filter(pl.col("group") == group).iter_rows(named=True)]
         for group in groups
     }
-    lines = [[len(part) for part in header.split("\n")] for header in _HEADERS]
-    widths = [
-        max([*header, *(len(row[column]) for of_group in cells.values() for row in of_group)])
-        for column, header in enumerate(lines)
-    ]
+    widths = {}
+    for place, column in enumerate(columns):
+        body = [len(row[place]) for of_group in texts.values() for row in of_group]
+        widths[column.brief] = max([len(line) for line in column.brief.split("\n")] + body)
     shown.add_row(_aligned([], widths, header=True))
-    for group, of_group in cells.items():
+    for group, of_group in texts.items():
         if len(groups) > 1:  # across all columns: some names are longer than any configuration's
             shown.add_row(Text(f"\n{group}", style="bold"))
         shown.add_row(_aligned(of_group, widths))
     return shown
 
 
-def _aligned(rows: list[list[str]], widths: list[int], *, header: bool = False) -> Table:
+def _texts(row: dict[str, Any], columns: tuple[Column, ...]) -> list[str]:
+    return [cell.shown.translate(_BREAKS) for cell in cells(row, columns)]
+
+
+def _aligned(rows: list[list[str]], widths: dict[str, int], *, header: bool = False) -> Table:
     """A part of a table; parts with the same widths have the same columns."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
     part = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=0, show_header=header)
-    names, *numbers = zip(_HEADERS, widths, strict=True)
+    names, *numbers = widths.items()
     part.add_column(names[0].ljust(names[1]), overflow="fold", min_width=len(names[0]))
     for name, width in numbers:
         part.add_column(name, justify="right", no_wrap=True, min_width=width)
-    for configuration, *cells in rows:
-        part.add_row(Text(configuration.ljust(names[1])), *cells)
+    for configuration, *others in rows:
+        part.add_row(Text(configuration.ljust(names[1])), *others)
     return part
-
-
-def _terminal_cells(row: dict[str, Any]) -> list[str]:
-    return [
-        row["configuration"],
-        str(row["repeats"]) if row["repeats"] else row["outcomes"],
-        text.number(row["steady_epoch_time_s"]),
-        text.speed_up(row),
-        text.percent(row["efficiency"]),
-        text.sent(row["bytes_sent_per_step_sum"]),
-        text.mebibytes(row["peak_memory_sum_bytes"]),
-        text.percent(row["final_test_accuracy"]),
-    ]

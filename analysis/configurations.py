@@ -8,102 +8,24 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from analysis.metrics import PER_RUN, accuracy_target, efficiency, energy_to_accuracy, per_run, time_to_accuracy
-from analysis.work import configurations, left_out, ratio_of
+from analysis.metrics import accuracy_target, efficiency, energy_to_accuracy, per_run, summary_columns, time_to_accuracy
+from analysis.metrics.aggregates import aggregate
+from analysis.metrics.schema import repeated_columns
+from analysis.published import TYPES
+from analysis.work import labels, left_out, ratio_of
+from parallelbench.store.columns import Over
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from analysis.load import Runs
+    from analysis.reader import Runs
     from analysis.stats import Ratio
+    from parallelbench.store.columns import Column
 
 MOST_POINTS, FEWEST_EPOCHS = 6_000, 10
 """Of all curves over epochs together, on each side; of each curve at least so many."""
 BASELINE = ("single", 1)
 """Strategy and devices of what every other configuration of a group is compared with."""
-
-SUMMARY: dict[str, tuple[type[pl.DataType], str]] = {
-    "group": (pl.String, "runs of the same work: only within it are runs compared"),
-    "configuration": (pl.String, "strategy × devices"),
-    "variant": (pl.String, "strategy, and the options in which it differs from others of its name"),
-    "strategy": (pl.String, "strategy"),
-    "devices": (pl.Int32, "devices over all nodes"),
-    "nodes": (pl.Int32, "nodes"),
-    "scaling": (pl.String, "strong: the global batch is fixed; weak: the batch per device is"),
-    "outcomes": (pl.String, "what became of the runs of this configuration"),
-    "runs": (pl.Int32, "runs of this configuration that were found"),
-    "repeats": (pl.Int32, "runs that all numbers of this row rest on: those not left out"),
-    "steady_epoch_time_s": (pl.Float64, "median over repeats"),
-    "first_epoch_time_s": (pl.Float64, "median over repeats"),
-    "second_epoch_time_s": (pl.Float64, "median over repeats"),
-    "startup_without_parity_s": (pl.Float64, "median over repeats"),
-    "total_training_time_s": (pl.Float64, "median over repeats"),
-    "total_time_s": (pl.Float64, "median over repeats"),
-    "throughput_samples_per_s": (pl.Float64, "median over repeats"),
-    "speed_up": (
-        pl.Float64,
-        "over one device, steady state: median over paired repeats of t_1 ÷ t_n (strong scaling) or of the "
-        "ratio of throughputs (weak scaling); not the ratio of the medians",
-    ),
-    "speed_up_low": (pl.Float64, "lower end of its 95 % interval"),
-    "speed_up_high": (pl.Float64, "upper end of its 95 % interval"),
-    "speed_up_pairs": (pl.Int32, "repeats that were paired"),
-    "verdict": (
-        pl.String,
-        "faster or slower than one device; indistinguishable where the interval holds 1; too few repeats to have one",
-    ),
-    "efficiency": (pl.Float64, "speed_up ÷ devices, 1 = ideal"),
-    "efficiency_with_startup": (
-        pl.Float64,
-        "the same with start-up: from total_time_s; throughput_with_startup_samples_per_s under weak scaling",
-    ),
-    "memory_kind": (pl.String, "device or host memory"),
-    "peak_memory_max_bytes": (pl.Float64, "median over repeats of the largest rank's peak"),
-    "peak_memory_sum_bytes": (pl.Float64, "median over repeats of the sum of all ranks' peaks"),
-    **{metric.name: (pl.Float64, "median over repeats") for metric in PER_RUN if "_per_step_" in metric.name},
-    "theoretical_bubble": (
-        pl.Float64,
-        "share of a step in which a device must idle by the schedule, were all stages equally long and nothing else in "
-        "the way; by formula, not measured; null: no schedule",
-    ),
-    "theoretical_state_bytes": (
-        pl.Int64,
-        "parameters, gradients and optimizer state on each device, by formula, not measured, without activations and "
-        "buffers; null: devices hold different things, or no formula",
-    ),
-    "gpu_energy_per_epoch_j": (pl.Float64, "median over repeats"),
-    "gpu_energy_per_sample_j": (pl.Float64, "median over repeats"),
-    "gpu_power_mean_w": (pl.Float64, "median over repeats"),
-    "gpu_power_max_w": (pl.Float64, "highest of any repeat"),
-    "energy_ratio": (
-        pl.Float64,
-        "energy per sample ÷ that of one device: median over paired repeats; below 1 is thriftier",
-    ),
-    "energy_ratio_low": (pl.Float64, "lower end of its 95 % interval"),
-    "energy_ratio_high": (pl.Float64, "upper end of its 95 % interval"),
-    "energy_to_accuracy_j": (pl.Float64, "median over repeats of the GPUs' training energy to accuracy_target"),
-    "cpu_energy_per_epoch_j": (pl.Float64, "median over repeats"),
-    "gpu_hours": (pl.Float64, "median over repeats"),
-    "energy_flags": (
-        pl.String,
-        "what to know of the energies of any repeat: short, sparse, from_power, reset, incomplete",
-    ),
-    "staleness_mean": (pl.Float64, "median over repeats of the mean over all pushes to parameter servers"),
-    "staleness_max": (pl.Int32, "largest staleness of any push in any repeat"),
-    "final_test_accuracy": (pl.Float64, "median over repeats"),
-    "best_test_accuracy": (pl.Float64, "median over repeats"),
-    "accuracy_target": (
-        pl.Float64,
-        "highest step of the ladder that all runs of the group reach; chosen afterwards",
-    ),
-    "time_to_accuracy_s": (pl.Float64, "median over repeats of the training time to accuracy_target"),
-    "parity": (pl.String, "runs that passed the parity check of those that were checked, and how many were not"),
-    "parity_difference": (pl.Float64, "largest difference from one device in any checked run"),
-}
-"""The columns of `summary`: type, and meaning or how it aggregates."""
-
-_MEDIANS = [name for name, (_, doc) in SUMMARY.items() if doc.startswith("median over repeats")]
-_LARGEST = ["theoretical_bubble", "theoretical_state_bytes", "staleness_max", "gpu_power_max_w"]
 
 
 @lru_cache(maxsize=8)
@@ -112,7 +34,7 @@ def facts(runs: Runs) -> pl.DataFrame:
     null).
     """
     joined = (
-        runs.run.join(configurations(runs), on="run_id")
+        runs.run.join(labels(runs), on="run_id")
         .join(per_run(runs), on="run_id")
         .join(left_out(runs).rename({"reason": "left_out"}), on="run_id", how="left")
     )
@@ -191,31 +113,25 @@ def _speed_up(runs: Runs, configuration: Mapping[str, Any], *, with_startup: boo
 
 @lru_cache(maxsize=8)
 def summary(runs: Runs) -> pl.DataFrame:
-    """One row per configuration, baseline first; the columns are those of `SUMMARY`."""
-    rows = [_row(runs, configuration) for configuration in _members(runs)]
-    return pl.DataFrame(rows, schema={name: kind for name, (kind, _) in SUMMARY.items()}, orient="row")
+    """One row per configuration, baseline first; the columns are those of `summary_columns`."""
+    rows = [configuration | _row(runs, configuration) for configuration in _members(runs)]
+    return pl.DataFrame(rows, schema={column.name: TYPES[column.type] for column in summary_columns()}, orient="row")
 
 
 @lru_cache(maxsize=8)
 def _members(runs: Runs) -> list[dict[str, Any]]:
-    """Of each configuration what follows from its runs alone, as in `SUMMARY`, and besides: `run_ids` of those that
-    count, `baseline_ids` of those on one device, `labels`, `flags`, and how many passed the parity check or were not
-    checked.
+    """Of each configuration what follows from its runs alone, as in `summary`, and besides: `run_ids` of those that
+    count, `baseline_ids` of those on one device, `labels`, and how many passed the parity check or were not checked.
     """
     usable, passed = pl.col("left_out").is_null(), pl.col("parity_passed")
     known = facts(runs)
-    firsts = [name for name in SUMMARY if name in known.columns and name not in (*_MEDIANS, *_LARGEST)]
-    found = known.group_by("group", "configuration", maintain_order=True).agg(
-        pl.col(firsts).exclude("group", "configuration", "memory_kind", "parity_difference").first(),
-        pl.col(_MEDIANS).filter(usable).cast(pl.Float64).median(),
-        pl.col(_LARGEST).filter(usable).max(),
-        pl.col("memory_kind").filter(usable).drop_nulls().first(),
-        pl.col("parity_difference").max(),
+    keys = ("group", "configuration")
+    found = known.group_by(keys, maintain_order=True).agg(
+        *(_over_repeats(column, usable) for column in repeated_columns() if column.name not in keys),
         pl.len().alias("runs"),
         usable.sum().alias("repeats"),
         pl.col("run_id").filter(usable).alias("run_ids"),
         pl.coalesce("outcome", "state").alias("labels"),
-        pl.col("energy_flags").filter(usable).drop_nulls().alias("flags"),
         passed.sum().alias("passed"),
         passed.count().alias("checked"),
         # A run that ended before its check says nothing either way.
@@ -226,18 +142,18 @@ def _members(runs: Runs) -> list[dict[str, Any]]:
     return [row | {"baseline_ids": baselines.get(row["group"], [])} for row in rows]
 
 
+def _over_repeats(column: Column, usable: pl.Expr) -> pl.Expr:
+    every = column.excluded_too or column.repeats is Over.SAME
+    return aggregate(pl.col(column.name) if every else pl.col(column.name).filter(usable), column.repeats)
+
+
 def _is_baseline(row: Mapping[str, Any]) -> bool:
     return (row["strategy"], row["devices"]) == BASELINE
 
 
 def _row(runs: Runs, configuration: dict[str, Any]) -> dict[str, Any]:
-    row = {name: configuration.get(name) for name in SUMMARY}
-    row |= {
-        "outcomes": _counts(configuration["labels"]),
-        "energy_flags": _flags(configuration["flags"]),
-        "parity": _parity(configuration),
-    }
-    return row | _gain(runs, configuration)
+    outcomes, parity = _counts(configuration["labels"]), _parity(configuration)
+    return {"outcomes": outcomes, "parity": parity, **_gain(runs, configuration)}
 
 
 def _gain(runs: Runs, configuration: dict[str, Any]) -> dict[str, Any]:
@@ -265,11 +181,6 @@ def _gain(runs: Runs, configuration: dict[str, Any]) -> dict[str, Any]:
 def _verdict(ratio: Ratio | None) -> str | None:
     words = {"above 1": "faster", "below 1": "slower"}
     return words.get(ratio.verdict, ratio.verdict) if ratio else None
-
-
-def _flags(flagged: list[str]) -> str | None:
-    """All that is flagged of any of the runs."""
-    return " ".join(sorted({flag for flags in flagged for flag in flags.split()})) or None
 
 
 def _counts(names: list[str]) -> str:
