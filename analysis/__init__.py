@@ -5,7 +5,7 @@ from analysis import by, compare, load, per_run, summary, write_report
 
 runs = load("results/demo")             # every run below, whatever became of it
 runs.run, runs.epochs, runs.ranks       # polars frames; runs.to_pandas() for pandas
-facts(runs)                             # one row per run: what it is, its metrics, why it is left out
+facts(runs)                             # one row per run: what it is, its metrics, why it does not count
 summary(runs)                           # one row per configuration, with paired speed-ups
 compare(load("results/before"), load("results/after")).frame   # the same configurations, repeat by repeat
 by(runs, "strategy", "ddp", "fsdp").frame                       # two strategies, all else being equal
@@ -17,13 +17,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from analysis.compare import Comparison, by, compare
+from analysis.comparison.exclusions import excluded, format_exclusions
+from analysis.comparison.groups import labels
+from analysis.comparison.policy import UnlikeWork
+from analysis.comparison.two_sides import Comparison, by, compare
 from analysis.configurations import facts, summary
 from analysis.metrics import per_epoch, per_run
 from analysis.reader import Runs, Skipped, load
 from analysis.terminal_table import summary_table
-from analysis.uncounted import uncounted
-from analysis.work import UnlikeWork, labels, left_out
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,15 +36,15 @@ __all__ = [
     "UnlikeWork",
     "by",
     "compare",
+    "excluded",
     "facts",
+    "format_exclusions",
     "labels",
-    "left_out",
     "load",
     "per_epoch",
     "per_run",
     "summary",
     "summary_table",
-    "uncounted",
     "write_report",
 ]
 

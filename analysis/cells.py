@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from analysis import text
-from analysis.stats import TOO_FEW
+from analysis.comparison.exclusions import describe
+from analysis.comparison.speed import SpeedVerdict
 from parallelbench.store.columns import Show
 
 if TYPE_CHECKING:
@@ -60,9 +61,13 @@ def _interval(*ends: float | None) -> str:
 
 
 def _verdict(value: str | None, pairs: int) -> str:
-    if value == TOO_FEW:
+    if value == SpeedVerdict.TOO_FEW:
         return f"{value}: n={pairs}"
     return _plain(value).replace("indistinguishable", "indistin\u00adguishable")  # where it may break
+
+
+def _exclusion(value: str | None, detail: str | None) -> str:
+    return text.MISSING if value is None else describe(value, detail)
 
 
 def _counted(counted: int, found: int, outcomes: str) -> str:
@@ -83,4 +88,5 @@ _WRITERS: dict[Show, Callable[..., str]] = {
     Show.KNOWN: _known,
     Show.PASSED: text.parity,
     Show.VERDICT: _verdict,
+    Show.EXCLUSION: _exclusion,
 }

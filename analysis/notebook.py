@@ -71,10 +71,10 @@ def claims(runs: Runs, publication: str | None = None) -> None:
     from rich.console import Console
 
     from analysis.claims import judge_all, publications
-    from analysis.claims.table import findings_table
+    from analysis.claims.table import judgements_table
 
     texts = publications()
     if publication is not None and publication not in (known := [text.seed for text in texts]):
         raise ConfigError(f"{publication} is no publication: choose of {', '.join(known)}")
     chosen = [text for text in texts if publication in (None, text.seed)]
-    Console(width=_WIDTH).print(findings_table(judge_all(runs, chosen)))
+    Console(width=_WIDTH).print(judgements_table(judge_all(runs, chosen)))

@@ -1,6 +1,4 @@
-"""The report of a folder of runs: one HTML page that needs nothing else, the figures, and the tables behind
-them.
-"""
+"""Writes the report of a folder of runs: one self-contained HTML page, the figures, and the tables behind them."""
 
 from __future__ import annotations
 
@@ -20,6 +18,7 @@ import polars as pl
 from analysis import latex, notes
 from analysis.cells import Shown, cells
 from analysis.configurations import facts, summary
+from analysis.environment_notes import environment
 from analysis.figures import draw, specification, svg
 from analysis.metrics import per_epoch
 from analysis.metrics.schema import explained_columns, page_columns, tables_columns
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from parallelbench.store.columns import Place
 
 GENERATOR = '<meta name="generator" content="parallelbench">'
-"""Marks a page as ours: only a folder that holds one is ever replaced."""
+"""Marks a page as a report: only a folder with such a page is replaced."""
 
 
 FILTERS = ("data", "model", "strategy", "devices")
@@ -105,7 +104,7 @@ def _require_replaceable(final: Path) -> None:
 
 
 def _swap(temporary: Path, final: Path) -> None:
-    """Put the new report in the old one's place; the old one goes last."""
+    """Replace the old report by the new one; the old one is deleted last."""
     old = final.with_name(f".{final.name}.{uuid.uuid4().hex}.old")
     if final.exists():
         os.rename(final, old)
@@ -164,8 +163,8 @@ def render(runs: Runs, drawn: list[Drawn]) -> str:
 
     vega = vl_convert.javascript_bundle()  # type: ignore[call-arg]  # its stub forgets the default
     templates = Path(__file__).parent / "templates"
-    environment = jinja2.Environment(loader=jinja2.FileSystemLoader(templates), autoescape=True, trim_blocks=True)
-    return environment.get_template("report.html.j2").render(
+    pages = jinja2.Environment(loader=jinja2.FileSystemLoader(templates), autoescape=True, trim_blocks=True)
+    return pages.get_template("report.html.j2").render(
         generator=GENERATOR,
         title=" + ".join(sorted(set(runs.run["sweep"]))),
         headline=notes.headline(runs),
@@ -178,7 +177,7 @@ def render(runs: Runs, drawn: list[Drawn]) -> str:
         **_filters(facts(runs)),
         headers={name: page_columns(name) for name in ("configurations", "energy", "runs")},
         explained=explained_columns(),
-        environment=notes.environment(runs),
+        environment=environment(runs),
         css=(templates / "report.css").read_text(encoding="utf-8"),
         script=(templates / "report.js").read_text(encoding="utf-8"),
         vega=vega.replace("</script", "<\\/script"),
@@ -186,17 +185,17 @@ def render(runs: Runs, drawn: list[Drawn]) -> str:
 
 
 def _with_energy(table: pl.DataFrame) -> pl.DataFrame:
-    """The rows that have anything to say of energy or GPU-hours."""
+    """The rows with any energy or GPU-hours."""
     columns = ("gpu_energy_per_epoch_j", "cpu_energy_per_epoch_j", "gpu_hours", "energy_flags")
     return table.filter(pl.any_horizontal(pl.col(columns).is_not_null()))
 
 
 def _runs_table(rows: pl.DataFrame) -> dict[str, Any]:
-    """The table of runs with its caption; of very many runs the counted ones give way."""
+    """The table of runs with its caption; of very many runs, those that are left out come first."""
     caption = "Every run that was found, with its outcome, and why it is left out where it is."
     if rows.height > MOST_RUNS:
         # Those that are left out first; then back in the order of the table of configurations.
-        first = rows.with_row_index("place").sort(pl.col("left_out").is_null(), maintain_order=True).head(MOST_RUNS)
+        first = rows.with_row_index("place").sort(pl.col("exclusion").is_null(), maintain_order=True).head(MOST_RUNS)
         caption = (
             f"{MOST_RUNS} of {rows.height:,} runs, those first that are left out, with the outcome and the reason. "
             "The others are in tables/runs.csv beside this page."
@@ -206,7 +205,7 @@ def _runs_table(rows: pl.DataFrame) -> dict[str, Any]:
 
 
 def _filters(rows: pl.DataFrame) -> dict[str, Any]:
-    """What there is to choose between, and which configuration is what."""
+    """The page's filters: the values to choose from, and each configuration's values."""
     columns = rows.select("group", "configuration", *(pl.col(name).cast(pl.String) for name in FILTERS))
     index = columns.unique(maintain_order=True)
     choices = {name: list(index[name].unique(maintain_order=True)) for name in FILTERS}
@@ -225,7 +224,7 @@ def _grouped(rows: pl.DataFrame, table: Place) -> list[tuple[str, list[Shown]]]:
 
 
 def _measured(runs: Runs) -> str:
-    """How many runs, and when."""
+    """Number of runs by outcome, and the days on which they were measured."""
     states = runs.run.select(pl.coalesce("outcome", "state").alias("label")).group_by("label").len().sort("label")
     counts = ", ".join(f"{count} {label}" for label, count in states.rows())
     low, high = runs.epochs.select(low=pl.col("finished_at").min(), high=pl.col("finished_at").max()).row(0)

@@ -72,6 +72,11 @@ def span(low: float, high: float, *, digits: int = 2) -> str:
     return "–".join(number(end) if end >= 10 else f"{end:.{digits}f}" for end in (low, high))
 
 
+def sentence(words: str) -> str:
+    """ "the sides differ" → "The sides differ."."""
+    return f"{words[:1].upper()}{words[1:]}."
+
+
 def listed(items: Sequence[str], *, most: int = 3, sep: str = ", ") -> str:
     """ "a", "a and b", "a, b and c", "a, b, c and 4 more"."""
     shown = [*items[:most], f"{len(items) - most} more"] if len(items) > most else list(items)

@@ -26,7 +26,7 @@ def figure(runs: Runs) -> alt.FacetChart | None:
     planned = summary(runs).filter(pl.col("theoretical_bubble").is_not_null())
     if planned.is_empty():
         return None
-    steady = gains(runs).filter(pl.col("kind") == "steady state").select("group", "configuration", "repeat", "value")
+    steady = gains(runs).filter(pl.col("kind") == "steady").select("group", "configuration", "repeat", "value")
     columns = ("group", "configuration", "variant", "strategy", "devices", "theoretical_bubble")
     found = planned.select(columns).join(steady, on=["group", "configuration"], how="left", maintain_order="left_right")
     data = panel(found, "Steady state").with_columns(

@@ -23,13 +23,16 @@ PER_FACT = (
         repeats=Over.SAME,
     ),
     Column(
-        "left_out",
+        "exclusion",
         "string",
-        "why the run is left out of comparisons",
-        null="it is not",
+        "why the run doesn't count in comparisons of time and memory",
+        null="it counts",
         heading="Left out of comparisons",
         tables=("runs",),
+        show=Show.EXCLUSION,
+        beside=("exclusion_detail",),
     ),
+    Column("exclusion_detail", "string", "the run's own words for its exclusion", null="it has none"),
     Column(
         "accuracy_target",
         "float64",
@@ -70,7 +73,7 @@ PER_CONFIGURATION = (
     Column(
         "repeats",
         "int32",
-        "runs that all numbers of this row rest on: those that are not left out",
+        "runs that all numbers of this row rest on: those that are not excluded",
         heading="Runs counted",
         show=Show.COUNTED,
         beside=("runs", "outcomes"),
@@ -93,7 +96,8 @@ PER_CONFIGURATION = (
     Column(
         "verdict",
         "string",
-        "faster or slower than one device; indistinguishable where the interval holds 1; too few repeats for one",
+        "faster or slower than one device; indistinguishable where the interval holds 1; too few repeats for one; "
+        "not comparable where the environments differ in what must match",
         null=_NO_PAIR,
         heading="Against one device",
         show=Show.VERDICT,

@@ -1,7 +1,7 @@
 """Print one line per check: ok, failed with the figure and its limit, or skipped with the reason.
 
 Exit code 1 if a check failed, or if there is a GPU that torch can't use; 2 if a package is missing. Without a GPU there
-is nothing to check: that is said, and is no failure. Needs torch, numpy, msgspec, PyYAML and nvidia-ml-py only.
+is nothing to check; the program says so and exits with 0. Needs torch, numpy, msgspec, PyYAML and nvidia-ml-py only.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LEAST_TORCH = (2, 11)
 
 
 def main() -> int:
-    """Check whatever this machine has."""
+    """Check this machine's GPUs."""
     os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # as runs do; NVML counts so
     if missing := missing_packages():
         print(f"gpu-check: {', '.join(missing)} missing; the rest of the suite's packages is not needed")
@@ -47,7 +47,7 @@ def main() -> int:
 
 
 def missing_packages() -> list[str]:
-    """What must be installed first."""
+    """Packages that must be installed first."""
     missing = [package for module, package in NEEDED.items() if not _is_installed(module)]
     with contextlib.suppress(metadata.PackageNotFoundError):
         version = metadata.version("torch")
@@ -64,7 +64,7 @@ def _is_installed(module: str) -> bool:
 
 
 def without_a_gpu() -> int:
-    """Say why torch shows none."""
+    """Say why torch shows no GPU."""
     from parallelbench.rank.devices import visible_gpus
 
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")

@@ -1,4 +1,4 @@
-"""What a check has found, and how checks end: with a text, `FailedError`, or `SkippedError`."""
+"""The result of one check. A check returns a text, or raises `FailedError` or `SkippedError`."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Literal
 from parallelbench.errors import one_line
 
 Check = Callable[[], str]
-"""Returns what it found, with the figure and its limit."""
+"""Returns the figure and its limit as text."""
 
 
 class FailedError(Exception):
-    """The check's limit is not kept; the text says by how much."""
+    """A figure exceeds its limit; the text says by how much."""
 
 
 class SkippedError(Exception):
@@ -23,7 +23,7 @@ class SkippedError(Exception):
 
 @dataclass(frozen=True)
 class CheckResult:
-    """One line of the answer."""
+    """One line of the report."""
 
     name: str
     state: Literal["ok", "failed", "skipped"]
@@ -36,7 +36,7 @@ class CheckResult:
 
 
 def carry_out(name: str, check: Check) -> CheckResult:
-    """Whatever a check does, one finding comes of it, and the next check can go on."""
+    """Run a check; an error of any kind becomes a failed result, so that the next check can run."""
     start = time.perf_counter()
     state: Literal["ok", "failed", "skipped"] = "ok"
     try:
@@ -51,7 +51,7 @@ def carry_out(name: str, check: Check) -> CheckResult:
 
 
 def at_most(what: str, value: float, limit: float) -> str:
-    """The text of a figure that keeps its limit; raises `FailedError` for one that doesn't, a NaN included."""
+    """Text for a figure within its limit; raises `FailedError` above it, and for NaN."""
     text = f"{what} {value:.3g} (limit {limit:g})"
     if not value <= limit:
         raise FailedError(text)
@@ -59,7 +59,7 @@ def at_most(what: str, value: float, limit: float) -> str:
 
 
 def between(what: str, value: float, least: float, most: float) -> str:
-    """The text of a figure within its limits; raises `FailedError` for one outside."""
+    """Text for a figure within its limits; raises `FailedError` outside."""
     text = f"{what} {value:.3g} (limits {least:g} and {most:g})"
     if not least <= value <= most:
         raise FailedError(text)

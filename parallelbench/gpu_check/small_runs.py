@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from parallelbench.loaders.batch import Shard
-from parallelbench.loaders.resident_loader import ResidentLoader
-from parallelbench.rank.numerics import Numerics
-from parallelbench.rank.session import build_model
+from parallelbench.rank.session import build_loader, build_model
 from parallelbench.spec.mapping import from_mapping
 
 if TYPE_CHECKING:
+    from parallelbench.loaders.batch_loader import BatchLoader
     from parallelbench.rank.world import World
     from parallelbench.spec.config import RunConfig
     from parallelbench.strategies.replica import Replica
@@ -26,9 +25,9 @@ _SMALL = {"train_samples": STEPS * BATCH_SIZE, "test_samples": 74}
 
 
 def run_of(**changes: Any) -> RunConfig:
-    """The default run on made-up images, but for files (`model="mlp"`) and keys (`precision="bf16"`) that are named.
+    """The default run on synthetic images, with other files (`model="mlp"`) and keys (`precision="bf16"`).
 
-    With some keys of its own a group is a pair: `data=("synthetic", {"channels": 1})`.
+    A pair chooses a file and changes some of its keys: `data=("synthetic", {"channels": 1})`.
     """
     plain = _load("config.yaml")
     groups: dict[str, Any] = {}
@@ -44,19 +43,9 @@ def run_of(**changes: Any) -> RunConfig:
     return from_mapping(plain | {"batch_size": BATCH_SIZE} | changes)
 
 
-def loader_of(run: RunConfig, world: World, shard: Shard | None = None) -> ResidentLoader:
+def loader_of(run: RunConfig, world: World, shard: Shard | None = None) -> BatchLoader:
     """The run's batches for one rank."""
-    return ResidentLoader(
-        run.data.load(Path("nowhere")),
-        run.data,
-        device=world.device,
-        dtype=Numerics(run.precision, world.device_type).dtype,
-        seed=run.effective_seed,
-        global_batch_size=run.global_batch_size,
-        shard=shard or Shard(),
-        channels_last=run.channels_last,
-        steps_per_epoch=run.steps_per_epoch,
-    )
+    return build_loader(run.data.load(Path("nowhere")), run, world, shard or Shard())
 
 
 def replica_of(run: RunConfig, world: World) -> Replica:
@@ -65,9 +54,9 @@ def replica_of(run: RunConfig, world: World) -> Replica:
 
 
 def names_of(group: str) -> list[str]:
-    """What the suite's YAML files offer in a group."""
-    found = (path.name for path in resources.files("conf").joinpath(group).iterdir())
-    return sorted(name.removesuffix(".yaml") for name in found if name.endswith(".yaml"))
+    """The names of a group's YAML files."""
+    names = (path.name for path in resources.files("conf").joinpath(group).iterdir())
+    return sorted(name.removesuffix(".yaml") for name in names if name.endswith(".yaml"))
 
 
 def _load(name: str) -> dict[str, Any]:

@@ -18,7 +18,7 @@ column: by outputs; its input is whole, its output a shard. row: by inputs; its 
 
 
 class Model(Component, frozen=True, kw_only=True):
-    """A model's options. Importing a specification loads no torch; building the layers does."""
+    """A model's options. Importing the file loads no torch; `build` does."""
 
     @property
     @abstractmethod

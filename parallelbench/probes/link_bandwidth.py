@@ -1,4 +1,4 @@
-"""How fast the ranks of a process group exchange data: all-reduces of growing size, each timed over several rounds.
+"""Bandwidth between the ranks of a process group: all-reduces of growing size, each timed over several rounds.
 
 As a program, `python -m parallelbench.probes.link_bandwidth tcp://HOST:PORT RANK SIZE cpu|cuda`; rank 0 prints JSON.
 """
@@ -29,7 +29,7 @@ class AllReduce(msgspec.Struct, frozen=True, kw_only=True):
     """One size's measurement."""
 
     size_bytes: int
-    """Bytes that each rank puts in."""
+    """Bytes that each rank contributes."""
     time_s: float
     """Median over the rounds of the slowest rank's time."""
     ranks: int
@@ -49,15 +49,15 @@ def all_reduces(
     device: torch.device, sizes_bytes: Sequence[int] = SIZES_BYTES, rounds: int = ROUNDS
 ) -> list[AllReduce]:
     """Time all-reduces of fp32 tensors on `device` over the default group; a collective, equal on every rank."""
-    found = []
+    measured = []
     for size_bytes in sizes_bytes:
         tensor = torch.zeros(max(1, size_bytes // 4), dtype=torch.float32, device=device)
         times_s = [_timed(tensor) for _ in range(WARM_UP + rounds)][WARM_UP:]
         slowest = torch.tensor(times_s, dtype=torch.float64)
         dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
         median_s = statistics.median(slowest.tolist())
-        found.append(AllReduce(size_bytes=4 * tensor.numel(), time_s=median_s, ranks=dist.get_world_size()))
-    return found
+        measured.append(AllReduce(size_bytes=4 * tensor.numel(), time_s=median_s, ranks=dist.get_world_size()))
+    return measured
 
 
 def _timed(tensor: torch.Tensor) -> float:
@@ -74,11 +74,11 @@ def main(arguments: Sequence[str]) -> int:
     url, rank, size, device_type = arguments[0], int(arguments[1]), int(arguments[2]), arguments[3]
     backend = "cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo"
     dist.init_process_group(backend, init_method=url, rank=rank, world_size=size, timeout=timedelta(seconds=TIMEOUT_S))
-    found = all_reduces(torch.device("cuda", 0) if device_type == "cuda" else torch.device("cpu"))
-    dist.all_reduce(torch.zeros(1))  # nobody leaves before the last is done
+    measured = all_reduces(torch.device("cuda", 0) if device_type == "cuda" else torch.device("cpu"))
+    dist.all_reduce(torch.zeros(1))  # no rank leaves before the last has finished
     dist.destroy_process_group()
     if rank == 0:
-        print(msgspec.json.encode(found).decode(), flush=True)
+        print(msgspec.json.encode(measured).decode(), flush=True)
     return 0
 
 

@@ -1,4 +1,4 @@
-"""What a loader's worker processes use, which no other probe of the rank sees."""
+"""Processor time and memory of a loader's worker processes, which the rank's other probes don't include."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class WorkerProbe:
         return {"loader_cpu_time_s": self._cpu_s() - self._before_s, "loader_memory_bytes": self._memory_bytes()}
 
     def _cpu_s(self) -> float:
-        """Of the living workers, and of all children that have ended: workers move from one to the other."""
-        living = [worker.cpu_times() for worker in self._living()]  # looking for them reaps those that have ended
+        """Processor time of living workers and of all ended children: workers move from the first to the second."""
+        living = [worker.cpu_times() for worker in self._living()]  # listing them reaps the ended ones
         ended = resource.getrusage(resource.RUSAGE_CHILDREN)
         return ended.ru_utime + ended.ru_stime + float(sum(times.user + times.system for times in living))
 
     def _memory_bytes(self) -> int | None:
-        """Pages that are in one worker only: what it shares with the rank that it was forked from isn't its own."""
+        """Memory of the workers alone, without the pages they share with the rank that they were forked from."""
         living = self._living()
         return sum(worker.memory_full_info().uss for worker in living) if living else None
 
@@ -42,6 +42,6 @@ class WorkerProbe:
         pids = self._loader.worker_pids()
         if not pids:
             return []
-        import psutil  # compiled, so not everywhere where the rest of the training loop runs
+        import psutil  # a compiled package, which gpu-check does without
 
         return [psutil.Process(pid) for pid in pids]

@@ -1,4 +1,4 @@
-"""Memory: the most a rank has held, on its devices and on the host, since the probe was started."""
+"""Peaks of a rank's memory on its devices and on the host, since the probe was started."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CLEAR_REFS = Path("/proc/self/clear_refs")
 
 
 class MemoryProbe:
-    """Peaks of one rank in a window, bytes; null where they can't be had."""
+    """Peaks of one rank in a window, bytes; null where they can't be read."""
 
     def __init__(self, world: World) -> None:
         self._devices = world.devices if world.device_type == "cuda" else ()
@@ -43,13 +43,13 @@ class MemoryProbe:
 
 
 def _used_bytes(device: torch.device) -> int | None:
-    """Memory in use on a device by all processes, as the driver says."""
+    """Memory in use on a device by all processes, by the driver's account."""
     free, total = torch.cuda.mem_get_info(device)
     return total - free
 
 
 def release() -> None:
-    """Give memory that is no longer used back to the system and the device, so that it counts in no later peak."""
+    """Return unused memory to the system and the device, so that it counts in no later peak."""
     gc.collect()
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()

@@ -1,9 +1,9 @@
-"""What the steps of a run are spent on, found in a pass of its own after the last epoch.
+"""Divides the time of steps among phases, in a pass of its own after the last epoch.
 
-Nothing of this exists while epochs are timed. For the pass, the methods that a replica names (`Replica.spanned`), the
-loader's and torch's ways to wait for other ranks are wrapped in spans, and unwrapped again. On CUDA each edge of a span
-waits for the devices' current streams, so that host and device agree on what happens when; what runs on other streams
-(all-reduces during backward) goes on meanwhile, as it does in training.
+While epochs are timed, nothing is wrapped. For the pass, the methods that a replica names (`Replica.spanned`), the
+loader's, and torch's ways to wait for other ranks are wrapped in spans; afterwards they are unwrapped. On CUDA each
+edge of a span waits for the devices' current streams, so that host and device agree on the time; work on other
+streams (all-reduces during backward) continues meanwhile, as in training.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ TRACED_STEPS = 3
 
 
 class AttributionPass:
-    """Further steps of a replica whose epochs are over; they change its parameters, and nothing that was measured."""
+    """Further steps after a replica's last epoch; they change its parameters, but no measurement."""
 
     def __init__(self, replica: Replica, loader: BatchLoader, *, run: RunConfig, world: World) -> None:
         self._replica, self._loader, self._world = replica, loader, world
@@ -50,9 +50,9 @@ class AttributionPass:
         self._begun = 0
 
     def attribute(self, steps: int) -> list[Row]:
-        """So many steps' times by phase: columns of `phases`. What did not occur on this rank is null.
+        """Time `steps` steps by phase: columns of `phases`. Phases that did not occur on this rank are null.
 
-        One more step goes before them, and is left out: it follows a meeting of all ranks, which later ones don't.
+        One step before them is left out, since it follows a barrier, which the others don't.
         """
         spans = Spans(self._now)
         self._world.barrier()
@@ -61,7 +61,7 @@ class AttributionPass:
         return [{"step": number, **_columns(step, spans.seen)} for number, step in enumerate(measured, start=1)]
 
     def _waits(self) -> bool:
-        """Whether there is anybody to wait for, and waiting can be told from computing."""
+        """Whether there are other ranks, and waiting for them can be told from computing."""
         return self._world.size > 1 and not self._replica.hides_communication
 
     def trace(self, path: Path) -> None:
@@ -77,7 +77,7 @@ class AttributionPass:
             self._world.synchronize()
         self._finish_epoch()
         with storage_errors(path):
-            profiler.export_chrome_trace(str(path))  # written under another name first; a full disk is no error to it
+            profiler.export_chrome_trace(str(path))  # it writes to another name first, and a full disk raises nothing
             path.stat()
 
     def _train(self, spans: Spans, steps: int, *, waits: bool) -> list[Step]:
@@ -96,7 +96,7 @@ class AttributionPass:
         return next(self._batches)
 
     def _finish_epoch(self) -> None:
-        """Where ranks agree on something at an epoch's end only, go on to there."""
+        """Train on to the end of the epoch where ranks agree on something only there."""
         while self._replica.whole_epochs and self._begun % self._epoch_steps:
             self._replica.step(self._next())
 
@@ -113,7 +113,7 @@ def _columns(step: Step, seen: set[Phase]) -> Row:
 
 
 def _range(phase: Phase) -> Callable[[], None]:
-    """A profiler's range; returns what ends it."""
+    """Begin a profiler's range; returns the function that ends it."""
     entered = torch.profiler.record_function(f"parallelbench: {phase}")
     entered.__enter__()
     return lambda: entered.__exit__(None, None, None)
@@ -122,7 +122,7 @@ def _range(phase: Phase) -> Callable[[], None]:
 def ring(world: World) -> Row:
     """Latency and bandwidth of all-reduces over all ranks, by the formula of a ring: columns of `run`.
 
-    A small one tells the latency, and what a large one takes longer, the bandwidth.
+    The time of a small one gives the latency; the further time of a large one gives the bandwidth.
     """
     if world.size == 1:
         return {}
@@ -136,14 +136,14 @@ def ring(world: World) -> Row:
 
 @contextmanager
 def installed(replica: Replica, loader: BatchLoader, spans: Spans, *, waits: bool) -> Iterator[None]:
-    """Put spans around everything that a replica's steps and batches consist of; afterwards all is as before.
+    """Put spans around the parts of a replica's steps and batches; remove them afterwards.
 
-    `waits`: around waiting for other ranks, too.
+    `waits`: put spans around waiting for other ranks, too.
     """
     with ExitStack() as stack:
         for spanned in chain(replica.spanned(), loader.spanned()):
             if spanned.phase == "communication" and not waits:
-                continue  # a part of it would pass for the whole
+                continue  # only part of the communication would be counted
             wrapper = _with_end_of_graph if spanned.reduces and waits else _in_span
             stack.enter_context(_replaced(spanned.owner, spanned.method, wrapper(spanned, spans)))
         for owner, name in ((dist.Work, "wait"), (torch.ops._c10d_functional, "wait_tensor")) if waits else ():
@@ -178,7 +178,7 @@ def _in_span(spanned: Spanned, spans: Spans) -> Callable[..., Any]:
 
 
 def _with_end_of_graph(spanned: Spanned, spans: Spans) -> Callable[..., Any]:
-    """The same for a backward pass from a loss: once the graph is through, what is left is waiting for others.
+    """Like `_in_span`, for a backward pass from a loss: the time after the graph's end is waiting for other ranks.
 
     DDP's reducer waits for its all-reduces, in C++, in a callback that the autograd engine calls after the graph. One
     that was queued earlier is called earlier: ours is queued when backward begins.
@@ -208,7 +208,7 @@ def _waiting(wait: Callable[..., Any], spans: Spans, outside: Phase) -> Callable
 
     @functools.wraps(wait)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if threading.get_ident() != thread:  # a thread of a strategy's own: nobody waits for it here
+        if threading.get_ident() != thread:  # a strategy's own thread: the step does not wait here
             return wait(*args, **kwargs)
         with spans.span(outside if spans.innermost == "other" else "communication"):
             return wait(*args, **kwargs)

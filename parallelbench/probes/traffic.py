@@ -27,19 +27,19 @@ class Traffic:
         setattr(self, kind, getattr(self, kind) + size_bytes)
 
     def all_reduce(self, kind: Kind, size_bytes: float, ranks: int) -> None:
-        """A sum of `size_bytes` over `ranks`, which all end up with: 2(n−1)/n · M."""
+        """A sum of `size_bytes` that all `ranks` receive: 2(n−1)/n · M."""
         self.send(kind, 2 * (ranks - 1) / ranks * size_bytes)
 
     def all_gather(self, kind: Kind, size_bytes: float, ranks: int) -> None:
-        """`size_bytes` in total, of which every rank holds an n-th and gets the rest: (n−1)/n · M."""
+        """`size_bytes` in total; every rank holds an n-th and receives the rest: (n−1)/n · M."""
         self.send(kind, (ranks - 1) / ranks * size_bytes)
 
     def reduce_scatter(self, kind: Kind, size_bytes: float, ranks: int) -> None:
-        """A sum of `size_bytes` of which every rank gets an n-th: (n−1)/n · M."""
+        """A sum of `size_bytes`, of which every rank receives an n-th: (n−1)/n · M."""
         self.send(kind, (ranks - 1) / ranks * size_bytes)
 
     def take(self) -> dict[str, int]:
-        """The columns of `ranks`, and start again from zero."""
+        """Return the columns of `ranks` and reset the counts to zero."""
         columns = {f"{kind}_bytes_sent": round(getattr(self, kind)) for kind in ("gradient", "activation", "parameter")}
         self.gradient = self.activation = self.parameter = 0.0
         return columns

@@ -1,9 +1,9 @@
 """The parity gate: a strategy must train like one device.
 
 From one initial state, `k` steps by the strategy and `k` steps by one device on the same global batches; losses,
-gradients, parameters and an evaluation are compared after each. The check runs in fp64 whatever the run's precision: it
-judges the strategy, not rounding. In fp32, right strategies were seen to differ by 4e-3, since a sum in another order
-flips ReLUs and Adam makes whole steps of the noise in gradients near zero; in fp64 they agree to 1e-9, and wrong ones
+gradients, parameters and an evaluation are compared after each. The check always runs in fp64, since it judges the
+strategy, not rounding. In fp32, correct strategies differed by up to 4e-3: a sum in another order flips ReLUs, and
+Adam turns the noise of gradients near zero into whole steps. In fp64, correct strategies agree to 1e-9 and wrong ones
 don't.
 """
 
@@ -35,17 +35,19 @@ if TYPE_CHECKING:
 
     LoaderOf = Callable[[RunConfig, Shard], BatchLoader]
 
+DIFFERENCES = ("loss_difference", "gradient_difference", "parameter_difference", "evaluation_difference")
+"""Columns of `parity` that must not exceed the tolerance."""
 _LEAST_EPS = 1e-6
 _SAMPLES = 32
-"""About so many samples per step suffice to tell a right strategy from a wrong one."""
+"""Samples per step, about: enough to tell a right strategy from a wrong one."""
 _TEST_SAMPLES = 37
 """Test samples that are evaluated after each step: a prime number, so that every split makes unequal parts."""
 _FLIPS = 10
-"""Where a strategy rounds on purpose, predictions that were nearly tied flip: so many times more than losses differ."""
+"""A strategy that rounds on purpose flips nearly tied predictions: about this many times more than losses differ."""
 
 
 def as_checked(run: RunConfig) -> RunConfig:
-    """The run whose strategy is checked: in fp64, on small batches, without statistics that depend on the split."""
+    """The run to check: fp64, small batches, and no batch statistics that depend on the split."""
     checked = msgspec.structs.replace(
         run,
         precision="fp64",
@@ -112,7 +114,7 @@ def check_parity(
     """Compare the strategy of `run` (see `as_checked`) with one device.
 
     Returns the rows of `parity` on rank 0 and an empty list elsewhere; None where the model doesn't fit one device, so
-    that there is nothing to compare with. `model` is the initial state, on the CPU and identical on every rank; it is
+    that there is no reference. `model` is the initial state, on the CPU and identical on every rank; it is
     left as it is.
     """
     set_precision(run.precision)
@@ -163,7 +165,7 @@ class _Reference:
             self.out_of_memory = True
 
     def close(self) -> None:
-        """End what its loader has started."""
+        """Close its loader."""
         if self._loader is not None:
             self._loader.close()
 
@@ -186,7 +188,7 @@ class _Reference:
 
 
 def _over_ranks(result: Tensor | None, world: World) -> list[float]:
-    """Summed loss and correct predictions of all ranks."""
+    """Loss and correct predictions, summed over all ranks."""
     total: list[float] = world.sum(torch.zeros(2, dtype=torch.float64) if result is None else result.cpu()).tolist()
     return total
 
@@ -220,9 +222,8 @@ def _evaluation_difference(evaluated: list[float], reference: list[float], sampl
 
 
 def _verdict(differences: Mapping[str, float], tolerance: float) -> dict[str, Any]:
-    names = ("loss_difference", "gradient_difference", "parameter_difference", "evaluation_difference")
     # A NaN compares as False, so it fails.
-    return {"tolerance": tolerance, "passed": all(differences[name] <= tolerance for name in names)}
+    return {"tolerance": tolerance, "passed": all(differences[name] <= tolerance for name in DIFFERENCES)}
 
 
 def _difference(values: Mapping[str, Tensor], expected: Mapping[str, Tensor], *, floor: float) -> float:

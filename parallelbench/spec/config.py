@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple
 from msgspec import Meta
 
 from parallelbench.errors import ConfigError
-from parallelbench.spec.launchers import expanded
+from parallelbench.spec.launchers import LauncherOptions, expanded
 from parallelbench.spec.settings import Settings
 from parallelbench.spec.structure import Component, Name
 
@@ -32,18 +32,19 @@ if TYPE_CHECKING:
 
 
 class RunConfig(Settings, frozen=True, kw_only=True):
-    """One run, completely: what `config.yaml` of a run folder says."""
+    """One run: the content of `config.yaml` in a run folder."""
 
     model: Model
     data: Data
     strategy: Strategy
     optimizer: Optimizer
     loader: Loader
+    launcher: LauncherOptions
     sweep_name: Name = "adhoc"
     """The sweep it belongs to: the name of the folder above the run folder."""
 
     def __post_init__(self) -> None:
-        """Check what single fields can't say."""
+        """Check what involves several fields."""
         if self.devices % self.nodes:
             raise ConfigError(
                 f"devices={self.devices} can't be spread evenly over nodes={self.nodes}: "
@@ -78,7 +79,7 @@ class StateShards(NamedTuple):
     parameters: float
     gradients: float
     states: float
-    """Of the optimizer."""
+    """The optimizer's states."""
 
     @classmethod
     def even(cls, parts: int) -> StateShards:
@@ -104,11 +105,11 @@ class Strategy(Component, frozen=True, kw_only=True):
         """Raise `ConfigError` with the fix where the strategy can't do this run; before anything starts."""
 
     def equals_one_device(self, run: RunConfig) -> bool:
-        """Whether training is the same computation as on one device, so that parity can be checked."""
+        """Whether training computes the same as on one device, so that parity can be checked."""
         return True
 
     def micro_batches_per_step(self, run: RunConfig) -> int:
-        """Pieces that each data shard's batch goes through the layers in."""
+        """Micro-batches that each data shard's batch is cut into."""
         return 1
 
     def bubble(self, run: RunConfig) -> float | None:
@@ -130,7 +131,7 @@ class Strategy(Component, frozen=True, kw_only=True):
         return round(parameters * size_bytes * (shards.parameters + shards.gradients + states * shards.states))
 
     def parity_tolerance(self) -> float:
-        """Largest relative difference from one device that the parity check, in fp64, allows."""
+        """Largest relative difference from one device that the parity check allows, in fp64."""
         return 1e-9
 
     @abstractmethod
@@ -139,7 +140,7 @@ class Strategy(Component, frozen=True, kw_only=True):
 
 
 class Optimizer(Component, frozen=True, kw_only=True):
-    """What all optimizers have in common."""
+    """An optimizer's options. Importing the file loads no torch."""
 
     lr: Annotated[float, Meta(gt=0)]
     """Learning rate at the configured batch size (of `Lbfgs`: the first step length that is tried)."""
@@ -163,4 +164,4 @@ class Optimizer(Component, frozen=True, kw_only=True):
 
     @abstractmethod
     def build(self, parameters: Iterable[nn.Parameter], run: RunConfig, device_type: str) -> torch.optim.Optimizer:
-        """Build the optimizer of `parameters`, which are on their devices already."""
+        """Build the optimizer of `parameters`, which already are on their devices."""

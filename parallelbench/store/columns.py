@@ -63,6 +63,8 @@ class Show(StrEnum):
     """Passed, failed or not checked."""
     VERDICT = "verdict"
     """Beside it, the pairs that it rests on."""
+    EXCLUSION = "exclusion"
+    """Why a run doesn't count; beside it, the run's own detail."""
 
 
 @dataclass(frozen=True)

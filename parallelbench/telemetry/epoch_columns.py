@@ -72,13 +72,13 @@ class Series:
         """The samples in a window, and their neighbours, if any, on both sides."""
         first = max(0, bisect_right(self.times, window.start) - 1)
         last = bisect_left(self.times, window.end) + 1
-        # Without a sample on one side, that the series is not empty must still show.
+        # Keep one sample where one side has none, so that the series does not look empty.
         first = min(first, max(0, len(self.times) - 1))
         return list(zip(self.times[first:last], self.values[first:last], strict=True))
 
 
 class Samples:
-    """All samples of a run, found by attempt and device; a host's device is its name."""
+    """All samples of a run by attempt and device; a host's device is its name."""
 
     def __init__(self, rows: Iterable[Row]) -> None:
         self._series: dict[tuple[int, str], dict[str, Series]] = defaultdict(dict)
@@ -93,9 +93,9 @@ class Samples:
                 series[column].add(row["time"], value)
 
     def of(self, attempt: int, device: str, window: Window) -> dict[str, list[Sample]]:
-        """Samples by column, of a window and its neighbours; of what could not be read there are none."""
-        found = self._series.get((attempt, device), {})
-        return {column: series.around(window) for column, series in found.items()}
+        """Samples by column, in a window and next to it; columns that could not be read are absent."""
+        series_of = self._series.get((attempt, device), {})
+        return {column: series.around(window) for column, series in series_of.items()}
 
 
 _SAMPLED = {
@@ -104,7 +104,7 @@ _SAMPLED = {
 }
 """Column → its array's type code."""
 _SLOW = ("clock_hz",)
-"""Read more rarely of hosts, by design."""
+"""Columns that hosts are asked for more rarely, by design."""
 
 
 def columns(ranks: Sequence[Row], samples: Samples) -> Row:
@@ -120,7 +120,7 @@ def columns(ranks: Sequence[Row], samples: Samples) -> Row:
 
 @dataclass(frozen=True)
 class Device:
-    """What a GPU's or a host's samples say of one window."""
+    """Samples of a GPU or a host in one window."""
 
     samples: dict[str, list[Sample]]
     window: Window
@@ -139,19 +139,17 @@ class Device:
         return None if energy_j is None or not self.window.length_s else energy_j / self.window.length_s
 
     def values(self, column: str) -> list[float] | None:
-        """What was sampled in the window; null where nothing was, or not from its start to its end: a part would pass
-        for the whole.
-        """
+        """Values sampled in the window; null where there are none, or where they don't cover the whole window."""
         samples = self.samples.get(column, ())
         return [value for _, value in inside(samples, self.window)] or None if enclosing(samples, self.window) else None
 
     def mean(self, column: str) -> float | None:
-        """The mean of what was sampled in the window."""
+        """Mean of the values sampled in the window."""
         values = self.values(column)
         return None if values is None else statistics.fmean(values)
 
     def flags(self) -> set[str]:
-        """What to know of the energy, and of gaps in anything."""
+        """Flags about the energy and about gaps in any series."""
         gaps_s = [longest_gap_s(samples, self.window) for name, samples in self.samples.items() if name not in _SLOW]
         sparse = {"sparse"} if max(gaps_s, default=0.0) > SPARSE_S else set()
         source = "energy_j" if self.samples.get("energy_j") else "power_w"
@@ -195,18 +193,18 @@ def _host_columns(hosts: Sequence[Device]) -> Row:
 
 
 def _whole(count: float | None) -> int | None:
-    """What was counted in a window is interpolated at its edges."""
+    """Round a count, which was interpolated at the window's edges."""
     return None if count is None else round(count)
 
 
 def _of_all(devices: Sequence[Device], column: str, how: Callable[[Iterable[Any]], Any]) -> Any:
-    """From all devices' values in the window."""
+    """One value from all devices' samples in the window."""
     return _together(
-        devices, lambda device: device.values(column), lambda found: how(v for some in found for v in some)
+        devices, lambda device: device.values(column), lambda lists: how(v for some in lists for v in some)
     )
 
 
 def _together(devices: Sequence[Device], of: Callable[[Device], Any], how: Callable[[list[Any]], Any]) -> Any:
-    """One value for all devices; null where one of them lacks it, since a part would pass for the whole."""
+    """One value for all devices; null where one of them lacks it."""
     values = [of(device) for device in devices]
     return None if not values or None in values else how(values)

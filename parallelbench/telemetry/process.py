@@ -24,7 +24,7 @@ KILLED_S = 0.1
 
 @contextmanager
 def sampling(settings: SamplerSettings, log: Log) -> Iterator[None]:
-    """Have a process of its own sample meanwhile. Should it not, `log` gets a warning and nothing else happens."""
+    """Sample in a separate process during the `with`. If that fails, `log` gets a warning and the run continues."""
     try:
         process = subprocess.Popen(command_line(settings), stdin=subprocess.DEVNULL)
     except OSError as error:
@@ -34,7 +34,7 @@ def sampling(settings: SamplerSettings, log: Log) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        # Whatever went wrong must not wait for the sampler before it is told.
+        # The error must not wait for the sampler's last sample.
         process.kill()
         with suppress(subprocess.TimeoutExpired):
             process.wait(KILLED_S)
@@ -45,7 +45,7 @@ def sampling(settings: SamplerSettings, log: Log) -> Iterator[None]:
 
 
 def command_line(settings: SamplerSettings) -> list[str]:
-    """What is executed."""
+    """The sampler's command."""
     return [sys.executable, "-m", "parallelbench.telemetry", msgspec.json.encode(settings).decode()]
 
 

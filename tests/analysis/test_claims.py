@@ -14,14 +14,14 @@ from analysis import load
 from analysis.claims import Publication, chosen, judge, judge_all, publications
 from analysis.claims.grammar import Claim, Expect
 from analysis.claims.verdict import decide
-from launch.compose import group_choices
+from launch.sweep.compose import group_choices
 from parallelbench.cli import main
 from parallelbench.errors import ConfigError
 from parallelbench.spec.structure import structure
 from tests.analysis.factory import MIB, Fake, config, failed, published
 
 if TYPE_CHECKING:
-    from analysis.claims import Finding
+    from analysis.claims import Judgement
     from analysis.reader import Runs
 
 pytestmark = pytest.mark.slow
@@ -64,7 +64,7 @@ def verdict(runs: Runs, **changes: Any) -> str:
     return judge(runs, claim(**changes), seed="000").verdict
 
 
-def by_name(runs: Runs) -> dict[str, Finding]:
+def by_name(runs: Runs) -> dict[str, Judgement]:
     return {finding.claim.name: finding for finding in judge_all(runs)}
 
 
@@ -130,7 +130,7 @@ def test_invalid_timing_decides_nothing(tmp_path: Path, reason: str) -> None:
     runs = load(tmp_path)
     finding = judge(runs, claim(), seed="000")
     assert (finding.verdict, finding.cases) == ("inconclusive", ())
-    assert "6 runs are left out" in finding.why
+    assert "6 runs don't count" in finding.why
     learned = judge(runs, claim(metric="final_test_accuracy", expect={"between": [0.9, 1.1]}), seed="000")
     timing_only = reason in ("oversubscribed", "packed")
     assert learned.verdict == ("reproduced" if timing_only else "inconclusive")
