@@ -14,8 +14,8 @@ from msgspec import Meta
 from parallelbench.errors import ConfigError
 from parallelbench.loaders.batch import Shard
 from parallelbench.spec.config import Strategy
-from parallelbench.strategies.parts.checks import SCALES_ALONE, check_no_fp16
 from parallelbench.strategies.parts.partition import assign, check_split, size_bytes, values_between
+from parallelbench.strategies.parts.refusals import SCALES_ALONE, check_no_fp16
 
 if TYPE_CHECKING:
     import torch

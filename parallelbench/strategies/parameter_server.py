@@ -9,7 +9,7 @@ from msgspec import Meta
 from parallelbench.errors import ConfigError
 from parallelbench.optimizers import Adagrad, Sgd
 from parallelbench.spec.config import Strategy
-from parallelbench.strategies.parts.checks import check_no_fp16
+from parallelbench.strategies.parts.refusals import check_no_fp16
 
 if TYPE_CHECKING:
     from torch import nn

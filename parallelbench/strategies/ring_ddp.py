@@ -1,4 +1,4 @@
-"""Data parallel training whose gradients go round a ring of the suite's own, as in Horovod.
+"""Data parallel training whose gradients go round a ring of the suite's own, as Horovod does.
 
 Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of workstations"; Sergeev and
 Del Balso 2018, "Horovod: fast and easy distributed deep learning in TensorFlow" (arXiv 1802.05799).

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from parallelbench.errors import ConfigError
 from parallelbench.optimizers import Lbfgs
-from parallelbench.strategies.parts.checks import check_two_devices
 from parallelbench.strategies.parts.data_parallel_base import DataParallelStrategy
+from parallelbench.strategies.parts.refusals import check_two_devices
 
 if TYPE_CHECKING:
     from torch import nn

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from parallelbench.loaders.batch import Shard
 from parallelbench.spec.config import Strategy
-from parallelbench.strategies.parts.checks import check_two_devices
 from parallelbench.strategies.parts.meshes import check_tensor_plan, device_mesh
+from parallelbench.strategies.parts.refusals import check_two_devices
 
 if TYPE_CHECKING:
     from torch import nn

@@ -14,7 +14,7 @@ from msgspec import Meta
 
 from parallelbench.loaders.batch import Shard
 from parallelbench.spec.config import StateShards, Strategy
-from parallelbench.strategies.parts.checks import check_no_fp16, check_two_devices
+from parallelbench.strategies.parts.refusals import check_no_fp16, check_two_devices
 
 if TYPE_CHECKING:
     from torch import nn

@@ -9,7 +9,7 @@ from copy import deepcopy
 from typing import TYPE_CHECKING
 
 from parallelbench.errors import ConfigError, choices
-from parallelbench.strategies.parts.checks import check_two_devices
+from parallelbench.strategies.parts.refusals import check_two_devices
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from msgspec import Meta
 
 from parallelbench.errors import ConfigError
-from parallelbench.strategies.parts.checks import SCALES_ALONE, check_no_fp16
 from parallelbench.strategies.parts.partition import check_map
+from parallelbench.strategies.parts.refusals import SCALES_ALONE, check_no_fp16
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
