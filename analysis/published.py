@@ -1,4 +1,4 @@
-"""A published result as polars frames: every table in full, as its manifest has it, or a word on what is wrong."""
+"""Reads a published result into polars frames, after its files were checked against the manifest."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TYPES: dict[str, type[pl.DataType]] = {
     "bool": pl.Boolean,
 }
 LATER = "telemetry"
-"""The table that is read only when somebody asks for it."""
+"""The table that is read when first used."""
 LOADED = tuple(table for table in TABLES if table != LATER)
 INDISPENSABLE = {
     "run": ("run_id", "sweep", "config_json", "strategy", "devices", "nodes", "repeat", "train_samples"),
@@ -35,11 +35,11 @@ INDISPENSABLE = {
     "pushes": ("run_id", "staleness"),
     "phases": ("run_id", "rank", "step_time_s", "data_wait_s", "other_s"),
 }
-"""Without these nobody can say what was run, or measured; of every other table `run_id` alone."""
+"""A result without these columns can't be read; other tables need `run_id` alone."""
 
 
 class Unreadable(Exception):  # noqa: N818
-    """A folder that can't be trusted; the message says why, in one line."""
+    """A result that can't be read; the message says why, in one line."""
 
 
 @dataclass(frozen=True)

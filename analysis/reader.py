@@ -1,4 +1,4 @@
-"""From run folders to tables: any number of runs, whatever became of them, each read in full or named."""
+"""Reads run folders into tables: finished and unfinished runs alike; a folder that can't be read is named."""
 
 from __future__ import annotations
 
@@ -36,18 +36,16 @@ class Skipped:
 
 @dataclass(frozen=True, eq=False)
 class Runs:
-    """Everything that was measured, as it was measured: one polars frame per table of
-    `parallelbench.store.records`.
+    """The raw tables: one polars frame per table of `parallelbench.store.records`.
 
-    All frames are keyed by `run_id`; types, units and meanings are those of the table's columns. Runs that
-    did not train to their end are in here too, with the epochs that they finished and null for what they did
-    not reach.
+    All frames are keyed by `run_id`; types, units and meanings are those of the declared columns. Unfinished runs are
+    included, with the epochs that they finished and null for what they did not reach.
     """
 
     root: Path
     """The folder that was asked for."""
     tables: Mapping[str, pl.DataFrame]
-    """The tables of `parallelbench.store.records` by name, but for telemetry, which has millions of rows."""
+    """The tables by name, without telemetry, which may have millions of rows."""
     skipped: tuple[Skipped, ...]
     """Folders that hold no readable run."""
     notes: tuple[str, ...] = ()
@@ -85,7 +83,7 @@ class Runs:
 
     @cached_property
     def telemetry(self) -> pl.DataFrame:
-        """One row per run, node, device and sample: read only now, a run of hours has millions.
+        """One row per run, node, device and sample; read when first used, since a run of hours has millions.
 
         Raises `ConfigError` where a table is damaged.
         """
@@ -93,7 +91,7 @@ class Runs:
         return pl.concat([pl.DataFrame(schema=table_schema("telemetry")), *frames])
 
     def select(self, table: str, *columns: str) -> pl.DataFrame:
-        """Some columns of a table; of a compacted copy no others are read."""
+        """Some columns of a table; from a compacted copy, only these are read."""
         if isinstance(self.tables, Tables):
             return self.tables.select(table, columns)
         return self.tables[table].select(columns)
@@ -140,8 +138,8 @@ def load(path: Path | str, *, plugin: str | None = None) -> Runs:
 
 
 def _without_twins(found: list[Found]) -> tuple[set[Path], list[Skipped]]:
-    """The folders that count, and those that hold a run of another folder once more: of two, the one that is done
-    counts, else the first.
+    """The folders to read, and the folders whose run lies in another folder, too: the finished one is read, else the
+    first.
     """
     first: dict[str, Found] = {}
     twins = []
@@ -151,7 +149,7 @@ def _without_twins(found: list[Found]) -> tuple[set[Path], list[Skipped]]:
             reason = f"it is the same run as {other.folder.path} (equal run id), which is read instead"
             twins.append(Skipped(run.folder.path, reason))
         else:
-            # An unfinished twin gives way; it has nothing that the finished one lacks.
+            # The finished one has all that the unfinished one has.
             first[run.run_id] = run
     return {run.folder.path for run in first.values()}, twins
 
@@ -162,9 +160,7 @@ def _notes(runs: Iterable[Found]) -> tuple[str, ...]:
 
 
 def _foreign(root: Path, folders: list[RunFolder]) -> list[Skipped]:
-    """Folders beside runs that are none: half-written ones (a crash before `config.yaml`) or somebody
-    else's.
-    """
+    """Folders beside runs that are no runs: half-written (a crash before `config.yaml`), or of something else."""
     if any(folder.path == root for folder in folders):
         return []
     expected: dict[Path, set[str]] = {root: set()}
@@ -184,12 +180,12 @@ def _read(folder: RunFolder, plugin: str | None) -> Published:
         os.stat(folder.result)
     except FileNotFoundError:
         return Published(_read_journals(folder, plugin))
-    # It appears whole, by one rename: one that is there but not valid was damaged later.
+    # A result appears whole, by one rename; an invalid one was damaged later.
     return read_published(folder)
 
 
 def _telemetry(folder: Path) -> pl.DataFrame:
-    """One run's samples: published, or of the journals of the attempts that its epochs are from."""
+    """One run's samples: published, or from the journals of its attempts."""
     run = RunFolder(folder)
     manifest = run.manifest()
     if manifest is not None:
@@ -204,9 +200,7 @@ def _telemetry(folder: Path) -> pl.DataFrame:
 
 
 def _read_journals(folder: RunFolder, plugin: str | None) -> Frames:
-    """What an unpublished run left behind: its configuration, its outcome, and the epochs that it
-    finished.
-    """
+    """The tables of an unpublished run: its configuration, its outcome, and the epochs that it finished."""
     try:
         run = read_config(folder.path / "config.yaml", plugin)
     except ConfigError as error:

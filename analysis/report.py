@@ -1,6 +1,4 @@
-"""The report of a folder of runs: one HTML page that needs nothing else, the figures, and the tables behind
-them.
-"""
+"""Writes the report of a folder of runs: one self-contained HTML page, the figures, and the tables behind them."""
 
 from __future__ import annotations
 
@@ -34,7 +32,7 @@ if TYPE_CHECKING:
     from parallelbench.store.columns import Place
 
 GENERATOR = '<meta name="generator" content="parallelbench">'
-"""Marks a page as ours: only a folder that holds one is ever replaced."""
+"""Marks a page as a report: only a folder with such a page is replaced."""
 
 
 FILTERS = ("data", "model", "strategy", "devices")
@@ -105,7 +103,7 @@ def _require_replaceable(final: Path) -> None:
 
 
 def _swap(temporary: Path, final: Path) -> None:
-    """Put the new report in the old one's place; the old one goes last."""
+    """Replace the old report by the new one; the old one is deleted last."""
     old = final.with_name(f".{final.name}.{uuid.uuid4().hex}.old")
     if final.exists():
         os.rename(final, old)
@@ -186,13 +184,13 @@ def render(runs: Runs, drawn: list[Drawn]) -> str:
 
 
 def _with_energy(table: pl.DataFrame) -> pl.DataFrame:
-    """The rows that have anything to say of energy or GPU-hours."""
+    """The rows with any energy or GPU-hours."""
     columns = ("gpu_energy_per_epoch_j", "cpu_energy_per_epoch_j", "gpu_hours", "energy_flags")
     return table.filter(pl.any_horizontal(pl.col(columns).is_not_null()))
 
 
 def _runs_table(rows: pl.DataFrame) -> dict[str, Any]:
-    """The table of runs with its caption; of very many runs the counted ones give way."""
+    """The table of runs with its caption; of very many runs, those that are left out come first."""
     caption = "Every run that was found, with its outcome, and why it is left out where it is."
     if rows.height > MOST_RUNS:
         # Those that are left out first; then back in the order of the table of configurations.
@@ -206,7 +204,7 @@ def _runs_table(rows: pl.DataFrame) -> dict[str, Any]:
 
 
 def _filters(rows: pl.DataFrame) -> dict[str, Any]:
-    """What there is to choose between, and which configuration is what."""
+    """The page's filters: the values to choose from, and each configuration's values."""
     columns = rows.select("group", "configuration", *(pl.col(name).cast(pl.String) for name in FILTERS))
     index = columns.unique(maintain_order=True)
     choices = {name: list(index[name].unique(maintain_order=True)) for name in FILTERS}
@@ -225,7 +223,7 @@ def _grouped(rows: pl.DataFrame, table: Place) -> list[tuple[str, list[Shown]]]:
 
 
 def _measured(runs: Runs) -> str:
-    """How many runs, and when."""
+    """Number of runs by outcome, and the days on which they were measured."""
     states = runs.run.select(pl.coalesce("outcome", "state").alias("label")).group_by("label").len().sort("label")
     counts = ", ".join(f"{count} {label}" for label, count in states.rows())
     low, high = runs.epochs.select(low=pl.col("finished_at").min(), high=pl.col("finished_at").max()).row(0)

@@ -1,4 +1,4 @@
-"""The summary as a table for a terminal."""
+"""The summary as a table for the terminal."""
 
 from __future__ import annotations
 

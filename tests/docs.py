@@ -16,8 +16,8 @@ from analysis.metrics.schema import (
     row_aggregates,
     run_aggregates,
 )
-from launch.compose import group_choices
 from launch.sweep import one_run
+from launch.sweep.compose import group_choices
 from parallelbench.errors import ConfigError
 from parallelbench.spec.check import check_run
 from parallelbench.spec.config import RunConfig

@@ -19,8 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import parallelbench
-from launch.compose import group_choices
 from launch.sweep import one_run
+from launch.sweep.compose import group_choices
 from parallelbench.errors import ConfigError, choices, one_line
 from parallelbench.spec.config import RunConfig
 from parallelbench.spec.identity import canonical_json, run_id, slug
@@ -253,7 +253,7 @@ def test_every_field_of_the_schema_is_documented_beneath_it(module: str) -> None
     names = {cls.name for cls in ast.walk(ast.parse(source)) if isinstance(cls, ast.ClassDef)}
     structs = {cls.__name__ for cls in all_structs()} & names
     # What stands for a node of its own is documented at its class.
-    nodes = {"Settings.measure", "Settings.launcher", "Settings.site"} | {f"RunConfig.{key}" for key in COMPONENTS}
+    nodes = {"Settings.measure", "RunConfig.launcher", "Settings.site"} | {f"RunConfig.{key}" for key in COMPONENTS}
     assert [name for name in undocumented(source, structs) if name not in nodes] == []
 
 

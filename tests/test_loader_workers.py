@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from launch.compose import group_choices
+from launch.sweep.compose import group_choices
 from parallelbench.loaders.batch import Shard
 from parallelbench.loaders.batch_loader import BatchLoader
 from parallelbench.loaders.sample_loader import _Samples

@@ -29,18 +29,22 @@ class Across(NamedTuple):
 def rates(runs: Runs, across: Across) -> pl.DataFrame:
     """Samples per second in steady state of every counted run that another differs from in the quantity only.
 
-    Columns: panel, group, configuration, variant, strategy, devices, repeat, x, value.
+    Columns: panel, group, configuration, variant, strategy, devices, repeat, x, throughput_samples_per_s.
     """
     labels = groups_across(runs, across.roots)
     names = ("group", "configuration", "variant", "strategy", "devices", "repeat")
     rows = counted(runs).select(
         pl.col("run_id").replace_strict(labels, return_dtype=pl.String).alias("panel"),
         *names,
+        "throughput_samples_per_s",
         x=pl.col(across.column),
-        value="throughput_samples_per_s",
     )
     several = pl.col("x").n_unique().over("panel", "configuration") > 1
-    return rows.drop_nulls("value").filter(several).sort("panel", "devices", "configuration", "x", "repeat")
+    return (
+        rows.drop_nulls("throughput_samples_per_s")
+        .filter(several)
+        .sort("panel", "devices", "configuration", "x", "repeat")
+    )
 
 
 def figure(runs: Runs, across: Across, *, title: str) -> alt.FacetChart | None:
@@ -52,7 +56,7 @@ def figure(runs: Runs, across: Across, *, title: str) -> alt.FacetChart | None:
     axis = alt.Axis(values=levels, format=",d", grid=False)
     x = alt.X("x:Q", title=across.name, scale=alt.Scale(type="log", base=2, padding=12, nice=False), axis=axis)
     y = alt.Y("median:Q", title="Samples per second, steady state", scale=alt.Scale(domainMin=0))
-    return lines(data, title=title, x=x, y=y)
+    return lines(data, columns=["throughput_samples_per_s"], title=title, x=x, y=y)
 
 
 def finding(runs: Runs, across: Across) -> str:
@@ -78,5 +82,7 @@ def finding(runs: Runs, across: Across) -> str:
 def _largest_to_smallest(rows: pl.DataFrame) -> Ratio | None:
     """The rates of one configuration at its largest level ÷ those at its smallest."""
     x = pl.col("x")
-    large, small = (dict(rows.filter(x == end).select("repeat", "value").rows()) for end in (x.max(), x.min()))
+    large, small = (
+        dict(rows.filter(x == end).select("repeat", "throughput_samples_per_s").rows()) for end in (x.max(), x.min())
+    )
     return paired_ratio(large, small)

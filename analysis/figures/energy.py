@@ -27,11 +27,11 @@ def figure(runs: Runs) -> alt.FacetChart | None:
     for name, label in _PANELS.items():
         shown = pl.format("{}{}", pl.lit(label), target) if name == "energy_to_accuracy_j" else pl.lit(label)
         parts.append(panel(timed(runs, name), shown))
-    data = pl.concat(parts).sort("group", maintain_order=True)
+    data = pl.concat(parts, how="diagonal").sort("group", maintain_order=True)
     if data.is_empty():
         return None
     labels = pl.col("median").map_elements(_joules, return_dtype=pl.String)
-    return bars(data, title=TITLE, unit="Energy of all GPUs (J)", labels=labels)
+    return bars(data, columns=[*_PANELS], title=TITLE, unit="Energy of all GPUs (J)", labels=labels)
 
 
 def _joules(energy_j: float) -> str:

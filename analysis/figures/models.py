@@ -10,7 +10,7 @@ import polars as pl
 
 from analysis import text
 from analysis.configurations import BASELINE, counted
-from analysis.figures._chart import PANEL_WIDTH, panels, per_group, records, series, with_medians
+from analysis.figures._chart import PANEL_WIDTH, drawn, panels, per_group, records, series, with_medians
 from analysis.stats import paired_ratio
 from analysis.work import component_labels, groups_across
 
@@ -46,10 +46,12 @@ def figure(runs: Runs) -> alt.FacetChart | None:
     memory = pl.col("memory_kind").replace_strict(_MEMORY, default=None)
     data = pl.concat(
         [
-            rows.select(*names, title=pl.lit("Training time, all epochs (s)"), value="total_training_time_s"),
-            rows.select(*names, title=memory, value=pl.col("peak_memory_sum_bytes") / text.MIB),
-        ]
-    ).drop_nulls("value")
+            rows.select(*names, "total_training_time_s", title=pl.lit("Training time, all epochs (s)")),
+            rows.select(*names, title=memory, peak_memory_sum_mib=pl.col("peak_memory_sum_bytes") / text.MIB),
+        ],
+        how="diagonal",
+    )
+    data = drawn(data, ["total_training_time_s", "peak_memory_sum_mib"]).drop_nulls("value")
     if data.is_empty():
         return None
     panel = pl.format("{} — {}", "work", "title") if data["work"].n_unique() > 1 else pl.col("title")

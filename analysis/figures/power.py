@@ -25,12 +25,12 @@ _PANELS = {
 
 def figure(runs: Runs) -> alt.FacetChart | None:
     """Power in W; None where none was measured."""
-    data = pl.concat(panel(timed(runs, name), pl.lit(label)) for name, label in _PANELS.items())
-    data = data.sort("group", maintain_order=True)
+    parts = (panel(timed(runs, name), label) for name, label in _PANELS.items())
+    data = pl.concat(parts, how="diagonal").sort("group", maintain_order=True)
     if data.is_empty():
         return None
     labels = pl.col("median").map_elements(_watts, return_dtype=pl.String)
-    return bars(data, title=TITLE, unit="Power (W)", labels=labels)
+    return bars(data, columns=[*_PANELS], title=TITLE, unit="Power (W)", labels=labels)
 
 
 def _watts(power_w: float) -> str:

@@ -28,7 +28,9 @@ def figure(runs: Runs) -> alt.FacetChart | None:
     if data.is_empty():
         return None
     labels = pl.col("median").map_elements(text.seconds, return_dtype=pl.String)
-    return bars(data, title=TITLE, unit="Training time to the target (s)", labels=labels)
+    return bars(
+        data, columns=["time_to_accuracy_s"], title=TITLE, unit="Training time to the target (s)", labels=labels
+    )
 
 
 def finding(runs: Runs) -> str:

@@ -58,7 +58,7 @@ def repeated_columns() -> tuple[Column, ...]:
 def summary_columns() -> tuple[Column, ...]:
     """The columns of `summary`; a median's meaning says that it is one."""
     repeated = [_over_repeats(column) for column in repeated_columns()]
-    return _ordered((*repeated, *PER_CONFIGURATION), _IDENTITY)
+    return _ordered((*repeated, *PER_CONFIGURATION), _SUMMARY_FIRST)
 
 
 def _over_repeats(column: Column) -> Column:
@@ -69,14 +69,24 @@ def _over_repeats(column: Column) -> Column:
     return replace(column, meaning=meaning, type="float64" if fractional else column.type)
 
 
-_IDENTITY = (
+_SUMMARY_FIRST = (
     *("group", "configuration", "variant", "strategy", "devices", "nodes", "scaling"),
     *("outcomes", "runs", "repeats", "steady_epoch_time_s", "speed_up", "speed_up_low", "speed_up_high"),
     *("speed_up_pairs", "verdict", "efficiency", "efficiency_with_startup"),
 )
 """The first columns of `summary`."""
-_RUN_FIRST = ("slug", "outcome", "reason", "left_out", "repeat", "attempt")
-"""The first columns of the page's table of runs."""
+FIRST: dict[Place, tuple[str, ...]] = {
+    "configurations": (*_SUMMARY_FIRST, "first_epoch_time_s", "startup_without_parity_s", "throughput_samples_per_s"),
+    "energy": (
+        *("configuration", "gpu_energy_per_epoch_j", "gpu_energy_per_sample_j", "energy_ratio"),
+        *("steady_gpu_power_mean_w", "steady_gpu_power_max_w", "energy_to_accuracy_j", "accuracy_target"),
+    ),
+    "runs": (
+        *("slug", "outcome", "reason", "left_out", "repeat", "attempt", "epochs_finished"),
+        *("first_epoch_time_s", "second_epoch_time_s", "steady_epoch_time_s", "total_training_time_s"),
+    ),
+}
+"""The first columns of the page's tables; the others follow as they are declared."""
 
 
 def _ordered(columns: Iterable[Column], first: tuple[str, ...]) -> tuple[Column, ...]:
@@ -91,8 +101,8 @@ def tables_columns() -> dict[str, tuple[Column, ...]]:
 
 def page_columns(table: Place) -> tuple[Column, ...]:
     """The columns of a table of the report's page."""
-    columns = _ordered(facts_columns(), _RUN_FIRST) if table == "runs" else summary_columns()
-    return tuple(column for column in columns if column.heading and table in column.tables)
+    columns = facts_columns() if table == "runs" else summary_columns()
+    return tuple(c for c in _ordered(columns, FIRST[table]) if c.heading and table in c.tables)
 
 
 def explained_columns() -> tuple[Column, ...]:

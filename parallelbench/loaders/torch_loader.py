@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import multiprocessing
 import os
-import signal
 import warnings
 from abc import abstractmethod
 from contextlib import contextmanager
@@ -16,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from parallelbench.die_with_parent import die_with_parent
 from parallelbench.loaders.batch import Batch
 from parallelbench.loaders.batch_loader import BatchLoader
 from parallelbench.probes.spans import Spanned
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
     from parallelbench.loaders.batch import LoaderArgs
     from parallelbench.loaders.loader import TorchLoader
 
-_PR_SET_PDEATHSIG = 1
 _PATIENCE_S = 10.0
 """Time that workers have to end, s."""
 Key = Any
@@ -115,7 +113,7 @@ def _without_advice() -> Iterator[None]:
 
 def _end_with(parent: int, _: int) -> None:
     """In a worker: end when the rank does, however it ends."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    die_with_parent()
     if os.getppid() != parent:  # it ended before the kernel was asked
         os._exit(1)
 

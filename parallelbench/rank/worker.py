@@ -7,9 +7,7 @@ Heavy imports happen inside, after the process is pinned to its cores, and are t
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
-import signal
 import sys
 import time
 import traceback
@@ -19,6 +17,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import psutil
 
+from parallelbench.die_with_parent import die_with_parent
 from parallelbench.errors import ConfigError, StorageError, one_line
 from parallelbench.rank.devices import node_name, this_machine
 from parallelbench.spec.identity import run_id
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
 
 WATCHED_BY = "PARALLELBENCH_WATCHED_BY"
 """Environment variable: process id of the worker's supervisor on this machine."""
-_PR_SET_PDEATHSIG = 1
 _PATIENCE_LOST = ("timed out waiting", "timed out after", "wait timeout", "socket timeout")
 _LINGER_S = 5.0
 """A rank whose wait timed out stays this long. Other ranks may wait for the same one; if they were ended at once, they
@@ -55,7 +53,7 @@ def main(arguments: list[str]) -> int:
     entered_at = time.time()
     attempt = Attempt(Path(arguments[0]) / "attempts" / arguments[1])
     # A torchrun that is killed can't end its workers: the kernel does.
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    die_with_parent()
     plugin = arguments[2] if len(arguments) > 2 else None
     sys.path.extend(arguments[3:])  # the plugin's folder; last, so that it shadows nothing
     return 1 if _orphaned() else work(attempt, entered_at, plugin)

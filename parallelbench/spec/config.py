@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple
 from msgspec import Meta
 
 from parallelbench.errors import ConfigError
-from parallelbench.spec.launchers import expanded
+from parallelbench.spec.launchers import LauncherOptions, expanded
 from parallelbench.spec.settings import Settings
 from parallelbench.spec.structure import Component, Name
 
@@ -39,6 +39,7 @@ class RunConfig(Settings, frozen=True, kw_only=True):
     strategy: Strategy
     optimizer: Optimizer
     loader: Loader
+    launcher: LauncherOptions
     sweep_name: Name = "adhoc"
     """The sweep it belongs to: the name of the folder above the run folder."""
 

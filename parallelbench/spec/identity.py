@@ -30,7 +30,7 @@ def run_id(run: RunConfig) -> str:
     identity["oversubscribe"] = run.launcher.oversubscribe
     if run.launcher.packed:  # likewise
         identity["packed"] = True
-    if run.launcher.name == "inline":  # in a process with a past of its own
+    if run.launcher.in_this_process:  # in a process with a past of its own
         identity["inline"] = True
     identity["schema_version"] = CONFIGURATION_VERSION  # the key stays, or all run ids would change
     return hashlib.sha256(canonical_json(identity).encode()).hexdigest()

@@ -24,8 +24,11 @@ Module = Annotated[
 """A module, safe as a word of a batch script."""
 
 
-class Launcher(Node, frozen=True, kw_only=True, tag_field="name"):
-    """How processes are started; never part of a run's identity. `name` in the YAML chooses the kind."""
+class LauncherOptions(Node, frozen=True, kw_only=True, tag_field="name"):
+    """How processes are started; never part of a run's identity. `name` in the YAML chooses the kind.
+
+    A plugin's launcher has a subclass of its own, with the launcher's name as `tag`; its YAML names it in `_target_`.
+    """
 
     timeout_s: Seconds | None
     """Seconds after which a run ends with the outcome `timeout`; null: no limit."""
@@ -54,8 +57,13 @@ class Launcher(Node, frozen=True, kw_only=True, tag_field="name"):
         """Whether warm processes run one configuration after the other."""
         return False
 
+    @property
+    def in_this_process(self) -> bool:
+        """Whether the calling process itself trains."""
+        return False
 
-class LocalLauncher(Launcher, frozen=True, kw_only=True, tag="local"):
+
+class LocalLauncher(LauncherOptions, frozen=True, kw_only=True, tag="local"):
     """Separate processes on this machine."""
 
     pack: bool
@@ -67,11 +75,16 @@ class LocalLauncher(Launcher, frozen=True, kw_only=True, tag="local"):
         return self.pack
 
 
-class InlineLauncher(Launcher, frozen=True, kw_only=True, tag="inline"):
+class InlineLauncher(LauncherOptions, frozen=True, kw_only=True, tag="inline"):
     """In the calling process, for debuggers."""
 
+    @property
+    def in_this_process(self) -> bool:
+        """It does."""
+        return True
 
-class SlurmLauncher(Launcher, frozen=True, kw_only=True, tag="slurm"):
+
+class SlurmLauncher(LauncherOptions, frozen=True, kw_only=True, tag="slurm"):
     """One Slurm job per configuration; those of equal shape make up an array."""
 
     time_limit_min: Count
@@ -99,6 +112,10 @@ class SlurmLauncher(Launcher, frozen=True, kw_only=True, tag="slurm"):
     def packed(self) -> bool:
         """`pack`."""
         return self.pack
+
+
+SuiteLauncher = LocalLauncher | InlineLauncher | SlurmLauncher
+"""Those whose `name` alone chooses them; a launcher of a plugin names its class in `_target_`."""
 
 
 class Site(Node, frozen=True, kw_only=True):

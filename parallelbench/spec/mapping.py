@@ -15,8 +15,9 @@ from parallelbench.errors import ConfigError, choices, raised_at
 from parallelbench.loaders.loader import Loader
 from parallelbench.models.model import Model
 from parallelbench.spec.config import Optimizer, RunConfig, Strategy
+from parallelbench.spec.launchers import LauncherOptions, SuiteLauncher
 from parallelbench.spec.settings import Settings
-from parallelbench.spec.structure import Component, Name, structure
+from parallelbench.spec.structure import Component, Name, Node, structure
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,12 +30,13 @@ COMPONENTS: dict[str, type[Component]] = {
     "loader": Loader,
 }
 """The nodes of a run that name a class in `_target_`, and what that class must be a kind of."""
+_BASES: dict[str, type[Node]] = COMPONENTS | {"launcher": LauncherOptions}
 
 
 def to_mapping(run: RunConfig) -> dict[str, Any]:
     """Return the configuration as plain dicts, with the `_target_` of every component."""
     plain: dict[str, Any] = msgspec.to_builtins(run)
-    for key in COMPONENTS:
+    for key in [*COMPONENTS, *([] if isinstance(run.launcher, SuiteLauncher) else ["launcher"])]:
         cls = type(getattr(run, key))
         plain[key] = {"_target_": f"{cls.__module__}.{cls.__qualname__}", **plain[key]}
     return plain
@@ -50,11 +52,24 @@ def from_mapping(plain: Mapping[str, Any], plugin: str | None = None) -> RunConf
     sweep_name = rest.pop("sweep_name", "adhoc")
     rest.pop("tune", None)  # for planning only
     components = {key: build(rest.pop(key, None), key, plugin) for key in COMPONENTS}
+    launcher = _launcher(rest.pop("launcher", None), plugin)
     for key in rest.keys() - set(Settings.__struct_fields__):
-        raise ConfigError(f"{key} is not a key: {choices(str(key), (*COMPONENTS, *Settings.__struct_fields__))}")
+        raise ConfigError(f"{key} is not a key: {choices(str(key), (*_BASES, *Settings.__struct_fields__))}")
     settings: Settings = structure(rest, Settings)
     fields = {field: getattr(settings, field) for field in settings.__struct_fields__}
-    return RunConfig(**fields, **components, sweep_name=structure(sweep_name, Name, "sweep_name"))
+    sweep_name = structure(sweep_name, Name, "sweep_name")
+    return RunConfig(**fields, **components, launcher=launcher, sweep_name=sweep_name)
+
+
+def _launcher(node: Any, plugin: str | None) -> LauncherOptions:
+    """A launcher's options: the suite's by their `name`, those of a plugin by their `_target_`."""
+    if node is None:
+        raise ConfigError("launcher is missing")
+    targeted = isinstance(node, dict) and "_target_" in node
+    options: LauncherOptions = (
+        build(node, "launcher", plugin) if targeted else structure(node, SuiteLauncher, "launcher")
+    )
+    return options
 
 
 def build(node: Any, key: str, plugin: str | None = None) -> Any:
@@ -67,7 +82,7 @@ def build(node: Any, key: str, plugin: str | None = None) -> Any:
 
 
 @cache
-def _component_class(target: str, key: str, plugin: str | None) -> type[Component]:
+def _component_class(target: str, key: str, plugin: str | None) -> type[Node]:
     packages = ["parallelbench", *([plugin] if plugin else [])]
     if not (re.fullmatch(r"\w+(\.\w+)+", target) and target.split(".")[0] in packages):
         raise ConfigError(
@@ -77,7 +92,7 @@ def _component_class(target: str, key: str, plugin: str | None) -> type[Componen
     cls = _imported(target)
     if cls is None:
         raise ConfigError(f"{key}._target_={target} does not exist: choose a file of conf/{key}/")
-    if not (isinstance(cls, type) and issubclass(cls, COMPONENTS[key])):
+    if not (isinstance(cls, type) and issubclass(cls, _BASES[key])):
         raise ConfigError(f"{key}._target_={target} is refused: it is no {key}")
     if inspect.isabstract(cls):
         lacking = ", ".join(sorted(getattr(cls, "__abstractmethods__", ())))

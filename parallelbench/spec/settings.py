@@ -7,10 +7,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, field
 
 from parallelbench.spec.launchers import (  # noqa: TC001, msgspec resolves the types of fields
-    InlineLauncher,
-    LocalLauncher,
     Site,
-    SlurmLauncher,
 )
 from parallelbench.spec.structure import Count, Name, Node
 
@@ -92,5 +89,4 @@ class Settings(Node, frozen=True, kw_only=True):
     results: Annotated[str, Meta(min_length=1)]
     """Folder that holds the sweeps' folders."""
     measure: Measure
-    launcher: LocalLauncher | InlineLauncher | SlurmLauncher
     site: Site

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 import sys
@@ -11,9 +10,8 @@ from pathlib import Path
 
 import msgspec
 
+from parallelbench.die_with_parent import die_with_parent
 from parallelbench.telemetry.sampler import Sampler, SamplerSettings, sample_until
-
-_PR_SET_PDEATHSIG = 1
 
 
 def main(settings_json: str) -> int:
@@ -24,7 +22,7 @@ def main(settings_json: str) -> int:
     from parallelbench.errors import StorageError
     from parallelbench.store.journal import Journal
 
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    die_with_parent()
     if os.getppid() != settings.parent:  # the parent died before the kernel was asked to watch it
         return 1
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started this

@@ -14,7 +14,7 @@ from analysis import load
 from analysis.claims import Publication, chosen, judge, judge_all, publications
 from analysis.claims.grammar import Claim, Expect
 from analysis.claims.verdict import decide
-from launch.compose import group_choices
+from launch.sweep.compose import group_choices
 from parallelbench.cli import main
 from parallelbench.errors import ConfigError
 from parallelbench.spec.structure import structure

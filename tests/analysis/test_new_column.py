@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.parquet as pq
 import pytest
 
-from analysis import load, per_epoch, per_run, report, summary, summary_table, write_report
+from analysis import load, per_epoch, per_run, published, report, summary, summary_table, write_report
 from analysis.metrics import per_epoch_columns, per_run_columns, summary_columns
 from analysis.metrics import schema as schema_module
 from analysis.metrics.configuration_columns import PER_FACT
 from analysis.metrics.schema import facts_columns
+from parallelbench.store import folder, records
 from parallelbench.store.columns import Column, Over
-from parallelbench.store.records import TABLES, schema
+from parallelbench.store.records import TABLES, TABLES_VERSION, schema
 from tests import docs
 from tests.analysis import factory
 
@@ -84,6 +85,22 @@ def test_a_declared_column_is_in_every_table(results: Path) -> None:
     assert epochs["waited_sum_s"].to_list() == [2 * e + 10 + 200 * r for r in range(3) for e in (1, 2, 3)]
     assert metrics["steady_waited_s"].to_list() == [15.0, 215.0, 415.0], "epochs 2 and 3"
     assert configurations["steady_waited_s"].to_list() == [215.0]
+
+
+def test_results_without_it_load_beside_and_have_null(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    factory.published(factory.config(tmp_path))
+    monkeypatch.setitem(TABLES, "ranks", (*TABLES["ranks"], WAITED))
+    for module in (records, folder, published):
+        monkeypatch.setattr(module, "TABLES_VERSION", TABLES_VERSION + 1)
+    factory.published(factory.config(tmp_path, repeat=1))
+    runs = load(tmp_path)
+    expected = (
+        f"1 run of tables version {TABLES_VERSION} (this program: {TABLES_VERSION + 1}): ranks.waited_s is missing"
+    )
+    assert (runs.notes, runs.skipped) == ((expected,), ())
+    assert per_run(runs)["steady_waited_s"].to_list() == [None, None], "none has measured it"
+    assert per_run(runs)["steady_epoch_time_s"].to_list() == [1.0, 1.0]
+    assert summary(runs)["repeats"].to_list() == [2]
 
 
 @pytest.mark.slow
@@ -172,6 +189,12 @@ def test_every_name_is_found_where_it_is_declared_and_computed() -> None:
             ("gradient_", "activation_", "parameter_", "bytes_")
         )
         assert not is_formula or column.name in computed, column.name
+
+
+def test_the_first_columns_of_the_pages_tables_exist() -> None:
+    for table, names in schema_module.FIRST.items():
+        known = facts_columns() if table == "runs" else summary_columns()
+        assert set(names) <= {column.name for column in known}
 
 
 def test_only_measured_columns_are_published() -> None:

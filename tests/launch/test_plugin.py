@@ -9,9 +9,9 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from launch.compose import Extension, keeps_to_its_node
-from launch.extension import extension
 from launch.sweep import one_run
+from launch.sweep.compose import Extension, keeps_to_its_node
+from launch.sweep.extension import extension
 from parallelbench.errors import ConfigError
 from parallelbench.spec.mapping import _component_class
 

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from launch.compose import NOTHING, Extension, _resolved_by_omegaconf, compose_plain, parse, resolve
-from launch.sweep import PlannedRun, Point, _points, _set, expand, one_run
+from launch.sweep.compose import NOTHING, Extension, _resolved_by_omegaconf, compose_plain, parse, resolve
+from launch.sweep.expansion import PlannedRun, Point, _points, _set, expand, one_run
 from parallelbench.errors import ConfigError
 from parallelbench.spec.config import RunConfig
 from parallelbench.spec.identity import run_id

@@ -316,7 +316,7 @@ def test_the_plan_is_what_is_submitted(sweeps: Sweeps) -> None:
 @pytest.mark.parametrize(
     ("options", "word"),
     [
-        (("site.partition=nowhere",), "site.partition=nowhere is none of this cluster's: normal, preemptible"),
+        (("site.partition=nowhere",), "site.partition=nowhere is not one of this cluster: normal, preemptible"),
         (
             ("devices=8", "strategy=ddp", "site.devices_per_node=8", "site.memory_gib_per_device=1"),
             "8 GPUs of a node, but those of normal have 4",

@@ -7,7 +7,7 @@ import re
 import sys
 from pathlib import Path
 
-from launch.compose import Extension, group_choices
+from launch.sweep.compose import Extension, group_choices
 from parallelbench.errors import ConfigError
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launch.terminal import console, existing
+from launch.verbs.console import console, existing
 from parallelbench.errors import ConfigError
 from parallelbench.store.folder import instead_of
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from analysis import Comparison
-    from launch.compose import Extension
+    from launch.sweep.compose import Extension
 
 
 def report(folder: str, extension: Extension, *, out: str | None) -> int:
@@ -30,7 +30,7 @@ def report(folder: str, extension: Extension, *, out: str | None) -> int:
 
 
 def claims(folder: str, names: Sequence[str], extension: Extension, *, file: str | None) -> int:
-    """What publications claim, held against the runs below a folder: all in one table, or the named ones in full."""
+    """Claims of publications, compared with the runs below a folder: all in one table, or the named ones in full."""
     from analysis import load, uncounted
     from analysis.claims import Publication, chosen, judge_all
     from analysis.claims.table import details, findings_table

@@ -1,6 +1,6 @@
 """`doctor --bandwidth`: all-reduces between nodes, one rank on each, as a short job that is waited for.
 
-Executed on the nodes as `python -m launch.slurm.bandwidth FOLDER DEVICE INTERFACE`; the probe's rank 0 prints JSON.
+On the nodes: `python -m launch.slurm.node_bandwidth FOLDER DEVICE INTERFACE`; rank 0 of the probe prints JSON.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def _measured(run: RunConfig, device_type: str) -> list[dict[str, float]]:
     lines = [line for line in text.splitlines() if line.startswith("[{")]
     if not lines:
         raise ConfigError(f"the probe printed no result: {text.strip()[-300:]}")
-    found: list[dict[str, float]] = msgspec.json.decode(lines[-1])
-    return found
+    rows: list[dict[str, float]] = msgspec.json.decode(lines[-1])
+    return rows
 
 
 def _shared(run: RunConfig) -> Path:
@@ -80,7 +80,14 @@ def command(run: RunConfig, device_type: str, folder: Path) -> list[str]:
     if not shape.gpus_per_node:
         del options["gpus-per-node"]
     flags = [f"--{key}={value}" for key, value in options.items() if value is not None]
-    program = [sys.executable, "-m", "launch.slurm.bandwidth", str(folder), device_type, site.network_interface or ""]
+    program = [
+        sys.executable,
+        "-m",
+        "launch.slurm.node_bandwidth",
+        str(folder),
+        device_type,
+        site.network_interface or "",
+    ]
     script = "\n".join([*setup_lines(site), f"exec {shlex.join(program)}"])
     return ["srun", *flags, "bash", "-c", script]
 
@@ -104,7 +111,7 @@ def _wait(folder: Path) -> rendezvous.Offer:
             return found
         time.sleep(rendezvous.POLL_S)
     raise TimeoutError(
-        f"node 0 did not say within {WAIT_S:g} s where it listens ({folder}): do all nodes see that folder?"
+        f"node 0 did not write its address to {folder} within {WAIT_S:g} s: do all nodes see that folder?"
     )
 
 

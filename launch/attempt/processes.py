@@ -2,26 +2,47 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import subprocess
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from launch.command import command_line, environment, plugin_of
+from launch.attempt.command import command_line, environment, plugin_of
+from parallelbench.die_with_parent import die_with_parent
 from parallelbench.rank.worker import WATCHED_BY
 
 if TYPE_CHECKING:
-    from launch.command import Rendezvous
+    from launch.attempt.command import Rendezvous
     from parallelbench.spec.config import RunConfig
     from parallelbench.store.attempt import Attempt
     from parallelbench.store.folder import RunFolder
 
 GRACE_S = 3.0
 """How long processes may take to end after SIGTERM, before SIGKILL; less than Slurm gives a job (its KillWait)."""
-_INTERRUPTIONS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
-_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class Training:
+    """One attempt of a run, and what its processes need to know."""
+
+    folder: RunFolder
+    run: RunConfig
+    attempt: Attempt
+    device_type: str
+    rendezvous: Rendezvous | None = None
+    """Where this node meets the others; None: all processes are on this machine."""
+
+    @property
+    def processes(self) -> int:
+        """Over all nodes."""
+        return self.run.strategy.processes(self.run, self.device_type)
+
+    @property
+    def arguments(self) -> list[str]:
+        """Those of `parallelbench.rank.worker`."""
+        return [str(self.folder.path.resolve()), str(self.attempt.number), *plugin_of(self.run)]
 
 
 class Process(Protocol):
@@ -41,33 +62,16 @@ class Process(Protocol):
 class Start(Protocol):
     """Starts a run's processes: `start` below, or forks of warm ones."""
 
-    def __call__(
-        self,
-        folder: RunFolder,
-        run: RunConfig,
-        attempt: Attempt,
-        *,
-        device_type: str,
-        log: Any,
-        rendezvous: Rendezvous | None = None,
-    ) -> Process:
-        """Start this node's share of a run's processes."""
+    def __call__(self, training: Training, log: Any) -> Process:
+        """Start this node's share of a run's processes; what they print goes to `log`."""
 
 
-def start(
-    folder: RunFolder,
-    run: RunConfig,
-    attempt: Attempt,
-    *,
-    device_type: str,
-    log: Any,
-    rendezvous: Rendezvous | None = None,
-) -> subprocess.Popen[bytes]:
-    """Start this node's share of a run's processes; all of them where `rendezvous` is None."""
-    processes = run.strategy.processes(run, device_type)
-    variables = environment(run, device_type, os.environ, cores=len(os.sched_getaffinity(0)), rendezvous=rendezvous)
+def start(training: Training, log: Any) -> subprocess.Popen[bytes]:
+    """Start this node's share of a run's processes."""
+    run, cores = training.run, len(os.sched_getaffinity(0))
+    variables = environment(run, training.device_type, os.environ, cores=cores, rendezvous=training.rendezvous)
     return subprocess.Popen(
-        command_line(folder.path.resolve(), attempt.number, processes, plugin_of(run), rendezvous),
+        command_line(training.arguments, training.processes, training.rendezvous),
         env=variables | {WATCHED_BY: str(os.getpid())},
         stdin=subprocess.DEVNULL,
         stdout=log,
@@ -81,7 +85,7 @@ def start(
 def before_the_program() -> None:
     """Run in a child between fork and exec."""
     # Should the supervisor be killed outright, the kernel ends its child; workers do the same for torchrun's end.
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    die_with_parent()
     # Slurm may send its warning to all descendants of a job. It is meant for the supervisor; torchrun would die of it.
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
 

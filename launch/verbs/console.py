@@ -1,4 +1,4 @@
-"""What the verbs say, and what they take for a folder."""
+"""The verbs' output, and the folders they are given."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def say(text: str) -> None:
 
 
 def existing(folder: str) -> Path:
-    """The folder that somebody named; raises `ConfigError` where there is none, or none that may be read."""
+    """The folder that was named; raises `ConfigError` where there is none, or it may not be read."""
     path = Path(folder).expanduser()
     require_folder(path)
     return path

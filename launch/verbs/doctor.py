@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from launch.compose import group_choices
-from launch.slurm import scheduler, site
+from launch.launcher import all_launchers
 from launch.sweep import one_run
+from launch.sweep.compose import group_choices
 from parallelbench.rank.devices import cpu_name, this_machine
 from parallelbench.spec.launchers import prepare_line
 
@@ -37,13 +37,14 @@ _PACKAGES = (
 
 
 def findings() -> Iterator[tuple[str, str]]:
-    """(what, finding) pairs, in the order in which a reader wants them."""
+    """(what, finding) pairs, in the order of the table."""
     machine = this_machine()
     yield "processor", f"{cpu_name()}: {_cores(machine)}"
     yield "memory", _memory()
     yield from _gpus(machine)
     yield "devices", _devices(machine)
-    yield from _slurm()
+    for launcher in all_launchers():
+        yield from launcher.findings()
     yield from _folders()
     yield "Python", f"{platform.python_version()} on {platform.platform()}"
     yield "packages", ", ".join(f"{name} {_version(name)}" for name in _PACKAGES)
@@ -79,13 +80,6 @@ def _devices(machine: Machine) -> str:
     if machine.gpus:
         return f"devices=1 … {len(machine.gpus)} with device=cuda; device=cpu: 1 … {len(machine.cores)}"
     return f"devices=1 … {len(machine.cores)} with cores_per_device=1"
-
-
-def _slurm() -> Iterator[tuple[str, str]]:
-    if scheduler.available():
-        yield from site.findings()
-    else:
-        yield "Slurm", "no sbatch here: sweeps run with launcher=local"
 
 
 def _folders() -> Iterator[tuple[str, str]]:

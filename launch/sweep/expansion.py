@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from launch.compose import (
+from launch.sweep.compose import (
     NOTHING,
     Extension,
     Plain,
@@ -58,7 +58,7 @@ def one_run(
 ) -> PlannedRun:
     """The single run that the overrides describe; raises `ConfigError` for a choice list or a sweep file.
 
-    `instead` is what somebody does who wants several.
+    `instead` is the advice for who wants several.
     """
     lists = [override.input_line for override in parse(overrides, extension.conf) if override.is_sweep_override()]
     if lists:
@@ -73,9 +73,9 @@ def expand(overrides: Sequence[str], extension: Extension = NOTHING) -> list[Pla
     """All runs of the sweep that the overrides describe, in the order in which they should run.
 
     A key on the command line replaces the sweep file's values of that key; a choice list (`devices=1,2`) is one more
-    axis. Raises `ConfigError` for whatever is not valid.
+    axis. Raises `ConfigError` for anything that is not valid.
     """
-    parsed = parse(_to_the_letter(overrides, extension.conf), extension.conf)
+    parsed = parse(_as_published(overrides, extension.conf), extension.conf)
     fixed = [str(override.input_line) for override in parsed if not override.is_sweep_override()]
     axes = {override.key_or_group: values_of(override) for override in parsed if override.is_sweep_override()}
     if "sweep" in axes:
@@ -87,8 +87,8 @@ def expand(overrides: Sequence[str], extension: Extension = NOTHING) -> list[Pla
     return _ordered(sweep, composer, points)
 
 
-def _to_the_letter(overrides: Sequence[str], conf: Path | None) -> list[str]:
-    """The overrides, with `faithful=true` and the sweep's name made that of its twin, which does as was published."""
+def _as_published(overrides: Sequence[str], conf: Path | None) -> list[str]:
+    """The overrides; `faithful=true` becomes the name of the sweep's twin, which does exactly what was published."""
     rest = [text for text in overrides if not text.startswith("faithful=")]
     asked = [text.partition("=")[2].lower() for text in overrides if text.startswith("faithful=")]
     if any(value not in ("true", "false") for value in asked):
@@ -103,8 +103,8 @@ def _to_the_letter(overrides: Sequence[str], conf: Path | None) -> list[str]:
         return rest
     if name not in twins:
         raise ConfigError(
-            f"faithful=true has no meaning for sweep={name}: it is there for {', '.join(twins)}, which are done "
-            "otherwise than they were published"
+            f"faithful=true has no meaning for sweep={name}: it is for {', '.join(twins)}, which differ "
+            "from what was published"
         )
     return [twins[name] if text.startswith("sweep=") else text for text in rest]
 
@@ -127,7 +127,7 @@ def _ordered(sweep: Sweep, composer: _Composer, points: list[Point]) -> list[Pla
 
 
 def _check_setup(run: RunConfig, extension: Extension) -> None:
-    """Setup lines are shell that all jobs execute: nobody but the author of the site's file may write them."""
+    """Setup lines are shell that all jobs execute, so only the site's file may have them."""
     if run.site.setup and run.site.setup != _setup_of(run.site.name, extension.conf):
         raise ConfigError(
             f"site.setup={run.site.setup} is refused: jobs execute these lines, so only the site's file may have them, "
@@ -145,7 +145,7 @@ def _setup_of(site: str, conf: Path | None) -> list[str] | None:
 
 
 def _on_one_device(run: RunConfig, point: Point) -> RunConfig:
-    """Where a sweep over `devices` takes a strategy to one device that needs several, that is `strategy=single`."""
+    """A sweep over `devices` replaces a strategy that needs several devices by `single` at one device."""
     if run.devices > 1 or "devices" not in point:
         return run
     try:
@@ -210,7 +210,7 @@ class _Composer:
         self._first: dict[tuple[str, ...], Choices] = {}
 
     def sweep(self) -> Any:
-        """The node `sweep`. Other keys may belong to group files that only its points choose: then they don't count."""
+        """The node `sweep`. Other keys are ignored where they belong to group files that only its points choose."""
         try:
             return resolve(self._hydra(())).get("sweep")
         except ConfigError:

@@ -1,4 +1,4 @@
-"""Progress on a terminal: which run is on, which epoch, how long is left. Plain lines where there is no terminal."""
+"""Progress on a terminal: the present run, its epoch, the time left. Plain lines where there is no terminal."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Display:
         if done:
             self.console.print(f"{done} run(s) are done or running already; {total} to start")
         if failed:
-            again = "--retry OUTCOME,… tries them all the same"
+            again = "--retry OUTCOME,… tries them nevertheless"
             self.console.print(f"{failed} run(s) failed before and would fail again: {again}")
         with self._progress:
             if total > 1:

@@ -31,7 +31,7 @@ _REFERENCE = re.compile(r"\$\{([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)\}", re.ASCII)
 
 _LISTS = (ValueType.SIMPLE_CHOICE_SWEEP, ValueType.CHOICE_SWEEP, ValueType.RANGE_SWEEP)
 _MOST_VALUES = 10_000
-"""More values of one key than this are a slip of the pen."""
+"""More values of one key than this are a typing error."""
 
 
 @dataclass(frozen=True)
@@ -48,20 +48,20 @@ NOTHING = Extension()
 @cache
 def group_choices(conf: Path | None = None) -> dict[str, tuple[str, ...]]:
     """The configuration groups and the names one can choose in each; `conf` is a user's folder beside the suite's."""
-    found: dict[str, set[str]] = {}
+    groups: dict[str, set[str]] = {}
     for root in (resources.files("conf"), *([conf] if conf else [])):
         for folder in root.iterdir():
             if folder.is_dir() and not folder.name.startswith(("_", ".")):
                 names = {f.name.removesuffix(".yaml") for f in folder.iterdir() if f.name.endswith(".yaml")}
-                found.setdefault(folder.name, set()).update(names)
-    return {group: tuple(sorted(names)) for group, names in sorted(found.items()) if names}
+                groups.setdefault(folder.name, set()).update(names)
+    return {group: tuple(sorted(names)) for group, names in sorted(groups.items()) if names}
 
 
 @cache
 def keeps_to_its_node(group: str, name: str, conf: Path | None = None) -> bool:
     """Whether choosing this file sets nothing but the node of its group, whatever else is chosen.
 
-    So it is where the file has neither a defaults list nor a package of its own; to mention them is enough for a no.
+    True where the file has neither a defaults list nor a package of its own: a text that mentions either is a no.
     """
     files = [root / group / f"{name}.yaml" for root in (resources.files("conf"), *([conf] if conf else []))]
     texts = [file.read_text(encoding="utf-8") for file in files if file.is_file()]
@@ -91,7 +91,7 @@ def values_of(override: Override) -> list[Any]:
         raise ConfigError(f"{override.input_line} names no values one by one: write {override.key_or_group}=A,B,C")
     values = list(itertools.islice(override.sweep_iterator(), _MOST_VALUES + 1))
     if len(values) > _MOST_VALUES:
-        raise ConfigError(f"{override.input_line} are more than {_MOST_VALUES} values: choose fewer")
+        raise ConfigError(f"{override.input_line} has more than {_MOST_VALUES} values: choose fewer")
     if any(isinstance(value, Sweep) for value in values):
         raise ConfigError(f"{override.input_line} has a list within a list: write {override.key_or_group}=A,B,C")
     return [_unquoted(override, value) for value in values]
@@ -142,7 +142,7 @@ def resolve(plain: Plain) -> Plain:
         raise ConfigError("${oc.env:…} is refused: write the value; `~` and $NAME work in results and site.data_dir")
     try:
         found: Plain = _looked_up(plain, plain)
-    except _Odd:
+    except _NotSimple:
         return _resolved_by_omegaconf(plain)
     return found
 
@@ -155,14 +155,14 @@ def _resolved_by_omegaconf(plain: Plain) -> Plain:
         raise ConfigError(one_line(str(error))) from None
 
 
-class _Odd(Exception):  # noqa: N818  nothing is wrong
-    """What only OmegaConf can judge."""
+class _NotSimple(Exception):  # noqa: N818  nothing is wrong
+    """Only OmegaConf can resolve this value."""
 
 
 def _looked_up(node: Any, root: Plain) -> Any:
-    """A part of a configuration with simple references, `${a.b}`, in their places; raises `_Odd` for others.
+    """A part of a configuration with simple references, `${a.b}`, in their places; raises `_NotSimple` for others.
 
-    It says what OmegaConf would, which takes a hundred times as long: it builds a tree of the whole configuration.
+    Same result as by OmegaConf, which takes a hundred times as long: it builds a tree of the whole configuration.
     """
     if isinstance(node, dict):
         return {key: _looked_up(value, root) for key, value in node.items()}
@@ -172,7 +172,7 @@ def _looked_up(node: Any, root: Plain) -> Any:
         return _of_text(node, root)
     if node is None or isinstance(node, (int, float)):
         return node
-    raise _Odd
+    raise _NotSimple
 
 
 def _of_text(text: str, root: Plain) -> Any:
@@ -182,7 +182,7 @@ def _of_text(text: str, root: Plain) -> Any:
         return _target(whole[1], root)
     found = _REFERENCE.sub(lambda match: _as_text(_target(match[1], root)), text)
     if "$" in _REFERENCE.sub("", text) or "\\" in text:
-        raise _Odd
+        raise _NotSimple
     return found
 
 
@@ -190,23 +190,23 @@ def _target(path: str, root: Plain) -> Any:
     node: Any = root
     for part in path.split("."):
         if not isinstance(node, dict) or part not in node:
-            raise _Odd
+            raise _NotSimple
         node = node[part]
     if node is not None and not isinstance(node, (str, int, float)):
-        raise _Odd
+        raise _NotSimple
     return _known(node)
 
 
 def _known(value: Any) -> Any:
     """A value that is no further reference, and not missing."""
     if isinstance(value, str) and ("${" in value or value == "???"):
-        raise _Odd
+        raise _NotSimple
     return value
 
 
 def _as_text(value: Any) -> str:
     if not isinstance(value, str):
-        raise _Odd
+        raise _NotSimple
     return value
 
 

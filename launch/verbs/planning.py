@@ -4,31 +4,31 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
 from rich.markup import escape
 
-from launch.compose import group_choices
-from launch.listing import listing
+from launch.launcher import launcher_of
 from launch.states import states_of
 from launch.sweep import expand, one_run
-from launch.terminal import console, say
-from launch.varying import varying
+from launch.sweep.compose import group_choices
+from launch.sweep.varying import varying
+from launch.verbs.console import console, say
+from launch.verbs.listing import listing
 from parallelbench.errors import ConfigError
 from parallelbench.spec.identity import run_id
 from parallelbench.spec.mapping import to_mapping
 from parallelbench.store.folder import RunFolder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from rich.console import RenderableType
 
-    from launch.compose import Extension
-    from launch.local import Prepared
+    from launch.checks import Prepared
     from launch.sweep import PlannedRun
+    from launch.sweep.compose import Extension
     from parallelbench.spec.config import RunConfig
     from parallelbench.store.folder import State
 
@@ -46,33 +46,29 @@ def show(overrides: Sequence[str], extension: Extension) -> int:
     for group, names in group_choices(extension.conf).items():
         print(f"  {group:10} {' '.join(names)}")
     (checked,) = _checked([planned])
-    if isinstance(checked, ConfigError):  # shown it is all the same: perhaps just in order to see what to change
+    if isinstance(checked, ConfigError):  # shown nevertheless: perhaps to see what to change
         print(f"parallelbench: this run would be refused: {checked}", file=sys.stderr)
     return 0
 
 
 def plan(overrides: Sequence[str], extension: Extension) -> int:
-    """Every run of a sweep, its resources, and its state; for Slurm also the batch scripts. Writes nothing."""
+    """Every run of a sweep, its resources, and its state, and what the launcher adds to that. Writes nothing."""
     runs = _as_tuned(expand(overrides, extension))
     checked = _checked(runs)
     prepared = [item for item in checked if not isinstance(item, ConfigError)]
-    found = states_of(item.folder for item in prepared)
-    console().print(_table(runs, checked, found), crop=False)
+    states = states_of(item.folder for item in prepared)
+    console().print(_table(runs, checked, states), crop=False)
     for line in _remarks(checked):
         console().print(line, highlight=False, soft_wrap=True)
-    accepted = True
-    if prepared and is_slurm(runs[0]):
-        from launch.slurm.verbs import show_plan
-
-        accepted = show_plan(prepared, found, console())
+    accepted = not prepared or launcher_of(runs[0].run).show_plan(prepared, states, console())
     return 0 if accepted and len(prepared) == len(runs) else 2
 
 
 def _table(
-    runs: Sequence[PlannedRun], checked: Sequence[Prepared | ConfigError], found: Sequence[State]
+    runs: Sequence[PlannedRun], checked: Sequence[Prepared | ConfigError], known: Sequence[State]
 ) -> RenderableType:
     apart = varying([planned.overrides for planned in runs], besides=("nodes", "epochs"))
-    states, numbers = iter(found), {reason: number for number, reason in enumerate(_reasons(checked), start=1)}
+    states, numbers = iter(known), {reason: number for number, reason in enumerate(_reasons(checked), start=1)}
     rows = []
     for planned, item, differs in zip(runs, checked, apart, strict=True):
         if isinstance(item, ConfigError):
@@ -94,69 +90,46 @@ def _reasons(checked: Sequence[Prepared | ConfigError]) -> Counter[str]:
 
 
 def _remarks(checked: Sequence[Prepared | ConfigError]) -> Iterator[str]:
-    """What many rows of the table have in common, each said once."""
+    """Notes about several rows of the table."""
     for number, (reason, count) in enumerate(_reasons(checked).items(), start=1):
         yield f"({number}) [red]refused[/], {count} run{'' if count == 1 else 's'}: {escape(reason)}"
     if any(not isinstance(item, ConfigError) and item.oversubscribed for item in checked):
-        yield "oversubscribed: more devices than cores; such runs are marked, and enter no timing figure"
+        yield "oversubscribed: more devices than cores; such runs are marked and enter no timing figure"
 
 
 def _on_its_device(planned: PlannedRun) -> RunConfig:
     """The run with the device that it will have, also where it is refused."""
-    from parallelbench.rank.devices import this_machine
-
-    if planned.run.device != "auto":
-        return planned.run
-    device = planned.run.site.device if is_slurm(planned) else this_machine().device_type("auto")
-    return msgspec.structs.replace(planned.run, device=device)
+    return msgspec.structs.replace(planned.run, device=launcher_of(planned.run).device_type(planned.run))
 
 
 def _as_tuned(plan: list[PlannedRun]) -> list[PlannedRun]:
-    """The plan with what was chosen before; says where nothing was yet."""
+    """The plan with the settings that were chosen before; prints for how many runs none were."""
     if not any(planned.tune for planned in plan):
         return plan
-    from launch.tuning import tuned, untried
+    from launch.tuning.choices import tuned, untried
 
     if waiting := untried(plan):
-        who = (
-            "`parallelbench tune`, on one of the cluster's nodes," if is_slurm(plan[0]) else "a trial, when submitted,"
-        )
+        here = launcher_of(plan[0].run).trains_here
+        who = "a trial, when submitted," if here else "`parallelbench tune`, on one of the cluster's nodes,"
         say(f"tune=true: {who} is to choose settings for {waiting} of these runs; they are shown without")
     return tuned(plan, None, say)
 
 
 def _checked(runs: Sequence[PlannedRun]) -> list[Prepared | ConfigError]:
-    """Each run, ready for the place where it will train, or why that can't be."""
-    prepare_one = preparer(runs[0])
+    """Each run, checked for the place where it will train, or why it is refused."""
+    launcher = launcher_of(runs[0].run)
     checked: list[Prepared | ConfigError] = []
     for planned in runs:
         try:
-            checked.append(prepare_one(planned))
+            checked.append(launcher.prepare(planned))
         except ConfigError as error:
             checked.append(error)
     return checked
 
 
 def _describe(state: State) -> str:
-    from launch.status import styled
+    from launch.verbs.overview import styled
 
     reason = f": {escape(state.outcome.reason)}" if state.outcome and state.outcome.outcome != "ok" else ""
     again = ", will run again" if state.state == "failed" and state.to_run else ""
     return f"{styled(state.label)}{reason}{again}"
-
-
-def preparer(planned: PlannedRun) -> Callable[[PlannedRun], Prepared]:
-    """What checks a run for the place where it will train."""
-    if is_slurm(planned):
-        from launch.slurm.submit import prepare_for_site
-
-        return prepare_for_site
-    from launch.local import prepare_here
-    from parallelbench.rank.devices import this_machine
-
-    return partial(prepare_here, machine=this_machine())
-
-
-def is_slurm(planned: PlannedRun) -> bool:
-    """Whether the run is to go to Slurm."""
-    return planned.run.launcher.name == "slurm"

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from parallelbench.spec.config import RunConfig
 
 _JOIN_S = 300
-"""How long the first node to meet waits for the others."""
+"""How long the first node waits for the others."""
 MALLOC = {
     # glibc returns freed tensors to the system and faults them in again: 1.1 to 1.7 times the time per step on a CPU.
     "MALLOC_MMAP_THRESHOLD_": "1073741824",
@@ -29,19 +29,20 @@ class Rendezvous:
     """One node's part in the rendezvous of a run's several nodes."""
 
     node: int
-    """0 is the head, which holds the store that all meet at."""
+    """0 is the head, which hosts the store that all nodes connect to."""
     nodes: int
     host: str
     port: int
     id: str
-    """Names this start of this job: another job's processes that come to the same port by mistake are turned away."""
+    """Names this start of this job, so that processes of another job on the same port are turned away."""
 
 
-def command_line(
-    run_dir: Path, attempt: int, processes: int, plugin: Sequence[str] = (), rendezvous: Rendezvous | None = None
-) -> list[str]:
-    """One process directly; several through torchrun, which on one machine picks a free port by itself."""
-    worker = ["-m", "parallelbench.rank.worker", str(run_dir), str(attempt), *plugin]
+def command_line(arguments: Sequence[str], processes: int, rendezvous: Rendezvous | None = None) -> list[str]:
+    """One process directly; several through torchrun, which on one machine picks a free port by itself.
+
+    `arguments` are those of `parallelbench.rank.worker`.
+    """
+    worker = ["-m", "parallelbench.rank.worker", *arguments]
     if processes == 1:
         return [sys.executable, *worker]
     if rendezvous is None:
@@ -100,7 +101,8 @@ def threads_per_process(run: RunConfig, device_type: str, cores: int) -> int:
 
 def plugin_of(run: RunConfig) -> list[str]:
     """The package outside the suite that the run's classes come from, and the folder it is in; empty: none."""
-    packages = {type(getattr(run, key)).__module__.partition(".")[0] for key in COMPONENTS} - {"parallelbench"}
+    parts = [*COMPONENTS, "launcher"]
+    packages = {type(getattr(run, key)).__module__.partition(".")[0] for key in parts} - {"parallelbench"}
     if not packages:
         return []
     (package,) = packages

@@ -1,4 +1,4 @@
-"""How an attempt ended: judged from what its ranks have left behind, then from how the processes ended."""
+"""How an attempt ended: judged by the files that its ranks have left, then by how the processes ended."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ _EXIT = re.compile(rb"failed \(exitcode: (-?\d+)\) local_rank: (\d+)")
 def publish_if_finished(folder: RunFolder, run: RunConfig, attempt: Attempt) -> Outcome | None:
     """Publish the result of an attempt that trained to its end; None where it didn't.
 
-    What rank 0 wrote last counts, not exit codes: a process may well stumble after its work is done. A journal
-    that has lost an epoch since has no result. Where a newer attempt has begun, this one ends as `killed`.
+    The last event of rank 0 counts, not exit codes: a process may fail after its work is done. A journal that has
+    lost an epoch since then has no result. Where a newer attempt has begun, this one ends as `killed`.
     """
     tables, events = read_tables(attempt.path, with_telemetry=False)
     finished = next((event for event in events if event["event"] == "finished"), None)
@@ -70,9 +70,9 @@ def _parity_reason(rows: list[dict[str, Any]]) -> str:
 def judge(attempt: Attempt, processes: int, returncode: int) -> tuple[OutcomeName, str]:
     """Outcome and reason of processes that ended without finishing the run.
 
-    Ranks that stopped because they were asked to have said so last. Else the earliest error of a rank wins, except
-    those that only say that another rank is gone or did not come; then a rank that left no word hung while others
-    waited for it, or was killed.
+    Ranks that stopped on request have recorded that last. Else the earliest error of a rank counts, except errors that
+    only name another rank as gone or missing. Without one, a rank that left no record hung while others waited for it,
+    or was killed.
     """
     if (reason := stopped(attempt)) is not None:
         return "timeout", reason
@@ -106,14 +106,14 @@ def judge(attempt: Attempt, processes: int, returncode: int) -> tuple[OutcomeNam
 
 
 def interrupted(attempt: Attempt, processes: int, signal_name: str) -> tuple[OutcomeName, str]:
-    """Outcome and reason of an attempt that was told to end: perhaps because a rank had failed on another node."""
+    """Outcome and reason of an attempt that was ended, perhaps because a rank had failed on another node."""
     if any(error.kind != "peer" for error in rank_errors(attempt, processes)):
         return judge(attempt, processes, 1)
     return "killed", f"interrupted by {signal_name}"
 
 
 def stopped(attempt: Attempt) -> str | None:
-    """What became of an attempt that ended early because it was asked to; None where it did not."""
+    """How far an attempt came that stopped on request; None where it did not stop that way."""
     events = [entry for entry in read_entries(attempt.path / "journal-rank0.jsonl") if entry.get("event") == "stopped"]
     if not events:
         return None
@@ -125,13 +125,13 @@ def stopped(attempt: Attempt) -> str | None:
 
 def rank_errors(attempt: Attempt, processes: int) -> list[RankError]:
     """What the ranks wrote about their own failures."""
-    found = []
+    errors = []
     for rank in range(processes):
         try:
-            found.append(msgspec.json.decode(attempt.error_file(rank).read_bytes(), type=RankError))
+            errors.append(msgspec.json.decode(attempt.error_file(rank).read_bytes(), type=RankError))
         except (OSError, msgspec.DecodeError):
-            continue  # not there, or reserved and never filled: this rank said nothing
-    return found
+            continue  # missing, or reserved and never filled: this rank recorded nothing
+    return errors
 
 
 def _aborted_by_nccl(attempt: Attempt) -> set[int]:
@@ -139,7 +139,7 @@ def _aborted_by_nccl(attempt: Attempt) -> set[int]:
 
 
 def _never_met(attempt: Attempt) -> str | None:
-    """Why the nodes did not come together; None where they did, or where nothing tells."""
+    """Why the nodes did not meet; None where they did, or where the reason is not known."""
     if any(attempt.path.glob("journal-rank*.jsonl")):
         return None
     printed = b"".join(log.read_bytes() for log in _logs(attempt))
@@ -155,7 +155,7 @@ def _ranks(ranks: Iterable[int]) -> str:
 
 
 def exit_codes(attempt: Attempt, processes: int, returncode: int) -> dict[int, int]:
-    """Exit codes per rank as far as they are known; torchrun prints the first one to fail."""
+    """Exit codes per rank as far as they are known; torchrun prints those of the ranks that failed first."""
     if processes == 1:
         return {0: returncode}
     logs = {0: attempt.log} | {_node(path): path for path in attempt.path.glob("log-node*.txt")}

@@ -8,8 +8,9 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
-from launch.outcome import interrupted, judge, publish_if_finished, stopped
-from launch.processes import Process, Start, end, start
+from launch.attempt.command import plugin_of
+from launch.attempt.outcome import interrupted, judge, publish_if_finished, stopped
+from launch.attempt.processes import Process, Start, Training, end, start
 from parallelbench.errors import StorageError, SupersededError
 from parallelbench.store.attempt import HEARTBEAT_S
 from parallelbench.store.durable import storage_errors
@@ -18,8 +19,6 @@ from parallelbench.store.journal import read_entries
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from launch.command import Rendezvous
-    from parallelbench.spec.config import RunConfig
     from parallelbench.store.attempt import Attempt, Outcome
     from parallelbench.store.folder import RunFolder
 
@@ -27,14 +26,14 @@ POLL_S = 0.1
 
 
 class Watcher(Protocol):
-    """Someone who wants to see a run's progress."""
+    """Shows a run's progress."""
 
     def event(self, event: dict[str, Any]) -> None:
         """A journal entry of rank 0: an event, or a row of `epochs`."""
 
 
 class Interrupted(BaseException):
-    """The user, or the system, asked this process to stop."""
+    """The user or the system has asked this process to stop."""
 
 
 @contextmanager
@@ -54,33 +53,24 @@ def stoppable() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def supervise(
-    folder: RunFolder,
-    run: RunConfig,
-    attempt: Attempt,
-    *,
-    device_type: str,
-    watcher: Watcher,
-    rendezvous: Rendezvous | None = None,
-    begin: Start = start,
-) -> Outcome:
+def supervise(training: Training, *, watcher: Watcher, begin: Start = start) -> Outcome:
     """Run one described attempt to its end; returns its outcome, which is also on disk.
 
-    `rendezvous` is this node's among several, whose processes somebody starts there. `begin` starts this one's.
+    `begin` starts this node's processes; those of other nodes are started there.
 
     Raises `Interrupted` after the ranks have been ended and the outcome `killed` has been recorded.
     """
-    processes = run.strategy.processes(run, device_type)
+    folder, run, attempt = training.folder, training.run, training.attempt
     try:
         with storage_errors(attempt.log), attempt.log.open("wb") as log:
-            process = begin(folder, run, attempt, device_type=device_type, log=log, rendezvous=rendezvous)
+            process = begin(training, log)
         try:
-            timed_out = _watch(process, folder, run, attempt, watcher)
+            timed_out = _watch(process, training, watcher)
         finally:
             end(process)
     except Interrupted as interruption:
         if publish_if_finished(folder, run, attempt) is None:
-            attempt.finish(*interrupted(attempt, processes, str(interruption)))
+            attempt.finish(*interrupted(attempt, training.processes, str(interruption)))
         raise
     except SupersededError as error:
         return attempt.finish("killed", str(error))
@@ -90,16 +80,29 @@ def supervise(
         return published
     if timed_out and stopped(attempt) is None:
         return attempt.finish("timeout", f"not done after launcher.timeout_s={run.launcher.timeout_s:g}")
-    return attempt.finish(*judge(attempt, processes, process.wait()))
+    return attempt.finish(*judge(attempt, training.processes, process.wait()))
 
 
-def _watch(process: Process, folder: RunFolder, run: RunConfig, attempt: Attempt, watcher: Watcher) -> bool:
+def in_this_process(training: Training) -> Outcome:
+    """The same without processes, for debuggers. Changes this process for good: threads, cores, seeds."""
+    from parallelbench.rank.worker import work
+
+    folder, run, attempt = training.folder, training.run, training.attempt
+    try:
+        code = work(attempt, time.time(), *plugin_of(run)[:1])
+    except Interrupted as interruption:
+        attempt.finish("killed", f"interrupted by {interruption}")
+        raise
+    return publish_if_finished(folder, run, attempt) or attempt.finish(*judge(attempt, 1, code))
+
+
+def _watch(process: Process, training: Training, watcher: Watcher) -> bool:
     """Wait for the process; returns whether it has to be ended for taking too long.
 
-    Raises `SupersededError` where another supervisor took this one for dead, and began the next attempt.
+    Raises `SupersededError` where another supervisor took this one for dead and began the next attempt.
     """
-    tail = _Tail(attempt)
-    deadline = time.monotonic() + (run.launcher.timeout_s or float("inf"))
+    tail = _Tail(training.attempt)
+    deadline = time.monotonic() + (training.run.launcher.timeout_s or float("inf"))
     next_beat = 0.0
     while True:
         try:
@@ -115,12 +118,12 @@ def _watch(process: Process, folder: RunFolder, run: RunConfig, attempt: Attempt
         if time.monotonic() > deadline:
             return True
         if time.monotonic() > next_beat:
-            _beat(folder, attempt)
+            _beat(training.folder, training.attempt)
             next_beat = time.monotonic() + HEARTBEAT_S
 
 
 def _beat(folder: RunFolder, attempt: Attempt) -> None:
-    """Tell others that this supervisor lives, and look whether they have given it up."""
+    """Show others that this supervisor is alive; raises `SupersededError` where they have taken it for dead."""
     with storage_errors(attempt.heartbeat):
         attempt.heartbeat.touch()
     if folder.superseded(attempt):
@@ -136,7 +139,7 @@ class _Tail:
         self._size = -1
 
     def new(self) -> list[dict[str, Any]]:
-        """Entries since the last call that tell of progress."""
+        """Entries about progress since the last call."""
         size = self._path.stat().st_size if self._path.exists() else 0
         if size == self._size:
             return []
