@@ -21,7 +21,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from parallelbench.data import loader as loader_module
+from parallelbench.loaders import resident_loader as loader_module
 from parallelbench.loaders.batch import Shard
 from parallelbench.loaders.batch_loader import generator
 from parallelbench.loaders.resident_loader import ResidentLoader
