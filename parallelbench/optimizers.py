@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta
@@ -53,9 +54,9 @@ class FirstOrder(Optimizer, frozen=True, kw_only=True):
         optimizer: torch.optim.Optimizer = getattr(torch.optim, self.torch_name)(parameters, **arguments)
         return optimizer
 
+    @abstractmethod
     def options(self) -> dict[str, Any]:
         """Its arguments besides the learning rate and the weight decay."""
-        return {}
 
 
 class Sgd(FirstOrder, frozen=True, kw_only=True):
