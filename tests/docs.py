@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -136,8 +137,13 @@ def strategies_page() -> str:
     for name in names:
         cells = [_possible(name, model, options, reasons) for model, options in _MODELS.items()]
         parts.append(f"| `{name}` | {' | '.join(cells)} |")
-    parts += ["", "## Why not", "", *(f"- {reason}" for reason in dict.fromkeys(reasons)), ""]
+    parts += ["", "## Why not", "", *map(_item, dict.fromkeys(reasons)), ""]
     return "\n".join(parts)
+
+
+def _item(text: str) -> str:
+    """One point of a list, in lines of at most 120 characters."""
+    return textwrap.fill(f"- {text}", 120, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False)
 
 
 def _configured(strategy: str, model: str, options: list[str]) -> RunConfig:

@@ -304,7 +304,7 @@ def test_nothing_is_tried_on_a_login_node(tmp_path: Path, capsys: pytest.Capture
 
 
 def test_what_trains_on_gpus_is_not_tried_on_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tuning, "check_data", lambda _: None)
+    monkeypatch.setattr(trials, "check_data", lambda _: None)
     on_slurm = plan("device=auto", "launcher=slurm", "site=asu_sol", f"results={tmp_path}")
     if trials.this_machine().device_type("auto") == "cpu":
         with pytest.raises(ConfigError, match=r"train on cuda, which this machine does not have.*srun --gpus=1"):
@@ -318,7 +318,7 @@ def test_a_data_set_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 def test_a_trial_that_can_not_work_is_a_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tuning, "before_the_program", lambda: None)
+    monkeypatch.setattr(trials, "before_the_program", lambda: None)
     monkeypatch.setattr(trials.sys, "executable", "/bin/false")  # type: ignore[attr-defined]
     with pytest.raises(ConfigError, match=r"the trial of logistic_regression .* failed: exit code 1"):
         trials.try_out_here(plan(f"results={tmp_path}"))
