@@ -277,19 +277,10 @@ def series(data: pl.DataFrame, *, points: bool = False) -> dict[str, Any]:
 
 def timed(runs: Runs, labels: Mapping[str, str | pl.Expr]) -> pl.DataFrame:
     """What `bars` needs of every run that counts: a row per column that it has measured, in the panel of its label."""
-    others = (
-        "group",
-        "configuration",
-        "variant",
-        "strategy",
-        "devices",
-        "repeat",
-        "memory_kind",
-        "accuracy_target",
-        "theoretical_state_bytes",
-    )
+    names = ("group", "configuration", "variant", "strategy", "devices", "repeat")
+    of_some = ("memory_kind", "accuracy_target", "theoretical_state_bytes")
     rows = counted(runs)
-    parts = [panel(rows.select(*others, name).drop_nulls(name), label) for name, label in labels.items()]
+    parts = [panel(rows.select(*names, *of_some, name).drop_nulls(name), label) for name, label in labels.items()]
     return pl.concat(parts, how="diagonal").sort("group", maintain_order=True)
 
 
