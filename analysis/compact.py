@@ -96,16 +96,14 @@ class SweepFolder:
 
     def rows(self, table: str, names: set[str], read: Read, columns: Sequence[str]) -> tuple[pl.DataFrame, np.ndarray]:
         """The rows of these runs, in no particular order, and the place of the run that each belongs to."""
-        frames, places = [], []
+        frames = {name: published.frames[table] for name, published in self.fresh.items() if name in names}
+        fresh = pl.concat([pl.DataFrame(schema=table_schema(table)), *frames.values()]).select(columns)
+        of_fresh = [np.full(frame.height, self.places[name][0]) for name, frame in frames.items()]
+        places = np.concatenate([np.empty(0, np.int64), *of_fresh])
         if used := self.cached.keys() & names:
-            frame, of = self._copied(table, used, read, columns)
-            frames.append(frame)
-            places.append(of)
-        for name in (name for name in self.fresh if name in names):
-            frames.append(self.fresh[name].frames[table].select(columns))
-            places.append(np.full(frames[-1].height, self.places[name][0]))
-        nothing = pl.DataFrame(schema=table_schema(table)).select(columns)
-        return pl.concat([nothing, *frames]), np.concatenate([np.empty(0, np.int64), *places])
+            copied, of_copied = self._copied(table, used, read, columns)
+            return pl.concat([copied, fresh]), np.concatenate([of_copied, places])
+        return fresh, places
 
     def _copied(
         self, table: str, names: set[str], read: Read, columns: Sequence[str]
@@ -115,9 +113,10 @@ class SweepFolder:
         try:
             frame = self.copy.table(table, columns)
         except Exception:  # the copy is damaged: read the runs themselves
-            frames = {name: read(self.places[name][1]).frames[table].select(columns) for name in names}
+            frames = {name: read(self.places[name][1]).frames[table] for name in names}
             counts = [frame.height for frame in frames.values()]
-            return pl.concat(list(frames.values())), np.repeat([self.places[name][0] for name in frames], counts)
+            places = np.repeat([self.places[name][0] for name in frames], counts)
+            return pl.concat(list(frames.values())).select(columns), places
         place = np.array([self.places[entry.name][0] if entry.name in names else -1 for entry in runs], np.int64)
         places = np.repeat(place, [entry.rows[column] for entry in runs])
         if (place < 0).any():

@@ -102,7 +102,7 @@ def verdicts(noise: Noise, repeats: int, *, slower: float = 1.0, trials: int = 1
     times = noise(rng, (trials, 2 * repeats)).reshape(trials, repeats, 2)
     times = rng.permuted(times, axis=2) * [1.0, slower]
     found = [paired_ratio(dict(enumerate(b)), dict(enumerate(a))) for a, b in times.transpose(0, 2, 1).tolist()]
-    return [of_speed(ratio) for ratio in found]
+    return [of_time(ratio) for ratio in found if ratio]
 
 
 @pytest.mark.parametrize("repeats", [FEWEST_REPEATS, 3, 4, 5, 6, 8, 10])
