@@ -9,6 +9,8 @@ from analysis.comparison.pairing import Pairing, RepeatPair, compared_runs
 from analysis.comparison.policy import Blocker, Issue
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from analysis.claims.effects import Effect
     from analysis.reader import Runs
 
@@ -20,15 +22,18 @@ def blockers(runs: Runs, claim: Claim, effect: Effect) -> list[Issue]:
         repeats = len(effect.missed | effect.values.keys())
         unreached.append(Issue(Blocker.UNREACHED, {f"{claim.target:g}": (len(effect.missed), repeats)}))
     of_times, per_epoch = claim.metric not in LEARNING, claim.metric in OF_SAMPLES
-    return [*unreached, *_pairing(runs, effect).blockers(of_times=of_times, per_epoch=per_epoch)]
+    compared = _pairing(runs, effect.runs).blockers(of_times=of_times, per_epoch=per_epoch)
+    # Choosing the smallest value compares the candidates with each other, too.
+    chosen = _pairing(runs, effect.candidates).blockers(of_times=of_times, per_epoch=per_epoch)
+    return [*unreached, *(compared or chosen)]
 
 
 def caveats(runs: Runs, claim: Claim, effect: Effect) -> list[Issue]:
     """What may be in the effect besides what is compared."""
-    return list(_pairing(runs, effect).caveats(of_times=claim.metric not in LEARNING))
+    return list(_pairing(runs, effect.runs).caveats(of_times=claim.metric not in LEARNING))
 
 
-def _pairing(runs: Runs, effect: Effect) -> Pairing:
+def _pairing(runs: Runs, ids_of_repeats: Mapping[int, tuple[str, ...]]) -> Pairing:
     known = compared_runs(runs)
-    pairs = [RepeatPair(repeat, tuple(known[run_id] for run_id in ids)) for repeat, ids in effect.runs.items()]
+    pairs = [RepeatPair(repeat, tuple(known[run_id] for run_id in ids)) for repeat, ids in ids_of_repeats.items()]
     return Pairing(tuple(pairs))
