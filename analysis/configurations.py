@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from analysis.comparison.baseline import against_one_device, gain, is_baseline
-from analysis.comparison.exclusions import excluded
+from analysis.comparison.exclusions import Exclusion, excluded
 from analysis.comparison.groups import labels
 from analysis.comparison.policy import BASELINE
 from analysis.metrics import accuracy_target, energy_to_accuracy, per_run, summary_columns, time_to_accuracy
@@ -60,6 +60,14 @@ def counted(runs: Runs) -> pl.DataFrame:
     return facts(runs).filter(pl.col("exclusion").is_null())
 
 
+def learned(runs: Runs) -> pl.DataFrame:
+    """The rows of `facts` whose losses, accuracies and bytes count: also those of which the times alone are invalid."""
+    timing_only = [exclusion.value for exclusion in Exclusion if exclusion.timing_only]
+    trained = (pl.col("outcome") == "ok") & (pl.col("state") == "done")
+    allowed = pl.col("exclusion").is_null() | (trained & pl.col("exclusion").is_in(timing_only))
+    return facts(runs).filter(allowed)
+
+
 def learning(runs: Runs, *, test: str, training: str) -> pl.DataFrame:
     """One row per run that trained to its end, epoch and side (test, training), for lines over epochs.
 
@@ -67,7 +75,7 @@ def learning(runs: Runs, *, test: str, training: str) -> pl.DataFrame:
     second or so is left out, but never a run's first and last.
     """
     columns = ("run_id", "group", "configuration", "variant", "strategy", "repeat")
-    trained = facts(runs).filter((pl.col("outcome") == "ok") & (pl.col("state") == "done")).select(columns)
+    trained = learned(runs).select(columns)
     epochs = runs.select("epochs", "run_id", "epoch", test, training)
     every = -(-epochs.height // MOST_POINTS)
     if every > 1:

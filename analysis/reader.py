@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -138,20 +138,32 @@ def load(path: Path | str, *, plugin: str | None = None) -> Runs:
 
 
 def _without_twins(found: list[Found]) -> tuple[set[Path], list[Skipped]]:
-    """The folders to read, and the folders whose run lies in another folder, too: the finished one is read, else the
-    first.
+    """The folders to read, and those to skip, whose run lies in another folder, too.
+
+    Of a copy one is read, of a finished and an unfinished run the finished one. Of two measurements none is read: no
+    rule of ours may choose between their numbers.
     """
-    first: dict[str, Found] = {}
-    twins = []
+    twins: dict[str, list[Found]] = defaultdict(list)
     for run in found:
-        other = first.get(run.run_id)
-        if other is not None and (run.state != "done" or other.state == "done"):
-            reason = f"it is the same run as {other.folder.path} (equal run id), which is read instead"
-            twins.append(Skipped(run.folder.path, reason))
-        else:
-            # The finished one has all that the unfinished one has.
-            first[run.run_id] = run
-    return {run.folder.path for run in first.values()}, twins
+        twins[run.run_id].append(run)
+    kept, skipped = set(), []
+    for first, *others in (sorted(runs, key=lambda run: run.state != "done") for runs in twins.values()):
+        finished = [run for run in (first, *others) if run.state == "done"]
+        if others and len({(run.folder.result / "manifest.json").read_bytes() for run in finished}) > 1:
+            skipped += [Skipped(run.folder.path, _measured_twice(run, (first, *others))) for run in (first, *others)]
+            continue
+        kept.add(first.folder.path)
+        copy = f"it is a copy of {first.folder.path} (equal run id), which is read instead"
+        skipped += [Skipped(run.folder.path, copy) for run in others]
+    return kept, skipped
+
+
+def _measured_twice(run: Found, twins: Iterable[Found]) -> str:
+    others = ", ".join(str(twin.folder.path) for twin in twins if twin is not run)
+    return (
+        f"the same configuration and repeat was measured again in {others} (equal run id, other numbers), so neither "
+        "counts: name a folder that holds one of them"
+    )
 
 
 def _notes(runs: Iterable[Found]) -> tuple[str, ...]:

@@ -58,6 +58,8 @@ def _compare(levels: Sequence[Effect], contrast: Contrast, combine: Combine) -> 
             if value is not None and least is not None and most is not None:
                 effect.values[repeat] = Reading(value, least, most)
                 effect.runs[repeat] = (*below.runs[repeat], *above.runs[repeat])
+                if candidates := (*below.candidates.get(repeat, ()), *above.candidates.get(repeat, ())):
+                    effect.candidates[repeat] = candidates
         there = [side.values.keys() | side.missed for side in (below, above)]
         effect.missed.update(there[0] & there[1] & (below.missed | above.missed))
         if effect.values or effect.missed:

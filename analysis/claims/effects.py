@@ -11,10 +11,9 @@ import polars as pl
 
 from analysis.claims.grammar import EPOCH_COLUMNS, LAST, LEARNING, RISING, Claim
 from analysis.comparison.baseline import is_baseline
-from analysis.comparison.exclusions import Exclusion
 from analysis.comparison.groups import definitions
 from analysis.comparison.policy import canonical, without
-from analysis.configurations import facts
+from analysis.configurations import counted, facts, learned
 from analysis.metrics import per_epoch, step_to_accuracy, steps_to_accuracy, time_to_accuracy
 
 if TYPE_CHECKING:
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 
 _WAYS = ("strategy", *RISING["devices"])
 """The keys in which runs of the same work differ."""
-_TIMING_ONLY = [exclusion.value for exclusion in Exclusion if exclusion.timing_only]
 
 
 class Reading(NamedTuple):
@@ -47,6 +45,8 @@ class Effect:
     """Repeat → value."""
     runs: dict[int, tuple[str, ...]] = field(default_factory=dict)
     """Repeat → ids of the runs behind it, those of one side before those of the other."""
+    candidates: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    """Repeat → ids of all runs that the smallest value was chosen from; empty without a choice."""
     missed: set[int] = field(default_factory=set)
     """Repeats that were run, but never reached the claim's target."""
     steps: tuple[str, ...] = ()
@@ -55,12 +55,7 @@ class Effect:
 
 def usable(runs: Runs, claim: Claim) -> pl.DataFrame:
     """The rows of `facts` that a claim may use. Metrics of learning also use runs whose times alone are invalid."""
-    rows = facts(runs)
-    allowed = pl.col("exclusion").is_null()
-    if claim.metric in LEARNING:
-        trained = (pl.col("outcome") == "ok") & (pl.col("state") == "done")
-        allowed |= trained & pl.col("exclusion").is_in(_TIMING_ONLY)
-    return rows.filter(allowed)
+    return learned(runs) if claim.metric in LEARNING else counted(runs)
 
 
 def measured(runs: Runs, claim: Claim) -> list[Effect]:
@@ -154,6 +149,7 @@ def best(effects: Sequence[Effect], key: str) -> list[Effect]:
         one = Effect(without(members[0].keys, (key,)), members[0].facts)
         for effect in members:
             for repeat, reading in effect.values.items():
+                one.candidates[repeat] = (*one.candidates.get(repeat, ()), *effect.runs[repeat])
                 if repeat not in one.values or reading.value < one.values[repeat].value:
                     one.values[repeat], one.runs[repeat] = reading, effect.runs[repeat]
         one.missed.update(set().union(*(effect.missed for effect in members)) - one.values.keys())

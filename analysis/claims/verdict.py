@@ -23,7 +23,7 @@ from analysis.stats import difference_interval
 from analysis.stats import interval as ratio_interval
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from analysis.comparison.policy import Work
     from analysis.reader import Runs
@@ -113,12 +113,12 @@ def _identity(effect: Effect) -> str:
 
 
 def _case(runs: Runs, effect: Effect, claim: Claim, *, where: str, also: Effect | None) -> Case:
-    known, pairing = _known(runs), _pairing(runs, effect)
+    known, pairing, choice = _known(runs), _pairing(runs, effect.runs), _pairing(runs, effect.candidates)
     ids = dict.fromkeys(run_id for used in effect.runs.values() for run_id in used)
     caveats = pairing.caveats(of_times=claim.metric not in LEARNING)
     warnings = [known[run_id][1] for run_id in ids] + list(map(str, caveats))
     interval = _interval(effect, claim)
-    verdict, lacks = _decided(pairing, effect, claim, interval)
+    verdict, lacks = _decided((pairing, choice), effect, claim, interval)
     low, high = interval or (None, None)
     return Case(
         where=where,
@@ -136,15 +136,19 @@ def _case(runs: Runs, effect: Effect, claim: Claim, *, where: str, also: Effect 
     )
 
 
-def _pairing(runs: Runs, effect: Effect) -> Pairing:
+def _pairing(runs: Runs, ids_of_repeats: Mapping[int, tuple[str, ...]]) -> Pairing:
     known = compared_runs(runs)
-    pairs = [RepeatPair(repeat, tuple(known[run_id] for run_id in ids)) for repeat, ids in effect.runs.items()]
+    pairs = [RepeatPair(repeat, tuple(known[run_id] for run_id in ids)) for repeat, ids in ids_of_repeats.items()]
     return Pairing(tuple(pairs))
 
 
-def _blockers(pairing: Pairing, effect: Effect, claim: Claim) -> str:
-    """Why the effect decides nothing, whatever it is; empty where it may."""
-    issues = pairing.blockers(of_times=claim.metric not in LEARNING, per_epoch=claim.metric in OF_SAMPLES)
+def _blockers(pairings: Sequence[Pairing], effect: Effect, claim: Claim) -> str:
+    """Why the effect decides nothing, whatever it is; empty where it may.
+
+    `pairings`: of the runs that are compared, and of those that the smallest value was chosen from, which compares, too.
+    """
+    kinds = {"of_times": claim.metric not in LEARNING, "per_epoch": claim.metric in OF_SAMPLES}
+    issues = next(filter(None, (pairing.blockers(**kinds) for pairing in pairings)), ())
     if effect.missed:
         repeats = len(effect.missed | effect.values.keys())
         issues = (Issue(Blocker.UNREACHED, {f"{claim.target:g}": (len(effect.missed), repeats)}), *issues)
@@ -152,10 +156,10 @@ def _blockers(pairing: Pairing, effect: Effect, claim: Claim) -> str:
 
 
 def _decided(
-    pairing: Pairing, effect: Effect, claim: Claim, interval: tuple[float, float] | None
+    pairings: Sequence[Pairing], effect: Effect, claim: Claim, interval: tuple[float, float] | None
 ) -> tuple[Verdict, str]:
     """The verdict on an effect, and what would decide it where nothing does."""
-    if forbidden := _blockers(pairing, effect, claim):
+    if forbidden := _blockers(pairings, effect, claim):
         return "inconclusive", forbidden
     values = [reading.value for reading in effect.values.values()]
     verdict, lacks = decide(values, interval, claim.expect)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from analysis import text
 from analysis.comparison.exclusions import excluded
 from analysis.comparison.groups import labels
-from analysis.comparison.pairing import ComparedRun, Pairing, compared_runs, paired
-from analysis.comparison.policy import BASELINE
+from analysis.comparison.pairing import ComparedRun, Pairing, RepeatPair, compared_runs, paired
+from analysis.comparison.policy import BASELINE, Blocker, Issue
 from analysis.comparison.speed import SpeedVerdict, of_speed
 from analysis.metrics import efficiency
 
@@ -55,6 +55,27 @@ def refused(runs: Runs) -> list[str]:
         f"{text.listed(members)}{f' ({group})' if several else ''} can't be compared with {baseline}: {why}."
         for (group, why), members in names.items()
     ]
+
+
+@lru_cache(maxsize=8)
+def unlike_groups(runs: Runs) -> dict[str, Issue]:
+    """Group → why its configurations can't be ranked: any two of its counted runs differ in what must match."""
+    members: dict[str, list[ComparedRun]] = defaultdict(list)
+    known = compared_runs(runs)
+    rows = labels(runs).join(excluded(runs), on="run_id", how="anti").select("group", "run_id")
+    for group, run_id in rows.rows():
+        members[group].append(known[run_id])
+    issues = {}
+    for group, of_group in members.items():
+        first, *others = sorted(of_group, key=lambda run: not is_baseline(*_way(run)))
+        pairing = Pairing(tuple(RepeatPair(run.repeat, (first, run)) for run in others))
+        if pairing.unlike_environments:
+            issues[group] = Issue(Blocker.ENVIRONMENT, pairing.unlike_environments)
+    return issues
+
+
+def _way(run: ComparedRun) -> tuple[str, int]:
+    return run.definition["strategy.name"], run.definition["devices"]
 
 
 def gain(pairing: Pairing | None, *, devices: int, baseline: bool) -> dict[str, Any]:

@@ -88,6 +88,7 @@ def notes(comparison: Comparison) -> list[str]:
     for side, names in (("A", comparison.only_a), ("B", comparison.only_b)):
         if names:
             lines.append(f"Only {side} has counted runs of {text.listed(names, most=8)}.")
+    lines += [f"{lost} are missing on side B." for lost in comparison.lost]
     if verdicts > 1:
         lines.append(
             f"Of {verdicts} verdicts, {(1 - CONFIDENCE) * verdicts:.2g} are expected to say faster or slower by chance "

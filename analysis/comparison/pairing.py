@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from itertools import combinations
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgspec
 import polars as pl
 
 from analysis.comparison.groups import definitions
-from analysis.comparison.policy import COMPARED, Blocker, Caveat, Issue, is_below
+from analysis.comparison.policy import Blocker, Caveat, Issue, is_below
 from analysis.metrics import per_epoch, per_run
 from analysis.stats import ratio_of_pairs
 from parallelbench.store import environment_match
@@ -66,21 +67,23 @@ class Pairing:
     pairs: tuple[RepeatPair, ...]
     across: tuple[str, ...] = ()
     """Keys in which the sides may differ."""
+    alone: tuple[ComparedRun, ...] = ()
+    """Runs of a repeat that the other side lacks. Medians rest on them, so their environments must match, too."""
 
     @property
     def couples(self) -> list[tuple[ComparedRun, ComparedRun]]:
-        """The first run of every pair with each of the others."""
-        return [(pair.runs[0], other) for pair in self.pairs for other in pair.runs[1:]]
+        """Every two runs of a repeat."""
+        return [couple for pair in self.pairs for couple in combinations(pair.runs, 2)]
 
     @cached_property
     def unlike_environments(self) -> Differences:
         """The entries of the environment that must match and differ in any pair."""
-        return self._differences(environment_match.must_match)
+        return {key: values for key, values in self._differences.items() if self._must_match(key)}
 
     @cached_property
     def reported(self) -> Differences:
         """The entries of the environment that may differ, and do."""
-        return self._differences(environment_match.is_reported)
+        return {key: values for key, values in self._differences.items() if not self._must_match(key)}
 
     @cached_property
     def unlike_samples(self) -> tuple[tuple[ComparedRun, ComparedRun], ...]:
@@ -104,8 +107,11 @@ class Pairing:
         `of_times`: times, energies or memory are compared. `per_epoch`: the metric grows with the samples of an epoch.
         """
         issues = []
-        # Of data sets of unlike size, epochs hold what they hold: the sizes are compared.
+        # Where the data sets are what is compared, epochs hold what they hold.
         shortened = [couple for couple in self.unlike_samples if couple[0].data_samples == couple[1].data_samples]
+        other_data = [couple for couple in self.unlike_samples if couple not in shortened and _has_same_data(*couple)]
+        if other_data:
+            issues.append(Issue(Blocker.DATA, _samples(other_data[0])))
         if per_epoch and shortened:
             issues.append(Issue(Blocker.SAMPLES, _samples(shortened[0])))
         if of_times and self.unlike_environments:
@@ -141,7 +147,7 @@ class Pairing:
 
     def exchanged(self) -> Pairing:
         """The same pairs with the sides exchanged."""
-        return Pairing(tuple(RepeatPair(repeat, runs[::-1]) for repeat, runs in self.pairs), self.across)
+        return replace(self, pairs=tuple(RepeatPair(repeat, runs[::-1]) for repeat, runs in self.pairs))
 
     def _ratio(self, fraction: Callable[[ComparedRun, ComparedRun], tuple[float | None, float | None]]) -> Ratio | None:
         if self.blockers():
@@ -150,21 +156,41 @@ class Pairing:
         above, below = ({repeat: values[side] for repeat, values in fractions.items()} for side in (0, 1))
         return paired_ratio(above, below)
 
-    def _differences(self, relevant: Callable[[str], bool]) -> Differences:
+    @cached_property
+    def _differences(self) -> Differences:
+        """The entries that differ in any pair and that nothing allows to differ; of several pairs the first one's."""
         differing: Differences = {}
-        for one, other in self.couples:
+        for one, other in self._all_couples:
             if one.environment is not other.environment:
-                unlike = environment_match.differences(one.environment, other.environment, relevant)
-                differing = {
-                    key: values for key, values in unlike.items() if not _is_set_apart(key, one, other)
-                } | differing
-        return {key: differing[key] for key in sorted(differing) if not is_below(key, self.across)}
+                of_couple = environment_match.differences(one.environment, other.environment, lambda _: True)
+                differing = of_couple | differing
+        return {key: differing[key] for key in sorted(differing)}
+
+    @property
+    def _all_couples(self) -> list[tuple[ComparedRun, ComparedRun]]:
+        first = self.pairs[0].runs[0] if self.pairs else None
+        return self.couples + [(first, run) for run in self.alone if first is not None]
+
+    def _must_match(self, key: str) -> bool:
+        if is_below(key, self.across) or not environment_match.must_match(key):
+            return False
+        unlike = [(a, b) for a, b in self._all_couples if a.environment.get(key) != b.environment.get(key)]
+        set_by_launcher = environment_match.is_set_by_launcher
+        return not all(set_by_launcher(key, a.definition, b.definition) for a, b in unlike)
+
+
+def _has_same_data(one: ComparedRun, other: ComparedRun) -> bool:
+    """Whether two runs were asked to train on the same data set."""
+    data = [{key: value for key, value in run.definition.items() if is_below(key, ("data",))} for run in (one, other)]
+    return data[0] == data[1]
 
 
 def paired(one: Iterable[ComparedRun], other: Iterable[ComparedRun], *, across: tuple[str, ...] = ()) -> Pairing:
     """Pair the runs of two sides by their repeat. A repeat that one side lacks makes no pair."""
     sides = [{run.repeat: run for run in side} for side in (one, other)]
-    return Pairing(tuple(RepeatPair(repeat, (first, second)) for repeat, first, second in in_both(*sides)), across)
+    pairs = tuple(RepeatPair(repeat, (first, second)) for repeat, first, second in in_both(*sides))
+    alone = tuple(run for side, rest in (sides, sides[::-1]) for run in side.values() if run.repeat not in rest)
+    return Pairing(pairs, across, alone)
 
 
 def in_both(one: Mapping[int, One], other: Mapping[int, Other]) -> list[tuple[int, One, Other]]:
@@ -222,14 +248,6 @@ def _relevant(environment: Mapping[str, Any]) -> Work:
     entries = environment_match.entries(environment)
     kept = (environment_match.must_match, environment_match.is_reported)
     return {key: value for key, value in entries.items() if any(keeps(key) for keeps in kept)}
-
-
-def _is_set_apart(key: str, one: ComparedRun, other: ComparedRun) -> bool:
-    """Whether the launcher sets an entry as the runs' strategies, devices or nodes need it, and these differ."""
-    if key not in environment_match.SET_BY_LAUNCHER:
-        return False
-    ways = [{k: v for k, v in run.definition.items() if is_below(k, COMPARED)} for run in (one, other)]
-    return ways[0] != ways[1]
 
 
 def _samples(couple: tuple[ComparedRun, ComparedRun]) -> Differences:

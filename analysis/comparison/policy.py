@@ -52,6 +52,8 @@ class Blocker(Enum):
     """Entries of the environment that must match differ."""
     SAMPLES = "samples"
     """Epochs hold unequally many samples, and the metric is one of a whole epoch."""
+    DATA = "data"
+    """The data set of one name and options has unequally many samples: it is another one."""
     UNREACHED = "unreached"
     """Some of the runs never reach the target accuracy."""
 
@@ -87,6 +89,11 @@ def _words(issue: Issue) -> str:
             return refusal(issue.differences)
         case Blocker.SAMPLES:
             return f"epochs hold {' and '.join(numbers)} samples: compare samples per second"
+        case Blocker.DATA:
+            return (
+                f"epochs hold {' and '.join(numbers)} samples, though the data sets have the same name and options: "
+                "they are not the same data; measure both on one data set"
+            )
         case Blocker.UNREACHED:
             ((target, _),) = issue.differences.items()
             return f"{' of '.join(numbers)} repeats never reach {target}"

@@ -8,7 +8,7 @@ import altair as alt
 import polars as pl
 
 from analysis import text
-from analysis.configurations import facts, learning
+from analysis.configurations import learned, learning
 from analysis.figures._chart import EPOCHS, SIDE, lines, panel, per_group
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def figure(runs: Runs) -> alt.FacetChart | None:
 
 def finding(runs: Runs) -> str:
     """How far apart the configurations end, among runs of the same seed."""
-    trained = facts(runs).filter(pl.col("outcome") == "ok").drop_nulls("final_test_accuracy")
+    trained = learned(runs).drop_nulls("final_test_accuracy")
     return per_group(trained, _spread) or "No run trained to its end."
 
 

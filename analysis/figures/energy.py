@@ -9,7 +9,7 @@ import polars as pl
 from analysis import text
 from analysis.comparison.speed import SpeedVerdict
 from analysis.configurations import summary
-from analysis.figures._chart import bars, per_group, timed
+from analysis.figures._chart import bars, ranked, timed
 
 if TYPE_CHECKING:
     import altair as alt
@@ -44,7 +44,7 @@ def _joules(energy_j: float) -> str:
 def finding(runs: Runs) -> str:
     """Which configuration needs least per sample, and what the others need beside one device."""
     measured = summary(runs).drop_nulls("gpu_energy_per_sample_j")
-    return per_group(measured, _costs) or "No run that counts measured the energy of its GPUs."
+    return ranked(runs, measured, _costs) or "No run that counts measured the energy of its GPUs."
 
 
 def _costs(rows: pl.DataFrame) -> str:

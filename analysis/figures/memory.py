@@ -8,7 +8,7 @@ import polars as pl
 
 from analysis import text
 from analysis.configurations import summary
-from analysis.figures._chart import bars, per_group, timed
+from analysis.figures._chart import bars, ranked, timed
 
 if TYPE_CHECKING:
     import altair as alt
@@ -40,7 +40,7 @@ def figure(runs: Runs) -> alt.FacetChart | None:
 def finding(runs: Runs) -> str:
     """How much memory the leanest and the largest configuration take per process, and how much of it by formula."""
     measured = summary(runs).drop_nulls("peak_memory_max_bytes")
-    return per_group(measured, _peaks) or "No run that counts measured its memory."
+    return ranked(runs, measured, _peaks) or "No run that counts measured its memory."
 
 
 def _peaks(rows: pl.DataFrame) -> str:

@@ -8,7 +8,7 @@ import polars as pl
 
 from analysis import text
 from analysis.configurations import summary
-from analysis.figures._chart import bars, per_group, timed
+from analysis.figures._chart import bars, ranked, timed
 
 if TYPE_CHECKING:
     import altair as alt
@@ -39,7 +39,7 @@ def _watts(power_w: float) -> str:
 def finding(runs: Runs) -> str:
     """What the GPUs of each configuration draw together."""
     measured = summary(runs).drop_nulls("steady_gpu_power_mean_w")
-    return per_group(measured, _powers) or "No run that counts measured the power of its GPUs."
+    return ranked(runs, measured, _powers) or "No run that counts measured the power of its GPUs."
 
 
 def _powers(rows: pl.DataFrame) -> str:

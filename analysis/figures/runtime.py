@@ -8,7 +8,7 @@ import polars as pl
 
 from analysis import text
 from analysis.configurations import summary
-from analysis.figures._chart import bars, per_group, timed
+from analysis.figures._chart import bars, ranked, timed
 
 if TYPE_CHECKING:
     import altair as alt
@@ -33,7 +33,7 @@ def finding(runs: Runs) -> str:
     """Which configuration has the shortest epochs once warm, and how long the others take."""
     steady = summary(runs).drop_nulls("steady_epoch_time_s")
     nothing = "No run that counts has a second epoch: nothing is known about a steady state."
-    return per_group(steady, _times) or nothing
+    return ranked(runs, steady, _times) or nothing
 
 
 def _times(rows: pl.DataFrame) -> str:

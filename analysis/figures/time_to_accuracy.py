@@ -8,7 +8,7 @@ import polars as pl
 
 from analysis import text
 from analysis.configurations import summary
-from analysis.figures._chart import bars, per_group, timed
+from analysis.figures._chart import bars, ranked, timed
 
 if TYPE_CHECKING:
     import altair as alt
@@ -36,7 +36,7 @@ def figure(runs: Runs) -> alt.FacetChart | None:
 def finding(runs: Runs) -> str:
     """Who reaches the target first."""
     reached = summary(runs).drop_nulls("time_to_accuracy_s")
-    return per_group(reached, _reached) or "No target accuracy is reached by all runs that count."
+    return ranked(runs, reached, _reached) or "No target accuracy is reached by all runs that count."
 
 
 def _reached(rows: pl.DataFrame) -> str:

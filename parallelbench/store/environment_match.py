@@ -17,15 +17,19 @@ _VARIABLES = tuple(f"variables.{name}_" for name in ("NCCL", "GLOO", "OMP", "MKL
 """Prefixes of the environment variables that must match, too."""
 REPORTED = ("git.commit", "git.dirty", "packages.parallelbench", "host", "allocation")
 """Entries that may differ between compared runs. Comparisons report them."""
-SET_BY_LAUNCHER = (
-    "threads",
-    *(f"variables.{name}" for name in ("OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")),
-    "variables.TORCH_NCCL_ASYNC_ERROR_HANDLING",
-)
-"""Entries that the launcher and torchrun set as strategy, devices and nodes need it.
-
-They must match only between runs that have these in common.
+SET_BY_LAUNCHER = {
+    "threads": ("devices", "nodes"),
+    "variables.OMP_NUM_THREADS": ("devices", "nodes"),
+    "variables.GLOO_SOCKET_IFNAME": ("nodes",),
+    "variables.NCCL_SOCKET_IFNAME": ("nodes",),
+}
+"""Entries that the launcher sets → the keys of the run that it sets them by. They must match between runs that have
+these keys in common; between others a difference is reported.
 """
+THREADS = ("threads", "variables.OMP_NUM_THREADS")
+"""Of these, what the launcher sets by devices and nodes only for GPUs, among which it shares out the cores."""
+_NO_EFFECT = "variables.TORCH_NCCL_ASYNC_ERROR_HANDLING"
+"""torchrun sets it, and a single process lacks it: it says what happens after an error."""
 VOLATILE = ("load_average_1min", "cores_of_rank_0")
 """Entries that differ from run to run. Nothing is said about them."""
 _OF_EACH_GPU = ("cuda.driver", "cuda.power_limit_w")
@@ -34,7 +38,7 @@ _OF_EACH_GPU = ("cuda.driver", "cuda.power_limit_w")
 
 def must_match(key: str) -> bool:
     """Whether an entry must be equal in two environments for their times to be compared."""
-    return key in MUST_MATCH or key.startswith(_VARIABLES)
+    return key in MUST_MATCH or (key.startswith(_VARIABLES) and key != _NO_EFFECT)
 
 
 def is_reported(key: str) -> bool:
@@ -44,7 +48,17 @@ def is_reported(key: str) -> bool:
 
 def is_volatile(key: str) -> bool:
     """Whether a difference in an entry says nothing about the compared runs."""
-    return key in (*VOLATILE, *SET_BY_LAUNCHER) or (key.startswith("variables.") and not must_match(key))
+    return key in VOLATILE or (key.startswith("variables.") and not must_match(key))
+
+
+def is_set_by_launcher(key: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether the launcher explains a difference in an entry: it sets the entry by keys in which two runs differ.
+
+    `one` and `other` are the runs' definitions: dotted key → value.
+    """
+    if key in THREADS and one.get("device_type") == other.get("device_type") == "cpu":
+        return False  # there a device has its own cores, however many devices there are
+    return any(one.get(cause) != other.get(cause) for cause in SET_BY_LAUNCHER.get(key, ()))
 
 
 def differences(

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import polars as pl
 import pytest
 
 from analysis import UnlikeWork, by, load, notebook, notes, summary
 from analysis.claims import judge
+from analysis.comparison.exclusions import excluded
 from analysis.comparison.speed import SpeedVerdict
-from analysis.configurations import gains
+from analysis.configurations import gains, learned
 from analysis.figures import draw
+from analysis.published import LOADED
 from parallelbench.store.environment_match import MUST_MATCH, REPORTED, SET_BY_LAUNCHER
 from tests.analysis.factory import Fake, config, published
 from tests.analysis.test_claims import claim
@@ -95,7 +99,7 @@ def refused(runs: Runs, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("missing", [False, True], ids=["unlike", "missing"])
-@pytest.mark.parametrize("key", sorted({*MUST_MATCH, *VARIABLES} - set(SET_BY_LAUNCHER)))
+@pytest.mark.parametrize("key", sorted({*MUST_MATCH, *VARIABLES}))
 def test_what_must_match_is_refused_everywhere(
     key: str, missing: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,9 +115,11 @@ def test_one_repeat_in_another_environment_is_enough(
     refused(runs, capsys, monkeypatch, "the sides differ in packages.torch: 2.15.0 and 2.11.0")
 
 
-@pytest.mark.parametrize("key", ["", *REPORTED, *SET_BY_LAUNCHER, "load_average_1min", "variables.SLURM_JOB_ID"])
+ASYNC_ERRORS = "variables.TORCH_NCCL_ASYNC_ERROR_HANDLING"
+
+
+@pytest.mark.parametrize("key", ["", *REPORTED, ASYNC_ERRORS, "load_average_1min", "variables.SLURM_JOB_ID"])
 def test_what_may_differ_is_compared_everywhere_with_the_same_ratio(key: str, tmp_path: Path) -> None:
-    """Devices differ here, so what the launcher sets for them may differ, too."""
     runs = measured(tmp_path, {key: "one"} if key else {}, {key: "another"} if key else {})
     row = summary(runs).row(1, named=True)
     ratio = (row["speed_up"], row["speed_up_low"], row["speed_up_high"])
@@ -148,3 +154,118 @@ def test_across_compares_what_is_refused_otherwise(tmp_path: Path) -> None:
     runs = measured(tmp_path, {}, {"packages.torch": "2.11.0"})
     (row,) = by(runs, "strategy", "single", "ddp", across=["devices", "packages.torch"]).rows
     assert row.verdict is SpeedVerdict.FASTER
+
+
+THREADS = ("threads", "variables.OMP_NUM_THREADS")
+
+
+def on(device_type: str, root: Path, key: str, nodes: int = 1) -> Runs:
+    """single × 1 with "8" in this entry of the environment, ddp × 2 with "4"."""
+    for repeat, times in enumerate(TIMES):
+        for number, (ways, time_s) in enumerate(zip((ONE, TWO), times, strict=True)):
+            run = config(root, repeat=repeat, **(ways | ({"nodes": nodes} if number else {})))
+            entries = environment(**{key: ("8", "4")[number]})
+            published(run, steady(time_s, environment=entries, device_type=device_type))
+    return load(root)
+
+
+@pytest.mark.parametrize("key", THREADS)
+def test_on_gpus_the_launcher_shares_the_cores_out_among_devices(key: str, tmp_path: Path) -> None:
+    runs = on("cuda", tmp_path, key)
+    assert summary(runs).row(1, named=True)["verdict"] == SpeedVerdict.FASTER.value
+    assert any(f"{key}: " in note for note in by(runs, "strategy", "single", "ddp", across=["devices"]).notes)
+    assert any(key in warning for warning in notes.warnings(runs)), "a difference that the launcher explains is told"
+
+
+@pytest.mark.parametrize("key", THREADS)
+def test_on_cpus_a_device_has_its_threads_however_many_devices_there_are(key: str, tmp_path: Path) -> None:
+    assert summary(on("cpu", tmp_path, key)).row(1, named=True)["verdict"] == SpeedVerdict.NOT_COMPARABLE.value
+
+
+@pytest.mark.parametrize(("nodes", "verdict"), [(1, SpeedVerdict.NOT_COMPARABLE), (2, SpeedVerdict.FASTER)])
+def test_the_interface_is_another_only_between_nodes(nodes: int, verdict: SpeedVerdict, tmp_path: Path) -> None:
+    runs = on("cpu", tmp_path, "variables.GLOO_SOCKET_IFNAME", nodes)
+    assert summary(runs).row(1, named=True)["verdict"] == verdict.value
+
+
+def test_threads_of_two_strategies_on_equal_devices_must_match(tmp_path: Path) -> None:
+    for repeat in range(6):
+        for strategy, threads in (("ddp", 1), ("fsdp", 8)):
+            run = config(tmp_path, repeat=repeat, strategy=strategy, devices=2)
+            published(run, steady(10.0 - threads, environment=environment(threads=threads), device_type="cuda"))
+    with pytest.raises(UnlikeWork, match="the sides differ in threads: 1 and 8"):
+        by(load(tmp_path), "strategy", "ddp", "fsdp")
+
+
+@pytest.mark.parametrize("name", ["runtime", "memory", "time_to_accuracy"])
+def test_no_figure_ranks_what_is_not_compared(name: str, tmp_path: Path) -> None:
+    runs = measured(tmp_path, {}, {"packages.torch": "2.11.0"})
+    (figure,) = draw(runs, [name])
+    assert "this does not rank them, since the sides differ in packages.torch: 2.15.0 and 2.11.0" in figure.finding
+    (alike,) = draw(measured(tmp_path / "alike", {}, {}), [name])
+    assert "does not rank" not in alike.finding
+
+
+def test_an_effect_of_an_effect_holds_all_four_runs_against_each_other(tmp_path: Path) -> None:
+    """The second effect's epochs hold 1,088 and 1,024 samples: the larger batch drops the rest."""
+    for repeat in range(6):
+        for samples in (1024, 1088):
+            for batch, time_s in ((64, 10.0), (128, 6.0 if samples == 1024 else 3.0)):
+                data = {"name": "synthetic", "train_samples": samples}
+                published(config(tmp_path, repeat=repeat, batch_size=batch, data=data), steady(time_s + repeat / 100))
+    asked = claim(contrasts=[{"rising": "batch_size"}], more={"rising": "train_samples"})
+    (case,) = judge(load(tmp_path), asked, seed="0").cases
+    assert (case.verdict, case.lacks) == (
+        "inconclusive",
+        "epochs hold 1,024 and 1,088 samples: compare samples per second",
+    )
+
+
+def test_the_best_of_several_is_chosen_among_runs_of_one_environment(tmp_path: Path) -> None:
+    needed = {(64, 0.1): 10.0, (64, 0.2): 11.0, (128, 0.1): 5.0, (128, 0.2): 6.0}
+    for repeat in range(6):
+        for (batch, rate), time_s in needed.items():
+            run = config(tmp_path, repeat=repeat, batch_size=batch, optimizer={"name": "sgd", "lr": rate})
+            torch = {"packages.torch": "2.11.0" if rate == 0.2 else "2.15.0"}
+            published(run, steady(time_s + repeat / 100, environment=environment(**torch)))
+    (case,) = judge(load(tmp_path), claim(contrasts=[{"rising": "batch_size"}], best_of="optimizer.lr"), seed="0").cases
+    assert case.verdict == "inconclusive"
+    assert "packages.torch: 2.15.0 and 2.11.0" in case.lacks or "packages.torch: 2.11.0 and 2.15.0" in case.lacks
+
+
+def test_accuracies_that_do_not_count_are_left_out_of_the_finding(tmp_path: Path) -> None:
+    for repeat in range(2):
+        for strategy, devices, accuracy in (("single", 1, 0.9), ("ddp", 2, 0.88)):
+            run = config(tmp_path, repeat=repeat, strategy=strategy, devices=devices)
+            published(run, Fake(test_accuracy=lambda _, at=accuracy: at))
+    again = config(tmp_path, strategy="ddp", devices=2, measure={"parity": False})
+    published(again, Fake(test_accuracy=lambda _: 0.88, parity_passed=None))
+    runs = load(tmp_path)
+    (twice,) = excluded(runs)["run_id"]
+    assert twice not in set(learned(runs)["run_id"])
+    (figure,) = draw(runs, ["accuracy"])
+    assert "configurations differ by at most 2 percentage points" in figure.finding
+
+
+def test_repeats_without_a_partner_must_have_the_same_environment(tmp_path: Path) -> None:
+    """Their times are in the medians beside the speed-up."""
+    measured(tmp_path, {}, {})
+    for repeat in range(6, 10):
+        run = config(tmp_path, repeat=repeat, strategy="ddp", devices=2)
+        published(run, steady(5.0, environment=environment(**{"packages.torch": "2.11.0"})))
+    row = summary(load(tmp_path)).row(1, named=True)
+    assert (row["verdict"], row["speed_up"]) == (SpeedVerdict.NOT_COMPARABLE.value, None)
+
+
+def test_data_of_one_name_and_another_size_is_refused_everywhere(tmp_path: Path) -> None:
+    """As a user's own data set may be, whose size depends on its files."""
+    alike = measured(tmp_path, {}, {})
+    halved = pl.when(pl.col("strategy") == "ddp").then(pl.col("train_samples") // 2).otherwise("train_samples")
+    run = alike.run.with_columns(train_samples=halved.cast(pl.Int64))
+    runs = replace(alike, tables={**{name: alike.tables[name] for name in LOADED}, "run": run})
+    assert summary(runs).row(1, named=True)["verdict"] == SpeedVerdict.NOT_COMPARABLE.value
+    (case,) = judge(runs, SHORTER, seed="0").cases
+    assert case.verdict == "inconclusive"
+    assert "they are not the same data" in case.lacks
+    (row,) = by(runs, "strategy", "single", "ddp", across=["devices"]).rows
+    assert row.time is None
