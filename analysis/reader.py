@@ -43,7 +43,7 @@ class Runs:
     """
 
     root: Path
-    """The folder that was asked for."""
+    """The folder that was loaded."""
     tables: Mapping[str, pl.DataFrame]
     """The tables by name, without telemetry, which may have millions of rows."""
     skipped: tuple[Skipped, ...]
@@ -137,13 +137,13 @@ def load(path: Path | str, *, plugin: str | None = None) -> Runs:
     )
 
 
-def _without_twins(found: list[Found]) -> tuple[set[Path], list[Skipped]]:
-    """The folders to read, and the folders whose run lies in another folder, too: the finished one is read, else the
-    first.
+def _without_twins(runs: list[Found]) -> tuple[set[Path], list[Skipped]]:
+    """The folders to read, and those whose run also lies in another folder. Of such twins the finished one is read,
+    else the first.
     """
     first: dict[str, Found] = {}
     twins = []
-    for run in found:
+    for run in runs:
         other = first.get(run.run_id)
         if other is not None and (run.state != "done" or other.state == "done"):
             reason = f"it is the same run as {other.folder.path} (equal run id), which is read instead"
@@ -204,7 +204,7 @@ def _read_journals(folder: RunFolder, plugin: str | None) -> Frames:
     try:
         run = read_config(folder.path / "config.yaml", plugin)
     except ConfigError as error:
-        raise Unreadable(f"it has no result, and what it was to do can't be read: {error}") from None
+        raise Unreadable(f"it has no result, and its configuration can't be read: {error}") from None
     state, attempts = folder.state(), folder.attempts()
     row: dict[str, Any] = configured_columns(run)
     rows: dict[str, list[dict[str, Any]]] = {}

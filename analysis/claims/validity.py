@@ -1,4 +1,4 @@
-"""Whether an effect may decide a claim: what forbids it, and what a reader must know."""
+"""Whether an effect may decide a claim: its blockers and caveats."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def blockers(runs: Runs, claim: Claim, effect: Effect) -> list[Issue]:
-    """Why the effect decides nothing, whatever it is."""
+    """The blockers of an effect."""
     unreached = []
     if effect.missed:
         repeats = len(effect.missed | effect.values.keys())
@@ -24,7 +24,7 @@ def blockers(runs: Runs, claim: Claim, effect: Effect) -> list[Issue]:
 
 
 def caveats(runs: Runs, claim: Claim, effect: Effect) -> list[Issue]:
-    """What may be in the effect besides what is compared."""
+    """The caveats of an effect: influences on it besides the compared keys."""
     return list(_pairing(runs, effect).caveats(of_times=claim.metric not in LEARNING))
 
 

@@ -28,13 +28,13 @@ Other = TypeVar("Other")
 
 @dataclass(frozen=True, eq=False, slots=True)
 class ComparedRun:
-    """What a comparison needs of a run."""
+    """The data of a run that a comparison needs."""
 
     runs: Runs
     run_id: str
     repeat: int
     definition: Work
-    """All that defines it, but for its repeat."""
+    """Its definition, without its repeat."""
     environment: Work
     """The entries of its environment that must match, or are reported."""
     data_samples: int | None
@@ -104,7 +104,7 @@ class Pairing:
         `of_times`: times, energies or memory are compared. `per_epoch`: the metric grows with the samples of an epoch.
         """
         issues = []
-        # Of data sets of unlike size, epochs hold what they hold: the sizes are compared.
+        # Data sets of unlike size have unlike epochs: here the sizes are compared.
         shortened = [couple for couple in self.unlike_samples if couple[0].data_samples == couple[1].data_samples]
         if per_epoch and shortened:
             issues.append(Issue(Blocker.SAMPLES, _samples(shortened[0])))
@@ -184,7 +184,7 @@ def paired_ratio(numerator: Mapping[int, float | None], denominator: Mapping[int
 
 @lru_cache(maxsize=8)
 def compared_runs(runs: Runs) -> dict[str, ComparedRun]:
-    """Run id → what a comparison needs of the run."""
+    """Run id → the data of the run that a comparison needs."""
     environments, defined = environments_of(runs), definitions(runs)
     columns = ("run_id", "repeat", "train_samples", "dropped_samples")
     return {

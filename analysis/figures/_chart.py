@@ -149,7 +149,7 @@ def with_medians(data: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
 
 
 def _shown(data: pl.DataFrame) -> pl.DataFrame:
-    """The rows of the first panels; more would take minutes to draw, and nobody looks through them."""
+    """The rows of the first `MOST_PANELS` panels. More would take minutes to draw."""
     first = data["panel"].unique(maintain_order=True).head(MOST_PANELS)
     return data.filter(pl.col("panel").is_in(first.implode()))
 

@@ -25,7 +25,7 @@ _POINTS, _FIT, _PERFECT = "measured, best learning rate", "fitted", "perfect sca
 _ROOTS = ("batch_size", "optimizer.lr", "epochs")
 """In what runs of one curve may differ: as in the paper, every batch has its best learning rate."""
 _EDGE = 0.1
-"""Regimes end where doubling the batch saves within this of all that it could, or of nothing: slopes −0.9 and −0.1."""
+"""Tolerance of the regimes' ends: slopes of −0.9 (doubling the batch halves the steps) and −0.1 (it saves nothing)."""
 
 
 class Curve(NamedTuple):
@@ -176,7 +176,7 @@ def finding(runs: Runs) -> str:
 
 
 def _where(batch: float, low: float, high: float, word: str) -> str:
-    """Extrapolations are told from what was measured."""
+    """Extrapolations are distinguished from measurements."""
     if batch < low:
         return f"{word} a batch below the smallest, {low:.0f}"
     if batch > high:

@@ -22,7 +22,7 @@ ORDER = 2
 TITLE = "Real against theoretical scaling"
 IDEAL = "theoretical"
 _MOST_LINES = 7
-"""Variants that lines from one point on can still be told apart of; more become bars."""
+"""Most variants that are drawn as lines; with more, bars are drawn."""
 _LINEAR_UP_TO = 8
 """Devices up to which both axes are linear; beyond, doublings are what matters."""
 

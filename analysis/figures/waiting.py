@@ -1,4 +1,4 @@
-"""Waiting for all-reduces that computing leaves unhidden, beside what a ring of the probed bandwidth takes."""
+"""Exposed communication of all-reduces, beside the time of a ring at the probed bandwidth."""
 
 from __future__ import annotations
 
