@@ -14,7 +14,7 @@ MUST_MATCH = (
     *("float32_matmul_precision", "cudnn_allow_tf32", "cudnn_benchmark"),
 )
 _VARIABLES = tuple(f"variables.{name}_" for name in ("NCCL", "GLOO", "OMP", "MKL", "MALLOC", "TORCH", "PYTORCH"))
-"""Prefixes of the environment variables that must match, too."""
+"""Prefixes of environment variables that must match, too."""
 REPORTED = ("git.commit", "git.dirty", "packages.parallelbench", "host", "allocation")
 """Entries that may differ between compared runs. Comparisons report them."""
 SET_BY_LAUNCHER = (
@@ -22,12 +22,12 @@ SET_BY_LAUNCHER = (
     *(f"variables.{name}" for name in ("OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")),
     "variables.TORCH_NCCL_ASYNC_ERROR_HANDLING",
 )
-"""Entries that the launcher and torchrun set as strategy, devices and nodes need it.
+"""Entries that the launcher and torchrun set for the strategy, devices and nodes of a run.
 
-They must match only between runs that have these in common.
+They must match only between runs that are equal in these.
 """
 VOLATILE = ("load_average_1min", "cores_of_rank_0")
-"""Entries that differ from run to run. Nothing is said about them."""
+"""Entries that differ from run to run. They are not reported."""
 _OF_EACH_GPU = ("cuda.driver", "cuda.power_limit_w")
 """Entries with a line per visible GPU."""
 
@@ -38,12 +38,12 @@ def must_match(key: str) -> bool:
 
 
 def is_reported(key: str) -> bool:
-    """Whether an entry may differ and is reported where it does."""
+    """Whether an entry may differ, and is reported if it does."""
     return key in REPORTED
 
 
 def is_volatile(key: str) -> bool:
-    """Whether a difference in an entry says nothing about the compared runs."""
+    """Whether a difference in an entry is irrelevant to the compared runs."""
     return key in (*VOLATILE, *SET_BY_LAUNCHER) or (key.startswith("variables.") and not must_match(key))
 
 
@@ -56,7 +56,7 @@ def differences(
 
 
 def entries(environment: Mapping[str, Any]) -> dict[str, Any]:
-    """Dotted key → value. What all visible GPUs have in common counts once, however many a job sees."""
+    """Dotted key → value. A value that all visible GPUs share counts once, for any number of GPUs."""
     flat = flatten(environment)
     for key in _OF_EACH_GPU:
         if isinstance(flat.get(key), str):
