@@ -157,7 +157,7 @@ class Collection:
 
 
 class Tables(Mapping[str, pl.DataFrame]):
-    """The tables of `LOADED` by name, each read when it is first asked for."""
+    """The tables of `LOADED` by name, each read at its first use."""
 
     def __init__(self, rows: Callable[[str, Columns], pl.DataFrame]) -> None:
         self._rows = rows

@@ -64,7 +64,7 @@ def finding(runs: Runs, across: Across) -> str:
     """How the rate changes from the smallest to the largest level, per configuration; repeats are paired."""
     sentences = []
     for (panel,), rows in rates(runs, across).group_by("panel", maintain_order=True):
-        # Not all need have been measured over the same levels: the largest batch may not have fitted all.
+        # Levels may differ between configurations: the largest batch may not fit into memory everywhere.
         shown: dict[tuple[int, int], list[str]] = defaultdict(list)
         refused = []
         for (configuration,), members in rows.group_by("configuration", maintain_order=True):

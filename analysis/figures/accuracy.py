@@ -29,7 +29,7 @@ def figure(runs: Runs) -> alt.FacetChart | None:
 
 
 def finding(runs: Runs) -> str:
-    """How far apart the configurations end, among runs of the same seed."""
+    """The range of final accuracies, and how far runs of the same seed differ."""
     sentences = []
     trained = facts(runs).filter(pl.col("outcome") == "ok").drop_nulls("final_test_accuracy")
     for (group,), rows in trained.group_by("group", maintain_order=True):

@@ -1,4 +1,4 @@
-"""What steps are spent on, by configuration: the pass after the last epoch."""
+"""The phases of a step by configuration, from the pass after the last epoch."""
 
 from __future__ import annotations
 
@@ -85,20 +85,20 @@ def _stacked(measured: pl.DataFrame) -> pl.DataFrame:
 
 
 def finding(runs: Runs) -> str:
-    """What takes most of a step, and how much of it is waiting for others."""
+    """The largest phase of a step, and the share of waiting for other ranks."""
     sentences = []
     for (group,), rows in _per_configuration(runs).group_by("group", maintain_order=True):
         shown = [_spent(row) for row in rows.iter_rows(named=True)]
         sentences.append((str(group), f"of a step, {text.listed(shown, sep='; ')}"))
     if not sentences:
-        return "No run that counts was attributed: measure.attribution_steps=20 says what its steps are spent on."
-    return f"{per_group(sentences)}\nMeasured in steps of their own after the last epoch, which enter no other figure."
+        return "No run that counts was attributed: measure.attribution_steps=20 measures what its steps are spent on."
+    return f"{per_group(sentences)}\nMeasured in extra steps after the last epoch, which enter no other figure."
 
 
 def _spent(row: dict[str, Any]) -> str:
     shares = {phase: row[f"{phase}_s"] / row["step_time_s"] for phase in PHASES if row[f"{phase}_s"] is not None}
     largest = max(shares, key=lambda phase: shares[phase])
-    told = [largest, *(phase for phase in ("communication", "bubble") if phase in shares and phase != largest)]
+    named = [largest, *(phase for phase in ("communication", "bubble") if phase in shares and phase != largest)]
     return (
-        f"{row['configuration']} spends {text.listed([f'{text.percent(shares[p])} on {_NAMES[p][0]}' for p in told])}"
+        f"{row['configuration']} spends {text.listed([f'{text.percent(shares[p])} on {_NAMES[p][0]}' for p in named])}"
     )

@@ -1,4 +1,4 @@
-"""Bytes sent per optimizer step, by what they are: by all processes together, and by the busiest one."""
+"""Bytes sent per optimizer step by kind: of all processes together, and of the busiest one."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def _stacked(sent: pl.DataFrame, way: str) -> pl.DataFrame:
 
 
 def finding(runs: Runs) -> str:
-    """Who sends most and least per step."""
+    """The configurations that send most and least per step."""
     sentences = []
     sent = summary(runs).filter(pl.col("bytes_sent_per_step_sum") > 0)
     for (group,), rows in sent.group_by("group", maintain_order=True):

@@ -40,7 +40,7 @@ def _joules(energy_j: float) -> str:
 
 
 def finding(runs: Runs) -> str:
-    """Which configuration needs least per sample, and what the others need beside one device."""
+    """The energy per sample of each configuration, and its ratio to one device."""
     sentences = []
     measured = summary(runs).drop_nulls("gpu_energy_per_sample_j")
     for (group,), rows in measured.group_by("group", maintain_order=True):

@@ -33,7 +33,7 @@ def figure(runs: Runs) -> alt.FacetChart | None:
 
 
 def finding(runs: Runs) -> str:
-    """From where to where the test loss went."""
+    """The test loss after the first and after the last epoch."""
     sentences = []
     data = learning(runs, test="test_loss", training="train_loss").filter(pl.col("side") == "test")
     for (group,), rows in data.group_by("group", maintain_order=True):

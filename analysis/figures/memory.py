@@ -39,7 +39,7 @@ def figure(runs: Runs) -> alt.FacetChart | None:
 
 
 def finding(runs: Runs) -> str:
-    """How much memory the leanest and the largest configuration take per process, and how much of it by formula."""
+    """The smallest and the largest memory per process, and the part of it that the formula explains."""
     sentences = []
     measured = summary(runs).drop_nulls("peak_memory_max_bytes")
     for (group,), rows in measured.group_by("group", maintain_order=True):

@@ -86,7 +86,7 @@ def _dots(data: pl.DataFrame) -> alt.FacetChart:
 
 
 def finding(runs: Runs) -> str:
-    """How fast each configuration trains, and what memory it takes, beside one device: its two extreme models."""
+    """The speed and the memory of each configuration relative to one device, on its two extreme models."""
     sentences = []
     for (work,), rows in _measured(runs).group_by("work", maintain_order=True):
         shown = []
@@ -107,7 +107,7 @@ _BASELINE = f"{BASELINE[0]} × {BASELINE[1]}"
 
 
 def _against_one_device(runs: Runs, rows: pl.DataFrame, metric: str) -> list[tuple[Ratio, str]]:
-    """Of every model the paired ratio of the metric to one device's, and the model; in ascending order."""
+    """The paired ratio of the metric to one device's, and the model; in ascending order."""
     pairings = against_one_device(runs)
     ratios = [
         (pairings[group, configuration].ratio(metric), model)

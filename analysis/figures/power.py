@@ -38,7 +38,7 @@ def _watts(power_w: float) -> str:
 
 
 def finding(runs: Runs) -> str:
-    """What the GPUs of each configuration draw together."""
+    """The power of all GPUs of each configuration."""
     sentences = []
     measured = summary(runs).drop_nulls("steady_gpu_power_mean_w")
     for (group,), rows in measured.group_by("group", maintain_order=True):

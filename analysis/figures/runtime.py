@@ -31,12 +31,12 @@ def figure(runs: Runs) -> alt.FacetChart | None:
 
 
 def finding(runs: Runs) -> str:
-    """Which configuration has the shortest epochs once warm, and how long the others take."""
+    """The time per epoch of each configuration after warm-up, the shortest first."""
     sentences = []
     for (group,), rows in summary(runs).drop_nulls("steady_epoch_time_s").group_by("group", maintain_order=True):
         ordered = rows.sort("steady_epoch_time_s").select("configuration", "steady_epoch_time_s").rows()
         shown = [f"{name} takes {text.seconds(time)}" for name, time in ordered]
         sentences.append((str(group), f"once warm, an epoch of {text.listed(shown)}"))
     if not sentences:
-        return "No run that counts has a second epoch: nothing is known about a steady state."
+        return "No run that counts has a second epoch: there is no steady state."
     return per_group(sentences)

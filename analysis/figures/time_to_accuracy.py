@@ -34,7 +34,7 @@ def figure(runs: Runs) -> alt.FacetChart | None:
 
 
 def finding(runs: Runs) -> str:
-    """Who reaches the target first."""
+    """The time to the target of each configuration, the shortest first."""
     sentences = []
     reached = summary(runs).drop_nulls("time_to_accuracy_s")
     for (group,), rows in reached.group_by("group", maintain_order=True):

@@ -27,7 +27,7 @@ def _measured(runs: Runs) -> pl.DataFrame:
 
 
 def figure(runs: Runs) -> alt.FacetChart | None:
-    """Bars of what was waited, a line at the formula; None where nothing was attributed."""
+    """Bars of the waiting time, a line at the formula; None where nothing was attributed."""
     columns = ("group", "configuration", "variant", "strategy", "devices", "repeat")
     ring = pl.col("ring_s").median().over("group", "configuration")
     rows = _measured(runs).select(*columns, "exposed_s", ring=ring)
@@ -44,7 +44,7 @@ def _label(row: dict[str, float]) -> str:
 
 
 def finding(runs: Runs) -> str:
-    """How much of a ring's time backward hides, or how much longer ranks wait."""
+    """The waiting time of each configuration, beside the time of a ring."""
     sentences = []
     rows = _measured(runs).group_by("group", "configuration", maintain_order=True)
     medians = rows.agg(pl.col("exposed_s", "ring_s").median())
@@ -53,10 +53,10 @@ def finding(runs: Runs) -> str:
             f"{row['configuration']} waits {text.number(row['exposed_s'])} ms (a ring: {text.number(row['ring_s'])} ms)"
             for row in members.rows(named=True)
         ]
-        sentences.append((str(group), f"per step, computing leaves unhidden: {text.listed(shown)}"))
+        sentences.append((str(group), f"exposed communication per step: {text.listed(shown)}"))
     if not sentences:
         return "No run that counts all-reduces and was attributed: measure.attribution_steps=20 measures its waiting."
     return (
-        f"{per_group(sentences)}\nMeasured after the last epoch, waiting for slower ranks included; a ring's formula "
-        "for all gradients, by latency and bandwidth probed on the same ranks."
+        f"{per_group(sentences)}\nMeasured after the last epoch, with waiting for slower ranks. A ring's time follows "
+        "from all gradients, and from latency and bandwidth probed on the same ranks."
     )
