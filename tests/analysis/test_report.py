@@ -230,7 +230,7 @@ def test_a_folder_that_is_no_report_is_never_replaced(tmp_path: Path) -> None:
     precious = tmp_path / "precious"
     precious.mkdir()
     (precious / "thesis.tex").write_text("years of work")
-    with pytest.raises(ConfigError, match="precious is no report"):
+    with pytest.raises(ConfigError, match="precious is not a report"):
         write_report(tmp_path / "demo", out=precious)
     assert (precious / "thesis.tex").exists()
     assert write_report(tmp_path / "demo", out=tmp_path / "elsewhere") == tmp_path / "elsewhere" / "index.html"
@@ -367,7 +367,7 @@ def test_every_strategy_side_by_side(every_strategy: Path) -> None:
     text = write_report(every_strategy).read_text(encoding="utf-8").replace("\u202f", " ").replace("\u00a0", " ")
     assert all(f'<th scope="row">{name} × 2</th>' in text for name in STRATEGIES)
     assert "pipeline × 2: model.norm=batch normalises each micro-batch (2 runs)" in text
-    assert "no parity check can vouch for them: downpour × 2." in text
+    assert "so without a parity check: downpour × 2." in text
     assert "(measure.parity=false): ddp × 2." in text
     assert ">2 of 2, 1 not checked</td>" in text
     assert ">not checked</td>" in text
