@@ -3,7 +3,7 @@
 ```python
 from analysis import by, compare, load, per_run, summary, write_report
 
-runs = load("results/demo")             # every run below, whatever became of it
+runs = load("results/demo")             # every run below, finished or not
 runs.run, runs.epochs, runs.ranks       # polars frames; runs.to_pandas() for pandas
 facts(runs)                             # one row per run: what it is, its metrics, why it does not count
 summary(runs)                           # one row per configuration, with paired speed-ups

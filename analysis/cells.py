@@ -52,7 +52,7 @@ def _scientific(value: float | None) -> str:
 
 
 def _configuration(value: str) -> str:
-    return value.replace("× ", "×\u00a0")  # the devices stay beside their sign where a line breaks
+    return value.replace("× ", "×\u00a0")  # no line breaks between the sign and the devices
 
 
 def _interval(*ends: float | None) -> str:
@@ -70,8 +70,8 @@ def _exclusion(value: str | None, detail: str | None) -> str:
     return text.MISSING if value is None else describe(value, detail)
 
 
-def _counted(counted: int, found: int, outcomes: str) -> str:
-    return f"{counted} of {found}" + ("" if counted else f": {outcomes}")
+def _counted(counted: int, runs: int, outcomes: str) -> str:
+    return f"{counted} of {runs}" + ("" if counted else f": {outcomes}")
 
 
 _WRITERS: dict[Show, Callable[..., str]] = {

@@ -35,9 +35,9 @@ NAME = ".compacted.zip"
 FEWEST_RUNS = 64
 """Smaller sweeps load in a fraction of a second without a copy."""
 WORTH_RUNS, WORTH_SHARE = 32, 0.01
-"""The copy is written anew, as a whole, once so many of its runs are new or gone."""
+"""The copy is rewritten as a whole once this many of its runs are new or gone."""
 SETTLED_S = 2.0
-"""A younger result is not copied: some file systems store times in whole seconds, so a change could go unseen."""
+"""A younger result is not copied: some file systems store times in whole seconds, which could hide a change."""
 ABANDONED_S = 3600.0
 """A temporary file of this age was left by a process that was killed."""
 
@@ -153,7 +153,7 @@ class Collection:
 
 
 class Tables(Mapping[str, pl.DataFrame]):
-    """The tables of `LOADED` by name, each read when it is first asked for."""
+    """The tables of `LOADED` by name, each read at its first use."""
 
     def __init__(self, rows: Callable[[str, Sequence[str]], pl.DataFrame]) -> None:
         self._rows = rows
@@ -211,7 +211,7 @@ def open_copy(home: Path) -> Copy | None:
     """The copy in a sweep's folder; None where there is no readable one of this program's layout."""
     try:
         copy = Copy(home / NAME)
-    except Exception:  # missing or damaged: it is written anew
+    except Exception:  # missing or damaged: it is written again
         return None
     return copy if copy.index.layout == layout() else None
 
@@ -238,7 +238,7 @@ def _sweep(home: Path, members: list[tuple[int, RunFolder]], read: Read) -> Swee
     started = time.time()
     for name, (_, folder) in places.items():
         try:
-            # Before it is read: should it change in between, what was read has an old fingerprint and is never used.
+            # Before it is read: if it changes in between, the copy has an old fingerprint and is never used.
             if many and (found := fingerprint(f"{folder.path}/result")):
                 now, youngest = found
                 if name in known and known[name].fingerprint == now:

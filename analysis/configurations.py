@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from parallelbench.store.columns import Column
 
 MOST_POINTS, FEWEST_EPOCHS = 6_000, 10
-"""Of all curves over epochs together, on each side; of each curve at least so many."""
+"""Most points of all curves over epochs on each side; fewest points of one curve."""
 
 
 @lru_cache(maxsize=8)

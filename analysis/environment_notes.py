@@ -1,4 +1,4 @@
-"""What a report says of the environments of its runs: their entries, and warnings where compared runs differ."""
+"""The environments of a report's runs: their entries, and warnings where those of compared runs differ."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def environment_warnings(runs: Runs) -> list[str]:
-    """What other jobs, other times and other entries of the environment may have changed, in one line each."""
+    """Warnings about other jobs, runs that were not interleaved, and different environments, one line each."""
     return [*_shared(runs), *_measured_apart(runs), *_environments(runs)]
 
 
@@ -39,9 +39,9 @@ def _shared(runs: Runs) -> list[str]:
     if not shared:
         return []
     return [
-        f"{len(shared)} run{'' if len(shared) == 1 else 's'} shared nodes with other Slurm jobs: what those did to "
-        "memory, network and clocks is in the times. Interleaved repeats spread it over all configurations; whole "
-        "nodes are free of it."
+        f"{len(shared)} run{'' if len(shared) == 1 else 's'} shared nodes with other Slurm jobs, whose load on "
+        "memory, network and clocks is in the times. Interleaved repeats spread it over all configurations. Runs on "
+        "whole nodes avoid it."
     ]
 
 
@@ -53,7 +53,7 @@ def _environments(runs: Runs) -> list[str]:
         if len(values) > 1 and not is_volatile(key)
     ]
     if "true" in entries.get("git.dirty", []):
-        lines.append("Some runs were measured with uncommitted changes: the commit alone can't repeat them.")
+        lines.append("Some runs were measured with uncommitted changes: the commit alone does not reproduce them.")
     return lines
 
 

@@ -43,7 +43,7 @@ _HEAD = "% Needs \\usepackage{booktabs}; with pdfLaTeX also \\usepackage[T1]{fon
 def tables(groups: Sequence[tuple[str, Sequence[Shown]]], columns: Sequence[Column]) -> str:
     """One tabular per group of like work, or several where it would be wider than a page, each with the first column.
 
-    Columns without any value are left out, as nobody would print them.
+    Columns without any value are omitted.
     """
     return _HEAD + "\n".join(part for group, rows in groups for part in _tabulars(group, rows, columns))
 
@@ -66,7 +66,7 @@ def _tabular(title: str, rows: Sequence[Shown], columns: Sequence[Column], kept:
 
 
 def _heading(words: str, side: str) -> str:
-    """In two lines where it is long, of which the upper is no longer than need be."""
+    """In two lines where it is long; the upper line is as short as possible."""
     places = [at for at, character in enumerate(words) if character == " "]
     if len(words) <= LONG_HEADING or not places:
         return escape(words)

@@ -20,15 +20,15 @@ _WIDTH = 140
 
 
 def latest(*sweeps: str) -> Path:
-    """The folder of the sweep that was written to last; of these sweeps and their small twins, where any are named.
+    """The folder of the sweep that was written to last, among these sweeps and their small twins if any are named.
 
     Raises `ConfigError`, with the command to run, where there is none.
     """
     results = _results()
     names = [name for sweep in sweeps for name in (sweep, f"{sweep}_small")]
     folders = [results / name for name in names] or (list(results.iterdir()) if results.is_dir() else [])
-    found = {folder: find_runs(folder) for folder in folders}
-    written_at = {folder: max(run.path.stat().st_mtime for run in runs) for folder, runs in found.items() if runs}
+    runs_of = {folder: find_runs(folder) for folder in folders}
+    written_at = {folder: max(run.path.stat().st_mtime for run in runs) for folder, runs in runs_of.items() if runs}
     if not written_at:
         raise ConfigError(
             f"{results} holds no runs of {' or '.join(sweeps) or 'a sweep'}: parallelbench submit "
@@ -38,12 +38,12 @@ def latest(*sweeps: str) -> Path:
 
 
 def together(*sweeps: str) -> Runs:
-    """The latest runs of each of these sweeps: for claims that hold one against another."""
+    """The latest runs of each of these sweeps: for claims that compare sweeps."""
     from analysis import load
 
     # By id: a run that is in several sweeps is loaded once, under any of their names.
-    wanted = {run_id for sweep in sweeps for run_id in load(latest(sweep)).run["run_id"]}
-    return load(_results()).only(wanted)
+    run_ids = {run_id for sweep in sweeps for run_id in load(latest(sweep)).run["run_id"]}
+    return load(_results()).only(run_ids)
 
 
 def _results() -> Path:
@@ -55,8 +55,8 @@ def _results() -> Path:
 
 
 def show(runs: Runs, *names: str) -> None:
-    """Display figures by name, by default all, each under its title with what it finds. As SVG, which any front end
-    draws without a network.
+    """Display figures by name (default: all), each with its title and finding. As SVG, which any front end draws
+    without a network.
     """
     from IPython.display import SVG, Markdown, display
 
@@ -75,6 +75,6 @@ def claims(runs: Runs, publication: str | None = None) -> None:
 
     texts = publications()
     if publication is not None and publication not in (known := [text.seed for text in texts]):
-        raise ConfigError(f"{publication} is no publication: choose of {', '.join(known)}")
+        raise ConfigError(f"{publication} is no publication: choose one of {', '.join(known)}")
     chosen = [text for text in texts if publication in (None, text.seed)]
     Console(width=_WIDTH).print(judgements_table(judge_all(runs, chosen)))

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from analysis.reader import Runs
 
 _FLAGS = {
-    "short": "epochs under 2 s, of which the GPUs' counters, refreshed ten times a second, tell little",
+    "short": "epochs under 2 s are too short for the GPUs' counters, which are refreshed ten times a second",
     "sparse": "samples more than 1 s apart",
     "from_power": "summed up from sampled power, since the GPU has no energy counter",
-    "reset": "a counter began anew in some epochs, which have no energy",
+    "reset": "a counter restarted in some epochs, which have no energy",
     "incomplete": "no sample before or after some epochs, which have no energy",
 }
 """Values of `telemetry_flags`, in words."""
@@ -35,13 +35,13 @@ _SLOWED = {
     0x40: "heat (hardware)",
     0x80: "the power supply",
 }
-"""Bits of `gpu_throttle_reasons` that make a run slower than another's on the same GPU, by what (nvml.h)."""
-_TOLD_TOGETHER = (Exclusion.OVERSUBSCRIBED.value, Exclusion.PACKED.value)
+"""Bits of `gpu_throttle_reasons` (nvml.h) that slow down some runs on a GPU and not others → their cause."""
+_REPORTED_TOGETHER = (Exclusion.OVERSUBSCRIBED.value, Exclusion.PACKED.value)
 """Exclusions with one line for all runs."""
 
 
 def headline(runs: Runs, *, most: int = 4) -> list[str]:
-    """The speed-ups over one device in sentences, the largest first, then what is not compared."""
+    """The speed-ups over one device in sentences, the largest first, then the configurations that are not compared."""
     compared = _compared(runs)
     not_compared = refused(runs)
     if compared.is_empty():
@@ -71,7 +71,7 @@ def _gain(row: dict[str, Any], *, named: bool) -> str:
     low, high, pairs = row["speed_up_low"], row["speed_up_high"], row["speed_up_pairs"]
     span = f"95 % interval {text.span(low, high)}, {text.repeats(pairs)}"
     if row["verdict"] == SpeedVerdict.INDISTINGUISHABLE:
-        return f"{what} can't be told from one device in speed: {row['speed_up']:.2f} times as fast ({span})."
+        return f"{what} is indistinguishable from one device in speed: {row['speed_up']:.2f} times as fast ({span})."
     return f"{what} {does} {row['speed_up']:.2f} times as fast as one device ({span}): {rest}."
 
 
@@ -83,7 +83,7 @@ def warnings(runs: Runs, *, most: int = 25) -> list[str]:
         *_oversubscribed(runs),
         *_packed(runs),
         *(f"Skipped: {_relative(runs, str(s.path))}: {s.reason}." for s in runs.skipped),
-        *(f"{note}; what is missing is null, what is unknown is left out." for note in runs.notes),
+        *(f"{note}. Missing columns are null; unknown columns are ignored." for note in runs.notes),
         *_repeats(runs),
         *_by_chance(runs),
         *_baselines(runs),
@@ -103,11 +103,11 @@ def _relative(runs: Runs, path: str) -> str:
 
 
 def _excluded(runs: Runs, *, most: int) -> list[str]:
-    gone = facts(runs).drop_nulls("exclusion").filter(~pl.col("exclusion").is_in(_TOLD_TOGETHER))
+    gone = facts(runs).drop_nulls("exclusion").filter(~pl.col("exclusion").is_in(_REPORTED_TOGETHER))
     rows = gone.select("slug", "exclusion", "exclusion_detail").rows()
-    lines = [f"Left out of all comparisons: {slug}: {describe(*why)}." for slug, *why in rows[:most]]
+    lines = [f"Excluded from all comparisons: {slug}: {describe(*why)}." for slug, *why in rows[:most]]
     more = len(rows) - most
-    return lines + ([f"{more} more runs are left out: see the table of all runs."] if more > 0 else [])
+    return lines + ([f"{more} more runs are excluded: see the table of all runs."] if more > 0 else [])
 
 
 def _oversubscribed(runs: Runs) -> list[str]:
@@ -118,7 +118,7 @@ def _oversubscribed(runs: Runs) -> list[str]:
     names = list(rows["configuration"].unique(maintain_order=True))
     return [
         f"No time, speed-up or efficiency for {text.listed(names, most=len(names))}: there were more devices than "
-        "cores, so devices took turns on a core, and the times are not the strategy's."
+        "cores. Devices took turns on a core, so the times are not those of the strategy."
     ]
 
 
@@ -129,8 +129,8 @@ def _packed(runs: Runs) -> list[str]:
         return []
     return [
         f"No time, speed-up or efficiency from {rows.height} packed run{'' if rows.height == 1 else 's'} "
-        "(launcher.pack=true): warm processes started them one after the other, which is no training job's start. "
-        "Losses and accuracies are those of separate runs."
+        "(launcher.pack=true): warm processes started them one after the other, unlike a training job. "
+        "Losses and accuracies equal those of separate runs."
     ]
 
 
@@ -148,7 +148,7 @@ def _repeats(runs: Runs) -> list[str]:
 
 
 def _by_chance(runs: Runs) -> list[str]:
-    """How many of many verdicts would be wrong, were nothing different."""
+    """How many of many verdicts would be wrong if nothing differed."""
     verdicts = summary(runs).drop_nulls("speed_up_low").height
     expected = (1 - CONFIDENCE) * verdicts
     if expected < 1:
@@ -174,7 +174,7 @@ def _energies(runs: Runs) -> list[str]:
 
 
 def _throttled(runs: Runs) -> list[str]:
-    """Which runs' GPUs were slowed down, and by what."""
+    """The runs whose GPUs were slowed down, and the cause."""
     rows = (
         counted(runs)
         .drop_nulls("steady_gpu_throttle_reasons")
@@ -187,7 +187,7 @@ def _throttled(runs: Runs) -> list[str]:
             if reasons & bit:
                 by_cause[by][configuration] += 1
     return [
-        f"Clocks were lowered by {by} while these trained, so their times are not only the strategy's: "
+        f"Clocks were lowered by {by} while these trained, which made their times longer: "
         f"{text.listed([f'{name} ({text.repeats(count)})' for name, count in names.items()])}."
         for by, names in by_cause.items()
     ]
@@ -208,7 +208,7 @@ def _samples(runs: Runs) -> list[str]:
     cases = dropped.select("group", "train_samples", "dropped_samples").unique(maintain_order=True).rows()
     return [
         f"{left:,} of {whole:,} training samples are not trained on in an epoch (they fill no global batch, or "
-        f"the epoch was cut short): {group}. Throughput counts only those that are."
+        f"the epoch was cut short): {group}. Throughput counts only the samples that are trained on."
         for group, whole, left in cases
     ]
 
@@ -217,14 +217,14 @@ def _single_epoch(runs: Runs) -> list[str]:
     short = counted(runs).filter(pl.col("epochs") < 2)
     if short.is_empty():
         return []
-    return [f"{short.height} runs have one epoch and so no steady state: measure with epochs=2 or more."]
+    return [f"{short.height} runs have one epoch, so they have no steady state: measure with epochs=2 or more."]
 
 
 def _resumed(runs: Runs) -> list[str]:
     rows = counted(runs).drop_nulls("resumed_after").select("slug", "resumed_after").rows()
     return [
-        f"{slug} was interrupted, and resumed after epoch {epochs}. The first epoch of each attempt warms up and is "
-        "left out of times and throughput; there is no total time with start-up."
+        f"{slug} was interrupted, and resumed after epoch {epochs}. The first epoch of each attempt warms up and "
+        "does not count in times and throughput. There is no total time with start-up."
         for slug, epochs in rows
     ]
 
@@ -235,10 +235,8 @@ def _parity_off(runs: Runs) -> list[str]:
     rows = unchecked.select("configuration", "config_json").rows()
     off = {name for name, config in rows if not json.loads(config)["measure"]["parity"]}
     never = {name for name, _ in rows} - off
-    lines = [f"Nobody checked that these train like one device (measure.parity=false): {', '.join(sorted(off))}."]
-    other = (
-        f"These don't compute what one device would, so no parity check can vouch for them: {', '.join(sorted(never))}."
-    )
+    lines = [f"Not checked against one device (measure.parity=false): {', '.join(sorted(off))}."]
+    other = f"Not comparable with one device, so without a parity check: {', '.join(sorted(never))}."
     return (lines if off else []) + ([other] if never else [])
 
 

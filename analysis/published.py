@@ -111,7 +111,7 @@ def _known_columns(frame: pl.DataFrame, table: str, differences: list[str]) -> p
     known = {column.name: TYPES[column.type] for column in TABLES[table]}
     missing = known.keys() - set(frame.columns)
     if lacking := sorted(missing & {*INDISPENSABLE.get(table, ("run_id",))}):
-        raise Unreadable(f"{table}.parquet lacks {', '.join(lacking)}: nobody can say what was run, or measured")
+        raise Unreadable(f"{table}.parquet lacks {', '.join(lacking)}: the run or its measurements can't be identified")
     differences += [f"{table}.{name} is missing" for name in known if name in missing]
     differences += [f"{table}.{name} is unknown" for name in frame.columns if name not in known]
     return frame.select(

@@ -43,7 +43,7 @@ class Runs:
     """
 
     root: Path
-    """The folder that was asked for."""
+    """The folder that was loaded."""
     tables: Mapping[str, pl.DataFrame]
     """The tables by name, without telemetry, which may have millions of rows."""
     skipped: tuple[Skipped, ...]
@@ -216,7 +216,7 @@ def _read_journals(folder: RunFolder, plugin: str | None) -> Frames:
     try:
         run = read_config(folder.path / "config.yaml", plugin)
     except ConfigError as error:
-        raise Unreadable(f"it has no result, and what it was to do can't be read: {error}") from None
+        raise Unreadable(f"it has no result, and its configuration can't be read: {error}") from None
     state, attempts = folder.state(), folder.attempts()
     row: dict[str, Any] = configured_columns(run)
     rows: dict[str, list[dict[str, Any]]] = {}

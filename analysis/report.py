@@ -37,11 +37,11 @@ GENERATOR = '<meta name="generator" content="parallelbench">'
 
 
 FILTERS = ("data", "model", "strategy", "devices")
-"""What the page's reader may filter by: columns of `facts`."""
+"""Columns of `facts` by which the page can be filtered."""
 MOST_EPOCHS = 100_000
-"""Rows of the table of epochs as CSV; beyond, it is Parquet, a hundredth as large."""
+"""Most rows of the table of epochs as CSV. A longer table is Parquet, a hundredth as large."""
 MOST_RUNS = 500
-"""Rows of the page's table of runs; beyond, a browser would take seconds to lay them out."""
+"""Most rows of the page's table of runs. A browser would take seconds to lay out more."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Drawn:
     spec: str
     """Vega-Lite, as JSON that may stand inside a script element; empty without a chart."""
     image: str
-    """The same as SVG, in base64, for where no script runs; empty without a chart."""
+    """The same as SVG, in base64, for readers without scripts; empty without a chart."""
 
 
 def write_report(path: Path | str, out: Path | str | None = None, *, plugin: str | None = None) -> Path:
@@ -84,12 +84,12 @@ def _require_a_finished_run(runs: Runs) -> None:
     if "done" in runs.run["state"]:
         return
     if runs.run.is_empty():
-        found = f"{len(runs.skipped)} folders, none of them a readable run" if runs.skipped else "no run"
+        content = f"{len(runs.skipped)} folders, none of them a readable run" if runs.skipped else "no run"
     else:
         labels = sorted(set(runs.run.select(pl.coalesce("outcome", "state")).to_series()))
-        found = f"{runs.run.height} runs, all of them {' or '.join(labels)}"
+        content = f"{runs.run.height} runs, all of them {' or '.join(labels)}"
     raise ConfigError(
-        f"{runs.root} holds no finished run to report on ({found}): {instead_of(runs.root)}, or run the "
+        f"{runs.root} holds no finished run to report on ({content}): {instead_of(runs.root)}, or run the "
         "sweep first, e.g. parallelbench submit sweep=demo"
     )
 
@@ -100,7 +100,7 @@ def _require_replaceable(final: Path) -> None:
     page = final / "index.html"
     ours = page.is_file() and GENERATOR in page.read_text(encoding="utf-8", errors="replace")[:2000]
     if not (final.is_dir() and (ours or not any(final.iterdir()))):
-        raise ConfigError(f"{final} is no report, and a report would replace it: choose another folder with --out DIR")
+        raise ConfigError(f"{final} is not a report and would be replaced: choose another folder with --out DIR")
 
 
 def _swap(temporary: Path, final: Path) -> None:
@@ -191,13 +191,13 @@ def _with_energy(table: pl.DataFrame) -> pl.DataFrame:
 
 
 def _runs_table(rows: pl.DataFrame) -> dict[str, Any]:
-    """The table of runs with its caption; of very many runs, those that are left out come first."""
-    caption = "Every run that was found, with its outcome, and why it is left out where it is."
+    """The table of runs with its caption. Of very many runs, excluded ones come first."""
+    caption = "Every run with its outcome and, if it is excluded, the reason."
     if rows.height > MOST_RUNS:
-        # Those that are left out first; then back in the order of the table of configurations.
+        # Choose excluded runs first; then restore the order of the table of configurations.
         first = rows.with_row_index("place").sort(pl.col("exclusion").is_null(), maintain_order=True).head(MOST_RUNS)
         caption = (
-            f"{MOST_RUNS} of {rows.height:,} runs, those first that are left out, with the outcome and the reason. "
+            f"{MOST_RUNS} of {rows.height:,} runs, excluded ones first, with the outcome and the reason. "
             "The others are in tables/runs.csv beside this page."
         )
         rows = first.sort("place")

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 CONFIDENCE = 0.95
 FEWEST_REPEATS = 2
-"""Of fewer pairs nothing tells how much they vary, so there is neither an interval nor a verdict."""
+"""Fewest pairs for an interval and a verdict: fewer pairs don't show how much they vary."""
 FEW_REPEATS = 4
-"""Of fewer pairs the interval is more than twice as wide, to each side, as the pairs vary: see `half_width`."""
+"""Fewest pairs for a narrow interval: with fewer it is more than twice as wide, to each side, as the pairs vary."""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from parallelbench.store.columns import Column
 
 _BREAKS = str.maketrans({"\u00a0": " ", "\u2060": None, "\u00ad": None})
-"""Marks of where a line may break, which a terminal would show."""
+"""Marks for optional line breaks, which a terminal would show."""
 
 
 def summary_table(runs: Runs) -> Table:

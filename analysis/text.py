@@ -46,7 +46,7 @@ def mean_and_max(mean: float | None, largest: float | None) -> str:
 
 
 def parity(passed: bool | None) -> str:
-    """What the parity check of a run said."""
+    """The result of a run's parity check."""
     return "not checked" if passed is None else "passed" if passed else "failed"
 
 

@@ -1,4 +1,4 @@
-"""What a launcher does: where it takes runs to, and how it looks after them there.
+"""The launcher interface: where runs are executed, and how they are started, watched and ended there.
 
 A launcher is a subclass of `Launcher`, options (a subclass of `parallelbench.spec.launchers.LauncherOptions`), and a
 YAML file in conf/launcher. The suite's are in `SUITE`. A plugin's class and options are in one module of its package.
@@ -37,17 +37,17 @@ SUITE = {
 
 @dataclass(frozen=True)
 class SubmitOptions:
-    """What `submit` was asked for, besides the runs."""
+    """Options of `submit`, besides the runs."""
 
     retry: frozenset[str] = frozenset()
-    """Outcomes to try again, besides those that always are."""
+    """Outcomes to try again, besides those that are always tried again."""
     max_gpu_hours: float | None = None
     """Submit nothing if the jobs may use more; None: no limit."""
 
 
 @dataclass(frozen=True)
 class RunStatus:
-    """One run: what its folder says, and what its launcher adds."""
+    """One run: the state of its folder, and what its launcher knows."""
 
     state: State
     job: str = ""
@@ -66,7 +66,7 @@ class RunStatus:
 
 @dataclass(frozen=True)
 class SweepStatus:
-    """What a launcher knows of the runs of some sweeps."""
+    """A launcher's information on the runs of some sweeps."""
 
     runs: Mapping[RunFolder, RunStatus] = field(default_factory=dict)
     notes: Sequence[str] = ()
@@ -74,7 +74,7 @@ class SweepStatus:
 
 
 class Launcher(ABC):
-    """Where runs are taken to. It has no state: what it must remember is in the sweep's folder."""
+    """Where runs are executed. It has no state: it keeps its records in the sweep's folder."""
 
     name: ClassVar[str]
     """As in the YAML file."""
@@ -87,11 +87,11 @@ class Launcher(ABC):
 
     @abstractmethod
     def prepare(self, planned: PlannedRun) -> Prepared:
-        """Check a run for the place where it will train; raises `ConfigError`. Writes nothing."""
+        """Check a run for where it will train; raises `ConfigError`. Writes nothing."""
 
     @abstractmethod
     def submit(self, prepared: Sequence[Prepared], options: SubmitOptions, console: Console) -> int:
-        """Start or queue what is missing of one sweep; returns the exit code."""
+        """Start or queue the missing runs of one sweep; returns the exit code."""
 
     def show_plan(self, prepared: Sequence[Prepared], states: Sequence[State], console: Console) -> bool:
         """Print what `submit` would do with these runs, beyond their states; returns whether all of them can start."""
@@ -102,7 +102,7 @@ class Launcher(ABC):
         return False
 
     def status(self, sweeps: Mapping[Path, Look]) -> SweepStatus:
-        """The runs of sweeps for which `submitted` holds, as far as this launcher knows more than their folders."""
+        """The runs of sweeps for which `submitted` holds, if this launcher knows more than their folders."""
         return SweepStatus()
 
     def cancel(self, sweeps: Sequence[Path], console: Console) -> None:
@@ -114,7 +114,7 @@ class Launcher(ABC):
         return []
 
     def findings(self) -> Iterable[tuple[str, str]]:
-        """(what, finding) pairs about the place where runs are taken to, for `doctor`."""
+        """(what, finding) pairs about where runs are executed, for `doctor`."""
         return ()
 
     def bandwidth(self, overrides: Sequence[str]) -> Iterable[tuple[str, str]]:

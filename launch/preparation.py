@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A run that was checked for the place where it will train."""
+    """A run that was checked for where it will train."""
 
     planned: PlannedRun
     """Its device type is the one that it will have."""
@@ -31,7 +31,7 @@ class Prepared:
 
 
 def checked(planned: PlannedRun, *, oversubscribed: bool = False) -> Prepared:
-    """What every launcher checks of a run whose device type is decided; raises `ConfigError`. Writes nothing."""
+    """The checks of every launcher, for a run whose device type is decided; raises `ConfigError`. Writes nothing."""
     run = planned.run
     check_run(run, run.device)
     check_data(run)

@@ -44,25 +44,25 @@ def _names(folder: Path) -> set[str]:
 
 
 def resumption(folders: Iterable[RunFolder]) -> str:
-    """How unfinished runs that have begun go on when they are submitted again, as the end of a sentence."""
+    """How unfinished runs that have begun resume when they are submitted again, as the end of a sentence."""
     begun = [folder for folder in folders if folder.attempts()]
     kept = sum(map(saved, begun))
-    parts = [f"{kept} run(s) go on after the last saved epoch"] if kept else []
+    parts = [f"{kept} run(s) resume after the last saved epoch"] if kept else []
     if lost := len(begun) - kept:
-        parts.append(f"{lost} run(s) start over, since nothing of them was saved")
+        parts.append(f"{lost} run(s) start over because nothing was saved")
     return f": {'; '.join(parts)}" if parts else ""
 
 
 def saved(folder: RunFolder) -> bool:
-    """Whether there is a training state that a later attempt can go on from."""
+    """Whether there is a checkpoint from which a later attempt can resume."""
     return any(folder.path.glob("checkpoints/*/manifest.json"))
 
 
 def glance(folder: RunFolder) -> State:
     """`RunFolder.state`, but for published tables of the right sizes their content is not read.
 
-    Enough for looking: tables are published whole, by one rename. What starts runs or reads results compares their
-    sha256, and takes a table that has changed since for damaged.
+    Enough for looking: tables are published whole, by one rename. Code that starts runs or reads results compares their
+    sha256, and treats a changed table as damaged.
     """
     # Strings and plain calls: with paths, 10,000 runs would take three times as long.
     result = os.path.join(folder.path, "result")

@@ -16,18 +16,18 @@ OVERRIDE is a key=value of the configuration in Hydra's grammar, e.g. model=cnn_
 """
 
 _EXIT_CODES = """
-Exit codes: 0 all went well; 1 a run failed (compare: something is slower); 2 the request can't be carried out, or not
-judged; 130 interrupted.
+Exit codes: 0 success; 1 a run failed (compare: a configuration is slower); 2 the request is invalid or can't be judged;
+130 interrupted.
 """
 
 _COMPARE_EPILOG = """
-Runs are paired by configuration and repeat. With --fail-if-slower, slower means that even the lower end of the 95 %
+Runs are paired by configuration and repeat. With --fail-if-slower, slower means that the lower end of the 95 %
 interval of the ratio of times per epoch is above the margin, for any configuration or all together; exit codes are then
-0 passed, 1 slower, 2 refused or not to be judged (too few repeats, a configuration or repeat that only A has).
+0 passed, 1 slower, 2 refused or undecided (too few repeats, a configuration or repeat that only A has).
 """
 
 
-_UNFINISHED = "a package of your own, needed where some of its runs are not finished"
+_UNFINISHED = "your own package; needed if some of its runs are not finished"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -45,11 +45,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # The reader has left; what is still in the buffer must not fail once more when Python ends.
+        # The reader has closed the pipe; the rest of the buffer must not fail again when Python ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
-        # Not 1, which means that a run failed, or that something is slower.
+        # Not 1, which means that a run failed, or that a configuration is slower.
         reason = no_permission(error) if isinstance(error, PermissionError) else error
         print(f"parallelbench: {reason}", file=sys.stderr)
         return 2
@@ -79,20 +79,20 @@ def _choices(wrong: str, valid: Iterable[str]) -> str:
 
 
 _CONFIGURED = {
-    "run": "one run, here, now; prints the run folder last",
-    "show": "the resolved configuration, its run id, and the choices of each group",
-    "plan": "every run of a sweep, its resources and state; writes nothing",
-    "tune": "try for some seconds what is fastest here for a sweep that will be submitted with tune=true",
-    "submit": "run what is missing of a sweep: sweep=NAME, or lists such as devices=1,2",
+    "run": "train one run on this machine; print its folder last",
+    "show": "print the resolved configuration, its run id, and all choices",
+    "plan": "print every run of a sweep with its resources and state; writes nothing",
+    "tune": "find the fastest settings here in a short trial, for a sweep that is submitted with tune=true",
+    "submit": "train the missing runs of a sweep: sweep=NAME, or lists such as devices=1,2",
     "prepare": "download and convert a data set once: data=NAME",
 }
 """Verbs that take overrides."""
 _ON_FOLDERS = {
-    "status": "the state of every run below a folder",
-    "report": "figures, tables and a page from the runs below a folder",
-    "claims": "what publications claim, compared with the runs below a folder",
+    "status": "print the state of every run below a folder",
+    "report": "write figures, tables and a page on the runs below a folder",
+    "claims": "judge the claims of publications by the runs below a folder",
     "cancel": "end the queued and running jobs of the sweeps below a folder",
-    "logs": "what a run's latest attempt and its job have printed",
+    "logs": "print the output of a run's latest attempt and its job",
 }
 """Verbs that take a folder."""
 
@@ -110,7 +110,7 @@ def _parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentPa
         verb = verbs.add_parser(name, help=text, description=text, epilog=_EPILOG)
         verb.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="key=value")
         verb.add_argument("--conf", metavar="DIR", help="a folder of your own YAML files, laid out like conf/")
-        _add_plugin(verb, "a package of your own, by name or path; YAML may name its classes")
+        _add_plugin(verb, "your own package, by name or path; YAML may name its classes")
         if name == "submit":
             _add_submit_options(verb)
     for name, text in _ON_FOLDERS.items():
@@ -118,7 +118,7 @@ def _parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentPa
         verb.add_argument("folder", metavar="DIR", help="a results folder, a sweep's folder, or a run's")
         _add_folder_options(verb, name)
     _add_compare(verbs)
-    doctor = verbs.add_parser("doctor", help="what this machine and its cluster have, and what is missing")
+    doctor = verbs.add_parser("doctor", help="print what this machine and its cluster have, and what is missing")
     doctor.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="with --bandwidth: site=NAME nodes=N …")
     doctor.add_argument(
         "--bandwidth", action="store_true", help="measure all-reduces between the cluster's nodes (a short Slurm job)"
@@ -132,25 +132,25 @@ def _add_plugin(verb: argparse.ArgumentParser, text: str) -> None:
 
 def _add_folder_options(verb: argparse.ArgumentParser, name: str) -> None:
     if name in ("status", "cancel", "logs"):
-        _add_plugin(verb, "a package of your own whose launcher the runs were submitted with")
+        _add_plugin(verb, "your own package, whose launcher the runs were submitted with")
     else:
         _add_plugin(verb, _UNFINISHED)
     if name == "claims":
         verb.add_argument(
             "names", nargs="*", default=[], metavar="NAME", help="only these claims, with every run behind them"
         )
-        verb.add_argument("--file", metavar="YAML", help="claims of your own instead of the suite's")
+        verb.add_argument("--file", metavar="YAML", help="your own claims instead of the suite's")
     if name == "report":
-        verb.add_argument("--out", metavar="DIR", help="where to write it, instead of DIR/report")
+        verb.add_argument("--out", metavar="DIR", help="the report's folder, instead of DIR/report")
     if name == "status":
         verb.add_argument("--watch", action="store_true", help="update the table until all runs have ended")
         verb.add_argument(
-            "--all", action="store_true", help="list every run, also the many that are ok, queued or missing"
+            "--all", action="store_true", help="list every run, also those that are ok, queued or missing"
         )
 
 
 def _add_compare(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    text = "is B faster than A? the same configurations in two folders, or two values of a key in one"
+    text = "compare two folders, or two values of a key in one folder: is B faster than A?"
     verb = verbs.add_parser("compare", help=text, description=text, epilog=_COMPARE_EPILOG)
     verb.add_argument("folders", metavar="DIR", nargs="+", help="A and B: folders of runs; or one, with --by")
     verb.add_argument("--by", metavar="KEY=A,B", help="compare two values of a key, e.g. strategy=ddp,fsdp")
@@ -158,9 +158,11 @@ def _add_compare(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         "--across",
         default="",
         metavar="KEY,…",
-        help="keys in which the sides may differ besides",
+        help="further keys in which the sides may differ",
     )
-    verb.add_argument("--fail-if-slower", metavar="P%", help="exit with 1 if anything is slower by more, e.g. 3%%")
+    verb.add_argument(
+        "--fail-if-slower", metavar="P%", help="exit with 1 if a configuration is slower by more, e.g. 3%%"
+    )
     _add_plugin(verb, _UNFINISHED)
 
 
@@ -170,7 +172,7 @@ def _add_submit_options(verb: argparse.ArgumentParser) -> None:
         "--max-gpu-hours",
         type=_hours,
         metavar="H",
-        help="submit nothing if the GPUs asked for, by time limits × launcher.attempts, come to more",
+        help="submit nothing if GPUs × time limits × launcher.attempts are more than H hours",
     )
 
 

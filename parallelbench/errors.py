@@ -1,4 +1,4 @@
-"""What can go wrong in words a user can act on."""
+"""Errors for users, and helpers for their messages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class ConfigError(Exception):
-    """The user asked for something that cannot be done: the message names the value, the constraint and the fix."""
+    """A request that can't be carried out. The message names the value, the constraint and the fix."""
 
 
 class StorageError(Exception):
@@ -19,14 +19,14 @@ class StorageError(Exception):
 
 
 class SupersededError(Exception):
-    """A newer attempt of the same run has begun: this one may change nothing any more."""
+    """A newer attempt of the same run has begun: this one must not change anything."""
 
     def __init__(self) -> None:
         super().__init__("a newer attempt took over")
 
 
 def no_permission(error: PermissionError) -> str:
-    """What is in the way of reading somebody else's results, and who can mend it."""
+    """Why somebody else's results cannot be read, and who can change that."""
     if error.filename is None:  # of a process, say, not of a file
         return str(error)
     return f"no permission for {error.filename}: ask its owner for chmod -R g+rX"

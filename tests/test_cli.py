@@ -237,7 +237,7 @@ def test_what_is_too_much_leaves_no_folder(
 def test_the_exit_codes_are_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
         cli.main(["--help"])
-    assert "Exit codes: 0 all went well; 1 a run failed" in " ".join(capsys.readouterr().out.split())
+    assert "Exit codes: 0 success; 1 a run failed" in " ".join(capsys.readouterr().out.split())
 
 
 def test_status_of_a_folder_without_runs_says_so(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

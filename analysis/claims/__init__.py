@@ -1,4 +1,4 @@
-"""What publications claim, held against runs: `judge_all(runs)`; one YAML file per publication, `grammar` says how."""
+"""Claims of publications, judged by runs: `judge_all(runs)`. Each publication is a YAML file; see `grammar`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Case", "Claim", "Judgement", "Publication", "chosen", "judge", "judg
 
 
 def judge_all(runs: Runs, of: Sequence[Publication] | None = None) -> list[Judgement]:
-    """Every claim of these publications, by default of those that the suite comes with, in their order."""
+    """Judge every claim of these publications (default: the suite's own), in their order."""
     return [
         judge(runs, claim, seed=publication.seed)
         for publication in (publications() if of is None else of)
@@ -28,7 +28,7 @@ def judge_all(runs: Runs, of: Sequence[Publication] | None = None) -> list[Judge
 
 
 def chosen(of: Sequence[Publication] | None, names: Sequence[str]) -> list[Publication]:
-    """The publications, by default those that the suite comes with, with only the claims of these names, if any."""
+    """The publications (default: the suite's own), with only the claims of these names if any are given."""
     all_of = list(publications() if of is None else of)
     valid = [claim.name for publication in all_of for claim in publication.claims]
     for name in names:

@@ -1,4 +1,4 @@
-"""The effects that a claim is about: which runs are alike in all but what is compared, and the effect per repeat."""
+"""The effects of a claim: runs that differ in the compared keys only, and the effect in each repeat."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def effects(runs: Runs, claim: Claim) -> list[Effect]:
-    """Every effect that the claim is about, between sides that are alike in all else and have a repeat in common."""
+    """Every effect of the claim. The sides differ in the compared keys only, and have a repeat in common."""
     return [effect for effect in _effects(runs, claim) if effect.values]
 
 
@@ -31,7 +31,7 @@ def is_unreached(runs: Runs, claim: Claim) -> bool:
 
 
 def _effects(runs: Runs, claim: Claim) -> list[Effect]:
-    """Also those without a value, where a run never reached the target."""
+    """The same, and effects without a value, because a run never reached the target."""
     levels = measured(runs, claim)
     if any("devices" in c.roots and "strategy" not in c.roots for c in (*claim.contrasts, claim.more) if c):
         levels = as_every_strategy(levels)

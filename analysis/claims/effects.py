@@ -75,7 +75,7 @@ def measured(runs: Runs, claim: Claim) -> list[Effect]:
             names = {"train_samples": samples, "parameters": parameters, "epoch": epoch}
             effect = merged.setdefault(f"{text} {names}", Effect(keys, names))
             if repeat in effect.values or repeat in effect.missed:
-                continue  # a second run of the same
+                continue  # a second run of this repeat
             if reading is None:
                 effect.missed.add(repeat)
             else:
@@ -101,8 +101,8 @@ def _readings(runs: Runs, claim: Claim, epoch: int | str) -> dict[str, Reading]:
         rows = _epochs(runs).filter(pl.col("epoch") == (pl.col("last") if epoch == LAST else epoch))
     else:
         rows = facts(runs)
-    found = rows.select("run_id", claim.metric).drop_nulls()
-    return {run_id: Reading(value, value, value) for run_id, value in found.iter_rows()}
+    values = rows.select("run_id", claim.metric).drop_nulls()
+    return {run_id: Reading(value, value, value) for run_id, value in values.iter_rows()}
 
 
 @lru_cache(maxsize=8)

@@ -1,8 +1,8 @@
-"""What a claim is: a sentence of a publication, and what has to be measured for it to be true.
+"""A claim: a sentence of a publication, and the measurement that decides it.
 
 A claim compares two sides of otherwise equal runs, repeat by repeat, and names the region in which the effect must
-lie. It is reproduced where the whole interval of the effect lies in that region, refuted where none of it does; between
-the two is what is too small to count.
+lie. It is reproduced if the whole interval of the effect lies in that region, and refuted if the whole interval lies
+beyond the bound. Effects within the margin `by` decide nothing.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ RISING = {
     "train_samples": ("data.copies", "data.train_samples"),
     "parameters": ("model",),
 }
-"""What a contrast may let rise → the keys of the configuration that differ with it."""
+"""Quantity that may rise in a contrast → the keys of the configuration that differ with it."""
 
 LEARNING = (
     "train_loss",
@@ -47,7 +47,7 @@ LEARNING = (
     "activation_bytes_sent_per_step_sum",
     "bytes_sent_per_step_busiest",
 )
-"""Metrics that no clock and no allocator is asked for: runs on shared cores say the same as others."""
+"""Metrics that need neither clock nor allocator: runs on shared cores measure them as well as others."""
 MEASURED = (
     "first_epoch_time_s",
     "second_epoch_time_s",
@@ -59,56 +59,56 @@ MEASURED = (
     "peak_memory_sum_bytes",
     "time_to_accuracy_s",
 )
-"""Metrics of a run that only runs with valid timing have."""
+"""Metrics of a run that need valid timing."""
 PER_EPOCH = ("slowest_epoch_time_s", "training_time_s", "gpu_energy_j", "gpu_power_mean_w", "gpu_memory_used_max_bytes")
-"""Metrics of an epoch that only runs with valid timing have: of the one that the contrast or `epoch` names.
+"""Metrics of an epoch that need valid timing; the contrast or `epoch` names the epoch.
 
-The fullest GPU is the driver's, as peaks of processes are sums over the GPUs that each drives.
+The fullest GPU is as the driver reports it, because the peak of a process is a sum over all GPUs that it drives.
 """
 TO_ACCURACY = ("steps_to_accuracy", "time_to_accuracy_s")
-"""Metrics that need a `target`: the same for all runs, whatever their work."""
+"""Metrics that need a `target`, the same for all runs."""
 EPOCH_COLUMNS = (*LEARNING[:4], *PER_EPOCH)
 METRICS = (*LEARNING, *MEASURED, *PER_EPOCH)
 OF_SAMPLES = (
     *("first_epoch_time_s", "second_epoch_time_s", "steady_epoch_time_s", "slowest_epoch_time_s", "gpu_energy_j"),
     *("total_training_time_s", "total_time_s", "training_time_s"),
 )
-"""Metrics that less is of where an epoch holds fewer samples: whoever drops some of them seems to be faster."""
+"""Metrics that shrink with the samples per epoch: a run that drops samples looks faster."""
 LAST = "last"
-"""The level of `epoch` that is each run's last."""
+"""The level of `epoch` that stands for the last epoch of each run."""
 
 
 class Contrast(Node, frozen=True, kw_only=True):
     """Two sides of a comparison: two levels by name, or every step from one level to the next that was measured."""
 
     from_: Level | None = field(default=None, name="from")
-    """What the one side has, e.g. {strategy: single, devices: 1}."""
+    """Keys and values of the first side, e.g. {strategy: single, devices: 1}."""
     to: Level | None = None
-    """What the other side has; the effect is this side's value against the other's."""
+    """Keys and values of the second side. The effect is its value against that of the first side."""
     rising: str | None = None
     """Instead of both: a quantity of `RISING`; each level is compared with the next lower one."""
 
     def __post_init__(self) -> None:
-        """Refuse what names neither two sides nor a quantity."""
+        """Refuse a contrast that names neither two sides nor a quantity."""
         given = [side is not None for side in (self.from_, self.to)]
         if any(given) != all(given) or all(given) == (self.rising is not None):
-            raise ConfigError("a contrast has either both from and to, or rising")
+            raise ConfigError("a contrast needs either from and to, or rising")
         if self.rising is not None and self.rising not in RISING:
             raise ConfigError(f"rising={self.rising} is no choice: {choices(self.rising, RISING)}")
         _require_keys({**(self.from_ or {}), **(self.to or {})})
 
     @property
     def roots(self) -> tuple[str, ...]:
-        """The keys in which the two sides may differ: what both name alike is a condition on either."""
+        """The keys in which the two sides may differ. A key with one value on both sides is a condition on both."""
         if self.rising is not None:
             return RISING[self.rising]
         one, other = self.from_ or {}, self.to or {}
-        found = tuple(key for key in {**one, **other} if one.get(key) != other.get(key))
-        return (*found, "nodes") if "devices" in found else found
+        keys = tuple(key for key in {**one, **other} if one.get(key) != other.get(key))
+        return (*keys, "nodes") if "devices" in keys else keys
 
     @property
     def epochs(self) -> set[int | str]:
-        """The epochs that are named."""
+        """The epochs that the two sides name."""
         named = [side["epoch"] for side in (self.from_ or {}, self.to or {}) if "epoch" in side]
         return {epoch for level in named for epoch in (level if isinstance(level, list) else [level])}
 
@@ -125,26 +125,26 @@ class Expect(Node, frozen=True, kw_only=True):
     below: float | None = None
     between: tuple[float, float] | None = None
     by: Annotated[float, Meta(ge=0)] = 0.0
-    """How far above or below, for the effect to count: what lies nearer decides nothing."""
+    """Least distance from the bound that counts. An effect that lies nearer decides nothing."""
 
     def __post_init__(self) -> None:
-        """Refuse what isn't one region."""
+        """Refuse anything but exactly one region."""
         if sum(bound is not None for bound in (self.above, self.below, self.between)) != 1:
             raise ConfigError("expect needs exactly one of above, below and between")
         if self.between and self.between[0] >= self.between[1]:
-            raise ConfigError(f"expect.between={list(self.between)} is empty: the lower end comes first")
+            raise ConfigError(f"expect.between={list(self.between)} is empty: write the lower end first")
         if self.between and self.by:
-            raise ConfigError(f"expect.by={self.by:g} means nothing to between: it is how far above or below")
+            raise ConfigError(f"expect.by={self.by:g} does not apply to between: leave it out")
 
     @property
     def region(self) -> tuple[float, float]:
-        """Lower and upper end of what reproduces the claim; infinite where there is none."""
+        """Lower and upper end of the region that reproduces the claim; infinite without a bound."""
         low, high = self.open
         return low + self.by, high - self.by
 
     @property
     def open(self) -> tuple[float, float]:
-        """The same of what doesn't refute it: the region, and what of its side of the bound is too small to count."""
+        """Lower and upper end of the region that does not refute it: the same without the margin `by`."""
         if self.between is not None:
             return self.between
         low = float("-inf") if self.above is None else self.above
@@ -152,26 +152,26 @@ class Expect(Node, frozen=True, kw_only=True):
 
 
 class Claim(Node, frozen=True, kw_only=True):
-    """A sentence of a publication, as something that runs can decide."""
+    """A sentence of a publication, in a form that runs can decide."""
 
     name: Name
     section: Text
-    """Where it stands."""
+    """Its section in the publication."""
     quote: Text
-    """A few of its words."""
+    """A short quotation."""
     metric: str
     """What is measured on both sides: one of `METRICS`."""
     compare: Literal["ratio", "difference", "efficiency"] = "ratio"
     """ratio: to ÷ from. difference: to − from. efficiency: the ratio ÷ the ratio of devices, 1 = ideal."""
     contrasts: Annotated[list[Contrast], Meta(min_length=1)]
     together: bool = False
-    """Whether work has to show all contrasts: one that is refuted refutes it, all of them reproduce it."""
+    """Whether each work must show all contrasts: all must be reproduced, and one refuted contrast refutes the claim."""
     more: Contrast | None = None
-    """Compare the effect itself: what it is at one level of this against what it is at the other."""
+    """A second contrast: the effect at one level of it is compared with the effect at the other level."""
     where: Level = field(default_factory=dict)
-    """What all runs have, on both sides."""
+    """Keys and values of all runs, on both sides."""
     epoch: Annotated[int, Meta(ge=1)] | None = None
-    """Of a metric of epochs, which one; null: the last, or what the contrast says."""
+    """The epoch of a metric of epochs; null: the last epoch, or that of the contrast."""
     target: Annotated[float, Meta(gt=0, lt=1)] | None = None
     """The accuracy of steps_to_accuracy and time_to_accuracy_s, 0 to 1."""
     best_of: str | None = None
@@ -182,7 +182,7 @@ class Claim(Node, frozen=True, kw_only=True):
     gpus_only: Text | None = None
     """Why runs on CPUs can't decide it."""
     sweep: Name | Annotated[list[Name], Meta(min_length=1)]
-    """A sweep whose runs decide it, or several of which it takes all."""
+    """The sweep whose runs decide it, or several sweeps that are all needed."""
     note: Text | None = None
     """How the sentence was read, where it can be read in several ways."""
 
@@ -193,16 +193,16 @@ class Claim(Node, frozen=True, kw_only=True):
             if name is not None and name not in METRICS:
                 raise ConfigError(f"{key}={name} is no choice: {choices(name, METRICS)}")
         if (self.metric in TO_ACCURACY) != (self.target is not None):
-            raise ConfigError(f"target is the accuracy of metric={' or '.join(TO_ACCURACY)}: both or neither")
+            raise ConfigError(f"target is the accuracy of metric={' or '.join(TO_ACCURACY)}: give both or neither")
         if self.also in TO_ACCURACY:
-            raise ConfigError(f"also={self.also} is refused: it would need a target of its own")
+            raise ConfigError(f"also={self.also} is refused: it would need a target of its own; choose another metric")
         if self.epoch is not None and self.metric not in EPOCH_COLUMNS:
-            raise ConfigError(f"epoch={self.epoch} means nothing to metric={self.metric}, which is one of a whole run")
+            raise ConfigError(f"epoch={self.epoch} does not apply to metric={self.metric} of a whole run: leave it out")
         _require_keys(self.where)
 
     @property
     def sweeps(self) -> list[str]:
-        """All that it takes to decide it."""
+        """All sweeps that are needed to decide it."""
         return self.sweep if isinstance(self.sweep, list) else [self.sweep]
 
     def epochs(self, contrast: Contrast) -> set[int | str]:
@@ -216,7 +216,7 @@ class Publication(Node, frozen=True, kw_only=True):
     """The claims of one publication: a file of this folder."""
 
     seed: Annotated[str, Meta(pattern=r"^[0-9A-Za-z]{1,12}\Z")]
-    """Its number among the publications, for short."""
+    """Its number among the publications, e.g. 002."""
     title: Text
     claims: Annotated[list[Claim], Meta(min_length=1)]
 
@@ -234,15 +234,15 @@ class Publication(Node, frozen=True, kw_only=True):
         if not (isinstance(plain, dict) and isinstance(plain.get("claims"), list)):
             raise ConfigError(f"{path} holds no claims: it needs the keys seed, title and claims, which is a list")
         try:
-            found: Self = structure(plain | {"claims": [_claim(item) for item in plain["claims"]]}, cls)
+            publication: Self = structure(plain | {"claims": [_claim(item) for item in plain["claims"]]}, cls)
         except ConfigError as error:
             raise ConfigError(f"{path}: {error}") from None
-        _require_distinct([claim.name for claim in found.claims], path)
-        return found
+        _require_distinct([claim.name for claim in publication.claims], path)
+        return publication
 
 
 def _claim(plain: Any) -> Claim:
-    """One at a time, so that what is wrong names it."""
+    """Read one claim at a time, so that an error names it."""
     name = plain.get("name") if isinstance(plain, dict) else plain
     try:
         claim: Claim = structure(plain, Claim)
@@ -252,7 +252,7 @@ def _claim(plain: Any) -> Claim:
 
 
 def _require_keys(level: Level) -> None:
-    """Refuse what no run can have."""
+    """Refuse keys that no run has."""
     valid = [*RunConfig.__struct_fields__, "epoch", "train_samples", "parameters", "device_type", "device_name"]
     for key in level:
         root = str(key).partition(".")[0]
@@ -263,14 +263,14 @@ def _require_keys(level: Level) -> None:
 def _require_distinct(names: Sequence[str], path: Path) -> None:
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise ConfigError(f"{path}: {twice[0]} is the name of two claims: give each its own")
+        raise ConfigError(f"{path}: {twice[0]} is the name of two claims: give each claim its own name")
 
 
 @cache
 def publications() -> tuple[Publication, ...]:
     """The claims that the suite comes with."""
-    found = [Publication.read(path) for path in Path(__file__).parent.glob("*.yaml")]
-    return tuple(sorted(found, key=lambda publication: publication.seed))
+    shipped = [Publication.read(path) for path in Path(__file__).parent.glob("*.yaml")]
+    return tuple(sorted(shipped, key=lambda publication: publication.seed))
 
 
 def written(level: Level) -> str:

@@ -70,7 +70,7 @@ def details(judgement: Judgement) -> RenderableType:
 
 
 def expected(claim: Claim) -> str:
-    """What is compared, and where it must lie: "steady_epoch_time_s, ratio above 1.02"."""
+    """The metric, the comparison and the region: "steady_epoch_time_s, ratio above 1.02"."""
     expect = claim.expect
     (low, high), bound = expect.region, expect.above if expect.above is not None else expect.below
     span = f"between {_value(low, claim)} and {_value(high, claim)}"

@@ -32,7 +32,7 @@ Verdict = Literal["reproduced", "refuted", "inconclusive"]
 VERDICTS: tuple[Verdict, ...] = ("reproduced", "refuted", "inconclusive")
 
 ENOUGH_REPEATS = 6
-"""Before a publication is contradicted or confirmed: with fewer, an interval rests on the shape of the noise."""
+"""Fewest repeats for a verdict: with fewer, an interval depends on the shape of the noise."""
 
 
 @dataclass(frozen=True)
@@ -40,27 +40,27 @@ class Case:
     """The effect in one kind of work: on one model and data set, between two levels."""
 
     where: str
-    """Data, model and what else sets it apart from the other cases."""
+    """Data, model and the other keys in which it differs from the other cases."""
     step: str
     """The levels that are compared."""
     device: str
-    """What it ran on."""
+    """The device that it was measured on."""
     effects: tuple[tuple[int, float], ...]
     """(repeat, effect) of every repeat that both sides have."""
     low: float | None
     high: float | None
-    """The interval of the effect; None with a single repeat. Steps and time to an accuracy are known to an epoch: it
-    reaches from the least to the most that they may be.
+    """The interval of the effect; None with a single repeat. Steps and time to an accuracy are known to an epoch only,
+    so the interval reaches from their least to their largest possible value.
     """
     verdict: Verdict
     lacks: str
-    """What would decide it; empty where it is decided."""
+    """What is missing for a verdict; empty where there is one."""
     runs: tuple[str, ...]
     """The runs behind it."""
     warnings: tuple[str, ...] = ()
     """The warnings of these runs, and the caveats of comparing them."""
     missed: int = 0
-    """Further repeats of both sides, without an effect since a run never reached the target."""
+    """Further repeats of both sides that have no effect, because a run never reached the target."""
     also: float | None = None
     """Median effect on the claim's other metric, in the same runs."""
 
@@ -71,7 +71,7 @@ class Case:
 
     @property
     def enough(self) -> bool:
-        """Whether there are repeats enough to contradict or confirm."""
+        """Whether there are enough repeats for a verdict."""
         return len(self.effects) + self.missed >= ENOUGH_REPEATS
 
 
@@ -84,7 +84,7 @@ class Judgement:
     cases: tuple[Case, ...]
     verdict: Verdict
     why: str
-    """In how many cases it holds, or what would decide it."""
+    """In how many cases it holds, or what is missing for a verdict."""
 
 
 def judge(runs: Runs, claim: Claim, *, seed: str) -> Judgement:
@@ -145,7 +145,7 @@ def _pairing(runs: Runs, ids_of_repeats: Mapping[int, tuple[str, ...]]) -> Pairi
 def _blockers(pairings: Sequence[Pairing], effect: Effect, claim: Claim) -> str:
     """Why the effect decides nothing, whatever it is; empty where it may.
 
-    `pairings`: of the runs that are compared, and of those that the smallest value was chosen from, which compares, too.
+    `pairings`: of the compared runs, and of those that the smallest value was chosen from: choosing compares, too.
     """
     kinds = {"of_times": claim.metric not in LEARNING, "per_epoch": claim.metric in OF_SAMPLES}
     issues = next(filter(None, (pairing.blockers(**kinds) for pairing in pairings)), ())
@@ -164,18 +164,18 @@ def _decided(
     values = [reading.value for reading in effect.values.values()]
     verdict, lacks = decide(values, interval, claim.expect)
     if verdict == "inconclusive" and decide(values, _ends(values, claim), claim.expect)[0] != "inconclusive":
-        lacks = "accuracy is measured too seldom: fewer measure.steps_per_epoch"
+        lacks = "accuracy is measured too rarely: lower measure.steps_per_epoch"
     return verdict, lacks
 
 
 @lru_cache(maxsize=8)
 def _known(runs: Runs) -> dict[str, tuple[str, str | None]]:
-    """Run id → its folder's name, and what it warns of."""
+    """Run id → the name of its folder, and its warnings."""
     return {run_id: (slug, warned) for run_id, slug, warned in runs.run.select("run_id", "slug", "warnings").rows()}
 
 
 def _interval(effect: Effect, claim: Claim) -> tuple[float, float] | None:
-    """From the lower end of the least that the effects may be to the upper end of the most."""
+    """From the lower end of the least possible effects to the upper end of the largest possible ones."""
     least = _ends([reading.least for reading in effect.values.values()], claim)
     most = _ends([reading.most for reading in effect.values.values()], claim)
     return (least[0], most[1]) if least and most else None
@@ -189,8 +189,8 @@ def _ends(values: Sequence[float], claim: Claim) -> tuple[float, float] | None:
 def decide(values: Sequence[float], interval: tuple[float, float] | None, expect: Expect) -> tuple[Verdict, str]:
     """The verdict on an effect, and what would decide it where nothing does.
 
-    Reproduced: the interval lies in the region. Refuted: it lies beyond the bound, on the other side. What lies between
-    is too small to count, either way. Fewer than `ENOUGH_REPEATS` decide nothing.
+    Reproduced: the interval lies in the region. Refuted: it lies on the other side of the bound. Effects within the
+    margin decide nothing. Fewer than `ENOUGH_REPEATS` repeats decide nothing.
     """
     if interval is None or len(values) < ENOUGH_REPEATS:
         return "inconclusive", f"{text.repeats(len(values))} of {ENOUGH_REPEATS}: sweep.repeats={ENOUGH_REPEATS}"
@@ -204,18 +204,18 @@ def decide(values: Sequence[float], interval: tuple[float, float] | None, expect
 def _undecided(values: Sequence[float], interval: tuple[float, float], expect: Expect) -> str:
     bounds = sorted({*expect.region, *expect.open})
     held = [bound for bound in bounds if interval[0] <= bound <= interval[1]]
-    if not held:  # it lies between the bound and what counts
-        return f"the difference is below what counts ({expect.by:g})"
+    if not held:  # it lies within the margin
+        return f"the effect is within the margin ({expect.by:g})"
     return _more_repeats(len(values), median(values), interval, held)
 
 
 def _more_repeats(n: int, middle: float, interval: tuple[float, float], held: Sequence[float]) -> str:
-    """How many repeats it would take if the median stayed, as intervals narrow with the root of their number."""
+    """Repeats needed to decide, if the median stays: intervals narrow with the root of n."""
     needed = max(_repeats_to_leave(edge, n, middle, interval) for edge in held)
     holds = f"the interval holds {text.listed([f'{edge:g}' for edge in held])}"
     if needed > 100:
-        return f"{holds}, too near the median for any feasible number of repeats"
-    return f"{holds}: about {max(n + 1, round(needed + 0.5))} repeats, should the median stay"
+        return f"{holds}, which is too near the median for any feasible number of repeats"
+    return f"{holds}: about {max(n + 1, round(needed + 0.5))} repeats are needed, if the median stays"
 
 
 def _repeats_to_leave(edge: float, n: int, middle: float, interval: tuple[float, float]) -> float:
@@ -224,7 +224,7 @@ def _repeats_to_leave(edge: float, n: int, middle: float, interval: tuple[float,
 
 
 def _overall(cases: Sequence[Case], claim: Claim) -> tuple[Verdict, str]:
-    """All cases with repeats enough agree, or the claim as a whole is open."""
+    """The common verdict of all cases with enough repeats; inconclusive where they differ."""
     judged = [case for case in cases if case.enough] or cases
     few = f"{len(cases) - len(judged)} more with too few repeats" if len(judged) < len(cases) else ""
     verdicts = _together(judged, claim) if claim.together else [case.verdict for case in judged]
@@ -232,7 +232,7 @@ def _overall(cases: Sequence[Case], claim: Claim) -> tuple[Verdict, str]:
     for verdict in ("reproduced", "refuted"):
         if counts[verdict] == len(verdicts):
             return verdict, few
-    whole = f"it takes {'; and '.join(map(str, claim.contrasts))}"
+    whole = f"it needs {'; and '.join(map(str, claim.contrasts))}"
     open_ = "it depends on the work" if counts["refuted"] else whole
     lacks = next((case.lacks for case in judged if case.lacks), open_)
     if len(cases) == 1:
@@ -248,19 +248,19 @@ def _together(cases: Sequence[Case], claim: Claim) -> list[Verdict]:
     for case in cases:
         works[case.where].append(case)
     verdicts: list[Verdict] = []
-    for found in works.values():
-        shown = {case.verdict for case in found}
-        whole = shown == {"reproduced"} and len({case.step for case in found}) == len(claim.contrasts)
+    for members in works.values():
+        shown = {case.verdict for case in members}
+        whole = shown == {"reproduced"} and len({case.step for case in members}) == len(claim.contrasts)
         verdicts.append("refuted" if "refuted" in shown else "reproduced" if whole else "inconclusive")
     return verdicts
 
 
 def _missing(runs: Runs, claim: Claim) -> str:
-    """Why there is nothing to compare, and what has to be run."""
+    """Why there is nothing to compare, and which runs are needed."""
     if claim.gpus_only and facts(runs).filter(pl.col("device_type") == "cuda").is_empty():
         return f"can't be decided on CPUs: {claim.gpus_only}; it needs {_sweeps(claim)} on GPUs"
     if is_unreached(runs, claim):
-        return f"no repeat of both sides reaches {claim.target:g}: more epochs, or another optimizer, would have to"
+        return f"no repeat reaches {claim.target:g} on both sides: train more epochs, or choose another optimizer"
     with_all = f" {written(claim.where)}" if claim.where else ""
     sides = "; or ".join(map(str, claim.contrasts)) + (f"; and with {claim.more}" if claim.more else "")
     lacks = f"needs runs of the same work{with_all} with {sides}; {ENOUGH_REPEATS} repeats each: {_sweeps(claim)}"

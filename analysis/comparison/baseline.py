@@ -39,7 +39,7 @@ def against_one_device(runs: Runs) -> dict[Configuration, Pairing]:
         members[group, configuration].append(known[run_id])
         if is_baseline(strategy, devices):
             baselines[group].append(known[run_id])
-    return {key: paired(baselines[key[0]], found) for key, found in members.items() if key[0] in baselines}
+    return {key: paired(baselines[key[0]], runs_of) for key, runs_of in members.items() if key[0] in baselines}
 
 
 def refused(runs: Runs) -> list[str]:

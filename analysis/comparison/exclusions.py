@@ -22,7 +22,7 @@ MOST = 8
 class Exclusion(Enum):
     """Why a run doesn't count: its value in tables, its words, and whether what the run learned counts all the same."""
 
-    NOT_STARTED = "not started", "nothing has run it yet"
+    NOT_STARTED = "not started", "no attempt has begun"
     RUNNING = "running", "it has not ended yet"
     PARITY_FAILED = "parity_failed", "it does not train like one device"
     OOM = "oom", "out of memory"
@@ -90,7 +90,7 @@ def excluded(runs: Runs) -> pl.DataFrame:
 
 
 def _duplicates(runs: Runs, gone: pl.DataFrame) -> pl.DataFrame:
-    """Runs that repeat another's repeat, say with parity checked in one only: pairs are by repeat, so one counts."""
+    """Runs with another run's repeat, e.g. if only one checked parity. Pairs are by repeat, so only one run counts."""
     rows = runs.run.select("run_id", "repeat").join(gone, on="run_id", how="anti").join(labels(runs), on="run_id")
     again = rows.sort("run_id").filter(pl.int_range(pl.len()).over("group", "configuration", "repeat") > 0)
     nothing = pl.lit(None, pl.String)

@@ -1,4 +1,4 @@
-"""A comparison for a terminal, and as a gate: is anything slower than it may be?"""
+"""A comparison as a table for the terminal, and as a gate: is any configuration slower than allowed?"""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def gate(comparison: Comparison, *, margin: float) -> Gate:
     """Whether any configuration, or all together, is slower by more than `margin` (0.03: 3 %) with confidence.
 
     It is where the lower end of the 95 % interval of the ratio of times exceeds 1 + margin. Of changes that are slower
-    by exactly the margin 2.5 % fail, of harmless ones fewer. What can't be judged does not pass.
+    by exactly the margin, 2.5 % fail; of harmless ones, fewer. An undecided comparison does not pass.
     """
     judged = [(row.configuration, row.time) for row in comparison.rows]
     undecided = [f"{row.configuration}: {row.shown_verdict}" for row in comparison.rows if not _has_interval(row.time)]
@@ -126,7 +126,7 @@ def gate(comparison: Comparison, *, margin: float) -> Gate:
     undecided += [f"{name}: no counted run on side B" for name in comparison.only_a]
     undecided += [f"{lost} are missing on side B" for lost in comparison.lost]
     if undecided:
-        return Gate(UNDECIDED, f"UNDECIDED: {text.listed(undecided, sep='; ')}. Measure what is missing, then compare")
+        return Gate(UNDECIDED, f"UNDECIDED: {text.listed(undecided, sep='; ')}. Measure the missing runs, then compare")
     return Gate(PASSED, f"PASS: nothing is slower by more than {allowed} with confidence; {_left_open(judged, margin)}")
 
 
@@ -135,7 +135,7 @@ def _has_interval(time: Ratio | None) -> bool:
 
 
 def _left_open(judged: Sequence[tuple[str, Ratio | None]], margin: float) -> str:
-    """How much slower it may still be: a gate whose intervals are wide could hardly have failed."""
+    """How much slower B may still be: a gate with wide intervals rarely fails."""
     name, high = max(((name, time.high) for name, time in judged if time and time.high), key=lambda end: end[1])
     if high <= 1:
         return "all are faster"

@@ -23,7 +23,7 @@ _NAMES = ("data.name", "model.name")
 
 @functools.lru_cache(maxsize=8)
 def works(runs: Runs) -> dict[str, Work]:
-    """Per run id, everything that defines its work: its flat configuration, less what is being compared.
+    """Per run id, the definition of its work: its flat configuration without the compared keys.
 
     Runs of equal work share one object.
     """
@@ -34,7 +34,7 @@ def works(runs: Runs) -> dict[str, Work]:
     rows = runs.run.select("run_id", "config_json", *DEVICE).rows()
     for run_id, config_json, *device in rows:
         parts = msgspec.json.decode(config_json, type=dict[str, msgspec.Raw])
-        # Of thousands of runs few do different work: what they have beside what is compared is read once.
+        # Of thousands of runs few do different work, so each work is read only once.
         same = tuple((key, bytes(raw)) for key, raw in parts.items() if key not in _APART)
         if same not in parsed:
             node = msgspec.json.decode(config_json)
@@ -50,7 +50,7 @@ def works(runs: Runs) -> dict[str, Work]:
     for run_id, _, *device in rows:
         configuration = configured[run_id]
         usual = seen[configuration].most_common(1)
-        # A run that died before it said where it ran belongs with the others of its configuration.
+        # A run that died before it recorded its device belongs with the others of its configuration.
         where = usual[0][0] if None in device and usual else tuple(device)
         if (configuration, where) not in whole:
             whole[configuration, where] = nodes[configuration] | dict(zip(DEVICE, where, strict=True))
@@ -157,7 +157,7 @@ def work_label(work: Work, keys: Iterable[str], *, way: str = "") -> str:
 def varying_keys(several: list[Work]) -> list[list[str]]:
     """Per work the keys that tell it apart from the others, once the names of their data and models are known.
 
-    An option of a component only does among components of the same name: others may not have it.
+    A component's option distinguishes only works with components of the same name: others may not have it.
     """
     values: dict[tuple[str, str | None], set[Any]] = defaultdict(set)
     for key in {key for work in several for key in work} - set(_NAMES):
@@ -169,7 +169,7 @@ def varying_keys(several: list[Work]) -> list[list[str]]:
 
 
 def _alike(key: str, work: Work) -> str | None:
-    """What another work's component must be called for its key to be compared; None: any."""
+    """Component name for which a key is comparable between works; None: any."""
     name = f"{key.partition('.')[0]}.name"
     return None if key == name else work.get(name)
 

@@ -29,13 +29,13 @@ Other = TypeVar("Other")
 
 @dataclass(frozen=True, eq=False, slots=True)
 class ComparedRun:
-    """What a comparison needs of a run."""
+    """The data of a run that a comparison needs."""
 
     runs: Runs
     run_id: str
     repeat: int
     definition: Work
-    """All that defines it, but for its repeat."""
+    """Its definition, without its repeat."""
     environment: Work
     """The entries of its environment that must match, or are reported."""
     data_samples: int | None
@@ -210,7 +210,7 @@ def paired_ratio(numerator: Mapping[int, float | None], denominator: Mapping[int
 
 @lru_cache(maxsize=8)
 def compared_runs(runs: Runs) -> dict[str, ComparedRun]:
-    """Run id → what a comparison needs of the run."""
+    """Run id → the data of the run that a comparison needs."""
     environments, defined = environments_of(runs), definitions(runs)
     columns = ("run_id", "repeat", "train_samples", "dropped_samples")
     return {

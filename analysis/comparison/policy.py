@@ -103,8 +103,8 @@ def _words(issue: Issue) -> str:
             return f"epochs hold {' and '.join(numbers)} samples: ratios of times and energies are per sample"
         case Caveat.ORDER:
             return (
-                "the compared runs were measured one after the other: the ratios contain whatever changed on the "
-                "machine in between, while the runs of one sweep are interleaved"
+                "the compared runs were measured one after the other: the ratios include any change of the "
+                "machine in between; the runs of one sweep are interleaved"
             )
 
 
@@ -130,8 +130,8 @@ def work_differences(one: Work, other: Work) -> Differences:
     """The keys in which two works differ. Of two unlike components only the names are compared."""
     keys = sorted(key for key in one.keys() | other.keys() if one.get(key) != other.get(key))
     unlike = {key.removesuffix(".name") for key in keys if key.endswith(".name")}
-    found = {key: (one.get(key), other.get(key)) for key in keys if not is_below(key, unlike)}
-    return found | {name: (one.get(f"{name}.name"), other.get(f"{name}.name")) for name in sorted(unlike)}
+    differing = {key: (one.get(key), other.get(key)) for key in keys if not is_below(key, unlike)}
+    return differing | {name: (one.get(f"{name}.name"), other.get(f"{name}.name")) for name in sorted(unlike)}
 
 
 def without(work: Work, roots: Iterable[str]) -> Work:

@@ -63,7 +63,7 @@ class Side:
 
     @cached_property
     def members(self) -> dict[str, list[ComparedRun]]:
-        """What defines a run, without what may differ, as text → the runs."""
+        """A run's definition without the keys that may differ, as text → the runs."""
         members: dict[str, list[ComparedRun]] = defaultdict(list)
         for run in self.counted:
             members[canonical(without(run.definition, self.across))].append(run)
@@ -79,11 +79,11 @@ class Side:
     def names(self) -> set[str]:
         """The keys in which the other side could differ."""
         works = {key for run in self.counted for key in run.definition}
-        entries = {key for found in environments_of(self.runs).values() for key in found if must_match(key)}
+        entries = {key for environment in environments_of(self.runs).values() for key in environment if must_match(key)}
         return {key.removesuffix(".name") for key in works | entries if not key.endswith("._target_")}
 
     def work(self, key: str) -> Work:
-        """What defines the runs of a member, without what may differ."""
+        """The definition of a member's runs, without the keys that may differ."""
         return without(self.members[key][0].definition, self.across)
 
     def row(self, key: str) -> str:
@@ -122,18 +122,18 @@ def _row(a: Side, b: Side, key: str) -> ComparedRow:
 
 
 def _require_one_meaning(side: Side, name: str) -> None:
-    """Refuse where what may differ between the sides already differs within one."""
+    """Refuse where a key that may differ between the sides differs within one side."""
     for first, *others in side.members.values():
         for other in others:
             if within := work_differences(first.definition, other.definition):
                 raise ConfigError(
-                    f"{side.labels[other.run_id][1]} has several meanings among {name} side's runs "
-                    f"({format_differences(within)}): choose folders, or --by, so that each side has one"
+                    f"{side.labels[other.run_id][1]}: {name} side has runs that differ "
+                    f"({format_differences(within)}): choose folders, or --by, so that each side has one of them"
                 )
 
 
 def _unlike_works(a: Side, only_a: list[str], b: Side, only_b: list[str]) -> Differences:
-    """What differs between configurations of the two sides that belong to one row."""
+    """The differences between configurations of the two sides that belong to one row."""
     unlike: Differences = {}
     for key in only_a:
         if others := [other for other in only_b if b.row(other) == a.row(key)]:
@@ -142,7 +142,7 @@ def _unlike_works(a: Side, only_a: list[str], b: Side, only_b: list[str]) -> Dif
 
 
 def _least_unlike(a: Side, only_a: list[str], b: Side, only_b: list[str]) -> Differences:
-    """What differs between the two configurations that differ least."""
+    """The differences between the two configurations that differ least."""
     return min((_nearest(a, key, b, only_b) for key in only_a), key=len) if only_a and only_b else {}
 
 

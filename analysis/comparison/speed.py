@@ -1,4 +1,4 @@
-"""Verdicts on speed: faster, slower, or why neither can be said."""
+"""Verdicts on speed: faster, slower, indistinguishable, or the reason for none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is B faster than A? The same configurations before and after a change, on two machines, or with two strategies.
+"""Is B faster than A? It compares configurations before and after a change, on two machines, or with two strategies.
 
 A ratio is B ÷ A of one repeat. The verdict is about time. Runs are paired where all that defines them is equal, except
 for the keys that are compared.
@@ -153,7 +153,7 @@ def _lost(a: Side, b: Side) -> Iterator[str]:
 
 
 def by(runs: Runs, key: str, one: Any, other: Any, *, across: Sequence[str] = ()) -> Comparison:
-    """Compare the runs whose `key` is `other` with those whose is `one`, e.g. `by(runs, "strategy", "ddp", "fsdp")`."""
+    """Compare the runs with `key=other` with those with `key=one`, e.g. `by(runs, "strategy", "ddp", "fsdp")`."""
     one, other = plain(one), plain(other)
     run_ids: dict[str, list[str]] = {}
     _require_counted(runs)
@@ -204,13 +204,13 @@ def _refusal(a: Runs, b: Runs, across: tuple[str, ...], unlike: Differences) -> 
 
 
 def _require_two_measurements(rows: Iterable[ComparedRow]) -> None:
-    """Refuse a copied folder: it holds the same measurements, and would always be as fast."""
+    """Refuse a copied folder: it holds the same measurements, so it would always be as fast."""
     for row in rows:
         for repeat, (one, other) in row.pairing.pairs:
             if one.run_id == other.run_id and one.span == other.span and math.isfinite(one.span[0]):
                 raise ConfigError(
-                    f"{row.configuration}, repeat {repeat}: both sides hold the very same run (equal times of "
-                    "day): compare folders that were measured apart"
+                    f"{row.configuration}, repeat {repeat}: both sides hold the same run (equal times of "
+                    "day): compare folders that were measured separately"
                 )
 
 

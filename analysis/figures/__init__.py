@@ -51,7 +51,7 @@ def _drawn(module: Any, runs: Runs) -> Figure:
 
 
 def specification(chart: alt.FacetChart) -> dict[str, Any]:
-    """The chart as Vega-Lite, without the address of its schema, which nothing needs."""
+    """The chart as Vega-Lite, without the address of its schema."""
     spec: dict[str, Any] = chart.to_dict()
     del spec["$schema"]
     return spec

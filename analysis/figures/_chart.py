@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 INK = "#333333"
 DASHES = ([1, 0], [6, 3], [2, 2], [8, 3, 2, 3], [12, 4], [1, 3])
-# Okabe and Ito's colours, told apart with any kind of colour blindness; their yellow is too pale for lines. Nobody
-# tells 16 hues apart: a hue is a family (blue: replicas, green: sharded, orange: by layers, pink: by tensors, violet:
+# Okabe and Ito's colours, distinct with any kind of colour blindness; their yellow is too pale for lines. Nobody
+# distinguishes 16 hues: a hue is a family (blue: replicas, green: sharded, orange: by layers, pink: by tensors, violet:
 # servers and outer loops), and its members differ in lightness and, where they are lines, in dashes.
 STYLES = {
     "single": ("#4d4d4d", 0),
@@ -53,9 +53,9 @@ PANEL_WIDTH = 330
 _LONG_NAME = 28
 COLUMNS = 2
 MOST_PANELS = 24
-"""Of a figure."""
+"""Most panels of a figure that are drawn."""
 MOST_POINTS = 12_000
-"""Of a figure's repeats."""
+"""Most points of a figure's repeats; with more, medians are drawn."""
 LEGEND = alt.Legend(
     title=None, symbolLimit=0, symbolType="stroke", symbolOpacity=1, symbolSize=500, symbolStrokeWidth=2.5
 )
@@ -78,9 +78,9 @@ def variants(runs: pl.DataFrame) -> dict[str, str]:
 def panels(
     chart: alt.LayerChart | alt.FacetChart, data: pl.DataFrame, *, title: str, own_axes: bool = False
 ) -> alt.FacetChart:
-    """Lay out one panel per value of the column `panel`, with axes of its own if asked; style it all.
+    """Lay out one panel per value of the column `panel`, with its own axes under `own_axes`, and style it.
 
-    Of more than `MOST_PANELS`, a subtitle says how many are left out.
+    With more than `MOST_PANELS` panels, a subtitle says how many are drawn.
     """
     order = list(data["panel"].unique(maintain_order=True))
     header = alt.Header(
@@ -130,7 +130,7 @@ def panel(data: pl.DataFrame, label: str | pl.Expr) -> pl.DataFrame:
 
 
 def drawn(data: pl.DataFrame, columns: Sequence[str]) -> pl.DataFrame:
-    """Add `value`, the position of a mark: of these columns the one that the row has, whose name stays in the chart."""
+    """Add `value`, the position of a mark: the one of these columns that the row has. Its name stays in the chart."""
     return data.with_columns(value=pl.coalesce(columns))
 
 
@@ -151,7 +151,7 @@ def with_medians(data: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
 
 
 def _shown(data: pl.DataFrame) -> pl.DataFrame:
-    """The rows of the first panels; more would take minutes to draw, and nobody looks through them."""
+    """The rows of the first `MOST_PANELS` panels. More would take minutes to draw."""
     first = data["panel"].unique(maintain_order=True).head(MOST_PANELS)
     return data.filter(pl.col("panel").is_in(first.implode()))
 

@@ -1,4 +1,4 @@
-"""What steps are spent on, by configuration: the pass after the last epoch."""
+"""The phases of a step by configuration, from the pass after the last epoch."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _shares(rows: pl.DataFrame) -> str:
 def _spent(row: dict[str, Any]) -> str:
     shares = {phase: row[f"{phase}_s"] / row["step_time_s"] for phase in PHASES if row[f"{phase}_s"] is not None}
     largest = max(shares, key=lambda phase: shares[phase])
-    told = [largest, *(phase for phase in ("communication", "bubble") if phase in shares and phase != largest)]
+    named = [largest, *(phase for phase in ("communication", "bubble") if phase in shares and phase != largest)]
     return (
-        f"{row['configuration']} spends {text.listed([f'{text.percent(shares[p])} on {_NAMES[p][0]}' for p in told])}"
+        f"{row['configuration']} spends {text.listed([f'{text.percent(shares[p])} on {_NAMES[p][0]}' for p in named])}"
     )

@@ -23,9 +23,9 @@ TITLE = "Steps to accuracy against batch size"
 _ENOUGH_BATCHES = 4
 _POINTS, _FIT, _PERFECT = "measured, best learning rate", "fitted", "perfect scaling"
 _ROOTS = ("batch_size", "optimizer.lr", "epochs")
-"""In what runs of one curve may differ: as in the paper, every batch has its best learning rate."""
+"""Keys in which runs of one curve may differ: as in the paper, every batch has its best learning rate."""
 _EDGE = 0.1
-"""Regimes end where doubling the batch saves within this of all that it could, or of nothing: slopes −0.9 and −0.1."""
+"""Tolerance of the regimes' ends: slopes −0.9 (doubling the batch nearly halves the steps) and −0.1."""
 
 
 class Curve(NamedTuple):
@@ -63,8 +63,8 @@ def steps(runs: Runs) -> pl.DataFrame:
     )  # fmt: skip
     several = rows.filter(pl.col("x").n_unique().over("panel") >= _ENOUGH_BATCHES)
     curves = [_best(runs, members) for _, members in several.group_by("panel", maintain_order=True)]
-    found = [curve for curve in curves if curve["x"].n_unique() >= _ENOUGH_BATCHES]
-    return pl.concat(found) if found else pl.DataFrame(schema={"panel": pl.String, "x": pl.Int32})
+    measured = [curve for curve in curves if curve["x"].n_unique() >= _ENOUGH_BATCHES]
+    return pl.concat(measured) if measured else pl.DataFrame(schema={"panel": pl.String, "x": pl.Int32})
 
 
 def _best(runs: Runs, members: pl.DataFrame) -> pl.DataFrame:
@@ -81,14 +81,14 @@ def fit(data: pl.DataFrame) -> Curve:
     import numpy as np
     from scipy.optimize import least_squares
 
-    batches, wanted = data["x"].to_numpy().astype(float), np.log(data["steps_to_accuracy"].to_numpy().astype(float))
+    batches, log_steps = data["x"].to_numpy().astype(float), np.log(data["steps_to_accuracy"].to_numpy().astype(float))
 
     def residuals(logs: Any) -> Any:
-        return logs[0] + np.log1p(np.exp(logs[1]) / batches) - wanted
+        return logs[0] + np.log1p(np.exp(logs[1]) / batches) - log_steps
 
     start = [math.log(float(data["steps_to_accuracy"].min())), math.log(float(np.median(batches)))]  # type: ignore[arg-type]
-    found = least_squares(residuals, start)
-    return Curve(*(math.exp(value) for value in found.x))
+    fit = least_squares(residuals, start)
+    return Curve(*(math.exp(value) for value in fit.x))
 
 
 def figure(runs: Runs) -> alt.FacetChart | None:
@@ -173,7 +173,7 @@ def _regimes(data: pl.DataFrame) -> str:
 
 
 def _where(batch: float, low: float, high: float, word: str) -> str:
-    """Extrapolations are told from what was measured."""
+    """Extrapolations are distinguished from measurements."""
     if batch < low:
         return f"{word} a batch below the smallest, {low:.0f}"
     if batch > high:

@@ -28,8 +28,8 @@ def figure(runs: Runs) -> alt.FacetChart | None:
         return None
     steady = gains(runs).filter(pl.col("kind") == "steady").select("group", "configuration", "repeat", "value")
     columns = ("group", "configuration", "variant", "strategy", "devices", "theoretical_bubble")
-    found = planned.select(columns).join(steady, on=["group", "configuration"], how="left", maintain_order="left_right")
-    data = panel(found, "Steady state").with_columns(
+    rows = planned.select(columns).join(steady, on=["group", "configuration"], how="left", maintain_order="left_right")
+    data = panel(rows, "Steady state").with_columns(
         value=100 * (1 - pl.col("value") / pl.col("devices")), bubble=100 * pl.col("theoretical_bubble")
     )
     data = pl.concat([data, _measured(runs).select(data.columns)]).sort("group", maintain_order=True)
@@ -39,8 +39,8 @@ def figure(runs: Runs) -> alt.FacetChart | None:
 
 def _measured(runs: Runs) -> pl.DataFrame:
     """The bubbles of the runs that were attributed."""
-    found = counted(runs).drop_nulls("theoretical_bubble").join(measured_bubbles(runs), on="run_id")
-    return panel(found, "Bubble as measured after the last epoch").with_columns(
+    rows = counted(runs).drop_nulls("theoretical_bubble").join(measured_bubbles(runs), on="run_id")
+    return panel(rows, "Bubble as measured after the last epoch").with_columns(
         value=100 * pl.col("measured_bubble"), bubble=100 * pl.col("theoretical_bubble")
     )
 
@@ -67,16 +67,16 @@ def _shortfalls(rows: pl.DataFrame) -> str:
 
 
 def _idle(runs: Runs) -> str:
-    """What was measured of the bubble itself."""
+    """The measured bubble, or how to measure it."""
     measured = _measured(runs).group_by("group", "configuration", maintain_order=True)
     rows = measured.agg(pl.col("value", "bubble").median() / 100).rows(named=True)
     if not rows:
         return (
-            "Idle time itself was not measured (measure.attribution_steps does): what communication, uneven stages and "
-            "smaller pieces of work cost is not told apart here."
+            "Idle time itself was not measured (measure.attribution_steps does): the shortfall also includes "
+            "communication, uneven stages and the cost of smaller pieces of work."
         )
     shown = [f"{r['configuration']} {text.percent(r['value'])} (by formula {text.percent(r['bubble'])})" for r in rows]
-    return f"Measured after the last epoch, its transfers and uneven stages included, idles {text.listed(shown)}."
+    return f"Idle share measured after the last epoch, transfers and uneven stages included: {text.listed(shown)}."
 
 
 def _explained(row: dict[str, float]) -> str:

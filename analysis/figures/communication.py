@@ -1,4 +1,4 @@
-"""Bytes sent per optimizer step, by what they are: by all processes together, and by the busiest one."""
+"""Bytes sent per optimizer step by kind: of all processes together, and of the busiest one."""
 
 from __future__ import annotations
 

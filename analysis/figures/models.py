@@ -107,7 +107,7 @@ _BASELINE = f"{BASELINE[0]} × {BASELINE[1]}"
 
 
 def _against_one_device(runs: Runs, rows: pl.DataFrame, metric: str) -> list[tuple[Ratio, str]]:
-    """Of every model the paired ratio of the metric to one device's, and the model; in ascending order."""
+    """The paired ratio of the metric to one device's, and the model; in ascending order."""
     pairings = against_one_device(runs)
     ratios = [
         (pairings[group, configuration].ratio(metric), model)

@@ -22,9 +22,9 @@ ORDER = 2
 TITLE = "Real against theoretical scaling"
 IDEAL = "theoretical"
 _MOST_LINES = 7
-"""Variants that lines from one point on can still be told apart of; more become bars."""
+"""Most variants that are drawn as lines; with more, bars are drawn."""
 _LINEAR_UP_TO = 8
-"""Devices up to which both axes are linear; beyond, doublings are what matters."""
+"""Most devices with linear axes; with more, axes are logarithmic."""
 
 
 def figure(runs: Runs) -> alt.FacetChart | None:
@@ -93,7 +93,7 @@ def _labelled(data: pl.DataFrame) -> pl.DataFrame:
 
 
 def _origins(data: pl.DataFrame) -> pl.DataFrame:
-    """Where lines start that have no run on one device themselves: the baseline, which is 1 by definition."""
+    """The starts of lines without a run on one device: the baseline, which is 1 by definition."""
     lines = (
         data.group_by("panel", "variant", maintain_order=True)
         .agg(pl.col("devices").min())

@@ -58,10 +58,10 @@ def _binned(runs: Runs) -> pl.DataFrame:
     shares = shares.with_columns(bin=pl.col("staleness") // width * width)
     pushing = members.filter(pl.col("run_id").is_in(shares["run_id"].unique().to_list()))
     bins = shares.select("group", "configuration", "bin").unique(maintain_order=True)
-    found = shares.group_by("run_id", "bin").agg(value=100 * pl.col("share").sum())
+    per_bin = shares.group_by("run_id", "bin").agg(value=100 * pl.col("share").sum())
     data = (
         pushing.join(bins, on=["group", "configuration"], maintain_order="left_right")
-        .join(found, on=["run_id", "bin"], how="left", maintain_order="left")
+        .join(per_bin, on=["run_id", "bin"], how="left", maintain_order="left")
         .with_columns(pl.col("value").fill_null(0))
     )
     by = ("group", "configuration", "bin")

@@ -1,4 +1,4 @@
-"""Waiting for all-reduces that computing leaves unhidden, beside what a ring of the probed bandwidth takes."""
+"""Exposed communication of all-reduces, beside the time of a ring at the probed bandwidth."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _measured(runs: Runs) -> pl.DataFrame:
 
 
 def figure(runs: Runs) -> alt.FacetChart | None:
-    """Bars of what was waited, a line at the formula; None where nothing was attributed."""
+    """Bars of the waiting time, a line at the formula; None where nothing was attributed."""
     columns = ("group", "configuration", "variant", "strategy", "devices", "repeat")
     ring = pl.col("ring_s").median().over("group", "configuration")
     rows = _measured(runs).select(*columns, "exposed_s", ring=ring)

@@ -27,12 +27,12 @@ PER_FACT = (
         "string",
         "why the run doesn't count in comparisons of time and memory",
         null="it counts",
-        heading="Left out of comparisons",
+        heading="Excluded from comparisons",
         tables=("runs",),
         show=Show.EXCLUSION,
         beside=("exclusion_detail",),
     ),
-    Column("exclusion_detail", "string", "the run's own words for its exclusion", null="it has none"),
+    Column("exclusion_detail", "string", "the run's own reason for its exclusion", null="it has none"),
     Column(
         "accuracy_target",
         "float64",
@@ -69,11 +69,11 @@ _TOO_FEW = "too few pairs, or one device itself"
 _NO_PAIR = "no pair of repeats"
 PER_CONFIGURATION = (
     Column("outcomes", "string", "how the runs of this configuration ended"),
-    Column("runs", "int32", "runs of this configuration that were found"),
+    Column("runs", "int32", "runs of this configuration"),
     Column(
         "repeats",
         "int32",
-        "runs that all numbers of this row rest on: those that are not excluded",
+        "runs that the numbers of this row are computed from: those that are not excluded",
         heading="Runs counted",
         show=Show.COUNTED,
         beside=("runs", "outcomes"),

@@ -19,7 +19,7 @@ def phase_times(runs: Runs) -> pl.DataFrame:
     """One row per run that was attributed: `run_id`, `step_time_s` and each phase's time, s per step.
 
     Means over all ranks and attributed steps; they sum to `step_time_s`. A rank that has no such phase spends no time
-    on it; null where no rank has it. A run of which a rank has no rows is left out: the others would pass for all.
+    on it; null where no rank has it. A run without rows of some rank has no row: the other ranks would pass for all.
     """
     columns = [f"{phase}_s" for phase in PHASES]
     known = [pl.when(pl.col(name).count() > 0).then(pl.col(name).sum() / pl.len()).alias(name) for name in columns]
@@ -31,7 +31,7 @@ def phase_times(runs: Runs) -> pl.DataFrame:
 def measured_bubbles(runs: Runs) -> pl.DataFrame:
     """`run_id` and `measured_bubble` of runs whose ranks idle by a schedule: bubble ÷ (forward + backward + bubble).
 
-    Over all ranks and attributed steps; what a schedule's formula leaves out (optimizer, loader) is left out here, too.
+    Over all ranks and attributed steps; optimizer and loader do not count, as in a schedule's formula.
     """
     at_work = pl.sum_horizontal("forward_s", "backward_s")
     return (

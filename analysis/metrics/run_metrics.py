@@ -65,7 +65,7 @@ def _derive(joined: pl.DataFrame) -> pl.DataFrame:
         .with_columns(
             total_training_time_s=pl.when(pl.col("resumed_after").is_null()).then(pl.col("total_training_time_s")),
             throughput_samples_per_s=pl.col("_samples") / pl.col("steady_epoch_time_s"),
-            # A null means that there was no parity check, so nothing is to be taken off.
+            # Null: there was no parity check, so nothing is subtracted.
             startup_without_parity_s=pl.col("startup_s") - pl.col("startup_parity_s").fill_null(0),
         )
         .with_columns(

@@ -47,8 +47,8 @@ def time_to_accuracy(runs: Runs, target: Target) -> pl.DataFrame:
     """`run_id` and `time_to_accuracy_s`: training time up to and with the first epoch whose test accuracy is
     `target`.
 
-    Training windows of the slowest ranks, without start-up and evaluation; runs that never get there, and
-    resumed ones, are left out.
+    Training windows of the slowest ranks, without start-up and evaluation; runs that never reach it, and
+    resumed ones, have no row.
     """
     reached = _beside(runs, target).filter(_THERE, pl.col("training_time_s").is_not_null())
     return reached.group_by("run_id").agg(time_to_accuracy_s=pl.col("training_time_s").min()).with_columns(AS_TEXT)
@@ -57,7 +57,7 @@ def time_to_accuracy(runs: Runs, target: Target) -> pl.DataFrame:
 def steps_to_accuracy(runs: Runs, target: Target) -> pl.DataFrame:
     """`run_id` and `steps_to_accuracy`: optimizer steps up to and with the first epoch whose test accuracy is `target`.
 
-    As fine as the epochs are (`measure.steps_per_epoch` shortens them); runs that never get there are left out.
+    As fine as the epochs are (`measure.steps_per_epoch` shortens them). Runs that never reach it have no row.
     """
     epochs = _beside(runs, target).with_columns(total=pl.col("steps").cum_sum().over("run_id"))
     reached = epochs.filter(_THERE)
@@ -77,7 +77,7 @@ def energy_to_accuracy(runs: Runs, target: Target) -> pl.DataFrame:
     """`run_id` and `energy_to_accuracy_j`: energy of all GPUs in the training windows up to and with the first epoch
     whose test accuracy is `target`.
 
-    Null where one of these epochs has none (`telemetry_flags` says why); runs that never get there are left out.
+    Null where one of these epochs has none (`telemetry_flags` says why). Runs that never reach it have no row.
     """
     epochs = _beside(runs, target)
     there = _THERE.fill_null(False)

@@ -1,4 +1,4 @@
-"""What is executed for a run: command line and environment, as pure functions."""
+"""The command line and the environment of a run's processes, as pure functions."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Rendezvous:
     host: str
     port: int
     id: str
-    """Names this start of this job, so that processes of another job on the same port are turned away."""
+    """Identifies this start of this job: processes of another job on the same port are refused."""
 
 
 def command_line(arguments: Sequence[str], processes: int, rendezvous: Rendezvous | None = None) -> list[str]:
@@ -64,7 +64,7 @@ def command_line(arguments: Sequence[str], processes: int, rendezvous: Rendezvou
 def environment(
     run: RunConfig, device_type: str, inherited: Mapping[str, str], *, cores: int, rendezvous: Rendezvous | None = None
 ) -> dict[str, str]:
-    """The environment of the training processes, on a machine with so many usable cores."""
+    """Environment variables of the training processes on a machine with `cores` usable cores."""
     own = {
         # A stray conf.py or analysis/ in the working directory must not shadow ours.
         "PYTHONSAFEPATH": "1",
@@ -72,13 +72,13 @@ def environment(
         # torch counts GPUs as the driver's tools do.
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "OMP_NUM_THREADS": str(threads_per_process(run, device_type, cores)),
-        # numpy starts a pool when it is imported, which nothing here uses, and which no fork would survive.
+        # numpy starts a thread pool on import. Nothing here uses it, and it would not survive a fork.
         "OPENBLAS_NUM_THREADS": "1",
         **_network(run, rendezvous),
         **MALLOC,
     }
     if run.compile:
-        # What an earlier run compiled must not shorten this one's start.
+        # Code that an earlier run compiled must not shorten this run's start.
         own["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"
     if run.measure.deterministic:
         own["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
@@ -87,7 +87,7 @@ def environment(
 
 
 def _network(run: RunConfig, rendezvous: Rendezvous | None) -> dict[str, str]:
-    """Which interface the ranks talk over. On one machine they should listen nowhere else."""
+    """Variables that choose the interface between ranks. On one machine ranks listen on loopback only."""
     interface = "lo" if rendezvous is None else run.site.network_interface
     if interface is None:
         return {}
@@ -95,7 +95,7 @@ def _network(run: RunConfig, rendezvous: Rendezvous | None) -> dict[str, str]:
 
 
 def threads_per_process(run: RunConfig, device_type: str, cores: int) -> int:
-    """On a CPU, those of the device. On CUDA an equal share of the cores for each device, however many processes."""
+    """On a CPU, the device's cores. On CUDA, an equal share of the cores for each device."""
     return run.cores_per_device if device_type == "cpu" else max(1, cores // (run.devices // run.nodes))
 
 

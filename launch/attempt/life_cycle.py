@@ -24,7 +24,7 @@ class NotBegun:
 
     reason: str
     published: Outcome | None = None
-    """The outcome of the last attempt, which had only lacked its publication."""
+    """The outcome of the last attempt, if only its publication was missing."""
 
 
 def carry_out(
@@ -41,7 +41,7 @@ def carry_out(
     `skip` gives the reason not to begin one, empty where there is none. `train` runs the described attempt to its end,
     with `supervise` or `in_this_process`. `job` is recorded as the supervisor's.
     """
-    # Read before the state: should another process begin an attempt after this line, the claim below fails.
+    # Read before the state: if another process begins an attempt after this line, the claim below fails.
     attempts = folder.attempts()
     if reason := skip(folder.state(), attempts):
         return NotBegun(reason)
@@ -70,7 +70,7 @@ def too_small(run: RunConfig, device_type: str) -> str | None:
 
 
 def _describe(training: Training) -> None:
-    """Record what is started, and on what."""
+    """Record how and on what the attempt is started."""
     run, share = training.run, _share(training.run, training.device_type)
     training.attempt.write_config(run)
     training.attempt.describe(
@@ -82,6 +82,6 @@ def _describe(training: Training) -> None:
 
 
 def _share(run: RunConfig, device_type: str) -> dict[str, Any]:
-    """What a run needs of each of its nodes."""
+    """The devices and cores that a run needs on each of its nodes."""
     devices = run.devices // run.nodes
     return {"devices": devices, "device_type": device_type, "cores_per_device": run.cores_per_device}

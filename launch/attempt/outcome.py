@@ -1,4 +1,4 @@
-"""How an attempt ended: judged by the files that its ranks have left, then by how the processes ended."""
+"""How an attempt ended: judged by its ranks' files, then by the exit of its processes."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from parallelbench.store.folder import RunFolder
 
 _NCCL_WAITED = re.compile(rb"\[rank(\d+)\][^\n]*Watchdog caught collective operation timeout")
-"""What NCCL prints before it aborts a process that has waited too long, which can say nothing more itself."""
+"""What NCCL prints before it aborts a process that waited too long; the process itself can leave no record."""
 _NEVER_MET = {
-    b"EADDRINUSE": "another program took the port that the nodes were to meet at (address already in use)",
-    b"RendezvousTimeoutError": "not all nodes came",
+    b"EADDRINUSE": "another program took the port of the nodes' rendezvous (address already in use)",
+    b"RendezvousTimeoutError": "not all nodes arrived",
     b"RendezvousConnectionError": "the nodes could not reach each other",
 }
-"""What torchrun prints on a node whose rendezvous failed."""
+"""Errors that torchrun prints on a node whose rendezvous failed → the reason."""
 _EXIT = re.compile(rb"failed \(exitcode: (-?\d+)\) local_rank: (\d+)")
 
 
@@ -37,7 +37,7 @@ def publish_if_finished(folder: RunFolder, run: RunConfig, attempt: Attempt) -> 
     """Publish the result of an attempt that trained to its end; None where it didn't.
 
     The last event of rank 0 counts, not exit codes: a process may fail after its work is done. A journal that has
-    lost an epoch since then has no result. Where a newer attempt has begun, this one ends as `killed`.
+    lost an epoch since then gives no result. If a newer attempt has begun, this one ends as `killed`.
     """
     tables, events = read_tables(attempt.path, with_telemetry=False)
     finished = next((event for event in events if event["event"] == "finished"), None)
@@ -71,7 +71,7 @@ def judge(attempt: Attempt, processes: int, returncode: int) -> tuple[OutcomeNam
     """Outcome and reason of processes that ended without finishing the run.
 
     Ranks that stopped on request have recorded that last. Else the earliest error of a rank counts, except errors that
-    only name another rank as gone or missing. Without one, a rank that left no record hung while others waited for it,
+    only report another rank as gone or missing. Without one, a rank without a record hung while others waited for it,
     or was killed.
     """
     if (reason := stopped(attempt)) is not None:
@@ -101,7 +101,7 @@ def judge(attempt: Attempt, processes: int, returncode: int) -> tuple[OutcomeNam
         return "error", f"rank {errors[0].rank}: {errors[0].reason}"
     return (
         "error",
-        f"the processes ended with exit code {returncode} and left no word; see {attempt.log.name}",
+        f"the processes ended with exit code {returncode} and recorded no reason; see {attempt.log.name}",
     )
 
 
@@ -120,11 +120,11 @@ def stopped(attempt: Attempt) -> str | None:
     epoch, saved = events[-1]["epoch"], events[-1]["saved"]
     there = "from there" if saved == epoch else f"after epoch {saved}, the last one that could be saved"
     again = f"goes on {there}" if saved else "starts over, since nothing was saved"
-    return f"stopped after epoch {epoch} of {events[-1]['epochs']}, as asked; submitting again {again}"
+    return f"stopped after epoch {epoch} of {events[-1]['epochs']}, as requested; submitting again {again}"
 
 
 def rank_errors(attempt: Attempt, processes: int) -> list[RankError]:
-    """What the ranks wrote about their own failures."""
+    """The ranks' own records of their failures."""
     errors = []
     for rank in range(processes):
         try:
@@ -174,7 +174,7 @@ def _node(log: Path) -> int:
 
 def _death(code: int | None) -> str:
     if code is None or code >= 0:
-        return "ended without a word" + (f" (exit code {code})" if code is not None else "")
+        return "ended without a record" + (f" (exit code {code})" if code is not None else "")
     name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
     hint = ", by hand or by the kernel for lack of memory" if name == "SIGKILL" else ""
     return f"was killed by {name}{hint}"

@@ -25,7 +25,7 @@ GRACE_S = 3.0
 
 @dataclass(frozen=True)
 class Training:
-    """One attempt of a run, and what its processes need to know."""
+    """One attempt of a run, and the data that its processes need."""
 
     folder: RunFolder
     run: RunConfig
@@ -46,7 +46,7 @@ class Training:
 
 
 class Process(Protocol):
-    """What was started, as `subprocess.Popen` shows it: the leader of a process group that all ranks are under."""
+    """The leader of the process group of all ranks, with the interface of `subprocess.Popen`."""
 
     @property
     def pid(self) -> int:
@@ -84,9 +84,9 @@ def start(training: Training, log: Any) -> subprocess.Popen[bytes]:
 
 def before_the_program() -> None:
     """Run in a child between fork and exec."""
-    # Should the supervisor be killed outright, the kernel ends its child; workers do the same for torchrun's end.
+    # If the supervisor is killed, the kernel ends its child. Workers ask for the same with respect to torchrun.
     die_with_parent()
-    # Slurm may send its warning to all descendants of a job. It is meant for the supervisor; torchrun would die of it.
+    # Slurm may send its warning to all processes of a job. Only the supervisor handles it; it would end torchrun.
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
 
 

@@ -1,4 +1,4 @@
-"""Start the processes of one run, watch them, end them where they must end, and record how it went."""
+"""Start the processes of one run, watch them, end them where necessary, and record the outcome."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Watcher(Protocol):
 
 
 class Interrupted(BaseException):
-    """The user or the system has asked this process to stop."""
+    """The user or the system has sent this process a signal to stop."""
 
 
 @contextmanager
@@ -43,7 +43,7 @@ def stoppable() -> Iterator[None]:
     def interrupt(number: int, _frame: object) -> None:
         raise Interrupted(signal.Signals(number).name)
 
-    # What is ignored stays ignored: that is how nohup works.
+    # An ignored signal stays ignored, as nohup requires.
     heeded = [n for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) != signal.SIG_IGN]
     before = {number: signal.signal(number, interrupt) for number in heeded}
     try:
@@ -84,7 +84,7 @@ def supervise(training: Training, *, watcher: Watcher, begin: Start = start) -> 
 
 
 def in_this_process(training: Training) -> Outcome:
-    """The same without processes, for debuggers. Changes this process for good: threads, cores, seeds."""
+    """The same in this process, for debuggers. Its threads, cores and seeds stay changed."""
     from parallelbench.rank.worker import work
 
     folder, run, attempt = training.folder, training.run, training.attempt
@@ -97,9 +97,9 @@ def in_this_process(training: Training) -> Outcome:
 
 
 def _watch(process: Process, training: Training, watcher: Watcher) -> bool:
-    """Wait for the process; returns whether it has to be ended for taking too long.
+    """Wait for the process; returns whether it exceeds its time limit.
 
-    Raises `SupersededError` where another supervisor took this one for dead and began the next attempt.
+    Raises `SupersededError` if another supervisor considered this one dead and began the next attempt.
     """
     tail = _Tail(training.attempt)
     deadline = time.monotonic() + (training.run.launcher.timeout_s or float("inf"))
@@ -123,7 +123,7 @@ def _watch(process: Process, training: Training, watcher: Watcher) -> bool:
 
 
 def _beat(folder: RunFolder, attempt: Attempt) -> None:
-    """Show others that this supervisor is alive; raises `SupersededError` where they have taken it for dead."""
+    """Show others that this supervisor is alive; raises `SupersededError` if a newer attempt has begun."""
     with storage_errors(attempt.heartbeat):
         attempt.heartbeat.touch()
     if folder.superseded(attempt):

@@ -28,7 +28,7 @@ _GONE = "the warm process has ended"
 
 
 class WarmWorkers:
-    """One warm process for each environment that runs need: what a library reads when it is loaded holds for its forks.
+    """One warm process per environment: a library reads its variables when it is loaded, before the forks.
 
     A context; at its end the warm processes are gone. `start` replaces `processes.start`, and calls it for runs that
     are not packed.
@@ -46,7 +46,7 @@ class WarmWorkers:
         self._parents.clear()
 
     def start(self, training: Training, log: Any) -> Process:
-        """Start the processes of a run; cold ones, too, where a warm process can't be forked."""
+        """Start the processes of a run; cold ones where a warm process can't be forked."""
         refusal = self._fork(training) if training.run.launcher.packed else None
         if isinstance(refusal, WarmProcess):
             return refusal
@@ -103,7 +103,7 @@ class _Parent:
         return answer
 
     def answers_within(self, timeout_s: float | None) -> bool:
-        """Whether there is an answer, or the process has ended, before so many seconds are over; None: wait for it."""
+        """Whether an answer comes, or the process ends, within `timeout_s` seconds (None: wait)."""
         return bool(select.select([self._socket], [], [], timeout_s)[0])
 
     def close(self) -> None:
@@ -130,9 +130,9 @@ class WarmProcess:
         if self.returncode is None:
             if not self._parent.answers_within(timeout):
                 raise subprocess.TimeoutExpired("parallelbench.rank.warm", timeout or 0.0)
-            # Taken only once it is noted: should a signal interrupt this line, the next call still finds the answer.
+            # The answer is removed after it is stored: if a signal interrupts this line, the next call still gets it.
             code = self._parent.answer(socket.MSG_PEEK)
-            # Without an answer the warm process is gone, and with it all that it had forked.
+            # Without an answer the warm process has ended, and its forks with it.
             self.returncode = code if isinstance(code, int) else self._parent.process.wait() or 1
             self._parent.answer(0)
         return self.returncode

@@ -41,7 +41,7 @@ class OnThisMachine(Launcher):
     name, trains_here = "local", True
 
     def device_type(self, run: RunConfig) -> str:
-        """CUDA where this machine has it, unless the run asks for something else."""
+        """CUDA where this machine has it, unless the run chooses a device."""
         return run.device if run.device != "auto" else this_machine().device_type("auto")
 
     def prepare(self, planned: PlannedRun) -> Prepared:
@@ -49,7 +49,7 @@ class OnThisMachine(Launcher):
         return prepare_here(planned, this_machine())
 
     def submit(self, prepared: Sequence[Prepared], options: SubmitOptions, console: Console) -> int:
-        """Run what is missing or worth another try; 0 where all runs are ok, or running elsewhere."""
+        """Train the missing runs and those to try again; 0 if all runs are ok, or running elsewhere."""
         if options.max_gpu_hours is not None:
             raise ConfigError(f"--max-gpu-hours is for queued jobs, and launcher={self.name} queues none: leave it out")
         try:
@@ -57,7 +57,7 @@ class OnThisMachine(Launcher):
         except Interrupted as interruption:
             over = [item.folder for item in prepared if item.folder.state().label not in ("killed", "running")]
             next_time = resumption(item.folder for item in prepared if item.folder not in over)
-            console.print(f"interrupted by {interruption}; the same command starts what is missing{next_time}")
+            console.print(f"interrupted by {interruption}; the same command starts the missing runs{next_time}")
             return EXIT_INTERRUPTED
         return 0 if all(item.folder.state().label in ("ok", "running") for item in prepared) else EXIT_FAILED
 
@@ -111,7 +111,7 @@ def prepare_here(planned: PlannedRun, machine: Machine) -> Prepared:
     """Check one run for this machine."""
     run = msgspec.structs.replace(planned.run, device=machine.device_type(planned.run.device))
     if run.nodes > 1:
-        raise ConfigError(f"nodes={run.nodes}, but launcher={run.launcher.name} has this one machine: choose nodes=1")
+        raise ConfigError(f"nodes={run.nodes}, but launcher={run.launcher.name} uses one machine only: choose nodes=1")
     oversubscribed = machine.require(
         devices=run.devices,
         device_type=run.device,

@@ -38,12 +38,12 @@ class Display:
 
     @contextmanager
     def sweep(self, *, total: int, done: int, failed: int = 0) -> Iterator[None]:
-        """Around all runs; those `done` and those `failed` for good are not started again."""
+        """A context around all runs; those `done` and those `failed` for good are not started again."""
         self._total, self._begun_at = total, time.monotonic()
         if done:
             self.console.print(f"{done} run(s) are done or running already; {total} to start")
         if failed:
-            again = "--retry OUTCOME,… tries them nevertheless"
+            again = "--retry OUTCOME,… tries them again"
             self.console.print(f"{failed} run(s) failed before and would fail again: {again}")
         with self._progress:
             if total > 1:
@@ -52,7 +52,7 @@ class Display:
 
     @contextmanager
     def run(self, name: str, *, epochs: int) -> Iterator[RunWatcher]:
-        """Around one run."""
+        """A context around one run."""
         self._started += 1
         task = self._progress.add_task(name, total=epochs, note="starting")
         try:

@@ -1,1 +1,1 @@
-"""Slurm: what a job asks for, submission, the program on each node, and what the scheduler says of it all."""
+"""Slurm: the resources of a job, submission, the program on each node, and the scheduler's answers."""

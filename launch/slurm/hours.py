@@ -1,4 +1,4 @@
-"""Device-hours that jobs may use and that attempts have used; of GPUs and of cores apart."""
+"""Device-hours that jobs may use and that attempts have used, separately for GPUs and cores."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class Hours:
     """A sum over devices."""
 
     gpu: float = 0.0
-    """Of GPUs that Slurm is asked for."""
+    """Of GPUs that the jobs request from Slurm."""
     cpu: float = 0.0
-    """Of devices that are cores, in jobs that ask for no GPU."""
+    """Of devices that are cores, in jobs that request no GPU."""
 
     @classmethod
     def of(cls, seconds: float, *, devices: int, gpus: bool) -> Hours:
-        """So many devices for so long, s."""
+        """The hours of `devices` devices for `seconds`."""
         hours = devices * seconds / 3600
         return cls(gpu=hours) if gpus else cls(cpu=hours)
 
@@ -44,7 +44,7 @@ class Hours:
 
 
 def most_seconds(launcher: SlurmLauncher) -> float:
-    """How long a job may take in all, s: the time limit times the starts it may have."""
+    """Most time that a job may take, s: the time limit times the allowed starts."""
     return 60.0 * launcher.time_limit_min * launcher.attempts
 
 
@@ -57,7 +57,7 @@ def used(submission: Submission, attempts: Sequence[Attempt]) -> Hours:
 def left(submission: Submission, attempts: Sequence[Attempt], *, running: bool) -> Hours:
     """Device-hours that a job in the queue may still use, at most; `attempts` are those of all its runs.
 
-    Its earlier starts no longer count, nor does the time that the attempts of the present start have taken.
+    Its earlier starts do not count, nor does the time that the attempts of the present start have taken.
     """
     limit_s = 60.0 * submission.launcher.time_limit_min
     began: dict[int, list[float]] = {}
@@ -96,7 +96,7 @@ def seconds(attempt: Attempt) -> float:
     except OSError:
         return 0.0
     try:
-        # Not the outcome, which another process may have written much later.
+        # Not the outcome's time: another process may have written it much later.
         return max(0.0, os.stat(attempt.path / "heartbeat").st_mtime + HEARTBEAT_S / 2 - began)
     except OSError:
         return 0.0

@@ -1,4 +1,4 @@
-"""What a Slurm job does on each of its nodes: node 0 leads the attempt, the others follow.
+"""The program of a Slurm job on each of its nodes: node 0 leads the attempt, the others follow.
 
 Every task of an array executes `run_task` with the path of its submission; its index chooses its runs. The run folders
 are the record of what happened; exit codes are only for `sacct`.
@@ -62,7 +62,7 @@ class Job:
     led: int = 0
     """Attempts that this start has led. Only the first one had the whole time limit."""
     left: list[str] = field(default_factory=list)
-    """Runs that were not over at the warning, and that a later start of this job may go on with."""
+    """Runs that were not over at the warning; a later start of this job may resume them."""
     workers: WarmWorkers = field(default_factory=WarmWorkers)
 
     @property
@@ -99,7 +99,7 @@ def run_task(path: str) -> None:
     submission = record.read(Path(path))
     job = Job(submission)
     say(f"submission {submission.token}, job {job.start}, node {job.node}")
-    if job.restarts >= (most := submission.launcher.attempts):  # or there would be no bound on device-hours
+    if job.restarts >= (most := submission.launcher.attempts):  # else device-hours would have no bound
         say(f"not started again: it was started {job.restarts} times, and launcher.attempts={most}")
         sys.exit(1)
     sweep = Path(path).parents[2]
@@ -118,7 +118,7 @@ def run_task(path: str) -> None:
 
 @contextmanager
 def handling_warnings(job: Job) -> Iterator[None]:
-    """Handle Slurm's warning throughout the job, instead of submitit, which knows nothing of runs."""
+    """Handle Slurm's warning throughout the job, instead of submitit, which does not know runs."""
     handler = (lambda _number, _frame: job.warn()) if job.node == 0 else signal.SIG_IGN  # the head decides
     before = signal.signal(WARNING, handler)
     try:
@@ -152,7 +152,7 @@ def _failed_before(state: State, attempts: Sequence[Attempt], job: Job) -> bool:
 
 
 def launched(folder: RunFolder, submission: Submission) -> RunConfig:
-    """The run as this submission starts it: as it was asked for, with the launcher and the site of the submission.
+    """The run as this submission starts it: its intent, with the launcher and the site of the submission.
 
     Raises `ConfigError` where this version of the program gives it another run id than the submitting one did.
     """
@@ -172,7 +172,7 @@ def lead(folder: RunFolder, run: RunConfig, job: Job) -> bool:
     def skip(state: State, attempts: Sequence[Attempt]) -> str:
         if state.state == "done":
             return "is done already"
-        # A job starts again only once Slurm has given up its earlier start: that attempt is fenced, not waited for.
+        # A job starts again only after Slurm has ended its earlier start: that attempt is fenced, not waited for.
         if state.state == "running" and not (attempts and job.began(attempts[-1])):
             return "runs elsewhere"
         before = _failed_before(state, attempts, job)
@@ -197,7 +197,7 @@ def lead(folder: RunFolder, run: RunConfig, job: Job) -> bool:
 
 
 def _skip(folder: RunFolder, why: str, *, ok: bool) -> bool:
-    """Start nothing. Where that is not ok, srun ends the tasks of the other nodes, which wait for this one."""
+    """Start nothing. If that is not ok, srun ends the tasks of the other nodes, which wait for this one."""
     say(f"{folder.path.name}: {why}")
     return ok
 
@@ -224,7 +224,7 @@ def _requeue(job: Job) -> None:
     try:
         scheduler.tell(["scontrol", "requeue", job.id])
     except ConfigError as error:
-        say(f"could not be queued again ({error}): submitting the sweep again goes on from here")
+        say(f"could not be queued again ({error}): submitting the sweep again resumes it")
 
 
 def follow(folder: RunFolder, run: RunConfig, job: Job) -> bool:
@@ -245,7 +245,7 @@ def follow(folder: RunFolder, run: RunConfig, job: Job) -> bool:
                 time.sleep(POLL_S)
         finally:
             processes.end(process)
-    # The head finds out what went wrong, from what the ranks have left.
+    # Node 0 judges the failure by the ranks' files.
     return True
 
 
@@ -258,7 +258,7 @@ def leave_calls(path: Path, submission: Submission) -> None:
     for task in range(len(submission.tasks)):
         pickle = JobPaths(path.parent, submission.job_of(task)).submitted_pickle
         if not pickle.exists():
-            # In one step: a task that waits for it loads it the moment that it is there.
+            # In one step: a waiting task loads it as soon as it exists.
             temporary = pickle.with_name(f"{pickle.name}.{uuid.uuid4().hex}.tmp")
             with storage_errors(pickle):
                 call.dump(temporary)
@@ -266,7 +266,7 @@ def leave_calls(path: Path, submission: Submission) -> None:
 
 
 class _Quiet:
-    """Shows nothing: nobody watches a job's output, and the journal is the record."""
+    """Show nothing, because the journal is the record."""
 
     def event(self, event: dict[str, Any]) -> None:
         """Ignore it."""

@@ -31,7 +31,7 @@ _UNITS = {"cpu": "cores", "mem": "MiB", "node": "nodes", "gres/gpu": "GPUs"}
 
 @dataclass(frozen=True)
 class Limit:
-    """One number, and what sets it."""
+    """A limit and its source."""
 
     value: int
     source: str
@@ -87,22 +87,22 @@ class Allowed:
                     break
 
     def warnings(self, batches: Sequence[JobGroup]) -> Iterator[str]:
-        """What keeps jobs out of the queue, or waiting in it, although all can run in the end."""
+        """Why jobs can't be queued yet, or wait in the queue, although all can run in the end."""
         jobs = Counter[tuple[str, Limit]]()
         for batch in batches:
-            mine, count = self._limits(batch.runs[0].planned.run.site), len(batch.tasks())
-            jobs.update({(key, mine[key]): count for key in ("MaxSubmit", "MaxJobs") if key in mine})
-            at_once = min(_at_once(batch, mine), key=lambda limit: limit.value, default=None)
+            limits, count = self._limits(batch.runs[0].planned.run.site), len(batch.tasks())
+            jobs.update({(key, limits[key]): count for key in ("MaxSubmit", "MaxJobs") if key in limits})
+            at_once = min(_at_once(batch, limits), key=lambda limit: limit.value, default=None)
             if at_once is not None and at_once.value < count:
                 yield f"the {at_once.source} lets {at_once.value} of these {count} jobs run at once ({batch.shape})"
         for (key, limit), count in jobs.items():
             if key == "MaxJobs" and count > limit.value:
                 yield f"the {limit.source} lets {limit.value} of these {count} jobs run at once"
             if key == "MaxSubmit" and count + self.queued > limit.value:
-                there = f" beside {self.queued} that are there" if self.queued else ""
+                there = f" and {self.queued} are queued already" if self.queued else ""
                 yield (
                     f"the {limit.source} allows {limit.value} jobs in the queue, these are {count}{there}: "
-                    "submit again, later, for the rest"
+                    "submit the rest later"
                 )
 
     def findings(self) -> Iterator[tuple[str, str]]:
@@ -118,9 +118,9 @@ class Allowed:
             yield f"QOS {name}", "; ".join(map(_shown, self.qos[name].items())) or "no limits of its own"
 
     def _association(self, site: Site) -> Association | None:
-        """The one that a job of the site is charged to, its partition's own before that of all."""
-        mine = {each.partition: each for each in self.associations if each.account == self._account(site)}
-        return mine.get(site.partition or self.default_partition, mine.get(""))
+        """The association that a job of the site is charged to: its partition's own, else that of all partitions."""
+        by_partition = {each.partition: each for each in self.associations if each.account == self._account(site)}
+        return by_partition.get(site.partition or self.default_partition, by_partition.get(""))
 
     def _account(self, site: Site) -> str | None:
         return site.account or next((each.account for each in self.associations if each.default), None)
@@ -128,11 +128,11 @@ class Allowed:
     def _no_association(self, site: Site) -> str:
         account, names = self._account(site), sorted({each.account for each in self.associations})
         if not names:
-            return "this user has no account in the cluster's accounting: ask who runs it for one"
+            return "this user has no account in the cluster's accounting: ask its administrators for one"
         if account is None:
             return f"this user has no default account: set site.account to one of {', '.join(names)}"
         if account not in names:
-            return f"site.account={account} is none of this user's: {', '.join(names)}"
+            return f"site.account={account} is no account of this user: choose one of {', '.join(names)}"
         partitions = ", ".join(each.partition for each in self.associations if each.account == account)
         partition = site.partition or f"{self.default_partition}, the default"
         return f"the account {account} is for the partition(s) {partitions}, not for {partition}: set site.partition"
@@ -148,7 +148,7 @@ class Allowed:
 
 
 def allowed(default_partition: str = "") -> Allowed | None:
-    """What accounting says; None where it limits nothing. Raises `SchedulerError` where it gives no answer."""
+    """The limits of accounting; None where it limits nothing. Raises `SchedulerError` where it gives no answer."""
     settings = scheduler.configuration()
     enforced = set(settings.get("AccountingStorageEnforce", "none").split(","))
     if not enforced & {"associations", "limits", "qos", "safe", "wckeys", "all"}:
@@ -156,14 +156,15 @@ def allowed(default_partition: str = "") -> Allowed | None:
     user, cluster = _user(), settings.get("ClusterName", "")
     columns = (*_ASSOCIATION, *_OF_ACCOUNTS)
     own = [row for row in _show("user", columns, "where", f"name={user}", "withassoc") if row["Cluster"] == cluster]
-    found = [_association(row) for row in own]
+    associations = [_association(row) for row in own]
     if not enforced & {"limits", "safe", "all"}:
-        found, qos = [replace(each, limits={}) for each in found], {}
+        associations, qos = [replace(each, limits={}) for each in associations], {}
     else:
         groups = _groups(cluster)
-        found = [replace(each, limits=_tightest(each.limits, groups.get(each.account, {}))) for each in found]
+        associations = [replace(a, limits=_tightest(a.limits, groups.get(a.account, {}))) for a in associations]
         qos = {row["Name"]: _limits(row, f"QOS {row['Name']}", _OF_QOS) for row in _show("qos", ("Name", *_OF_QOS))}
-    return Allowed(found, qos, default_partition, len(scheduler.queue()), checks_qos=bool(enforced & {"qos", "all"}))
+    queued = len(scheduler.queue())
+    return Allowed(associations, qos, default_partition, queued, checks_qos=bool(enforced & {"qos", "all"}))
 
 
 def _user() -> str:
@@ -210,17 +211,17 @@ def _association(row: Mapping[str, str]) -> Association:
 
 def _limits(row: Mapping[str, str], source: str, columns: Sequence[str]) -> Limits:
     """The limits that are set."""
-    found: Limits = {}
+    limits: Limits = {}
     for column in columns:
         text = row[column]
         if "TRES" in column:
             pairs = (part.split("=", 1) for part in text.split(",") if "=" in part)
-            found |= {f"{column} {name}": Limit(_amount(value), source) for name, value in pairs}
+            limits |= {f"{column} {name}": Limit(_amount(value), source) for name, value in pairs}
         elif column == "MaxWall":
-            found |= {column: Limit(most, source)} if text and (most := minutes(text)) is not None else {}
+            limits |= {column: Limit(most, source)} if text and (most := minutes(text)) is not None else {}
         elif text:
-            found[_COUNTS[column]] = Limit(int(text), source)
-    return found
+            limits[_COUNTS[column]] = Limit(int(text), source)
+    return limits
 
 
 def _amount(text: str) -> int:
@@ -230,24 +231,24 @@ def _amount(text: str) -> int:
 
 
 def _tres(batch: JobGroup) -> dict[str, int]:
-    """What one job of a batch asks for, in Slurm's names."""
+    """The resources that one job of a batch requests, by Slurm's names."""
     shape, kind = batch.shape, batch.runs[0].planned.run.site.gpu_type
     gpus = shape.nodes * shape.gpus_per_node
-    wanted = {
+    resources = {
         "cpu": shape.nodes * shape.cpus_per_node,
         "mem": shape.nodes * shape.memory_mib_per_node,
         "node": shape.nodes,
         "gres/gpu": gpus,
     }
-    return wanted | ({f"gres/gpu:{kind}": gpus} if kind else {})
+    return resources | ({f"gres/gpu:{kind}": gpus} if kind else {})
 
 
 def _at_once(batch: JobGroup, limits: Limits) -> Iterator[Limit]:
     """How many jobs of a batch each limit on resources lets run at the same time."""
-    for name, wanted in _tres(batch).items():
+    for name, amount in _tres(batch).items():
         for key in (f"MaxTRESPU {name}", f"GrpTRES {name}"):
-            if wanted and (most := limits.get(key)) and most.value >= wanted:
-                yield Limit(most.value // wanted, most.source)
+            if amount and (most := limits.get(key)) and most.value >= amount:
+                yield Limit(most.value // amount, most.source)
 
 
 def _unit(name: str) -> str:

@@ -1,4 +1,4 @@
-"""`doctor --bandwidth`: all-reduces between nodes, one rank on each, as a short job that is waited for.
+"""`doctor --bandwidth`: all-reduces between nodes, one rank on each, in a short job. The command waits for it.
 
 On the nodes: `python -m launch.slurm.node_bandwidth FOLDER DEVICE INTERFACE`; rank 0 of the probe prints JSON.
 """
@@ -99,16 +99,16 @@ def main(arguments: Sequence[str]) -> int:
     if interface:
         os.environ |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
     start = os.environ["SLURM_JOB_ID"]
-    found = rendezvous.offer(folder, start, nodes=int(size), interface=interface) if rank == "0" else _wait(folder)
+    offer = rendezvous.offer(folder, start, nodes=int(size), interface=interface) if rank == "0" else _wait(folder)
     probe = [sys.executable, "-m", "parallelbench.probes.link_bandwidth"]
-    os.execv(sys.executable, [*probe, f"tcp://{found.host}:{found.port}", rank, size, device_type])
+    os.execv(sys.executable, [*probe, f"tcp://{offer.host}:{offer.port}", rank, size, device_type])
 
 
 def _wait(folder: Path) -> rendezvous.Offer:
     deadline = time.monotonic() + WAIT_S
     while time.monotonic() < deadline:
-        if (found := rendezvous.read(folder)) is not None:
-            return found
+        if (offer := rendezvous.read(folder)) is not None:
+            return offer
         time.sleep(rendezvous.POLL_S)
     raise TimeoutError(
         f"node 0 did not write its address to {folder} within {WAIT_S:g} s: do all nodes see that folder?"

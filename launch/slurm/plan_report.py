@@ -1,4 +1,4 @@
-"""What `plan` shows of jobs that Slurm would get."""
+"""The part of `plan` about Slurm jobs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def show_plan(prepared: Sequence[Prepared], states: Sequence[State], console: Console) -> bool:
-    """Print batch scripts, hours, and what the cluster refuses; returns whether it takes all jobs."""
+    """Print batch scripts, hours and the cluster's refusals; returns whether it takes all jobs."""
     cluster = _cluster()
     statuses = _statuses(prepared, states)
     to_start = [item for item, status in zip(prepared, statuses, strict=True) if status.starts(frozenset())]
@@ -68,7 +68,7 @@ def _statuses(prepared: Sequence[Prepared], states: Sequence[State]) -> list[Job
 
 
 def _arrays(jobs: int, longest: int | None) -> str:
-    """The arrays that so many jobs are submitted in; `longest`: tasks of an array at most, None: not known."""
+    """Sizes of the arrays for `count` jobs; `longest`: most tasks of one array (None: unknown)."""
     if longest is None or jobs <= longest:
         return f"{jobs} job(s)"
     lengths = [str(min(longest, jobs - done)) for done in range(0, jobs, longest)]
@@ -77,14 +77,14 @@ def _arrays(jobs: int, longest: int | None) -> str:
 
 @dataclass(frozen=True)
 class _Cluster:
-    """What a cluster offers and allows; None where that is not known."""
+    """What a cluster offers and allows; None where unknown."""
 
     kinds: list[Partition] | None = None
     longest: int | None = None
     """Most tasks of an array."""
     allowed: Allowed | None = None
     unknown: str = ""
-    """What is not known, and why; empty: nothing."""
+    """What is unknown, and why; empty: everything is known."""
 
     def refusals(self, group: JobGroup) -> Iterator[str]:
         yield from refusals(group, self.kinds) if self.kinds is not None else ()

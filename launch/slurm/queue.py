@@ -1,4 +1,4 @@
-"""What Slurm knows of the runs of a sweep, combined with what their folders say. The folders come first.
+"""The runs of a sweep: the states of their folders, completed by Slurm's answers. The folders come first.
 
 Order of truth: a valid result, the attempt's own outcome, the queue, then accounting, which is asked only about what
 the others leave open. However many sweeps there are, `track` asks the queue once and accounting at most once.
@@ -27,20 +27,20 @@ if TYPE_CHECKING:
     from parallelbench.store.folder import RunFolder, State
 
 UNSEEN_S = 60.0
-"""A submission whose answer was lost and whose job has not appeared for so long has never reached Slurm."""
+"""A submission whose answer was lost, and whose job has not appeared for this time, never reached Slurm."""
 WAITING = {"PENDING", "REQUEUED", "REQUEUE_HOLD", "PREEMPTED", "SPECIAL_EXIT", "RESV_DEL_HOLD", "CONFIGURING"}
 
 
 @dataclass(frozen=True)
 class JobStatus(RunStatus):
-    """One run: what its folder says, and what Slurm does."""
+    """One run: the state of its folder, and its job in Slurm."""
 
     queued: QueuedJob | None = None
     """Its job in the queue; None: it is not there (any more)."""
     unknown: bool = False
-    """It was submitted, and it is not known yet whether Slurm has it."""
+    """It was submitted, but it is not known yet whether Slurm has its job."""
     ended: str = ""
-    """What accounting says about a job that left no outcome."""
+    """How a job without an outcome ended, according to accounting."""
     packed: bool = False
     """Its job works through several runs."""
     tried: bool = False
@@ -110,18 +110,18 @@ class Tracker:
 
     @classmethod
     def unanswered(cls, submissions: Iterable[Submission]) -> Tracker:
-        """Where Slurm gives no answer: only the records."""
+        """The records alone, for a Slurm that gives no answer."""
         return cls(by_run(submissions), answered=False)
 
     @property
     def submissions(self) -> list[Submission]:
         """All submissions of the sweep's runs, also those that a later one repeats."""
-        return list({each.token: each for found in self.jobs.values() for each, _ in found}.values())
+        return list({each.token: each for entries in self.jobs.values() for each, _ in entries}.values())
 
     def queued(self, submission: Submission, task: int) -> QueuedJob | None:
         """The job of a task, if it is in the queue; one with the same id and another name is another user's."""
-        found = self.queue.get(submission.job_of(task) or "")
-        return found if found is not None and found.name == submission.name else None
+        job = self.queue.get(submission.job_of(task) or "")
+        return job if job is not None and job.name == submission.name else None
 
     def in_queue(self) -> list[QueuedJob]:
         """All jobs of the sweep that are in the queue."""
@@ -130,17 +130,17 @@ class Tracker:
 
     def of(self, name: str) -> tuple[Submission, int] | None:
         """A run's latest submission with a job in the queue, else its latest one, and the run's task in it."""
-        found = self.jobs.get(name, [])
-        queued = [each for each in found if self.queued(*each) is not None]
-        return next(reversed(queued or found), None)
+        entries = self.jobs.get(name, [])
+        queued = [each for each in entries if self.queued(*each) is not None]
+        return next(reversed(queued or entries), None)
 
     def status(self, folder: RunFolder, state: State | None = None) -> JobStatus:
         """One run's; `state` where its folder has been read already."""
         state = state or folder.state()
-        found = self.of(folder.path.name)
-        if found is None:
+        latest = self.of(folder.path.name)
+        if latest is None:
             return JobStatus(state)
-        submission, task = found
+        submission, task = latest
         job = submission.job_of(task)
         tried = state.outcome is not None and state.outcome.finished_at > submission.created_at
         if job is None or not self.answered:
@@ -209,12 +209,12 @@ def _unclear(trackers: Mapping[Path, Tracker], runs: Mapping[Path, Look]) -> lis
 
 def by_run(submissions: Iterable[Submission]) -> dict[str, list[tuple[Submission, int]]]:
     """Run → its submissions in the order given, and the task of each."""
-    found: dict[str, list[tuple[Submission, int]]] = {}
+    entries: dict[str, list[tuple[Submission, int]]] = {}
     for submission in submissions:
         for task, names in enumerate(submission.tasks):
             for name in names:
-                found.setdefault(name, []).append((submission, task))
-    return found
+                entries.setdefault(name, []).append((submission, task))
+    return entries
 
 
 def _worked_through(folder: RunFolder, state: State, submission: Submission, queued: QueuedJob) -> bool:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 FOLDER = "submissions"
 LOCK_ABSENCE_S = 120.0
-"""A lock of a process on another host that was not touched for so long counts as abandoned."""
+"""A lock of a process on another host counts as abandoned after this time without a touch."""
 
 
 class Submission(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,11 +48,11 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     device_type: str
     launcher: SlurmLauncher
     site: Site
-    """Both as of this submission; the runs' own configuration keeps those of the first one."""
+    """Both as of this submission; the runs' configurations keep those of the first one."""
     plugin: list[str]
     """A user's package and the folder it is in; empty: none."""
     umask: int = 0o077
-    """Of what its jobs leave in run folders; the job itself, which executes what is in this one, has 077."""
+    """Umask for run folders. The job's own folder, whose files are executed, has 077."""
 
     @property
     def name(self) -> str:
@@ -94,7 +94,7 @@ def write(sweep: Path, submission: Submission) -> Path:
 
 @contextmanager
 def private(mask: int = 0o077) -> Iterator[None]:
-    """Make files that only the user can read and write, whatever the umask: jobs execute what they say.
+    """Create files that only the user can read and write, under any umask, because jobs execute them.
 
     `mask`: with this umask instead.
     """
@@ -106,7 +106,7 @@ def private(mask: int = 0o077) -> Iterator[None]:
 
 
 def readable_by_others() -> int:
-    """The umask of a folder of results: others may read it where the user lets them, and never write to it."""
+    """The umask of a folder of results: others may read it if the user allows that, and never write to it."""
     before = os.umask(0o077)
     os.umask(before)
     return before | 0o022
@@ -115,7 +115,7 @@ def readable_by_others() -> int:
 def read(path: Path) -> Submission:
     """Read a record; raises `ConfigError` where it is missing, damaged, or somebody else could have written it.
 
-    What it names is executed, so only the user's own files count.
+    Jobs execute its content, so only the user's own files count.
     """
     require_own(path.parent)
     require_own(path)
@@ -146,9 +146,9 @@ def require_own(path: Path) -> None:
     except OSError as error:
         raise ConfigError(f"{path} can't be read: {error.strerror}") from None
     if status.st_uid not in (os.geteuid(), 0):
-        raise ConfigError(f"{path} belongs to another user, and jobs would execute what it says: use your own folder")
+        raise ConfigError(f"{path} belongs to another user, and jobs would execute it: use your own folder")
     if status.st_mode & 0o022:
-        raise ConfigError(f"{path} may be written by others, and jobs would execute what it says: chmod go-w {path}")
+        raise ConfigError(f"{path} may be written by others, and jobs would execute it: chmod go-w {path}")
 
 
 @contextmanager

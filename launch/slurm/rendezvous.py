@@ -43,7 +43,7 @@ def offer(folder: Path, start: str, *, nodes: int, interface: str | None = None)
     with socket.socket() as probe:
         probe.bind((host, 0))
         port = probe.getsockname()[1]
-    with private():  # whoever knows the port and the id could join the ranks
+    with private():  # anybody who knows the port and the id could join the ranks
         write_file(folder / "rendezvous.json", msgspec.json.encode(Offer(start=start, host=host, port=port)))
     return Rendezvous(node=0, nodes=nodes, host=host, port=port, id=start)
 
@@ -53,10 +53,10 @@ def address(interface: str | None) -> str:
     if interface is None:
         return _address_of_name()
     addresses = psutil.net_if_addrs().get(interface, [])
-    found: str | None = next((item.address for item in addresses if item.family == socket.AF_INET), None)
-    if found is None:
+    address: str | None = next((item.address for item in addresses if item.family == socket.AF_INET), None)
+    if address is None:
         raise OSError(f"site.network_interface={interface} has no address on {socket.gethostname()}")
-    return found
+    return address
 
 
 def _address_of_name() -> str:
@@ -68,14 +68,14 @@ def _address_of_name() -> str:
 
 
 def _address_of_route() -> str:
-    """This host's address on the way to everywhere else: Debian gives its own name one that nobody else can reach."""
+    """This host's address on its default route. Debian maps the host's name to loopback, which others can't reach."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, suppress(OSError):
-        probe.connect(("192.0.2.1", 9))  # of a network for documentation; connecting a datagram socket sends nothing
-        found: str = probe.getsockname()[0]
-        if not found.startswith("127."):
-            return found
+        probe.connect(("192.0.2.1", 9))  # an address for documentation; connecting a datagram socket sends nothing
+        address: str = probe.getsockname()[0]
+        if not address.startswith("127."):
+            return address
     raise OSError(
-        f"the name of this host, {socket.gethostname()}, stands for an address that other nodes can't reach: "
+        f"the name of this host, {socket.gethostname()}, resolves to an address that other nodes can't reach: "
         "set site.network_interface, e.g. ib0"
     )
 
@@ -90,14 +90,14 @@ def join(folder: RunFolder, start: str, *, node: int, nodes: int) -> tuple[Attem
                 continue
             if attempt.outcome() is not None:
                 return None, None
-            if (found := read(attempt.path)) is not None:
-                return attempt, Rendezvous(node=node, nodes=nodes, host=found.host, port=found.port, id=start)
+            if (offered := read(attempt.path)) is not None:
+                return attempt, Rendezvous(node=node, nodes=nodes, host=offered.host, port=offered.port, id=start)
         time.sleep(POLL_S)
     return None, None
 
 
 def read(folder: Path) -> Offer | None:
-    """What `offer` left in a folder; None: nothing yet."""
+    """The rendezvous that `offer` wrote to a folder; None: nothing yet."""
     try:
         return msgspec.json.decode((folder / "rendezvous.json").read_bytes(), type=Offer)
     except (OSError, msgspec.DecodeError):

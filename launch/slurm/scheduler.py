@@ -1,7 +1,7 @@
 """Slurm's commands: one for all jobs together, never one per job.
 
-Queries for display fail at once where Slurm gives no answer. Callers that would lose something without the answer are
-patient: they ask again after growing pauses.
+Queries for display fail at once where Slurm gives no answer. Callers that need the answer are patient: they ask again
+after growing pauses.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class QueuedJob:
 
     @property
     def whole(self) -> str:
-        """The id of its array; its own where it is none's."""
+        """Id of its array, or its own id if it belongs to none."""
         return self.job.partition("_")[0]
 
 
@@ -158,20 +158,20 @@ def accounting() -> bool:
 
 
 def accounted(names: Iterable[str], *, since: float) -> list[Accounted]:
-    """What `sacct` knows of this user's jobs of these names, oldest first; [] without accounting. One query.
+    """This user's jobs of these names in `sacct`, oldest first; [] without accounting. One query.
 
     `since` (Unix time, s) is when the first of them was submitted. By name, since ids are given out again.
     """
-    wanted = set(names)
-    # An hour earlier: the clock of the database's host may be another one.
+    known = set(names)
+    # An hour earlier: the clock of the database's host may differ.
     begin = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(since - 3600))
     command = ["sacct", "-X", "-n", "-P", "--duplicates", "--format=JobID,State,JobName"]
     try:
-        lines = ask([*command, f"--name={','.join(sorted(wanted))}", f"--starttime={begin}"]).splitlines()
+        lines = ask([*command, f"--name={','.join(sorted(known))}", f"--starttime={begin}"]).splitlines()
     except SchedulerError:
         return []  # no slurmdbd, or none that answers
     rows = (line.split("|", 2) for line in lines if line.count("|") >= 2)
-    return [Accounted(job, name, _ended(state)) for job, state, name in rows if name in wanted]
+    return [Accounted(job, name, _ended(state)) for job, state, name in rows if name in known]
 
 
 def _ended(state: str) -> str:
@@ -185,15 +185,15 @@ def named(name: str, *, since: float) -> str | None:
 
     Patient: a job that is not found may be submitted once more.
     """
-    found = {job.whole for job in queue(patient=True).values() if job.name == name}
-    found = found or {job.job.partition("_")[0] for job in accounted([name], since=since)}
-    return max(found, key=int, default=None)
+    ids = {job.whole for job in queue(patient=True).values() if job.name == name}
+    ids = ids or {job.job.partition("_")[0] for job in accounted([name], since=since)}
+    return max(ids, key=int, default=None)
 
 
 def configuration(*, patient: bool = False) -> dict[str, str]:
     """The settings of the cluster (`scontrol show config`)."""
     lines = ask(["scontrol", "show", "config"], patient=patient).splitlines()
-    return {key.strip(): value.strip() for key, found, value in (line.partition("=") for line in lines) if found}
+    return {key.strip(): value.strip() for key, equals, value in (line.partition("=") for line in lines) if equals}
 
 
 def max_array_size(*, patient: bool = False) -> int:

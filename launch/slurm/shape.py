@@ -1,4 +1,4 @@
-"""What the jobs of a sweep ask Slurm for. Jobs of one shape make up one array."""
+"""The resources that the jobs of a sweep request from Slurm. Jobs of one shape make up one array."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def slurm(run: RunConfig) -> SlurmLauncher:
 
 
 def shape_of(run: RunConfig, device_type: str) -> Shape:
-    """What the job of a run needs; raises `ConfigError` for more than the site has."""
+    """The resources of a run's job; raises `ConfigError` for more than the site has."""
     launcher, site = slurm(run), run.site
     devices = run.devices // run.nodes
     if devices > site.devices_per_node:
@@ -74,7 +74,7 @@ def shape_of(run: RunConfig, device_type: str) -> Shape:
 
 
 def asks_for_gpus(site: Site, device_type: str) -> bool:
-    """Whether a run's devices are GPUs to Slurm.
+    """Whether a run's devices are GPUs that Slurm allocates.
 
     A CPU run at a GPU site leaves the GPUs to others; a site of CPUs may have GPUs that are only allocated.
     """
@@ -91,7 +91,7 @@ def _too_many(run: RunConfig, devices: int) -> str:
 
 
 def batch_parameters(shape: Shape, launcher: SlurmLauncher, site: Site, *, name: str) -> dict[str, Any]:
-    """What submitit puts into the batch script. All values come from checked fields."""
+    """The parameters of submitit's batch script. All values come from checked fields."""
     gpus: dict[str, Any] = {}
     if shape.gpus_per_node:
         typed = f"{site.gpu_type}:{shape.gpus_per_node}" if site.gpu_type else str(shape.gpus_per_node)
@@ -119,7 +119,7 @@ def setup_lines(site: Site) -> list[str]:
     """Shell lines with which every job begins."""
     return [
         "umask 077",
-        # In a job the working directory is the user's, and a stray conf.py there must not shadow ours.
+        # A job's working directory is the user's: a stray conf.py there must not shadow ours.
         "export PYTHONSAFEPATH=1",
         *(f"module load {module}" for module in site.modules),
         *site.setup,

@@ -17,24 +17,24 @@ if TYPE_CHECKING:
 
 
 def refusals(batch: JobGroup, partitions: Sequence[Partition]) -> list[str]:
-    """Why the cluster would not run the jobs of a batch; [] where some kind of its nodes can."""
+    """Why the cluster would not run the jobs of a batch; [] if some kind of its nodes can."""
     kinds = _wanted(batch, partitions)
     if not kinds:
         names = ", ".join(sorted({kind.name for kind in partitions}))
-        return [f"site.partition={batch.runs[0].planned.run.site.partition} is not one of this cluster: {names}"]
-    found = [list(_refusals(batch, kind)) for kind in kinds]
-    return min(found, key=len)
+        return [f"site.partition={batch.runs[0].planned.run.site.partition} is no partition of this cluster: {names}"]
+    reasons = [list(_refusals(batch, kind)) for kind in kinds]
+    return min(reasons, key=len)
 
 
 def warnings(batch: JobGroup, partitions: Sequence[Partition]) -> list[str]:
-    """What will keep the jobs of a batch waiting, although the cluster takes them."""
+    """Why the jobs of a batch will wait, although the cluster takes them."""
     down = sorted({kind.name for kind in _wanted(batch, partitions) if kind.state == "down"})
     return [f"the partition {name} is down: jobs wait until it is up" for name in down]
 
 
 def _wanted(batch: JobGroup, partitions: Sequence[Partition]) -> list[Partition]:
-    wanted = batch.runs[0].planned.run.site.partition
-    return [kind for kind in partitions if (kind.name == wanted if wanted else kind.default)]
+    name = batch.runs[0].planned.run.site.partition
+    return [kind for kind in partitions if (kind.name == name if name else kind.default)]
 
 
 def _refusals(batch: JobGroup, kind: Partition) -> Iterator[str]:
@@ -44,7 +44,7 @@ def _refusals(batch: JobGroup, kind: Partition) -> Iterator[str]:
     if kind.limit_min is not None and limit > kind.limit_min:
         yield f"launcher.time_limit_min={limit}, but {kind.name} allows {kind.limit_min}"
     if shape.nodes > kind.nodes:
-        yield f"{shape.nodes} nodes, but {kind.name} has {kind.nodes} of a kind"
+        yield f"{shape.nodes} nodes, but {kind.name} has {kind.nodes} of one kind"
     if shape.cpus_per_node > kind.cpus_per_node:
         yield f"{shape.cpus_per_node} cores of a node, but those of {kind.name} have {kind.cpus_per_node}"
     if shape.memory_mib_per_node > kind.memory_mib:
@@ -59,8 +59,8 @@ def _refusals(batch: JobGroup, kind: Partition) -> Iterator[str]:
 
 def gpus_in(gres: str, kind: str | None) -> int:
     """GPUs in a `Gres` such as `gpu:a100:4(S:0-1),gpu:v100:2`, of one type or all."""
-    found = re.findall(r"gpu(?::([A-Za-z0-9_.-]*[A-Za-z][A-Za-z0-9_.-]*))?:(\d+)", gres)
-    return sum(int(count) for type_, count in found if kind is None or type_ == kind)
+    entries = re.findall(r"gpu(?::([A-Za-z0-9_.-]*[A-Za-z][A-Za-z0-9_.-]*))?:(\d+)", gres)
+    return sum(int(count) for type_, count in entries if kind is None or type_ == kind)
 
 
 def findings() -> Iterator[tuple[str, str]]:
@@ -86,7 +86,7 @@ def findings() -> Iterator[tuple[str, str]]:
     )
     yield "accounting", kept
     try:
-        yield from found.findings() if (found := allowed()) else ()
+        yield from limits.findings() if (limits := allowed()) else ()
     except SchedulerError as error:
-        yield "accounts", f"the limits of yours could not be checked: {error}"
-    yield "arrays", f"up to {settings.get('MaxArraySize', '?')} tasks; longer sweeps go in several"
+        yield "accounts", f"your limits could not be checked: {error}"
+    yield "arrays", f"up to {settings.get('MaxArraySize', '?')} tasks; longer sweeps take several arrays"

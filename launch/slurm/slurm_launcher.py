@@ -40,7 +40,7 @@ class OnSlurm(Launcher):
     name, trains_here = "slurm", False
 
     def device_type(self, run: RunConfig) -> str:
-        """The site's devices, unless the run asks for something else."""
+        """The site's devices, unless the run chooses some."""
         return device_type_of(run)
 
     def prepare(self, planned: PlannedRun) -> Prepared:
@@ -48,7 +48,7 @@ class OnSlurm(Launcher):
         return prepare_for_site(planned)
 
     def submit(self, prepared: Sequence[Prepared], options: SubmitOptions, console: Console) -> int:
-        """Queue what is missing."""
+        """Queue the missing runs."""
         sweep = prepared[0].planned.run.sweep_folder
         submissions = submit(prepared, options, lambda text: console.print(text, highlight=False))
         jobs = ", ".join(str(submission.job) for submission in submissions)
@@ -57,7 +57,7 @@ class OnSlurm(Launcher):
         return 0
 
     def show_plan(self, prepared: Sequence[Prepared], states: Sequence[State], console: Console) -> bool:
-        """Print batch scripts, hours, and what the cluster refuses."""
+        """Print batch scripts, hours and the cluster's refusals."""
         return plan_report.show_plan(prepared, states, console)
 
     def submitted(self, sweep: Path) -> bool:
@@ -65,7 +65,7 @@ class OnSlurm(Launcher):
         return (sweep / FOLDER).is_dir()
 
     def status(self, sweeps: Mapping[Path, Look]) -> SweepStatus:
-        """The runs with their jobs, and the hours of devices; Slurm is asked about all sweeps at once."""
+        """The runs with their jobs, and the device-hours. One query for all sweeps."""
         trackers, trouble = _trackers(sweeps)
         runs: dict[RunFolder, RunStatus] = {}
         past, to_come = Hours(), Hours()
@@ -75,7 +75,7 @@ class OnSlurm(Launcher):
             runs |= statuses
             for spent, more in _hours(tracker, statuses):
                 past, to_come = past + spent, to_come + more
-        hours = f"{past} used, at most {to_come} more by the limits of time and starts" if past or to_come else ""
+        hours = f"{past} used, at most {to_come} more (time limits × remaining starts)" if past or to_come else ""
         return SweepStatus(runs, [line for line in (hours, trouble) if line])
 
     def cancel(self, sweeps: Sequence[Path], console: Console) -> None:
@@ -90,7 +90,7 @@ class OnSlurm(Launcher):
                 # A sweep is cancelled as a whole, so the ids of its arrays are enough.
                 scheduler.tell(["scancel", *sorted({job.whole for job in jobs}, key=int)])
         jobless = sum(submission.job is None for tracker in trackers.values() for submission in tracker.submissions)
-        console.print(f"{len(jobs)} job(s) cancelled; submitting again starts what is missing{next_time}")
+        console.print(f"{len(jobs)} job(s) cancelled; submitting again starts the missing runs{next_time}")
         if jobless:
             console.print(
                 f"it is not known yet whether Slurm has {jobless} more array(s): cancel again in a minute",
@@ -98,7 +98,7 @@ class OnSlurm(Launcher):
             )
 
     def logs(self, sweep: Path, run: str) -> list[Path]:
-        """What Slurm and submitit caught of the latest job of a run. Slurm is not asked."""
+        """The output of a run's latest job that Slurm and submitit caught. Slurm is not queried."""
         try:
             latest = Tracker.unanswered(record.submissions(sweep)).of(run)
         except ConfigError:

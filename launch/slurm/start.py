@@ -1,7 +1,7 @@
 """The first program of a Slurm job, executed on each node as `python -m launch.slurm.start FOLDER`.
 
-It lets submitit load the pickle in a submission's folder, which executes what is in it. Others who may write to a
-folder above could have replaced it since the submission, so its owner is checked now.
+It lets submitit load the pickle in a submission's folder, which executes it. Others who may write to a folder above
+could have replaced it since the submission, so its owner is checked now.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ def main(arguments: Sequence[str]) -> int:
 def held(folder: Path) -> Path:
     """A path to the folder that was checked, even if it is replaced later; raises `ConfigError`, `OSError`."""
     record.require_own(folder)  # names the folder in its message
-    found = Path(f"/proc/self/fd/{os.open(folder, os.O_RDONLY | os.O_DIRECTORY)}")
-    record.require_own(found)
-    return found
+    opened = Path(f"/proc/self/fd/{os.open(folder, os.O_RDONLY | os.O_DIRECTORY)}")
+    record.require_own(opened)
+    return opened
 
 
 if __name__ == "__main__":

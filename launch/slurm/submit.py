@@ -1,4 +1,4 @@
-"""Hand the runs of a sweep to Slurm: one array for each shape, at once; nothing stays behind on the login node."""
+"""Submit the runs of a sweep to Slurm: one array for each shape. No process stays on the login node."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from parallelbench.spec.config import RunConfig
 
 _LOST_SIGNS = ("timed out", "Zero Bytes", "Unexpected message", "Could not make sense")
-"""Of an answer of sbatch that leaves open whether there is a job."""
+"""Parts of sbatch's errors after which the job may exist all the same."""
 _NEVER_ASKED = "(connect failure)"
-"""No controller took the connection, so none has heard of the job."""
+"""Part of sbatch's error where no controller took the connection: there is no job."""
 _WRITERS = 16
 _LIMIT_SIGNS = ("QOSMaxSubmitJob", "AssocMaxSubmitJob", "MaxSubmitJobs", "Job violates accounting/QOS policy")
 
@@ -59,18 +59,18 @@ class JobGroup:
 
     @property
     def most_hours(self) -> Hours:
-        """If every job is started as often as it may be and uses its time limit each time."""
+        """Device-hours if every job is started as often as allowed, and uses its time limit each time."""
         most_s = len(self.tasks()) * most_seconds(slurm(self.runs[0].planned.run))
         return Hours.of(most_s, devices=self.shape.devices, gpus=bool(self.shape.gpus_per_node))
 
 
 def device_type_of(run: RunConfig) -> str:
-    """What the run's devices will be: the site's, unless the run asks for something else."""
+    """The type of the run's devices: the site's, unless the run chooses one."""
     return run.site.device if run.device == "auto" else run.device
 
 
 def prepare_for_site(planned: PlannedRun) -> Prepared:
-    """Check a run as far as the login node can; its device type is from here on the one it will have."""
+    """Check a run as far as the login node can, and fix its device type."""
     run = msgspec.structs.replace(planned.run, device=device_type_of(planned.run))
     shape_of(run, run.device)
     if run.launcher.packed and run.nodes > 1:
@@ -84,10 +84,10 @@ def prepare_for_site(planned: PlannedRun) -> Prepared:
 
 
 def check_plain(folder: Path) -> None:
-    """Refuse a folder whose name the shell would take for a line of its own, or Slurm for a pattern such as %j."""
+    """Refuse a folder whose name the shell would read as a new line, or Slurm as a pattern such as %j."""
     odd = next((character for character in str(folder) if character in "%\\" or not character.isprintable()), None)
     if odd is not None:
-        raise ConfigError(f"results={str(folder)!r} has {odd!r}, which no Slurm job's path may have: choose another")
+        raise ConfigError(f"results={str(folder)!r} has {odd!r}, which no path of a Slurm job may have: choose another")
 
 
 def job_groups(prepared: Sequence[Prepared]) -> list[JobGroup]:
@@ -102,10 +102,10 @@ def job_groups(prepared: Sequence[Prepared]) -> list[JobGroup]:
 
 
 def submit(prepared: Sequence[Prepared], options: SubmitOptions, say: Callable[[str], None]) -> list[Submission]:
-    """Submit what is missing or to be tried again; returns the new submissions.
+    """Submit the missing runs and those to try again; returns the new submissions.
 
-    Raises `ConfigError` where that would pass `max_gpu_hours`, before any job is submitted, and `SchedulerError`
-    where Slurm takes no more; what was submitted before stays so, and is not submitted again.
+    Raises `ConfigError` if they could exceed `max_gpu_hours`, before any job is submitted, and `SchedulerError`
+    where Slurm takes no more. Jobs that were submitted before stay, and are not submitted again.
     """
     sweep = prepared[0].planned.run.sweep_folder
     if options.max_gpu_hours is not None:  # before the lock, which makes a folder
@@ -156,7 +156,7 @@ def _check_budget(groups: Sequence[JobGroup], most: float | None) -> None:
 
 
 def _submit_group(sweep: Path, group: JobGroup) -> Iterator[Submission]:
-    """In arrays as long as Slurm takes them; where a limit of the user's is in the way, in shorter ones."""
+    """Submit arrays of the largest size that Slurm takes; halve it if a user limit refuses them."""
     tasks, folders = group.tasks(), {item.folder.path.name: item for item in group.runs}
     size, done = min(len(tasks), scheduler.max_array_size(patient=True)), 0
     while done < len(tasks):
@@ -173,7 +173,7 @@ def _submit_group(sweep: Path, group: JobGroup) -> Iterator[Submission]:
 
 
 def _write_intents(items: Sequence[Prepared]) -> None:
-    """Several at a time: each waits for the disk, or for a file server, longer than it computes."""
+    """Write several at a time: each waits for the disk, or for a file server, longer than it computes."""
     with ThreadPoolExecutor(_WRITERS) as pool:
         for _ in pool.map(lambda item: item.folder.write_intent(item.planned.run, item.planned.overrides), items):
             pass
@@ -206,17 +206,17 @@ def _submit_chunk(sweep: Path, group: JobGroup, tasks: list[list[str]]) -> Submi
 
 
 def _found(sweep: Path, submission: Submission, error: SchedulerError) -> str:
-    """The job of a submission whose answer got lost ("Socket timed out"): it may well exist.
+    """The job of a submission whose answer was lost ("Socket timed out"): it may exist.
 
-    Raises `error` where it is not there. Should it still be on its way, the record stays, and a later look finds it.
+    Raises `error` where it does not. If it may still appear, the record stays, and a later query finds it.
     """
     refused = not any(sign in str(error) for sign in _LOST_SIGNS)
     try:
-        found = None if _NEVER_ASKED in str(error) else scheduler.named(submission.name, since=submission.created_at)
+        number = None if _NEVER_ASKED in str(error) else scheduler.named(submission.name, since=submission.created_at)
     except SchedulerError:
-        found, refused = None, False
-    if found is not None:
-        return found
+        number, refused = None, False
+    if number is not None:
+        return number
     if refused:
         record.withdraw(sweep, submission)
     raise error
@@ -237,7 +237,7 @@ def sbatch(path: Path, submission: Submission, shape: Shape) -> str:
 
 
 def batch_script(group: JobGroup, count: int) -> str:
-    """The batch script that an array of so many jobs of one shape would get."""
+    """The batch script of an array of `count` jobs of one shape."""
     from submitit.slurm.slurm import _make_sbatch_string
 
     run = group.runs[0].planned.run
@@ -256,7 +256,7 @@ def _executor(folder: Path, submission: Submission, shape: Shape) -> Any:
     from submitit.slurm.slurm import SlurmExecutor
 
     class Executor(SlurmExecutor):
-        """Looks at whose folder it is before anything in it is loaded."""
+        """Checks the folder's owner before anything in it is loaded."""
 
         @property
         def _submitit_command_str(self) -> str:

@@ -28,7 +28,7 @@ Plain = dict[str, Any]
 
 _LISTS = (ValueType.SIMPLE_CHOICE_SWEEP, ValueType.CHOICE_SWEEP, ValueType.RANGE_SWEEP)
 _MOST_VALUES = 10_000
-"""More values of one key than this are a typing error."""
+"""Most values of one key; more are a typing error."""
 
 
 @dataclass(frozen=True)
@@ -56,9 +56,9 @@ def group_choices(conf: Path | None = None) -> dict[str, tuple[str, ...]]:
 
 @cache
 def keeps_to_its_node(group: str, name: str, conf: Path | None = None) -> bool:
-    """Whether choosing this file sets nothing but the node of its group, whatever else is chosen.
+    """Whether this file sets only its own group's node.
 
-    True where the file has neither a defaults list nor a package of its own: a text that mentions either is a no.
+    True where the file has neither a defaults list nor a package of its own; a file that mentions either has it.
     """
     files = [root / group / f"{name}.yaml" for root in (resources.files("conf"), *([conf] if conf else []))]
     texts = [file.read_text(encoding="utf-8") for file in files if file.is_file()]
@@ -131,7 +131,7 @@ def compose_plain(overrides: Iterable[str], conf: Path | None = None) -> Plain:
 
 
 def resolve(plain: Plain) -> Plain:
-    """Put values in the place of references; raises `ConfigError` for one that leads nowhere.
+    """Replace references by their values; raises `ConfigError` for one that leads nowhere.
 
     References to the environment are refused: what they resolve to, a secret perhaps, would be stored with the run.
     """
@@ -144,7 +144,7 @@ def resolve(plain: Plain) -> Plain:
 
 def resolved_by_omegaconf(plain: Plain) -> Plain:
     """The same for any configuration."""
-    OmegaConf.clear_resolver("oc.env")  # its name can be put together from references, where nothing would see it
+    OmegaConf.clear_resolver("oc.env")  # references can build its name, so a search for the name would miss it
     try:
         return OmegaConf.to_container(OmegaConf.create(plain), resolve=True, throw_on_missing=True)  # type: ignore[return-value]
     except (OmegaConfBaseException, ValueError) as error:

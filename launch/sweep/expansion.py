@@ -50,7 +50,7 @@ class PlannedRun:
     run: RunConfig
     overrides: list[str]
     tune: bool = False
-    """Whether a trial is to choose what the overrides leave open."""
+    """Whether a trial chooses the keys that no override sets."""
 
 
 def one_run(
@@ -58,7 +58,7 @@ def one_run(
 ) -> PlannedRun:
     """The single run that the overrides describe; raises `ConfigError` for a choice list or a sweep file.
 
-    `instead` is the advice for who wants several.
+    `instead` is the advice for several runs.
     """
     lists = [override.input_line for override in parse(overrides, extension.conf) if override.is_sweep_override()]
     if lists:
@@ -88,12 +88,12 @@ def expand(overrides: Sequence[str], extension: Extension = NOTHING) -> list[Pla
 
 
 def _as_published(overrides: Sequence[str], conf: Path | None) -> list[str]:
-    """The overrides; `faithful=true` becomes the name of the sweep's twin, which does exactly what was published."""
+    """The overrides; `faithful=true` becomes the name of the sweep's twin, which repeats the publication exactly."""
     rest = [text for text in overrides if not text.startswith("faithful=")]
-    asked = [text.partition("=")[2].lower() for text in overrides if text.startswith("faithful=")]
-    if any(value not in ("true", "false") for value in asked):
-        raise ConfigError(f"faithful={asked[-1]}: expected true or false")
-    if asked[-1:] != ["true"]:
+    values = [text.partition("=")[2].lower() for text in overrides if text.startswith("faithful=")]
+    if any(value not in ("true", "false") for value in values):
+        raise ConfigError(f"faithful={values[-1]}: expected true or false")
+    if values[-1:] != ["true"]:
         return rest
     sweeps = group_choices(conf)["sweep"]
     twins = {name: f"sweep={name}_faithful" for name in sweeps if f"{name}_faithful" in sweeps}
@@ -176,7 +176,7 @@ def _as_hydra(value: Any) -> str:
 
 
 def _without(block: SweepBlock, given: set[str]) -> SweepBlock:
-    """The block less the keys that the command line decides."""
+    """The block without the keys that the command line sets."""
     grid = {key: values for key, values in block.grid.items() if key not in given}
     side = {key: values for key, values in block.zip.items() if key not in given}
     return msgspec.structs.replace(block, grid=grid, zip=side)

@@ -15,11 +15,11 @@ def extension(conf: str | None, plugin: str | None) -> Extension:
     """Check what `--conf` and `--plugin` name; a package that is named by its path becomes importable."""
     folder = Path(conf).expanduser().absolute() if conf else None
     if folder is not None and not folder.is_dir():
-        raise ConfigError(f"--conf {conf} is no folder: name one that holds strategy/mine.yaml, say")
+        raise ConfigError(f"--conf {conf} is no folder: name one that holds, e.g., strategy/mine.yaml")
     if folder is not None and not set(group_choices(folder)) <= set(group_choices()):
         foreign = sorted(set(group_choices(folder)) - set(group_choices()))
         raise ConfigError(
-            f"--conf {conf} holds {', '.join(foreign)}, which are no groups: {', '.join(group_choices())}"
+            f"--conf {conf} holds {', '.join(foreign)}, which are no groups; valid: {', '.join(group_choices())}"
         )
     return Extension(folder, _package(plugin) if plugin else None)
 
@@ -31,8 +31,8 @@ def _package(plugin: str) -> str:
         raise ConfigError(f"--plugin {plugin} is neither a package's name nor its path")
     if path.exists():
         sys.path.append(str(path.parent))  # last, so that nothing there shadows anything
-    found = importlib.util.find_spec(name)
-    if found is None or (path.exists() and not _is_at(found.origin, path)):
+    spec = importlib.util.find_spec(name)
+    if spec is None or (path.exists() and not _is_at(spec.origin, path)):
         raise ConfigError(f"--plugin {plugin}: no package {name} can be imported from there; give it a name of its own")
     return name
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 _IN_NAME = ("data", "model", "strategy", "devices", "repeat")
 """Parts of a run's name."""
 _NOT_IDENTITY = ("results", "launcher", "site", "sweep", "tune", "faithful")
-"""Not part of an experiment: the same run may be requested with other values."""
+"""Keys that are no part of an experiment: the same run may be requested with other values."""
 
 
 def varying(runs: Sequence[Sequence[str]], *, besides: Collection[str] = ()) -> list[str]:

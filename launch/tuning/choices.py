@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
 FILE = "tuned.json"
 OPEN = ("precision", "channels_last", "optimizer.implementation", "loader")
-"""What a trial may choose, where no override does."""
+"""Keys that a trial may choose, if no override sets them."""
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
-    """What was found for one work."""
+    """The choice for one work."""
 
     work: str
-    """What was tried, in words."""
+    """The trial as a sentence."""
     device_type: str
     findings: Findings
     took_s: float
@@ -47,7 +47,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def overrides(self) -> list[str]:
-        """What was chosen, as one would type it."""
+        """The choice as overrides."""
         return [f"{key}={_typed(value)}" for key, value in self.findings.chosen.items()]
 
 
@@ -58,7 +58,7 @@ def _typed(value: Any) -> str:
 
 
 Kept = dict[str, Choice]
-"""Work → what was chosen for it."""
+"""Work → its choice."""
 
 
 def tuned(
@@ -98,7 +98,7 @@ def untried(plan: Sequence[PlannedRun]) -> int:
 
 
 def known(plan: Sequence[PlannedRun]) -> list[PlannedRun]:
-    """The plan with what was chosen before; raises `ConfigError` where nothing was: login nodes are for no training."""
+    """The plan with earlier choices; raises `ConfigError` where there is none, because login nodes don't train."""
     if waiting := untried(plan):
         raise ConfigError(
             f"tune=true with launcher={plan[0].run.launcher.name}: for {waiting} run(s) nothing has been tried on one "
@@ -118,7 +118,7 @@ def summary_line(choice: Choice) -> str:
     if best is not base and best.step_time_s and base.step_time_s:
         gain = f", {base.step_time_s / best.step_time_s:.2f} times as fast as without"
     left = (
-        f", {choice.findings.left} more left out: they would take over 5 % of the training"
+        f", {choice.findings.left} more not tried: they would take over 5 % of the training"
         if choice.findings.left
         else ""
     )
@@ -127,13 +127,13 @@ def summary_line(choice: Choice) -> str:
 
 
 def applied(planned: PlannedRun, choice: Choice) -> PlannedRun:
-    """The run with what was chosen; raises `ConfigError` where the run can't use it."""
+    """The run with the choice; raises `ConfigError` where the run can't use it."""
     chosen = choice.findings.chosen
     if (refusal := refusal_of(planned.run, chosen, choice.device_type)) is not None:
         raise ConfigError(
             f"tune=true: {' '.join(choice.overrides)} was chosen without this run, which can't use it ({refusal}). "
-            f"Call `parallelbench tune` with all runs that {planned.run.sweep_folder / FILE} is to hold for; those "
-            "that were tuned start anew"
+            f"Call `parallelbench tune` again with all runs that share {planned.run.sweep_folder / FILE}; tuned runs "
+            "then start from the beginning"
         )
     overrides = [text for text in planned.overrides if not text.startswith("tune=")]
     return replace(planned, run=_patched(planned.run, chosen), overrides=[*overrides, *choice.overrides])
@@ -145,7 +145,7 @@ def _patched(run: RunConfig, patch: Patch) -> RunConfig:
 
 
 def refusal_of(run: RunConfig, patch: Patch, device_type: str) -> str | None:
-    """Why a run can't be done with other settings; None where it can."""
+    """Why a run can't use other settings; None where it can."""
     try:
         check_run(_patched(run, patch), device_type)
     except ConfigError as error:
@@ -154,7 +154,7 @@ def refusal_of(run: RunConfig, patch: Patch, device_type: str) -> str | None:
 
 
 def work_of(planned: PlannedRun) -> str:
-    """Identifies what shares a choice: the model, the optimizer, the device, and what is open."""
+    """Identifies runs that share a choice: the model, the optimizer, the device, and the open keys."""
     run, keys = planned.run, open_keys(planned)
     plain = to_mapping(run)
     settings = {
@@ -165,13 +165,13 @@ def work_of(planned: PlannedRun) -> str:
 
 
 def open_keys(planned: PlannedRun) -> list[str]:
-    """What no override decides."""
+    """The keys that no override sets."""
     given = {text.lstrip("+~").partition("=")[0] for text in planned.overrides}
     return [key for key in OPEN if not any(name == key or name.startswith(f"{key}.") for name in given)]
 
 
 def read(folder: Path) -> Kept:
-    """What was chosen for a sweep before; raises `ConfigError` for a file that is damaged."""
+    """Earlier choices for a sweep; raises `ConfigError` for a damaged file."""
     path = folder / FILE
     try:
         kept = msgspec.json.decode(path.read_bytes(), type=Kept)
@@ -182,14 +182,14 @@ def read(folder: Path) -> Kept:
     loaders = [choice.findings.chosen.get("loader", {"name": ""}) for choice in kept.values()]
     if not all(isinstance(node, dict) and isinstance(node.get("name"), str) for node in loaders):
         raise ConfigError(f"{path} names no loader where it sets one: delete it to choose anew")
-    # Who may write into a results folder must not decide what jobs execute.
+    # Write access to a results folder must not decide what jobs execute.
     if odd := {key for choice in kept.values() for key in choice.findings.chosen} - set(OPEN):
         raise ConfigError(f"{path} sets {', '.join(sorted(odd))}, which no trial chooses: delete it to choose anew")
     return kept
 
 
 def write(folder: Path, kept: Kept) -> None:
-    """Keep what was chosen."""
+    """Store the choices."""
     with storage_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
     write_file(folder / FILE, msgspec.json.format(msgspec.json.encode(kept), indent=2))

@@ -39,7 +39,7 @@ STEPS = 5
 SHARE, EPOCHS = 0.05, 10
 """All trials of a choice may take 5 % of ten epochs, or of what all runs that share it train, where that is more."""
 _WAYS = ("strategy", "devices", "nodes", "data", "batch_size", "scaling")
-"""Keys in which runs that share a choice differ, and which decide what settings are possible."""
+"""Keys in which runs that share a choice may differ, and that decide which settings are possible."""
 
 
 def try_out_here(members: Sequence[PlannedRun]) -> Choice:
@@ -96,7 +96,7 @@ def _carried_out(request: TrialRequest, alone: RunConfig, work: str) -> Findings
 
 
 def worth(runs: Sequence[RunConfig], alone: RunConfig) -> float:
-    """How many steps of `alone` all these runs take, at least, or ten epochs of the shortest of them, if that is more.
+    """Budget in steps of `alone`: those of all these runs, or of ten epochs of the shortest run, whichever is more.
 
     Counted in samples, since steps of smaller batches are shorter; several devices at best share them equally.
     """
@@ -113,7 +113,7 @@ def largest(runs: Sequence[RunConfig]) -> RunConfig:
 def stages(runs: Sequence[RunConfig], device_type: str, keys: Iterable[str]) -> list[list[Patch]]:
     """What is tried: precisions and layouts together, as one may need the other, then implementations, then loaders.
 
-    What any of the runs can't use is left out.
+    Settings that any of the runs can't use are omitted.
     """
     different = list({canonical_json([to_mapping(run)[key] for key in _WAYS]): run for run in runs}.values())
     possible = [

@@ -1,1 +1,1 @@
-"""What the verbs of the program `parallelbench` do."""
+"""The verbs of the program `parallelbench`."""

@@ -100,7 +100,7 @@ def rendered(view: Overview, *, every: bool = False) -> Group:
 
 
 def _rank(label: str) -> int:
-    """The place of a state in the table: first what needs attention."""
+    """The place of a state in the table: states that need attention come first."""
     return _ORDER.index(label) if label in _ORDER else -1
 
 

@@ -1,4 +1,4 @@
-"""The verbs that show what would be done: `show` and `plan`. They write nothing."""
+"""The verbs that show runs without starting them: `show` and `plan`. They write nothing."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def show(overrides: Sequence[str], extension: Extension) -> int:
     for group, names in group_choices(extension.conf).items():
         print(f"  {group:10} {' '.join(names)}")
     (checked,) = _checked([planned])
-    if isinstance(checked, ConfigError):  # shown nevertheless: perhaps to see what to change
+    if isinstance(checked, ConfigError):  # shown all the same, so that the user sees what to change
         print(f"parallelbench: this run would be refused: {checked}", file=sys.stderr)
     return 0
 
@@ -103,20 +103,20 @@ def _on_its_device(planned: PlannedRun) -> RunConfig:
 
 
 def _as_tuned(plan: list[PlannedRun]) -> list[PlannedRun]:
-    """The plan with the settings that were chosen before; prints for how many runs none were."""
+    """The plan with the settings that are chosen already; prints for how many runs none are."""
     if not any(planned.tune for planned in plan):
         return plan
     from launch.tuning.choices import tuned, untried
 
     if waiting := untried(plan):
         here = launcher_of(plan[0].run).trains_here
-        who = "a trial, when submitted," if here else "`parallelbench tune`, on one of the cluster's nodes,"
-        say(f"tune=true: {who} is to choose settings for {waiting} of these runs; they are shown without")
+        who = "a trial at submission" if here else "`parallelbench tune` on the cluster"
+        say(f"tune=true: {who} must choose settings for {waiting} of these runs, which are shown without them")
     return tuned(plan, None, say)
 
 
 def _checked(runs: Sequence[PlannedRun]) -> list[Prepared | ConfigError]:
-    """Each run, checked for the place where it will train, or why it is refused."""
+    """Each run, checked for where it will train, or why it is refused."""
     launcher = launcher_of(runs[0].run)
     checked: list[Prepared | ConfigError] = []
     for planned in runs:

@@ -51,7 +51,7 @@ def claims(folder: str, names: Sequence[str], extension: Extension, *, file: str
 def compare(
     folders: Sequence[str], extension: Extension, *, by: str | None, across: str, fail_if_slower: str | None
 ) -> int:
-    """Print how the second side does beside the first; the exit code is 0, or the gate's where a margin is given."""
+    """Print the comparison of the second side with the first; the exit code is 0, or the gate's with a margin."""
     from analysis.comparison import gate
 
     margin = None if fail_if_slower is None else gate.percentage(fail_if_slower)

@@ -22,22 +22,22 @@ if TYPE_CHECKING:
 
 
 def run(overrides: Sequence[str], extension: Extension) -> int:
-    """Do one run here and now, also where it failed before. The last line printed is the run folder."""
+    """Train one run on this machine, also if it failed before. The last line printed is the run folder."""
     planned = one_run(overrides, extension)
     launcher = launcher_of(planned.run)
     if not launcher.trains_here:
-        raise ConfigError(f"launcher={launcher.name} queues jobs, and `run` runs here, now: use `parallelbench submit`")
+        raise ConfigError(f"launcher={launcher.name} queues jobs, but `run` trains here: use `parallelbench submit`")
     prepared = _prepared(_tuned([planned]))
     folder = prepared[0].folder
     if (state := folder.state()).state == "done":
-        console().print(f"this run is done already ({state.label}); repeat=1 measures it once more")
+        console().print(f"this run is done already ({state.label}); repeat=1 measures it again")
     code = launcher.submit(prepared, SubmitOptions(retry=frozenset(OUTCOMES)), console())
     print(folder.path)
     return code
 
 
 def submit(overrides: Sequence[str], extension: Extension, *, retry: str | None, max_gpu_hours: float | None) -> int:
-    """Run what is missing of a sweep, by the launcher that it names."""
+    """Train the missing runs of a sweep with its launcher."""
     options = SubmitOptions(_outcomes(retry), max_gpu_hours)
     prepared = _prepared(_tuned(expand(overrides, extension)))
     return launcher_of(prepared[0].planned.run).submit(prepared, options, console())
@@ -51,7 +51,7 @@ def tune(overrides: Sequence[str], extension: Extension) -> int:
     plan = [replace(planned, tune=True) for planned in expand(overrides, extension)]
     _prepared(plan)
     tuned(plan, try_out_here, say, again=True)
-    say(f"`parallelbench submit` with the same overrides and tune=true uses this for {len(plan)} run(s)")
+    say(f"`parallelbench submit` with the same overrides and tune=true uses these settings for {len(plan)} run(s)")
     return 0
 
 

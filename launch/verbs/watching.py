@@ -63,7 +63,7 @@ def cancel(folder: str, extension: Extension) -> int:
 
 
 def logs(folder: str, extension: Extension) -> int:
-    """What the latest attempt of a run printed, and its job."""
+    """Print the output of a run's latest attempt and of its job."""
     path = existing(folder).absolute()
     if not (path / "config.yaml").exists():
         raise ConfigError(f"{folder} is no run's folder: `parallelbench status DIR` names those below DIR")
@@ -74,12 +74,12 @@ def logs(folder: str, extension: Extension) -> int:
         print(f"==> {file} <==")
         print(file.read_text(errors="replace"))
     if not files:
-        console().print("nothing was printed yet: the run has not begun")
+        console().print("nothing was printed yet because the run has not begun")
     return 0
 
 
 def doctor(overrides: Sequence[str], *, bandwidth: bool) -> int:
-    """What this machine and its cluster have; `bandwidth`: instead, how fast the cluster's nodes exchange data."""
+    """Print what this machine and its cluster have; `bandwidth`: print how fast the cluster's nodes exchange data."""
     from launch.verbs.doctor import findings
 
     if overrides and not bandwidth:

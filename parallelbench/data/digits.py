@@ -92,7 +92,7 @@ def _source() -> Path:
         path = Path(folder, "datasets", "data", "digits.csv.gz")
         if path.is_file():
             return path
-    raise ConfigError("data=digits needs scikit-learn's digits.csv.gz, not found: pip install 'scikit-learn>=1.5'")
+    raise ConfigError("data=digits needs scikit-learn's digits.csv.gz: pip install 'scikit-learn>=1.5'")
 
 
 def resize(images: NDArray[np.int64], *, size: int) -> NDArray[np.uint8]:

@@ -120,9 +120,9 @@ def _download(data: PreparedData, raw: RawFile, *, raw_dir: Path) -> None:
 
 
 def _by_hand(data: PreparedData, *, raw_dir: Path, errors: list[str]) -> str:
-    """The message for machines without a network: every file still wanted, its source and its place."""
-    wanted = [raw for raw in data.raw_files if not (raw_dir / raw.path).is_file()]
-    lines = [f"  {raw.urls[0]}\n    → {raw_dir / raw.path}  (MD5 {raw.md5})" for raw in wanted]
+    """The message for machines without a network: every missing file, its source and its path."""
+    missing = [raw for raw in data.raw_files if not (raw_dir / raw.path).is_file()]
+    lines = [f"  {raw.urls[0]}\n    → {raw_dir / raw.path}  (MD5 {raw.md5})" for raw in missing]
     failed = "\n".join(f"  {error}" for error in errors)
     return (
         f"data={data.name} can't be downloaded:\n{failed}\n"
@@ -138,12 +138,12 @@ def _check(data: PreparedData, arrays: Arrays, again: str) -> None:
         if array.shape != shape or array.dtype != dtype:
             raise ConfigError(
                 f"the raw files of data={data.name} hold {name} {array.dtype} {array.shape}, "
-                f"wanted {dtype} {shape}: delete them and run `{again}` again"
+                f"expected {dtype} {shape}: delete them and run `{again}` again"
             )
         if name.endswith("labels") and array.size and not 0 <= array.min() <= array.max() < data.num_classes:
             raise ConfigError(
                 f"the raw files of data={data.name} hold {name} from {array.min()} to {array.max()}, "
-                f"wanted 0 … {data.num_classes - 1}: delete them and run `{again}` again"
+                f"expected 0 … {data.num_classes - 1}: delete them and run `{again}` again"
             )
 
 
@@ -170,7 +170,7 @@ def _write(data: PreparedData, arrays: Arrays, folder: Path, *, progress: Callab
 
 
 def _publish(data: PreparedData, temporary: Path, *, root: Path) -> None:
-    """Rename the folder to its place; another process may have been faster, or an old folder be damaged."""
+    """Rename the folder to its final name, unless another process was faster; replace a damaged folder."""
     final = data.prepared_dir(root)
     try:
         temporary.rename(final)  # refused where a folder with files in it is there
@@ -206,7 +206,7 @@ def temporary_folder(parent: Path, stem: str) -> Iterator[Path]:
 
 
 def remove_stale(parent: Path) -> None:
-    """Remove what killed processes have left."""
+    """Remove folders that killed processes left."""
     for path in parent.glob(".*.tmp"):
         try:
             if time.time() - path.stat().st_mtime > STALE_AGE_S:
@@ -241,5 +241,5 @@ def storage_errors(root: Path) -> Iterator[None]:
     except OSError as error:
         raise StorageError(
             f"{error.filename or root} can't be read or written ({error.strerror or error}): "
-            "free space, mend the permissions, or choose another folder with site.data_dir"
+            "free space, correct the permissions, or choose another folder with site.data_dir"
         ) from error

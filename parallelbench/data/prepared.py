@@ -137,13 +137,13 @@ class PreparedData(Data, frozen=True, kw_only=True):
         size = path.stat().st_size
         if entry is None or (entry.shape, entry.dtype, entry.size_bytes) != (shape, dtype, size):
             recorded = f"{entry.dtype} {entry.shape} in {entry.size_bytes} bytes" if entry else "nothing"
-            raise self._damaged(path, f"has {size} bytes; wanted: {dtype} {shape}; in {MANIFEST}: {recorded}")
+            raise self._damaged(path, f"has {size} bytes; expected: {dtype} {shape}; in {MANIFEST}: {recorded}")
         try:
             array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
         except (ValueError, EOFError) as error:
             raise self._damaged(path, f"can't be read ({error})") from None
         if array.shape != shape or array.dtype != dtype:
-            raise self._damaged(path, f"holds {array.dtype} {array.shape}, wanted {dtype} {shape}")
+            raise self._damaged(path, f"holds {array.dtype} {array.shape}, expected {dtype} {shape}")
         return array
 
     def _damaged(self, path: Path, problem: str) -> ConfigError:

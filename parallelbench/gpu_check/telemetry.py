@@ -105,7 +105,7 @@ def energy(world: World, uuid: str, busy: Callable[[], object], load_s: float = 
             parent=os.getpid(),
         )
         with sampling(settings, log):
-            # The GPU warms up while the sampler starts; when it is told to end, it takes one more sample.
+            # The GPU warms up while the sampler starts; before it ends, it takes one more sample.
             _keep_busy(world, busy, until=lambda: bool(_sampled(journal)), at_most_s=STARTS_S)
             started_at = time.time()
             _keep_busy(world, busy, until=lambda: False, at_most_s=load_s)

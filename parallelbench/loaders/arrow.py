@@ -155,10 +155,10 @@ def _open(path: Path, data: Data) -> tuple[NDArray[np.uint8], NDArray[np.int64]]
         raise _damaged(path, f"can't be read ({error})") from None
     width = data.shape[0] * data.shape[1] * data.shape[2]
     if pixels.type != pa.binary(width):
-        raise _damaged(path, f"holds images of type {pixels.type}, wanted {width} bytes each")
+        raise _damaged(path, f"holds images of type {pixels.type}, expected {width} bytes each")
     images = np.frombuffer(pixels.buffers()[1], np.uint8, count=len(pixels) * width)
     return images.reshape(-1, *data.shape), labels.to_numpy()
 
 
 def _damaged(path: Path, problem: str) -> ConfigError:
-    return ConfigError(f"{path} {problem}: delete the folder {path.parent}; the next run writes it anew")
+    return ConfigError(f"{path} {problem}: delete the folder {path.parent}; the next run writes it again")

@@ -52,7 +52,7 @@ class AttributionPass:
     def attribute(self, steps: int) -> list[Row]:
         """Time `steps` steps by phase: columns of `phases`. Phases that did not occur on this rank are null.
 
-        One step before them is left out, since it follows a barrier, which the others don't.
+        One step before them does not count: it follows a barrier, the others don't.
         """
         spans = Spans(self._now)
         self._world.barrier()
@@ -61,7 +61,7 @@ class AttributionPass:
         return [{"step": number, **_columns(step, spans.seen)} for number, step in enumerate(measured, start=1)]
 
     def _waits(self) -> bool:
-        """Whether there are other ranks, and waiting for them can be told from computing."""
+        """Whether there are other ranks, and waiting for them is distinguishable from computing."""
         return self._world.size > 1 and not self._replica.hides_communication
 
     def trace(self, path: Path) -> None:

@@ -31,19 +31,19 @@ class Machine:
     cores: tuple[int, ...]
     """Logical cores this process may run on; the first of every physical core comes before any second."""
     physical_cores: int
-    """How many physical cores they belong to."""
+    """Number of physical cores that they belong to."""
     gpus: tuple[Gpu, ...]
 
-    def device_type(self, wanted: str) -> str:
-        """Resolve `auto`; raises `ConfigError` where CUDA is wanted and there is none."""
-        if wanted == "auto":
+    def device_type(self, device: str) -> str:
+        """Resolve `auto`; raises `ConfigError` for CUDA where there is none."""
+        if device == "auto":
             return "cuda" if self.gpus else "cpu"
-        if wanted == "cuda" and not self.gpus:
+        if device == "cuda" and not self.gpus:
             raise ConfigError("device=cuda, but this machine shows no CUDA device: choose device=cpu, or a GPU node")
-        return wanted
+        return device
 
     def caveats(self, *, devices: int, device_type: str, cores_per_device: int) -> list[str]:
-        """Reasons to doubt times measured on this machine, for a run of `devices` devices."""
+        """Caveats of times measured on this machine, for a run of `devices` devices."""
         needed = devices * cores_per_device if device_type == "cpu" else devices
         caveats = []
         if device_type == "cpu" and self.physical_cores < needed <= len(self.cores):
@@ -53,7 +53,7 @@ class Machine:
         if (others := others_running()) + needed > len(self.cores) and needed <= len(self.cores):
             caveats.append(
                 f"{others} other process(es) kept the machine's {len(self.cores)} core(s) busy when this run started: "
-                "its times may be theirs"
+                "they may have slowed it down"
             )
         return caveats
 

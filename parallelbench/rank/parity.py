@@ -39,7 +39,7 @@ DIFFERENCES = ("loss_difference", "gradient_difference", "parameter_difference",
 """Columns of `parity` that must not exceed the tolerance."""
 _LEAST_EPS = 1e-6
 _SAMPLES = 32
-"""Samples per step, about: enough to tell a right strategy from a wrong one."""
+"""Approximate samples per step: enough to distinguish a right strategy from a wrong one."""
 _TEST_SAMPLES = 37
 """Test samples that are evaluated after each step: a prime number, so that every split makes unequal parts."""
 _FLIPS = 10
@@ -170,7 +170,7 @@ class _Reference:
             self._loader.close()
 
     def step(self) -> _Step | None:
-        """Train on the next batch and evaluate; None once the memory has not sufficed."""
+        """Train on the next batch and evaluate; None after the memory was too small."""
         if self.out_of_memory:
             return None
         try:
@@ -214,7 +214,7 @@ def _loss_difference(loss: float, reference: float) -> float:
 
 
 def _evaluation_difference(evaluated: list[float], reference: list[float], samples: int) -> float:
-    """Of the test samples' mean loss, or of the share of correct predictions in so many parts, whichever is larger."""
+    """The difference of the mean loss, or that of the accuracy ÷ `_FLIPS`, whichever is larger."""
     (loss, correct), (expected_loss, expected_correct) = evaluated, reference
     flipped = abs(correct - expected_correct) / samples / _FLIPS
     # A NaN, which can only be in the loss, comes first: it stays where the other is compared with it.
@@ -237,7 +237,7 @@ def _difference(values: Mapping[str, Tensor], expected: Mapping[str, Tensor], *,
     if any(not torch.equal(values[name], expected[name]) for name in expected.keys() - set(floats)):
         return float("inf")
     # torch's max, unlike Python's, keeps a NaN.
-    wanted = torch.cat([expected[name].double().flatten() for name in floats])
-    worst = (torch.cat([values[name].double().flatten() for name in floats]) - wanted).abs().max().item()
-    scale = max(floor, wanted.abs().max().item())
+    reference = torch.cat([expected[name].double().flatten() for name in floats])
+    worst = (torch.cat([values[name].double().flatten() for name in floats]) - reference).abs().max().item()
+    scale = max(floor, reference.abs().max().item())
     return worst / scale if scale else worst

@@ -169,7 +169,7 @@ class Session:
             if self._world.local_rank == 0:
                 self._run.loader.prepare(data, folder)
             self._world.barrier()
-            self._startup.skip()  # only the first of many runs converts; it must not seem to start slower
+            self._startup.skip()  # only the first of many runs converts; its start must not seem slower
         return self._run.loader.load(data, folder)
 
     def _check_parity(self, arrays: Arrays) -> bool | None:
@@ -253,7 +253,7 @@ def _device_name(world: World) -> str:
 
 
 def statistics_warnings(run: RunConfig) -> list[str]:
-    """Why a run does not train like one device although its strategy could."""
+    """Why a run does not train like one device, although its strategy could."""
     if not local_statistics(run):
         return []
     piece = "data shard" if run.strategy.micro_batches_per_step(run) == 1 else "micro-batch"

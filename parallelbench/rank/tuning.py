@@ -1,7 +1,7 @@
-"""Which settings train fastest on this machine: a trial of a few steps of each, `python -m parallelbench.rank.tuning`.
+"""Find the settings that train fastest on this machine: `python -m parallelbench.rank.tuning`, a few steps of each.
 
-It reads a request from stdin and prints findings, both as JSON. Nothing heavy is imported before the process is
-pinned to its cores.
+It reads a request from stdin and prints findings, both as JSON. Heavy imports follow after the process is pinned to its
+cores.
 """
 
 from __future__ import annotations
@@ -32,31 +32,31 @@ Patch = dict[str, Any]
 WARM_STEPS = 2
 """Before the steps that are timed: allocations, and the search for algorithms."""
 GAIN = 0.02
-"""Settings that are less than this much faster give way to those that are there: a trial is short."""
+"""Settings must be faster by more than this share to replace the present ones: a trial is short."""
 FIRST_LOSS_TOLERANCE = 0.02
-"""How far, of itself, the first loss may be from that of the settings as asked for: same weights, same batch."""
+"""Largest relative difference of the first loss from that of the configured settings, on the same weights and batch."""
 LOSS_TOLERANCE = 0.25
-"""How much higher the mean loss of a trial may be: so early, losses of equally good settings go apart that far."""
+"""Largest relative excess of a trial's mean loss: losses of equally good settings differ by as much so early."""
 
 
 class TrialRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be tried."""
+    """The settings to try."""
 
     run: dict[str, Any]
     """A configuration on one device."""
     stages: list[list[Patch]]
-    """Each stage starts from what won so far, and tries each of these on top of it."""
+    """Each stage tries each of its patches on top of the best settings so far."""
     device_type: str
     steps: int
     """Timed in each trial."""
     steps_worth: float
-    """Trials end once all together have taken as long as so many steps of the settings as they were asked for."""
+    """Budget of all trials, as a number of steps with the configured settings."""
     plugin: list[str]
-    """The package of the user's own that the configuration needs, and where it is; empty: none."""
+    """The user's package that the configuration needs, and its folder; empty: none."""
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of some settings."""
+    """The trial of some settings."""
 
     patch: Patch
     step_time_s: float | None = None
@@ -65,33 +65,33 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     loss: float | None = None
     """Mean over the trial."""
     refused: str = ""
-    """Why they can't be chosen; empty: they can."""
+    """Why they can't be chosen; empty if they can."""
     took_s: float = 0.0
 
 
 class Findings(msgspec.Struct, frozen=True, kw_only=True):
-    """The trials in their order, the first that of the settings as they were asked for, and the best settings."""
+    """The trials in their order, the configured settings first, and the best settings."""
 
     trials: list[Trial]
     chosen: Patch
     left: int = 0
-    """Settings that were not tried: it would have taken too long."""
+    """Number of settings that were not tried for lack of time."""
 
 
 def patched(plain: dict[str, Any], patch: Patch) -> dict[str, Any]:
     """A configuration with other values for some keys."""
-    found = dict(plain)
+    changed = dict(plain)
     for key, value in patch.items():
         node, _, name = key.rpartition(".")
         if node:
-            found[node] = {**found[node], name: value}
+            changed[node] = {**changed[node], name: value}
         else:
-            found[key] = value
-    return found
+            changed[key] = value
+    return changed
 
 
 def search(stages: list[list[Patch]], trial: Callable[[Patch], Trial], *, steps_worth: float = math.inf) -> Findings:
-    """Stage by stage, keep what is faster by more than `GAIN` and trains as well, as far as the time goes."""
+    """Stage by stage, keep settings that are faster by more than `GAIN` and train as well, within the budget."""
     base = best = judge = _judged(trial({}), None)
     trials, left = [base], 0
     for stage in stages:
@@ -99,20 +99,20 @@ def search(stages: list[list[Patch]], trial: Callable[[Patch], Trial], *, steps_
         for patch in stage:
             if any(each.patch == start | patch for each in trials):
                 continue
-            # The next one will take about as long as the first did, of which there is no choice.
+            # The next trial takes about as long as the first one, which always runs.
             spent_s = sum(each.took_s for each in trials[1:]) + judge.took_s
             if judge.step_time_s and spent_s > steps_worth * judge.step_time_s:
                 left += 1
                 continue
-            found = _judged(trial(start | patch), None if judge.refused else judge)
-            judge = found if judge.refused else judge
-            trials.append(found)
-            best = _faster(found, best)
+            judged = _judged(trial(start | patch), None if judge.refused else judge)
+            judge = judged if judge.refused else judge
+            trials.append(judged)
+            best = _faster(judged, best)
     return Findings(trials=trials, chosen=best.patch, left=left)
 
 
 def _judged(trial: Trial, base: Trial | None) -> Trial:
-    """Refuse what trains visibly worse. What a precision costs in the end, no trial of a few steps can tell."""
+    """Refuse settings that train visibly worse. A few steps can't show the final accuracy of a precision."""
     if trial.refused or trial.loss is None or trial.first_loss is None:
         return trial
     why = ""
@@ -120,7 +120,7 @@ def _judged(trial: Trial, base: Trial | None) -> Trial:
         why = f"the loss becomes {trial.loss}"
     elif base is not None and base.loss is not None and base.first_loss is not None:
         if abs(trial.first_loss - base.first_loss) > FIRST_LOSS_TOLERANCE * abs(base.first_loss):
-            why = f"computes something else: a first loss of {trial.first_loss:.4g}, not {base.first_loss:.4g}"
+            why = f"computes a different result: a first loss of {trial.first_loss:.4g}, not {base.first_loss:.4g}"
         elif trial.loss > (1 + LOSS_TOLERANCE) * base.loss:
             why = f"trains worse: a mean loss of {trial.loss:.4g}, not {base.loss:.4g}"
     return msgspec.structs.replace(trial, refused=why)
@@ -142,10 +142,10 @@ def main() -> int:
 
     def trial(patch: Patch) -> Trial:
         start = time.perf_counter()
-        found = _tried(request, patch, plugin)
-        return msgspec.structs.replace(found, took_s=time.perf_counter() - start)
+        tried = _tried(request, patch, plugin)
+        return msgspec.structs.replace(tried, took_s=time.perf_counter() - start)
 
-    with contextlib.redirect_stdout(sys.stderr):  # a model of the user's own may print
+    with contextlib.redirect_stdout(sys.stderr):  # a user's model may print
         findings = search(request.stages, trial, steps_worth=request.steps_worth)
     print(msgspec.json.encode(findings).decode())
     return 0
@@ -158,7 +158,7 @@ def _tried(request: TrialRequest, patch: Patch, plugin: str | None) -> Trial:
         step_s, losses = timed(run, request.device_type, steps=request.steps)
     except ConfigError as error:
         return Trial(patch=patch, refused=str(error))
-    except Exception as error:  # whatever torch makes of it, other settings may do
+    except Exception as error:  # any error of torch: other settings may work
         return Trial(patch=patch, refused=one_line(classify(error)[1]))
     return Trial(patch=patch, step_time_s=step_s, first_loss=losses[0], loss=statistics.fmean(losses))
 
@@ -166,7 +166,7 @@ def _tried(request: TrialRequest, patch: Patch, plugin: str | None) -> Trial:
 def timed(run: RunConfig, device_type: str, *, steps: int) -> tuple[float, list[float]]:
     """Mean time of a step, its batch included, in s, and the mean loss of each; after some steps that warm up.
 
-    As in an epoch, nothing waits for the device between steps; batches that workers had ready before are used up first.
+    As in an epoch, nothing waits for the device between steps; batches that workers have ready are consumed first.
     """
     from parallelbench.probes.memory_probe import release
     from parallelbench.rank.session import build_loader, build_model, configure_torch

@@ -1,4 +1,4 @@
-"""Forks the ranks of one run after the other from a process that has imported all they need:
+"""Forks the ranks of runs, one run after the other, from a process with all imports done:
 `python -m parallelbench.rank.warm FD`.
 
 A fork copies one thread only, so this process never computes: no thread pool, no autograd engine, no CUDA. Each rank
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 
 PRELOADED = (
     "parallelbench.rank.session",
-    # What torch imports late: for the first optimizer, for `use_deterministic_algorithms`, and for the strategies.
+    # Modules that torch imports late: for the first optimizer, for `use_deterministic_algorithms`, for the strategies.
     "torch._inductor",
     "torch.distributed.fsdp",
     "torch.distributed.pipelining",
     "torch.distributed.tensor.parallel",
 )
 MESSAGE_BYTES = 65_536
-"""Room for one message, which holds paths."""
+"""Largest message; it holds paths."""
 _TOGETHER_S = 0.1
 """Ranks that fail within this time of the first one can still report it, as under torchrun."""
 
@@ -58,7 +58,7 @@ def main(descriptor: int) -> int:
     die_with_parent()
     for module in PRELOADED:
         importlib.import_module(module)
-    # Else the first collection of each child would copy all pages that hold objects.
+    # Otherwise the first garbage collection of each child would copy all pages with objects.
     gc.collect()
     gc.freeze()
     with socket.socket(fileno=descriptor) as supervisor:
@@ -98,7 +98,7 @@ def _send(supervisor: socket.socket, answer: int | str) -> None:
 
 
 def unforkable() -> str | None:
-    """Why a child of this process could not be trusted; None where it can."""
+    """Why a fork of this process would be unsafe; None if it is safe."""
     threads = len(os.listdir("/proc/self/task"))
     if threads > 1:
         return f"the warm process has {threads} threads, and a fork copies one"
@@ -134,7 +134,7 @@ def lead(request: ForkRequest) -> int:
         ranks = {forked(partial(_rank, request, rank, meeting)): rank for rank in range(request.processes)}
         store = _store(port, meeting)
     codes = _first_to_fail(ranks)
-    del store  # it had to last as long as the ranks
+    del store  # it must last as long as the ranks
     for rank, code in codes.items():
         print(f"failed (exitcode: {code}) local_rank: {rank}", flush=True)  # as torchrun prints it
     return 1 if codes else 0
@@ -147,7 +147,7 @@ def _rank(request: ForkRequest, rank: int, meeting: socket.socket) -> int:
 
 
 def variables(rank: int, processes: int, port: int) -> dict[str, str]:
-    """What a rank learns from torchrun through its environment."""
+    """The environment variables that torchrun gives a rank."""
     return {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
@@ -155,7 +155,7 @@ def variables(rank: int, processes: int, port: int) -> dict[str, str]:
         "LOCAL_WORLD_SIZE": str(processes),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
-        # The ranks meet at the leader's store: should rank 0 die, the others need not lose it.
+        # The ranks meet at the leader's store, so they keep it if rank 0 dies.
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCHELASTIC_RESTART_COUNT": "0",
     }

@@ -77,7 +77,7 @@ class AttemptInfo(msgspec.Struct, frozen=True, kw_only=True):
     device_type: str
     oversubscribed: bool
     warnings: list[str] = []
-    """Reasons to doubt the times of this attempt."""
+    """Caveats of this attempt's times."""
 
 
 @dataclass(frozen=True)

@@ -86,7 +86,7 @@ class Column:
     repeats: Over | None = None
     """How the runs of a configuration become a row of `summary`; None: it has no such column."""
     excluded_too: bool = False
-    """There, runs that are left out of comparisons count as well."""
+    """Excluded runs count in this aggregate, too."""
     heading: str = ""
     """In the tables of the page, without the unit; empty: in none."""
     tables: tuple[Place, ...] = ("configurations", "runs")
@@ -126,7 +126,7 @@ class Column:
         return self.type not in ("string", "bool")
 
     def derived(self, depth: int = 1) -> Iterator[tuple[Column, Column]]:
-        """The columns that follow from this one in so many steps, each with the one that it follows from."""
+        """The columns derived from this one in `steps` steps, each with its source column."""
         for column in self.into:
             if depth == 1:
                 yield self, column

@@ -14,7 +14,7 @@ MUST_MATCH = (
     *("float32_matmul_precision", "cudnn_allow_tf32", "cudnn_benchmark"),
 )
 _VARIABLES = tuple(f"variables.{name}_" for name in ("NCCL", "GLOO", "OMP", "MKL", "MALLOC", "TORCH", "PYTORCH"))
-"""Prefixes of the environment variables that must match, too."""
+"""Prefixes of environment variables that must match, too."""
 REPORTED = ("git.commit", "git.dirty", "packages.parallelbench", "host", "allocation")
 """Entries that may differ between compared runs. Comparisons report them."""
 SET_BY_LAUNCHER = {
@@ -31,7 +31,7 @@ THREADS = ("threads", "variables.OMP_NUM_THREADS")
 _NO_EFFECT = "variables.TORCH_NCCL_ASYNC_ERROR_HANDLING"
 """torchrun sets it, and a single process lacks it: it says what happens after an error."""
 VOLATILE = ("load_average_1min", "cores_of_rank_0")
-"""Entries that differ from run to run. Nothing is said about them."""
+"""Entries that differ from run to run. They are not reported."""
 _OF_EACH_GPU = ("cuda.driver", "cuda.power_limit_w")
 """Entries with a line per visible GPU."""
 
@@ -42,7 +42,7 @@ def must_match(key: str) -> bool:
 
 
 def is_reported(key: str) -> bool:
-    """Whether an entry may differ and is reported where it does."""
+    """Whether an entry may differ, and is reported if it does."""
     return key in REPORTED
 
 
@@ -70,7 +70,7 @@ def differences(
 
 
 def entries(environment: Mapping[str, Any]) -> dict[str, Any]:
-    """Dotted key → value. What all visible GPUs have in common counts once, however many a job sees."""
+    """Dotted key → value. A value that all visible GPUs share counts once, for any number of GPUs."""
     flat = flatten(environment)
     for key in _OF_EACH_GPU:
         if isinstance(flat.get(key), str):

@@ -52,7 +52,7 @@ _NUMBER = re.compile("[0-9]{1,9}")
 
 
 class TableEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """What a manifest says of one table."""
+    """A manifest's entry of one table."""
 
     rows: int
     bytes: int
@@ -201,7 +201,7 @@ class RunFolder:
             return State("failed", outcome, number)
         if attempts[-1].supervised():
             return State("running", None, number)
-        gone = Outcome(outcome="killed", reason="the launcher vanished without a word", finished_at=0.0)
+        gone = Outcome(outcome="killed", reason="its supervisor ended without a record", finished_at=0.0)
         return State("failed", gone, number)
 
 

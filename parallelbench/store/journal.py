@@ -134,7 +134,7 @@ def read_tables(attempt_dir: Path, *, with_telemetry: bool = True) -> tuple[Tabl
     """Rows per table, but for telemetry's, and events of an attempt; of epochs, only those that finished on every rank.
 
     An epoch is finished when rank 0 has written its row of `epochs`, which it does only after every rank's rows of
-    that epoch are durable; should a damaged disk have lost one of them since, the epoch is left out. NaN and
+    that epoch are durable; if a damaged disk has lost one of them since, the epoch is omitted. NaN and
     infinity, which JSON can't hold, become null. Telemetry's columns are added to the rows of `epochs` unless
     `with_telemetry` is False: the samples of a long run take a while to read.
     """

@@ -289,9 +289,9 @@ def schema(table: str) -> pa.Schema:
     """The Arrow schema of a table; its metadata hold each column's meaning, unit, and what null means."""
     import pyarrow as pa
 
-    def told(column: Column) -> dict[str, str]:
+    def info(column: Column) -> dict[str, str]:
         facts = {"doc": column.doc, "unit": column.unit, "null": column.null}
         return {name: value for name, value in facts.items() if value is not None}
 
-    fields = [pa.field(c.name, pa.type_for_alias(c.type), nullable=c.nullable, metadata=told(c)) for c in TABLES[table]]
+    fields = [pa.field(c.name, pa.type_for_alias(c.type), nullable=c.nullable, metadata=info(c)) for c in TABLES[table]]
     return pa.schema(fields, metadata={"table": table, "schema_version": str(TABLES_VERSION)})

@@ -1,4 +1,4 @@
-"""What the training loop drives on every rank, whatever the strategy."""
+"""The replica: what the training loop drives on every rank, under every strategy."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Replica(Protocol):
 
     @property
     def hides_communication(self) -> bool:
-        """Whether waiting can't be told from computing; it then counts as the phase it happens in."""
+        """Whether waiting cannot be told apart from computing. It then counts in the phase in which it happens."""
 
     @property
     def whole_epochs(self) -> bool:

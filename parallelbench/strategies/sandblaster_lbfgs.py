@@ -26,7 +26,7 @@ class SandblasterLbfgs(DataParallelStrategy, frozen=True, kw_only=True):
     paper, where a slow worker gets less to do, every rank has one equal slice.
 
     A step is one iteration, an epoch has one step, and a loss counts once, at the iteration's start. Samples that can't
-    be divided among the ranks are left out of an epoch's batch: other samples in each epoch. Parity is checked in fp64:
+    be divided among the ranks are dropped from its batch: other samples in each epoch. Parity is checked in fp64:
     in fp32 a sum in another order may send the line search another way.
     """
 

@@ -104,7 +104,7 @@ _SAMPLED = {
 }
 """Column → its array's type code."""
 _SLOW = ("clock_hz",)
-"""Columns that hosts are asked for more rarely, by design."""
+"""Columns that are sampled more rarely from hosts, by design."""
 
 
 def columns(ranks: Sequence[Row], samples: Samples) -> Row:

@@ -89,8 +89,8 @@ def test_sides_that_were_measured_one_after_the_other_are_told(tmp_path: Path) -
     (case,) = judge(in_environments(tmp_path, {}, {}, later_s=1e6), claim(), seed="0").cases
     assert case.verdict == "reproduced"
     assert case.warnings == (
-        "the compared runs were measured one after the other: the ratios contain whatever changed on the machine in "
-        "between, while the runs of one sweep are interleaved",
+        "the compared runs were measured one after the other: the ratios include any change of the machine in "
+        "between; the runs of one sweep are interleaved",
     )
 
 
@@ -123,7 +123,7 @@ def test_survivors_are_no_work_with_too_few_repeats(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("shortened", "verdict", "why"),
     [
-        ({}, "inconclusive", "accuracy is measured too seldom: fewer measure.steps_per_epoch"),
+        ({}, "inconclusive", "accuracy is measured too rarely: lower measure.steps_per_epoch"),
         ({"measure": {"steps_per_epoch": 1}}, "reproduced", ""),
     ],
 )
@@ -142,7 +142,7 @@ def test_steps_are_known_to_an_epoch(tmp_path: Path, shortened: dict[str, Any], 
     ("effect", "said", "why"),
     [
         (1.03, "reproduced", ""),
-        (1.01, "inconclusive", "the difference is below what counts (0.02)"),
+        (1.01, "inconclusive", "the effect is within the margin (0.02)"),
         (0.99, "refuted", ""),
         (0.5, "refuted", ""),
     ],
@@ -199,7 +199,7 @@ def test_what_lies_beside_the_effect_may_be_no_metric_of_epochs_or_targets(tmp_p
 def test_a_target_that_no_run_reaches_is_named_instead_of_runs_that_are_there(tmp_path: Path) -> None:
     runs = two_devices(tmp_path, (0.6,) * 6)
     finding = judge(runs, claim(metric="time_to_accuracy_s", target=0.99), seed="0")
-    assert finding.why == "no repeat of both sides reaches 0.99: more epochs, or another optimizer, would have to"
+    assert finding.why == "no repeat reaches 0.99 on both sides: train more epochs, or choose another optimizer"
     other = claim(metric="time_to_accuracy_s", target=0.99, where={"model": "vit"})
     assert "needs runs of the same work model=vit" in judge(runs, other, seed="0").why, "of others nobody knows"
 

@@ -134,7 +134,7 @@ def test_options_of_a_strategy_make_variants_and_other_work_makes_groups(tmp_pat
     ]
 
 
-def test_runs_that_can_not_be_trusted_are_left_out_with_the_reason(tmp_path: Path) -> None:
+def test_untrustworthy_runs_are_excluded_with_the_reason(tmp_path: Path) -> None:
     published(config(tmp_path))
     published(config(tmp_path, repeat=1), Fake(parity_passed=False))
     published(config(tmp_path, repeat=2), Fake(oversubscribed=True))

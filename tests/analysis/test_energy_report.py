@@ -99,8 +99,8 @@ def test_gpus_that_were_slowed_down_are_named(tmp_path: Path) -> None:
     assert sorted(per_run(runs)["steady_gpu_throttle_reasons"]) == [0x0, 0x4, 0x40, 0x43]
     said = [warning for warning in notes.warnings(runs) if "Clocks were lowered" in warning]
     assert sorted(said) == [
-        "Clocks were lowered by heat (hardware) while these trained, so their times are not only the strategy's: "
+        "Clocks were lowered by heat (hardware) while these trained, which made their times longer: "
         "single × 1 (2 repeats).",
-        "Clocks were lowered by their power limit while these trained, so their times are not only the strategy's: "
+        "Clocks were lowered by their power limit while these trained, which made their times longer: "
         "single × 1 (1 repeat).",
     ]

@@ -1,4 +1,4 @@
-"""Any number of run folders, whatever became of them: read in full, or named."""
+"""Any number of run folders, finished or not: read in full, or named."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ def test_finished_runs_of_a_users_own_classes_are_read_and_nobodys_code_is_impor
     # What an unfinished one was is only in its configuration, which takes the user's class to be checked: it is named.
     (skipped,) = runs.skipped
     assert skipped.path == folder.path
-    assert skipped.reason.startswith("it has no result, and what it was to do can't be read: ")
+    assert skipped.reason.startswith("it has no result, and its configuration can't be read: ")
     assert "strategy._target_='mystrategies.Mine' is refused" in skipped.reason
     assert "--plugin PACKAGE adds a package" in skipped.reason
 

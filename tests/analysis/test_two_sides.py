@@ -91,7 +91,7 @@ def test_two_folders_are_compared_configuration_by_configuration_and_repeat_by_r
 def test_the_same_times_of_day_are_the_same_run_and_no_comparison(tmp_path: Path) -> None:
     sweep(tmp_path / "a", BEFORE)
     shutil.copytree(tmp_path / "a", tmp_path / "b")
-    with pytest.raises(ConfigError, match="both sides hold the very same run"):
+    with pytest.raises(ConfigError, match="both sides hold the same run"):
         compare(load(tmp_path / "a"), load(tmp_path / "b"))
 
 
@@ -165,7 +165,7 @@ def test_what_may_differ_must_not_differ_within_a_side(tmp_path: Path) -> None:
     sweep(tmp_path / "a", BEFORE)
     sweep(tmp_path / "a", BEFORE, changes={"batch_size": 64})
     b = sweep(tmp_path / "b", BEFORE, at=1.8e9, changes={"batch_size": 32})
-    with pytest.raises(ConfigError, match=r"several meanings among the first side's runs \(batch_size: "):
+    with pytest.raises(ConfigError, match=r"the first side has runs that differ \(batch_size: "):
         compare(load(tmp_path / "a"), b, across=["batch_size"])
     same = sweep(tmp_path / "c", BEFORE, at=1.8e9, changes={"batch_size": 64})
     found = compare(load(tmp_path / "a"), same)
@@ -220,7 +220,7 @@ def test_what_can_not_be_judged_does_not_pass(tmp_path: Path) -> None:
     lacking = compare(a, sweep(tmp_path / "c", {"ddp": BEFORE["ddp"]}, at=1.8e9))
     assert gates.gate(lacking, margin=0.03)[:2] == (
         2,
-        "UNDECIDED: single × 1: no counted run on side B. Measure what is missing, then compare",
+        "UNDECIDED: single × 1: no counted run on side B. Measure the missing runs, then compare",
     )
 
 

@@ -218,14 +218,14 @@ def test_a_damaged_archive_is_refused_by_name(tmp_path: Path, content: bytes, pr
 
 
 def test_intact_files_of_another_size_are_refused(mnist_dir: Path) -> None:
-    with pytest.raises(ConfigError, match=r"train_images uint8 \(30, 1, 28, 28\), wanted uint8 \(31,"):
+    with pytest.raises(ConfigError, match=r"train_images uint8 \(30, 1, 28, 28\), expected uint8 \(31,"):
         prepare(raw.tiny_mnist(stored_train_samples=31), mnist_dir, progress=silent)
 
 
 def test_labels_out_of_range_are_refused(tmp_path: Path) -> None:
     files = {**raw.MNIST_FILES, Mnist.raw_files[1].path: raw.idx_bytes(raw.MNIST_LABELS[0] + 1)}
     raw.put(files, tmp_path / "raw")
-    with pytest.raises(ConfigError, match="train_labels from 1 to 10, wanted 0 … 9"):
+    with pytest.raises(ConfigError, match="train_labels from 1 to 10, expected 0 … 9"):
         prepare(raw.tiny_mnist(raw_files=raw.raw_files(files)), tmp_path, progress=silent)
 
 

@@ -83,8 +83,8 @@ def test_only_this_clusters_accounts_count(slurm: FakeSlurm) -> None:
         (["strategy=ddp", "devices=8", "nodes=2"], "8 GPUs a job, but the account lab allows 4"),
         (["launcher.memory_gib_per_device=21", "site.qos=short"], "21504 MiB a job, but the QOS short allows 20480"),
         (["site.qos=long"], "site.qos=long is not open to the account lab: normal, short"),
-        (["site.account=grp_a"], "site.account=grp_a is none of this user's: cpus, grp_b, lab"),
-        (["site.account=far"], "site.account=far is none of this user's"),
+        (["site.account=grp_a"], "site.account=grp_a is no account of this user: choose one of cpus, grp_b, lab"),
+        (["site.account=far"], "site.account=far is no account of this user"),
         (["site.account=cpus"], "the account cpus is for the partition(s) cpu, not for normal, the default"),
         (["site.account=cpus", "site.partition=htc"], "the account cpus is for the partition(s) cpu, not for htc"),
         (["site.account=cpus", "site.partition=cpu", "launcher.time_limit_min=1441"], None),  # the cluster's normal
@@ -126,7 +126,7 @@ def test_what_waits_is_counted(slurm: FakeSlurm, tmp_path: Path) -> None:
     ]
     many = group(tmp_path, "sweep.repeats=31")
     assert list(found.warnings([many])) == [
-        "the account lab allows 30 jobs in the queue, these are 31: submit again, later, for the rest",
+        "the account lab allows 30 jobs in the queue, these are 31: submit the rest later",
         "the account lab lets 9 of these 31 jobs run at once",
     ]
     wide = group(tmp_path, "sweep.repeats=5", "strategy=ddp", "devices=4", "site.account=grp_b", "site.qos=normal")
@@ -141,7 +141,7 @@ def test_what_waits_is_counted(slurm: FakeSlurm, tmp_path: Path) -> None:
 def test_jobs_in_the_queue_count(slurm: FakeSlurm, tmp_path: Path) -> None:
     slurm.answers["squeue"] = "".join(f"{job}|N/A|{job}|PENDING|None|N/A|mine\n" for job in range(25))
     found: Any = allowed()
-    text = "allows 30 jobs in the queue, these are 6 beside 25 that are there: submit again, later, for the rest"
+    text = "allows 30 jobs in the queue, these are 6 and 25 are queued already: submit the rest later"
     assert text in next(found.warnings([group(tmp_path, "sweep.repeats=6")]))
 
 

@@ -61,7 +61,7 @@ def test_a_rank_that_says_nothing_while_others_miss_it_was_killed(attempt: Attem
     say(attempt, 2, "peer", "lost another rank", 2.0)
     outcome, reason = judge(attempt, 3, 1)
     assert outcome == "killed"
-    assert reason.startswith("rank 1 ended without a word")
+    assert reason.startswith("rank 1 ended without a record")
 
 
 def test_the_rank_that_torchrun_saw_die_is_named_first(attempt: Attempt) -> None:
@@ -76,7 +76,7 @@ def test_the_rank_that_torchrun_saw_die_is_named_first(attempt: Attempt) -> None
 
 def test_a_single_process_has_the_exit_code_of_its_own(attempt: Attempt) -> None:
     assert judge(attempt, 1, -9)[1].startswith("the process was killed by SIGKILL")
-    assert judge(attempt, 1, 3) == ("killed", "the process ended without a word (exit code 3)")
+    assert judge(attempt, 1, 3) == ("killed", "the process ended without a record (exit code 3)")
     say(attempt, 0, "error", "ValueError: no", 1.0)
     assert judge(attempt, 1, 1) == ("error", "ValueError: no")
 
@@ -115,7 +115,7 @@ def test_when_all_wait_for_each_other_nobody_is_named(attempt: Attempt) -> None:
 
 
 def test_ranks_that_nccl_aborts_have_waited(attempt: Attempt) -> None:
-    """As torch 2.15 words it; the process dies of SIGABRT without a word of its own."""
+    """As torch 2.15 words it; the process dies of SIGABRT without a record of its own."""
     attempt.log.write_text(
         "[rank2]:[E1121 02:05:10.000000000 ProcessGroupNCCL.cpp:700] [Rank 2] Watchdog caught collective operation "
         "timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE, Timeout(ms)=5000) ran for 5012 milliseconds before timing out.\n"
@@ -162,7 +162,7 @@ def test_ranks_that_were_asked_to_stop_did_not_fail(attempt: Attempt, saved: int
     outcome, reason = judge(attempt, 3, 1)
     assert outcome == "timeout"
     assert outcome in RETRYABLE
-    assert reason.startswith(f"stopped after epoch 3 of 9, as asked; submitting again {word}")
+    assert reason.startswith(f"stopped after epoch 3 of 9, as requested; submitting again {word}")
 
 
 # --- what went wrong on a rank

@@ -156,7 +156,7 @@ deed: nothing
 OUTCOMES = {
     "fail": ("error", "rank 1: RuntimeError: on purpose"),
     "kill": ("killed", "rank 1 was killed by SIGKILL, by hand or by the kernel for lack of memory"),
-    "leave": ("killed", "rank 1 ended without a word (exit code 3)"),
+    "leave": ("killed", "rank 1 ended without a record (exit code 3)"),
     "hang": ("timeout", "rank 1 hangs: rank 0 waited for it longer than launcher.collective_timeout_s"),
     "nothing": ("ok", "trained 2 epochs"),
 }

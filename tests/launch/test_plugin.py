@@ -97,7 +97,7 @@ def test_unfinished_runs_of_it_are_reported_with_the_plugin_and_named_without(us
     assert program(user, "run", *OWN, *small, "strategy=mine", "strategy.mark=13").returncode == 1
     page = user / "results" / "report" / "index.html"
     for plugin, said in (
-        ([], "it has no result, and what it was to do can"),
+        ([], "it has no result, and its configuration can"),
         (["--plugin", "mystrategies"], "error: AssertionError: bad luck"),
     ):
         report = program(user, "report", *plugin, "results")
@@ -152,7 +152,7 @@ def test_what_is_not_there_is_named(conf: str | None, plugin: str | None, messag
 def test_a_folder_with_foreign_groups_is_refused(tmp_path: Path) -> None:
     (tmp_path / "strategys").mkdir()
     (tmp_path / "strategys" / "mine.yaml").write_text(YAML)
-    with pytest.raises(ConfigError, match="strategys, which are no groups"):
+    with pytest.raises(ConfigError, match="strategys, which are no groups; valid: "):
         extension(str(tmp_path), None)
 
 

@@ -168,7 +168,7 @@ def test_cancel_ends_all_jobs_and_says_how_runs_begin_again(
     assert told == [["scancel", "5", "6"]]
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert "3 job(s) cancelled" in text
-    assert "1 run(s) go on after the last saved epoch; 1 run(s) start over, since nothing of them was saved" in text
+    assert "1 run(s) resume after the last saved epoch; 1 run(s) start over because nothing was saved" in text
     assert "it is not known yet whether Slurm has 1 more array(s)" in text
 
 

@@ -134,7 +134,7 @@ def test_a_run_that_is_asked_to_stop_goes_on_later(
         assert outcome is not None
         assert (outcome.outcome, outcome.reason) == (
             "timeout",
-            f"stopped after epoch {epoch} of {EPOCHS}, as asked; submitting again goes on from there",
+            f"stopped after epoch {epoch} of {EPOCHS}, as requested; submitting again goes on from there",
         )
         assert attempt.number == number
         assert folder.state().to_run

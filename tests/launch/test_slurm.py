@@ -116,12 +116,12 @@ def kind(**changes: Any) -> Partition:
         ({"state": "drain"}, "takes no jobs now (sinfo says drain)"),
         ({"state": "inact"}, "takes no jobs now"),
         ({"limit_min": 59}, "allows 59"),
-        ({"nodes": 1}, "has 1 of a kind"),
+        ({"nodes": 1}, "has 1 of one kind"),
         ({"cpus_per_node": 3}, "have 3"),
         ({"memory_mib": 10_000}, "lower launcher.memory_gib_per_device"),
         ({"gres": "gpu:a100:3"}, "have 3"),
         ({"gres": "gpu:v100:4"}, "have 0"),
-        ({"name": "other", "default": False}, "is not one of this cluster"),
+        ({"name": "other", "default": False}, "is no partition of this cluster"),
     ],
 )
 def test_what_the_cluster_refuses_is_said(changes: dict[str, Any], word: str, tmp_path: Path) -> None:

@@ -240,7 +240,7 @@ def test_a_reference_in_a_sites_file_leads_to_no_override(tmp_path: Path) -> Non
 def test_paths_that_slurm_reads_otherwise_are_refused(bad: str, tmp_path: Path) -> None:
     code, _, errors = program("submit", *SLURM, f"results={quoted(f'{tmp_path}/{bad}')}")
     assert (code, errors.count("\n")) == (2, 1)
-    assert "which no Slurm job's path may have" in errors
+    assert "which no path of a Slurm job may have" in errors
     assert not list(tmp_path.iterdir())
 
 

@@ -175,7 +175,7 @@ def test_its_options_are_checked_and_identify_no_run(own: Path, capsys: pytest.C
     assert "this queue has one: choose nodes=1" in printed(
         capsys, "plan", *RUNS, "strategy=ddp", "devices=2", "nodes=2", code=2
     )
-    assert "launcher=queue queues jobs, and `run` runs here" in refused(
+    assert "launcher=queue queues jobs, but `run` trains here" in refused(
         capsys, "run", *[word for word in RUNS if not word.startswith("epochs")]
     )
     without = [word for word in RUNS if word not in PLUGIN]

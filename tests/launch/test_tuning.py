@@ -178,8 +178,8 @@ def test_the_fastest_wins_unless_the_gain_is_noise() -> None:
 @pytest.mark.parametrize(
     ("first", "mean", "words"),
     [
-        (1 + 1.1 * FIRST_LOSS_TOLERANCE, 1.0, "computes something else"),
-        (1 - 1.1 * FIRST_LOSS_TOLERANCE, 1.0, "computes something else"),
+        (1 + 1.1 * FIRST_LOSS_TOLERANCE, 1.0, "computes a different result"),
+        (1 - 1.1 * FIRST_LOSS_TOLERANCE, 1.0, "computes a different result"),
         (1.0, 1 + 1.1 * LOSS_TOLERANCE, "trains worse"),
         (1.0, float("nan"), "the loss becomes nan"),
         (1.0, float("inf"), "the loss becomes inf"),
@@ -286,7 +286,7 @@ def test_a_file_that_sets_what_no_trial_chooses_is_refused(tmp_path: Path) -> No
 
 def test_a_plan_writes_nothing_and_says_what_comes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", *TINY, "tune=true", f"results={tmp_path}"]) == 0
-    assert "a trial, when submitted, is to choose settings for 1 of these runs" in capsys.readouterr().out
+    assert "a trial at submission must choose settings for 1 of these runs" in capsys.readouterr().out
     assert not list(tmp_path.iterdir())
 
 
@@ -351,7 +351,7 @@ def test_a_sweep_is_tuned_once_and_trains_with_it(tmp_path: Path, capsys: pytest
 @pytest.mark.slow
 def test_the_verb_tries_and_runs_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tune", *TINY, f"results={tmp_path}", "precision=fp32"]) == 0
-    assert "uses this for 1 run(s)" in capsys.readouterr().out.replace("\n", " ")
+    assert "uses these settings for 1 run(s)" in capsys.readouterr().out.replace("\n", " ")
     assert find_runs(tmp_path) == []
     (choice,) = read(tmp_path / "adhoc").values()
     assert not any("precision" in trial.patch for trial in choice.findings.trials)

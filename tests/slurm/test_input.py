@@ -282,7 +282,7 @@ def test_status_and_cancel_of_everything(sweeps: Sweeps, tmp_path: Path) -> None
         until(lambda: len(sweeps.queue()) == 5, what="the end of one job", timeout_s=60)
         asked()  # the test's own
         assert "1 missing, 5 queued" in status(sweeps)
-        assert [line.partition(" ")[0] for line in asked()] == ["squeue", "sacct"], "one job left no word"
+        assert [line.partition(" ")[0] for line in asked()] == ["squeue", "sacct"], "one job left no record"
         assert sweeps.submissions() == [mine], "adopted by its name, for which the same question will do"
         assert "1 queued" in status(sweeps, sweeps.adhoc)
         (run,) = find_runs(sweeps.adhoc)
@@ -316,7 +316,7 @@ def test_the_plan_is_what_is_submitted(sweeps: Sweeps) -> None:
 @pytest.mark.parametrize(
     ("options", "word"),
     [
-        (("site.partition=nowhere",), "site.partition=nowhere is not one of this cluster: normal, preemptible"),
+        (("site.partition=nowhere",), "site.partition=nowhere is no partition of this cluster: normal, preemptible"),
         (
             ("devices=8", "strategy=ddp", "site.devices_per_node=8", "site.memory_gib_per_device=1"),
             "8 GPUs of a node, but those of normal have 4",

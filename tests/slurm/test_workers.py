@@ -114,7 +114,7 @@ def test_a_dead_task_ends_the_others(ours: Cluster, tmp_path: Path) -> None:
     sweep.signal("follower", attempt, signal.SIGKILL)
     outcome, reason = sweep.outcome(attempt)
     assert outcome == "killed"
-    assert reason in ("rank 1 ended without a word", "interrupted by SIGTERM")
+    assert reason in ("rank 1 ended without a record", "interrupted by SIGTERM")
     sweep.over()
 
 
