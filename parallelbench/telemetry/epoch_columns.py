@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
+from parallelbench.store.telemetry_table import GPU_AND_HOST
 from parallelbench.telemetry.series import (
     Sample,
     Window,
@@ -35,23 +36,7 @@ SHORT_S = 2.0
 """The counters are refreshed about ten times a second: the energy of shorter windows may be off by many percent."""
 SPARSE_S = 1.0
 """Samples further apart than this say little about what was between them."""
-COLUMNS = (
-    "gpu_energy_j",
-    "gpu_power_mean_w",
-    "gpu_power_max_w",
-    "gpu_utilization_mean",
-    "gpu_memory_used_max_bytes",
-    "gpu_throttle_reasons",
-    "gpu_clock_mean_hz",
-    "gpu_temperature_max_c",
-    "cpu_energy_j",
-    "cpu_clock_mean_hz",
-    "host_memory_used_max_bytes",
-    "network_sent_bytes",
-    "network_received_bytes",
-    "telemetry_flags",
-)
-NOTHING: Row = dict.fromkeys(COLUMNS)
+NOTHING: Row = dict.fromkeys(column.name for column in GPU_AND_HOST)
 """The columns where nothing was sampled."""
 
 

@@ -91,9 +91,7 @@ class Package:
         on where the counter has wrapped around and its range can't be read.
         """
         now_uj = _number(self._path / "energy_uj")
-        if now_uj is None:
-            return None
-        if self._lost:
+        if now_uj is None or self._lost:
             return None
         if self._last_uj is not None and now_uj < self._last_uj:
             if self._range_uj is None:  # its value before it began anew is unknown

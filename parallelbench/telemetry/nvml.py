@@ -35,48 +35,22 @@ def _power_w(handle: Any) -> float:
     return float(pynvml.nvmlDeviceGetPowerUsage(handle) / 1000)
 
 
-def _energy_j(handle: Any) -> float:
-    return float(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1000)
-
-
-def _utilization(handle: Any) -> float:
-    return float(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100)
-
-
-def _memory_used_bytes(handle: Any) -> int:
-    return int(pynvml.nvmlDeviceGetMemoryInfo(handle).used)
-
-
-def _clock_hz(handle: Any) -> float:
-    return float(pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM) * 1e6)
-
-
-def _temperature_c(handle: Any) -> float:
-    return float(pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU))
-
-
-def _temperature_c_from_cuda_14(handle: Any) -> float:
-    return float(pynvml.nvmlDeviceGetTemperatureV(handle, pynvml.NVML_TEMPERATURE_GPU))
-
-
-def _throttle_reasons(handle: Any) -> int:
-    return int(pynvml.nvmlDeviceGetCurrentClocksEventReasons(handle))
-
-
-def _throttle_reasons_before_535(handle: Any) -> int:
-    return int(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
-
-
 WAYS: dict[str, tuple[Callable[[Any], float], ...]] = {
-    "energy_j": (_energy_j,),
+    "energy_j": (lambda gpu: pynvml.nvmlDeviceGetTotalEnergyConsumption(gpu) / 1000,),
     # The instantaneous value first: `nvmlDeviceGetPowerUsage` averages over a second from Ampere on, and on A100 and
     # H100 from samples of a quarter of the time (arXiv 2312.02741).
     "power_w": (_instant_power_w, _power_w),
-    "utilization": (_utilization,),
-    "memory_used_bytes": (_memory_used_bytes,),
-    "clock_hz": (_clock_hz,),
-    "temperature_c": (_temperature_c, _temperature_c_from_cuda_14),
-    "throttle_reasons": (_throttle_reasons, _throttle_reasons_before_535),
+    "utilization": (lambda gpu: pynvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100,),
+    "memory_used_bytes": (lambda gpu: int(pynvml.nvmlDeviceGetMemoryInfo(gpu).used),),
+    "clock_hz": (lambda gpu: pynvml.nvmlDeviceGetClockInfo(gpu, pynvml.NVML_CLOCK_SM) * 1e6,),
+    "temperature_c": (
+        lambda gpu: float(pynvml.nvmlDeviceGetTemperature(gpu, pynvml.NVML_TEMPERATURE_GPU)),
+        lambda gpu: float(pynvml.nvmlDeviceGetTemperatureV(gpu, pynvml.NVML_TEMPERATURE_GPU)),  # from CUDA 14 on
+    ),
+    "throttle_reasons": (
+        lambda gpu: int(pynvml.nvmlDeviceGetCurrentClocksEventReasons(gpu)),
+        lambda gpu: int(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu)),  # before driver 535
+    ),
 }
 """Column of `telemetry` → the ways to read it, the best first; a driver may lack some."""
 

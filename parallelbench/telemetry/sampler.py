@@ -7,25 +7,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
+from parallelbench.store.telemetry_table import TELEMETRY
 from parallelbench.telemetry.host import Host
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from parallelbench.telemetry.nvml import Gpus
-
-COLUMNS = (
-    "energy_j",
-    "power_w",
-    "utilization",
-    "memory_used_bytes",
-    "clock_hz",
-    "temperature_c",
-    "throttle_reasons",
-    "network_sent_bytes",
-    "network_received_bytes",
-)
-"""What is measured, of GPUs or of the host; null where a row's device has no such thing."""
 
 
 class SamplerSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,8 +57,8 @@ class Sampler:
         """One row per GPU, and one for the host, whose `device_uuid` is null; `last`: include what is read rarely."""
         rows = self._gpus.read() if self._gpus else []
         rows.append({"device_uuid": None, "time": self._clock(), **self._host.read(clock=last)})
-        blank = dict.fromkeys(COLUMNS)
-        self._log.write("telemetry", [{**self._keys, **blank, **row} for row in rows])
+        blank = dict.fromkeys(column.name for column in TELEMETRY)  # null where a row's device has no such sensor
+        self._log.write("telemetry", [{**blank, **self._keys, **row} for row in rows])
 
     def _open(self, count: int) -> Gpus:
         from parallelbench.telemetry.nvml import Gpus  # runs without GPUs need no NVML
