@@ -51,18 +51,18 @@ class RunStatus:
     """One run: what its folder says, and what its launcher adds."""
 
     state: State
+    label: str
+    """An outcome, or running, queued, missing, unknown."""
+    reason: str = ""
+    """One line: why it waits, or how it ended."""
     job: str = ""
     """The job that works on it; empty: none."""
 
-    @property
-    def label(self) -> str:
-        """An outcome, or running, queued, missing, unknown."""
-        return self.state.label
-
-    @property
-    def reason(self) -> str:
-        """One line: why it waits, or how it ended."""
-        return self.state.outcome.reason if self.state.outcome and self.label != "running" else ""
+    @classmethod
+    def of_folder(cls, state: State) -> RunStatus:
+        """What the folder alone says."""
+        reason = state.outcome.reason if state.outcome and state.label != "running" else ""
+        return cls(state, state.label, reason)
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Launcher(ABC):
         return False
 
     def status(self, sweeps: Mapping[Path, Look]) -> SweepStatus:
-        """The runs of sweeps for which `submitted` holds, as far as this launcher knows more than their folders."""
+        """Those runs of sweeps for which `submitted` holds of which this launcher knows more than their folders say."""
         return SweepStatus()
 
     def cancel(self, sweeps: Sequence[Path], console: Console) -> None:

@@ -42,13 +42,6 @@ class QueueOptions(LauncherOptions, frozen=True, kw_only=True, tag="queue"):
     """Jobs of higher priority go first."""
 
 
-class Queued(RunStatus):
-    """A run that waits."""
-
-    label = "queued"
-    reason = "in the queue of files"
-
-
 class OnQueue(Launcher):
     """A queue of files."""
 
@@ -82,9 +75,10 @@ class OnQueue(Launcher):
 
     def status(self, sweeps):
         runs = {
-            folder: Queued(state, f"q-{folder.path.name[-8:]}") if self._job(folder).exists() else RunStatus(state)
+            folder: RunStatus(state, "queued", "in the queue of files", job=f"q-{folder.path.name[-8:]}")
             for members in sweeps.values()
             for folder, state in members
+            if self._job(folder).exists()
         }
         return SweepStatus(runs, ["the queue answers"])
 
