@@ -42,8 +42,6 @@ ABANDONED_S = 3600.0
 """A temporary file of this age was left by a process that was killed."""
 
 Read = Callable[[RunFolder], Published]
-Columns = Sequence[str] | None
-"""None: all of a table."""
 
 
 class CopiedRun(msgspec.Struct, frozen=True, array_like=True):
@@ -96,30 +94,29 @@ class SweepFolder:
                 run_id, state = published.frames["run"].select("run_id", "state").row(0)
                 yield place, Found(folder, run_id, state, published.note)
 
-    def rows(self, table: str, names: set[str], read: Read, columns: Columns = None) -> tuple[pl.DataFrame, np.ndarray]:
+    def rows(self, table: str, names: set[str], read: Read, columns: Sequence[str]) -> tuple[pl.DataFrame, np.ndarray]:
         """The rows of these runs, in no particular order, and the place of the run that each belongs to."""
-        frames, places = [], []
+        frames = {name: published.frames[table] for name, published in self.fresh.items() if name in names}
+        fresh = pl.concat([pl.DataFrame(schema=table_schema(table)), *frames.values()]).select(columns)
+        of_fresh = [np.full(frame.height, self.places[name][0]) for name, frame in frames.items()]
+        places = np.concatenate([np.empty(0, np.int64), *of_fresh])
         if used := self.cached.keys() & names:
-            frame, of = self._copied(table, used, read, columns)
-            frames.append(frame)
-            places.append(of)
-        for name in (name for name in self.fresh if name in names):
-            frame = self.fresh[name].frames[table]
-            frames.append(frame if columns is None else frame.select(columns))
-            places.append(np.full(frame.height, self.places[name][0]))
-        return pl.concat([_no_rows(table, columns), *frames]), np.concatenate([np.empty(0, np.int64), *places])
+            copied, of_copied = self._copied(table, used, read, columns)
+            return pl.concat([copied, fresh]), np.concatenate([of_copied, places])
+        return fresh, places
 
-    def _copied(self, table: str, names: set[str], read: Read, columns: Columns) -> tuple[pl.DataFrame, np.ndarray]:
+    def _copied(
+        self, table: str, names: set[str], read: Read, columns: Sequence[str]
+    ) -> tuple[pl.DataFrame, np.ndarray]:
         assert self.copy is not None
         runs, column = self.copy.index.runs, LOADED.index(table)
         try:
             frame = self.copy.table(table, columns)
         except Exception:  # the copy is damaged: read the runs themselves
             frames = {name: read(self.places[name][1]).frames[table] for name in names}
-            if columns is not None:
-                frames = {name: frame.select(columns) for name, frame in frames.items()}
             counts = [frame.height for frame in frames.values()]
-            return pl.concat(list(frames.values())), np.repeat([self.places[name][0] for name in frames], counts)
+            places = np.repeat([self.places[name][0] for name in frames], counts)
+            return pl.concat(list(frames.values())).select(columns), places
         place = np.array([self.places[entry.name][0] if entry.name in names else -1 for entry in runs], np.int64)
         places = np.repeat(place, [entry.rows[column] for entry in runs])
         if (place < 0).any():
@@ -150,16 +147,15 @@ class Collection:
         names = [{n for n, (_, folder) in sweep.places.items() if folder.path in kept} for sweep in self._sweeps]
         return Tables(lambda table, columns: self._rows(table, names, columns))
 
-    def _rows(self, table: str, names: list[set[str]], columns: Columns) -> pl.DataFrame:
-        nothing = (_no_rows(table, columns), np.empty(0, np.int64))
+    def _rows(self, table: str, names: list[set[str]], columns: Sequence[str]) -> pl.DataFrame:
         parts = [sweep.rows(table, kept, self._read, columns) for sweep, kept in zip(self._sweeps, names, strict=True)]
-        return _in_order([nothing, *parts])
+        return _in_order(parts) if parts else pl.DataFrame(schema=table_schema(table)).select(columns)
 
 
 class Tables(Mapping[str, pl.DataFrame]):
     """The tables of `LOADED` by name, each read when it is first asked for."""
 
-    def __init__(self, rows: Callable[[str, Columns], pl.DataFrame]) -> None:
+    def __init__(self, rows: Callable[[str, Sequence[str]], pl.DataFrame]) -> None:
         self._rows = rows
         self._frames: Frames = {}
 
@@ -172,7 +168,7 @@ class Tables(Mapping[str, pl.DataFrame]):
         if table not in LOADED:
             raise KeyError(table)
         if table not in self._frames:
-            self._frames[table] = self._rows(table, None)
+            self._frames[table] = self._rows(table, list(table_schema(table)))
         return self._frames[table]
 
     def __iter__(self) -> Iterator[str]:
@@ -180,11 +176,6 @@ class Tables(Mapping[str, pl.DataFrame]):
 
     def __len__(self) -> int:
         return len(LOADED)
-
-
-def _no_rows(table: str, columns: Columns) -> pl.DataFrame:
-    empty = pl.DataFrame(schema=table_schema(table))
-    return empty if columns is None else empty.select(columns)
 
 
 def _in_order(parts: list[tuple[pl.DataFrame, np.ndarray]]) -> pl.DataFrame:
@@ -203,10 +194,9 @@ class Copy:
         self._archive = zipfile.ZipFile(path)
         self.index = msgspec.json.decode(self._archive.read("index.json"), type=Index)
 
-    def table(self, table: str, columns: Columns = None) -> pl.DataFrame:
+    def table(self, table: str, columns: Sequence[str]) -> pl.DataFrame:
         """All its rows of a table."""
-        content = io.BytesIO(self._archive.read(f"{table}.parquet"))
-        frame = pl.read_parquet(content, columns=None if columns is None else list(columns))
+        frame = pl.read_parquet(io.BytesIO(self._archive.read(f"{table}.parquet")), columns=list(columns))
         column = LOADED.index(table)
         assert frame.height == sum(entry.rows[column] for entry in self.index.runs)
         return frame
@@ -270,7 +260,7 @@ def _sweep(home: Path, members: list[tuple[int, RunFolder]], read: Read) -> Swee
 def _write(home: Path, sweep: SweepFolder, settled: dict[str, str], read: Read) -> None:
     """Put a copy of all settled runs in the old one's place."""
     names = [name for name in sweep.places if name in sweep.cached or name in settled]
-    tables = {table: _in_order([sweep.rows(table, set(names), read)]) for table in LOADED}
+    tables = {table: _in_order([sweep.rows(table, set(names), read, list(table_schema(table)))]) for table in LOADED}
     entries = tuple(sweep.cached.get(name) or _entry(name, settled[name], sweep.fresh[name]) for name in names)
     _remove_abandoned(home)
     temporary = home / f".compacted.{uuid.uuid4().hex}.tmp"

@@ -197,7 +197,7 @@ def _baselines(runs: Runs) -> list[str]:
     without = [
         str(group)
         for (group,), rows in counted(runs).group_by("group", maintain_order=True)
-        if rows.filter((pl.col("strategy") == BASELINE[0]) & (pl.col("devices") == BASELINE[1])).is_empty()
+        if rows.filter(strategy=BASELINE[0], devices=BASELINE[1]).is_empty()
     ]
     fix = f"no counted run of strategy={BASELINE[0]} devices={BASELINE[1]} did the same work"
     return [f"No speed-up for {group}: {fix}." for group in without]

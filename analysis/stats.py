@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import statistics
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -22,15 +21,6 @@ FEWEST_REPEATS = 2
 """Of fewer pairs nothing tells how much they vary, so there is neither an interval nor a verdict."""
 FEW_REPEATS = 4
 """Of fewer pairs the interval is more than twice as wide, to each side, as the pairs vary: see `half_width`."""
-
-
-class Verdict(StrEnum):
-    """How a ratio compares with 1."""
-
-    ABOVE = "above 1"
-    BELOW = "below 1"
-    INDISTINGUISHABLE = "indistinguishable"
-    TOO_FEW = "too few repeats"
 
 
 @dataclass(frozen=True)
@@ -47,15 +37,6 @@ class Ratio:
     def n(self) -> int:
         """Number of pairs."""
         return len(self.pairs)
-
-    @property
-    def verdict(self) -> Verdict:
-        """Indistinguishable where the interval holds 1; too few repeats where there is no interval."""
-        if self.low is None or self.high is None:
-            return Verdict.TOO_FEW
-        if self.low <= 1 <= self.high:
-            return Verdict.INDISTINGUISHABLE
-        return Verdict.ABOVE if self.low > 1 else Verdict.BELOW
 
 
 def ratio_of_pairs(pairs: Sequence[tuple[int, float]]) -> Ratio | None:

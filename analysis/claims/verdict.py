@@ -14,9 +14,10 @@ import polars as pl
 from analysis import text
 from analysis.claims.contrasts import effects, is_unreached
 from analysis.claims.effects import Effect, usable
-from analysis.claims.grammar import EPOCH_COLUMNS, LEARNING, Claim, Expect, written
-from analysis.claims.validity import blockers, caveats
-from analysis.comparison.policy import canonical
+from analysis.claims.grammar import EPOCH_COLUMNS, LEARNING, OF_SAMPLES, Claim, Expect, written
+from analysis.comparison.groups import varying_keys, work_label
+from analysis.comparison.pairing import Pairing, RepeatPair, compared_runs
+from analysis.comparison.policy import Blocker, Issue, canonical
 from analysis.configurations import facts
 from analysis.stats import difference_interval
 from analysis.stats import interval as ratio_interval
@@ -24,6 +25,7 @@ from analysis.stats import interval as ratio_interval
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from analysis.comparison.policy import Work
     from analysis.reader import Runs
 
 Verdict = Literal["reproduced", "refuted", "inconclusive"]
@@ -111,11 +113,12 @@ def _identity(effect: Effect) -> str:
 
 
 def _case(runs: Runs, effect: Effect, claim: Claim, *, where: str, also: Effect | None) -> Case:
-    known = _known(runs)
+    known, pairing = _known(runs), _pairing(runs, effect)
     ids = dict.fromkeys(run_id for used in effect.runs.values() for run_id in used)
-    warnings = [known[run_id][1] for run_id in ids] + list(map(str, caveats(runs, claim, effect)))
+    caveats = pairing.caveats(of_times=claim.metric not in LEARNING)
+    warnings = [known[run_id][1] for run_id in ids] + list(map(str, caveats))
     interval = _interval(effect, claim)
-    verdict, lacks = _decided(runs, effect, claim, interval)
+    verdict, lacks = _decided(pairing, effect, claim, interval)
     low, high = interval or (None, None)
     return Case(
         where=where,
@@ -133,10 +136,27 @@ def _case(runs: Runs, effect: Effect, claim: Claim, *, where: str, also: Effect 
     )
 
 
-def _decided(runs: Runs, effect: Effect, claim: Claim, interval: tuple[float, float] | None) -> tuple[Verdict, str]:
+def _pairing(runs: Runs, effect: Effect) -> Pairing:
+    known = compared_runs(runs)
+    pairs = [RepeatPair(repeat, tuple(known[run_id] for run_id in ids)) for repeat, ids in effect.runs.items()]
+    return Pairing(tuple(pairs))
+
+
+def _blockers(pairing: Pairing, effect: Effect, claim: Claim) -> str:
+    """Why the effect decides nothing, whatever it is; empty where it may."""
+    issues = pairing.blockers(of_times=claim.metric not in LEARNING, per_epoch=claim.metric in OF_SAMPLES)
+    if effect.missed:
+        repeats = len(effect.missed | effect.values.keys())
+        issues = (Issue(Blocker.UNREACHED, {f"{claim.target:g}": (len(effect.missed), repeats)}), *issues)
+    return "; ".join(map(str, issues))
+
+
+def _decided(
+    pairing: Pairing, effect: Effect, claim: Claim, interval: tuple[float, float] | None
+) -> tuple[Verdict, str]:
     """The verdict on an effect, and what would decide it where nothing does."""
-    if forbidden := blockers(runs, claim, effect):
-        return "inconclusive", "; ".join(map(str, forbidden))
+    if forbidden := _blockers(pairing, effect, claim):
+        return "inconclusive", forbidden
     values = [reading.value for reading in effect.values.values()]
     verdict, lacks = decide(values, interval, claim.expect)
     if verdict == "inconclusive" and decide(values, _ends(values, claim), claim.expect)[0] != "inconclusive":
@@ -257,38 +277,13 @@ def _excluded(runs: Runs, claim: Claim) -> str:
 
 def _labels(compared: Sequence[Effect]) -> list[str]:
     """Data and model of each effect, and the keys in which it differs from others of the same."""
-    names = {key for effect in compared for key in effect.keys} - {"data.name", "model.name"}
-    varying = [
-        key
-        for key in sorted(names)
-        if len({str(effect.keys.get(key)) for effect in compared}) > 1 and not _option(key, compared)
-    ]
-    return [" · ".join(_label(effect, varying)) for effect in compared]
+    works = [effect.keys for effect in compared]
+    return [_label(work, varying) for work, varying in zip(works, varying_keys(works), strict=True)]
 
 
-def _label(effect: Effect, varying: Sequence[str]) -> list[str]:
-    keys = effect.keys
-    label = [str(keys[key]) for key in ("data.name", "model.name") if key in keys]
+def _label(work: Work, varying: list[str]) -> str:
     ways = {"strategy.name", "devices"}
-    if ways <= keys.keys() and ways & set(varying):
-        label.append(f"{keys['strategy.name']} × {keys['devices']}")
-        varying = [key for key in varying if key not in ways]
-    return label + [_short(key, keys[key]) for key in varying if key in keys]
-
-
-def _option(key: str, compared: Sequence[Effect]) -> bool:
-    """Whether a component's option varies only because the component does."""
-    component = key.partition(".")[0]
-    name = f"{component}.name"
-    if key == name or not any(name in effect.keys for effect in compared):
-        return False
-    by_name: dict[str, set[str]] = {}
-    for effect in compared:
-        if name in effect.keys and key in effect.keys:
-            by_name.setdefault(effect.keys[name], set()).add(str(effect.keys[key]))
-    return all(len(values) == 1 for values in by_name.values())
-
-
-def _short(key: str, value: object) -> str:
-    parent, _, last = key.rpartition(".")
-    return f"{(parent if last == 'name' else last).replace('_', ' ')} {value}"
+    if not (ways <= work.keys() and ways & set(varying)):
+        return work_label(work, varying)
+    rest = [key for key in varying if key not in ways]
+    return work_label(work, rest, way=f"{work['strategy.name']} × {work['devices']}")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from analysis import text
 from analysis.comparison.speed import SpeedVerdict
-from analysis.comparison.two_sides import OVERALL, TIME, shown_verdict
+from analysis.comparison.two_sides import OVERALL, TIME
 from analysis.stats import CONFIDENCE
 from parallelbench.errors import ConfigError
 
@@ -56,7 +56,7 @@ def table(comparison: Comparison) -> Table:
     if len(comparison.rows) > 1:
         shown.add_section()
         time = comparison.overall
-        shown.add_row(OVERALL, _pairs(time), "", "", _time(time), _styled(comparison.verdict, _overall(comparison)))
+        shown.add_row(OVERALL, _pairs(time), "", "", _time(time), _styled(comparison.verdict, comparison.shown_verdict))
     return shown
 
 
@@ -75,10 +75,6 @@ def _time(time: Ratio | None) -> str:
 
 def _median(ratio: Ratio | None) -> str:
     return text.interval(ratio.median, None, None, digits=3) if ratio else text.MISSING
-
-
-def _overall(comparison: Comparison) -> str:
-    return shown_verdict(comparison.verdict, comparison.overall)
 
 
 def _styled(verdict: SpeedVerdict, shown: str) -> str:
@@ -118,7 +114,7 @@ def gate(comparison: Comparison, *, margin: float) -> Gate:
     undecided = [f"{row.configuration}: {row.shown_verdict}" for row in comparison.rows if not _has_interval(row.time)]
     if len(judged) > 1 and not undecided:
         judged.append((OVERALL, comparison.overall))
-        undecided += [] if _has_interval(comparison.overall) else [f"{OVERALL}: {_overall(comparison)}"]
+        undecided += [] if _has_interval(comparison.overall) else [f"{OVERALL}: {comparison.shown_verdict}"]
     allowed = _percent(margin)
     slower = [(name, time) for name, time in judged if time and time.low is not None and time.low > 1 + margin]
     if slower:

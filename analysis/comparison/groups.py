@@ -144,17 +144,18 @@ def _group_labels(several: list[Work]) -> dict[str, str]:
     models have none.
     """
     distinct = {canonical(work): work for work in several}
-    varying = _varying(list(distinct.values()))
-    labels = {}
-    for text, work in distinct.items():
-        rest = [f"{_short(key)} {plain(work[key])}" for key in sorted(work) if (key, _alike(key, work)) in varying]
-        names = [work[name] for name in _NAMES if name in work]
-        labels[text] = " · ".join([*names, *rest])
-    return labels
+    keys = varying_keys(list(distinct.values()))
+    return {text: work_label(work, varying) for (text, work), varying in zip(distinct.items(), keys, strict=True)}
 
 
-def _varying(several: list[Work]) -> set[tuple[str, str | None]]:
-    """The keys that tell works apart, once the names of their data and models are known, and among which.
+def work_label(work: Work, keys: Iterable[str], *, way: str = "") -> str:
+    """ "data · model · batch size 64": the names of data and model, the strategy where it is named, and these keys."""
+    names = [*(work[name] for name in _NAMES if name in work), *([way] if way else [])]
+    return " · ".join([*names, *(f"{_short(key)} {plain(work[key])}" for key in keys)])
+
+
+def varying_keys(several: list[Work]) -> list[list[str]]:
+    """Per work the keys that tell it apart from the others, once the names of their data and models are known.
 
     An option of a component only does among components of the same name: others may not have it.
     """
@@ -163,7 +164,8 @@ def _varying(several: list[Work]) -> set[tuple[str, str | None]]:
         for work in several:
             value = work.get(key)
             values[key, _alike(key, work)].add(canonical(value) if isinstance(value, (list, dict)) else value)
-    return {key for key, different in values.items() if len(different) > 1}
+    varying = {key for key, different in values.items() if len(different) > 1}
+    return [[key for key in sorted(work) if (key, _alike(key, work)) in varying] for work in several]
 
 
 def _alike(key: str, work: Work) -> str | None:

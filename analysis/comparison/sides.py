@@ -15,12 +15,10 @@ from parallelbench.errors import ConfigError
 from parallelbench.store.environment_match import must_match
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from analysis.comparison.policy import Differences, Work
     from analysis.reader import Runs
 
-_ROW = ("strategy", "devices", "nodes", "data", "model")
+_ROW = ("strategy.name", "devices", "nodes", "data.name", "model.name")
 """What identifies a row of a comparison. Where these differ, the other side has nothing to compare with."""
 
 
@@ -90,13 +88,17 @@ class Side:
 
     def row(self, key: str) -> str:
         """What identifies the row that a member belongs to."""
-        return canonical(
-            {k: v for k, v in self.work(key).items() if k in _ROW or k in [f"{name}.name" for name in _ROW]}
-        )
+        return canonical({k: v for k, v in self.work(key).items() if k in _ROW})
 
     def label(self, key: str) -> tuple[str, str]:
         """Group and configuration of a member."""
         return self.labels[self.members[key][0].run_id]
+
+    def name(self, key: str) -> str:
+        """The configuration of a member, with its group where there are several."""
+        group, configuration = self.label(key)
+        several = len({group for group, _ in self.labels.values()}) > 1
+        return f"{configuration} ({group})" if several else configuration
 
 
 def match(a: Side, b: Side) -> Matched | Differences:
@@ -109,14 +111,7 @@ def match(a: Side, b: Side) -> Matched | Differences:
     unlike = _unlike_works(a, only_a, b, only_b) or ({} if shared else _least_unlike(a, only_a, b, only_b))
     for row in rows:
         unlike = row.pairing.unlike_environments | unlike
-    return unlike or Matched(rows, tuple(_names_of(a, only_a)), tuple(_names_of(b, only_b)))
-
-
-def _names_of(side: Side, keys: Sequence[str]) -> Iterator[str]:
-    several = len({group for group, _ in side.labels.values()}) > 1
-    for key in keys:
-        group, configuration = side.label(key)
-        yield f"{configuration} ({group})" if several else configuration
+    return unlike or Matched(rows, tuple(map(a.name, only_a)), tuple(map(b.name, only_b)))
 
 
 def _row(a: Side, b: Side, key: str) -> ComparedRow:

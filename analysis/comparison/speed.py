@@ -5,8 +5,6 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from analysis.stats import Verdict
-
 if TYPE_CHECKING:
     from analysis.stats import Ratio
 
@@ -24,20 +22,17 @@ class SpeedVerdict(StrEnum):
     INCOMPLETE = "not all have a time"
 
 
-_OF_SPEED = {
-    Verdict.ABOVE: SpeedVerdict.FASTER,
-    Verdict.BELOW: SpeedVerdict.SLOWER,
-    Verdict.INDISTINGUISHABLE: SpeedVerdict.INDISTINGUISHABLE,
-    Verdict.TOO_FEW: SpeedVerdict.TOO_FEW,
-}
-_OF_TIME = _OF_SPEED | {Verdict.ABOVE: SpeedVerdict.SLOWER, Verdict.BELOW: SpeedVerdict.FASTER}
-
-
-def of_speed(ratio: Ratio) -> SpeedVerdict:
-    """The verdict on a ratio of speeds: above 1 is faster."""
-    return _OF_SPEED[ratio.verdict]
+def of_speed(ratio: Ratio | None) -> SpeedVerdict:
+    """The verdict on a ratio of speeds: indistinguishable where its interval holds 1. None: no repeat was paired."""
+    if ratio is None or ratio.low is None or ratio.high is None:
+        return SpeedVerdict.TOO_FEW
+    if ratio.low <= 1 <= ratio.high:
+        return SpeedVerdict.INDISTINGUISHABLE
+    return SpeedVerdict.FASTER if ratio.low > 1 else SpeedVerdict.SLOWER
 
 
 def of_time(ratio: Ratio | None) -> SpeedVerdict:
-    """The verdict on a ratio of times: below 1 is faster. None: no repeat was paired."""
-    return _OF_TIME[ratio.verdict] if ratio else SpeedVerdict.TOO_FEW
+    """The verdict on a ratio of times, which is above 1 where a side is slower."""
+    opposite = {SpeedVerdict.FASTER: SpeedVerdict.SLOWER, SpeedVerdict.SLOWER: SpeedVerdict.FASTER}
+    verdict = of_speed(ratio)
+    return opposite.get(verdict, verdict)

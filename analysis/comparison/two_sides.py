@@ -27,7 +27,7 @@ from parallelbench.store.environment_match import flatten
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from analysis.comparison.pairing import ComparedRun, RepeatPair
+    from analysis.comparison.pairing import RepeatPair
     from analysis.comparison.policy import Differences
     from analysis.comparison.sides import ComparedRow
     from analysis.reader import Runs
@@ -94,6 +94,11 @@ class Comparison:
         return of_time(self.overall) if all(row.time for row in self.rows) else SpeedVerdict.INCOMPLETE
 
     @property
+    def shown_verdict(self) -> str:
+        """The verdict, with the number of pairs where these are too few."""
+        return shown_verdict(self.verdict, self.overall)
+
+    @property
     def frame(self) -> pl.DataFrame:
         """One row per configuration and metric, and one for all: `a` and `b` are medians, `ratio` is B ÷ A."""
         rows = [_row_of_frame(row, name) for row in self.rows for name in MEASURED]
@@ -141,13 +146,10 @@ def compare(a: Runs, b: Runs, *, across: Sequence[str] = ()) -> Comparison:
 
 
 def _lost(a: Side, b: Side) -> Iterator[str]:
-    several = len({group for group, _ in a.labels.values()}) > 1
     for key in (key for key in a.members if key in b.members):
         repeats, others = ({run.repeat for run in side.members[key]} for side in (a, b))
         if gone := repeats - others:
-            group, name = a.label(key)
-            whose = f"{name} ({group})" if several else name
-            yield f"{whose}: {len(gone)} of {len(repeats)} repeats that A counts"
+            yield f"{a.name(key)}: {len(gone)} of {len(repeats)} repeats that A counts"
 
 
 def by(runs: Runs, key: str, one: Any, other: Any, *, across: Sequence[str] = ()) -> Comparison:
@@ -219,13 +221,8 @@ def _compared(row: ComparedRow) -> Compared:
     a, b = ({name: _median(pairs, side, name) for name in MEASURED} for side in (0, 1))
     untimed = [side for side in (0, 1) if pairs and not any(pair.runs[side].value(TIME) for pair in pairs)]
     runs = [pair.runs[side] for pair in pairs for side in untimed]
-    single_epoch = all(_epochs(run) == 1 for run in runs)
+    single_epoch = all(run.definition["epochs"] == 1 for run in runs)
     return Compared(row.group, row.configuration, a, b, ratios, tuple("AB"[side] for side in untimed), single_epoch)
-
-
-def _epochs(run: ComparedRun) -> int:
-    epochs: int = run.definition["epochs"]
-    return epochs
 
 
 def _median(pairs: Iterable[RepeatPair], side: int, metric: str) -> float | None:

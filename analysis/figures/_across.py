@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import altair as alt
@@ -62,25 +63,26 @@ def figure(runs: Runs, across: Across, *, title: str) -> alt.FacetChart | None:
 
 def finding(runs: Runs, across: Across) -> str:
     """How the rate changes from the smallest to the largest level, per configuration; repeats are paired."""
-    sentences = []
-    for (panel,), rows in rates(runs, across).group_by("panel", maintain_order=True):
-        # Not all need have been measured over the same levels: the largest batch may not have fitted all.
-        shown: dict[tuple[int, int], list[str]] = defaultdict(list)
-        refused = []
-        for (configuration,), members in rows.group_by("configuration", maintain_order=True):
-            pairing = _smallest_and_largest(runs, members)
-            refused += [f"{configuration} is not compared: {issue}" for issue in pairing.blockers()]
-            if ratio := pairing.ratio("throughput_samples_per_s"):
-                span = "" if ratio.low is None else f" ({ratio.low:.2f}–{ratio.high:.2f})"
-                ends = members.select(low=pl.col("x").min(), high=pl.col("x").max()).row(0)
-                shown[ends].append(f"{ratio.median:.2f} times as many{span} with {configuration}")
-        steps = [
-            f"from {across.name.lower()} {low:,} to {high:,}, samples per second are {text.listed(gains, most=4)}"
-            for (low, high), gains in shown.items()
-        ]
-        if steps or refused:
-            sentences.append((str(panel), "; ".join([*steps, *refused])))
-    return per_group(sentences) if sentences else f"No two runs that count differ in {across.name.lower()} only."
+    nothing = f"No two runs that count differ in {across.name.lower()} only."
+    return per_group(rates(runs, across), partial(_changes, runs, across), by="panel") or nothing
+
+
+def _changes(runs: Runs, across: Across, rows: pl.DataFrame) -> str:
+    # Not all need have been measured over the same levels: the largest batch may not have fitted all.
+    shown: dict[tuple[int, int], list[str]] = defaultdict(list)
+    refused = []
+    for (configuration,), members in rows.group_by("configuration", maintain_order=True):
+        pairing = _smallest_and_largest(runs, members)
+        refused += [f"{configuration} is not compared: {issue}" for issue in pairing.blockers()]
+        if ratio := pairing.ratio("throughput_samples_per_s"):
+            span = "" if ratio.low is None else f" ({ratio.low:.2f}–{ratio.high:.2f})"
+            ends = members.select(low=pl.col("x").min(), high=pl.col("x").max()).row(0)
+            shown[ends].append(f"{ratio.median:.2f} times as many{span} with {configuration}")
+    steps = [
+        f"from {across.name.lower()} {low:,} to {high:,}, samples per second are {text.listed(gains, most=4)}"
+        for (low, high), gains in shown.items()
+    ]
+    return "; ".join([*steps, *refused])
 
 
 def _smallest_and_largest(runs: Runs, rows: pl.DataFrame) -> Pairing:

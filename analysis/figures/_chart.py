@@ -14,7 +14,7 @@ from altair.utils.schemapi import debug_mode
 from analysis.configurations import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from analysis.reader import Runs
 
@@ -75,12 +75,13 @@ def variants(runs: pl.DataFrame) -> dict[str, str]:
 
 
 def panels(
-    chart: alt.LayerChart | alt.FacetChart, order: Sequence[str], *, title: str, own_axes: bool = False
+    chart: alt.LayerChart | alt.FacetChart, data: pl.DataFrame, *, title: str, own_axes: bool = False
 ) -> alt.FacetChart:
     """Lay out one panel per value of the column `panel`, with axes of its own if asked; style it all.
 
     Of more than `MOST_PANELS`, a subtitle says how many are left out.
     """
+    order = list(data["panel"].unique(maintain_order=True))
     header = alt.Header(
         title=None,
         labelFontSize=13,
@@ -93,7 +94,7 @@ def panels(
     axis: dict[str, Any] = dict.fromkeys(("labelColor", "titleColor"), INK)
     axis |= dict.fromkeys(("labelFontSize", "titleFontSize"), 12)
     axis |= dict.fromkeys(("domainColor", "tickColor"), "#999999")
-    facet = alt.Facet("panel:N", sort=list(order), header=header)
+    facet = alt.Facet("panel:N", sort=order, header=header)
     laid_out: alt.FacetChart = (
         chart.facet(facet=facet, columns=min(COLUMNS, len(order)))
         .properties(title=_title(title, len(order)), spacing=28)
@@ -199,7 +200,7 @@ def bars(
             color="black", thickness=3, opacity=1, height={"band": 0.95}
         )
         marks.insert(1, line.encode(x=alt.X(f"{goal}:Q", title=unit), y=y, tooltip=[tooltip[0], f"{goal}:Q"]))
-    return panels(alt.layer(*marks), list(data["panel"].unique(maintain_order=True)), title=title, own_axes=True)
+    return panels(alt.layer(*marks), data, title=title, own_axes=True)
 
 
 def names_axis(data: pl.DataFrame) -> alt.Y:
@@ -237,12 +238,12 @@ def lines(data: pl.DataFrame, *, columns: Sequence[str] = ("value",), title: str
     y.shorthand = "value:Q"
     tooltip = [
         *(alt.Tooltip(f"{name}:N") for name in ("configuration", "repeat")),
-        alt.Tooltip("x:Q", title=str(x.title)),
-        alt.Tooltip("value:Q", title=str(y.title), format=".4~g"),
+        alt.Tooltip("x:Q", title=x["title"]),
+        alt.Tooltip("value:Q", title=y["title"], format=".4~g"),
     ]
     dots = base.mark_point(filled=True, size=26, opacity=0.45)
     points = dots.encode(x=x, y=y, color=key["color"], tooltip=tooltip)
-    return panels(alt.layer(line, points), list(data["panel"].unique(maintain_order=True)), title=title)
+    return panels(alt.layer(line, points), data, title=title)
 
 
 def dashes(strategies: Sequence[str]) -> list[list[int]]:
@@ -274,27 +275,25 @@ def series(data: pl.DataFrame, *, points: bool = False) -> dict[str, Any]:
     }
 
 
-def timed(runs: Runs, column: str) -> pl.DataFrame:
-    """What `bars` needs of every run that counts and has measured this column."""
-    others = (
-        "group",
-        "configuration",
-        "variant",
-        "strategy",
-        "devices",
-        "repeat",
-        "memory_kind",
-        "accuracy_target",
-        "theoretical_state_bytes",
-    )
-    return counted(runs).select(*others, column).drop_nulls(column)
+def timed(runs: Runs, labels: Mapping[str, str | pl.Expr]) -> pl.DataFrame:
+    """What `bars` needs of every run that counts: a row per column that it has measured, in the panel of its label."""
+    names = ("group", "configuration", "variant", "strategy", "devices", "repeat")
+    of_some = ("memory_kind", "accuracy_target", "theoretical_state_bytes")
+    rows = counted(runs)
+    parts = [panel(rows.select(*names, *of_some, name).drop_nulls(name), label) for name, label in labels.items()]
+    return pl.concat(parts, how="diagonal").sort("group", maintain_order=True)
 
 
-def per_group(sentences: Sequence[tuple[str, str]], *, most: int = 4) -> str:
-    """One sentence per group of like work; of several groups each gets a line, with its name in front."""
+def per_group(rows: pl.DataFrame, sentence: Callable[[pl.DataFrame], str], *, by: str = "group", most: int = 4) -> str:
+    """The sentence about the rows of each group, but for empty ones; of several groups each gets a line with its name.
+
+    Empty where there is no sentence.
+    """
+    of_groups = ((str(group), sentence(members)) for (group,), members in rows.group_by(by, maintain_order=True))
+    sentences = [(group, words) for group, words in of_groups if words]
     if len(sentences) == 1:
         return sentences[0][1][:1].upper() + sentences[0][1][1:] + "."
-    lines = [f"{group}: {sentence}." for group, sentence in sentences[:most]]
+    lines = [f"{group}: {words}." for group, words in sentences[:most]]
     return "\n".join(
         lines + ([f"The others: see the table ({len(sentences) - most})."] if len(sentences) > most else [])
     )

@@ -30,19 +30,20 @@ def figure(runs: Runs) -> alt.FacetChart | None:
 
 def finding(runs: Runs) -> str:
     """How far apart the configurations end, among runs of the same seed."""
-    sentences = []
     trained = facts(runs).filter(pl.col("outcome") == "ok").drop_nulls("final_test_accuracy")
-    for (group,), rows in trained.group_by("group", maintain_order=True):
-        final = pl.col("final_test_accuracy")
-        low, high = rows.select(low=final.min(), high=final.max()).row(0)
-        several = pl.col("configuration").n_unique().over("repeat") > 1
-        spread = rows.filter(several).group_by("repeat").agg(spread=final.max() - final.min())
-        sentence = f"final test accuracy lies between {text.percent(low)} and {text.percent(high)}"
-        if low == high:
-            sentence = f"final test accuracy is {text.percent(low)}"
-        if spread.height:
-            apart = 100 * float(spread["spread"].max())  # type: ignore[arg-type]
-            gap = f"differ by at most {apart:.2g} percentage points" if apart else "end exactly alike"
-            sentence += f"; with equal seeds, configurations {gap}"
-        sentences.append((str(group), sentence))
-    return per_group(sentences) if sentences else "No run trained to its end."
+    return per_group(trained, _spread) or "No run trained to its end."
+
+
+def _spread(rows: pl.DataFrame) -> str:
+    final = pl.col("final_test_accuracy")
+    low, high = rows.select(low=final.min(), high=final.max()).row(0)
+    several = pl.col("configuration").n_unique().over("repeat") > 1
+    spread = rows.filter(several).group_by("repeat").agg(spread=final.max() - final.min())
+    sentence = f"final test accuracy lies between {text.percent(low)} and {text.percent(high)}"
+    if low == high:
+        sentence = f"final test accuracy is {text.percent(low)}"
+    if spread.height:
+        apart = 100 * float(spread["spread"].max())  # type: ignore[arg-type]
+        gap = f"differ by at most {apart:.2g} percentage points" if apart else "end exactly alike"
+        sentence += f"; with equal seeds, configurations {gap}"
+    return sentence

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import altair as alt
 import polars as pl
 
 from analysis import text
 from analysis.configurations import counted
-from analysis.figures._chart import PANEL_WIDTH, label_marks, names_axis, panel, panels, per_group, records
+from analysis.figures._chart import panel, per_group
+from analysis.figures._stacked import stacked_bars
 from analysis.metrics import PHASES, phase_times
 
 if TYPE_CHECKING:
+    import altair as alt
+
     from analysis.reader import Runs
 
 ORDER = 10
@@ -34,24 +36,17 @@ def figure(runs: Runs) -> alt.FacetChart | None:
     measured = _per_configuration(runs)
     if measured.is_empty():
         return None
-    data = panel(_stacked(measured), "Mean over ranks, steps and repeats")
-    y = names_axis(data)
-    base = alt.Chart(records(data)).properties(width=PANEL_WIDTH, height={"step": 30})
-    names, colours = zip(*_NAMES.values(), strict=True)
-    bar = base.mark_bar(height={"band": 0.68}, opacity=0.9).encode(
-        x=alt.X("from:Q", title="Time per step (ms)", axis=alt.Axis(tickCount=5)),
-        x2="to:Q",
-        y=y,
-        color=alt.Color(
-            "phase:N", scale=alt.Scale(domain=list(names), range=list(colours)), legend=alt.Legend(title=None)
-        ),
-        tooltip=["configuration:N", "phase:N", alt.Tooltip("value:Q", title="ms per step", format=".4~g")],
-    )
-    return panels(
-        alt.layer(bar, *label_marks(base, y, at="total")),
-        list(data["panel"].unique(maintain_order=True)),
+    total = pl.col("step_time_s") * 1e3
+    times = {name: pl.col(f"{phase}_s") * 1e3 for phase, (name, _) in _NAMES.items()}
+    label = total.map_elements(lambda value: f"{text.number(value)} ms", return_dtype=pl.String)
+    rows = measured.select("group", "configuration", total=total, label=label, **times)
+    return stacked_bars(
+        panel(rows, "Mean over ranks, steps and repeats"),
+        dict(_NAMES.values()),
+        part="phase",
         title=TITLE,
-        own_axes=True,
+        axis="Time per step (ms)",
+        unit="ms per step",
     )
 
 
@@ -66,33 +61,16 @@ def _per_configuration(runs: Runs) -> pl.DataFrame:
     )
 
 
-def _stacked(measured: pl.DataFrame) -> pl.DataFrame:
-    """One row per configuration and phase that it has: where its part of the bar begins and ends, and the label."""
-    rows: list[dict[str, Any]] = []
-    for row in measured.iter_rows(named=True):
-        begin, total = 0.0, 1e3 * row["step_time_s"]
-        for phase in PHASES:
-            if row[f"{phase}_s"] is None:
-                continue
-            value = 1e3 * row[f"{phase}_s"]
-            place = {"value": value, "from": begin, "to": begin + value, "total": total}
-            label = {"label": f"{text.number(total)} ms", "first": not begin}
-            rows.append(
-                {key: row[key] for key in ("group", "configuration")} | {"phase": _NAMES[phase][0]} | place | label
-            )
-            begin += value
-    return pl.DataFrame(rows).with_columns(room=pl.col("total").max().over("group") * 1.25)
-
-
 def finding(runs: Runs) -> str:
     """What takes most of a step, and how much of it is waiting for others."""
-    sentences = []
-    for (group,), rows in _per_configuration(runs).group_by("group", maintain_order=True):
-        shown = [_spent(row) for row in rows.iter_rows(named=True)]
-        sentences.append((str(group), f"of a step, {text.listed(shown, sep='; ')}"))
-    if not sentences:
+    spent = per_group(_per_configuration(runs), _shares)
+    if not spent:
         return "No run that counts was attributed: measure.attribution_steps=20 says what its steps are spent on."
-    return f"{per_group(sentences)}\nMeasured in steps of their own after the last epoch, which enter no other figure."
+    return f"{spent}\nMeasured in steps of their own after the last epoch, which enter no other figure."
+
+
+def _shares(rows: pl.DataFrame) -> str:
+    return f"of a step, {text.listed([_spent(row) for row in rows.iter_rows(named=True)], sep='; ')}"
 
 
 def _spent(row: dict[str, Any]) -> str:

@@ -122,7 +122,7 @@ def figure(runs: Runs) -> alt.FacetChart | None:
         rule,
         words.encode(x=x, y=alt.value(0), text="label:N"),
     )
-    return panels(layers, list(data["panel"].unique(maintain_order=True)), title=TITLE)
+    return panels(layers, data, title=TITLE)
 
 
 def _drawn(data: pl.DataFrame) -> pl.DataFrame:
@@ -151,28 +151,25 @@ def _drawn(data: pl.DataFrame) -> pl.DataFrame:
 
 def finding(runs: Runs) -> str:
     """Where the regimes end, and how well the curve fits."""
-    sentences = []
-    for (panel,), data in steps(runs).group_by("panel", maintain_order=True):
-        curve = fit(data)
-        off = max(
-            max(value / curve.steps(batch), curve.steps(batch) / value)
-            for batch, value in data.select("x", "steps_to_accuracy").rows()
-        )
-        low, high = float(data["x"].min()), float(data["x"].max())  # type: ignore[arg-type]
-        law = f"s = {curve.least_steps:.0f}·(1 + {curve.critical_batch:.0f} ÷ b) fits"
-        if not (low <= curve.perfect_up_to <= high or low <= curve.maximal_from <= high):
-            law = "its bend lies where no batch was measured; the curve fits"  # its numbers would be made up
-        sentences.append(
-            (
-                str(panel),
-                f"to {100 * data['target'][0]:g} % test accuracy, scaling is near perfect "
-                f"{_where(curve.perfect_up_to, low, high, 'up to')}, and larger batches save next to nothing "
-                f"{_where(curve.maximal_from, low, high, 'from')}; {law} all runs within a factor of {off:.2f}",
-            )
-        )
-    if sentences:
-        return per_group(sentences)
-    return f"No work was trained with {_ENOUGH_BATCHES} batch sizes to an accuracy that all of them reach."
+    nothing = f"No work was trained with {_ENOUGH_BATCHES} batch sizes to an accuracy that all of them reach."
+    return per_group(steps(runs), _regimes, by="panel") or nothing
+
+
+def _regimes(data: pl.DataFrame) -> str:
+    curve = fit(data)
+    off = max(
+        max(value / curve.steps(batch), curve.steps(batch) / value)
+        for batch, value in data.select("x", "steps_to_accuracy").rows()
+    )
+    low, high = float(data["x"].min()), float(data["x"].max())  # type: ignore[arg-type]
+    law = f"s = {curve.least_steps:.0f}·(1 + {curve.critical_batch:.0f} ÷ b) fits"
+    if not (low <= curve.perfect_up_to <= high or low <= curve.maximal_from <= high):
+        law = "its bend lies where no batch was measured; the curve fits"  # its numbers would be made up
+    return (
+        f"to {100 * data['target'][0]:g} % test accuracy, scaling is near perfect "
+        f"{_where(curve.perfect_up_to, low, high, 'up to')}, and larger batches save next to nothing "
+        f"{_where(curve.maximal_from, low, high, 'from')}; {law} all runs within a factor of {off:.2f}"
+    )
 
 
 def _where(batch: float, low: float, high: float, word: str) -> str:

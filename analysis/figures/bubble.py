@@ -23,7 +23,7 @@ _UNIT = "Shortfall or bubble (bar) and theoretical bubble (line), %"
 
 def figure(runs: Runs) -> alt.FacetChart | None:
     """Bars of 1 − efficiency, a point per pair of repeats, a line where the schedule's bubble is; None without one."""
-    planned = summary(runs).filter(pl.col("theoretical_bubble").is_not_null())
+    planned = summary(runs).drop_nulls("theoretical_bubble")
     if planned.is_empty():
         return None
     steady = gains(runs).filter(pl.col("kind") == "steady").select("group", "configuration", "repeat", "value")
@@ -52,20 +52,18 @@ def _label(row: dict[str, float | None]) -> str:
 
 def finding(runs: Runs) -> str:
     """How much of the shortfall the schedule alone would explain."""
-    sentences = []
-    planned = summary(runs).filter(pl.col("theoretical_bubble").is_not_null())
-    for (group,), rows in planned.group_by("group", maintain_order=True):
-        known = rows.drop_nulls("efficiency")
-        shown = [_explained(row) for row in known.iter_rows(named=True)]
-        if not shown:
-            shown = [f"{r['configuration']} {text.percent(r['theoretical_bubble'])}" for r in rows.to_dicts()]
-            sentence = f"by schedule, devices idle for {text.listed(shown)} of a step; nothing shows the speed-up"
-        else:
-            sentence = f"of the ideal speed-up, {text.listed(shown, sep='; ')}"
-        sentences.append((str(group), sentence))
-    if not sentences:
+    shortfalls = per_group(summary(runs).drop_nulls("theoretical_bubble"), _shortfalls)
+    if not shortfalls:
         return "No configuration that counts runs by a schedule with a known bubble (pipelines do)."
-    return f"{per_group(sentences)}\n{_idle(runs)}"
+    return f"{shortfalls}\n{_idle(runs)}"
+
+
+def _shortfalls(rows: pl.DataFrame) -> str:
+    shown = [_explained(row) for row in rows.drop_nulls("efficiency").iter_rows(named=True)]
+    if shown:
+        return f"of the ideal speed-up, {text.listed(shown, sep='; ')}"
+    idle = [f"{r['configuration']} {text.percent(r['theoretical_bubble'])}" for r in rows.to_dicts()]
+    return f"by schedule, devices idle for {text.listed(idle)} of a step; nothing shows the speed-up"
 
 
 def _idle(runs: Runs) -> str:

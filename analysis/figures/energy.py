@@ -9,7 +9,7 @@ import polars as pl
 from analysis import text
 from analysis.comparison.speed import SpeedVerdict
 from analysis.configurations import summary
-from analysis.figures._chart import bars, panel, per_group, timed
+from analysis.figures._chart import bars, per_group, timed
 
 if TYPE_CHECKING:
     import altair as alt
@@ -18,21 +18,23 @@ if TYPE_CHECKING:
 
 ORDER = 10
 TITLE = "Energy by strategy and device count"
-_PANELS = {"gpu_energy_per_epoch_j": "An epoch (median of the later ones)", "energy_to_accuracy_j": "To the target"}
 
 
 def figure(runs: Runs) -> alt.FacetChart | None:
     """Energy of all GPUs of a run in J; None where none was measured."""
     target = pl.format(", {} % test accuracy", (100 * pl.col("accuracy_target")).round(1)).fill_null("")
-    parts = []
-    for name, label in _PANELS.items():
-        shown = pl.format("{}{}", pl.lit(label), target) if name == "energy_to_accuracy_j" else pl.lit(label)
-        parts.append(panel(timed(runs, name), shown))
-    data = pl.concat(parts, how="diagonal").sort("group", maintain_order=True)
+    data = timed(
+        runs,
+        {
+            "gpu_energy_per_epoch_j": "An epoch (median of the later ones)",
+            "energy_to_accuracy_j": pl.format("To the target{}", target),
+        },
+    )
     if data.is_empty():
         return None
     labels = pl.col("median").map_elements(_joules, return_dtype=pl.String)
-    return bars(data, columns=[*_PANELS], title=TITLE, unit="Energy of all GPUs (J)", labels=labels)
+    columns = ("gpu_energy_per_epoch_j", "energy_to_accuracy_j")
+    return bars(data, columns=columns, title=TITLE, unit="Energy of all GPUs (J)", labels=labels)
 
 
 def _joules(energy_j: float) -> str:
@@ -41,15 +43,16 @@ def _joules(energy_j: float) -> str:
 
 def finding(runs: Runs) -> str:
     """Which configuration needs least per sample, and what the others need beside one device."""
-    sentences = []
     measured = summary(runs).drop_nulls("gpu_energy_per_sample_j")
-    for (group,), rows in measured.group_by("group", maintain_order=True):
-        shown = [_said(row) for row in rows.sort("gpu_energy_per_sample_j").iter_rows(named=True)]
-        sentences.append((str(group), f"a sample costs {text.listed(shown, sep='; ')}"))
-    return per_group(sentences) if sentences else "No run that counts measured the energy of its GPUs."
+    return per_group(measured, _costs) or "No run that counts measured the energy of its GPUs."
 
 
-def _said(row: dict[str, Any]) -> str:
+def _costs(rows: pl.DataFrame) -> str:
+    shown = [_cost(row) for row in rows.sort("gpu_energy_per_sample_j").iter_rows(named=True)]
+    return f"a sample costs {text.listed(shown, sep='; ')}"
+
+
+def _cost(row: dict[str, Any]) -> str:
     energy = f"{text.number(row['gpu_energy_per_sample_j'])} J with {row['configuration']}"
     if row["energy_ratio"] is None or row["verdict"] == SpeedVerdict.BASELINE:
         return energy

@@ -34,15 +34,13 @@ def figure(runs: Runs) -> alt.FacetChart | None:
 
 def finding(runs: Runs) -> str:
     """From where to where the test loss went."""
-    sentences = []
     data = learning(runs, test="test_loss", training="train_loss").filter(pl.col("side") == "test")
-    for (group,), rows in data.group_by("group", maintain_order=True):
-        begun, low, high = rows.select(
-            begun=pl.col("value").filter(pl.col("x") == 1).median(),
-            low=pl.col("value").filter(pl.col("x") == pl.col("x").max()).min(),
-            high=pl.col("value").filter(pl.col("x") == pl.col("x").max()).max(),
-        ).row(0)
-        ended = text.number(low) if low == high else f"{text.number(low)} to {text.number(high)}"
-        sentence = f"median test loss is {text.number(begun)} after epoch 1; after the last it is {ended}"
-        sentences.append((str(group), sentence))
-    return per_group(sentences) if sentences else "No run trained to its end."
+    return per_group(data, _course) or "No run trained to its end."
+
+
+def _course(rows: pl.DataFrame) -> str:
+    at_end = pl.col("value").filter(pl.col("x") == pl.col("x").max())
+    begun = pl.col("value").filter(pl.col("x") == 1).median()
+    first, low, high = rows.select(begun=begun, low=at_end.min(), high=at_end.max()).row(0)
+    ended = text.number(low) if low == high else f"{text.number(low)} to {text.number(high)}"
+    return f"median test loss is {text.number(first)} after epoch 1; after the last it is {ended}"

@@ -8,7 +8,7 @@ import polars as pl
 
 from analysis import text
 from analysis.configurations import summary
-from analysis.figures._chart import bars, panel, per_group, timed
+from analysis.figures._chart import bars, per_group, timed
 
 if TYPE_CHECKING:
     import altair as alt
@@ -24,8 +24,7 @@ _KINDS = {"host": "Host memory (RSS)", "device": "Device memory (allocated)"}
 def figure(runs: Runs) -> alt.FacetChart | None:
     """Peak memory in MiB; None where none was measured."""
     kind = pl.col("memory_kind").replace(_KINDS)
-    parts = (panel(timed(runs, name), pl.format("{}, {}", kind, pl.lit(label))) for name, label in _PANELS.items())
-    data = pl.concat(parts, how="diagonal").sort("group", maintain_order=True)
+    data = timed(runs, {name: pl.format("{}, {}", kind, pl.lit(label)) for name, label in _PANELS.items()})
     if data.is_empty():
         return None
     # A CPU's processes hold more of libraries than of a model; and the formula is about one device.
@@ -40,12 +39,13 @@ def figure(runs: Runs) -> alt.FacetChart | None:
 
 def finding(runs: Runs) -> str:
     """How much memory the leanest and the largest configuration take per process, and how much of it by formula."""
-    sentences = []
     measured = summary(runs).drop_nulls("peak_memory_max_bytes")
-    for (group,), rows in measured.group_by("group", maintain_order=True):
-        shown = [_taken(row) for row in rows.sort("peak_memory_max_bytes").iter_rows(named=True)]
-        sentences.append((str(group), f"the largest process takes {text.listed(shown)}"))
-    return per_group(sentences) if sentences else "No run that counts measured its memory."
+    return per_group(measured, _peaks) or "No run that counts measured its memory."
+
+
+def _peaks(rows: pl.DataFrame) -> str:
+    shown = [_taken(row) for row in rows.sort("peak_memory_max_bytes").iter_rows(named=True)]
+    return f"the largest process takes {text.listed(shown)}"
 
 
 def _taken(row: dict[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import altair as alt
@@ -81,26 +82,25 @@ def _dots(data: pl.DataFrame) -> alt.FacetChart:
         color=colour,
         tooltip=[*tooltip, "repeat:N", alt.Tooltip("value:Q", format=".4~g")],
     )
-    order = list(data["panel"].unique(maintain_order=True))
-    return panels(alt.layer(repeat, median), order, title=TITLE, own_axes=True)
+    return panels(alt.layer(repeat, median), data, title=TITLE, own_axes=True)
 
 
 def finding(runs: Runs) -> str:
     """How fast each configuration trains, and what memory it takes, beside one device: its two extreme models."""
-    sentences = []
-    for (work,), rows in _measured(runs).group_by("work", maintain_order=True):
-        shown = []
-        for configuration in rows["configuration"].unique(maintain_order=True):
-            members = rows.filter(pl.col("configuration") == configuration)
-            speed = _against_one_device(runs, members, "throughput_samples_per_s")
-            memory = _against_one_device(runs, members, "peak_memory_sum_bytes")
-            if speed and configuration != _BASELINE:
-                taking = f", taking {_ends(memory)} times the memory" if memory else ""
-                shown.append(f"{configuration} trains {_ends(speed)} times as fast, once warm{taking}")
-        if shown:
-            sentences.append((str(work), f"beside {_BASELINE}, {text.listed(shown, most=4, sep='; ')}"))
-    lines = ([per_group(sentences)] if sentences else []) + refused(runs)
+    speeds = per_group(_measured(runs), partial(_speeds, runs), by="work")
+    lines = filter(None, [speeds, *refused(runs)])
     return "\n".join(lines) or "No two runs that count differ in the model only, beside one device."
+
+
+def _speeds(runs: Runs, rows: pl.DataFrame) -> str:
+    shown = []
+    for (configuration,), members in rows.group_by("configuration", maintain_order=True):
+        speed = _against_one_device(runs, members, "throughput_samples_per_s")
+        memory = _against_one_device(runs, members, "peak_memory_sum_bytes")
+        if speed and configuration != _BASELINE:
+            taking = f", taking {_ends(memory)} times the memory" if memory else ""
+            shown.append(f"{configuration} trains {_ends(speed)} times as fast, once warm{taking}")
+    return f"beside {_BASELINE}, {text.listed(shown, most=4, sep='; ')}" if shown else ""
 
 
 _BASELINE = f"{BASELINE[0]} × {BASELINE[1]}"

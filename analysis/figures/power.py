@@ -8,7 +8,7 @@ import polars as pl
 
 from analysis import text
 from analysis.configurations import summary
-from analysis.figures._chart import bars, panel, per_group, timed
+from analysis.figures._chart import bars, per_group, timed
 
 if TYPE_CHECKING:
     import altair as alt
@@ -25,8 +25,7 @@ _PANELS = {
 
 def figure(runs: Runs) -> alt.FacetChart | None:
     """Power in W; None where none was measured."""
-    parts = (panel(timed(runs, name), label) for name, label in _PANELS.items())
-    data = pl.concat(parts, how="diagonal").sort("group", maintain_order=True)
+    data = timed(runs, _PANELS)
     if data.is_empty():
         return None
     labels = pl.col("median").map_elements(_watts, return_dtype=pl.String)
@@ -39,12 +38,11 @@ def _watts(power_w: float) -> str:
 
 def finding(runs: Runs) -> str:
     """What the GPUs of each configuration draw together."""
-    sentences = []
     measured = summary(runs).drop_nulls("steady_gpu_power_mean_w")
-    for (group,), rows in measured.group_by("group", maintain_order=True):
-        shown = [
-            f"{_watts(row['steady_gpu_power_mean_w'])} with {row['configuration']}"
-            for row in rows.sort("steady_gpu_power_mean_w").iter_rows(named=True)
-        ]
-        sentences.append((str(group), f"the GPUs draw {text.listed(shown, sep='; ')}"))
-    return per_group(sentences) if sentences else "No run that counts measured the power of its GPUs."
+    return per_group(measured, _powers) or "No run that counts measured the power of its GPUs."
+
+
+def _powers(rows: pl.DataFrame) -> str:
+    ordered = rows.sort("steady_gpu_power_mean_w").select("configuration", "steady_gpu_power_mean_w").rows()
+    shown = [f"{_watts(power_w)} with {name}" for name, power_w in ordered]
+    return f"the GPUs draw {text.listed(shown, sep='; ')}"

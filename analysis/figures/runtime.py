@@ -8,7 +8,7 @@ import polars as pl
 
 from analysis import text
 from analysis.configurations import summary
-from analysis.figures._chart import bars, panel, per_group, timed
+from analysis.figures._chart import bars, per_group, timed
 
 if TYPE_CHECKING:
     import altair as alt
@@ -22,8 +22,7 @@ _PANELS = {"steady_epoch_time_s": "Later epochs (median)", "first_epoch_time_s":
 
 def figure(runs: Runs) -> alt.FacetChart | None:
     """Training window of an epoch on the slowest rank, in seconds; None where no run counts."""
-    parts = (panel(timed(runs, name), label) for name, label in _PANELS.items())
-    data = pl.concat(parts, how="diagonal").sort("group", maintain_order=True)
+    data = timed(runs, _PANELS)
     if data.is_empty():
         return None
     labels = pl.col("median").map_elements(text.seconds, return_dtype=pl.String)
@@ -32,11 +31,12 @@ def figure(runs: Runs) -> alt.FacetChart | None:
 
 def finding(runs: Runs) -> str:
     """Which configuration has the shortest epochs once warm, and how long the others take."""
-    sentences = []
-    for (group,), rows in summary(runs).drop_nulls("steady_epoch_time_s").group_by("group", maintain_order=True):
-        ordered = rows.sort("steady_epoch_time_s").select("configuration", "steady_epoch_time_s").rows()
-        shown = [f"{name} takes {text.seconds(time)}" for name, time in ordered]
-        sentences.append((str(group), f"once warm, an epoch of {text.listed(shown)}"))
-    if not sentences:
-        return "No run that counts has a second epoch: nothing is known about a steady state."
-    return per_group(sentences)
+    steady = summary(runs).drop_nulls("steady_epoch_time_s")
+    nothing = "No run that counts has a second epoch: nothing is known about a steady state."
+    return per_group(steady, _times) or nothing
+
+
+def _times(rows: pl.DataFrame) -> str:
+    ordered = rows.sort("steady_epoch_time_s").select("configuration", "steady_epoch_time_s").rows()
+    shown = [f"{name} takes {text.seconds(time)}" for name, time in ordered]
+    return f"once warm, an epoch of {text.listed(shown)}"

@@ -73,7 +73,7 @@ def _lines(data: pl.DataFrame) -> alt.FacetChart:
     )
     text_marks = medians.transform_filter(real).mark_text(align="left", dx=9, dy=10, fontSize=12, fontWeight="bold")
     texts = text_marks.encode(x=x, y=y("label_y"), text="label:N", color=key)
-    return panels(alt.layer(line, repeats, dots, texts), list(data["panel"].unique(maintain_order=True)), title=TITLE)
+    return panels(alt.layer(line, repeats, dots, texts), data, title=TITLE)
 
 
 def _labelled(data: pl.DataFrame) -> pl.DataFrame:
@@ -136,15 +136,16 @@ def _axes(data: pl.DataFrame, devices: list[int]) -> tuple[alt.X, Any]:
 
 def finding(runs: Runs) -> str:
     """Real ÷ theoretical scaling on the most devices, with start-up and at steady state."""
-    sentences = []
     several = summary(runs).filter(pl.col("devices") > 1).drop_nulls("efficiency")
-    for (group,), members in several.group_by("group", maintain_order=True):
-        rows = members.filter(pl.col("devices") == pl.col("devices").max())
-        shown = [
-            f"{row['configuration']} achieves {text.percent(row['efficiency_with_startup'])} including "
-            f"start-up and {text.percent(row['efficiency'])} in steady state"
-            for row in rows.sort("efficiency", descending=True, maintain_order=True).iter_rows(named=True)
-        ]
-        sentences.append((str(group), f"of theoretical scaling, {text.listed(shown, sep='; ')}"))
-    lines = ([per_group(sentences)] if sentences else []) + refused(runs)
+    lines = filter(None, [per_group(several, _efficiencies), *refused(runs)])
     return "\n".join(lines) or "Scaling needs single × 1 and a run on several devices."
+
+
+def _efficiencies(members: pl.DataFrame) -> str:
+    rows = members.filter(pl.col("devices") == pl.col("devices").max())
+    shown = [
+        f"{row['configuration']} achieves {text.percent(row['efficiency_with_startup'])} including "
+        f"start-up and {text.percent(row['efficiency'])} in steady state"
+        for row in rows.sort("efficiency", descending=True, maintain_order=True).iter_rows(named=True)
+    ]
+    return f"of theoretical scaling, {text.listed(shown, sep='; ')}"

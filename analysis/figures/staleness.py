@@ -9,7 +9,7 @@ import polars as pl
 
 from analysis import text
 from analysis.configurations import counted, summary
-from analysis.figures._chart import PANEL_WIDTH, bar_colour, panels, per_group, records
+from analysis.figures._chart import PANEL_WIDTH, bar_colour, panel, panels, per_group, records
 from analysis.metrics import staleness_histogram
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def figure(runs: Runs) -> alt.FacetChart | None:
     points = base.mark_point(filled=True, size=30, color="black", opacity=0.75, stroke="white", strokeWidth=0.8).encode(
         x="bin:Q", y="value:Q", tooltip=["configuration:N", "repeat:Q", alt.Tooltip("value:Q", format=".3~g")]
     )
-    return panels(alt.layer(bar, points), list(data["panel"].unique(maintain_order=True)), title=TITLE)
+    return panels(alt.layer(bar, points), data, title=TITLE)
 
 
 def _binned(runs: Runs) -> pl.DataFrame:
@@ -65,9 +65,7 @@ def _binned(runs: Runs) -> pl.DataFrame:
         .with_columns(pl.col("value").fill_null(0))
     )
     by = ("group", "configuration", "bin")
-    several = data["group"].n_unique() > 1
-    return data.drop("run_id").with_columns(
-        panel=pl.format("{} — {}", "group", "configuration") if several else pl.col("configuration"),
+    return panel(data.drop("run_id"), pl.col("configuration")).with_columns(
         median=pl.col("value").median().over(by),
         first=pl.int_range(pl.len()).over(by) == 0,
         begin=pl.col("bin") - 0.42 * width,
@@ -78,15 +76,13 @@ def _binned(runs: Runs) -> pl.DataFrame:
 
 def finding(runs: Runs) -> str:
     """Mean and largest staleness of every configuration with parameter servers."""
-    sentences = []
     pushed = summary(runs).drop_nulls("staleness_mean")
-    for (group,), rows in pushed.group_by("group", maintain_order=True):
-        ordered = rows.sort("staleness_mean", maintain_order=True).iter_rows(named=True)
-        shown = [
-            f"{row['staleness_mean']:.2f} with {row['configuration']} (at most {row['staleness_max']})"
-            for row in ordered
-        ]
-        sentences.append(
-            (str(group), f"between fetch and use, others' updates per push are on average {text.listed(shown)}")
-        )
-    return per_group(sentences) if sentences else "No run that counts pushed to a parameter server."
+    return per_group(pushed, _updates) or "No run that counts pushed to a parameter server."
+
+
+def _updates(rows: pl.DataFrame) -> str:
+    shown = [
+        f"{row['staleness_mean']:.2f} with {row['configuration']} (at most {row['staleness_max']})"
+        for row in rows.sort("staleness_mean", maintain_order=True).iter_rows(named=True)
+    ]
+    return f"between fetch and use, others' updates per push are on average {text.listed(shown)}"

@@ -8,7 +8,7 @@ import polars as pl
 
 from analysis import text
 from analysis.configurations import summary
-from analysis.figures._chart import bars, panel, per_group, timed
+from analysis.figures._chart import bars, per_group, timed
 
 if TYPE_CHECKING:
     import altair as alt
@@ -24,7 +24,7 @@ def figure(runs: Runs) -> alt.FacetChart | None:
     target = (pl.col("accuracy_target") * 100).map_elements(
         lambda share: f"To {share:g} % test accuracy", return_dtype=pl.String
     )
-    data = panel(timed(runs, "time_to_accuracy_s"), target)
+    data = timed(runs, {"time_to_accuracy_s": target})
     if data.is_empty():
         return None
     labels = pl.col("median").map_elements(text.seconds, return_dtype=pl.String)
@@ -35,12 +35,12 @@ def figure(runs: Runs) -> alt.FacetChart | None:
 
 def finding(runs: Runs) -> str:
     """Who reaches the target first."""
-    sentences = []
     reached = summary(runs).drop_nulls("time_to_accuracy_s")
-    for (group,), rows in reached.group_by("group", maintain_order=True):
-        target = f"{100 * rows['accuracy_target'][0]:g}\u202f%"
-        ordered = rows.sort("time_to_accuracy_s").select("configuration", "time_to_accuracy_s").rows()
-        shown = [f"{name} after {text.seconds(time)}" for name, time in ordered]
-        what = f"{target} test accuracy, the highest target that all reach,"
-        sentences.append((str(group), f"{what} is reached by {text.listed(shown)}"))
-    return per_group(sentences) if sentences else "No target accuracy is reached by all runs that count."
+    return per_group(reached, _reached) or "No target accuracy is reached by all runs that count."
+
+
+def _reached(rows: pl.DataFrame) -> str:
+    target = f"{100 * rows['accuracy_target'][0]:g}\u202f%"
+    ordered = rows.sort("time_to_accuracy_s").select("configuration", "time_to_accuracy_s").rows()
+    shown = [f"{name} after {text.seconds(time)}" for name, time in ordered]
+    return f"{target} test accuracy, the highest target that all reach, is reached by {text.listed(shown)}"

@@ -45,18 +45,19 @@ def _label(row: dict[str, float]) -> str:
 
 def finding(runs: Runs) -> str:
     """How much of a ring's time backward hides, or how much longer ranks wait."""
-    sentences = []
     rows = _measured(runs).group_by("group", "configuration", maintain_order=True)
-    medians = rows.agg(pl.col("exposed_s", "ring_s").median())
-    for (group,), members in medians.group_by("group", maintain_order=True):
-        shown = [
-            f"{row['configuration']} waits {text.number(row['exposed_s'])} ms (a ring: {text.number(row['ring_s'])} ms)"
-            for row in members.rows(named=True)
-        ]
-        sentences.append((str(group), f"per step, computing leaves unhidden: {text.listed(shown)}"))
-    if not sentences:
+    waits = per_group(rows.agg(pl.col("exposed_s", "ring_s").median()), _waits)
+    if not waits:
         return "No run that counts all-reduces and was attributed: measure.attribution_steps=20 measures its waiting."
     return (
-        f"{per_group(sentences)}\nMeasured after the last epoch, waiting for slower ranks included; a ring's formula "
+        f"{waits}\nMeasured after the last epoch, waiting for slower ranks included; a ring's formula "
         "for all gradients, by latency and bandwidth probed on the same ranks."
     )
+
+
+def _waits(medians: pl.DataFrame) -> str:
+    shown = [
+        f"{row['configuration']} waits {text.number(row['exposed_s'])} ms (a ring: {text.number(row['ring_s'])} ms)"
+        for row in medians.rows(named=True)
+    ]
+    return f"per step, computing leaves unhidden: {text.listed(shown)}"

@@ -29,6 +29,7 @@ def accuracy_target(best_test_accuracies: Iterable[float | None]) -> float | Non
     return max((step for step in ACCURACY_LADDER if step <= min(known)), default=None)
 
 
+_THERE = pl.col("test_accuracy") >= pl.col("_target")
 Target = float | Mapping[str, float | None]
 """A test accuracy to reach, 0 to 1: of all runs, or by run id (None, or no entry: it has none to reach)."""
 
@@ -49,8 +50,7 @@ def time_to_accuracy(runs: Runs, target: Target) -> pl.DataFrame:
     Training windows of the slowest ranks, without start-up and evaluation; runs that never get there, and
     resumed ones, are left out.
     """
-    epochs = _beside(runs, target)
-    reached = epochs.filter(pl.col("test_accuracy") >= pl.col("_target"), pl.col("training_time_s").is_not_null())
+    reached = _beside(runs, target).filter(_THERE, pl.col("training_time_s").is_not_null())
     return reached.group_by("run_id").agg(time_to_accuracy_s=pl.col("training_time_s").min()).with_columns(AS_TEXT)
 
 
@@ -60,7 +60,7 @@ def steps_to_accuracy(runs: Runs, target: Target) -> pl.DataFrame:
     As fine as the epochs are (`measure.steps_per_epoch` shortens them); runs that never get there are left out.
     """
     epochs = _beside(runs, target).with_columns(total=pl.col("steps").cum_sum().over("run_id"))
-    reached = epochs.filter(pl.col("test_accuracy") >= pl.col("_target"))
+    reached = epochs.filter(_THERE)
     return reached.group_by("run_id").agg(steps_to_accuracy=pl.col("total").min()).with_columns(AS_TEXT)
 
 
@@ -68,7 +68,7 @@ def step_to_accuracy(runs: Runs, target: Target) -> pl.DataFrame:
     """`run_id`, and of the first epoch whose test accuracy is `target` its `steps` and the mean `step_time_s`: what
     `steps_to_accuracy` and `time_to_accuracy` are made of, and how fine they are.
     """
-    reached = _beside(runs, target).filter(pl.col("test_accuracy") >= pl.col("_target"))
+    reached = _beside(runs, target).filter(_THERE)
     first = reached.group_by("run_id").agg(pl.col("steps", "slowest_epoch_time_s").sort_by("epoch").first())
     return first.select(AS_TEXT, "steps", step_time_s=pl.col("slowest_epoch_time_s") / pl.col("steps"))
 
@@ -80,7 +80,7 @@ def energy_to_accuracy(runs: Runs, target: Target) -> pl.DataFrame:
     Null where one of these epochs has none (`telemetry_flags` says why); runs that never get there are left out.
     """
     epochs = _beside(runs, target)
-    there = (pl.col("test_accuracy") >= pl.col("_target")).fill_null(False)
+    there = _THERE.fill_null(False)
     # Epochs are in order: those before the first that is there, and that one.
     needed = epochs.filter(there.any().over("run_id"), there.cum_sum().over("run_id") - there.cast(pl.UInt32) == 0)
     known = pl.col("gpu_energy_j").is_not_null().all()

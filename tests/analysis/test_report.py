@@ -118,6 +118,10 @@ def test_figures_come_in_order_with_findings_from_the_data(sweep: Path) -> None:
     assert "80 % test accuracy" in finding["time_to_accuracy"]
     assert finding["communication"] == "No run that counts sent anything between processes."
     assert finding["staleness"] == "No run that counts pushed to a parameter server."
+    curves = figures["loss"].chart
+    assert curves is not None
+    tooltips = curves.to_dict()["spec"]["layer"][1]["encoding"]["tooltip"]
+    assert [tooltip.get("title") for tooltip in tooltips[2:]] == ["Epoch", "Cross entropy (nats)"]
 
 
 @pytest.fixture

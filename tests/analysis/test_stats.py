@@ -10,6 +10,7 @@ from scipy.signal import lfilter
 from scipy.stats import ttest_1samp
 
 from analysis.comparison.pairing import paired_ratio
+from analysis.comparison.speed import of_speed, of_time
 from analysis.stats import FEWEST_REPEATS, half_width, interval
 
 Shape = tuple[int, int]
@@ -34,24 +35,24 @@ def test_what_was_not_measured_makes_no_pair_and_nothing_is_divided_by_0() -> No
 def test_one_pair_has_no_interval_and_no_verdict() -> None:
     ratio = paired_ratio({3: 3.0}, {3: 2.0})
     assert ratio is not None
-    assert (ratio.n, ratio.median, ratio.low, ratio.high, ratio.verdict) == (1, 1.5, None, None, "too few repeats")
+    assert (ratio.n, ratio.median, ratio.low, ratio.high, of_speed(ratio)) == (1, 1.5, None, None, "too few repeats")
 
 
 @pytest.mark.parametrize(
     ("values", "verdict"),
     [
-        ([1.2, 1.3, 1.25], "above 1"),
-        ([0.8, 0.9, 0.85], "below 1"),
+        ([1.2, 1.3, 1.25], "faster"),
+        ([0.8, 0.9, 0.85], "slower"),
         ([0.9, 1.1, 1.3], "indistinguishable"),
         ([1.01, 1.2], "indistinguishable"),
         ([1.0, 1.0], "indistinguishable"),
-        ([1.1, 1.1], "above 1"),
+        ([1.1, 1.1], "faster"),
     ],
 )
 def test_the_verdict_is_indistinguishable_where_the_interval_holds_1(values: list[float], verdict: str) -> None:
     ratio = paired_ratio(dict(enumerate(values)), dict.fromkeys(range(len(values)), 1.0))
     assert ratio is not None
-    assert ratio.verdict == verdict
+    assert of_speed(ratio) == verdict
 
 
 @pytest.mark.parametrize("n", [2, 3, 5, 6, 7, 12, 30])
@@ -101,7 +102,7 @@ def verdicts(noise: Noise, repeats: int, *, slower: float = 1.0, trials: int = 1
     times = noise(rng, (trials, 2 * repeats)).reshape(trials, repeats, 2)
     times = rng.permuted(times, axis=2) * [1.0, slower]
     found = [paired_ratio(dict(enumerate(b)), dict(enumerate(a))) for a, b in times.transpose(0, 2, 1).tolist()]
-    return [ratio.verdict for ratio in found if ratio]
+    return [of_time(ratio) for ratio in found if ratio]
 
 
 @pytest.mark.parametrize("repeats", [FEWEST_REPEATS, 3, 4, 5, 6, 8, 10])
@@ -109,7 +110,7 @@ def verdicts(noise: Noise, repeats: int, *, slower: float = 1.0, trials: int = 1
 def test_the_same_is_indistinguishable_from_itself_as_often_as_promised(noise: str, repeats: int) -> None:
     said = verdicts(NOISE[noise], repeats)
     assert 930 <= said.count("indistinguishable") <= 970
-    assert said.count("above 1") > 0 < said.count("below 1")
+    assert said.count("faster") > 0 < said.count("slower")
 
 
 def test_one_wild_repeat_makes_the_verdict_cautious_and_not_false() -> None:
@@ -120,6 +121,6 @@ def test_one_wild_repeat_makes_the_verdict_cautious_and_not_false() -> None:
 
 
 def test_what_is_slower_is_found_to_be() -> None:
-    assert verdicts(NOISE["skewed"], 6, slower=1.10).count("above 1") > 900
-    assert "below 1" not in verdicts(NOISE["skewed"], 6, slower=1.10)
-    assert "above 1" not in set(verdicts(NOISE["even"], 3, slower=0.8))
+    assert verdicts(NOISE["skewed"], 6, slower=1.10).count("slower") > 900
+    assert "faster" not in verdicts(NOISE["skewed"], 6, slower=1.10)
+    assert "slower" not in set(verdicts(NOISE["even"], 3, slower=0.8))
