@@ -1,21 +1,22 @@
 """The launcher interface: where runs are executed, and how they are started, watched and ended there.
 
 A launcher is a subclass of `Launcher`, options (a subclass of `parallelbench.spec.launchers.LauncherOptions`), and a
-YAML file in conf/launcher. The suite's are in `SUITE`. A plugin's class and options are in one module of its package.
+YAML file in conf/launcher. The suite's are in `SUITE`. A plugin's class and options are in any modules of its package.
 """
 
 from __future__ import annotations
 
 import importlib
-import sys
+import pkgutil
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, ClassVar
 
-from parallelbench.errors import ConfigError
+from parallelbench.errors import ConfigError, raised_at
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
     from types import ModuleType
 
@@ -50,18 +51,18 @@ class RunStatus:
     """One run: the state of its folder, and what its launcher knows."""
 
     state: State
+    label: str
+    """An outcome, or running, queued, missing, unknown."""
+    reason: str = ""
+    """One line: why it waits, or how it ended."""
     job: str = ""
     """The job that works on it; empty: none."""
 
-    @property
-    def label(self) -> str:
-        """An outcome, or running, queued, missing, unknown."""
-        return self.state.label
-
-    @property
-    def reason(self) -> str:
-        """One line: why it waits, or how it ended."""
-        return self.state.outcome.reason if self.state.outcome and self.label != "running" else ""
+    @classmethod
+    def of_folder(cls, state: State) -> RunStatus:
+        """What the folder alone says."""
+        reason = state.outcome.reason if state.outcome and state.label != "running" else ""
+        return cls(state, state.label, reason)
 
 
 @dataclass(frozen=True)
@@ -123,23 +124,23 @@ class Launcher(ABC):
 
 
 def launcher_of(run: RunConfig) -> Launcher:
-    """The launcher of a run; raises `ConfigError` where a plugin has options for it and no class."""
+    """The launcher of a run; raises `ConfigError` where a plugin has its options but no class for it."""
     name = run.launcher.name
     if name in SUITE:
         return _of_the_suite(name)
-    module = sys.modules[type(run.launcher).__module__]
-    for launcher in _defined_in(module):
+    plugin = type(run.launcher).__module__.partition(".")[0]
+    for launcher in _of_plugin(_imported(plugin)):
         if launcher.name == name:
             return launcher
     raise ConfigError(
-        f"launcher={name}: {module.__name__} has no launcher of that name: add a subclass of launch.launcher.Launcher "
-        f"with name = {name!r}"
+        f"launcher={name}: no module of {plugin} has a launcher of that name: add a subclass of "
+        f"launch.launcher.Launcher with name = {name!r}"
     )
 
 
 def all_launchers(plugin: str | None = None) -> list[Launcher]:
     """Those of the suite and of a plugin's package."""
-    own = _defined_in(importlib.import_module(plugin)) if plugin else []
+    own = _of_plugin(_imported(plugin)) if plugin else ()
     return [*map(_of_the_suite, SUITE), *own]
 
 
@@ -149,6 +150,29 @@ def _of_the_suite(name: str) -> Launcher:
     return launcher
 
 
-def _defined_in(module: ModuleType) -> list[Launcher]:
-    classes = [value for value in vars(module).values() if isinstance(value, type) and value.__module__ != __name__]
-    return [cls() for cls in classes if issubclass(cls, Launcher) and not cls.__abstractmethods__]
+@cache
+def _of_plugin(package: ModuleType) -> tuple[Launcher, ...]:
+    """Those that any module of a plugin's package defines."""
+    own = [
+        value
+        for module in _modules(package)
+        for value in vars(module).values()
+        if isinstance(value, type) and issubclass(value, Launcher) and value.__module__ == module.__name__
+    ]
+    return tuple(cls() for cls in own if not cls.__abstractmethods__)
+
+
+def _modules(package: ModuleType) -> Iterator[ModuleType]:
+    """A package and all its modules but `__main__`; imports them."""
+    yield package
+    for found in pkgutil.iter_modules(getattr(package, "__path__", ()), f"{package.__name__}."):
+        if not found.name.endswith(".__main__"):
+            yield from _modules(_imported(found.name))
+
+
+def _imported(name: str) -> ModuleType:
+    """A plugin's module; raises `ConfigError` for a broken one."""
+    try:
+        return importlib.import_module(name)
+    except Exception as error:  # a user's module may raise anything
+        raise ConfigError(f"{name} can't be imported: {raised_at(error)}") from None

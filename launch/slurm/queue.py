@@ -32,9 +32,12 @@ WAITING = {"PENDING", "REQUEUED", "REQUEUE_HOLD", "PREEMPTED", "SPECIAL_EXIT", "
 
 
 @dataclass(frozen=True)
-class JobStatus(RunStatus):
+class JobStatus:
     """One run: the state of its folder, and its job in Slurm."""
 
+    state: State
+    job: str = ""
+    """The job that works on it, or did; empty: none."""
     queued: QueuedJob | None = None
     """Its job in the queue; None: it is not there (any more)."""
     unknown: bool = False
@@ -79,6 +82,10 @@ class JobStatus(RunStatus):
             how = f"ended before the run began: {self.ended}" if self.ended else "left no outcome"
             return f"its job {self.job} {how}; `parallelbench logs` shows what it printed"
         return f"{recorded} ({self.ended})" if self.ended else recorded
+
+    def shown(self) -> RunStatus:
+        """What `status` lists."""
+        return RunStatus(self.state, self.label, self.reason, self.job)
 
     def starts(self, retry: frozenset[str]) -> bool:
         """Whether submitting starts it; `retry` are outcomes to try again besides those that always are."""

@@ -12,6 +12,7 @@ import subprocess
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import Enum
 from typing import TYPE_CHECKING
 
 from parallelbench.errors import ConfigError, one_line
@@ -35,7 +36,9 @@ _ADVICE = (
     ("Unable to contact slurm controller", "is slurmctld up? Nothing is lost: run the same command again later"),
     ("Socket timed out", "the controller is busy: run the same command again later"),
 )
-
+_ANSWER_LOST = ("timed out", "Zero Bytes", "Unexpected message", "Could not make sense")
+_LIMIT_REACHED = ("QOSMaxSubmitJob", "AssocMaxSubmitJob", "MaxSubmitJobs", "Job violates accounting/QOS policy")
+_NO_CONTROLLER = "(connect failure)"
 
 _LEAKING = ("SLURM", "SBATCH_", "SRUN_", "SALLOC_", "SUBMITIT_", "PMI", "SQUEUE_", "SACCT_", "SINFO_", "SCANCEL_")
 
@@ -46,6 +49,26 @@ class SchedulerError(ConfigError):
 
 class NoSlurmError(SchedulerError):
     """There is no Slurm on this machine, so asking again does not help."""
+
+
+class NoJob(Enum):
+    """Why sbatch has given no job."""
+
+    REFUSED = "refused"
+    LIMIT = "limit"
+    """The user may not have so many jobs; fewer may fit."""
+    NOT_REACHED = "not_reached"
+    """No controller took the connection, so none has heard of the job."""
+    LOST = "lost"
+    """The answer is missing or has no meaning: the job may exist."""
+
+
+class SubmissionError(SchedulerError):
+    """sbatch has given no job."""
+
+    def __init__(self, message: str, why: NoJob) -> None:
+        super().__init__(message)
+        self.why = why
 
 
 @dataclass(frozen=True)
@@ -136,6 +159,20 @@ def explain(text: str) -> str:
     line = one_line(text.strip())
     advice = next((advice for sign, advice in _ADVICE if sign.lower() in line.lower()), None)
     return f"{line}: {advice}" if advice else line
+
+
+def refusal(error: Exception) -> SubmissionError:
+    """What an error of sbatch means. Only its text says that: sbatch exits with 1 for all of them."""
+    text = one_line(str(error))
+    if any(sign in text for sign in _ANSWER_LOST):
+        why = NoJob.LOST
+    elif _NO_CONTROLLER in text:
+        why = NoJob.NOT_REACHED
+    elif any(sign in text for sign in _LIMIT_REACHED):
+        why = NoJob.LIMIT
+    else:
+        why = NoJob.REFUSED
+    return SubmissionError(f"sbatch: {explain(text)}", why)
 
 
 def queue(*, patient: bool = False) -> dict[str, QueuedJob]:

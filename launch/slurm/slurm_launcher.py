@@ -72,7 +72,7 @@ class OnSlurm(Launcher):
         for sweep, members in sweeps.items():
             tracker = trackers.get(sweep, Tracker())
             statuses = {folder: tracker.status(folder, state) for folder, state in members}
-            runs |= statuses
+            runs |= {folder: status.shown() for folder, status in statuses.items()}
             for spent, more in _hours(tracker, statuses):
                 past, to_come = past + spent, to_come + more
         hours = f"{past} used, at most {to_come} more (time limits × remaining starts)" if past or to_come else ""

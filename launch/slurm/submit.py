@@ -20,7 +20,7 @@ from launch.slurm import job, record, scheduler
 from launch.slurm.hours import Hours, most_seconds
 from launch.slurm.queue import track
 from launch.slurm.record import Submission
-from launch.slurm.scheduler import SchedulerError
+from launch.slurm.scheduler import NoJob, SchedulerError, SubmissionError
 from launch.slurm.shape import Shape, batch_parameters, shape_of, slurm
 from parallelbench.errors import ConfigError
 from parallelbench.store.attempt import OUTCOMES
@@ -36,12 +36,7 @@ if TYPE_CHECKING:
     from launch.sweep import PlannedRun
     from parallelbench.spec.config import RunConfig
 
-_LOST_SIGNS = ("timed out", "Zero Bytes", "Unexpected message", "Could not make sense")
-"""Parts of sbatch's errors after which the job may exist all the same."""
-_NEVER_ASKED = "(connect failure)"
-"""Part of sbatch's error where no controller took the connection: there is no job."""
 _WRITERS = 16
-_LIMIT_SIGNS = ("QOSMaxSubmitJob", "AssocMaxSubmitJob", "MaxSubmitJobs", "Job violates accounting/QOS policy")
 
 
 @dataclass(frozen=True)
@@ -164,8 +159,8 @@ def _submit_group(sweep: Path, group: JobGroup) -> Iterator[Submission]:
         _write_intents([folders[name] for task in chunk for name in task])
         try:
             yield _submit_chunk(sweep, group, chunk)
-        except SchedulerError as error:
-            if size == 1 or not any(sign in str(error) for sign in _LIMIT_SIGNS):
+        except SubmissionError as error:
+            if size == 1 or error.why is not NoJob.LIMIT:
                 raise SchedulerError(f"{error} ({done} of {len(tasks)} task(s) of this shape are submitted)") from None
             size = (min(size, len(chunk)) + 1) // 2
         else:
@@ -196,7 +191,7 @@ def _submit_chunk(sweep: Path, group: JobGroup, tasks: list[list[str]]) -> Submi
     path = record.write(sweep, submission)
     try:
         number = sbatch(path, submission, group.shape)
-    except SchedulerError as error:
+    except SubmissionError as error:
         number = _found(sweep, submission, error)
         with record.private():
             job.leave_calls(path, msgspec.structs.replace(submission, job=number))
@@ -205,14 +200,15 @@ def _submit_chunk(sweep: Path, group: JobGroup, tasks: list[list[str]]) -> Submi
     return submission
 
 
-def _found(sweep: Path, submission: Submission, error: SchedulerError) -> str:
+def _found(sweep: Path, submission: Submission, error: SubmissionError) -> str:
     """The job of a submission whose answer was lost ("Socket timed out"): it may exist.
 
     Raises `error` where it does not. If it may still appear, the record stays, and a later query finds it.
     """
-    refused = not any(sign in str(error) for sign in _LOST_SIGNS)
+    refused = error.why is not NoJob.LOST
     try:
-        number = None if _NEVER_ASKED in str(error) else scheduler.named(submission.name, since=submission.created_at)
+        asked = error.why is not NoJob.NOT_REACHED
+        number = scheduler.named(submission.name, since=submission.created_at) if asked else None
     except SchedulerError:
         number, refused = None, False
     if number is not None:
@@ -232,7 +228,7 @@ def sbatch(path: Path, submission: Submission, shape: Shape) -> str:
         try:
             jobs = executor.map_array(job.run_task, [str(path)] * len(submission.tasks))
         except (FailedJobError, FailedSubmissionError) as error:
-            raise SchedulerError(f"sbatch: {scheduler.explain(str(error))}") from None
+            raise scheduler.refusal(error) from None
     return str(jobs[0].job_id).partition("_")[0]
 
 

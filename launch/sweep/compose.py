@@ -72,8 +72,9 @@ def parse(overrides: Sequence[str], conf: Path | None = None) -> list[Override]:
         try:
             override = OverridesParser.create().parse_override(text)
         except HydraException as error:
-            reason = one_line(str(error).splitlines()[0])
-            raise ConfigError(f"can't read the override {text!r}: {reason}; write it as key=value") from None
+            raise ConfigError(
+                f"can't read the override {text!r}: {one_line(str(error))}; write it as key=value"
+            ) from None
         parsed.append(override)
         _check_key(override)
         _check_choice(override, conf)

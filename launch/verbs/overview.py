@@ -47,7 +47,7 @@ class Overview:
 
 def overview(runs: Look, launchers: Iterable[Launcher]) -> Overview:
     """The runs as their folders and the launchers that they were submitted with describe them."""
-    statuses = {folder: RunStatus(state) for folder, state in runs}
+    statuses = {folder: RunStatus.of_folder(state) for folder, state in runs}
     notes: list[str] = []
     sweeps = _by_sweep(runs)
     for launcher in launchers:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from launch.launcher import RunStatus
 from launch.slurm import record, scheduler
 from launch.slurm.job import Job
 from launch.slurm.queue import JobStatus, Tracker, track
@@ -141,7 +142,8 @@ def test_a_run_that_was_started_as_often_as_it_may_be_is_over_although_its_packe
 def test_a_job_that_left_nothing_is_named() -> None:
     mine = submission(job="17")
     status = Tracker({"a": [(mine, 0)]}, {}).status(RunFolder(Path("sweep/a")), MISSING)
-    assert status.reason == "its job 17_0 left no outcome; `parallelbench logs` shows what it printed"
+    reason = "its job 17_0 left no outcome; `parallelbench logs` shows what it printed"
+    assert status.shown() == RunStatus(MISSING, "missing", reason, "17_0")
 
 
 def test_cancel_ends_all_jobs_and_says_how_runs_begin_again(

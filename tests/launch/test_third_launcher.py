@@ -42,13 +42,6 @@ class QueueOptions(LauncherOptions, frozen=True, kw_only=True, tag="queue"):
     """Jobs of higher priority go first."""
 
 
-class Queued(RunStatus):
-    """A run that waits."""
-
-    label = "queued"
-    reason = "in the queue of files"
-
-
 class OnQueue(Launcher):
     """A queue of files."""
 
@@ -82,9 +75,10 @@ class OnQueue(Launcher):
 
     def status(self, sweeps):
         runs = {
-            folder: Queued(state, f"q-{folder.path.name[-8:]}") if self._job(folder).exists() else RunStatus(state)
+            folder: RunStatus(state, "queued", "in the queue of files", job=f"q-{folder.path.name[-8:]}")
             for members in sweeps.values()
             for folder, state in members
+            if self._job(folder).exists()
         }
         return SweepStatus(runs, ["the queue answers"])
 
@@ -131,6 +125,10 @@ priority: 3
 """
 
 
+PLUGIN = ("--plugin", "filequeue.py")
+RUNS = (*PLUGIN, "--conf", "conf", *TINY, "launcher=queue", "results=results", "epochs=1,2", "measure.parity=false")
+
+
 @pytest.fixture
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A user's folder with the two files, and nothing else."""
@@ -140,12 +138,9 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.chdir(tmp_path)
     yield tmp_path
-    sys.modules.pop("filequeue", None)
+    for module in [name for name in sys.modules if name.partition(".")[0] in ("filequeue", "lab")]:
+        del sys.modules[module]
     _component_class.cache_clear()
-
-
-PLUGIN = ("--plugin", "filequeue.py")
-RUNS = (*PLUGIN, "--conf", "conf", *TINY, "launcher=queue", "results=results", "epochs=1,2", "measure.parity=false")
 
 
 def printed(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
@@ -168,6 +163,40 @@ def test_its_runs_are_planned_queued_listed_and_cancelled(own: Path, capsys: pyt
     assert printed(capsys, "status", "results").startswith("2 missing"), "nobody else's code is run without --plugin"
     assert "2 job(s) cancelled" in printed(capsys, "cancel", *PLUGIN, "results")
     assert printed(capsys, "status", *PLUGIN, "results").startswith("2 missing")
+
+
+@pytest.fixture
+def package(own: Path) -> Path:
+    """The same launcher in a package, whose modules its `__init__.py` does not import; its options stand elsewhere."""
+    folder = own / "lab" / "queues"
+    folder.mkdir(parents=True)
+    options, _, rest = CODE.partition("class OnQueue")
+    (folder / "options.py").write_text(options)
+    (folder / "files.py").write_text(f"from lab.queues.options import *\n\n\nclass OnQueue{rest}")
+    for path in (own / "lab", folder):
+        (path / "__init__.py").touch()
+    (own / "lab" / "__main__.py").write_text("raise SystemExit('nobody has asked for this program')")
+    (own / "conf" / "launcher" / "queue.yaml").write_text(YAML.replace("filequeue", "lab.queues.options"))
+    (own / "filequeue.py").unlink()
+    return own / "lab"
+
+
+def test_it_may_be_anywhere_in_a_package(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plugin = ("--plugin", "lab")
+    assert "2 job(s) queued" in printed(capsys, "submit", *plugin, *RUNS[len(PLUGIN) :])
+    assert printed(capsys, "status", *plugin, "results").startswith("2 queued the queue answers")
+    run = find_runs(package.parent / "results")[0].path
+    (run.parent / "queue" / f"{run.name}.log").write_text("the daemon has begun\n")
+    assert "the daemon has begun" in printed(capsys, "logs", *plugin, str(run))
+    assert "2 job(s) cancelled" in printed(capsys, "cancel", *plugin, "results")
+    assert printed(capsys, "status", *plugin, "results").startswith("2 missing")
+
+
+def test_a_broken_module_of_its_package_is_named(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (package / "broken.py").write_text("import nothing_of_this_name\n")
+    printed(capsys, "plan", "--plugin", "lab", *[word for word in RUNS[len(PLUGIN) :] if "launcher" not in word])
+    (package.parent / "results").mkdir()
+    assert "lab.broken can't be imported: " in refused(capsys, "cancel", "--plugin", "lab", "results")
 
 
 def test_its_options_are_checked_and_identify_no_run(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
