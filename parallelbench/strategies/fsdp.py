@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from parallelbench.errors import ConfigError
 from parallelbench.strategies.base import StateShards, Strategy
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 class Fsdp(Strategy, frozen=True, kw_only=True):
     """One process per device, each with an n-th of every layer's parameters, gradients and optimizer state."""
+
+    shards_tensors: ClassVar[bool] = True
 
     reshard_after_forward: bool
     """Free each layer's gathered parameters after its forward and gather them again for its backward (ZeRO stage 3):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from parallelbench.errors import ConfigError
 from parallelbench.strategies.base import Strategy
@@ -22,6 +22,8 @@ class TensorParallel(Strategy, frozen=True, kw_only=True):
     All ranks compute on the whole batch; one sum per pair and direction makes the values whole again. What the plan
     leaves out (convolutions, norms) is computed by every rank.
     """
+
+    shards_tensors: ClassVar[bool] = True
 
     def processes(self, run: RunConfig, device_type: str) -> int:
         """One per device."""
