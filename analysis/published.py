@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import polars as pl
 
-from parallelbench.spec.config import SCHEMA_VERSION
+from parallelbench.spec.identity import SCHEMA_VERSION
 from parallelbench.store.records import TABLES
 
 if TYPE_CHECKING:

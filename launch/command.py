@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from parallelbench.spec.config import COMPONENTS
+from parallelbench.spec.mapping import COMPONENTS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -17,7 +17,8 @@ from launch.sweep import expand, one_run
 from launch.terminal import console, say
 from launch.varying import varying
 from parallelbench.errors import ConfigError
-from parallelbench.spec.config import run_id, to_mapping
+from parallelbench.spec.identity import run_id
+from parallelbench.spec.mapping import to_mapping
 from parallelbench.store.folder import RunFolder
 
 if TYPE_CHECKING:

@@ -26,14 +26,16 @@ from launch.compose import (
     values_of,
 )
 from parallelbench.errors import ConfigError, choices
-from parallelbench.spec.config import RunConfig, Sweep, SweepBlock, build, from_mapping, run_id
+from parallelbench.spec.identity import run_id
+from parallelbench.spec.mapping import build, from_mapping
+from parallelbench.spec.settings import Sweep, SweepBlock
 from parallelbench.spec.structure import structure
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from parallelbench.strategies.base import Strategy
+    from parallelbench.spec.config import RunConfig, Strategy
 
 Point = dict[str, Any]
 """The keys that one configuration of a sweep sets."""

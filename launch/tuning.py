@@ -28,7 +28,8 @@ from parallelbench.errors import ConfigError, one_line
 from parallelbench.rank.devices import this_machine
 from parallelbench.rank.tuning import Findings, Order, Patch, patched
 from parallelbench.spec.check import check_run
-from parallelbench.spec.config import build, canonical_json, from_mapping, run_id, to_mapping
+from parallelbench.spec.identity import canonical_json, run_id
+from parallelbench.spec.mapping import build, from_mapping, to_mapping
 from parallelbench.store.durable import storage_errors, write_file
 
 if TYPE_CHECKING:

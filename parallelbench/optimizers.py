@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from msgspec import Meta
 
 from parallelbench.errors import ConfigError
-from parallelbench.spec.config import Component, RunConfig
+from parallelbench.spec.config import Optimizer, RunConfig
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -19,34 +19,6 @@ if TYPE_CHECKING:
 Fraction = Annotated[float, Meta(ge=0, lt=1)]
 NonNegative = Annotated[float, Meta(ge=0)]
 Positive = Annotated[float, Meta(gt=0)]
-
-
-class Optimizer(Component, frozen=True, kw_only=True):
-    """What all optimizers have in common."""
-
-    lr: Positive
-    """Learning rate at the configured batch size (of `Lbfgs`: the first step length that is tried)."""
-    lr_rule: Literal["constant", "linear", "sqrt"]
-    """Under weak scaling the global batch grows with the devices; the rate is multiplied by 1, their number, or its
-    square root (Goyal et al. 2017, arXiv 1706.02677; Krizhevsky 2014, arXiv 1404.5997)."""
-
-    def scaled_lr(self, run: RunConfig) -> float:
-        """Learning rate as used in `run`."""
-        growth = run.global_batch_size / run.batch_size
-        factor: float = {"constant": 1.0, "linear": growth, "sqrt": growth**0.5}[self.lr_rule]
-        return self.lr * factor
-
-    def states_per_parameter(self) -> int | None:
-        """Numbers that it keeps for each parameter; None where that is not fixed."""
-        return None
-
-    @abstractmethod
-    def check(self, run: RunConfig, device_type: str) -> None:
-        """Raise `ConfigError` with the fix where the optimizer can't do this run."""
-
-    @abstractmethod
-    def build(self, parameters: Iterable[nn.Parameter], run: RunConfig, device_type: str) -> torch.optim.Optimizer:
-        """Build the optimizer of `parameters`, which are on their devices already."""
 
 
 class FirstOrder(Optimizer, frozen=True, kw_only=True):

@@ -11,7 +11,8 @@ from launch.compose import group_choices
 from launch.sweep import one_run
 from parallelbench.errors import ConfigError
 from parallelbench.spec.check import check_run
-from parallelbench.spec.config import SCHEMA_VERSION, RunConfig
+from parallelbench.spec.config import RunConfig
+from parallelbench.spec.identity import SCHEMA_VERSION
 from parallelbench.store.records import TABLES
 from tests.faults import faults
 

@@ -9,7 +9,8 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from launch.compose import compose_plain, resolve
-from parallelbench.spec.config import RunConfig, from_mapping
+from parallelbench.spec.config import RunConfig
+from parallelbench.spec.mapping import from_mapping
 
 if TYPE_CHECKING:
     from pathlib import Path

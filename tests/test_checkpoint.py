@@ -21,7 +21,7 @@ from parallelbench.rank.session import build_model
 from parallelbench.rank.world import World
 from parallelbench.spec.config import RunConfig
 from parallelbench.store.attempt import Attempt
-from parallelbench.strategies.base import Replica
+from parallelbench.strategies.replica import Replica
 from tests.analysis.factory import Fake, begin, component, config
 from tests.ranks import run_ranks
 from tests.strategies.training import configure, loader_of

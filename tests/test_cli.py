@@ -324,7 +324,7 @@ def test_plan_says_what_is_done_what_failed_and_what_is_refused(here: Path, caps
 
 def test_show_says_the_configuration_the_id_and_the_choices(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from launch.sweep import one_run
-    from parallelbench.spec.config import run_id
+    from parallelbench.spec.identity import run_id
 
     assert cli.main(["show", "model=mlp", "epochs=7"]) == 0
     text = capsys.readouterr().out

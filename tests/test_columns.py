@@ -22,7 +22,9 @@ import torch
 from torch.nn import functional as F
 
 from parallelbench.data import loader as loader_module
-from parallelbench.data.loader import ResidentLoader, generator
+from parallelbench.loaders.batch import Shard
+from parallelbench.loaders.batch_loader import generator
+from parallelbench.loaders.resident_loader import ResidentLoader
 from parallelbench.probes import clock as clock_module
 from parallelbench.probes import environment
 from parallelbench.probes.memory import MemoryProbe
@@ -31,13 +33,15 @@ from parallelbench.rank.devices import cpu_name, node_name
 from parallelbench.rank.parity import check_parity
 from parallelbench.rank.session import Session, build_model
 from parallelbench.rank.world import World
-from parallelbench.spec.config import RunConfig, canonical_json, run_id, slug, to_mapping
+from parallelbench.spec.config import RunConfig
+from parallelbench.spec.identity import canonical_json, run_id, slug
+from parallelbench.spec.mapping import to_mapping
 from parallelbench.store.folder import RunFolder
 from parallelbench.store.journal import Journal
 from parallelbench.store.publish import publish
 from parallelbench.store.records import TABLES
-from parallelbench.strategies.base import Push, Shard
 from parallelbench.strategies.parts.replicas import ModuleReplica
+from parallelbench.strategies.replica import Push
 from parallelbench.strategies.single import Single
 from tests.helpers import TINY, configured
 from tests.telemetry.playback import play

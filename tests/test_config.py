@@ -22,18 +22,11 @@ import parallelbench
 from launch.compose import group_choices
 from launch.sweep import one_run
 from parallelbench.errors import ConfigError, choices, one_line
-from parallelbench.spec.config import (
-    COMPONENTS,
-    Component,
-    RunConfig,
-    canonical_json,
-    from_mapping,
-    run_id,
-    slug,
-    to_mapping,
-)
+from parallelbench.spec.config import RunConfig
+from parallelbench.spec.identity import canonical_json, run_id, slug
 from parallelbench.spec.launchers import LocalLauncher, SlurmLauncher
-from parallelbench.spec.structure import Name, Node, structure
+from parallelbench.spec.mapping import COMPONENTS, from_mapping, to_mapping
+from parallelbench.spec.structure import Component, Name, Node, structure
 from tests.helpers import configured, plain
 
 BASE = plain()
@@ -216,7 +209,7 @@ def test_the_global_batch_follows_the_scaling(scaling: str, devices: int, batch:
 
 
 def struct_modules() -> list[str]:
-    names = [f"parallelbench.{name}" for name in ("spec.config", "spec.launchers", "optimizers")]
+    names = [f"parallelbench.{name}" for name in ("spec.settings", "spec.config", "spec.launchers", "optimizers")]
     for package in ("strategies", "strategies.parts", "models", "data", "loaders"):
         folder = importlib.import_module(f"parallelbench.{package}")
         names += [
@@ -231,11 +224,6 @@ def source_of(module: str) -> str:
 
 def loads_torch(module: str) -> bool:
     return any(line.startswith(("import torch", "from torch")) for line in source_of(module).splitlines())
-
-
-def imported(name: str) -> Any:
-    module, _, attribute = name.rpartition(".")
-    return getattr(importlib.import_module(module), attribute)
 
 
 def undocumented(source: str, node_names: set[str]) -> list[str]:
@@ -289,9 +277,9 @@ def test_every_shipped_file_composes_builds_and_bears_its_name(group: str, name:
 
 @pytest.mark.parametrize("group", COMPONENTS)
 def test_every_component_class_can_be_chosen(group: str) -> None:
-    kind = imported(COMPONENTS[group])
+    kind = COMPONENTS[group]
     for name in struct_modules():
-        if name.startswith(kind.__module__.rpartition(".")[0]) and not loads_torch(name):
+        if not loads_torch(name):
             importlib.import_module(name)
     chosen = {type(getattr(configured(f"{group}={name}"), group)) for name in group_choices()[group]}
     concrete = {

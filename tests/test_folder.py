@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from parallelbench.errors import ConfigError, StorageError
-from parallelbench.spec.config import run_id
+from parallelbench.spec.identity import run_id
 from parallelbench.store.attempt import ABSENCE_S, OUTCOMES, PUBLISHED, RETRYABLE, Attempt, Supervisor
 from parallelbench.store.folder import RunFolder, State, find_runs
 from tests.analysis.factory import Fake, begin, config, failed, published

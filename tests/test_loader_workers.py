@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from launch.compose import group_choices
-from parallelbench.data.loader import BatchLoader
-from parallelbench.data.torch_loaders import _Samples
+from parallelbench.loaders.batch import Shard
+from parallelbench.loaders.batch_loader import BatchLoader
+from parallelbench.loaders.sample_loader import _Samples
 from parallelbench.probes.workers import WorkerProbe
-from parallelbench.strategies.base import Shard
 from tests.helpers import TINY, configured
 
 BUSY_S = 0.02

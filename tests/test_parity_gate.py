@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch import nn
 
-from parallelbench.data.loader import ResidentLoader
+from parallelbench.loaders.batch import Shard
+from parallelbench.loaders.resident_loader import ResidentLoader
 from parallelbench.rank.parity import as_checked, as_reference, check_parity
 from parallelbench.rank.session import build_model
 from parallelbench.rank.world import World
 from parallelbench.spec.config import RunConfig
-from parallelbench.strategies.base import Shard
 from parallelbench.strategies.ddp import Ddp
 from parallelbench.strategies.model_parallel import ModelParallel
 from tests.ranks import run_ranks

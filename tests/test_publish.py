@@ -12,7 +12,7 @@ import pytest
 
 from launch.outcome import publish_if_finished
 from parallelbench.errors import StorageError, SupersededError
-from parallelbench.spec.config import run_id
+from parallelbench.spec.identity import run_id
 from parallelbench.store.attempt import Outcome
 from parallelbench.store.journal import Journal, read_entries
 from parallelbench.store.publish import publish

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from analysis.claims.cells import Cell, Reading, as_every_strategy, as_text, best, measured, without
 from analysis.claims.grammar import LAST, Claim, Contrast, Level
-from parallelbench.spec.config import COMPONENTS
+from parallelbench.spec.mapping import COMPONENTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

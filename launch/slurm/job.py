@@ -28,7 +28,7 @@ from launch.warm import WarmWorkers
 from parallelbench.errors import ConfigError, StorageError
 from parallelbench.rank.devices import this_machine
 from parallelbench.rank.worker import RankError
-from parallelbench.spec.config import slug
+from parallelbench.spec.identity import slug
 from parallelbench.store.attempt import PUBLISHED
 from parallelbench.store.durable import fill, storage_errors
 from parallelbench.store.folder import RunFolder

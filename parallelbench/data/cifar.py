@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from parallelbench.data.base import Arrays
+from parallelbench.data.dataset import Arrays
 from parallelbench.data.prepared import PreparedData, RawFile
 
 if TYPE_CHECKING:

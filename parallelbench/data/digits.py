@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from msgspec import Meta
 
-from parallelbench.data.base import Arrays, Data
+from parallelbench.data.dataset import Arrays, Data
 from parallelbench.errors import ConfigError
 
 if TYPE_CHECKING:

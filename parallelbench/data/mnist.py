@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from parallelbench.data.base import Arrays
+from parallelbench.data.dataset import Arrays
 from parallelbench.data.prepared import PreparedData, RawFile
 
 if TYPE_CHECKING:

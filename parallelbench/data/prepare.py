@@ -35,7 +35,7 @@ from parallelbench.spec.launchers import prepare_line
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from parallelbench.data.base import Arrays, Data
+    from parallelbench.data.dataset import Arrays, Data
 
 STALE_AGE_S = 24 * 3600
 """Older temporary folders are removed; younger ones may belong to a living process on another machine."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import msgspec
 
-from parallelbench.data.base import Arrays, Data
+from parallelbench.data.dataset import Arrays, Data
 from parallelbench.errors import ConfigError
 from parallelbench.spec.launchers import prepare_line
 

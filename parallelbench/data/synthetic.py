@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 import msgspec
 from msgspec import Meta
 
-from parallelbench.data.base import Arrays, Data
-from parallelbench.spec.config import canonical_json
+from parallelbench.data.dataset import Arrays, Data
+from parallelbench.spec.identity import canonical_json
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn import functional as F
 
-from parallelbench.data.loader import Batch
 from parallelbench.gpu_check.finding import FailedError, SkippedError, at_most, between
+from parallelbench.loaders.batch import Batch
 from parallelbench.probes.clock import StepClock, Window
 from parallelbench.probes.memory import MemoryProbe, host_peak_bytes, release, reset_host_peak
 from parallelbench.rank.numerics import set_precision

@@ -19,7 +19,7 @@ from parallelbench.rank.numerics import set_precision
 from parallelbench.rank.parity import as_checked, check_parity
 from parallelbench.rank.session import build_model
 from parallelbench.rank.world import World, join
-from parallelbench.spec.config import from_mapping
+from parallelbench.spec.mapping import from_mapping
 
 if TYPE_CHECKING:
     from parallelbench.spec.config import RunConfig
@@ -39,7 +39,7 @@ def main(arguments: list[str]) -> int:
     """Check parity, then train an epoch that must not wait."""
     run_file, device_type, result_file = arguments
     run = from_mapping(msgspec.json.decode(Path(run_file).read_bytes()))
-    world = join(run, device_type)
+    world = join(device_type, devices=run.devices, timeout_s=run.launcher.collective_timeout_s)
     result = Result()
     try:
         if run.strategy.equals_one_device(run):

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from parallelbench.data.loader import ResidentLoader
+from parallelbench.loaders.batch import Shard
+from parallelbench.loaders.resident_loader import ResidentLoader
 from parallelbench.rank.numerics import Numerics
 from parallelbench.rank.session import build_model
-from parallelbench.spec.config import from_mapping
-from parallelbench.strategies.base import Shard
+from parallelbench.spec.mapping import from_mapping
 
 if TYPE_CHECKING:
     from parallelbench.rank.world import World
     from parallelbench.spec.config import RunConfig
-    from parallelbench.strategies.base import Replica
+    from parallelbench.strategies.replica import Replica
 
 STEPS = 10
 BATCH_SIZE = 96

@@ -17,7 +17,8 @@ from parallelbench.gpu_check.finding import FailedError, SkippedError, at_most
 from parallelbench.gpu_check.ranks import Result, waits_by_design
 from parallelbench.gpu_check.runs import BATCH_SIZE, names_of, run_of
 from parallelbench.spec.check import check_run
-from parallelbench.spec.config import canonical_json, to_mapping
+from parallelbench.spec.identity import canonical_json
+from parallelbench.spec.mapping import to_mapping
 
 if TYPE_CHECKING:
     from parallelbench.spec.config import RunConfig

@@ -23,9 +23,10 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from parallelbench.data.loader import Batch, ResidentLoader
+    from parallelbench.loaders.batch import Batch
+    from parallelbench.loaders.resident_loader import ResidentLoader
     from parallelbench.spec.config import RunConfig
-    from parallelbench.strategies.base import Replica
+    from parallelbench.strategies.replica import Replica
 
     Mode = Callable[[str], None]
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from parallelbench.loaders.base import LoaderArgs, TorchLoader
+from parallelbench.loaders.loader import TorchLoader
 
 if TYPE_CHECKING:
     from typing import Unpack
 
-    from parallelbench.data.base import Arrays, Data
-    from parallelbench.data.loader import BatchLoader
+    from parallelbench.data.dataset import Arrays, Data
+    from parallelbench.loaders.batch import LoaderArgs
+    from parallelbench.loaders.batch_loader import BatchLoader
 
 
 class DataLoader(TorchLoader, frozen=True, kw_only=True):
@@ -18,6 +19,6 @@ class DataLoader(TorchLoader, frozen=True, kw_only=True):
 
     def build(self, arrays: Arrays, data: Data, **feed: Unpack[LoaderArgs]) -> BatchLoader:
         """Build the data sets; workers start with the first batch."""
-        from parallelbench.data.torch_loaders import SampleLoader
+        from parallelbench.loaders.sample_loader import SampleLoader
 
         return SampleLoader(arrays, data, self, **feed)

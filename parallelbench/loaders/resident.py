@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from parallelbench.loaders.base import Loader, LoaderArgs
+from parallelbench.loaders.loader import Loader
 
 if TYPE_CHECKING:
     from typing import Unpack
 
-    from parallelbench.data.base import Arrays, Data
-    from parallelbench.data.loader import BatchLoader
+    from parallelbench.data.dataset import Arrays, Data
+    from parallelbench.loaders.batch import LoaderArgs
+    from parallelbench.loaders.batch_loader import BatchLoader
 
 
 class Resident(Loader, frozen=True, kw_only=True):
@@ -18,6 +19,6 @@ class Resident(Loader, frozen=True, kw_only=True):
 
     def build(self, arrays: Arrays, data: Data, **feed: Unpack[LoaderArgs]) -> BatchLoader:
         """Move the data set to the device."""
-        from parallelbench.data.loader import ResidentLoader
+        from parallelbench.loaders.resident_loader import ResidentLoader
 
         return ResidentLoader(arrays, data, **feed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from parallelbench.models.base import Model, Split
+from parallelbench.models.model import Model, Split
 from parallelbench.models.options import Counts, Norm, dense_plan, halved
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from parallelbench.models.base import Model, Split
+from parallelbench.models.model import Model, Split
 from parallelbench.models.options import Counts, dense_plan
 
 if TYPE_CHECKING:

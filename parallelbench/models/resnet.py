@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from parallelbench.models.base import Model
+from parallelbench.models.model import Model
 from parallelbench.models.options import Counts, Norm  # noqa: TC001 - msgspec reads the annotations
 from parallelbench.spec.structure import Count  # noqa: TC001 - msgspec reads the annotations
 

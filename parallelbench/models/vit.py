@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from parallelbench.errors import ConfigError
-from parallelbench.models.base import Model, Split
+from parallelbench.models.model import Model, Split
 from parallelbench.models.options import patches_per_side
 from parallelbench.spec.structure import Count  # noqa: TC001 - msgspec reads the annotations
 

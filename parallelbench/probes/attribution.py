@@ -26,11 +26,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from parallelbench.data.loader import Batch, BatchLoader
+    from parallelbench.loaders.batch import Batch
+    from parallelbench.loaders.batch_loader import BatchLoader
     from parallelbench.probes.spans import Phase
     from parallelbench.rank.world import World
     from parallelbench.spec.config import RunConfig
-    from parallelbench.strategies.base import Replica
+    from parallelbench.strategies.replica import Replica
 
 Row = dict[str, Any]
 

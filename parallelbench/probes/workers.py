@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import psutil
 
-    from parallelbench.data.loader import BatchLoader
+    from parallelbench.loaders.batch_loader import BatchLoader
 
 
 class WorkerProbe:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from parallelbench.spec.config import RunConfig
     from parallelbench.store.attempt import Attempt
     from parallelbench.store.journal import Journal, Row
-    from parallelbench.strategies.base import Replica
+    from parallelbench.strategies.replica import Replica
 
 
 AUTO_MARGIN = 1.25

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import torch
 
+from parallelbench.loaders.batch import Shard
 from parallelbench.optimizers import Adagrad, Adam
 from parallelbench.rank.numerics import set_precision
 from parallelbench.rank.world import World
-from parallelbench.strategies.base import Shard
 from parallelbench.strategies.single import Single
 
 if TYPE_CHECKING:
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-    from parallelbench.data.loader import Batch, BatchLoader
-    from parallelbench.optimizers import Optimizer
-    from parallelbench.spec.config import RunConfig
-    from parallelbench.strategies.base import Replica
+    from parallelbench.loaders.batch import Batch
+    from parallelbench.loaders.batch_loader import BatchLoader
+    from parallelbench.spec.config import Optimizer, RunConfig
+    from parallelbench.strategies.replica import Replica
 
     LoaderOf = Callable[[RunConfig, Shard], BatchLoader]
 

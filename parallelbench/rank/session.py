@@ -17,7 +17,7 @@ from parallelbench.rank.numerics import Numerics, set_precision
 from parallelbench.rank.parity import as_checked, check_parity, local_statistics
 from parallelbench.rank.train import Trainer
 from parallelbench.rank.world import World, join
-from parallelbench.spec.config import canonical_json, run_id
+from parallelbench.spec.identity import canonical_json, run_id
 from parallelbench.store.surroundings import entries, unlike
 from parallelbench.strategies.single import Single
 
@@ -26,14 +26,15 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from parallelbench.data.base import Arrays
-    from parallelbench.data.loader import BatchLoader
+    from parallelbench.data.dataset import Arrays
+    from parallelbench.loaders.batch import Shard
+    from parallelbench.loaders.batch_loader import BatchLoader
     from parallelbench.probes.clock import StartUp
     from parallelbench.rank.epoch_boundary import Resumed
     from parallelbench.spec.config import RunConfig
     from parallelbench.store.attempt import Attempt
     from parallelbench.store.journal import Journal
-    from parallelbench.strategies.base import Replica, Shard
+    from parallelbench.strategies.replica import Replica
 
 
 class Session:
@@ -48,7 +49,7 @@ class Session:
         self._keys = {"run_id": run_id(run), "attempt": attempt.number}
         configure_torch(run, device_type)
         self._startup.done("imports")
-        self._world = join(run, device_type)
+        self._world = join(device_type, devices=run.devices, timeout_s=run.launcher.collective_timeout_s)
         self._world.wake()
         self._startup.done("process_group")
         self._boundary = EpochBoundary(run, attempt, self._world, journal=journal, warn=self._warn)

@@ -18,13 +18,14 @@ from parallelbench.telemetry.epochs import NOTHING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from parallelbench.data.loader import Batch, BatchLoader
+    from parallelbench.loaders.batch import Batch
+    from parallelbench.loaders.batch_loader import BatchLoader
     from parallelbench.probes.clock import StartUp
     from parallelbench.rank.epoch_boundary import EpochBoundary
     from parallelbench.rank.world import World
     from parallelbench.spec.config import RunConfig
     from parallelbench.store.journal import Journal
-    from parallelbench.strategies.base import Replica
+    from parallelbench.strategies.replica import Replica
 
 
 class NotFiniteError(Exception):

@@ -19,7 +19,7 @@ import msgspec
 from parallelbench.errors import ConfigError, one_line
 from parallelbench.rank.worker import classify, pin
 from parallelbench.spec.check import check_run
-from parallelbench.spec.config import from_mapping
+from parallelbench.spec.mapping import from_mapping
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -173,7 +173,7 @@ def timed(run: RunConfig, device_type: str, *, steps: int) -> tuple[float, list[
     from parallelbench.rank.world import join
 
     configure_torch(run, device_type)
-    world = join(run, device_type)
+    world = join(device_type, devices=run.devices, timeout_s=run.launcher.collective_timeout_s)
     replica = run.strategy.prepare(build_model(run), run, world)
     loader = build_loader(run.loader.load(run.data, run.site.data_folder), run, world, replica.data_shard)
     ahead = getattr(run.loader, "workers", 0) * getattr(run.loader, "prefetch_factor", 0)

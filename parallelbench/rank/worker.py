@@ -21,7 +21,7 @@ import psutil
 
 from parallelbench.errors import ConfigError, StorageError, one_line
 from parallelbench.rank.devices import node_name, this_machine
-from parallelbench.spec.config import run_id
+from parallelbench.spec.identity import run_id
 from parallelbench.store.attempt import Attempt
 from parallelbench.store.durable import fill
 from parallelbench.store.journal import Journal

@@ -5,13 +5,9 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
-
-if TYPE_CHECKING:
-    from parallelbench.spec.config import RunConfig
 
 
 @dataclass(frozen=True)
@@ -65,26 +61,26 @@ class World:
             dist.destroy_process_group()
 
 
-def join(run: RunConfig, device_type: str) -> World:
-    """Take this process's place, as torchrun's environment (RANK, WORLD_SIZE, LOCAL_RANK) says.
+def join(device_type: str, *, devices: int, timeout_s: float) -> World:
+    """Join the process group, at the rank that torchrun's environment (RANK, WORLD_SIZE, LOCAL_RANK) gives.
 
-    The process group carries CPU tensors by gloo and CUDA tensors by NCCL.
+    `devices`: how many the whole run has. `timeout_s`: how long a collective may wait. The process group carries CPU
+    tensors by gloo and CUDA tensors by NCCL.
     """
     rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-    devices = _devices(run, device_type, local_rank, size)
+    own = _devices(device_type, local_rank, per_process=devices // size)
     if device_type == "cuda":
-        torch.cuda.set_device(devices[0])
+        torch.cuda.set_device(own[0])
     if size > 1:
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo",
-            timeout=timedelta(seconds=run.launcher.collective_timeout_s),
+            timeout=timedelta(seconds=timeout_s),
         )
-    return World(rank=rank, size=size, local_rank=local_rank, device_type=device_type, devices=devices)
+    return World(rank=rank, size=size, local_rank=local_rank, device_type=device_type, devices=own)
 
 
-def _devices(run: RunConfig, device_type: str, local_rank: int, size: int) -> tuple[torch.device, ...]:
+def _devices(device_type: str, local_rank: int, *, per_process: int) -> tuple[torch.device, ...]:
     if device_type == "cpu":
         return (torch.device("cpu"),)
-    per_process = run.devices // size
     return tuple(torch.device("cuda", local_rank * per_process + i) for i in range(per_process))

@@ -1,140 +1,34 @@
-"""The schema of one run: typed, range-checked, and the identity that follows from it.
+"""One run, and the two kinds of component that look at the whole of it: the strategy and the optimizer.
 
-Nothing here imports torch, so that thousands of configurations can be checked on a login node. A *component* is a
-configuration node that names its class in `_target_` (a model, a data set, a strategy, an optimizer, a loader); the
-class is a frozen struct whose fields are the node's keys. Default values live in `conf/`, types and ranges live here.
+A *component* is a configuration node that names its class in `_target_` (a model, a data set, a strategy, an optimizer,
+a loader); the class is a frozen struct whose fields are the node's keys. Nothing here imports torch, so that thousands
+of configurations can be checked on a login node.
 """
 
 from __future__ import annotations
 
-import hashlib
-import importlib
-import inspect
-import re
-from abc import ABCMeta
-from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple
 
-import msgspec
-from msgspec import Meta, StructMeta, field
+from msgspec import Meta
 
-from parallelbench.errors import ConfigError, choices, raised_at
-from parallelbench.spec.launchers import InlineLauncher, LocalLauncher, Site, SlurmLauncher, expanded
-from parallelbench.spec.structure import Count, Name, Node, structure
+from parallelbench.errors import ConfigError
+from parallelbench.spec.launchers import expanded
+from parallelbench.spec.settings import Settings
+from parallelbench.spec.structure import Component, Name
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable
     from pathlib import Path
 
-    from parallelbench.data.base import Data
-    from parallelbench.loaders.base import Loader
-    from parallelbench.models.base import Model
-    from parallelbench.optimizers import Optimizer
-    from parallelbench.strategies.base import Strategy
+    import torch
+    from torch import nn
 
-SCHEMA_VERSION = 3
-"""Version of the configuration and of the result tables; part of every run id."""
-
-COMPONENTS = {
-    "model": "parallelbench.models.base.Model",
-    "data": "parallelbench.data.base.Data",
-    "strategy": "parallelbench.strategies.base.Strategy",
-    "optimizer": "parallelbench.optimizers.Optimizer",
-    "loader": "parallelbench.loaders.base.Loader",
-}
-"""The nodes of a run that name a class in `_target_`, and what that class must be a kind of."""
-
-
-class _AbstractStruct(StructMeta, ABCMeta):
-    """Lets a struct have abstract methods."""
-
-
-class Component(Node, frozen=True, kw_only=True, metaclass=_AbstractStruct):
-    """A configuration node that builds something; `_target_` in the YAML names the subclass."""
-
-    name: Name
-    """The name of the YAML file it was chosen by."""
-
-
-class Measure(Node, frozen=True, kw_only=True):
-    """What is measured, and how."""
-
-    parity: bool
-    """Compare the strategy with single-device training before the timed part."""
-    parity_steps: Annotated[int, Meta(ge=1, le=1000)]
-    """Training steps of that comparison."""
-    steps_sampled: Annotated[int, Meta(ge=0)]
-    """At most this many steps per epoch get a row of their own in `steps.parquet`, evenly spread."""
-    steps_per_epoch: Annotated[int, Meta(ge=1)] | None
-    """Stop each epoch after so many steps; null: the whole epoch."""
-    deterministic: bool
-    """Use deterministic algorithms only (`torch.use_deterministic_algorithms`); slower."""
-    detect_anomaly: bool
-    """Let autograd name the operation that made a NaN; much slower, for debugging."""
-    telemetry_hz: Annotated[float, Meta(ge=0, le=100)]
-    """Energy, power and load are sampled so many times a second; 0: not at all."""
-    attribution_steps: Annotated[int, Meta(ge=0, le=10_000)]
-    """After the last epoch, train so many steps more to see what they are spent on (`phases`); 0: don't."""
-    trace: bool
-    """After the last epoch, write a Chrome trace of a few more steps per rank into the attempt's folder."""
-
-
-class SweepBlock(Node, frozen=True, kw_only=True):
-    """One part of a sweep: the product of `grid` and `zip`, less what `exclude` matches."""
-
-    grid: dict[str, Any] = field(default_factory=dict)
-    """Key → list of values (or one value): every combination."""
-    zip: dict[str, list[Any]] = field(default_factory=dict)
-    """Key → list of values, all of one length: taken side by side."""
-    exclude: list[dict[str, Any]] = field(default_factory=list)
-    """Combinations to leave out: each entry matches where all its keys have its values."""
-
-
-class Sweep(Node, frozen=True, kw_only=True):
-    """Which runs a sweep consists of."""
-
-    name: Name
-    """Name of the sweep's folder below `results`."""
-    blocks: Annotated[list[SweepBlock], Meta(min_length=1)]
-    """The sweep is the union of its blocks."""
-    repeats: Count
-    """How often each configuration is measured; repeat r trains with `seed + r`."""
-    order: Literal["interleaved", "listed"]
-    """interleaved: every repeat runs all configurations in an order of its own. listed: as written."""
-
-
-class Settings(Node, frozen=True, kw_only=True):
-    """The keys of a run that are not components."""
-
-    devices: Count
-    """Devices in total, over all nodes."""
-    nodes: Count
-    """Nodes the devices are spread over, evenly."""
-    device: Literal["auto", "cpu", "cuda"]
-    """Kind of device; auto: CUDA where there is any, else CPU."""
-    cores_per_device: Count
-    """On a CPU, a device is this many pinned cores."""
-    epochs: Count
-    """Passes over the training set."""
-    batch_size: Count
-    """Global batch under strong scaling, batch per device under weak scaling."""
-    scaling: Literal["strong", "weak"]
-    """strong: the global batch stays fixed as devices are added. weak: the batch per device does."""
-    precision: Literal["fp64", "fp32", "tf32", "bf16", "fp16"]
-    """Arithmetic of forward and backward; parameters stay fp32 (fp64 under fp64)."""
-    channels_last: bool
-    """Store images and convolution weights channels last."""
-    compile: bool
-    """Compile the model with `torch.compile`."""
-    seed: Annotated[int, Meta(ge=0, lt=2**31)]
-    """Seed of initialisation, permutation and augmentation."""
-    repeat: Annotated[int, Meta(ge=0, lt=100_000)]
-    """Which repetition of the same configuration this is; trains with `seed + repeat`."""
-    results: Annotated[str, Meta(min_length=1)]
-    """Folder that holds the sweeps' folders."""
-    measure: Measure
-    launcher: LocalLauncher | InlineLauncher | SlurmLauncher
-    site: Site
+    from parallelbench.data.dataset import Data
+    from parallelbench.loaders.loader import Loader
+    from parallelbench.models.model import Model
+    from parallelbench.rank.world import World
+    from parallelbench.strategies.replica import Replica
 
 
 class RunConfig(Settings, frozen=True, kw_only=True):
@@ -178,92 +72,99 @@ class RunConfig(Settings, frozen=True, kw_only=True):
         return expanded(self.results) / self.sweep_name
 
 
-def to_mapping(run: RunConfig) -> dict[str, Any]:
-    """Return the configuration as plain dicts, with the `_target_` of every component."""
-    plain: dict[str, Any] = msgspec.to_builtins(run)
-    for key in COMPONENTS:
-        cls = type(getattr(run, key))
-        plain[key] = {"_target_": f"{cls.__module__}.{cls.__qualname__}", **plain[key]}
-    return plain
+class StateShards(NamedTuple):
+    """Parts, 0 to 1, of what there is to hold of a model: on every device alike, but for rounding."""
+
+    parameters: float
+    gradients: float
+    states: float
+    """Of the optimizer."""
+
+    @classmethod
+    def even(cls, parts: int) -> StateShards:
+        """Each of so many devices holds one part of everything; 1: a copy of the whole."""
+        return cls(1 / parts, 1 / parts, 1 / parts)
 
 
-def from_mapping(plain: Mapping[str, Any], plugin: str | None = None) -> RunConfig:
-    """Build a run from plain dicts; raises `ConfigError` that names the key, its value and what is valid.
+class Strategy(Component, frozen=True, kw_only=True):
+    """A strategy's options. Importing the file loads no torch; `prepare` does."""
 
-    `plugin` is a package, besides the suite's own, whose classes may be named. It is never taken from `plain`: whoever
-    reads somebody else's run folder executes nobody else's code.
-    """
-    rest = dict(plain)
-    sweep_name = rest.pop("sweep_name", "adhoc")
-    rest.pop("tune", None)  # of whoever plans runs
-    components = {key: build(rest.pop(key, None), key, plugin) for key in COMPONENTS}
-    for key in rest.keys() - set(Settings.__struct_fields__):
-        raise ConfigError(f"{key} is not a key: {choices(str(key), (*COMPONENTS, *Settings.__struct_fields__))}")
-    settings: Settings = structure(rest, Settings)
-    fields = {field: getattr(settings, field) for field in settings.__struct_fields__}
-    return RunConfig(**fields, **components, sweep_name=structure(sweep_name, Name, "sweep_name"))
+    shards_tensors: ClassVar[bool] = False
+    """Whether parameters are torch's DTensors, for which torch lacks some fused optimizers."""
+    waits_in_steps: ClassVar[str] = ""
+    """Why a step on a GPU makes the host wait by design; empty: no step does."""
+    evaluates_repeatedly: ClassVar[bool] = False
+    """Whether a step can take several gradients, as `optimizer=lbfgs` needs."""
 
+    @abstractmethod
+    def processes(self, run: RunConfig, device_type: str) -> int:
+        """Processes that train: one per device, or fewer where one process drives several devices."""
 
-def build(node: Any, key: str, plugin: str | None = None) -> Any:
-    """Build the component that a node's `_target_` names; only classes of the suite and of `plugin` may be named."""
-    if not isinstance(node, dict) or "_target_" not in node:
-        raise ConfigError(f"{key}={node!r} is not a component: choose a file of conf/{key}/, e.g. {key}=NAME")
-    target = node["_target_"]
-    cls = _component_class(target if isinstance(target, str) else repr(target), key, plugin)
-    return structure({k: v for k, v in node.items() if k != "_target_"}, cls, key)
+    @abstractmethod
+    def data_parallel_degree(self, run: RunConfig) -> int:
+        """Slices that every global batch is cut into."""
 
+    def check(self, run: RunConfig, device_type: str) -> None:
+        """Raise `ConfigError` with the fix where the strategy can't do this run; before anything starts."""
 
-@cache
-def _component_class(target: str, key: str, plugin: str | None) -> type[Component]:
-    packages = ["parallelbench", *([plugin] if plugin else [])]
-    if not (re.fullmatch(r"\w+(\.\w+)+", target) and target.split(".")[0] in packages):
-        raise ConfigError(
-            f"{key}._target_={target!r} is refused: only component classes of {' and '.join(packages)} may be named"
-            + ("" if plugin else " (--plugin PACKAGE adds a package)")
-        )
-    cls = _imported(target)
-    if cls is None:
-        raise ConfigError(f"{key}._target_={target} does not exist: choose a file of conf/{key}/")
-    if not (isinstance(cls, type) and issubclass(cls, _imported(COMPONENTS[key]))):
-        raise ConfigError(f"{key}._target_={target} is refused: it is no {key}")
-    if inspect.isabstract(cls):
-        lacking = ", ".join(sorted(getattr(cls, "__abstractmethods__", ())))
-        raise ConfigError(f"{key}._target_={target} is refused: it lacks {lacking}, which every {key} has")
-    return cls
+    def equals_one_device(self, run: RunConfig) -> bool:
+        """Whether training is the same computation as on one device, so that parity can be checked."""
+        return True
 
+    def micro_batches_per_step(self, run: RunConfig) -> int:
+        """Pieces that each data shard's batch goes through the layers in."""
+        return 1
 
-def _imported(name: str) -> Any:
-    """What a dotted name stands for, None where there is no such thing; `ConfigError` for a module that is broken."""
-    module, _, attribute = name.rpartition(".")
-    try:
-        return getattr(importlib.import_module(module), attribute, None)
-    except Exception as error:  # of a user's own code, anything
-        if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
+    def bubble(self, run: RunConfig) -> float | None:
+        """Share of a step, 0 to 1, in which a device must idle by the schedule; None where there is none."""
+        return None
+
+    def held(self, run: RunConfig) -> StateShards | None:
+        """What each device holds; None where devices hold different things (stages, servers), or nobody has said."""
+        return None
+
+    def state_bytes(self, run: RunConfig, parameters: int) -> int | None:
+        """Bytes of parameters, gradients and optimizer state on each device, without activations and buffers: section 3
+        of ZeRO (Rajbhandari et al. 2020, arXiv 1910.02054). `parameters`: of the whole model.
+        """
+        held, states = self.held(run), run.optimizer.states_per_parameter()
+        if held is None or states is None:
             return None
-        raise ConfigError(f"{module} can't be imported: {raised_at(error)}") from None
+        size_bytes = 8 if run.precision == "fp64" else 4  # autocast keeps parameters in fp32
+        return round(parameters * size_bytes * (held.parameters + held.gradients + states * held.states))
+
+    def parity_tolerance(self) -> float:
+        """Largest relative difference from one device that the parity check, in fp64, allows."""
+        return 1e-9
+
+    @abstractmethod
+    def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Replica:
+        """Turn a model on the CPU, identical on every rank, into this rank's replica. `model` is consumed."""
 
 
-def canonical_json(value: Any) -> str:
-    """JSON with sorted keys and no spaces: equal for equal configurations."""
-    return msgspec.json.encode(value, order="sorted").decode()
+class Optimizer(Component, frozen=True, kw_only=True):
+    """What all optimizers have in common."""
 
+    lr: Annotated[float, Meta(gt=0)]
+    """Learning rate at the configured batch size (of `Lbfgs`: the first step length that is tried)."""
+    lr_rule: Literal["constant", "linear", "sqrt"]
+    """Under weak scaling the global batch grows with the devices; the rate is multiplied by 1, their number, or its
+    square root (Goyal et al. 2017, arXiv 1706.02677; Krizhevsky 2014, arXiv 1404.5997)."""
 
-def run_id(run: RunConfig) -> str:
-    """sha256 of what defines the experiment: not of paths, launcher, site or sweep."""
-    identity = to_mapping(run)
-    for key in ("results", "launcher", "site", "sweep_name"):
-        del identity[key]
-    # Times on shared cores are another experiment: one with cores enough must not pass for done because of it.
-    identity["oversubscribe"] = run.launcher.oversubscribe
-    if run.launcher.packed:  # likewise
-        identity["packed"] = True
-    if run.launcher.name == "inline":  # in a process that may have done anything before
-        identity["inline"] = True
-    identity["schema_version"] = SCHEMA_VERSION
-    return hashlib.sha256(canonical_json(identity).encode()).hexdigest()
+    def scaled_lr(self, run: RunConfig) -> float:
+        """Learning rate as used in `run`."""
+        growth = run.global_batch_size / run.batch_size
+        factor: float = {"constant": 1.0, "linear": growth, "sqrt": growth**0.5}[self.lr_rule]
+        return self.lr * factor
 
+    def states_per_parameter(self) -> int | None:
+        """Numbers that it keeps for each parameter; None where that is not fixed."""
+        return None
 
-def slug(run: RunConfig) -> str:
-    """A readable folder name, unique by the first 8 digits of the run id."""
-    parts = [run.data.name, run.model.name, run.strategy.name, f"x{run.devices}", f"r{run.repeat}"]
-    return "-".join([*parts, run_id(run)[:8]])
+    @abstractmethod
+    def check(self, run: RunConfig, device_type: str) -> None:
+        """Raise `ConfigError` with the fix where the optimizer can't do this run."""
+
+    @abstractmethod
+    def build(self, parameters: Iterable[nn.Parameter], run: RunConfig, device_type: str) -> torch.optim.Optimizer:
+        """Build the optimizer of `parameters`, which are on their devices already."""

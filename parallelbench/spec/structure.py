@@ -6,10 +6,11 @@ import math
 import re
 import types
 import typing
+from abc import ABCMeta
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, StructMeta
 
 from parallelbench.errors import ConfigError, choices
 
@@ -43,6 +44,17 @@ _WITH_DEFAULTS = ("measure", "site")
 
 class Node(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A part of the configuration: immutable, every key known."""
+
+
+class _AbstractStruct(StructMeta, ABCMeta):
+    """Lets a struct have abstract methods."""
+
+
+class Component(Node, frozen=True, kw_only=True, metaclass=_AbstractStruct):
+    """A configuration node that builds something; `_target_` in the YAML names the subclass."""
+
+    name: Name
+    """The name of the YAML file it was chosen by."""
 
 
 def structure(value: Any, kind: Any, key: str = "") -> Any:

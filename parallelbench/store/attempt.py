@@ -16,12 +16,14 @@ import msgspec
 import yaml
 
 from parallelbench.errors import ConfigError, no_permission, one_line
-from parallelbench.spec.config import RunConfig, from_mapping, to_mapping
+from parallelbench.spec.mapping import from_mapping, to_mapping
 from parallelbench.store.durable import fill, reserve, storage_errors, write_file
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
+
+    from parallelbench.spec.config import RunConfig
 
 OutcomeName = Literal["ok", "parity_failed", "oom", "nan", "timeout", "killed", "storage", "error"]
 OUTCOMES: tuple[str, ...] = get_args(OutcomeName)

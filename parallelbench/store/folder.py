@@ -22,12 +22,12 @@ from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
 from parallelbench.errors import ConfigError, no_permission
-from parallelbench.spec.config import SCHEMA_VERSION, RunConfig, run_id, slug
+from parallelbench.spec.identity import SCHEMA_VERSION, run_id, slug
 from parallelbench.store.attempt import (
     PUBLISHED,
     RETRYABLE,
@@ -40,6 +40,9 @@ from parallelbench.store.attempt import (
 )
 from parallelbench.store.durable import storage_errors, sync_folder, write_file
 from parallelbench.store.records import TABLES
+
+if TYPE_CHECKING:
+    from parallelbench.spec.config import RunConfig
 
 WITHOUT_RUNS = ("report", "submissions")
 """Folders that a sweep's folder may hold beside its runs."""

@@ -8,7 +8,8 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 from parallelbench.errors import SupersededError
-from parallelbench.spec.config import RunConfig, canonical_json, run_id, slug, to_mapping
+from parallelbench.spec.identity import canonical_json, run_id, slug
+from parallelbench.spec.mapping import to_mapping
 from parallelbench.store.durable import storage_errors, sync_folder, write_file
 from parallelbench.store.folder import RunFolder, file_sha256, new_manifest
 from parallelbench.store.journal import Row, Tables, read_tables, read_telemetry
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from parallelbench.spec.config import RunConfig
     from parallelbench.store.attempt import Attempt, Outcome
     from parallelbench.telemetry.journals import Journals
 

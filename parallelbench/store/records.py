@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from parallelbench.spec.config import SCHEMA_VERSION
+from parallelbench.spec.identity import SCHEMA_VERSION
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -10,7 +10,8 @@ import math
 from typing import TYPE_CHECKING
 
 from parallelbench.errors import ConfigError
-from parallelbench.strategies.base import Shard, Strategy
+from parallelbench.loaders.batch import Shard
+from parallelbench.spec.config import Strategy
 
 if TYPE_CHECKING:
     from torch import nn
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from parallelbench.probes.communication import Traffic
     from parallelbench.rank.world import World
     from parallelbench.spec.config import RunConfig
-    from parallelbench.strategies.base import Replica
+    from parallelbench.strategies.replica import Replica
 
 
 class DataParallel(Strategy, frozen=True, kw_only=True):

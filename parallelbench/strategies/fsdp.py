@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from parallelbench.errors import ConfigError
-from parallelbench.strategies.base import StateShards, Strategy
+from parallelbench.spec.config import StateShards, Strategy
 
 if TYPE_CHECKING:
     from torch import nn
 
     from parallelbench.rank.world import World
     from parallelbench.spec.config import RunConfig
-    from parallelbench.strategies.base import Replica
+    from parallelbench.strategies.replica import Replica
 
 
 class Fsdp(Strategy, frozen=True, kw_only=True):

@@ -9,15 +9,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from parallelbench.errors import ConfigError
+from parallelbench.spec.config import StateShards, Strategy
 from parallelbench.spec.structure import Count  # noqa: TC001 - msgspec reads the annotations
-from parallelbench.strategies.base import StateShards, Strategy
 
 if TYPE_CHECKING:
     from torch import nn
 
     from parallelbench.rank.world import World
     from parallelbench.spec.config import RunConfig
-    from parallelbench.strategies.base import Replica
+    from parallelbench.strategies.replica import Replica
 
 
 class Hsdp(Strategy, frozen=True, kw_only=True):

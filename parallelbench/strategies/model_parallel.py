@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 from msgspec import Meta
 
 from parallelbench.errors import ConfigError
-from parallelbench.strategies.base import Shard, Strategy
+from parallelbench.loaders.batch import Shard
+from parallelbench.spec.config import Strategy
 from parallelbench.strategies.parts.partition import assign, check_split
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
     from parallelbench.rank.world import World
     from parallelbench.spec.config import RunConfig
-    from parallelbench.strategies.base import Replica
+    from parallelbench.strategies.replica import Replica
 
 
 class ModelParallel(Strategy, frozen=True, kw_only=True):

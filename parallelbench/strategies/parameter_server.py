@@ -8,14 +8,14 @@ from msgspec import Meta
 
 from parallelbench.errors import ConfigError
 from parallelbench.optimizers import Adagrad, Sgd
-from parallelbench.strategies.base import Strategy
+from parallelbench.spec.config import Strategy
 
 if TYPE_CHECKING:
     from torch import nn
 
     from parallelbench.rank.world import World
     from parallelbench.spec.config import RunConfig
-    from parallelbench.strategies.base import Replica
+    from parallelbench.strategies.replica import Replica
 
 
 class ParameterServer(Strategy, frozen=True, kw_only=True):

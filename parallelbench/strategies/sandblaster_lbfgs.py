@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, ClassVar
 
 from parallelbench.errors import ConfigError
 from parallelbench.optimizers import Lbfgs
-from parallelbench.strategies.base import Strategy
+from parallelbench.spec.config import Strategy
 
 if TYPE_CHECKING:
     from torch import nn
 
     from parallelbench.rank.world import World
     from parallelbench.spec.config import RunConfig
-    from parallelbench.strategies.base import Replica
+    from parallelbench.strategies.replica import Replica
 
 
 class SandblasterLbfgs(Strategy, frozen=True, kw_only=True):

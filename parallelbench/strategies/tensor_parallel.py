@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from parallelbench.errors import ConfigError
-from parallelbench.strategies.base import Strategy
+from parallelbench.spec.config import Strategy
 from parallelbench.strategies.parts.meshes import check_tensor_plan
 
 if TYPE_CHECKING:
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from parallelbench.rank.world import World
     from parallelbench.spec.config import RunConfig
-    from parallelbench.strategies.base import Replica
+    from parallelbench.strategies.replica import Replica
 
 
 class TensorParallel(Strategy, frozen=True, kw_only=True):

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 from msgspec import Meta
 
 from parallelbench.errors import ConfigError
-from parallelbench.strategies.base import Shard, StateShards, Strategy
+from parallelbench.loaders.batch import Shard
+from parallelbench.spec.config import StateShards, Strategy
 
 if TYPE_CHECKING:
     from torch import nn
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from parallelbench.probes.communication import Traffic
     from parallelbench.rank.world import World
     from parallelbench.spec.config import RunConfig
-    from parallelbench.strategies.base import Replica
+    from parallelbench.strategies.replica import Replica
 
 
 class Zero1(Strategy, frozen=True, kw_only=True):

@@ -13,7 +13,9 @@ import yaml
 from msgspec import structs
 
 import conf
-from parallelbench.spec.config import COMPONENTS, RunConfig, from_mapping, run_id
+from parallelbench.spec.config import RunConfig
+from parallelbench.spec.identity import run_id
+from parallelbench.spec.mapping import COMPONENTS, from_mapping
 from parallelbench.store.attempt import Attempt
 from parallelbench.store.folder import RunFolder
 from parallelbench.store.journal import Journal

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from analysis import compact, load
 from analysis.compact import NAME
 from analysis.published import LOADED, read_published
-from parallelbench.spec.config import SCHEMA_VERSION
+from parallelbench.spec.identity import SCHEMA_VERSION
 from parallelbench.store.folder import RunFolder
 from tests.analysis.factory import Fake, begin, config, failed, published, write_epochs
 

@@ -9,7 +9,7 @@ import pytest
 
 from analysis import UnlikeWork, by, compare, configurations, left_out, load, stats, summary, summary_table
 from analysis.summary import SUMMARY, gains
-from parallelbench.spec.config import from_mapping, to_mapping
+from parallelbench.spec.mapping import from_mapping, to_mapping
 from tests.analysis.factory import Fake, component, config, failed, published
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ import pytest
 from analysis import load, per_run, summary
 from analysis.load import table_schema
 from parallelbench.errors import ConfigError
-from parallelbench.spec.config import run_id
+from parallelbench.spec.identity import run_id
 from parallelbench.store.folder import RunFolder
 from parallelbench.store.records import TABLES
 from tests.analysis.factory import Fake, begin, config, failed, foreign, published, write_epochs

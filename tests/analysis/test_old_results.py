@@ -11,7 +11,7 @@ from analysis.claims import judge_all
 from analysis.figures import draw
 from analysis.published import INDISPENSABLE, LOADED
 from analysis.report import Drawn, render
-from parallelbench.spec.config import SCHEMA_VERSION
+from parallelbench.spec.identity import SCHEMA_VERSION
 from parallelbench.store.records import TABLES
 from tests.analysis.factory import Fake, config, published
 from tests.analysis.test_compact import rewrite

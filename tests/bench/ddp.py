@@ -13,11 +13,12 @@ import torch
 import torch.distributed as dist
 
 from launch.sweep import one_run
-from parallelbench.data.loader import ResidentLoader
+from parallelbench.loaders.batch import Shard
+from parallelbench.loaders.resident_loader import ResidentLoader
 from parallelbench.rank.devices import this_machine
 from parallelbench.rank.session import build_model
 from parallelbench.rank.world import World
-from parallelbench.strategies.base import Replica, Shard
+from parallelbench.strategies.replica import Replica
 from parallelbench.strategies.single import Single
 from tests.bench.measure import Figure, paired, ratios
 from tests.ranks import run_ranks
@@ -25,7 +26,7 @@ from tests.ranks import run_ranks
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from parallelbench.data.loader import Batch
+    from parallelbench.loaders.batch import Batch
 
 RANKS = 2
 GOALS = {128: 0.95, 32: 0.90}

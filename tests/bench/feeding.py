@@ -14,9 +14,9 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler, TensorDataset
 
 from launch.sweep import one_run
-from parallelbench.data.loader import BatchLoader, generator
+from parallelbench.loaders.batch import Shard
+from parallelbench.loaders.batch_loader import BatchLoader, generator
 from parallelbench.spec.config import RunConfig
-from parallelbench.strategies.base import Shard
 from tests.bench.measure import Figure, paired, ratios
 
 BATCH_SIZE = 128

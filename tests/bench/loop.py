@@ -11,12 +11,13 @@ import torch
 from torch.nn import functional as F
 
 from launch.sweep import one_run
-from parallelbench.data.loader import ResidentLoader, generator
+from parallelbench.loaders.batch import Shard
+from parallelbench.loaders.batch_loader import generator
+from parallelbench.loaders.resident_loader import ResidentLoader
 from parallelbench.rank.session import build_model
 from parallelbench.rank.train import Trainer
 from parallelbench.rank.world import World
 from parallelbench.store.journal import Journal
-from parallelbench.strategies.base import Shard
 from tests.bench.measure import Figure, paired, ratios
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from launch.sweep import one_run
-from parallelbench.data.loader import Batch
+from parallelbench.loaders.batch import Batch
 from parallelbench.rank.devices import this_machine
 from parallelbench.rank.session import build_model
 from parallelbench.rank.world import World

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from launch.sweep import PlannedRun, one_run
 from launch.tuning import EPOCHS, IMPLEMENTATIONS, PRECISIONS, applied, try_out_here
 from parallelbench.rank.tuning import Patch, patched, timed
-from parallelbench.spec.config import from_mapping, to_mapping
+from parallelbench.spec.mapping import from_mapping, to_mapping
 from tests.bench.measure import Figure
 
 if TYPE_CHECKING:

@@ -23,15 +23,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launch.compose import group_choices
-from parallelbench.data import arrow as arrow_module
-from parallelbench.data.arrow import convert, open_arrays
-from parallelbench.data.base import Arrays, Data
-from parallelbench.data.loader import Batch, BatchLoader
+from parallelbench.data.dataset import Arrays, Data
 from parallelbench.data.prepare import prepare
 from parallelbench.data.synthetic import Synthetic
 from parallelbench.errors import ConfigError, StorageError
-from parallelbench.spec.config import build
-from parallelbench.strategies.base import Shard
+from parallelbench.loaders import arrow as arrow_module
+from parallelbench.loaders.arrow import convert, open_arrays
+from parallelbench.loaders.batch import Batch, Shard
+from parallelbench.loaders.batch_loader import BatchLoader
+from parallelbench.spec.mapping import build
 from tests.faults import fault
 from tests.helpers import fill_disk, plain
 

@@ -13,11 +13,12 @@ from launch.compose import Extension, keeps_to_its_node
 from launch.extension import extension
 from launch.sweep import one_run
 from parallelbench.errors import ConfigError
-from parallelbench.spec.config import _component_class
+from parallelbench.spec.mapping import _component_class
 
 CODE = '''
 """A strategy of the user's own."""
-from parallelbench.strategies.base import Shard, Strategy
+from parallelbench.loaders.batch import Shard
+from parallelbench.spec.config import Strategy
 
 
 class Mine(Strategy, frozen=True, kw_only=True):
@@ -172,7 +173,7 @@ def test_a_package_cannot_take_the_name_of_another(tmp_path: Path) -> None:
         ("def f():\n    1 / 0\nf()\n", r"mystrategies can't be imported: .*__init__\.py:2: ZeroDivisionError"),
         ("class Mine: ...\n", "is refused: it is no strategy"),
         (
-            "from parallelbench.strategies.base import Strategy as Mine\n",
+            "from parallelbench.spec.config import Strategy as Mine\n",
             "it lacks data_parallel_degree, prepare, processes, which",
         ),
         ("class Other: ...\n", r"mystrategies\.Mine does not exist: choose a file of conf/strategy/"),

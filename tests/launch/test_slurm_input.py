@@ -18,8 +18,8 @@ from launch.slurm.submit import batch_script, batches, prepare_for_site
 from launch.sweep import PlannedRun
 from parallelbench.cli import main
 from parallelbench.errors import ConfigError
-from parallelbench.spec.config import from_mapping
 from parallelbench.spec.launchers import expanded
+from parallelbench.spec.mapping import from_mapping
 from tests.faults import fault
 from tests.helpers import TINY, plain, quoted
 

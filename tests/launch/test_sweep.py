@@ -16,7 +16,10 @@ from hypothesis import strategies as st
 from launch.compose import NOTHING, Extension, _resolved_by_omegaconf, compose_plain, parse, resolve
 from launch.sweep import PlannedRun, Point, _points, _set, expand, one_run
 from parallelbench.errors import ConfigError
-from parallelbench.spec.config import RunConfig, SweepBlock, from_mapping, run_id
+from parallelbench.spec.config import RunConfig
+from parallelbench.spec.identity import run_id
+from parallelbench.spec.mapping import from_mapping
+from parallelbench.spec.settings import SweepBlock
 from tests.helpers import plain
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from launch.tuning import Choice, applied, open_keys, read, stages, tuned, work_
 from parallelbench.cli import main
 from parallelbench.errors import ConfigError
 from parallelbench.rank.tuning import FIRST_LOSS_TOLERANCE, GAIN, LOSS_TOLERANCE, Findings, Trial, patched, search
-from parallelbench.spec.config import from_mapping, to_mapping
+from parallelbench.spec.mapping import from_mapping, to_mapping
 from parallelbench.store.folder import find_runs
 from tests.helpers import TINY
 

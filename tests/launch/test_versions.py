@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from parallelbench.spec.config import SCHEMA_VERSION
+from parallelbench.spec.identity import SCHEMA_VERSION
 from parallelbench.store.folder import file_sha256, find_runs
 from tests.faults import fault
 from tests.helpers import TINY

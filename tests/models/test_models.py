@@ -16,7 +16,7 @@ from torch import nn
 
 import conf
 from parallelbench.errors import ConfigError
-from parallelbench.models.base import Model
+from parallelbench.models.model import Model
 from parallelbench.models.modules import Dense, sequence
 from parallelbench.models.norms import SyncBatchNorm
 from parallelbench.spec import config

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from launch.slurm import record
-from parallelbench.spec.config import SCHEMA_VERSION, run_id
+from parallelbench.spec.identity import SCHEMA_VERSION, run_id
 from parallelbench.store.folder import RunFolder, find_runs
 from tests.faults import fault
 from tests.slurm.daemons import until

@@ -13,7 +13,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from parallelbench.data.loader import Batch, ResidentLoader
+from parallelbench.loaders.batch import Batch
+from parallelbench.loaders.resident_loader import ResidentLoader
 from parallelbench.probes.attribution import AttributionPass, installed
 from parallelbench.probes.spans import PHASES, Spans
 from parallelbench.rank.session import build_loader, build_model

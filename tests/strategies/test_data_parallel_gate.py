@@ -9,11 +9,11 @@ import msgspec
 import pytest
 from torch import Tensor, nn
 
+from parallelbench.loaders.batch import Shard
 from parallelbench.probes.communication import Traffic
 from parallelbench.rank.world import World
 from parallelbench.spec.config import RunConfig
 from parallelbench.strategies import ring_ddp
-from parallelbench.strategies.base import Shard
 from parallelbench.strategies.fsdp import Fsdp
 from parallelbench.strategies.hsdp import Hsdp
 from parallelbench.strategies.ring_ddp import RingDdp, ring_average

@@ -21,12 +21,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from parallelbench.data.loader import ResidentLoader
+from parallelbench.loaders.batch import Shard
+from parallelbench.loaders.resident_loader import ResidentLoader
 from parallelbench.rank.session import build_model
 from parallelbench.rank.world import World
 from parallelbench.spec.config import RunConfig
 from parallelbench.store.journal import read_entries
-from parallelbench.strategies.base import Shard
 from parallelbench.strategies.parameter_server import ParameterServer
 from parallelbench.strategies.parts.servers import AsyncServer
 from parallelbench.strategies.parts.workers import AsyncWorker

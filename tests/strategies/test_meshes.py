@@ -13,10 +13,10 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import RowwiseParallel
 
 from parallelbench.errors import ConfigError
+from parallelbench.loaders.batch import Shard
 from parallelbench.rank.session import build_model
 from parallelbench.rank.world import World
 from parallelbench.spec.config import RunConfig
-from parallelbench.strategies.base import Shard
 from parallelbench.strategies.parts import sharded, tensors
 from parallelbench.strategies.parts.meshes import Mesh
 from parallelbench.strategies.parts.pipelines import PipelineReplica

@@ -15,8 +15,8 @@ from parallelbench.rank.parity import as_reference
 from parallelbench.rank.session import build_model
 from parallelbench.rank.world import World
 from parallelbench.spec.config import RunConfig
-from parallelbench.strategies.base import Replica
 from parallelbench.strategies.parts.replicas import gradient_bytes
+from parallelbench.strategies.replica import Replica
 from tests.ranks import run_ranks
 from tests.strategies.recorded import Recorded
 from tests.strategies.test_parity import assert_equal

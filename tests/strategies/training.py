@@ -10,14 +10,14 @@ from typing import Any
 import torch
 
 from launch.sweep import one_run
-from parallelbench.data.loader import ResidentLoader
+from parallelbench.loaders.resident_loader import ResidentLoader
 from parallelbench.rank.numerics import Numerics
 from parallelbench.rank.parity import as_reference
 from parallelbench.rank.session import build_model
 from parallelbench.rank.world import World
 from parallelbench.spec.check import check_run
 from parallelbench.spec.config import RunConfig
-from parallelbench.strategies.base import Replica
+from parallelbench.strategies.replica import Replica
 
 STEPS = 3
 

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from analysis import load
-from parallelbench.spec.config import run_id
+from parallelbench.spec.identity import run_id
 from parallelbench.store.folder import RunFolder
 from parallelbench.store.journal import Journal, read_entries, read_tables, read_telemetry
 from parallelbench.store.publish import publish

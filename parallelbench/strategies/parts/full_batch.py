@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from parallelbench.data.loader import Batch
+    from parallelbench.loaders.batch import Batch
 
 
 class FullBatchReplica(ModuleReplica):

@@ -14,15 +14,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from parallelbench.loaders.batch import Shard
 from parallelbench.probes.spans import Phase, Spanned
 from parallelbench.rank.numerics import Numerics, sums
-from parallelbench.strategies.base import Shard
 from parallelbench.strategies.parts.replicas import BaseReplica, kept_buffers, place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from parallelbench.data.loader import Batch
+    from parallelbench.loaders.batch import Batch
     from parallelbench.rank.world import World
     from parallelbench.spec.config import RunConfig
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import TYPE_CHECKING
 
+from parallelbench.spec.config import Strategy
 from parallelbench.spec.structure import Count  # noqa: TC001 - msgspec reads the annotations
-from parallelbench.strategies.base import Strategy
 from parallelbench.strategies.parts.partition import assign
 from parallelbench.strategies.parts.schedules import Pipeline, Schedule, StageMap
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     from parallelbench.rank.world import World
     from parallelbench.spec.config import RunConfig
-    from parallelbench.strategies.base import Replica
     from parallelbench.strategies.parts.meshes import Mesh
+    from parallelbench.strategies.replica import Replica
 
 
 class Pipelined(Strategy, frozen=True, kw_only=True):

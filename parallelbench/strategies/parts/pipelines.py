@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from torch.distributed import pipelining
 
+from parallelbench.loaders.batch import Shard
 from parallelbench.probes.spans import Phase, Spanned
 from parallelbench.rank.numerics import sums
-from parallelbench.strategies.base import Shard
 from parallelbench.strategies.parts.layer_split import gather
 from parallelbench.strategies.parts.pipeline_parts import Parts
 from parallelbench.strategies.parts.replicas import BaseReplica, kept_buffers, share
@@ -28,7 +28,7 @@ from parallelbench.strategies.parts.tensors import optimizer_of, share_replicate
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from parallelbench.data.loader import Batch
+    from parallelbench.loaders.batch import Batch
     from parallelbench.rank.world import World
     from parallelbench.spec.config import RunConfig
     from parallelbench.strategies.parts.positions import Position

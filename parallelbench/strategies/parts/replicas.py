@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.nn.parallel import DistributedDataParallel
 
-    from parallelbench.data.loader import Batch
+    from parallelbench.loaders.batch import Batch, Shard
     from parallelbench.rank.world import World
     from parallelbench.spec.config import RunConfig
-    from parallelbench.strategies.base import Push, Shard
+    from parallelbench.strategies.replica import Push
 
 
 class BaseReplica(ABC):

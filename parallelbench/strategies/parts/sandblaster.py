@@ -13,9 +13,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from parallelbench.loaders.batch import Shard
 from parallelbench.models.norms import synchronize_norms
 from parallelbench.probes.spans import Spanned
-from parallelbench.strategies.base import Shard
 from parallelbench.strategies.parts.flat import FlatParameters
 from parallelbench.strategies.parts.replicas import ModuleReplica, place, share_buffers
 from parallelbench.strategies.parts.wolfe import TOLERANCE_CHANGE, Point, strong_wolfe
@@ -23,7 +23,7 @@ from parallelbench.strategies.parts.wolfe import TOLERANCE_CHANGE, Point, strong
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from parallelbench.data.loader import Batch
+    from parallelbench.loaders.batch import Batch
     from parallelbench.optimizers import Lbfgs
     from parallelbench.rank.world import World
     from parallelbench.spec.config import RunConfig

@@ -16,14 +16,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from parallelbench.strategies.base import Shard
+from parallelbench.loaders.batch import Shard
 from parallelbench.strategies.parts.flat import FlatParameters, shard_bounds
 from parallelbench.strategies.parts.replicas import BaseReplica, place
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from parallelbench.data.loader import Batch
+    from parallelbench.loaders.batch import Batch
     from parallelbench.rank.world import World
     from parallelbench.spec.config import RunConfig
     from parallelbench.strategies.parameter_server import ParameterServer

@@ -14,8 +14,8 @@ import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
+from parallelbench.loaders.batch import Shard
 from parallelbench.models.norms import synchronize_norms
-from parallelbench.strategies.base import Shard
 from parallelbench.strategies.parts.device_meshes import device_mesh
 from parallelbench.strategies.parts.replicas import ModuleReplica, place, share_buffers
 from parallelbench.strategies.parts.shapes import size_bytes
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.distributed.device_mesh import DeviceMesh
 
-    from parallelbench.data.loader import Batch
+    from parallelbench.loaders.batch import Batch
     from parallelbench.probes.communication import Traffic
     from parallelbench.rank.world import World
     from parallelbench.spec.config import RunConfig

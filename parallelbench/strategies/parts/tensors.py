@@ -14,8 +14,8 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
+from parallelbench.loaders.batch import Shard
 from parallelbench.models.norms import synchronize_norms
-from parallelbench.strategies.base import Shard
 from parallelbench.strategies.parts.replicas import place, share, share_buffers
 from parallelbench.strategies.parts.shapes import size_bytes, values_between
 from parallelbench.strategies.parts.sharded import ShardedReplica, shard_one_by_one
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributed.device_mesh import DeviceMesh
 
-    from parallelbench.data.loader import Batch
-    from parallelbench.models.base import Split
+    from parallelbench.loaders.batch import Batch
+    from parallelbench.models.model import Split
     from parallelbench.probes.communication import Traffic
     from parallelbench.rank.world import World
     from parallelbench.spec.config import RunConfig

@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from parallelbench.loaders.batch import Shard
 from parallelbench.models.norms import synchronize_norms
-from parallelbench.strategies.base import Push, Shard
 from parallelbench.strategies.parts.flat import HostedParameters
 from parallelbench.strategies.parts.replicas import ModuleReplica, place, share_buffers
 from parallelbench.strategies.parts.servers import (
@@ -26,9 +26,10 @@ from parallelbench.strategies.parts.servers import (
     wait_all,
     workers_group,
 )
+from parallelbench.strategies.replica import Push
 
 if TYPE_CHECKING:
-    from parallelbench.data.loader import Batch
+    from parallelbench.loaders.batch import Batch
     from parallelbench.rank.world import World
     from parallelbench.spec.config import RunConfig
     from parallelbench.strategies.parameter_server import ParameterServer

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from parallelbench.spec.config import Component
+from parallelbench.spec.structure import Component
 
 if TYPE_CHECKING:
     from pathlib import Path

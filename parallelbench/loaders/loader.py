@@ -3,36 +3,20 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Annotated, ClassVar, TypedDict
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from msgspec import Meta
 
-from parallelbench.spec.config import Component
+from parallelbench.spec.structure import Component
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
     from typing import Unpack
 
-    import torch
-
-    from parallelbench.data.base import Arrays, Data
-    from parallelbench.data.loader import BatchLoader
-    from parallelbench.strategies.base import Shard
-
-
-class LoaderArgs(TypedDict):
-    """Which batches a rank is fed, and what they are."""
-
-    device: torch.device | str
-    dtype: torch.dtype
-    """Of the images."""
-    seed: int
-    """Permutation and augmentation follow from it and the epoch."""
-    global_batch_size: int
-    shard: Shard
-    channels_last: bool
-    steps_per_epoch: int
+    from parallelbench.data.dataset import Arrays, Data
+    from parallelbench.loaders.batch import LoaderArgs
+    from parallelbench.loaders.batch_loader import BatchLoader
 
 
 class Loader(Component, frozen=True, kw_only=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Literal
 
-from parallelbench.spec.config import Component
+from parallelbench.spec.structure import Component
 
 if TYPE_CHECKING:
     from torch import nn

@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from parallelbench.data.images import laid_out
-from parallelbench.data.loader import Batch, BatchLoader, Plan
+from parallelbench.loaders.batch import Batch
+from parallelbench.loaders.batch_loader import BatchLoader, Plan
+from parallelbench.loaders.images import laid_out
 from parallelbench.probes.spans import Spanned
 
 if TYPE_CHECKING:
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from parallelbench.data.base import Arrays, Data
-    from parallelbench.loaders.base import LoaderArgs
+    from parallelbench.data.dataset import Arrays, Data
+    from parallelbench.loaders.batch import LoaderArgs
 
     Rows = NDArray[np.int64]
 

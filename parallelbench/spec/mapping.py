@@ -1,0 +1,96 @@
+"""From plain dicts to a run and back: only classes of the suite, and of the user's plugin, are built."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from parallelbench.data.dataset import Data
+from parallelbench.errors import ConfigError, choices, raised_at
+from parallelbench.loaders.loader import Loader
+from parallelbench.models.model import Model
+from parallelbench.spec.config import Optimizer, RunConfig, Strategy
+from parallelbench.spec.settings import Settings
+from parallelbench.spec.structure import Component, Name, structure
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+COMPONENTS: dict[str, type[Component]] = {
+    "model": Model,
+    "data": Data,
+    "strategy": Strategy,
+    "optimizer": Optimizer,
+    "loader": Loader,
+}
+"""The nodes of a run that name a class in `_target_`, and what that class must be a kind of."""
+
+
+def to_mapping(run: RunConfig) -> dict[str, Any]:
+    """Return the configuration as plain dicts, with the `_target_` of every component."""
+    plain: dict[str, Any] = msgspec.to_builtins(run)
+    for key in COMPONENTS:
+        cls = type(getattr(run, key))
+        plain[key] = {"_target_": f"{cls.__module__}.{cls.__qualname__}", **plain[key]}
+    return plain
+
+
+def from_mapping(plain: Mapping[str, Any], plugin: str | None = None) -> RunConfig:
+    """Build a run from plain dicts; raises `ConfigError` that names the key, its value and what is valid.
+
+    `plugin` is a package, besides the suite's own, whose classes may be named. It is never taken from `plain`: whoever
+    reads somebody else's run folder executes nobody else's code.
+    """
+    rest = dict(plain)
+    sweep_name = rest.pop("sweep_name", "adhoc")
+    rest.pop("tune", None)  # of whoever plans runs
+    components = {key: build(rest.pop(key, None), key, plugin) for key in COMPONENTS}
+    for key in rest.keys() - set(Settings.__struct_fields__):
+        raise ConfigError(f"{key} is not a key: {choices(str(key), (*COMPONENTS, *Settings.__struct_fields__))}")
+    settings: Settings = structure(rest, Settings)
+    fields = {field: getattr(settings, field) for field in settings.__struct_fields__}
+    return RunConfig(**fields, **components, sweep_name=structure(sweep_name, Name, "sweep_name"))
+
+
+def build(node: Any, key: str, plugin: str | None = None) -> Any:
+    """Build the component that a node's `_target_` names; only classes of the suite and of `plugin` may be named."""
+    if not isinstance(node, dict) or "_target_" not in node:
+        raise ConfigError(f"{key}={node!r} is not a component: choose a file of conf/{key}/, e.g. {key}=NAME")
+    target = node["_target_"]
+    cls = _component_class(target if isinstance(target, str) else repr(target), key, plugin)
+    return structure({k: v for k, v in node.items() if k != "_target_"}, cls, key)
+
+
+@cache
+def _component_class(target: str, key: str, plugin: str | None) -> type[Component]:
+    packages = ["parallelbench", *([plugin] if plugin else [])]
+    if not (re.fullmatch(r"\w+(\.\w+)+", target) and target.split(".")[0] in packages):
+        raise ConfigError(
+            f"{key}._target_={target!r} is refused: only component classes of {' and '.join(packages)} may be named"
+            + ("" if plugin else " (--plugin PACKAGE adds a package)")
+        )
+    cls = _imported(target)
+    if cls is None:
+        raise ConfigError(f"{key}._target_={target} does not exist: choose a file of conf/{key}/")
+    if not (isinstance(cls, type) and issubclass(cls, COMPONENTS[key])):
+        raise ConfigError(f"{key}._target_={target} is refused: it is no {key}")
+    if inspect.isabstract(cls):
+        lacking = ", ".join(sorted(getattr(cls, "__abstractmethods__", ())))
+        raise ConfigError(f"{key}._target_={target} is refused: it lacks {lacking}, which every {key} has")
+    return cls
+
+
+def _imported(name: str) -> Any:
+    """What a dotted name stands for, None where there is no such thing; `ConfigError` for a module that is broken."""
+    module, _, attribute = name.rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), attribute, None)
+    except Exception as error:  # of a user's own code, anything
+        if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
+            return None
+        raise ConfigError(f"{module} can't be imported: {raised_at(error)}") from None

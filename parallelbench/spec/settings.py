@@ -1,0 +1,96 @@
+"""The keys of a run that name no class, and what a sweep consists of; default values live in `conf/`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, field
+
+from parallelbench.spec.launchers import (  # noqa: TC001, msgspec resolves the types of fields
+    InlineLauncher,
+    LocalLauncher,
+    Site,
+    SlurmLauncher,
+)
+from parallelbench.spec.structure import Count, Name, Node
+
+
+class Measure(Node, frozen=True, kw_only=True):
+    """What is measured, and how."""
+
+    parity: bool
+    """Compare the strategy with single-device training before the timed part."""
+    parity_steps: Annotated[int, Meta(ge=1, le=1000)]
+    """Training steps of that comparison."""
+    steps_sampled: Annotated[int, Meta(ge=0)]
+    """At most this many steps per epoch get a row of their own in `steps.parquet`, evenly spread."""
+    steps_per_epoch: Annotated[int, Meta(ge=1)] | None
+    """Stop each epoch after so many steps; null: the whole epoch."""
+    deterministic: bool
+    """Use deterministic algorithms only (`torch.use_deterministic_algorithms`); slower."""
+    detect_anomaly: bool
+    """Let autograd name the operation that made a NaN; much slower, for debugging."""
+    telemetry_hz: Annotated[float, Meta(ge=0, le=100)]
+    """Energy, power and load are sampled so many times a second; 0: not at all."""
+    attribution_steps: Annotated[int, Meta(ge=0, le=10_000)]
+    """After the last epoch, train so many steps more to see what they are spent on (`phases`); 0: don't."""
+    trace: bool
+    """After the last epoch, write a Chrome trace of a few more steps per rank into the attempt's folder."""
+
+
+class SweepBlock(Node, frozen=True, kw_only=True):
+    """One part of a sweep: the product of `grid` and `zip`, less what `exclude` matches."""
+
+    grid: dict[str, Any] = field(default_factory=dict)
+    """Key → list of values (or one value): every combination."""
+    zip: dict[str, list[Any]] = field(default_factory=dict)
+    """Key → list of values, all of one length: taken side by side."""
+    exclude: list[dict[str, Any]] = field(default_factory=list)
+    """Combinations to leave out: each entry matches where all its keys have its values."""
+
+
+class Sweep(Node, frozen=True, kw_only=True):
+    """Which runs a sweep consists of."""
+
+    name: Name
+    """Name of the sweep's folder below `results`."""
+    blocks: Annotated[list[SweepBlock], Meta(min_length=1)]
+    """The sweep is the union of its blocks."""
+    repeats: Count
+    """How often each configuration is measured; repeat r trains with `seed + r`."""
+    order: Literal["interleaved", "listed"]
+    """interleaved: every repeat runs all configurations in an order of its own. listed: as written."""
+
+
+class Settings(Node, frozen=True, kw_only=True):
+    """The keys of a run that are not components."""
+
+    devices: Count
+    """Devices in total, over all nodes."""
+    nodes: Count
+    """Nodes the devices are spread over, evenly."""
+    device: Literal["auto", "cpu", "cuda"]
+    """Kind of device; auto: CUDA where there is any, else CPU."""
+    cores_per_device: Count
+    """On a CPU, a device is this many pinned cores."""
+    epochs: Count
+    """Passes over the training set."""
+    batch_size: Count
+    """Global batch under strong scaling, batch per device under weak scaling."""
+    scaling: Literal["strong", "weak"]
+    """strong: the global batch stays fixed as devices are added. weak: the batch per device does."""
+    precision: Literal["fp64", "fp32", "tf32", "bf16", "fp16"]
+    """Arithmetic of forward and backward; parameters stay fp32 (fp64 under fp64)."""
+    channels_last: bool
+    """Store images and convolution weights channels last."""
+    compile: bool
+    """Compile the model with `torch.compile`."""
+    seed: Annotated[int, Meta(ge=0, lt=2**31)]
+    """Seed of initialisation, permutation and augmentation."""
+    repeat: Annotated[int, Meta(ge=0, lt=100_000)]
+    """Which repetition of the same configuration this is; trains with `seed + repeat`."""
+    results: Annotated[str, Meta(min_length=1)]
+    """Folder that holds the sweeps' folders."""
+    measure: Measure
+    launcher: LocalLauncher | InlineLauncher | SlurmLauncher
+    site: Site

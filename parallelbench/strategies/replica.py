@@ -1,0 +1,82 @@
+"""What the training loop drives on every rank, whatever the strategy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from torch import Tensor
+
+    from parallelbench.loaders.batch import Batch, Shard
+    from parallelbench.probes.communication import Traffic
+    from parallelbench.probes.spans import Phase, Spanned
+
+
+@dataclass(frozen=True)
+class Push:
+    """One update that a worker sent to a parameter server, at `step` of the epoch, counted from 1."""
+
+    step: int
+    staleness: int
+    """Updates by other workers between the parameters that the push's first gradient comes from and its use."""
+
+
+class Replica(Protocol):
+    """One rank's part of a training job."""
+
+    data_shard: Shard
+    traffic: Traffic
+    """Bytes sent to other ranks; the training loop reads it after each epoch's training window."""
+
+    @property
+    def waiting(self) -> Phase:
+        """What a step's waiting for other ranks is, outside of `spanned`: communication, or a schedule's bubble."""
+
+    @property
+    def hides_communication(self) -> bool:
+        """Whether waiting for other ranks can't be told from computing: then it counts as the phase it happens in."""
+
+    @property
+    def whole_epochs(self) -> bool:
+        """Whether training may end with an epoch only, as its end is agreed on among the ranks."""
+
+    def spanned(self) -> Iterable[Spanned]:
+        """The methods whose calls are phases of a step, for `measure.attribution_steps`; the innermost one counts."""
+
+    def step(self, batch: Batch) -> Tensor | None:
+        """Train on one batch without synchronising host and device.
+
+        Returns float64 of shape (2,), detached and on the device: the
+        summed loss and the number of correct predictions of the samples whose loss this rank owns; None where it
+        owns none.
+        """
+
+    def compile_warmup(self, batch: Batch) -> None:
+        """Forward and backward on one batch, then everything as before: what is compiled lazily is compiled here."""
+
+    def evaluate(self, batches: Iterable[Batch]) -> Tensor | None:
+        """The same two sums over all `batches`, in evaluation mode, without training; None where it owns none."""
+
+    def full_state_dict(self) -> dict[str, Tensor]:
+        """Parameters and buffers as one device would hold them, on the CPU; a collective. Empty except on rank 0."""
+
+    def full_gradients(self) -> dict[str, Tensor]:
+        """Gradients of the last step as one device would hold them, on the CPU; a collective. Empty but on rank 0."""
+
+    def local_state(self) -> dict[str, Any]:
+        """What this rank must keep between two epochs: tensors, numbers, and dicts and lists of them.
+
+        No collective. Tensors may be those that training goes on with.
+        """
+
+    def load_local_state(self, state: dict[str, Any]) -> None:
+        """Go on from what a replica of the same run and rank has saved; this one has not trained yet."""
+
+    def take_pushes(self) -> list[Push]:
+        """This worker's pushes since the last call; empty but for parameter servers."""
+
+    def close(self) -> None:
+        """Release what the replica holds besides memory (process groups, hooks)."""
