@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from parallelbench.errors import ConfigError
-from parallelbench.rank import devices
+from parallelbench.rank import cuda_driver, devices
 from parallelbench.rank.devices import Gpu, Machine
 from tests.telemetry.playback import environment, library
 
@@ -70,3 +70,38 @@ def test_on_a_shared_node_load_is_held_against_all_its_cores(monkeypatch: pytest
     (caveat,) = caveats(machine(cores=4, node_cores=22), "cpu", 4)
     assert caveat.startswith("20 other process(es) kept the machine's 22 core(s) busy")
     assert caveats(machine(cores=4, node_cores=0), "cpu", 4), "where nobody knows of more cores, these are all"
+
+
+@pytest.mark.parametrize(
+    ("driver", "torch", "refused"),
+    [("12080", (13, 2), True), ("13000", (13, 2), False), ("14010", (13, 2), False), ("12080", None, False)],
+)
+def test_a_driver_too_old_for_torch_is_named_before_anything_starts(
+    tmp_path: Path, driver: str, torch: tuple[int, int] | None, refused: bool
+) -> None:
+    """Within a major version of CUDA older drivers run newer programs."""
+    profile = tmp_path / "profile.txt"
+    profile.write_text("device GPU-a\n")
+    code = f"from parallelbench.rank import cuda_driver as d; d.torch_cuda = lambda: {torch}; print(d.driver_problem())"
+    command = [sys.executable, "-c", code]
+    looked = subprocess.run(
+        command, env=environment(profile, library()) | {"FAKE_CUDA": driver}, capture_output=True, text=True, check=True
+    )
+    advice = "supports CUDA 12.8, and torch is built for CUDA 13.2"
+    assert (advice in looked.stdout) == refused
+    assert refused or looked.stdout == "None\n"
+
+
+def test_torchs_cuda_is_read_without_importing_it() -> None:
+    import torch
+
+    built_for = None if torch.version.cuda is None else tuple(map(int, torch.version.cuda.split(".")[:2]))
+    assert cuda_driver.torch_cuda() == built_for
+
+
+def test_a_run_on_gpus_is_refused_where_the_driver_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "driver_problem", lambda: "the driver supports CUDA 12.8")
+    gpu = Gpu(name="A100", uuid="GPU-a", memory_bytes=1)
+    with pytest.raises(ConfigError, match="the driver supports"):
+        machine(gpu).require(devices=1, device_type="cuda", cores_per_device=1, oversubscribe=False)
+    assert not machine(gpu).require(devices=1, device_type="cpu", cores_per_device=1, oversubscribe=False)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from parallelbench.errors import ConfigError
+from parallelbench.rank.cuda_driver import driver_problem
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -87,7 +88,7 @@ class Machine:
         (allowed only when asked).
         """
         if device_type == "cuda":
-            _require_readable(self.gpus[:devices])
+            _require_usable(self.gpus[:devices])
         if self.suffices(devices=devices, device_type=device_type, cores_per_device=cores_per_device):
             return False
         if device_type == "cuda":
@@ -105,8 +106,10 @@ class Machine:
         )
 
 
-def _require_readable(gpus: Sequence[Gpu]) -> None:
-    """Refuse a run of which a GPU fell off the bus or needs a reset; GPUs of other jobs may."""
+def _require_usable(gpus: Sequence[Gpu]) -> None:
+    """Refuse a driver that is too old for torch, and a GPU that fell off the bus; GPUs of other jobs may."""
+    if gpus and (problem := driver_problem()):
+        raise ConfigError(problem)
     for index, gpu in enumerate(gpus):
         if gpu.failure is not None:
             raise ConfigError(

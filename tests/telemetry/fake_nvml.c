@@ -90,6 +90,13 @@ int nvmlInitWithFlags(unsigned flags) {
 
 int nvmlShutdown(void) { return SUCCESS; }
 
+int nvmlSystemGetCudaDriverVersion_v2(int *version) {
+  const char *cuda = getenv("FAKE_CUDA");  /* 12080: CUDA 12.8 */
+  if (!cuda) return NOT_SUPPORTED;
+  *version = atoi(cuda);
+  return SUCCESS;
+}
+
 int nvmlDeviceGetCount_v2(unsigned *found) { *found = (unsigned)count; return SUCCESS; }
 
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, Device **device) {
