@@ -5,7 +5,7 @@ from analysis import by, compare, load, per_run, summary, write_report
 
 runs = load("results/demo")             # every run below, whatever became of it
 runs.run, runs.epochs, runs.ranks       # polars frames; runs.to_pandas() for pandas
-facts(runs)                             # one row per run: what it is, its metrics, why it is left out
+facts(runs)                             # one row per run: what it is, its metrics, why it does not count
 summary(runs)                           # one row per configuration, with paired speed-ups
 compare(load("results/before"), load("results/after")).frame   # the same configurations, repeat by repeat
 by(runs, "strategy", "ddp", "fsdp").frame                       # two strategies, all else being equal
@@ -17,15 +17,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-# Not lazily, although that takes a quarter of a second: the functions are named like the modules that they live in, and
-# whoever imported such a module first would else find it in the function's place.
-from analysis.compare import Comparison, by, compare
-from analysis.load import Runs, Skipped, load
+from analysis.comparison.exclusions import excluded, format_exclusions
+from analysis.comparison.groups import labels
+from analysis.comparison.policy import UnlikeWork
+from analysis.comparison.two_sides import Comparison, by, compare
+from analysis.configurations import facts, summary
 from analysis.metrics import per_epoch, per_run
-from analysis.summary import facts, summary
-from analysis.terminal import summary_table
-from analysis.uncounted import uncounted
-from analysis.work import UnlikeWork, configurations, left_out
+from analysis.reader import Runs, Skipped, load
+from analysis.terminal_table import summary_table
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,15 +36,15 @@ __all__ = [
     "UnlikeWork",
     "by",
     "compare",
-    "configurations",
+    "excluded",
     "facts",
-    "left_out",
+    "format_exclusions",
+    "labels",
     "load",
     "per_epoch",
     "per_run",
     "summary",
     "summary_table",
-    "uncounted",
     "write_report",
 ]
 

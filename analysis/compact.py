@@ -1,9 +1,9 @@
-"""The compacted copy of a sweep's results: one file instead of a handful per run, so that thousands load in a moment.
+"""The compacted copy of a sweep's results: one file instead of several per run, so that thousands of runs load fast.
 
-It is a cache and never the truth. A run is taken from it only while the files of its `result/` are the very ones that
-were read, by name, size, time and inode; any other run is read from its own folder. So a copy may be old, damaged,
-written by several at once, or gone: the tables are the same, only later. It is written to a temporary name and renamed;
-where that is impossible (a read-only folder, a full disk), everything works without.
+The copy is a cache. A run is read from it only while the files of its `result/` have the name, size, time and inode
+that they had when they were copied; every other run is read from its own folder. So an old, damaged or missing copy
+costs time, never correctness. It is written under a temporary name and renamed; in a read-only folder or on a full disk
+loading works without it.
 """
 
 from __future__ import annotations
@@ -33,42 +33,42 @@ if TYPE_CHECKING:
 NAME = ".compacted.zip"
 """In the sweep's folder: an index, and a Parquet file per table."""
 FEWEST_RUNS = 64
-"""Sweeps of fewer runs are read in a fraction of a second anyway, and their folders stay as they are."""
+"""Smaller sweeps load in a fraction of a second without a copy."""
 WORTH_RUNS, WORTH_SHARE = 32, 0.01
-"""How many runs that are new, or gone, are worth writing the copy anew: all of it is written."""
+"""The copy is written anew, as a whole, once so many of its runs are new or gone."""
 SETTLED_S = 2.0
-"""A younger result is not kept: some file systems tell times to the second only, so it could change unseen."""
+"""A younger result is not copied: some file systems store times in whole seconds, so a change could go unseen."""
 ABANDONED_S = 3600.0
-"""Age from which a temporary file is taken for that of a process that was killed."""
+"""A temporary file of this age was left by a process that was killed."""
 
 Read = Callable[[RunFolder], Published]
 Columns = Sequence[str] | None
 """None: all of a table."""
 
 
-class Entry(msgspec.Struct, frozen=True, array_like=True):
+class CopiedRun(msgspec.Struct, frozen=True, array_like=True):
     """A run in the copy."""
 
     name: str
-    """Of its folder."""
+    """Name of its folder."""
     fingerprint: str
-    """Of its result's files."""
+    """Fingerprint of its result's files."""
     run_id: str
     note: str
     rows: tuple[int, ...]
-    """How many it has in each table, in the order of `LOADED`."""
+    """Rows in each table, in the order of `LOADED`."""
 
 
 class Index(msgspec.Struct, frozen=True):
-    """What the copy holds; the tables hold the runs' rows in the same order."""
+    """The runs of the copy; its tables have their rows in the same order."""
 
     layout: dict[str, dict[str, str]]
-    """Columns and types by table: a copy of another layout was made by another version of this program."""
-    runs: tuple[Entry, ...]
+    """Columns and types by table; a copy of another layout is of another version of this program."""
+    runs: tuple[CopiedRun, ...]
 
 
 class Found(NamedTuple):
-    """A run that was read, in whichever way."""
+    """A run that was read, from the copy or from its folder."""
 
     folder: RunFolder
     run_id: str
@@ -77,13 +77,13 @@ class Found(NamedTuple):
 
 
 @dataclass
-class Sweep:
-    """The runs of one folder: those that the copy has, and the others' own frames."""
+class SweepFolder:
+    """The runs of one sweep: those in the copy, and the frames of the others."""
 
     places: dict[str, tuple[int, RunFolder]]
-    """Name → its place among all folders that are read, and the folder."""
+    """Name → place among all folders that are read, and the folder."""
     copy: Copy | None
-    cached: dict[str, Entry] = field(default_factory=dict)
+    cached: dict[str, CopiedRun] = field(default_factory=dict)
     fresh: dict[str, Published] = field(default_factory=dict)
     errors: list[tuple[Path, Exception]] = field(default_factory=list)
 
@@ -114,7 +114,7 @@ class Sweep:
         runs, column = self.copy.index.runs, LOADED.index(table)
         try:
             frame = self.copy.table(table, columns)
-        except Exception:  # damaged: the truth is still there
+        except Exception:  # the copy is damaged: read the runs themselves
             frames = {name: read(self.places[name][1]).frames[table] for name in names}
             if columns is not None:
                 frames = {name: frame.select(columns) for name, frame in frames.items()}
@@ -197,7 +197,7 @@ def _in_order(parts: list[tuple[pl.DataFrame, np.ndarray]]) -> pl.DataFrame:
 
 
 class Copy:
-    """A compacted copy that is open: it stays what it was, also when another takes its name."""
+    """An open compacted copy; it stays readable when another one replaces it."""
 
     def __init__(self, path: Path) -> None:
         self._archive = zipfile.ZipFile(path)
@@ -213,23 +213,21 @@ class Copy:
 
 
 def layout() -> dict[str, dict[str, str]]:
-    """The columns of all tables as this program knows them."""
+    """Columns and types of all tables of this program."""
     return {table: {name: str(kind) for name, kind in table_schema(table).items()} for table in LOADED}
 
 
 def open_copy(home: Path) -> Copy | None:
-    """The copy of a sweep's folder, if there is a whole one of this program's layout."""
+    """The copy in a sweep's folder; None where there is no readable one of this program's layout."""
     try:
         copy = Copy(home / NAME)
-    except Exception:  # whatever it holds: it will be made anew
+    except Exception:  # missing or damaged: it is written anew
         return None
     return copy if copy.index.layout == layout() else None
 
 
 def fingerprint(result: str) -> tuple[str, float] | None:
-    """What changes with any file of a result, and when the youngest of them was written (Unix time, s); None: there is
-    no result.
-    """
+    """A text that changes with any file of a result, and the youngest file's Unix time, s; None without a result."""
     try:
         with os.scandir(result) as entries:
             stats = [(entry.name, entry.stat()) for entry in entries]
@@ -241,10 +239,10 @@ def fingerprint(result: str) -> tuple[str, float] | None:
     return digest, max([file[2] for file in files], default=0) / 1e9
 
 
-def _sweep(home: Path, members: list[tuple[int, RunFolder]], read: Read) -> Sweep:
+def _sweep(home: Path, members: list[tuple[int, RunFolder]], read: Read) -> SweepFolder:
     places = {folder.path.name: (place, folder) for place, folder in members}
     many = len(places) >= FEWEST_RUNS
-    sweep = Sweep(places, open_copy(home) if many else None)
+    sweep = SweepFolder(places, open_copy(home) if many else None)
     known = {entry.name: entry for entry in sweep.copy.index.runs} if sweep.copy else {}
     settled: dict[str, str] = {}
     started = time.time()
@@ -259,7 +257,7 @@ def _sweep(home: Path, members: list[tuple[int, RunFolder]], read: Read) -> Swee
                 if youngest < started - SETTLED_S:
                     settled[name] = now
             sweep.fresh[name] = read(folder)
-        except Exception as error:  # what a foreign or damaged folder holds is anybody's guess: name it, go on
+        except Exception as error:  # a foreign or damaged folder may raise anything: report it and go on
             sweep.errors.append((folder.path, error))
     settled = {name: now for name, now in settled.items() if name in sweep.fresh}
     changes = len(settled) + len(known) - len(sweep.cached)
@@ -269,7 +267,7 @@ def _sweep(home: Path, members: list[tuple[int, RunFolder]], read: Read) -> Swee
     return sweep
 
 
-def _write(home: Path, sweep: Sweep, settled: dict[str, str], read: Read) -> None:
+def _write(home: Path, sweep: SweepFolder, settled: dict[str, str], read: Read) -> None:
     """Put a copy of all settled runs in the old one's place."""
     names = [name for name in sweep.places if name in sweep.cached or name in settled]
     tables = {table: _in_order([sweep.rows(table, set(names), read)]) for table in LOADED}
@@ -287,9 +285,9 @@ def _write(home: Path, sweep: Sweep, settled: dict[str, str], read: Read) -> Non
         temporary.unlink(missing_ok=True)
 
 
-def _entry(name: str, now: str, published: Published) -> Entry:
+def _entry(name: str, now: str, published: Published) -> CopiedRun:
     rows = tuple(published.frames[table].height for table in LOADED)
-    return Entry(name, now, published.frames["run"]["run_id"].item(), published.note, rows)
+    return CopiedRun(name, now, published.frames["run"]["run_id"].item(), published.note, rows)
 
 
 def _remove_abandoned(home: Path) -> None:

@@ -9,7 +9,8 @@ from analysis import text
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from analysis.cells import Column, Shown
+    from analysis.cells import Shown
+    from parallelbench.store.columns import Column
 
 _SPECIAL = str.maketrans(
     {
@@ -57,7 +58,7 @@ def _tabulars(group: str, rows: Sequence[Shown], columns: Sequence[Column]) -> l
 
 def _tabular(title: str, rows: Sequence[Shown], columns: Sequence[Column], kept: list[int]) -> str:
     shape = "".join("r" if columns[i].numeric else "l" for i in kept)
-    head = [_heading(columns[i].heading, "r" if columns[i].numeric else "l") for i in kept]
+    head = [_heading(columns[i].title, "r" if columns[i].numeric else "l") for i in kept]
     body = [[escape(row.cells[i].shown) for i in kept] for row in rows]
     first, *others = [" & ".join(line) + r" \\" for line in (head, *body)]
     begin = [f"% {' '.join(title.split())}", rf"\begin{{tabular}}{{@{{}}{shape}@{{}}}}", r"\toprule"]

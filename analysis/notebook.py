@@ -11,7 +11,7 @@ from parallelbench.errors import ConfigError
 from parallelbench.store.folder import find_runs
 
 if TYPE_CHECKING:
-    from analysis.load import Runs
+    from analysis.reader import Runs
 
 RESULTS = "PARALLELBENCH_RESULTS"
 """Environment variable: the folder of sweeps; default `results` beside or above the working directory."""
@@ -71,10 +71,10 @@ def claims(runs: Runs, publication: str | None = None) -> None:
     from rich.console import Console
 
     from analysis.claims import judge_all, publications
-    from analysis.claims.table import findings_table
+    from analysis.claims.table import judgements_table
 
     texts = publications()
     if publication is not None and publication not in (known := [text.seed for text in texts]):
         raise ConfigError(f"{publication} is no publication: choose of {', '.join(known)}")
     chosen = [text for text in texts if publication in (None, text.seed)]
-    Console(width=_WIDTH).print(findings_table(judge_all(runs, chosen)))
+    Console(width=_WIDTH).print(judgements_table(judge_all(runs, chosen)))

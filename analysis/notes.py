@@ -1,6 +1,4 @@
-"""What a reader must know besides the numbers: the headline, what was left out, and how far the numbers
-carry.
-"""
+"""The headline of a report, and its warnings: which runs don't count, and what limits the numbers."""
 
 from __future__ import annotations
 
@@ -11,12 +9,16 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from analysis import text
-from analysis.stats import CONFIDENCE, FEW_REPEATS, FEWEST_REPEATS, TOO_FEW, half_width
-from analysis.summary import BASELINE, counted, facts, summary
-from parallelbench.store.surroundings import flatten
+from analysis.comparison.baseline import refused
+from analysis.comparison.exclusions import Exclusion, describe
+from analysis.comparison.policy import BASELINE
+from analysis.comparison.speed import SpeedVerdict
+from analysis.configurations import counted, facts, summary
+from analysis.environment_notes import environment_warnings
+from analysis.stats import CONFIDENCE, FEW_REPEATS, FEWEST_REPEATS, half_width
 
 if TYPE_CHECKING:
-    from analysis.load import Runs
+    from analysis.reader import Runs
 
 _FLAGS = {
     "short": "epochs under 2 s, of which the GPUs' counters, refreshed ten times a second, tell little",
@@ -34,23 +36,28 @@ _SLOWED = {
     0x80: "the power supply",
 }
 """Bits of `gpu_throttle_reasons` that make a run slower than another's on the same GPU, by what (nvml.h)."""
-_MAY_DIFFER = ("load_average_1min", "cores_of_rank_0", "variables.")
-"""Entries of the environment that differ between strategies by design, or from minute to minute."""
+_TOLD_TOGETHER = (Exclusion.OVERSUBSCRIBED.value, Exclusion.PACKED.value)
+"""Exclusions with one line for all runs."""
 
 
 def headline(runs: Runs, *, most: int = 4) -> list[str]:
-    """The findings in full sentences: what each configuration gains over one device, most devices and gain
-    first.
-    """
-    compared = summary(runs).filter(pl.col("speed_up").is_not_null() & (pl.col("verdict") != "baseline"))
+    """The speed-ups over one device in sentences, the largest first, then what is not compared."""
+    compared = _compared(runs)
+    not_compared = refused(runs)
     if compared.is_empty():
-        return ["No configuration can be compared with one device: see the warnings."]
+        return not_compared[:most] or ["No configuration can be compared with one device: see the warnings."]
     several = compared["group"].n_unique() > 1
     ordered = compared.sort("speed_up", descending=True)
     # Of several groups of like work, the fastest of each; of a single one, all.
     rows = (ordered.unique("group", keep="first", maintain_order=True) if several else ordered).to_dicts()[:most]
     more = compared.height - len(rows)
-    return [_gain(row, named=several) for row in rows] + ([f"{more} more are in the table."] if more else [])
+    lines = [_gain(row, named=several) for row in rows] + ([f"{more} more are in the table."] if more else [])
+    return lines + not_compared[:most]
+
+
+def _compared(runs: Runs) -> pl.DataFrame:
+    """The rows of `summary` that have a speed-up over other runs."""
+    return summary(runs).filter(pl.col("speed_up").is_not_null(), pl.col("verdict") != SpeedVerdict.BASELINE.value)
 
 
 def _gain(row: dict[str, Any], *, named: bool) -> str:
@@ -59,19 +66,20 @@ def _gain(row: dict[str, Any], *, named: bool) -> str:
     steady, whole = text.percent(row["efficiency"]), text.percent(row["efficiency_with_startup"])
     share = f"{steady} of theoretical scaling, {whole}"
     rest = f"{share} including start-up" if row["devices"] > 1 else f"{text.repeats(row['speed_up_pairs'])}"
-    if row["verdict"] == TOO_FEW:
+    if row["verdict"] == SpeedVerdict.TOO_FEW:
         return f"{what} {does} {row['speed_up']:.2f} times as fast as one device in a single repeat: {rest}."
     low, high, pairs = row["speed_up_low"], row["speed_up_high"], row["speed_up_pairs"]
     span = f"95 % interval {text.span(low, high)}, {text.repeats(pairs)}"
-    if row["verdict"] == "indistinguishable":
+    if row["verdict"] == SpeedVerdict.INDISTINGUISHABLE:
         return f"{what} can't be told from one device in speed: {row['speed_up']:.2f} times as fast ({span})."
     return f"{what} {does} {row['speed_up']:.2f} times as fast as one device ({span}): {rest}."
 
 
 def warnings(runs: Runs, *, most: int = 25) -> list[str]:
-    """Everything that limits what the numbers say, in one line each."""
+    """Everything that limits the numbers, in one line each."""
     return [
-        *_left_out(runs, most=most),
+        *refused(runs),
+        *_excluded(runs, most=most),
         *_oversubscribed(runs),
         *_packed(runs),
         *(f"Skipped: {_relative(runs, str(s.path))}: {s.reason}." for s in runs.skipped),
@@ -84,10 +92,9 @@ def warnings(runs: Runs, *, most: int = 25) -> list[str]:
         *_resumed(runs),
         *_energies(runs),
         *_throttled(runs),
-        *_shared(runs),
         *_parity_off(runs),
         *_recorded(runs),
-        *_environments(runs),
+        *environment_warnings(runs),
     ]
 
 
@@ -95,41 +102,40 @@ def _relative(runs: Runs, path: str) -> str:
     return path.removeprefix(f"{runs.root}/")
 
 
-def _left_out(runs: Runs, *, most: int) -> list[str]:
-    gone = facts(runs).drop_nulls("left_out").filter(~pl.col("left_out").str.contains("^(oversubscribed|packed)"))
-    rows = gone.select("slug", "left_out").rows()
-    lines = [f"Left out of all comparisons: {slug}: {reason}." for slug, reason in rows[:most]]
-    return lines + (
-        [f"{len(rows) - most} more runs are left out: see the table of all runs."] if len(rows) > most else []
-    )
+def _excluded(runs: Runs, *, most: int) -> list[str]:
+    gone = facts(runs).drop_nulls("exclusion").filter(~pl.col("exclusion").is_in(_TOLD_TOGETHER))
+    rows = gone.select("slug", "exclusion", "exclusion_detail").rows()
+    lines = [f"Left out of all comparisons: {slug}: {describe(*why)}." for slug, *why in rows[:most]]
+    more = len(rows) - most
+    return lines + ([f"{more} more runs are left out: see the table of all runs."] if more > 0 else [])
 
 
 def _oversubscribed(runs: Runs) -> list[str]:
     """Why some configurations have results, but neither times nor an efficiency."""
-    rows = facts(runs).filter(pl.col("left_out").str.starts_with("oversubscribed"))
+    rows = facts(runs).filter(exclusion=Exclusion.OVERSUBSCRIBED.value)
     if rows.is_empty():
         return []
     names = list(rows["configuration"].unique(maintain_order=True))
     return [
         f"No time, speed-up or efficiency for {text.listed(names, most=len(names))}: there were more devices than "
-        "cores, so devices took turns on a core, and times would tell of that instead of the strategy."
+        "cores, so devices took turns on a core, and the times are not the strategy's."
     ]
 
 
 def _packed(runs: Runs) -> list[str]:
     """Why many short runs have results, but no times."""
-    rows = facts(runs).filter(pl.col("left_out").str.starts_with("packed"))
+    rows = facts(runs).filter(exclusion=Exclusion.PACKED.value)
     if rows.is_empty():
         return []
     return [
         f"No time, speed-up or efficiency from {rows.height} packed run{'' if rows.height == 1 else 's'} "
-        "(launcher.pack=true): warm processes started them one after the other, so their start was not that of a "
-        "training job. Losses and accuracies are those of separate runs."
+        "(launcher.pack=true): warm processes started them one after the other, which is no training job's start. "
+        "Losses and accuracies are those of separate runs."
     ]
 
 
 def _repeats(runs: Runs) -> list[str]:
-    pairs = summary(runs).filter(pl.col("speed_up").is_not_null() & (pl.col("verdict") != "baseline"))["speed_up_pairs"]
+    pairs = _compared(runs)["speed_up_pairs"]
     few = int(pairs.min() or 0)  # type: ignore[arg-type]
     if pairs.is_empty() or few >= FEW_REPEATS:
         return []
@@ -154,31 +160,36 @@ def _by_chance(runs: Runs) -> list[str]:
 
 
 def _energies(runs: Runs) -> list[str]:
-    """What is to be said of energies, by configuration."""
+    """The flags of energies, by configuration."""
     rows = summary(runs).filter(pl.col("gpu_energy_per_epoch_j").is_not_null() | pl.col("energy_flags").is_not_null())
-    found: dict[str, list[str]] = defaultdict(list)
+    by_flag: dict[str, list[str]] = defaultdict(list)
     for configuration, flags in rows.select("configuration", "energy_flags").rows():
         for flag in (flags or "").split():
-            if configuration not in found[flag]:
-                found[flag].append(configuration)
+            if configuration not in by_flag[flag]:
+                by_flag[flag].append(configuration)
     return [
         f"{'Telemetry' if flag == 'sparse' else 'Energy'} of {text.listed(names)}: {_FLAGS.get(flag, flag)} ({flag})."
-        for flag, names in sorted(found.items())
+        for flag, names in sorted(by_flag.items())
     ]
 
 
 def _throttled(runs: Runs) -> list[str]:
     """Which runs' GPUs were slowed down, and by what."""
-    rows = counted(runs).drop_nulls("gpu_throttle_reasons").select("configuration", "gpu_throttle_reasons").rows()
-    found: dict[str, Counter[str]] = defaultdict(Counter)
+    rows = (
+        counted(runs)
+        .drop_nulls("steady_gpu_throttle_reasons")
+        .select("configuration", "steady_gpu_throttle_reasons")
+        .rows()
+    )
+    by_cause: dict[str, Counter[str]] = defaultdict(Counter)
     for configuration, reasons in rows:
         for bit, by in _SLOWED.items():
             if reasons & bit:
-                found[by][configuration] += 1
+                by_cause[by][configuration] += 1
     return [
         f"Clocks were lowered by {by} while these trained, so their times are not only the strategy's: "
         f"{text.listed([f'{name} ({text.repeats(count)})' for name, count in names.items()])}."
-        for by, names in found.items()
+        for by, names in by_cause.items()
     ]
 
 
@@ -218,20 +229,8 @@ def _resumed(runs: Runs) -> list[str]:
     ]
 
 
-def _shared(runs: Runs) -> list[str]:
-    """Whether other jobs ran beside the measured ones."""
-    shared = [found for found in counted(runs)["environment_json"] if '"allocation":"shared"' in (found or "")]
-    if not shared:
-        return []
-    return [
-        f"{len(shared)} run{'' if len(shared) == 1 else 's'} shared nodes with other Slurm jobs: what those did to "
-        "memory, network and clocks is in the times. Interleaved repeats spread it over all configurations; whole "
-        "nodes are free of it."
-    ]
-
-
 def _parity_off(runs: Runs) -> list[str]:
-    """Which runs nobody compared with one device: because nobody asked, or because they don't compute the same."""
+    """The runs without a parity check: it was off, or they don't compute what one device would."""
     unchecked = counted(runs).filter((pl.col("strategy") != BASELINE[0]) & pl.col("parity_passed").is_null())
     rows = unchecked.select("configuration", "config_json").rows()
     off = {name for name, config in rows if not json.loads(config)["measure"]["parity"]}
@@ -244,39 +243,14 @@ def _parity_off(runs: Runs) -> list[str]:
 
 
 def _recorded(runs: Runs) -> list[str]:
-    """What the runs themselves warn of, and which they are."""
+    """The warnings that runs recorded themselves."""
     rows = (
         facts(runs).drop_nulls("warnings").filter(pl.col("warnings") != "").select("warnings", "configuration").rows()
     )
-    found: dict[str, Counter[str]] = defaultdict(Counter)
+    by_warning: dict[str, Counter[str]] = defaultdict(Counter)
     for warning, configuration in rows:
-        found[warning][configuration] += 1
+        by_warning[warning][configuration] += 1
     return [
         f"{', '.join(counts)}: {warning} ({counts.total()} run{'' if counts.total() == 1 else 's'})"
-        for warning, counts in found.items()
+        for warning, counts in by_warning.items()
     ]
-
-
-def _environments(runs: Runs) -> list[str]:
-    found = environment(runs)
-    lines = [
-        f"The compared runs differ in {key}: {text.listed(sorted(values))}."
-        for key, values in found.items()
-        if len(values) > 1 and not key.startswith(_MAY_DIFFER)
-    ]
-    if "true" in found.get("git.dirty", []):
-        lines.append("Some runs were measured with uncommitted changes: the commit alone can't repeat them.")
-    return lines
-
-
-def environment(runs: Runs) -> dict[str, list[str]]:
-    """Dotted name → the distinct values among the counted runs (all runs where none counts)."""
-    rows = counted(runs)
-    texts = (rows if rows.height else facts(runs))["environment_json"].drop_nulls().unique(maintain_order=True)
-    found: dict[str, list[str]] = {}
-    for content in texts:
-        for key, value in flatten(json.loads(content)).items():
-            shown = text.MISSING if value is None else value if isinstance(value, str) else json.dumps(value)
-            if shown not in found.setdefault(key, []):
-                found[key].append(shown)
-    return found

@@ -1,4 +1,4 @@
-"""A published result as polars frames: every table in full, as its manifest has it, or a word on what is wrong."""
+"""Reads a published result into polars frames, after its files were checked against the manifest."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import polars as pl
 
-from parallelbench.spec.identity import SCHEMA_VERSION
-from parallelbench.store.records import TABLES
+from parallelbench.store.records import TABLES, TABLES_VERSION
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,7 +27,7 @@ TYPES: dict[str, type[pl.DataType]] = {
     "bool": pl.Boolean,
 }
 LATER = "telemetry"
-"""The table that is read only when somebody asks for it."""
+"""The table that is read when first used."""
 LOADED = tuple(table for table in TABLES if table != LATER)
 INDISPENSABLE = {
     "run": ("run_id", "sweep", "config_json", "strategy", "devices", "nodes", "repeat", "train_samples"),
@@ -36,11 +35,11 @@ INDISPENSABLE = {
     "pushes": ("run_id", "staleness"),
     "phases": ("run_id", "rank", "step_time_s", "data_wait_s", "other_s"),
 }
-"""Without these nobody can say what was run, or measured; of every other table `run_id` alone."""
+"""A result without these columns can't be read; other tables need `run_id` alone."""
 
 
 class Unreadable(Exception):  # noqa: N818
-    """A folder that can't be trusted; the message says why, in one line."""
+    """A result that can't be read; the message says why, in one line."""
 
 
 @dataclass(frozen=True)
@@ -50,11 +49,11 @@ class Published:
     frames: Frames
     """By table, those of `LOADED`; exactly the columns of `table_schema`."""
     note: str = ""
-    """The other schema version that wrote it, and what is null or left out therefore; else empty."""
+    """The other version of the tables that it has, and which columns are null or ignored for that; else empty."""
 
 
 def table_schema(table: str) -> dict[str, type[pl.DataType]]:
-    """Name and type of each column of a frame of `analysis.load.Runs`."""
+    """Name and type of each column of a frame of `analysis.reader.Runs`."""
     columns = {column.name: TYPES[column.type] for column in TABLES[table]}
     return columns | ({"state": pl.String, "folder": pl.String} if table == "run" else {})
 
@@ -62,9 +61,9 @@ def table_schema(table: str) -> dict[str, type[pl.DataType]]:
 def read_published(folder: RunFolder) -> Published:
     """The tables of a run's result.
 
-    A result of another schema version is read as far as this one goes: a column that it lacks is null, one that this
-    program doesn't know stays out, and `note` names both. That is safe because a column never changes its meaning or
-    unit: what would is a column of another name. Raises `Unreadable` for what is damaged or not a result.
+    A result of another version of the tables loads, too: a column that it lacks is null, a column that this program
+    doesn't know is ignored, and `note` names both. That is safe because a column never changes its meaning or unit: it
+    would get another name. Raises `Unreadable` for what is damaged or not a result.
     """
     version = _schema_version(folder.result / "manifest.json")
     manifest = folder.manifest()
@@ -74,13 +73,13 @@ def read_published(folder: RunFolder) -> Published:
     differences: list[str] = sorted(f"{table} is unknown" for table in written.keys() - TABLES.keys())
     differences += [f"{table} is missing" for table in TABLES if table not in written]
     frames = {table: read_table(folder.result, table, written, differences) for table in LOADED}
-    if differences and version == SCHEMA_VERSION:
-        raise Unreadable(f"its result has other columns than schema version {version}: {', '.join(differences)}")
+    if differences and version == TABLES_VERSION:
+        raise Unreadable(f"its result has other columns than tables version {version}: {', '.join(differences)}")
     if frames["run"].height != 1 or frames["run"]["run_id"].item() != manifest["run_id"]:
         raise Unreadable("its result is damaged: run.parquet is not the run that manifest.json names")
     frames["run"] = frames["run"].with_columns(state=pl.lit("done"), folder=pl.lit(str(folder.path)))
-    note = f"schema version {version} (this program: {SCHEMA_VERSION}): {', '.join(differences) or 'the same columns'}"
-    return Published(frames, note if version != SCHEMA_VERSION else "")
+    note = f"tables version {version} (this program: {TABLES_VERSION}): {', '.join(differences) or 'the same columns'}"
+    return Published(frames, note if version != TABLES_VERSION else "")
 
 
 def _schema_version(manifest: Path) -> Any:

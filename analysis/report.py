@@ -1,6 +1,4 @@
-"""The report of a folder of runs: one HTML page that needs nothing else, the figures, and the tables behind
-them.
-"""
+"""Writes the report of a folder of runs: one self-contained HTML page, the figures, and the tables behind them."""
 
 from __future__ import annotations
 
@@ -18,21 +16,24 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from analysis import latex, notes
-from analysis.cells import CONFIGURATIONS, ENERGY, RUNS, Shown, cells
+from analysis.cells import Shown, cells
+from analysis.configurations import facts, summary
+from analysis.environment_notes import environment
 from analysis.figures import draw, specification, svg
-from analysis.load import load
-from analysis.metrics import PER_RUN, per_epoch
-from analysis.summary import SUMMARY, facts, summary
+from analysis.metrics import per_epoch
+from analysis.metrics.schema import explained_columns, page_columns, tables_columns
+from analysis.reader import load
 from parallelbench.errors import ConfigError
 from parallelbench.store.durable import storage_errors
 from parallelbench.store.folder import instead_of
 
 if TYPE_CHECKING:
     from analysis.figures import Figure
-    from analysis.load import Runs
+    from analysis.reader import Runs
+    from parallelbench.store.columns import Place
 
 GENERATOR = '<meta name="generator" content="parallelbench">'
-"""Marks a page as ours: only a folder that holds one is ever replaced."""
+"""Marks a page as a report: only a folder with such a page is replaced."""
 
 
 FILTERS = ("data", "model", "strategy", "devices")
@@ -103,7 +104,7 @@ def _require_replaceable(final: Path) -> None:
 
 
 def _swap(temporary: Path, final: Path) -> None:
-    """Put the new report in the old one's place; the old one goes last."""
+    """Replace the old report by the new one; the old one is deleted last."""
     old = final.with_name(f".{final.name}.{uuid.uuid4().hex}.old")
     if final.exists():
         os.rename(final, old)
@@ -137,11 +138,10 @@ def script_json(value: Any) -> str:
 def _write_tables(runs: Runs, folder: Path) -> None:
     configurations = summary(runs)
     configurations.write_csv(folder / "configurations.csv")
-    for name, table, columns in (
-        ("configurations", configurations, CONFIGURATIONS),
-        ("energy", _with_energy(configurations), ENERGY),
-    ):
-        (folder / f"{name}.tex").write_text(latex.tables(_grouped(table, columns), columns), encoding="utf-8")
+    shown: dict[Place, pl.DataFrame] = {"configurations": configurations, "energy": _with_energy(configurations)}
+    for name, rows in shown.items():
+        text = latex.tables(_grouped(rows, name), page_columns(name))
+        (folder / f"{name}.tex").write_text(text, encoding="utf-8")
     per_run = facts(runs).drop("config_json", "environment_json")
     per_run.write_csv(folder / "runs.csv")
     epochs = per_epoch(runs)
@@ -151,9 +151,9 @@ def _write_tables(runs: Runs, folder: Path) -> None:
         epochs.write_parquet(folder / "epochs.parquet")
     with (folder / "columns.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
-        writer.writerow(("table", "column", "meaning"))
-        writer.writerows(("configurations", name, doc) for name, (_, doc) in SUMMARY.items())
-        writer.writerows(("runs", name, doc) for name, doc in PER_RUN)
+        writer.writerow(("table", "column", "unit", "meaning"))
+        for table, columns in tables_columns().items():
+            writer.writerows((table, column.name, column.unit, column.doc) for column in columns)
 
 
 def render(runs: Runs, drawn: list[Drawn]) -> str:
@@ -163,21 +163,21 @@ def render(runs: Runs, drawn: list[Drawn]) -> str:
 
     vega = vl_convert.javascript_bundle()  # type: ignore[call-arg]  # its stub forgets the default
     templates = Path(__file__).parent / "templates"
-    environment = jinja2.Environment(loader=jinja2.FileSystemLoader(templates), autoescape=True, trim_blocks=True)
-    return environment.get_template("report.html.j2").render(
+    pages = jinja2.Environment(loader=jinja2.FileSystemLoader(templates), autoescape=True, trim_blocks=True)
+    return pages.get_template("report.html.j2").render(
         generator=GENERATOR,
         title=" + ".join(sorted(set(runs.run["sweep"]))),
         headline=notes.headline(runs),
         warnings=notes.warnings(runs),
         measured=_measured(runs),
         figures=drawn,
-        configurations=_grouped(summary(runs), CONFIGURATIONS),
-        energy=_grouped(_with_energy(summary(runs)), ENERGY),
+        configurations=_grouped(summary(runs), "configurations"),
+        energy=_grouped(_with_energy(summary(runs)), "energy"),
         **_runs_table(facts(runs)),
         **_filters(facts(runs)),
-        headers={"configurations": CONFIGURATIONS, "energy": ENERGY, "runs": RUNS},
-        meanings={name: doc for name, (_, doc) in SUMMARY.items()} | dict(PER_RUN),
-        environment=notes.environment(runs),
+        headers={name: page_columns(name) for name in ("configurations", "energy", "runs")},
+        explained=explained_columns(),
+        environment=environment(runs),
         css=(templates / "report.css").read_text(encoding="utf-8"),
         script=(templates / "report.js").read_text(encoding="utf-8"),
         vega=vega.replace("</script", "<\\/script"),
@@ -185,27 +185,27 @@ def render(runs: Runs, drawn: list[Drawn]) -> str:
 
 
 def _with_energy(table: pl.DataFrame) -> pl.DataFrame:
-    """The rows that have anything to say of energy or GPU-hours."""
+    """The rows with any energy or GPU-hours."""
     columns = ("gpu_energy_per_epoch_j", "cpu_energy_per_epoch_j", "gpu_hours", "energy_flags")
     return table.filter(pl.any_horizontal(pl.col(columns).is_not_null()))
 
 
 def _runs_table(rows: pl.DataFrame) -> dict[str, Any]:
-    """The table of runs with its caption; of very many runs the counted ones give way."""
+    """The table of runs with its caption; of very many runs, those that are left out come first."""
     caption = "Every run that was found, with its outcome, and why it is left out where it is."
     if rows.height > MOST_RUNS:
         # Those that are left out first; then back in the order of the table of configurations.
-        first = rows.with_row_index("place").sort(pl.col("left_out").is_null(), maintain_order=True).head(MOST_RUNS)
+        first = rows.with_row_index("place").sort(pl.col("exclusion").is_null(), maintain_order=True).head(MOST_RUNS)
         caption = (
             f"{MOST_RUNS} of {rows.height:,} runs, those first that are left out, with the outcome and the reason. "
             "The others are in tables/runs.csv beside this page."
         )
         rows = first.sort("place")
-    return {"runs": _grouped(rows, RUNS), "runs_caption": caption}
+    return {"runs": _grouped(rows, "runs"), "runs_caption": caption}
 
 
 def _filters(rows: pl.DataFrame) -> dict[str, Any]:
-    """What there is to choose between, and which configuration is what."""
+    """The page's filters: the values to choose from, and each configuration's values."""
     columns = rows.select("group", "configuration", *(pl.col(name).cast(pl.String) for name in FILTERS))
     index = columns.unique(maintain_order=True)
     choices = {name: list(index[name].unique(maintain_order=True)) for name in FILTERS}
@@ -215,15 +215,16 @@ def _filters(rows: pl.DataFrame) -> dict[str, Any]:
     }
 
 
-def _grouped(table: pl.DataFrame, columns: tuple[Any, ...]) -> list[tuple[str, list[Shown]]]:
+def _grouped(rows: pl.DataFrame, table: Place) -> list[tuple[str, list[Shown]]]:
+    columns = page_columns(table)
     return [
-        (str(group), [Shown(row["configuration"], cells(row, columns)) for row in rows.iter_rows(named=True)])
-        for (group,), rows in table.group_by("group", maintain_order=True)
+        (str(group), [Shown(row["configuration"], cells(row, columns)) for row in members.iter_rows(named=True)])
+        for (group,), members in rows.group_by("group", maintain_order=True)
     ]
 
 
 def _measured(runs: Runs) -> str:
-    """How many runs, and when."""
+    """Number of runs by outcome, and the days on which they were measured."""
     states = runs.run.select(pl.coalesce("outcome", "state").alias("label")).group_by("label").len().sort("label")
     counts = ", ".join(f"{count} {label}" for label, count in states.rows())
     low, high = runs.epochs.select(low=pl.col("finished_at").min(), high=pl.col("finished_at").max()).row(0)

@@ -10,11 +10,12 @@ from __future__ import annotations
 import math
 import statistics
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import lru_cache
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
 CONFIDENCE = 0.95
 FEWEST_REPEATS = 2
@@ -22,8 +23,14 @@ FEWEST_REPEATS = 2
 FEW_REPEATS = 4
 """Of fewer pairs the interval is more than twice as wide, to each side, as the pairs vary: see `half_width`."""
 
-TOO_FEW: Literal["too few repeats"] = "too few repeats"
-Verdict = Literal["above 1", "below 1", "indistinguishable", "too few repeats"]
+
+class Verdict(StrEnum):
+    """How a ratio compares with 1."""
+
+    ABOVE = "above 1"
+    BELOW = "below 1"
+    INDISTINGUISHABLE = "indistinguishable"
+    TOO_FEW = "too few repeats"
 
 
 @dataclass(frozen=True)
@@ -43,31 +50,12 @@ class Ratio:
 
     @property
     def verdict(self) -> Verdict:
-        """indistinguishable where the interval holds 1; without an interval there is nothing to say."""
+        """Indistinguishable where the interval holds 1; too few repeats where there is no interval."""
         if self.low is None or self.high is None:
-            return TOO_FEW
+            return Verdict.TOO_FEW
         if self.low <= 1 <= self.high:
-            return "indistinguishable"
-        return "above 1" if self.low > 1 else "below 1"
-
-    def inverse(self) -> Ratio:
-        """The same with both sides changed over."""
-        low, high = (None if end is None else 1 / end for end in (self.high, self.low))
-        return Ratio(tuple((repeat, 1 / value) for repeat, value in self.pairs), 1 / self.median, low, high)
-
-
-def paired_ratio(numerator: Mapping[int, float | None], denominator: Mapping[int, float | None]) -> Ratio | None:
-    """Median of numerator ÷ denominator over the repeats that both have measured; None where there is none.
-
-    Both map repeat → value. A repeat shares its seed and its round of the sweep on both sides, so that what
-    a round has in common (a warm machine, a busy neighbour) cancels out. Where a side is 0, there is no ratio.
-    """
-    pairs = []
-    for repeat in sorted(numerator.keys() & denominator.keys()):
-        above, below = numerator[repeat], denominator[repeat]
-        if above and below:
-            pairs.append((repeat, above / below))
-    return ratio_of_pairs(pairs)
+            return Verdict.INDISTINGUISHABLE
+        return Verdict.ABOVE if self.low > 1 else Verdict.BELOW
 
 
 def ratio_of_pairs(pairs: Sequence[tuple[int, float]]) -> Ratio | None:

@@ -40,9 +40,8 @@ def sent(size_bytes: float | None) -> str:
     return MISSING if size_bytes is None else number(size_bytes / MIB) if size_bytes else "0"
 
 
-def staleness(row: Mapping[str, Any]) -> str:
-    """The staleness of a row of `summary` or `facts`, mean and largest: "0.48 (2)"."""
-    mean, largest = row["staleness_mean"], row["staleness_max"]
+def mean_and_max(mean: float | None, largest: float | None) -> str:
+    """The mean, and the largest in brackets: "0.48 (2)"."""
     return MISSING if mean is None else f"{mean:.2f} ({largest})"
 
 
@@ -56,13 +55,8 @@ def repeats(n: int) -> str:
     return f"{n} repeat{'' if n == 1 else 's'}"
 
 
-def speed_up(row: Mapping[str, Any]) -> str:
-    """The speed-up of a row of `summary`, with its interval where there is one: "1.43 (1.38–1.49)"."""
-    return ratio(row, "speed_up")
-
-
 def ratio(row: Mapping[str, Any], name: str) -> str:
-    """A ratio of a row, whose interval is in the columns `_low` and `_high` of its name, likewise."""
+    """A ratio of a row of `summary`, with its interval, which is in the columns `_low` and `_high` of its name."""
     return interval(row[name], row[f"{name}_low"], row[f"{name}_high"])
 
 
@@ -76,6 +70,11 @@ def interval(value: float | None, low: float | None, high: float | None, *, digi
 def span(low: float, high: float, *, digits: int = 2) -> str:
     """ "1.38–1.49"; ends of 10 and more have three digits in all."""
     return "–".join(number(end) if end >= 10 else f"{end:.{digits}f}" for end in (low, high))
+
+
+def sentence(words: str) -> str:
+    """ "the sides differ" → "The sides differ."."""
+    return f"{words[:1].upper()}{words[1:]}."
 
 
 def listed(items: Sequence[str], *, most: int = 3, sep: str = ", ") -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
+Look = Sequence[tuple["RunFolder", "State"]]
+"""Runs of one sweep, whose folders have been read."""
 _MANIFEST = msgspec.json.Decoder(Manifest)
 
 
@@ -40,14 +43,14 @@ def _names(folder: Path) -> set[str]:
         return set()
 
 
-def begin_again(folders: Iterable[RunFolder]) -> str:
-    """Of runs that are not over: how those that had begun begin again; empty where none had."""
+def resumption(folders: Iterable[RunFolder]) -> str:
+    """How unfinished runs that have begun go on when they are submitted again, as the end of a sentence."""
     begun = [folder for folder in folders if folder.attempts()]
     kept = sum(map(saved, begun))
     parts = [f"{kept} run(s) go on after the last saved epoch"] if kept else []
-    if over := len(begun) - kept:
-        parts.append(f"{over} run(s) that had begun start over, since nothing was saved of them")
-    return "; ".join(parts)
+    if lost := len(begun) - kept:
+        parts.append(f"{lost} run(s) start over, since nothing of them was saved")
+    return f": {'; '.join(parts)}" if parts else ""
 
 
 def saved(folder: RunFolder) -> bool:

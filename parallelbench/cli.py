@@ -16,7 +16,7 @@ OVERRIDE is a key=value of the configuration in Hydra's grammar, e.g. model=cnn_
 """
 
 _EXIT_CODES = """
-Exit codes: 0 all went well; 1 a run failed (compare: something is slower); 2 what was asked for can't be done, or not
+Exit codes: 0 all went well; 1 a run failed (compare: something is slower); 2 the request can't be carried out, or not
 judged; 130 interrupted.
 """
 
@@ -25,6 +25,9 @@ Runs are paired by configuration and repeat. With --fail-if-slower, slower means
 interval of the ratio of times per epoch is above the margin, for any configuration or all together; exit codes are then
 0 passed, 1 slower, 2 refused or not to be judged (too few repeats, a configuration or repeat that only A has).
 """
+
+
+_UNFINISHED = "a package of your own, needed where some of its runs are not finished"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -42,18 +45,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # Nobody reads on; what is left in the buffer must not fail once more when Python ends.
+        # The reader has left; what is still in the buffer must not fail once more when Python ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
-        # Not 1, which says that a run failed, or of a gate that something is slower.
-        told = no_permission(error) if isinstance(error, PermissionError) else error
-        print(f"parallelbench: {told}", file=sys.stderr)
+        # Not 1, which means that a run failed, or that something is slower.
+        reason = no_permission(error) if isinstance(error, PermissionError) else error
+        print(f"parallelbench: {reason}", file=sys.stderr)
         return 2
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """What was typed. Options and overrides may stand in any order, which argparse doesn't do below subcommands."""
+    """The parsed command line. Options and overrides may be in any order, which argparse can't do below subcommands."""
     parser, verbs = _parser()
     words = sys.argv[1:] if arguments is None else list(arguments)
     if words and not words[0].startswith("-") and words[0] not in verbs:
@@ -75,6 +78,25 @@ def _choices(wrong: str, valid: Iterable[str]) -> str:
     return choices(wrong, valid)
 
 
+_CONFIGURED = {
+    "run": "one run, here, now; prints the run folder last",
+    "show": "the resolved configuration, its run id, and the choices of each group",
+    "plan": "every run of a sweep, its resources and state; writes nothing",
+    "tune": "try for some seconds what is fastest here for a sweep that will be submitted with tune=true",
+    "submit": "run what is missing of a sweep: sweep=NAME, or lists such as devices=1,2",
+    "prepare": "download and convert a data set once: data=NAME",
+}
+"""Verbs that take overrides."""
+_ON_FOLDERS = {
+    "status": "the state of every run below a folder",
+    "report": "figures, tables and a page from the runs below a folder",
+    "claims": "what publications claim, compared with the runs below a folder",
+    "cancel": "end the queued and running jobs of the sweeps below a folder",
+    "logs": "what a run's latest attempt and its job have printed",
+}
+"""Verbs that take a folder."""
+
+
 def _parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
     """The parser, and those of the verbs."""
     parser = argparse.ArgumentParser(
@@ -84,47 +106,17 @@ def _parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentPa
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="show the version")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
-    for name, text in (
-        ("run", "one run, here, now; prints the run folder last"),
-        ("show", "the resolved configuration, its run id, and the choices of each group"),
-        ("plan", "every run of a sweep, its resources and state; writes nothing"),
-        ("tune", "try for some seconds what is fastest here for a sweep that will be submitted with tune=true"),
-        ("submit", "run what is missing of a sweep: sweep=NAME, or lists such as devices=1,2"),
-        ("prepare", "download and convert a data set once: data=NAME"),
-    ):
+    for name, text in _CONFIGURED.items():
         verb = verbs.add_parser(name, help=text, description=text, epilog=_EPILOG)
         verb.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="key=value")
         verb.add_argument("--conf", metavar="DIR", help="a folder of your own YAML files, laid out like conf/")
-        verb.add_argument(
-            "--plugin", metavar="PACKAGE", help="a package of your own, by name or path; YAML may name its classes"
-        )
+        _add_plugin(verb, "a package of your own, by name or path; YAML may name its classes")
         if name == "submit":
             _add_submit_options(verb)
-    for name, text in (
-        ("status", "the state of every run below a folder"),
-        ("report", "figures, tables and a page from the runs below a folder"),
-        ("claims", "what publications claim, held against the runs below a folder"),
-        ("cancel", "end the Slurm jobs of the sweeps below a folder"),
-        ("logs", "what a run's latest attempt and its job have printed"),
-    ):
+    for name, text in _ON_FOLDERS.items():
         verb = verbs.add_parser(name, help=text, description=text)
         verb.add_argument("folder", metavar="DIR", help="a results folder, a sweep's folder, or a run's")
-        if name == "claims":
-            verb.add_argument(
-                "names", nargs="*", default=[], metavar="NAME", help="only these claims, with every run behind them"
-            )
-            verb.add_argument("--file", metavar="YAML", help="claims of your own instead of the suite's")
-        if name == "report":
-            verb.add_argument("--out", metavar="DIR", help="where to write it, instead of DIR/report")
-        if name in ("report", "claims"):
-            verb.add_argument(
-                "--plugin", metavar="PACKAGE", help="a package of your own whose runs are not all finished"
-            )
-        if name == "status":
-            verb.add_argument("--watch", action="store_true", help="look again and again, until nothing is to come")
-            verb.add_argument(
-                "--all", action="store_true", help="list every run, also the many that are alike: ok, queued, missing"
-            )
+        _add_folder_options(verb, name)
     _add_compare(verbs)
     doctor = verbs.add_parser("doctor", help="what this machine and its cluster have, and what is missing")
     doctor.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="with --bandwidth: site=NAME nodes=N …")
@@ -132,6 +124,29 @@ def _parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentPa
         "--bandwidth", action="store_true", help="measure all-reduces between the cluster's nodes (a short Slurm job)"
     )
     return parser, verbs.choices
+
+
+def _add_plugin(verb: argparse.ArgumentParser, text: str) -> None:
+    verb.add_argument("--plugin", metavar="PACKAGE", help=text)
+
+
+def _add_folder_options(verb: argparse.ArgumentParser, name: str) -> None:
+    if name in ("status", "cancel", "logs"):
+        _add_plugin(verb, "a package of your own whose launcher the runs were submitted with")
+    else:
+        _add_plugin(verb, _UNFINISHED)
+    if name == "claims":
+        verb.add_argument(
+            "names", nargs="*", default=[], metavar="NAME", help="only these claims, with every run behind them"
+        )
+        verb.add_argument("--file", metavar="YAML", help="claims of your own instead of the suite's")
+    if name == "report":
+        verb.add_argument("--out", metavar="DIR", help="where to write it, instead of DIR/report")
+    if name == "status":
+        verb.add_argument("--watch", action="store_true", help="update the table until all runs have ended")
+        verb.add_argument(
+            "--all", action="store_true", help="list every run, also the many that are ok, queued or missing"
+        )
 
 
 def _add_compare(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -146,7 +161,7 @@ def _add_compare(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         help="keys in which the sides may differ besides",
     )
     verb.add_argument("--fail-if-slower", metavar="P%", help="exit with 1 if anything is slower by more, e.g. 3%%")
-    verb.add_argument("--plugin", metavar="PACKAGE", help="a package of your own whose runs are not all finished")
+    _add_plugin(verb, _UNFINISHED)
 
 
 def _add_submit_options(verb: argparse.ArgumentParser) -> None:
@@ -180,27 +195,29 @@ class _Version(argparse.Action):
 
 
 def _verbs() -> dict[str, Callable[[argparse.Namespace], int]]:
-    from launch import planning, results, verbs
-    from launch.extension import extension
+    from launch.sweep.extension import extension
+    from launch.verbs import planning, results, running, watching
 
     def configured(verb: Callable[..., int]) -> Callable[[argparse.Namespace], int]:
         return lambda options: verb(options.overrides, extension(options.conf, options.plugin))
 
     return {
-        "run": configured(verbs.run),
+        "run": configured(running.run),
         "show": configured(planning.show),
         "plan": configured(planning.plan),
-        "tune": configured(verbs.tune),
-        "submit": lambda options: verbs.submit(
+        "tune": configured(running.tune),
+        "submit": lambda options: running.submit(
             options.overrides,
             extension(options.conf, options.plugin),
             retry=options.retry,
             max_gpu_hours=options.max_gpu_hours,
         ),
-        "prepare": configured(verbs.prepare_data),
-        "status": lambda options: verbs.status(options.folder, watch=options.watch, every=options.all),
-        "cancel": lambda options: verbs.cancel(options.folder),
-        "logs": lambda options: verbs.logs(options.folder),
+        "prepare": configured(running.prepare_data),
+        "status": lambda options: watching.status(
+            options.folder, extension(None, options.plugin), watch=options.watch, every=options.all
+        ),
+        "cancel": lambda options: watching.cancel(options.folder, extension(None, options.plugin)),
+        "logs": lambda options: watching.logs(options.folder, extension(None, options.plugin)),
         "report": lambda options: results.report(options.folder, extension(None, options.plugin), out=options.out),
         "claims": lambda options: results.claims(
             options.folder, options.names, extension(None, options.plugin), file=options.file
@@ -212,7 +229,7 @@ def _verbs() -> dict[str, Callable[[argparse.Namespace], int]]:
             across=options.across,
             fail_if_slower=options.fail_if_slower,
         ),
-        "doctor": lambda options: verbs.doctor(options.overrides, bandwidth=options.bandwidth),
+        "doctor": lambda options: watching.doctor(options.overrides, bandwidth=options.bandwidth),
     }
 
 

@@ -24,6 +24,9 @@ Positive = Annotated[float, Meta(gt=0)]
 class FirstOrder(Optimizer, frozen=True, kw_only=True):
     """Optimizers that take one gradient per step, and update each parameter by itself."""
 
+    torch_name: ClassVar[str]
+    """Its class in `torch.optim`."""
+
     weight_decay: NonNegative
     """L2 penalty (decoupled in AdamW)."""
     implementation: Literal["auto", "for_loop", "foreach", "fused"]
@@ -49,6 +52,8 @@ class FirstOrder(Optimizer, frozen=True, kw_only=True):
 
     def build(self, parameters: Iterable[nn.Parameter], run: RunConfig, device_type: str) -> torch.optim.Optimizer:
         """Build the optimizer of `parameters`, which are on their devices already."""
+        import torch
+
         how = {
             "auto": {"fused" if self._can_fuse(run) else "foreach": True} if device_type == "cuda" else {},
             "for_loop": {"foreach": False, "fused": False},
@@ -56,33 +61,26 @@ class FirstOrder(Optimizer, frozen=True, kw_only=True):
             "fused": {"fused": True},
         }[self.implementation]
         arguments = {"lr": self.scaled_lr(run), "weight_decay": self.weight_decay, **how, **self.options()}
-        optimizer: torch.optim.Optimizer = self.torch_class()(parameters, **arguments)
+        optimizer: torch.optim.Optimizer = getattr(torch.optim, self.torch_name)(parameters, **arguments)
         return optimizer
 
     def _can_fuse(self, run: RunConfig) -> bool:
         return self.fuses_dtensors or not run.strategy.shards_tensors
 
     @abstractmethod
-    def torch_class(self) -> Any:
-        """The class in `torch.optim`."""
-
     def options(self) -> dict[str, Any]:
         """Its arguments besides the learning rate and the weight decay."""
-        return {}
 
 
 class Sgd(FirstOrder, frozen=True, kw_only=True):
     """Stochastic gradient descent."""
 
+    torch_name: ClassVar[str] = "SGD"
+
     momentum: Fraction
     """Share of the previous update that is kept."""
     nesterov: bool
     """Look ahead along the momentum (Sutskever et al. 2013)."""
-
-    def torch_class(self) -> Any:  # noqa: D102
-        import torch
-
-        return torch.optim.SGD
 
     def options(self) -> dict[str, Any]:  # noqa: D102
         return {"momentum": self.momentum, "nesterov": self.nesterov}
@@ -96,6 +94,7 @@ class Adam(FirstOrder, frozen=True, kw_only=True):
     """Adam (Kingma and Ba 2015, arXiv 1412.6980)."""
 
     fuses_dtensors: ClassVar[bool] = True
+    torch_name: ClassVar[str] = "Adam"
 
     beta1: Fraction
     """Decay of the gradient's running mean."""
@@ -103,11 +102,6 @@ class Adam(FirstOrder, frozen=True, kw_only=True):
     """Decay of the squared gradient's running mean."""
     eps: Positive
     """Added to the denominator."""
-
-    def torch_class(self) -> Any:  # noqa: D102
-        import torch
-
-        return torch.optim.Adam
 
     def options(self) -> dict[str, Any]:  # noqa: D102
         return {"betas": (self.beta1, self.beta2), "eps": self.eps}
@@ -120,22 +114,16 @@ class Adam(FirstOrder, frozen=True, kw_only=True):
 class AdamW(Adam, frozen=True, kw_only=True):
     """Adam with decoupled weight decay (Loshchilov and Hutter 2019, arXiv 1711.05101)."""
 
-    def torch_class(self) -> Any:  # noqa: D102
-        import torch
-
-        return torch.optim.AdamW
+    torch_name: ClassVar[str] = "AdamW"
 
 
 class Adagrad(FirstOrder, frozen=True, kw_only=True):
     """Adagrad (Duchi et al. 2011)."""
 
+    torch_name: ClassVar[str] = "Adagrad"
+
     eps: Positive
     """Added to the denominator."""
-
-    def torch_class(self) -> Any:  # noqa: D102
-        import torch
-
-        return torch.optim.Adagrad
 
     def options(self) -> dict[str, Any]:  # noqa: D102
         return {"eps": self.eps}
@@ -153,9 +141,9 @@ class Lbfgs(Optimizer, frozen=True, kw_only=True):
     """
 
     history_size: Annotated[int, Meta(ge=1, le=1000)]
-    """Pairs of vectors, each as long as the parameters, that approximate the curvature."""
+    """Pairs of vectors, each of the parameters' length, that approximate the curvature."""
     line_search_evaluations: Annotated[int, Meta(ge=1, le=1000)]
-    """At most so many step lengths after the first are tried in an iteration."""
+    """Step lengths after the first that an iteration tries at most."""
 
     def check(self, run: RunConfig, device_type: str) -> None:
         """Refuse strategies that update by one gradient, mini-batches, and losses too coarse for a line search."""
@@ -181,7 +169,7 @@ class Lbfgs(Optimizer, frozen=True, kw_only=True):
             raise ConfigError(f"channels_last=true with optimizer={self.name} is refused: choose channels_last=false")
 
     def full_batch(self, run: RunConfig) -> int:
-        """The training set, less what can't be divided among the data shards."""
+        """The training set, less the samples that can't be divided among the data shards."""
         samples = run.data.train_samples
         return samples - samples % run.strategy.data_parallel_degree(run)
 

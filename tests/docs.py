@@ -3,30 +3,45 @@
 from __future__ import annotations
 
 import inspect
+import textwrap
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from launch.compose import group_choices
+from analysis.metrics.configuration_columns import PER_CONFIGURATION, PER_FACT
+from analysis.metrics.schema import (
+    epoch_aggregates,
+    per_epoch_columns,
+    per_run_columns,
+    row_aggregates,
+    run_aggregates,
+)
 from launch.sweep import one_run
+from launch.sweep.compose import group_choices
 from parallelbench.errors import ConfigError
 from parallelbench.spec.check import check_run
 from parallelbench.spec.config import RunConfig
-from parallelbench.spec.identity import SCHEMA_VERSION
-from parallelbench.store.records import TABLES
+from parallelbench.store.records import TABLES, TABLES_VERSION
 from tests.faults import faults
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from parallelbench.store.columns import Column
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 
 _INTRO = f"""# Results: what the tables hold
 
-This page is generated from `parallelbench/store/records.py` by `make docs`. Schema version {SCHEMA_VERSION}.
+This page is generated from the declarations in `parallelbench/store/` and `analysis/metrics/` by `make docs`. Version
+{TABLES_VERSION} of the tables.
 
 A finished run publishes one Parquet file per table in `<results>/<sweep>/<run>/result/`, all at once, with
-`manifest.json` last: sha256, bytes and rows of each file, the attempt, the outcome. Ranks write what they measured and
-nothing derived; speed-ups, medians and sums over ranks are computed in `analysis/metrics/` only. Durations are
-seconds, sizes bytes; epochs and steps count from 1. Null means *not measured*, never 0. The schema, with every column's
-meaning, is in each file's metadata too.
+`manifest.json` last: sha256, bytes and rows of each file, the attempt, the outcome. Ranks write what they measured;
+speed-ups, medians and sums over ranks are computed in `analysis/metrics/` only. Epochs and steps count from 1. A share
+is from 0 to 1. Null means *not measured*, never 0; a column without a word on null is never null. Each file's metadata
+hold its columns' meanings and units, too.
 
 | table | one row per |
 |---|---|
@@ -39,18 +54,47 @@ meaning, is in each file's metadata too.
 | `telemetry` | sample of a GPU, or of a host |
 | `phases` | step of the pass after the last epoch, and rank |
 """
+_DERIVED = """# Derived columns
+
+`analysis` computes them from the tables above. A number's name says which it is: `epoch_time_s` is one rank's,
+`slowest_epoch_time_s` an epoch's, `steady_epoch_time_s` a run's, and in `summary` the median over repeats. *Of* names
+the column that a plain aggregate is made of; *over repeats* says how the runs of a configuration become a row of
+`summary`.
+"""
 
 
 def results_page() -> str:
     """docs/results.md."""
     parts = [_INTRO]
     for table, columns in TABLES.items():
-        parts.append(f"## `{table}`\n\n| column | type | null | meaning |\n|---|---|---|---|")
-        for column in columns:
-            null = "may be" if column.nullable else ""
-            parts.append(f"| `{column.name}` | {column.type} | {null} | {column.doc.replace('|', chr(92) + '|')} |")
-        parts.append("")
+        parts += [f"## `{table}`\n", _table(("column", "type", "unit", "meaning", "null"), map(_raw, columns))]
+    parts.append(_DERIVED)
+    plain = [*epoch_aggregates(), *run_aggregates(), *(pair for pairs in row_aggregates().values() for pair in pairs)]
+    sources = {column.name: f"{column.over} of `{source.name}`" for source, column in plain}
+    head = ("column", "unit", "meaning", "null", "of", "over repeats")
+    for title, derived in (
+        ("`per_epoch`: one row per epoch", per_epoch_columns()),
+        ("`per_run`: one row per run", per_run_columns()),
+        ("`facts`: `run` and `per_run` with these", PER_FACT),
+        ("`summary`: one row per configuration; what aggregates over repeats above, and these", PER_CONFIGURATION),
+    ):
+        rows = [(*_named(column), sources.get(column.name, ""), column.repeats or "") for column in derived]
+        parts += [f"## {title}\n", _table(head, rows)]
     return "\n".join(parts)
+
+
+def _raw(column: Column) -> tuple[str, ...]:
+    name, *others = _named(column)
+    return (name, column.type, *others)
+
+
+def _named(column: Column) -> tuple[str, ...]:
+    return (f"`{column.name}`", column.unit or "", column.meaning, column.null or "")
+
+
+def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    lines = (" | ".join(cell.replace("|", "\\|") for cell in row) for row in rows)
+    return "\n".join([f"| {' | '.join(head)} |", "|---" * len(head) + "|", *(f"| {line} |" for line in lines), ""])
 
 
 _STRATEGIES_INTRO = """# Strategies: what is possible
@@ -93,8 +137,13 @@ def strategies_page() -> str:
     for name in names:
         cells = [_possible(name, model, options, reasons) for model, options in _MODELS.items()]
         parts.append(f"| `{name}` | {' | '.join(cells)} |")
-    parts += ["", "## Why not", "", *(f"- {reason}" for reason in dict.fromkeys(reasons)), ""]
+    parts += ["", "## Why not", "", *map(_item, dict.fromkeys(reasons)), ""]
     return "\n".join(parts)
+
+
+def _item(text: str) -> str:
+    """One point of a list, in lines of at most 120 characters."""
+    return textwrap.fill(f"- {text}", 120, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False)
 
 
 def _configured(strategy: str, model: str, options: list[str]) -> RunConfig:

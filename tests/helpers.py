@@ -8,7 +8,7 @@ import functools
 import re
 from typing import TYPE_CHECKING, Any
 
-from launch.compose import compose_plain, resolve
+from launch.sweep.compose import compose_plain, resolve
 from parallelbench.spec.config import RunConfig
 from parallelbench.spec.mapping import from_mapping
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from parallelbench.probes.bandwidth import AllReduce, all_reduces
+from parallelbench.probes.link_bandwidth import AllReduce, all_reduces
 from tests.ranks import run_ranks
 
 

@@ -12,7 +12,7 @@ from unittest import mock
 import pytest
 import torch
 
-from launch.compose import group_choices
+from launch.sweep.compose import group_choices
 from parallelbench.errors import ConfigError
 from parallelbench.rank.checkpoint import Checkpoints, Key
 from parallelbench.rank.epoch_boundary import AUTO_MARGIN, Policy

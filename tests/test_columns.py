@@ -21,13 +21,13 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from parallelbench.data import loader as loader_module
+from parallelbench.loaders import resident_loader as loader_module
 from parallelbench.loaders.batch import Shard
 from parallelbench.loaders.batch_loader import generator
 from parallelbench.loaders.resident_loader import ResidentLoader
 from parallelbench.probes import clock as clock_module
 from parallelbench.probes import environment
-from parallelbench.probes.memory import MemoryProbe
+from parallelbench.probes.memory_probe import MemoryProbe
 from parallelbench.rank import session, train
 from parallelbench.rank.devices import cpu_name, node_name
 from parallelbench.rank.parity import check_parity
@@ -61,7 +61,7 @@ FORCED = {
         "tests.strategies.test_pipeline.test_a_whole_run_ends_well": "theoretical_bubble",
         "tests.launch.test_packed.test_packed_runs_train_bit_for_bit_like_separate_ones_and_have_no_times": "packed",
         "tests.launch.test_resume.test_a_damaged_checkpoint_gives_way_to_the_one_before": "resumed_after",
-        "tests.launch.test_resume.test_a_run_that_goes_on_in_other_surroundings_is_not_compared": "resumed_elsewhere",
+        "tests.launch.test_resume.test_a_run_that_resumes_in_another_environment_is_not_compared": "resumed_elsewhere",
         "tests.test_phases.test_known_all_reduces_make_latency_and_bandwidth": "probed_latency_s "
         "probed_bandwidth_bytes_per_s",
     },
@@ -308,7 +308,7 @@ def plant(monkeypatch: pytest.MonkeyPatch, clock: Clock, run: RunConfig) -> None
     for name, seconds in takes.items():
         monkeypatch.setattr(session, name, turning(clock, seconds, getattr(session, name)))
     monkeypatch.setattr(session, "check_parity", turning(clock, 6.0, lambda *_: [dict(PARITY_ROW)]))
-    monkeypatch.setattr(session, "parity_is_asked", lambda _: True)
+    monkeypatch.setattr(session, "checks_parity", lambda _: True)
     monkeypatch.setattr(environment, "capture", turning(clock, 100.0, lambda: {"known": 1}))
     monkeypatch.setattr(type(run.data), "load", turning(clock, 4.0, type(run.data).load))
     monkeypatch.setattr(loader_module, "ResidentLoader", turning(clock, 0.5, ResidentLoader))

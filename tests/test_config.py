@@ -19,8 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import parallelbench
-from launch.compose import group_choices
 from launch.sweep import one_run
+from launch.sweep.compose import group_choices
 from parallelbench.errors import ConfigError, choices, one_line
 from parallelbench.spec.config import RunConfig
 from parallelbench.spec.identity import canonical_json, run_id, slug
@@ -253,7 +253,7 @@ def test_every_field_of_the_schema_is_documented_beneath_it(module: str) -> None
     names = {cls.name for cls in ast.walk(ast.parse(source)) if isinstance(cls, ast.ClassDef)}
     structs = {cls.__name__ for cls in all_structs()} & names
     # What stands for a node of its own is documented at its class.
-    nodes = {"Settings.measure", "Settings.launcher", "Settings.site"} | {f"RunConfig.{key}" for key in COMPONENTS}
+    nodes = {"Settings.measure", "RunConfig.launcher", "Settings.site"} | {f"RunConfig.{key}" for key in COMPONENTS}
     assert [name for name in undocumented(source, structs) if name not in nodes] == []
 
 
@@ -311,7 +311,7 @@ def refusal(node: Any) -> str:
         "parallelbench.spec.structure.structure",
         "parallelbench.store.folder.os.system",
         "parallelbench.spec.config.importlib.import_module",
-        "parallelbench.models.base.Model",
+        "parallelbench.models.model.Model",
         "parallelbench.strategies.ddp.Ddp",
         "parallelbench.models.nothing.Here",
         "parallelbench.models.cnn.Nothing",
@@ -409,6 +409,27 @@ def test_a_missing_key_is_named(path: tuple[str, ...]) -> None:
         here = here[part]
     del here[path[-1]]
     assert refusal(node).partition(": add")[0] == f"{'.'.join(path)} is missing"
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [("epochs", "8"), ("precision", "fp23"), ("launcher.name", "slrum"), ("measure.pairty", 1), ("site.name", "a b")],
+)
+def test_no_error_repeats_or_reads_the_words_of_a_library(
+    monkeypatch: pytest.MonkeyPatch, path: str, value: Any
+) -> None:
+    node = changed(BASE, tuple(path.split(".")), value)
+    before = refusal(node)
+    convert = msgspec.convert
+
+    def reworded(value: Any, kind: Any) -> Any:
+        try:
+            return convert(value, kind)
+        except msgspec.ValidationError:
+            raise msgspec.ValidationError("No.") from None
+
+    monkeypatch.setattr(msgspec, "convert", reworded)
+    assert refusal(node) == before
 
 
 def test_devices_must_fill_nodes_evenly() -> None:

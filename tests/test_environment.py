@@ -1,4 +1,4 @@
-"""What a run says of its surroundings."""
+"""What a run records of its environment."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from parallelbench.probes import environment
-from parallelbench.store.surroundings import entries, unlike
+from parallelbench.store.environment_match import differences, entries
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -64,7 +64,7 @@ def test_the_state_of_a_checkout(tmp_path: Path) -> None:
 
 
 def _unlike(one: dict[str, Any], other: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
-    return unlike(entries(one), entries(other))
+    return differences(entries(one), entries(other))
 
 
 def test_only_what_changes_a_measurement_differs() -> None:

@@ -359,10 +359,10 @@ def test_outcomes_and_last_words_have_room_on_a_full_disk(small_disk: Path) -> N
 
 def test_anybody_can_ask_an_attempt_to_stop(tmp_path: Path) -> None:
     _, attempt = begin(config(tmp_path), Fake())
-    assert not attempt.stop_asked()
+    assert not attempt.stop_requested()
     for _ in range(2):
         attempt.ask_to_stop()
-        assert Attempt(attempt.path).stop_asked()
+        assert Attempt(attempt.path).stop_requested()
     attempt.withdraw()
     with pytest.raises(StorageError):
         attempt.ask_to_stop()

@@ -15,9 +15,9 @@ import torch
 
 from launch.sweep import one_run
 from parallelbench.gpu_check import device, strategies, telemetry, training
-from parallelbench.gpu_check.finding import FailedError, SkippedError, at_most, between, carry_out
+from parallelbench.gpu_check.check_result import FailedError, SkippedError, at_most, between, carry_out
 from parallelbench.gpu_check.ranks import Result
-from parallelbench.gpu_check.runs import run_of
+from parallelbench.gpu_check.small_runs import run_of
 from parallelbench.rank.devices import Gpu
 from parallelbench.rank.numerics import Numerics
 from parallelbench.rank.world import World
@@ -208,8 +208,8 @@ def test_the_samplers_process_is_asked_for_energy(monkeypatch: pytest.MonkeyPatc
 
 def test_clocks_are_held_against_a_stopwatch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "_STEPS", 5)
-    stop = device.Window.stop
-    monkeypatch.setattr(device.Window, "stop", lambda window: 2 * stop(window))
+    stop = device.TimedWindow.stop
+    monkeypatch.setattr(device.TimedWindow, "stop", lambda window: 2 * stop(window))
     with pytest.raises(FailedError, match="sum of the steps"):
         device.clocks(CPU)
 

@@ -13,11 +13,11 @@ import torch
 
 from analysis import load
 from parallelbench.cli import main
-from parallelbench.probes import attribution
-from parallelbench.probes.attribution import TRACED_STEPS, ring
-from parallelbench.probes.bandwidth import AllReduce
+from parallelbench.probes import step_attribution as attribution
 from parallelbench.probes.clock import StartUp
+from parallelbench.probes.link_bandwidth import AllReduce
 from parallelbench.probes.spans import Spanned
+from parallelbench.probes.step_attribution import TRACED_STEPS, ring
 from parallelbench.rank.session import Session
 from parallelbench.rank.world import World
 from parallelbench.store.folder import RunFolder

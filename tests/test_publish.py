@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.parquet as pq
 import pytest
 
-from launch.outcome import publish_if_finished
+from launch.attempt.outcome import publish_if_finished
 from parallelbench.errors import StorageError, SupersededError
 from parallelbench.spec.identity import run_id
 from parallelbench.store.attempt import Outcome

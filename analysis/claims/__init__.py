@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from analysis.claims.grammar import Claim, Publication, publications
-from analysis.claims.verdict import Case, Finding, judge
+from analysis.claims.verdict import Case, Judgement, judge
 from parallelbench.errors import ConfigError, choices
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from analysis.load import Runs
+    from analysis.reader import Runs
 
-__all__ = ["Case", "Claim", "Finding", "Publication", "chosen", "judge", "judge_all", "publications"]
+__all__ = ["Case", "Claim", "Judgement", "Publication", "chosen", "judge", "judge_all", "publications"]
 
 
-def judge_all(runs: Runs, of: Sequence[Publication] | None = None) -> list[Finding]:
+def judge_all(runs: Runs, of: Sequence[Publication] | None = None) -> list[Judgement]:
     """Every claim of these publications, by default of those that the suite comes with, in their order."""
     return [
         judge(runs, claim, seed=publication.seed)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from msgspec import Meta, field
 
-from analysis.work import plain
+from analysis.comparison.policy import plain
 from parallelbench.errors import ConfigError, choices
 from parallelbench.spec.config import RunConfig
 from parallelbench.spec.structure import Name, Node, structure
@@ -60,7 +60,7 @@ MEASURED = (
     "time_to_accuracy_s",
 )
 """Metrics of a run that only runs with valid timing have."""
-PER_EPOCH = ("epoch_time_s", "training_time_s", "gpu_energy_j", "gpu_power_mean_w", "gpu_memory_used_max_bytes")
+PER_EPOCH = ("slowest_epoch_time_s", "training_time_s", "gpu_energy_j", "gpu_power_mean_w", "gpu_memory_used_max_bytes")
 """Metrics of an epoch that only runs with valid timing have: of the one that the contrast or `epoch` names.
 
 The fullest GPU is the driver's, as peaks of processes are sums over the GPUs that each drives.
@@ -70,7 +70,7 @@ TO_ACCURACY = ("steps_to_accuracy", "time_to_accuracy_s")
 EPOCH_COLUMNS = (*LEARNING[:4], *PER_EPOCH)
 METRICS = (*LEARNING, *MEASURED, *PER_EPOCH)
 OF_SAMPLES = (
-    *("first_epoch_time_s", "second_epoch_time_s", "steady_epoch_time_s", "epoch_time_s", "gpu_energy_j"),
+    *("first_epoch_time_s", "second_epoch_time_s", "steady_epoch_time_s", "slowest_epoch_time_s", "gpu_energy_j"),
     *("total_training_time_s", "total_time_s", "training_time_s"),
 )
 """Metrics that less is of where an epoch holds fewer samples: whoever drops some of them seems to be faster."""

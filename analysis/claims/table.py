@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from analysis import text
-from analysis.claims.verdict import VERDICTS, Case, Finding
+from analysis.claims.verdict import VERDICTS, Case, Judgement
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,45 +27,45 @@ _MOST_CASES = 4
 _MOST_WARNINGS = 3
 
 
-def findings_table(findings: Sequence[Finding]) -> RenderableType:
-    """One row per claim that these runs say something about, the effects below it; then what decides the others."""
+def judgements_table(judgements: Sequence[Judgement]) -> RenderableType:
+    """One row per claim with its effects in these runs, then the commands whose runs would decide the others."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 1, 0), expand=True)
     table.add_column("claim", ratio=5)
     table.add_column("verdict", no_wrap=True)
     table.add_column("effect, and in brackets its 95 % interval", ratio=8)
-    told = [finding for finding in findings if finding.cases]
-    for finding in told:
-        claim = finding.claim
-        said = f"[bold]{claim.name}[/] ({finding.seed}, {escape(claim.section)})\n“{escape(claim.quote)}”"
-        verdict = f"[{_COLOURS[finding.verdict]}]{finding.verdict}[/]"
-        table.add_row(said, verdict, escape("\n".join(_lines(finding, most=_MOST_CASES))))
-    shown: list[RenderableType] = [table] if told else []
-    return Group(*shown, Text("\n".join([*_untold(findings), "", *_tally(findings)])))
+    decided = [judgement for judgement in judgements if judgement.cases]
+    for judgement in decided:
+        claim = judgement.claim
+        quoted = f"[bold]{claim.name}[/] ({judgement.seed}, {escape(claim.section)})\n“{escape(claim.quote)}”"
+        verdict = f"[{_COLOURS[judgement.verdict]}]{judgement.verdict}[/]"
+        table.add_row(quoted, verdict, escape("\n".join(_lines(judgement, most=_MOST_CASES))))
+    shown: list[RenderableType] = [table] if decided else []
+    return Group(*shown, Text("\n".join([*_undecided(judgements), "", *_tally(judgements)])))
 
 
-def _untold(findings: Sequence[Finding]) -> list[str]:
-    """What would decide the claims that these runs say nothing about."""
+def _undecided(judgements: Sequence[Judgement]) -> list[str]:
+    """The commands whose runs would decide the other claims."""
     lacking: dict[str, list[str]] = {}
-    for finding in findings:
-        if not finding.cases:
-            claim = finding.claim
+    for judgement in judgements:
+        if not judgement.cases:
+            claim = judgement.claim
             commands = " and ".join(f"parallelbench submit sweep={name}" for name in claim.sweeps)
             where = commands + (" on GPUs" if claim.gpus_only else "")
             lacking.setdefault(where, []).append(claim.name)
-    head = ["These runs say nothing about the claims below; what would:"] if lacking else []
+    head = ["These runs decide nothing about the claims below. These commands would:"] if lacking else []
     return head + [f"- {where}: {', '.join(names)}" for where, names in lacking.items()]
 
 
-def details(finding: Finding) -> RenderableType:
+def details(judgement: Judgement) -> RenderableType:
     """One claim with every case, every repeat and every run behind it."""
-    claim = finding.claim
+    claim = judgement.claim
     head = [
-        f"{claim.name}: {finding.verdict}" + (f" ({finding.why})" if finding.why else ""),
-        f"publication {finding.seed}, {claim.section}: “{claim.quote}”",
+        f"{claim.name}: {judgement.verdict}" + (f" ({judgement.why})" if judgement.why else ""),
+        f"publication {judgement.seed}, {claim.section}: “{claim.quote}”",
         *([claim.note] if claim.note else []),
         f"expected: {expected(claim)}",
     ]
-    rows = [line for case in finding.cases for line in ("", *_case(case, claim))]
+    rows = [line for case in judgement.cases for line in ("", *_case(case, claim))]
     return Text("\n".join([*head, *rows, ""]))
 
 
@@ -81,12 +81,12 @@ def expected(claim: Claim) -> str:
     return f"{claim.metric}, {claim.compare} {span}{refuted}"
 
 
-def _lines(finding: Finding, *, most: int) -> list[str]:
-    claim, cases = finding.claim, sorted(finding.cases, key=lambda case: VERDICTS[::-1].index(case.verdict))
+def _lines(judgement: Judgement, *, most: int) -> list[str]:
+    claim, cases = judgement.claim, sorted(judgement.cases, key=lambda case: VERDICTS[::-1].index(case.verdict))
     lines = [f"{expected(claim)}"]
     lines += [_effect(case, claim) for case in cases[:most]]
     lines += [f"and {len(cases) - most} more cases"] if len(cases) > most else []
-    return [*lines, *([finding.why] if finding.why else [])]
+    return [*lines, *([judgement.why] if judgement.why else [])]
 
 
 def _effect(case: Case, claim: Claim) -> str:
@@ -117,22 +117,22 @@ def _value(value: float | None, claim: Claim) -> str:
     return f"{value:.3f}"
 
 
-def _tally(findings: Sequence[Finding]) -> list[str]:
-    counts = [(sum(finding.verdict == verdict for finding in findings), verdict) for verdict in VERDICTS]
-    told = ", ".join(f"{count} {verdict}" for count, verdict in counts)
-    devices = list(dict.fromkeys(case.device for finding in findings for case in finding.cases))
-    where = f"Measured on {text.listed(devices)}: what is said of GPUs is decided for these. " if devices else ""
-    line = f"{len(findings)} claims: {told}. {where}`parallelbench claims DIR NAME` shows what is behind one."
-    return [line, *_warnings(findings)]
+def _tally(judgements: Sequence[Judgement]) -> list[str]:
+    counts = [(sum(judgement.verdict == verdict for judgement in judgements), verdict) for verdict in VERDICTS]
+    tally = ", ".join(f"{count} {verdict}" for count, verdict in counts)
+    devices = list(dict.fromkeys(case.device for judgement in judgements for case in judgement.cases))
+    where = f"Measured on {text.listed(devices)}: verdicts on GPUs hold for these. " if devices else ""
+    line = f"{len(judgements)} claims: {tally}. {where}`parallelbench claims DIR NAME` shows one with its runs."
+    return [line, *_warnings(judgements)]
 
 
-def _warnings(findings: Sequence[Finding]) -> list[str]:
-    """What limits all this: the runs' own warnings, and in what those that were compared are not alike."""
-    found = list(dict.fromkeys(w for finding in findings for case in finding.cases for w in case.warnings))
-    shown = [f"- {warning}" for warning in found[:_MOST_WARNINGS]]
+def _warnings(judgements: Sequence[Judgement]) -> list[str]:
+    """The runs' own warnings, and the caveats of comparing them."""
+    warnings = list(dict.fromkeys(w for judgement in judgements for case in judgement.cases for w in case.warnings))
+    shown = [f"- {warning}" for warning in warnings[:_MOST_WARNINGS]]
     more = (
-        [f"- and {len(found) - _MOST_WARNINGS} more, beside the claim that you name"]
-        if len(found) > _MOST_WARNINGS
+        [f"- and {len(warnings) - _MOST_WARNINGS} more, beside the claim that you name"]
+        if len(warnings) > _MOST_WARNINGS
         else []
     )
-    return ["", "What to know of some of the runs behind these verdicts:", *shown, *more] if found else []
+    return ["", "Warnings of some of the runs behind these verdicts:", *shown, *more] if warnings else []

@@ -12,18 +12,19 @@ import msgspec
 import polars as pl
 
 from analysis import text
-from analysis.claims.cells import Cell, usable
-from analysis.claims.doubts import cautions, objections
+from analysis.claims.contrasts import effects, is_unreached
+from analysis.claims.effects import Effect, usable
 from analysis.claims.grammar import EPOCH_COLUMNS, LEARNING, Claim, Expect, written
-from analysis.claims.pairs import effects, is_unreached
+from analysis.claims.validity import blockers, caveats
+from analysis.comparison.policy import canonical
+from analysis.configurations import facts
 from analysis.stats import difference_interval
 from analysis.stats import interval as ratio_interval
-from analysis.summary import facts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from analysis.load import Runs
+    from analysis.reader import Runs
 
 Verdict = Literal["reproduced", "refuted", "inconclusive"]
 VERDICTS: tuple[Verdict, ...] = ("reproduced", "refuted", "inconclusive")
@@ -55,7 +56,7 @@ class Case:
     runs: tuple[str, ...]
     """The runs behind it."""
     warnings: tuple[str, ...] = ()
-    """What these runs warn of, and in what they differ."""
+    """The warnings of these runs, and the caveats of comparing them."""
     missed: int = 0
     """Further repeats of both sides, without an effect since a run never reached the target."""
     also: float | None = None
@@ -73,68 +74,74 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Finding:
-    """A claim, and what the runs say of it."""
+class Judgement:
+    """A claim and its verdict in these runs."""
 
     seed: str
     claim: Claim
     cases: tuple[Case, ...]
     verdict: Verdict
     why: str
-    """In how many cases it holds; or what would decide it."""
+    """In how many cases it holds, or what would decide it."""
 
 
-def judge(runs: Runs, claim: Claim, *, seed: str) -> Finding:
+def judge(runs: Runs, claim: Claim, *, seed: str) -> Judgement:
     """Evaluate one claim."""
-    found = effects(runs, claim)
+    compared = effects(runs, claim)
     if claim.gpus_only:
-        found = [cell for cell in found if cell.keys["device_type"] == "cuda"]
-    others = {_identity(cell): cell for cell in _also(runs, claim)}
+        compared = [effect for effect in compared if effect.keys["device_type"] == "cuda"]
+    others = {_identity(effect): effect for effect in _also(runs, claim)}
     cases = tuple(
-        _case(runs, cell, claim, where=where, also=others.get(_identity(cell)))
-        for cell, where in zip(found, _labels(found), strict=True)
+        _case(runs, effect, claim, where=where, also=others.get(_identity(effect)))
+        for effect, where in zip(compared, _labels(compared), strict=True)
     )
     verdict, why = _overall(cases, claim) if cases else ("inconclusive", _missing(runs, claim))
-    return Finding(seed, claim, cases, verdict, why)
+    return Judgement(seed, claim, cases, verdict, why)
 
 
-def _also(runs: Runs, claim: Claim) -> list[Cell]:
+def _also(runs: Runs, claim: Claim) -> list[Effect]:
     if not claim.also:
         return []
     epoch = claim.epoch if claim.also in EPOCH_COLUMNS else None
     return effects(runs, msgspec.structs.replace(claim, metric=claim.also, also=None, target=None, epoch=epoch))
 
 
-def _identity(cell: Cell) -> str:
-    return msgspec.json.encode([cell.keys, cell.steps], order="sorted").decode()
+def _identity(effect: Effect) -> str:
+    return canonical([effect.keys, effect.steps])
 
 
-def _case(runs: Runs, cell: Cell, claim: Claim, *, where: str, also: Cell | None) -> Case:
+def _case(runs: Runs, effect: Effect, claim: Claim, *, where: str, also: Effect | None) -> Case:
     known = _known(runs)
-    ids = dict.fromkeys(run_id for used in cell.runs.values() for run_id in used)
-    warned = [known[run_id][1] for run_id in ids]
-    values = [reading.value for reading in cell.values.values()]
-    interval = _interval(cell, claim)
-    verdict, lacks = decide(values, interval, claim.expect)
-    if verdict == "inconclusive" and decide(values, _ends(values, claim), claim.expect)[0] != "inconclusive":
-        lacks = "accuracy is looked at too seldom: fewer measure.steps_per_epoch"
-    if doubts := objections(runs, claim, cell):
-        verdict, lacks = "inconclusive", "; ".join(doubts)
+    ids = dict.fromkeys(run_id for used in effect.runs.values() for run_id in used)
+    warnings = [known[run_id][1] for run_id in ids] + list(map(str, caveats(runs, claim, effect)))
+    interval = _interval(effect, claim)
+    verdict, lacks = _decided(runs, effect, claim, interval)
     low, high = interval or (None, None)
     return Case(
         where=where,
-        step=", by ".join(cell.steps),
-        device=str(cell.keys.get("device_name") or cell.keys.get("device_type")),
-        effects=tuple((repeat, reading.value) for repeat, reading in cell.values.items()),
+        step=", by ".join(effect.steps),
+        device=str(effect.keys.get("device_name") or effect.keys.get("device_type")),
+        effects=tuple((repeat, reading.value) for repeat, reading in effect.values.items()),
         low=low,
         high=high,
         verdict=verdict,
         lacks=lacks,
         runs=tuple(known[run_id][0] for run_id in ids),
-        warnings=tuple(dict.fromkeys(filter(None, [*warned, *cautions(runs, claim, cell)]))),
-        missed=len(cell.missed),
+        warnings=tuple(dict.fromkeys(filter(None, warnings))),
+        missed=len(effect.missed),
         also=median(reading.value for reading in also.values.values()) if also else None,
     )
+
+
+def _decided(runs: Runs, effect: Effect, claim: Claim, interval: tuple[float, float] | None) -> tuple[Verdict, str]:
+    """The verdict on an effect, and what would decide it where nothing does."""
+    if forbidden := blockers(runs, claim, effect):
+        return "inconclusive", "; ".join(map(str, forbidden))
+    values = [reading.value for reading in effect.values.values()]
+    verdict, lacks = decide(values, interval, claim.expect)
+    if verdict == "inconclusive" and decide(values, _ends(values, claim), claim.expect)[0] != "inconclusive":
+        lacks = "accuracy is measured too seldom: fewer measure.steps_per_epoch"
+    return verdict, lacks
 
 
 @lru_cache(maxsize=8)
@@ -143,10 +150,10 @@ def _known(runs: Runs) -> dict[str, tuple[str, str | None]]:
     return {run_id: (slug, warned) for run_id, slug, warned in runs.run.select("run_id", "slug", "warnings").rows()}
 
 
-def _interval(cell: Cell, claim: Claim) -> tuple[float, float] | None:
+def _interval(effect: Effect, claim: Claim) -> tuple[float, float] | None:
     """From the lower end of the least that the effects may be to the upper end of the most."""
-    least = _ends([reading.least for reading in cell.values.values()], claim)
-    most = _ends([reading.most for reading in cell.values.values()], claim)
+    least = _ends([reading.least for reading in effect.values.values()], claim)
+    most = _ends([reading.most for reading in effect.values.values()], claim)
     return (least[0], most[1]) if least and most else None
 
 
@@ -233,32 +240,34 @@ def _missing(runs: Runs, claim: Claim) -> str:
     with_all = f" {written(claim.where)}" if claim.where else ""
     sides = "; or ".join(map(str, claim.contrasts)) + (f"; and with {claim.more}" if claim.more else "")
     lacks = f"needs runs of the same work{with_all} with {sides}; {ENOUGH_REPEATS} repeats each: {_sweeps(claim)}"
-    return lacks + _left_out(runs, claim)
+    return lacks + _excluded(runs, claim)
 
 
 def _sweeps(claim: Claim) -> str:
     return " and ".join(f"sweep={name}" for name in claim.sweeps)
 
 
-def _left_out(runs: Runs, claim: Claim) -> str:
+def _excluded(runs: Runs, claim: Claim) -> str:
     gone = facts(runs).join(usable(runs, claim).select("run_id"), on="run_id", how="anti")
-    reasons = gone["left_out"].drop_nulls().str.split(":").list.first().unique(maintain_order=True)
-    if claim.metric in LEARNING or reasons.is_empty():
+    exclusions = gone["exclusion"].drop_nulls().unique(maintain_order=True)
+    if claim.metric in LEARNING or exclusions.is_empty():
         return ""
-    return f" ({gone.height} runs are left out: {text.listed(reasons.to_list())})"
+    return f" ({gone.height} runs don't count: {text.listed(exclusions.to_list())})"
 
 
-def _labels(cells: Sequence[Cell]) -> list[str]:
+def _labels(compared: Sequence[Effect]) -> list[str]:
     """Data and model of each effect, and the keys in which it differs from others of the same."""
-    names = {key for cell in cells for key in cell.keys} - {"data.name", "model.name"}
+    names = {key for effect in compared for key in effect.keys} - {"data.name", "model.name"}
     varying = [
-        key for key in sorted(names) if len({str(cell.keys.get(key)) for cell in cells}) > 1 and not _option(key, cells)
+        key
+        for key in sorted(names)
+        if len({str(effect.keys.get(key)) for effect in compared}) > 1 and not _option(key, compared)
     ]
-    return [" · ".join(_label(cell, varying)) for cell in cells]
+    return [" · ".join(_label(effect, varying)) for effect in compared]
 
 
-def _label(cell: Cell, varying: Sequence[str]) -> list[str]:
-    keys = cell.keys
+def _label(effect: Effect, varying: Sequence[str]) -> list[str]:
+    keys = effect.keys
     label = [str(keys[key]) for key in ("data.name", "model.name") if key in keys]
     ways = {"strategy.name", "devices"}
     if ways <= keys.keys() and ways & set(varying):
@@ -267,16 +276,16 @@ def _label(cell: Cell, varying: Sequence[str]) -> list[str]:
     return label + [_short(key, keys[key]) for key in varying if key in keys]
 
 
-def _option(key: str, cells: Sequence[Cell]) -> bool:
+def _option(key: str, compared: Sequence[Effect]) -> bool:
     """Whether a component's option varies only because the component does."""
     component = key.partition(".")[0]
     name = f"{component}.name"
-    if key == name or not any(name in cell.keys for cell in cells):
+    if key == name or not any(name in effect.keys for effect in compared):
         return False
     by_name: dict[str, set[str]] = {}
-    for cell in cells:
-        if name in cell.keys and key in cell.keys:
-            by_name.setdefault(cell.keys[name], set()).add(str(cell.keys[key]))
+    for effect in compared:
+        if name in effect.keys and key in effect.keys:
+            by_name.setdefault(effect.keys[name], set()).add(str(effect.keys[key]))
     return all(len(values) == 1 for values in by_name.values())
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     import altair as alt
 
-    from analysis.load import Runs
+    from analysis.reader import Runs
 
 
 @dataclass(frozen=True)

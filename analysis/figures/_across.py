@@ -9,13 +9,13 @@ import altair as alt
 import polars as pl
 
 from analysis import text
+from analysis.comparison.groups import groups_across
+from analysis.comparison.pairing import Pairing, compared_runs, paired
+from analysis.configurations import counted
 from analysis.figures._chart import lines, per_group
-from analysis.stats import Ratio, paired_ratio
-from analysis.summary import counted
-from analysis.work import groups_across
 
 if TYPE_CHECKING:
-    from analysis.load import Runs
+    from analysis.reader import Runs
 
 
 class Across(NamedTuple):
@@ -29,18 +29,23 @@ class Across(NamedTuple):
 def rates(runs: Runs, across: Across) -> pl.DataFrame:
     """Samples per second in steady state of every counted run that another differs from in the quantity only.
 
-    Columns: panel, group, configuration, variant, strategy, devices, repeat, x, value.
+    Columns: run_id, panel, group, configuration, variant, strategy, devices, repeat, x, throughput_samples_per_s.
     """
     labels = groups_across(runs, across.roots)
     names = ("group", "configuration", "variant", "strategy", "devices", "repeat")
     rows = counted(runs).select(
+        "run_id",
         pl.col("run_id").replace_strict(labels, return_dtype=pl.String).alias("panel"),
         *names,
+        "throughput_samples_per_s",
         x=pl.col(across.column),
-        value="throughput_samples_per_s",
     )
     several = pl.col("x").n_unique().over("panel", "configuration") > 1
-    return rows.drop_nulls("value").filter(several).sort("panel", "devices", "configuration", "x", "repeat")
+    return (
+        rows.drop_nulls("throughput_samples_per_s")
+        .filter(several)
+        .sort("panel", "devices", "configuration", "x", "repeat")
+    )
 
 
 def figure(runs: Runs, across: Across, *, title: str) -> alt.FacetChart | None:
@@ -52,17 +57,20 @@ def figure(runs: Runs, across: Across, *, title: str) -> alt.FacetChart | None:
     axis = alt.Axis(values=levels, format=",d", grid=False)
     x = alt.X("x:Q", title=across.name, scale=alt.Scale(type="log", base=2, padding=12, nice=False), axis=axis)
     y = alt.Y("median:Q", title="Samples per second, steady state", scale=alt.Scale(domainMin=0))
-    return lines(data, title=title, x=x, y=y)
+    return lines(data, columns=["throughput_samples_per_s"], title=title, x=x, y=y)
 
 
 def finding(runs: Runs, across: Across) -> str:
-    """What the step from the smallest to the largest level does to the rate, per configuration; repeats are paired."""
+    """How the rate changes from the smallest to the largest level, per configuration; repeats are paired."""
     sentences = []
     for (panel,), rows in rates(runs, across).group_by("panel", maintain_order=True):
         # Not all need have been measured over the same levels: the largest batch may not have fitted all.
         shown: dict[tuple[int, int], list[str]] = defaultdict(list)
+        refused = []
         for (configuration,), members in rows.group_by("configuration", maintain_order=True):
-            if ratio := _largest_to_smallest(members):
+            pairing = _smallest_and_largest(runs, members)
+            refused += [f"{configuration} is not compared: {issue}" for issue in pairing.blockers()]
+            if ratio := pairing.ratio("throughput_samples_per_s"):
                 span = "" if ratio.low is None else f" ({ratio.low:.2f}–{ratio.high:.2f})"
                 ends = members.select(low=pl.col("x").min(), high=pl.col("x").max()).row(0)
                 shown[ends].append(f"{ratio.median:.2f} times as many{span} with {configuration}")
@@ -70,13 +78,13 @@ def finding(runs: Runs, across: Across) -> str:
             f"from {across.name.lower()} {low:,} to {high:,}, samples per second are {text.listed(gains, most=4)}"
             for (low, high), gains in shown.items()
         ]
-        if steps:
-            sentences.append((str(panel), "; ".join(steps)))
+        if steps or refused:
+            sentences.append((str(panel), "; ".join([*steps, *refused])))
     return per_group(sentences) if sentences else f"No two runs that count differ in {across.name.lower()} only."
 
 
-def _largest_to_smallest(rows: pl.DataFrame) -> Ratio | None:
-    """The rates of one configuration at its largest level ÷ those at its smallest."""
-    x = pl.col("x")
-    large, small = (dict(rows.filter(x == end).select("repeat", "value").rows()) for end in (x.max(), x.min()))
-    return paired_ratio(large, small)
+def _smallest_and_largest(runs: Runs, rows: pl.DataFrame) -> Pairing:
+    """The runs of one configuration at its smallest level, paired with those at its largest."""
+    x, known = pl.col("x"), compared_runs(runs)
+    small, large = ([known[run_id] for run_id in rows.filter(x == end)["run_id"]] for end in (x.min(), x.max()))
+    return paired(small, large)

@@ -11,12 +11,12 @@ import altair as alt
 import polars as pl
 from altair.utils.schemapi import debug_mode
 
-from analysis.summary import counted
+from analysis.configurations import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from analysis.load import Runs
+    from analysis.reader import Runs
 
 INK = "#333333"
 DASHES = ([1, 0], [6, 3], [2, 2], [8, 3, 2, 3], [12, 4], [1, 3])
@@ -127,6 +127,11 @@ def panel(data: pl.DataFrame, label: str | pl.Expr) -> pl.DataFrame:
     return data.with_columns(panel=pl.format("{} — {}", "group", label) if data["group"].n_unique() > 1 else label)
 
 
+def drawn(data: pl.DataFrame, columns: Sequence[str]) -> pl.DataFrame:
+    """Add `value`, the position of a mark: of these columns the one that the row has, whose name stays in the chart."""
+    return data.with_columns(value=pl.coalesce(columns))
+
+
 def with_medians(data: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
     """Add the `median` of `value` over repeats, its largest, and which row draws them.
 
@@ -156,14 +161,22 @@ def records(data: pl.DataFrame) -> alt.Data:
 
 
 def bars(
-    data: pl.DataFrame, *, title: str, unit: str, labels: pl.Expr, goal: str | None = None, room: float = 1.22
+    data: pl.DataFrame,
+    *,
+    columns: Sequence[str] = ("value",),
+    title: str,
+    unit: str,
+    labels: pl.Expr,
+    goal: str | None = None,
+    room: float = 1.22,
 ) -> alt.FacetChart:
     """Horizontal bars of medians over repeats, every repeat as a point; a line at `goal`, where that is a column.
 
-    `data` has the columns group, panel, configuration, variant, strategy, repeat and value (null: no bar), in the order
-    to be drawn; `labels` makes the text beside a bar from its `median`. The axis is `room` times as long as needed.
+    `data` has the columns group, panel, configuration, variant, strategy, repeat, in the order to be drawn, and of
+    `columns` at most one per row (none: no bar); `labels` makes the text beside a bar from its `median`. The axis is
+    `room` times as long as needed.
     """
-    data = with_medians(data, ("panel", "configuration"))
+    data = with_medians(drawn(data, columns), ("panel", "configuration"))
     ends = pl.max_horizontal("largest", goal, 0) if goal else pl.col("largest")
     # Room for the text: the panels of one group share their scale, groups of other work have their own.
     data = data.with_columns(label=labels, largest=ends, room=ends.max().over("group") * room)
@@ -186,8 +199,7 @@ def bars(
             color="black", thickness=3, opacity=1, height={"band": 0.95}
         )
         marks.insert(1, line.encode(x=alt.X(f"{goal}:Q", title=unit), y=y, tooltip=[tooltip[0], f"{goal}:Q"]))
-    order = list(data["panel"].unique(maintain_order=True))
-    return panels(alt.layer(*marks), order, title=title, own_axes=True)
+    return panels(alt.layer(*marks), list(data["panel"].unique(maintain_order=True)), title=title, own_axes=True)
 
 
 def names_axis(data: pl.DataFrame) -> alt.Y:
@@ -212,13 +224,13 @@ def label_marks(base: alt.Chart, y: alt.Y, *, at: str) -> tuple[alt.Chart, alt.C
     return label, room
 
 
-def lines(data: pl.DataFrame, *, title: str, x: alt.X, y: alt.Y) -> alt.FacetChart:
+def lines(data: pl.DataFrame, *, columns: Sequence[str] = ("value",), title: str, x: alt.X, y: alt.Y) -> alt.FacetChart:
     """Lines of medians over repeats, every repeat as a point; a line per configuration.
 
-    `data` has the columns panel, configuration, variant, strategy, repeat, x and value, in the order to be
-    drawn.
+    `data` has the columns panel, configuration, variant, strategy, repeat and x, in the order to be drawn, and of
+    `columns` one per row.
     """
-    data = with_medians(data, ("panel", "configuration", "x"))
+    data = with_medians(drawn(data, columns), ("panel", "configuration", "x"))
     key: dict[str, Any] = series(data)
     base = alt.Chart(records(data)).properties(width=PANEL_WIDTH, height=240)
     line = base.transform_filter("datum.first").mark_line(strokeWidth=2.2).encode(x=x, y=y.copy(), **key)
@@ -262,9 +274,9 @@ def series(data: pl.DataFrame, *, points: bool = False) -> dict[str, Any]:
     }
 
 
-def timed(runs: Runs, value: str) -> pl.DataFrame:
-    """What `bars` needs of every run that counts and has measured `value`."""
-    columns = (
+def timed(runs: Runs, column: str) -> pl.DataFrame:
+    """What `bars` needs of every run that counts and has measured this column."""
+    others = (
         "group",
         "configuration",
         "variant",
@@ -275,7 +287,7 @@ def timed(runs: Runs, value: str) -> pl.DataFrame:
         "accuracy_target",
         "theoretical_state_bytes",
     )
-    return counted(runs).select(*columns, pl.col(value).alias("value")).drop_nulls("value")
+    return counted(runs).select(*others, column).drop_nulls(column)
 
 
 def per_group(sentences: Sequence[tuple[str, str]], *, most: int = 4) -> str:

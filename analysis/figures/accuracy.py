@@ -8,11 +8,11 @@ import altair as alt
 import polars as pl
 
 from analysis import text
+from analysis.configurations import facts, learning
 from analysis.figures._chart import EPOCHS, SIDE, lines, panel, per_group
-from analysis.summary import facts, learning
 
 if TYPE_CHECKING:
-    from analysis.load import Runs
+    from analysis.reader import Runs
 
 ORDER = 4
 TITLE = "Accuracy against epoch"

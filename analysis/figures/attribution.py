@@ -8,12 +8,12 @@ import altair as alt
 import polars as pl
 
 from analysis import text
+from analysis.configurations import counted
 from analysis.figures._chart import PANEL_WIDTH, label_marks, names_axis, panel, panels, per_group, records
 from analysis.metrics import PHASES, phase_times
-from analysis.summary import counted
 
 if TYPE_CHECKING:
-    from analysis.load import Runs
+    from analysis.reader import Runs
 
 ORDER = 10
 TITLE = "What a step is spent on"

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import altair as alt
 import polars as pl
 
+from analysis.comparison.groups import groups_across
+from analysis.configurations import facts
 from analysis.figures._chart import INK, LEGEND, PANEL_WIDTH, panels, per_group, records
 from analysis.metrics import ACCURACY_LADDER, steps_to_accuracy
-from analysis.summary import facts
-from analysis.work import groups_across
 
 if TYPE_CHECKING:
-    from analysis.load import Runs
+    from analysis.reader import Runs
 
 ORDER = 13
 TITLE = "Steps to accuracy against batch size"
@@ -52,7 +52,7 @@ class Curve(NamedTuple):
 def steps(runs: Runs) -> pl.DataFrame:
     """Of every batch and repeat, the fewest steps to the highest target that all batches of its curve reach.
 
-    Columns: panel, target, x (the batch), repeat, value. No clock has a say here: runs on shared cores are in it, too.
+    Columns: panel, target, x (the batch), repeat, steps_to_accuracy. It rests on no clock: runs on shared cores count.
     """
     labels = groups_across(runs, _ROOTS)
     trained = facts(runs).filter((pl.col("outcome") == "ok") & (pl.col("state") == "done"))
@@ -73,7 +73,7 @@ def _best(runs: Runs, members: pl.DataFrame) -> pl.DataFrame:
     if target is None:
         return members.head(0).select("panel", "x")
     fewest = members.join(steps_to_accuracy(runs, target), on="run_id").group_by("panel", "x", "repeat")
-    return fewest.agg(value=pl.col("steps_to_accuracy").min(), target=pl.lit(target)).sort("x", "repeat")
+    return fewest.agg(pl.col("steps_to_accuracy").min(), target=pl.lit(target)).sort("x", "repeat")
 
 
 def fit(data: pl.DataFrame) -> Curve:
@@ -81,12 +81,12 @@ def fit(data: pl.DataFrame) -> Curve:
     import numpy as np
     from scipy.optimize import least_squares
 
-    batches, wanted = data["x"].to_numpy().astype(float), np.log(data["value"].to_numpy().astype(float))
+    batches, wanted = data["x"].to_numpy().astype(float), np.log(data["steps_to_accuracy"].to_numpy().astype(float))
 
     def residuals(logs: Any) -> Any:
         return logs[0] + np.log1p(np.exp(logs[1]) / batches) - wanted
 
-    start = [math.log(float(data["value"].min())), math.log(float(np.median(batches)))]  # type: ignore[arg-type]
+    start = [math.log(float(data["steps_to_accuracy"].min())), math.log(float(np.median(batches)))]  # type: ignore[arg-type]
     found = least_squares(residuals, start)
     return Curve(*(math.exp(value) for value in found.x))
 
@@ -101,12 +101,14 @@ def figure(runs: Runs) -> alt.FacetChart | None:
     batches = sorted(set(data["x"]))
     across = alt.Scale(type="log", base=2, padding=12, nice=False)
     x = alt.X("x:Q", title="Batch size", scale=across, axis=alt.Axis(values=batches, format=",d", grid=False))
-    y = alt.Y("value:Q", title="Optimizer steps", scale=alt.Scale(type="log", base=2, padding=12, nice=False))
+    y = alt.Y(
+        "steps_to_accuracy:Q", title="Optimizer steps", scale=alt.Scale(type="log", base=2, padding=12, nice=False)
+    )
     kinds = [_POINTS, _FIT, _PERFECT]
     scale = alt.Scale(domain=kinds, range=["#0072b2", "#0072b2", "#999999"])
     colour = alt.Color("kind:N", scale=scale, legend=LEGEND)
     dash = alt.StrokeDash("kind:N", scale=alt.Scale(domain=kinds, range=[[1, 0], [1, 0], [5, 4]]), legend=LEGEND)
-    tooltip = ["x:Q", "value:Q", "repeat:Q"]
+    tooltip = ["x:Q", "steps_to_accuracy:Q", "repeat:Q"]
     points = base.transform_filter(f"datum.kind == '{_POINTS}'")
     curve = base.transform_filter(f"datum.kind == '{_FIT}'").mark_line(strokeWidth=2.2)
     ideal = base.transform_filter(f"datum.kind == '{_PERFECT}'").mark_line()
@@ -132,15 +134,16 @@ def _drawn(data: pl.DataFrame) -> pl.DataFrame:
     perfect = [(b, curve.steps(low) * low / b) for b in grid]
     edges = {"diminishing": curve.perfect_up_to, "maximal": curve.maximal_from}
     rows: list[dict[str, Any]] = [
-        *({"kind": _FIT, "x": b, "value": curve.steps(b)} for b in grid),
-        *({"kind": _PERFECT, "x": b, "value": s} for b, s in perfect if s >= floor),
+        *({"kind": _FIT, "x": b, "steps_to_accuracy": curve.steps(b)} for b in grid),
+        *({"kind": _PERFECT, "x": b, "steps_to_accuracy": s} for b, s in perfect if s >= floor),
         *({"kind": "edge", "x": b, "label": label} for label, b in edges.items() if low < b < high),
     ]
-    lines = pl.DataFrame(rows, schema={"kind": pl.String, "x": pl.Float64, "value": pl.Float64, "label": pl.String})
+    schema = {"kind": pl.String, "x": pl.Float64, "steps_to_accuracy": pl.Float64, "label": pl.String}
+    lines = pl.DataFrame(rows, schema=schema)
     points = data.select(
         kind=pl.lit(_POINTS),
         x=pl.col("x").cast(pl.Float64),
-        value=pl.col("value").cast(pl.Float64),
+        steps_to_accuracy=pl.col("steps_to_accuracy").cast(pl.Float64),
         repeat="repeat",
     )
     return pl.concat([points, lines], how="diagonal").with_columns(panel=pl.lit(panel))
@@ -153,7 +156,7 @@ def finding(runs: Runs) -> str:
         curve = fit(data)
         off = max(
             max(value / curve.steps(batch), curve.steps(batch) / value)
-            for batch, value in data.select("x", "value").rows()
+            for batch, value in data.select("x", "steps_to_accuracy").rows()
         )
         low, high = float(data["x"].min()), float(data["x"].max())  # type: ignore[arg-type]
         law = f"s = {curve.least_steps:.0f}·(1 + {curve.critical_batch:.0f} ÷ b) fits"

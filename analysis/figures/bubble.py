@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from analysis import text
+from analysis.configurations import counted, gains, summary
 from analysis.figures._chart import bars, panel, per_group
 from analysis.metrics import measured_bubbles
-from analysis.summary import counted, gains, summary
 
 if TYPE_CHECKING:
     import altair as alt
 
-    from analysis.load import Runs
+    from analysis.reader import Runs
 
 ORDER = 8
 TITLE = "Shortfall from ideal speed-up and the schedule's theoretical bubble"
@@ -26,7 +26,7 @@ def figure(runs: Runs) -> alt.FacetChart | None:
     planned = summary(runs).filter(pl.col("theoretical_bubble").is_not_null())
     if planned.is_empty():
         return None
-    steady = gains(runs).filter(pl.col("kind") == "steady state").select("group", "configuration", "repeat", "value")
+    steady = gains(runs).filter(pl.col("kind") == "steady").select("group", "configuration", "repeat", "value")
     columns = ("group", "configuration", "variant", "strategy", "devices", "theoretical_bubble")
     found = planned.select(columns).join(steady, on=["group", "configuration"], how="left", maintain_order="left_right")
     data = panel(found, "Steady state").with_columns(

@@ -8,12 +8,12 @@ import altair as alt
 import polars as pl
 
 from analysis import text
+from analysis.configurations import summary
 from analysis.figures._chart import PANEL_WIDTH, label_marks, names_axis, panel, panels, per_group, records
 from analysis.metrics import KINDS_SENT
-from analysis.summary import summary
 
 if TYPE_CHECKING:
-    from analysis.load import Runs
+    from analysis.reader import Runs
 
 ORDER = 7
 TITLE = "Bytes sent per step by kind"

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from analysis import text
+from analysis.comparison.speed import SpeedVerdict
+from analysis.configurations import summary
 from analysis.figures._chart import bars, panel, per_group, timed
-from analysis.summary import summary
 
 if TYPE_CHECKING:
     import altair as alt
 
-    from analysis.load import Runs
+    from analysis.reader import Runs
 
 ORDER = 10
 TITLE = "Energy by strategy and device count"
@@ -27,11 +28,11 @@ def figure(runs: Runs) -> alt.FacetChart | None:
     for name, label in _PANELS.items():
         shown = pl.format("{}{}", pl.lit(label), target) if name == "energy_to_accuracy_j" else pl.lit(label)
         parts.append(panel(timed(runs, name), shown))
-    data = pl.concat(parts).sort("group", maintain_order=True)
+    data = pl.concat(parts, how="diagonal").sort("group", maintain_order=True)
     if data.is_empty():
         return None
     labels = pl.col("median").map_elements(_joules, return_dtype=pl.String)
-    return bars(data, title=TITLE, unit="Energy of all GPUs (J)", labels=labels)
+    return bars(data, columns=[*_PANELS], title=TITLE, unit="Energy of all GPUs (J)", labels=labels)
 
 
 def _joules(energy_j: float) -> str:
@@ -50,6 +51,6 @@ def finding(runs: Runs) -> str:
 
 def _said(row: dict[str, Any]) -> str:
     energy = f"{text.number(row['gpu_energy_per_sample_j'])} J with {row['configuration']}"
-    if row["energy_ratio"] is None or row["verdict"] == "baseline":
+    if row["energy_ratio"] is None or row["verdict"] == SpeedVerdict.BASELINE:
         return energy
     return f"{energy}, {text.ratio(row, 'energy_ratio')} times that of one device"

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from analysis import text
+from analysis.configurations import summary
 from analysis.figures._chart import bars, panel, per_group, timed
-from analysis.summary import summary
 
 if TYPE_CHECKING:
     import altair as alt
 
-    from analysis.load import Runs
+    from analysis.reader import Runs
 
 ORDER = 3
 TITLE = "Peak memory by strategy and device count"
@@ -24,19 +24,18 @@ _KINDS = {"host": "Host memory (RSS)", "device": "Device memory (allocated)"}
 def figure(runs: Runs) -> alt.FacetChart | None:
     """Peak memory in MiB; None where none was measured."""
     kind = pl.col("memory_kind").replace(_KINDS)
-    data = pl.concat(
-        panel(timed(runs, name), pl.format("{}, {}", kind, pl.lit(label))) for name, label in _PANELS.items()
-    ).sort("group", maintain_order=True)
+    parts = (panel(timed(runs, name), pl.format("{}, {}", kind, pl.lit(label))) for name, label in _PANELS.items())
+    data = pl.concat(parts, how="diagonal").sort("group", maintain_order=True)
     if data.is_empty():
         return None
     # A CPU's processes hold more of libraries than of a model; and the formula is about one device.
     of_device = (pl.col("memory_kind") == "device") & pl.col("panel").str.ends_with(_PANELS["peak_memory_max_bytes"])
     formula = pl.when(of_device).then(pl.col("theoretical_state_bytes") / text.MIB)
-    data = data.with_columns(pl.col("value") / text.MIB, formula=formula)
+    data = data.with_columns(pl.col(*_PANELS) / text.MIB, formula=formula)
     labels = (pl.col("median") * text.MIB).map_elements(text.mebibytes, return_dtype=pl.String)
     known = data["formula"].is_not_null().any()
     unit = "Peak memory (MiB)" + (", line: model and optimizer in theory" if known else "")
-    return bars(data, title=TITLE, unit=unit, labels=labels, goal="formula" if known else None)
+    return bars(data, columns=[*_PANELS], title=TITLE, unit=unit, labels=labels, goal="formula" if known else None)
 
 
 def finding(runs: Runs) -> str:

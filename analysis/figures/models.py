@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from typing import TYPE_CHECKING
 
 import altair as alt
 import polars as pl
 
 from analysis import text
-from analysis.figures._chart import PANEL_WIDTH, panels, per_group, records, series, with_medians
-from analysis.stats import paired_ratio
-from analysis.summary import BASELINE, counted
-from analysis.work import component_labels, groups_across
+from analysis.comparison.baseline import against_one_device, refused
+from analysis.comparison.groups import component_labels, groups_across
+from analysis.comparison.policy import BASELINE
+from analysis.configurations import counted
+from analysis.figures._chart import PANEL_WIDTH, drawn, panels, per_group, records, series, with_medians
 
 if TYPE_CHECKING:
-    from analysis.load import Runs
+    from analysis.reader import Runs
     from analysis.stats import Ratio
 
 ORDER = 11
@@ -46,10 +46,12 @@ def figure(runs: Runs) -> alt.FacetChart | None:
     memory = pl.col("memory_kind").replace_strict(_MEMORY, default=None)
     data = pl.concat(
         [
-            rows.select(*names, title=pl.lit("Training time, all epochs (s)"), value="total_training_time_s"),
-            rows.select(*names, title=memory, value=pl.col("peak_memory_sum_bytes") / text.MIB),
-        ]
-    ).drop_nulls("value")
+            rows.select(*names, "total_training_time_s", title=pl.lit("Training time, all epochs (s)")),
+            rows.select(*names, title=memory, peak_memory_sum_mib=pl.col("peak_memory_sum_bytes") / text.MIB),
+        ],
+        how="diagonal",
+    )
+    data = drawn(data, ["total_training_time_s", "peak_memory_sum_mib"]).drop_nulls("value")
     if data.is_empty():
         return None
     panel = pl.format("{} — {}", "work", "title") if data["work"].n_unique() > 1 else pl.col("title")
@@ -89,29 +91,33 @@ def finding(runs: Runs) -> str:
     for (work,), rows in _measured(runs).group_by("work", maintain_order=True):
         shown = []
         for configuration in rows["configuration"].unique(maintain_order=True):
-            speed = _against_one_device(rows, configuration, "throughput_samples_per_s")
-            memory = _against_one_device(rows, configuration, "peak_memory_sum_bytes")
+            members = rows.filter(pl.col("configuration") == configuration)
+            speed = _against_one_device(runs, members, "throughput_samples_per_s")
+            memory = _against_one_device(runs, members, "peak_memory_sum_bytes")
             if speed and configuration != _BASELINE:
                 taking = f", taking {_ends(memory)} times the memory" if memory else ""
                 shown.append(f"{configuration} trains {_ends(speed)} times as fast, once warm{taking}")
         if shown:
             sentences.append((str(work), f"beside {_BASELINE}, {text.listed(shown, most=4, sep='; ')}"))
-    return per_group(sentences) if sentences else "No two runs that count differ in the model only, beside one device."
+    lines = ([per_group(sentences)] if sentences else []) + refused(runs)
+    return "\n".join(lines) or "No two runs that count differ in the model only, beside one device."
 
 
 _BASELINE = f"{BASELINE[0]} × {BASELINE[1]}"
 
 
-def _against_one_device(rows: pl.DataFrame, configuration: str, metric: str) -> list[tuple[Ratio, str]]:
+def _against_one_device(runs: Runs, rows: pl.DataFrame, metric: str) -> list[tuple[Ratio, str]]:
     """Of every model the paired ratio of the metric to one device's, and the model; in ascending order."""
-    by_model: dict[str, dict[str, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
-    for model, name, repeat, value in rows.select("model", "configuration", "repeat", metric).iter_rows():
-        by_model[model][name][repeat] = value
-    ratios = [(paired_ratio(found[configuration], found[_BASELINE]), model) for model, found in by_model.items()]
+    pairings = against_one_device(runs)
+    ratios = [
+        (pairings[group, configuration].ratio(metric), model)
+        for group, configuration, model in rows.select("group", "configuration", "model").unique().rows()
+        if (group, configuration) in pairings
+    ]
     return sorted([(ratio, model) for ratio, model in ratios if ratio], key=lambda pair: (pair[0].median, pair[1]))
 
 
 def _ends(ratios: list[tuple[Ratio, str]]) -> str:
-    """The least and the largest, with their intervals."""
+    """The smallest and the largest ratio, with their intervals."""
     ends = dict.fromkeys(f"{text.interval(r.median, r.low, r.high)} [{model}]" for r, model in (ratios[0], ratios[-1]))
     return " to ".join(ends)

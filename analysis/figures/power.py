@@ -7,27 +7,30 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from analysis import text
+from analysis.configurations import summary
 from analysis.figures._chart import bars, panel, per_group, timed
-from analysis.summary import summary
 
 if TYPE_CHECKING:
     import altair as alt
 
-    from analysis.load import Runs
+    from analysis.reader import Runs
 
 ORDER = 10
 TITLE = "Power by strategy and device count"
-_PANELS = {"gpu_power_mean_w": "All GPUs, mean of training windows", "gpu_power_max_w": "Highest sample of one GPU"}
+_PANELS = {
+    "steady_gpu_power_mean_w": "All GPUs, mean of training windows",
+    "steady_gpu_power_max_w": "Highest sample of one GPU",
+}
 
 
 def figure(runs: Runs) -> alt.FacetChart | None:
     """Power in W; None where none was measured."""
-    data = pl.concat(panel(timed(runs, name), pl.lit(label)) for name, label in _PANELS.items())
-    data = data.sort("group", maintain_order=True)
+    parts = (panel(timed(runs, name), label) for name, label in _PANELS.items())
+    data = pl.concat(parts, how="diagonal").sort("group", maintain_order=True)
     if data.is_empty():
         return None
     labels = pl.col("median").map_elements(_watts, return_dtype=pl.String)
-    return bars(data, title=TITLE, unit="Power (W)", labels=labels)
+    return bars(data, columns=[*_PANELS], title=TITLE, unit="Power (W)", labels=labels)
 
 
 def _watts(power_w: float) -> str:
@@ -37,11 +40,11 @@ def _watts(power_w: float) -> str:
 def finding(runs: Runs) -> str:
     """What the GPUs of each configuration draw together."""
     sentences = []
-    measured = summary(runs).drop_nulls("gpu_power_mean_w")
+    measured = summary(runs).drop_nulls("steady_gpu_power_mean_w")
     for (group,), rows in measured.group_by("group", maintain_order=True):
         shown = [
-            f"{_watts(row['gpu_power_mean_w'])} with {row['configuration']}"
-            for row in rows.sort("gpu_power_mean_w").iter_rows(named=True)
+            f"{_watts(row['steady_gpu_power_mean_w'])} with {row['configuration']}"
+            for row in rows.sort("steady_gpu_power_mean_w").iter_rows(named=True)
         ]
         sentences.append((str(group), f"the GPUs draw {text.listed(shown, sep='; ')}"))
     return per_group(sentences) if sentences else "No run that counts measured the power of its GPUs."

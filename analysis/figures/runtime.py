@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from analysis import text
+from analysis.configurations import summary
 from analysis.figures._chart import bars, panel, per_group, timed
-from analysis.summary import summary
 
 if TYPE_CHECKING:
     import altair as alt
 
-    from analysis.load import Runs
+    from analysis.reader import Runs
 
 ORDER = 1
 TITLE = "Time per epoch by strategy and device count"
@@ -22,13 +22,12 @@ _PANELS = {"steady_epoch_time_s": "Later epochs (median)", "first_epoch_time_s":
 
 def figure(runs: Runs) -> alt.FacetChart | None:
     """Training window of an epoch on the slowest rank, in seconds; None where no run counts."""
-    data = pl.concat(panel(timed(runs, name), label) for name, label in _PANELS.items()).sort(
-        "group", maintain_order=True
-    )
+    parts = (panel(timed(runs, name), label) for name, label in _PANELS.items())
+    data = pl.concat(parts, how="diagonal").sort("group", maintain_order=True)
     if data.is_empty():
         return None
     labels = pl.col("median").map_elements(text.seconds, return_dtype=pl.String)
-    return bars(data, title=TITLE, unit="Time per epoch, slowest rank (s)", labels=labels)
+    return bars(data, columns=[*_PANELS], title=TITLE, unit="Time per epoch, slowest rank (s)", labels=labels)
 
 
 def finding(runs: Runs) -> str:

@@ -10,12 +10,13 @@ import altair as alt
 import polars as pl
 
 from analysis import text
+from analysis.comparison.baseline import refused
+from analysis.configurations import gains, summary
 from analysis.figures._chart import INK, LEGEND, PANEL_WIDTH, bars, panel, panels, per_group, records, variants
 from analysis.metrics import efficiency
-from analysis.summary import gains, summary
 
 if TYPE_CHECKING:
-    from analysis.load import Runs
+    from analysis.reader import Runs
 
 ORDER = 2
 TITLE = "Real against theoretical scaling"
@@ -31,7 +32,7 @@ def figure(runs: Runs) -> alt.FacetChart | None:
     data = gains(runs)
     if data.is_empty() or data["devices"].max() == 1:
         return None
-    kinds = {"steady state": "Steady state", "including start-up": "Including start-up"}
+    kinds = {"steady": "Steady state", "with_startup": "Including start-up"}
     data = panel(data, pl.col("kind").replace(kinds))
     return _bars(data) if data["variant"].n_unique() > _MOST_LINES else _lines(data)
 
@@ -145,6 +146,5 @@ def finding(runs: Runs) -> str:
             for row in rows.sort("efficiency", descending=True, maintain_order=True).iter_rows(named=True)
         ]
         sentences.append((str(group), f"of theoretical scaling, {text.listed(shown, sep='; ')}"))
-    if sentences:
-        return per_group(sentences)
-    return "Nothing to say about scaling: it takes single × 1 and another strategy on several devices."
+    lines = ([per_group(sentences)] if sentences else []) + refused(runs)
+    return "\n".join(lines) or "Scaling needs single × 1 and a run on several devices."

@@ -8,12 +8,12 @@ import altair as alt
 import polars as pl
 
 from analysis import text
+from analysis.configurations import counted, summary
 from analysis.figures._chart import PANEL_WIDTH, bar_colour, panels, per_group, records
 from analysis.metrics import staleness_histogram
-from analysis.summary import counted, summary
 
 if TYPE_CHECKING:
-    from analysis.load import Runs
+    from analysis.reader import Runs
 
 ORDER = 9
 TITLE = "Staleness of the pushes to parameter servers"

@@ -9,7 +9,7 @@ from analysis.figures import _across
 if TYPE_CHECKING:
     import altair as alt
 
-    from analysis.load import Runs
+    from analysis.reader import Runs
 
 ORDER = 11
 TITLE = "Throughput against batch size"

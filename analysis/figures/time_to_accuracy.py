@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from analysis import text
+from analysis.configurations import summary
 from analysis.figures._chart import bars, panel, per_group, timed
-from analysis.summary import summary
 
 if TYPE_CHECKING:
     import altair as alt
 
-    from analysis.load import Runs
+    from analysis.reader import Runs
 
 ORDER = 6
 TITLE = "Time to accuracy"
@@ -28,7 +28,9 @@ def figure(runs: Runs) -> alt.FacetChart | None:
     if data.is_empty():
         return None
     labels = pl.col("median").map_elements(text.seconds, return_dtype=pl.String)
-    return bars(data, title=TITLE, unit="Training time to the target (s)", labels=labels)
+    return bars(
+        data, columns=["time_to_accuracy_s"], title=TITLE, unit="Training time to the target (s)", labels=labels
+    )
 
 
 def finding(runs: Runs) -> str:

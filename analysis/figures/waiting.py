@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from analysis import text
+from analysis.configurations import counted
 from analysis.figures._chart import bars, panel, per_group
 from analysis.metrics import ring_times
-from analysis.summary import counted
 
 if TYPE_CHECKING:
     import altair as alt
 
-    from analysis.load import Runs
+    from analysis.reader import Runs
 
 ORDER = 10
 TITLE = "Exposed communication against the ring's formula"
@@ -30,12 +30,13 @@ def figure(runs: Runs) -> alt.FacetChart | None:
     """Bars of what was waited, a line at the formula; None where nothing was attributed."""
     columns = ("group", "configuration", "variant", "strategy", "devices", "repeat")
     ring = pl.col("ring_s").median().over("group", "configuration")
-    rows = _measured(runs).select(*columns, value="exposed_s", ring=ring)
+    rows = _measured(runs).select(*columns, "exposed_s", ring=ring)
     if rows.is_empty():
         return None
     labels = pl.struct("median", "ring").map_elements(_label, return_dtype=pl.String)
     unit = "Waiting (bar) and a ring's time (line) per step (ms)"
-    return bars(panel(rows, "After the last epoch"), title=TITLE, unit=unit, labels=labels, goal="ring", room=1.6)
+    data = panel(rows, "After the last epoch")
+    return bars(data, columns=["exposed_s"], title=TITLE, unit=unit, labels=labels, goal="ring", room=1.6)
 
 
 def _label(row: dict[str, float]) -> str:

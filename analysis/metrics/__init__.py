@@ -6,9 +6,10 @@ A metric that was not measured, or that needs more epochs than there are, is nul
 
 from __future__ import annotations
 
-from analysis.metrics.epochs import miscounted, per_epoch
+from analysis.metrics.epoch_metrics import miscounted, per_epoch
 from analysis.metrics.phases import PHASES, measured_bubbles, phase_times, ring_times
-from analysis.metrics.runs import KINDS_SENT, PER_RUN, Metric, per_run, staleness_histogram
+from analysis.metrics.run_metrics import KINDS_SENT, per_run, staleness_histogram
+from analysis.metrics.schema import per_epoch_columns, per_run_columns, summary_columns
 from analysis.metrics.targets import (
     ACCURACY_LADDER,
     accuracy_target,
@@ -21,21 +22,22 @@ from analysis.metrics.targets import (
 __all__ = [
     "ACCURACY_LADDER",
     "KINDS_SENT",
-    "PER_RUN",
     "PHASES",
-    "Metric",
     "accuracy_target",
     "efficiency",
     "energy_to_accuracy",
     "measured_bubbles",
     "miscounted",
     "per_epoch",
+    "per_epoch_columns",
     "per_run",
+    "per_run_columns",
     "phase_times",
     "ring_times",
     "staleness_histogram",
     "step_to_accuracy",
     "steps_to_accuracy",
+    "summary_columns",
     "time_to_accuracy",
 ]
 

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from analysis.metrics.runs import per_run
+from analysis.metrics.run_metrics import per_run
 
 if TYPE_CHECKING:
-    from analysis.load import Runs
+    from analysis.reader import Runs
 
 PHASES = ("data_wait", "host_to_device", "forward", "backward", "communication", "bubble", "optimizer", "other")
 """What a step's time is spent on: columns of `phases`, in the order of a step."""

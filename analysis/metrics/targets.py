@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from analysis.metrics.epochs import AS_TEXT, measured
+from analysis.metrics.epoch_metrics import AS_TEXT, measured
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from analysis.load import Runs
+    from analysis.reader import Runs
 
 ACCURACY_LADDER = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.97, 0.98, 0.99, 0.995, 0.999)
 """Candidates for the target of `time_to_accuracy_s`: the highest that all compared runs reach is taken."""
@@ -69,8 +69,8 @@ def step_to_accuracy(runs: Runs, target: Target) -> pl.DataFrame:
     `steps_to_accuracy` and `time_to_accuracy` are made of, and how fine they are.
     """
     reached = _beside(runs, target).filter(pl.col("test_accuracy") >= pl.col("_target"))
-    first = reached.group_by("run_id").agg(pl.col("steps", "epoch_time_s").sort_by("epoch").first())
-    return first.select(AS_TEXT, "steps", step_time_s=pl.col("epoch_time_s") / pl.col("steps"))
+    first = reached.group_by("run_id").agg(pl.col("steps", "slowest_epoch_time_s").sort_by("epoch").first())
+    return first.select(AS_TEXT, "steps", step_time_s=pl.col("slowest_epoch_time_s") / pl.col("steps"))
 
 
 def energy_to_accuracy(runs: Runs, target: Target) -> pl.DataFrame:

@@ -1,4 +1,4 @@
-"""Hours of devices: what jobs may use up, and what attempts have used. GPUs that are asked for, and cores, apart."""
+"""Device-hours that jobs may use and that attempts have used; of GPUs and of cores apart."""
 
 from __future__ import annotations
 
@@ -44,20 +44,20 @@ class Hours:
 
 
 def most_seconds(launcher: SlurmLauncher) -> float:
-    """How long a job may take in all, s: the time limit, as often as it may be started."""
+    """How long a job may take in all, s: the time limit times the starts it may have."""
     return 60.0 * launcher.time_limit_min * launcher.attempts
 
 
 def used(submission: Submission, attempts: Sequence[Attempt]) -> Hours:
-    """What those attempts of a submitted run have used that jobs started. A job's own start and end are not in it."""
+    """Device-hours used by those attempts that jobs started. A job's own start and end are not included."""
     own = [attempt for attempt in attempts if (supervisor := attempt.supervisor()) is not None and supervisor.job]
     return Hours.of(sum(map(seconds, own)), devices=submission.devices, gpus=submission.asks_for_gpus)
 
 
 def left(submission: Submission, attempts: Sequence[Attempt], *, running: bool) -> Hours:
-    """What a job in the queue may use yet, at most; `attempts` are those of all its runs.
+    """Device-hours that a job in the queue may still use, at most; `attempts` are those of all its runs.
 
-    Starts that it has had, and of the present one the time that its attempts show, are past.
+    Its earlier starts no longer count, nor does the time that the attempts of the present start have taken.
     """
     limit_s = 60.0 * submission.launcher.time_limit_min
     began: dict[int, list[float]] = {}
@@ -96,7 +96,7 @@ def seconds(attempt: Attempt) -> float:
     except OSError:
         return 0.0
     try:
-        # Not the outcome: it may have been written much later, by whoever found the attempt dead or its result whole.
+        # Not the outcome, which another process may have written much later.
         return max(0.0, os.stat(attempt.path / "heartbeat").st_mtime + HEARTBEAT_S / 2 - began)
     except OSError:
         return 0.0

@@ -1,7 +1,7 @@
 """What a Slurm job does on each of its nodes: node 0 leads the attempt, the others follow.
 
-Every task of an array executes `run_task` with the path of its submission; which runs are its own, its index says. What
-counts is what the run folders say: exit codes are for `sacct` alone.
+Every task of an array executes `run_task` with the path of its submission; its index chooses its runs. The run folders
+are the record of what happened; exit codes are only for `sacct`.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ import sys
 import time
 import uuid
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from launch import processes
-from launch.outcome import publish_if_finished
+from launch.attempt import processes
+from launch.attempt.life_cycle import NotBegun, carry_out, too_small
+from launch.attempt.processes import Training
+from launch.attempt.supervise import Interrupted, stoppable, supervise
+from launch.attempt.warm_workers import WarmWorkers
 from launch.slurm import record, scheduler
 from launch.slurm.rendezvous import POLL_S, join, offer
 from launch.states import saved
-from launch.supervise import Interrupted, stoppable, supervise
-from launch.warm import WarmWorkers
 from parallelbench.errors import ConfigError, StorageError
-from parallelbench.rank.devices import this_machine
 from parallelbench.rank.worker import RankError
 from parallelbench.spec.identity import slug
 from parallelbench.store.attempt import PUBLISHED
@@ -34,11 +34,12 @@ from parallelbench.store.durable import fill, storage_errors
 from parallelbench.store.folder import RunFolder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from launch.slurm.record import Submission
     from parallelbench.spec.config import RunConfig
     from parallelbench.store.attempt import Attempt, Outcome
+    from parallelbench.store.folder import State
 
 WARNING = signal.SIGUSR2
 """The signal that Slurm sends some time before a job's limit, as submitit asks it to."""
@@ -48,31 +49,31 @@ WARNING = signal.SIGUSR2
 class Job:
     """The job that this process is a part of."""
 
-    token: str
-    """Of its submission."""
+    submission: Submission
     id: str = field(default_factory=lambda: os.environ["SLURM_JOB_ID"])
-    """What `scontrol requeue` wants to hear; a number of its own for each task of an array."""
+    """Job id for `scontrol requeue`; each task of an array has its own."""
     restarts: int = field(default_factory=lambda: int(os.environ.get("SLURM_RESTART_COUNT", "0")))
     task: int = field(default_factory=lambda: int(os.environ.get("SLURM_ARRAY_TASK_ID", "0")))
     node: int = field(default_factory=lambda: int(os.environ.get("SLURM_NODEID", "0")))
     warned: bool = False
     """Whether Slurm has warned of the time limit."""
     attempt: Attempt | None = None
-    """What this node leads just now."""
+    """The attempt that this node leads now."""
     led: int = 0
-    """Attempts that this start has led: only the first had all of its time."""
+    """Attempts that this start has led. Only the first one had the whole time limit."""
     left: list[str] = field(default_factory=list)
-    """Runs that the warning came too early for, and that a later start of this job may go on with."""
+    """Runs that were not over at the warning, and that a later start of this job may go on with."""
+    workers: WarmWorkers = field(default_factory=WarmWorkers)
 
     @property
     def start(self) -> str:
-        """Tells this start of the job from all others; with the token, for Slurm may give out an id again."""
-        return f"{self.token}.{self.id}.{self.restarts}"
+        """Identifies this start of the job. The token is in it because Slurm may use a job id again."""
+        return f"{self.submission.token}.{self.id}.{self.restarts}"
 
     def began(self, attempt: Attempt) -> bool:
         """Whether an earlier start of this job, or this one, began the attempt."""
         supervisor = attempt.supervisor()
-        return supervisor is not None and supervisor.job.rpartition(".")[0] == f"{self.token}.{self.id}"
+        return supervisor is not None and supervisor.job.rpartition(".")[0] == f"{self.submission.token}.{self.id}"
 
     def warn(self) -> None:
         """Ask the ranks to stop after their epoch, and begin no other run."""
@@ -82,7 +83,7 @@ class Job:
 
     @contextmanager
     def leads(self, attempt: Attempt) -> Iterator[None]:
-        """Pass a warning on to this attempt, even one that came a moment too early for it."""
+        """Pass a warning on to this attempt, also one that came before it was claimed."""
         self.attempt = attempt
         self.led += 1
         if self.warned:
@@ -96,18 +97,18 @@ class Job:
 def run_task(path: str) -> None:
     """Work through the runs of this task; the target of the submission's pickles."""
     submission = record.read(Path(path))
-    job = Job(submission.token)
+    job = Job(submission)
     say(f"submission {submission.token}, job {job.start}, node {job.node}")
-    if job.restarts >= (most := submission.launcher.attempts):  # else the bound on device-hours would be none
+    if job.restarts >= (most := submission.launcher.attempts):  # or there would be no bound on device-hours
         say(f"not started again: it was started {job.restarts} times, and launcher.attempts={most}")
         sys.exit(1)
     sweep = Path(path).parents[2]
     try:
-        with record.private(submission.umask), stoppable(), heeding(job), WarmWorkers() as workers:
+        with record.private(submission.umask), stoppable(), handling_warnings(job), job.workers:
             folders = [RunFolder(sweep / name) for name in submission.tasks[job.task]]
-            went_well = [take_part(folder, submission, job, workers) for folder in folders]
+            went_well = [take_part(folder, job) for folder in folders]
             if job.left:
-                _requeue(job, submission)
+                _requeue(job)
     except Interrupted as interruption:
         say(f"interrupted by {interruption}")
         sys.exit(1)
@@ -116,40 +117,44 @@ def run_task(path: str) -> None:
 
 
 @contextmanager
-def heeding(job: Job) -> Iterator[None]:
-    """Heed Slurm's warning, at any moment of the job: submitit, which would otherwise, knows nothing of runs."""
-    heed = (lambda _number, _frame: job.warn()) if job.node == 0 else signal.SIG_IGN  # the head decides
-    before = signal.signal(WARNING, heed)
+def handling_warnings(job: Job) -> Iterator[None]:
+    """Handle Slurm's warning throughout the job, instead of submitit, which knows nothing of runs."""
+    handler = (lambda _number, _frame: job.warn()) if job.node == 0 else signal.SIG_IGN  # the head decides
+    before = signal.signal(WARNING, handler)
     try:
         yield
     finally:
         signal.signal(WARNING, before)
 
 
-def take_part(folder: RunFolder, submission: Submission, job: Job, workers: WarmWorkers) -> bool:
+def take_part(folder: RunFolder, job: Job) -> bool:
     """This node's share of one run; returns whether it went well, as far as this node can tell."""
     if job.warned:
         job.left += [] if _over(folder, job) else [folder.path.name]
-        return _pass(folder, "is left to a later start of this job: its time is nearly up", well=True)
+        return _skip(folder, "is left to a later start of this job, whose time is nearly up", ok=True)
     try:
-        run = launched(folder, submission)
-        return lead(folder, run, submission, job, workers) if job.node == 0 else follow(folder, run, submission, job)
+        run = launched(folder, job.submission)
+        return lead(folder, run, job) if job.node == 0 else follow(folder, run, job)
     except (ConfigError, StorageError) as error:
         say(f"{folder.path.name}: {error}")
-        return False  # and the next run may well go
+        return False  # and the next run may succeed
 
 
 def _over(folder: RunFolder, job: Job) -> bool:
     """Whether a run is done, or has failed for good in an earlier start of this job."""
-    state, attempts = folder.state(), folder.attempts()
-    failed = state.state == "failed" and not state.to_run and bool(attempts) and job.began(attempts[-1])
-    return state.state == "done" or failed
+    state = folder.state()
+    return state.state == "done" or _failed_before(state, folder.attempts(), job)
+
+
+def _failed_before(state: State, attempts: Sequence[Attempt], job: Job) -> bool:
+    """Whether a run has failed for good in an earlier start of this job."""
+    return state.state == "failed" and not state.to_run and bool(attempts) and job.began(attempts[-1])
 
 
 def launched(folder: RunFolder, submission: Submission) -> RunConfig:
-    """The run as this submission starts it: the intent, with the launcher and the site of today.
+    """The run as this submission starts it: as it was asked for, with the launcher and the site of the submission.
 
-    Raises `ConfigError` where this version of the program takes it for another run than the one that was submitted.
+    Raises `ConfigError` where this version of the program gives it another run id than the submitting one did.
     """
     plugin = submission.plugin[0] if submission.plugin else None
     sys.path.extend(path for path in submission.plugin[1:] if path not in sys.path)
@@ -161,99 +166,60 @@ def launched(folder: RunFolder, submission: Submission) -> RunConfig:
     return msgspec.structs.replace(run, launcher=submission.launcher, site=submission.site)
 
 
-def lead(folder: RunFolder, run: RunConfig, submission: Submission, job: Job, workers: WarmWorkers) -> bool:
+def lead(folder: RunFolder, run: RunConfig, job: Job) -> bool:
     """Claim an attempt, start this node's processes, and see the attempt through."""
-    attempts = folder.attempts()
-    state = folder.state()
-    alone = run.nodes == 1
-    if state.state == "done":
-        return _pass(folder, "is done already", well=alone)
-    if state.state == "running" and not (attempts and job.began(attempts[-1])):
-        return _pass(folder, "runs elsewhere", well=alone)  # perhaps with all its epochs behind it
-    if attempts and (late := publish_if_finished(folder, run, attempts[-1])):
-        return _pass(folder, f"had finished: {late.outcome}: {late.reason}", well=alone and late.outcome in PUBLISHED)
-    if _over(folder, job):
-        return _pass(folder, f"has failed in an earlier start of this job: {state.label}", well=alone)
-    # A job starts again only once Slurm has given up its earlier start, so that attempt is fenced, not waited for.
-    attempt = folder.claim(after=attempts[-1].number if attempts else 0, job=job.start)
-    if attempt is None:
-        return _pass(folder, "was taken by another job", well=alone)
-    with job.leads(attempt):
-        outcome = _lead(folder, run, attempt, submission, job.start, workers)
+
+    def skip(state: State, attempts: Sequence[Attempt]) -> str:
+        if state.state == "done":
+            return "is done already"
+        # A job starts again only once Slurm has given up its earlier start: that attempt is fenced, not waited for.
+        if state.state == "running" and not (attempts and job.began(attempts[-1])):
+            return "runs elsewhere"
+        before = _failed_before(state, attempts, job)
+        return f"has failed in an earlier start of this job: {state.label}" if before else ""
+
+    def leading(training: Training) -> Outcome:
+        with job.leads(training.attempt):
+            return train(training, job)
+
+    device_type = job.submission.device_type
+    outcome = carry_out(folder, run, device_type=device_type, skip=skip, train=leading, job=job.start)
+    if isinstance(outcome, NotBegun):
+        failed = outcome.published is not None and outcome.published.outcome not in PUBLISHED
+        return _skip(folder, outcome.reason, ok=run.nodes == 1 and not failed)
     say(f"{folder.path.name}: {outcome.outcome}: {outcome.reason}")
     if job.warned and outcome.outcome == "timeout":
-        if job.led > 1 or (submission.launcher.checkpoint != "never" and saved(folder)):
+        if job.led > 1 or (run.launcher.checkpoint != "never" and saved(folder)):
             job.left.append(folder.path.name)
         else:
             say(f"{folder.path.name}: not queued again: nothing was saved, and another start would have no more time")
     return outcome.outcome == "ok"
 
 
-def _pass(folder: RunFolder, why: str, *, well: bool) -> bool:
-    """Leave a run alone. Where that is not well, srun ends the tasks of the other nodes, which wait for this one."""
+def _skip(folder: RunFolder, why: str, *, ok: bool) -> bool:
+    """Start nothing. Where that is not ok, srun ends the tasks of the other nodes, which wait for this one."""
     say(f"{folder.path.name}: {why}")
-    return well
+    return ok
 
 
-def _lead(
-    folder: RunFolder, run: RunConfig, attempt: Attempt, submission: Submission, start: str, workers: WarmWorkers
-) -> Outcome:
-    try:
-        refusal = describe(attempt, run, submission.device_type)
-    except StorageError:
-        attempt.withdraw()
-        raise
-    if refusal is not None:
-        return attempt.finish("error", refusal)
-    rendezvous = None
+def train(training: Training, job: Job) -> Outcome:
+    """See a described attempt to its end on the head node."""
+    run, attempt = training.run, training.attempt
     try:
         if run.nodes > 1:
-            rendezvous = offer(attempt.path, start, nodes=run.nodes, interface=run.site.network_interface)
+            meeting = offer(attempt.path, job.start, nodes=run.nodes, interface=run.site.network_interface)
+            training = replace(training, rendezvous=meeting)
     except OSError as error:
         return attempt.finish("error", f"the nodes can't meet: {error}")
     except StorageError as error:
         return attempt.finish("storage", str(error))
-    return supervise(
-        folder,
-        run,
-        attempt,
-        device_type=submission.device_type,
-        watcher=_Quiet(),
-        rendezvous=rendezvous,
-        begin=workers.start,
-    )
+    return supervise(training, watcher=_Quiet(), begin=job.workers.start)
 
 
-def describe(attempt: Attempt, run: RunConfig, device_type: str) -> str | None:
-    """Record what is started; returns why it can't be, where this node has less than was planned with."""
-    needed = _needed(run, device_type)
-    attempt.write_config(run)
-    attempt.describe(
-        processes=run.strategy.processes(run, device_type),
-        device_type=device_type,
-        oversubscribed=run.launcher.oversubscribe and not this_machine().suffices(**needed),
-        warnings=this_machine().caveats(**needed),
-    )
-    return _too_small(run, device_type)
-
-
-def _too_small(run: RunConfig, device_type: str) -> str | None:
-    try:
-        this_machine().require(**_needed(run, device_type), oversubscribe=run.launcher.oversubscribe)
-    except ConfigError as error:
-        return str(error)
-    return None
-
-
-def _needed(run: RunConfig, device_type: str) -> dict[str, Any]:
-    """What a run needs of each of its nodes."""
-    devices = run.devices // run.nodes
-    return {"devices": devices, "device_type": device_type, "cores_per_device": run.cores_per_device}
-
-
-def _requeue(job: Job, submission: Submission) -> None:
-    if job.restarts + 1 >= submission.launcher.attempts:
-        say(f"not queued again: started {job.restarts + 1} times, and launcher.attempts={submission.launcher.attempts}")
+def _requeue(job: Job) -> None:
+    most = job.submission.launcher.attempts
+    if job.restarts + 1 >= most:
+        say(f"not queued again: started {job.restarts + 1} times, and launcher.attempts={most}")
         return
     try:
         scheduler.tell(["scontrol", "requeue", job.id])
@@ -261,26 +227,25 @@ def _requeue(job: Job, submission: Submission) -> None:
         say(f"could not be queued again ({error}): submitting the sweep again goes on from here")
 
 
-def follow(folder: RunFolder, run: RunConfig, submission: Submission, job: Job) -> bool:
+def follow(folder: RunFolder, run: RunConfig, job: Job) -> bool:
     """Start this node's processes of the attempt that node 0 leads, and end them with it."""
     attempt, rendezvous = join(folder, job.start, node=job.node, nodes=run.nodes)
     if attempt is None or rendezvous is None:
-        return _pass(folder, "node 0 has ended it", well=True)
-    if (refusal := _too_small(run, submission.device_type)) is not None:
-        rank = job.node * (run.strategy.processes(run, submission.device_type) // run.nodes)
+        return _skip(folder, "node 0 has ended it", ok=True)
+    training = Training(folder, run, attempt, job.submission.device_type, rendezvous)
+    if (refusal := too_small(run, training.device_type)) is not None:
+        rank = job.node * (training.processes // run.nodes)
         error = RankError(rank=rank, kind="error", reason=f"on node {job.node}: {refusal}", time=time.time())
         fill(attempt.error_file(rank), msgspec.json.encode(error))
         return False  # and srun ends the other nodes' tasks
     with (attempt.path / f"log-node{job.node}.txt").open("wb") as log:
-        process = processes.start(
-            folder, run, attempt, device_type=submission.device_type, log=log, rendezvous=rendezvous
-        )
+        process = processes.start(training, log)
         try:
             while process.poll() is None and attempt.outcome() is None:
                 time.sleep(POLL_S)
         finally:
             processes.end(process)
-    # What went wrong the head finds out, from what the ranks have left.
+    # The head finds out what went wrong, from what the ranks have left.
     return True
 
 
@@ -301,10 +266,10 @@ def leave_calls(path: Path, submission: Submission) -> None:
 
 
 class _Quiet:
-    """The journal is the record; nobody watches a job's output."""
+    """Shows nothing: nobody watches a job's output, and the journal is the record."""
 
     def event(self, event: dict[str, Any]) -> None:
-        """Pass over it."""
+        """Ignore it."""
 
 
 def say(text: str) -> None:

@@ -15,7 +15,7 @@ from launch.slurm.shape import slurm
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from launch.slurm.submit import Batch
+    from launch.slurm.submit import JobGroup
     from parallelbench.spec.launchers import Site
 
 _ASSOCIATION = ("Cluster", "DefaultAccount", "Account", "Partition", "QOS", "DefaultQOS")
@@ -23,7 +23,7 @@ _OF_BOTH = ("MaxWall", "MaxTRES", "GrpTRES")
 _OF_ACCOUNTS = (*_OF_BOTH, "MaxJobs", "MaxSubmitJobs")
 _OF_QOS = (*_OF_BOTH, "MaxJobsPU", "MaxSubmitPU", "MaxTRESPU")
 _OF_PARENTS = ("Cluster", "Account", "ParentName", "User", "GrpTRES")
-"""An account's limits on its group, unlike all others, are not shown with the associations below it."""
+"""An account's limits on its group are the only ones that its associations don't show."""
 _COUNTS = {"MaxJobs": "MaxJobs", "MaxJobsPU": "MaxJobs", "MaxSubmitJobs": "MaxSubmit", "MaxSubmitPU": "MaxSubmit"}
 _MIB = {"M": 1, "G": 1024, "T": 1024**2, "P": 1024**3}
 _UNITS = {"cpu": "cores", "mem": "MiB", "node": "nodes", "gres/gpu": "GPUs"}
@@ -57,7 +57,7 @@ class Association:
 
 @dataclass(frozen=True)
 class Allowed:
-    """All that accounting says about this user."""
+    """What accounting allows this user."""
 
     associations: Sequence[Association]
     qos: Mapping[str, Limits]
@@ -67,8 +67,8 @@ class Allowed:
     checks_qos: bool = True
     """Whether Slurm refuses a QOS that an account does not have."""
 
-    def refusals(self, batch: Batch) -> Iterator[str]:
-        """Why the jobs of a batch would be refused, or wait for ever."""
+    def refusals(self, batch: JobGroup) -> Iterator[str]:
+        """Why the jobs of a group would be refused, or would wait for ever."""
         site = batch.runs[0].planned.run.site
         association = self._association(site)
         if association is None:
@@ -86,8 +86,8 @@ class Allowed:
                     yield f"{wanted} {_unit(name)} a job, but the {most.source} allows {most.value}: ask for fewer"
                     break
 
-    def warnings(self, batches: Sequence[Batch]) -> Iterator[str]:
-        """What will keep jobs out of the queue, or waiting in it, although all can run in the end."""
+    def warnings(self, batches: Sequence[JobGroup]) -> Iterator[str]:
+        """What keeps jobs out of the queue, or waiting in it, although all can run in the end."""
         jobs = Counter[tuple[str, Limit]]()
         for batch in batches:
             mine, count = self._limits(batch.runs[0].planned.run.site), len(batch.tasks())
@@ -229,7 +229,7 @@ def _amount(text: str) -> int:
     return round(float(text[:-1]) * _MIB[unit]) if unit in _MIB else int(text)
 
 
-def _tres(batch: Batch) -> dict[str, int]:
+def _tres(batch: JobGroup) -> dict[str, int]:
     """What one job of a batch asks for, in Slurm's names."""
     shape, kind = batch.shape, batch.runs[0].planned.run.site.gpu_type
     gpus = shape.nodes * shape.gpus_per_node
@@ -242,7 +242,7 @@ def _tres(batch: Batch) -> dict[str, int]:
     return wanted | ({f"gres/gpu:{kind}": gpus} if kind else {})
 
 
-def _at_once(batch: Batch, limits: Limits) -> Iterator[Limit]:
+def _at_once(batch: JobGroup, limits: Limits) -> Iterator[Limit]:
     """How many jobs of a batch each limit on resources lets run at the same time."""
     for name, wanted in _tres(batch).items():
         for key in (f"MaxTRESPU {name}", f"GrpTRES {name}"):

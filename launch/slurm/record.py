@@ -1,4 +1,4 @@
-"""Submissions on disk: `<sweep>/submissions/<token>/`, written before Slurm is asked, so that no job is ever forgotten.
+"""Submissions on disk: `<sweep>/submissions/<token>/`, written before Slurm is asked, so that no job is ever lost.
 
 The folder holds `submission.json` and what submitit needs. The token is a part of the jobs' name: a submission that was
 cut off before it learned its job's id finds the job by it.
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 FOLDER = "submissions"
 LOCK_ABSENCE_S = 120.0
-"""A lock held by a process on another host that has not been touched for so long is taken for a dead one's."""
+"""A lock of a process on another host that was not touched for so long counts as abandoned."""
 
 
 class Submission(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,7 +48,7 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     device_type: str
     launcher: SlurmLauncher
     site: Site
-    """Both as of this submission; the runs' own configuration keeps those of the first."""
+    """Both as of this submission; the runs' own configuration keeps those of the first one."""
     plugin: list[str]
     """A user's package and the folder it is in; empty: none."""
     umask: int = 0o077
@@ -130,30 +130,30 @@ def submissions(sweep: Path) -> list[Submission]:
     if (sweep / FOLDER).is_dir():
         require_own(sweep)
         require_own(sweep / FOLDER)
-    found = [read(path) for path in sweep.glob(f"{FOLDER}/*/submission.json")]
-    return sorted(found, key=lambda submission: (submission.created_at, submission.token))
+    records = [read(path) for path in sweep.glob(f"{FOLDER}/*/submission.json")]
+    return sorted(records, key=lambda submission: (submission.created_at, submission.token))
 
 
 def withdraw(sweep: Path, submission: Submission) -> None:
-    """Forget a submission that Slurm never took."""
+    """Delete the record of a submission that never reached Slurm."""
     shutil.rmtree(folder_of(sweep, submission.token), ignore_errors=True)
 
 
 def require_own(path: Path) -> None:
     """Refuse files and folders of other users, and those that others may write to."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError as error:
         raise ConfigError(f"{path} can't be read: {error.strerror}") from None
-    if found.st_uid not in (os.geteuid(), 0):
+    if status.st_uid not in (os.geteuid(), 0):
         raise ConfigError(f"{path} belongs to another user, and jobs would execute what it says: use your own folder")
-    if found.st_mode & 0o022:
+    if status.st_mode & 0o022:
         raise ConfigError(f"{path} may be written by others, and jobs would execute what it says: chmod go-w {path}")
 
 
 @contextmanager
 def lock(sweep: Path) -> Iterator[None]:
-    """Let one process at a time submit a sweep; raises `ConfigError` where another one is at it.
+    """Let one process at a time submit a sweep; raises `ConfigError` while another one does.
 
     A file made exclusively rather than flock, which some cluster file systems ignore. One left by a process that
     died is taken over.
@@ -178,18 +178,18 @@ def lock(sweep: Path) -> Iterator[None]:
 
 
 def _take(path: Path, held: str) -> None:
-    mine = path.with_name(f"lock.{secrets.token_hex(4)}")
+    own = path.with_name(f"lock.{secrets.token_hex(4)}")
     with storage_errors(path):
         try:
-            mine.write_text(held)
-            os.link(mine, path)  # whole, or not at all
+            own.write_text(held)
+            os.link(own, path)  # whole, or not at all
         except FileExistsError:
             raise ConfigError(
-                f"another process submits this sweep just now ({_holder(path)}): wait for it, "
+                f"another process is submitting this sweep ({_holder(path)}): wait for it, "
                 f"or remove {path} if there is none"
             ) from None
         finally:
-            mine.unlink(missing_ok=True)
+            own.unlink(missing_ok=True)
 
 
 def _keep(path: Path, done: threading.Event) -> None:
@@ -217,7 +217,7 @@ def _take_over_abandoned(path: Path) -> None:
 
 
 def _remove(path: Path, held: str) -> None:
-    """Remove one particular lock. Of several that try, one gets it; whoever gets another one gives it back."""
+    """Remove one particular lock. Of several processes that try, one succeeds; who gets another lock restores it."""
     aside = path.with_name(f"lock.{secrets.token_hex(4)}")
     with contextlib.suppress(FileNotFoundError):
         os.rename(path, aside)

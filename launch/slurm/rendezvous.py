@@ -1,4 +1,4 @@
-"""Where the nodes of one attempt find each other: the head picks a free port and says so in a file."""
+"""Where the nodes of one attempt meet: the head picks a free port and writes it to a file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import psutil
 
-from launch.command import Rendezvous
+from launch.attempt.command import Rendezvous
 from launch.slurm.record import private
 from parallelbench.store.durable import write_file
 
@@ -27,7 +27,7 @@ PATIENCE_S = 600.0
 
 
 class Offer(msgspec.Struct, frozen=True, kw_only=True):
-    """What `rendezvous.json` in an attempt's folder says."""
+    """The content of `rendezvous.json` in an attempt's folder."""
 
     start: str
     """The start of the job that meets here."""
@@ -81,7 +81,7 @@ def _address_of_route() -> str:
 
 
 def join(folder: RunFolder, start: str, *, node: int, nodes: int) -> tuple[Attempt | None, Rendezvous | None]:
-    """Wait for the head's offer; (None, None) where the head ends the attempt without one, or says nothing for long."""
+    """Wait for the head's offer; (None, None) where the head ends the attempt without one, or takes too long."""
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         for attempt in reversed(folder.attempts()):

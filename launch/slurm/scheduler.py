@@ -1,7 +1,7 @@
-"""What is asked of Slurm: one command for all jobs together, never one per job.
+"""Slurm's commands: one for all jobs together, never one per job.
 
-Whoever looks is told at once that there is no answer. Whoever would lose something without it is patient, and asks
-again after growing pauses.
+Queries for display fail at once where Slurm gives no answer. Callers that would lose something without the answer are
+patient: they ask again after growing pauses.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 TIMEOUT_S = 30.0
 PAUSES_S = (0.5, 1.0, 2.0, 4.0)
-"""Before the second, third … try of the patient. Each try takes seconds by itself: Slurm's commands wait, too."""
+"""Before the second, third … try of a patient query. Slurm's commands also wait for seconds by themselves."""
 _GOING_ON = {"PENDING", "RUNNING", "REQUEUED", "RESIZING", "SUSPENDED"}
-"""What accounting says of a job that is not over, or of whose end it has not heard yet."""
+"""Accounting's states of jobs that are not over, or whose end has not reached it yet."""
 _ADVICE = (
     ("Invalid account", "check site.account (`sacctmgr show assoc user=$USER`)"),
     ("Invalid qos", "check site.qos (`sacctmgr show assoc user=$USER format=qos`)"),
@@ -45,7 +45,7 @@ class SchedulerError(ConfigError):
 
 
 class NoSlurmError(SchedulerError):
-    """There is no Slurm on this machine: asking again will not help."""
+    """There is no Slurm on this machine, so asking again does not help."""
 
 
 @dataclass(frozen=True)
@@ -74,11 +74,11 @@ class Accounted:
     job: str
     name: str
     ended: str
-    """How it ended, e.g. OUT_OF_MEMORY; empty: not over yet, as far as accounting has heard."""
+    """How it ended, e.g. OUT_OF_MEMORY; empty: not over yet, as far as accounting knows."""
 
 
 def available() -> bool:
-    """Whether there is a Slurm to ask."""
+    """Whether Slurm is installed here."""
     return shutil.which("sbatch") is not None
 
 
@@ -141,19 +141,19 @@ def explain(text: str) -> str:
 def queue(*, patient: bool = False) -> dict[str, QueuedJob]:
     """This user's jobs in the queue, by job; array tasks one by one. One query."""
     format_ = "%F|%K|%A|%T|%r|%S|%j"
-    found = {}
+    jobs = {}
     for line in ask(["squeue", "--me", "--array", "--noheader", f"--format={format_}"], patient=patient).splitlines():
         if line.count("|") < 6:
             continue  # the user's other jobs may have a newline in their names
         array, task, job, state, reason, starts_at, name = line.split("|", 6)
         identity = f"{array}_{task}" if task != "N/A" else job
         known = starts_at if starts_at != "N/A" else ""
-        found[identity] = QueuedJob(identity, state, reason, known, name)
-    return found
+        jobs[identity] = QueuedJob(identity, state, reason, known, name)
+    return jobs
 
 
 def accounting() -> bool:
-    """Whether Slurm keeps records of jobs that are over."""
+    """Whether Slurm keeps records of finished jobs."""
     return "accounting_storage/none" not in configuration().get("AccountingStorageType", "accounting_storage/none")
 
 
@@ -169,9 +169,9 @@ def accounted(names: Iterable[str], *, since: float) -> list[Accounted]:
     try:
         lines = ask([*command, f"--name={','.join(sorted(wanted))}", f"--starttime={begin}"]).splitlines()
     except SchedulerError:
-        return []  # no slurmdbd, or none that answers: what it knows is not known
-    told = (line.split("|", 2) for line in lines if line.count("|") >= 2)
-    return [Accounted(job, name, _ended(state)) for job, state, name in told if name in wanted]
+        return []  # no slurmdbd, or none that answers
+    rows = (line.split("|", 2) for line in lines if line.count("|") >= 2)
+    return [Accounted(job, name, _ended(state)) for job, state, name in rows if name in wanted]
 
 
 def _ended(state: str) -> str:
@@ -197,7 +197,7 @@ def configuration(*, patient: bool = False) -> dict[str, str]:
 
 
 def max_array_size(*, patient: bool = False) -> int:
-    """Most tasks of one array; whoever is about to submit one is patient."""
+    """Most tasks of one array."""
     return max(1, int(configuration(patient=patient).get("MaxArraySize", "1001")))
 
 

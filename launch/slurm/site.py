@@ -1,4 +1,4 @@
-"""What the cluster offers, against what jobs ask for; and what `doctor` shows of it."""
+"""What the cluster offers: compared with what jobs ask for, and shown by `doctor`."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from launch.slurm.shape import slurm
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from launch.slurm.submit import Batch
+    from launch.slurm.submit import JobGroup
 
 
-def refusals(batch: Batch, partitions: Sequence[Partition]) -> list[str]:
+def refusals(batch: JobGroup, partitions: Sequence[Partition]) -> list[str]:
     """Why the cluster would not run the jobs of a batch; [] where some kind of its nodes can."""
     kinds = _wanted(batch, partitions)
     if not kinds:
         names = ", ".join(sorted({kind.name for kind in partitions}))
-        return [f"site.partition={batch.runs[0].planned.run.site.partition} is none of this cluster's: {names}"]
+        return [f"site.partition={batch.runs[0].planned.run.site.partition} is not one of this cluster: {names}"]
     found = [list(_refusals(batch, kind)) for kind in kinds]
     return min(found, key=len)
 
 
-def warnings(batch: Batch, partitions: Sequence[Partition]) -> list[str]:
+def warnings(batch: JobGroup, partitions: Sequence[Partition]) -> list[str]:
     """What will keep the jobs of a batch waiting, although the cluster takes them."""
     down = sorted({kind.name for kind in _wanted(batch, partitions) if kind.state == "down"})
     return [f"the partition {name} is down: jobs wait until it is up" for name in down]
 
 
-def _wanted(batch: Batch, partitions: Sequence[Partition]) -> list[Partition]:
+def _wanted(batch: JobGroup, partitions: Sequence[Partition]) -> list[Partition]:
     wanted = batch.runs[0].planned.run.site.partition
     return [kind for kind in partitions if (kind.name == wanted if wanted else kind.default)]
 
 
-def _refusals(batch: Batch, kind: Partition) -> Iterator[str]:
+def _refusals(batch: JobGroup, kind: Partition) -> Iterator[str]:
     shape, limit = batch.shape, slurm(batch.runs[0].planned.run).time_limit_min
     if kind.state not in ("up", "down"):
         yield f"the partition {kind.name} takes no jobs now (sinfo says {kind.state})"
@@ -82,13 +82,11 @@ def findings() -> Iterator[tuple[str, str]]:
             + (f", features {kind.features}" if kind.features else ""),
         )
     kept = (
-        "how jobs ended is known"
-        if scheduler.accounting()
-        else "a job that ends without a word is judged by its folder"
+        "how jobs ended is known" if scheduler.accounting() else "a job that leaves no outcome is judged by its folder"
     )
     yield "accounting", kept
     try:
         yield from found.findings() if (found := allowed()) else ()
     except SchedulerError as error:
-        yield "accounts", f"what yours may do could not be looked at: {error}"
+        yield "accounts", f"the limits of yours could not be checked: {error}"
     yield "arrays", f"up to {settings.get('MaxArraySize', '?')} tasks; longer sweeps go in several"

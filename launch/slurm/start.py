@@ -1,7 +1,7 @@
 """The first program of a Slurm job, executed on each node as `python -m launch.slurm.start FOLDER`.
 
-It lets submitit load the pickle in a submission's folder, which is as good as executing it. Whoever may write to a
-folder above could have put one of their own there meanwhile, so what counts is whose it is now.
+It lets submitit load the pickle in a submission's folder, which executes what is in it. Others who may write to a
+folder above could have replaced it since the submission, so its owner is checked now.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Do what the submission in a folder says, if that is the user's own; 1 if not."""
+    """Carry out the submission in a folder, if the folder is the user's own; 1 if not."""
     try:
         folder = held(Path(arguments[0]))
     except (OSError, ConfigError) as error:
@@ -32,7 +32,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def held(folder: Path) -> Path:
-    """A path of the very folder that was looked at, whatever takes its place later; raises `ConfigError`, `OSError`."""
+    """A path to the folder that was checked, even if it is replaced later; raises `ConfigError`, `OSError`."""
     record.require_own(folder)  # names the folder in its message
     found = Path(f"/proc/self/fd/{os.open(folder, os.O_RDONLY | os.O_DIRECTORY)}")
     record.require_own(found)

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from launch.command import plugin_of
-from launch.local import Prepared, check_data, check_writable
+from launch.attempt.command import plugin_of
+from launch.preparation import checked
 from launch.slurm import job, record, scheduler
 from launch.slurm.hours import Hours, most_seconds
 from launch.slurm.queue import track
@@ -23,18 +23,18 @@ from launch.slurm.record import Submission
 from launch.slurm.scheduler import SchedulerError
 from launch.slurm.shape import Shape, batch_parameters, shape_of, slurm
 from parallelbench.errors import ConfigError
-from parallelbench.spec.check import check_run
-from parallelbench.spec.launchers import expanded
 from parallelbench.store.attempt import OUTCOMES
 from parallelbench.store.durable import storage_errors
-from parallelbench.store.folder import RunFolder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from launch.slurm.queue import RunStatus
+    from launch.launcher import SubmitOptions
+    from launch.preparation import Prepared
+    from launch.slurm.queue import JobStatus
     from launch.sweep import PlannedRun
+    from parallelbench.spec.config import RunConfig
 
 _LOST_SIGNS = ("timed out", "Zero Bytes", "Unexpected message", "Could not make sense")
 """Of an answer of sbatch that leaves open whether there is a job."""
@@ -45,7 +45,7 @@ _LIMIT_SIGNS = ("QOSMaxSubmitJob", "AssocMaxSubmitJob", "MaxSubmitJobs", "Job vi
 
 
 @dataclass(frozen=True)
-class Batch:
+class JobGroup:
     """Runs of one shape, in the order of the plan."""
 
     shape: Shape
@@ -59,26 +59,28 @@ class Batch:
 
     @property
     def most_hours(self) -> Hours:
-        """Should every job be started as often as it may, and use up its time limit each time."""
+        """If every job is started as often as it may be and uses its time limit each time."""
         most_s = len(self.tasks()) * most_seconds(slurm(self.runs[0].planned.run))
         return Hours.of(most_s, devices=self.shape.devices, gpus=bool(self.shape.gpus_per_node))
 
 
+def device_type_of(run: RunConfig) -> str:
+    """What the run's devices will be: the site's, unless the run asks for something else."""
+    return run.site.device if run.device == "auto" else run.device
+
+
 def prepare_for_site(planned: PlannedRun) -> Prepared:
     """Check a run as far as the login node can; its device type is from here on the one it will have."""
-    device_type = planned.run.site.device if planned.run.device == "auto" else planned.run.device
-    run = msgspec.structs.replace(planned.run, device=device_type)
-    shape_of(run, device_type)
+    run = msgspec.structs.replace(planned.run, device=device_type_of(planned.run))
+    shape_of(run, run.device)
     if run.launcher.packed and run.nodes > 1:
         raise ConfigError(
-            f"launcher.pack=true with nodes={run.nodes} is refused: warm processes are those of one node; "
+            f"launcher.pack=true with nodes={run.nodes} is refused: warm processes serve one node; "
             "choose nodes=1 or launcher.pack=false"
         )
-    check_run(run, device_type)
-    check_data(run)
-    check_writable(expanded(run.results))
+    prepared = checked(replace(planned, run=run))
     check_plain(run.sweep_folder.absolute())
-    return Prepared(replace(planned, run=run), RunFolder.of(run), device_type, oversubscribed=False)
+    return prepared
 
 
 def check_plain(folder: Path) -> None:
@@ -88,38 +90,32 @@ def check_plain(folder: Path) -> None:
         raise ConfigError(f"results={str(folder)!r} has {odd!r}, which no Slurm job's path may have: choose another")
 
 
-def batches(prepared: Sequence[Prepared]) -> list[Batch]:
+def job_groups(prepared: Sequence[Prepared]) -> list[JobGroup]:
     """Group runs by all that their jobs share: resources, launcher, site, and a user's package."""
-    found: dict[tuple[Any, ...], Batch] = {}
+    groups: dict[tuple[Any, ...], JobGroup] = {}
     for item in prepared:
         run, device_type = item.planned.run, item.device_type
         shape = shape_of(run, device_type)
         key = (shape, device_type, msgspec.json.encode([run.launcher, run.site, plugin_of(run)]))
-        found.setdefault(key, Batch(shape, device_type, [])).runs.append(item)
-    return list(found.values())
+        groups.setdefault(key, JobGroup(shape, device_type, [])).runs.append(item)
+    return list(groups.values())
 
 
-def submit(
-    prepared: Sequence[Prepared],
-    *,
-    retry: frozenset[str],
-    max_gpu_hours: float | None,
-    say: Callable[[str], None],
-) -> list[Submission]:
+def submit(prepared: Sequence[Prepared], options: SubmitOptions, say: Callable[[str], None]) -> list[Submission]:
     """Submit what is missing or to be tried again; returns the new submissions.
 
     Raises `ConfigError` where that would pass `max_gpu_hours`, before any job is submitted, and `SchedulerError`
     where Slurm takes no more; what was submitted before stays so, and is not submitted again.
     """
     sweep = prepared[0].planned.run.sweep_folder
-    if max_gpu_hours is not None:  # before the lock, which makes a folder
-        _check_budget(batches(_wanted(prepared, retry, locked=False)[1]), max_gpu_hours)
+    if options.max_gpu_hours is not None:  # before the lock, which makes a folder
+        _check_budget(job_groups(_to_start(prepared, options.retry, locked=False)[1]), options.max_gpu_hours)
     with record.lock(sweep):
-        statuses, todo = _wanted(prepared, retry, locked=True)
-        if rest := not_wanted(statuses, retry):
+        statuses, to_start = _to_start(prepared, options.retry, locked=True)
+        if rest := not_submitted(statuses, options.retry):
             say(rest)
-        groups = batches(todo)
-        _check_budget(groups, max_gpu_hours)
+        groups = job_groups(to_start)
+        _check_budget(groups, options.max_gpu_hours)
         submissions = []
         for group in groups:
             for submission in _submit_group(sweep, group):
@@ -128,19 +124,19 @@ def submit(
     return submissions
 
 
-def _wanted(
+def _to_start(
     prepared: Sequence[Prepared], retry: frozenset[str], *, locked: bool
-) -> tuple[list[RunStatus], list[Prepared]]:
+) -> tuple[list[JobStatus], list[Prepared]]:
     """The statuses of the runs, and those that are to be submitted; writes nothing unless the sweep is `locked`."""
     sweep = prepared[0].planned.run.sweep_folder
     tracker = track({sweep: record.submissions(sweep)}, locked=locked, writes=locked, patient=True)[sweep]
     statuses = [tracker.status(item.folder) for item in prepared]
-    return statuses, [item for item, status in zip(prepared, statuses, strict=True) if status.wanted(retry)]
+    return statuses, [item for item, status in zip(prepared, statuses, strict=True) if status.starts(retry)]
 
 
-def not_wanted(statuses: Sequence[RunStatus], retry: frozenset[str]) -> str:
-    """What becomes of the runs that are not submitted, in one line; empty where all are."""
-    rest = [status for status in statuses if not status.wanted(retry)]
+def not_submitted(statuses: Sequence[JobStatus], retry: frozenset[str]) -> str:
+    """How many runs are not submitted and why, in one line; empty where all are."""
+    rest = [status for status in statuses if not status.starts(retry)]
     kinds = Counter("done" if status.state.state == "done" else status.label for status in rest)
     if not kinds:
         return ""
@@ -150,7 +146,7 @@ def not_wanted(statuses: Sequence[RunStatus], retry: frozenset[str]) -> str:
     return f"not submitted: {counts}{again}; {len(statuses) - len(rest)} run(s) to submit"
 
 
-def _check_budget(groups: Sequence[Batch], most: float | None) -> None:
+def _check_budget(groups: Sequence[JobGroup], most: float | None) -> None:
     needed = sum((group.most_hours for group in groups), Hours()).gpu
     if most is not None and needed > most:
         raise ConfigError(
@@ -159,7 +155,7 @@ def _check_budget(groups: Sequence[Batch], most: float | None) -> None:
         )
 
 
-def _submit_group(sweep: Path, group: Batch) -> Iterator[Submission]:
+def _submit_group(sweep: Path, group: JobGroup) -> Iterator[Submission]:
     """In arrays as long as Slurm takes them; where a limit of the user's is in the way, in shorter ones."""
     tasks, folders = group.tasks(), {item.folder.path.name: item for item in group.runs}
     size, done = min(len(tasks), scheduler.max_array_size(patient=True)), 0
@@ -183,7 +179,7 @@ def _write_intents(items: Sequence[Prepared]) -> None:
             pass
 
 
-def _submit_chunk(sweep: Path, group: Batch, tasks: list[list[str]]) -> Submission:
+def _submit_chunk(sweep: Path, group: JobGroup, tasks: list[list[str]]) -> Submission:
     run = group.runs[0].planned.run
     submission = Submission(
         token=record.new_token(),
@@ -240,7 +236,7 @@ def sbatch(path: Path, submission: Submission, shape: Shape) -> str:
     return str(jobs[0].job_id).partition("_")[0]
 
 
-def batch_script(group: Batch, count: int) -> str:
+def batch_script(group: JobGroup, count: int) -> str:
     """The batch script that an array of so many jobs of one shape would get."""
     from submitit.slurm.slurm import _make_sbatch_string
 

@@ -1,4 +1,4 @@
-"""What a data set is: a specification with sizes known before anything is read, and the arrays behind it."""
+"""What a data set is: options, sizes that are known before anything is read, and arrays."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Arrays:
-    """The images and labels of a data set, as they are stored.
+    """The stored images and labels of a data set.
 
     Images are uint8 of shape (n, channels, height, width), labels int64 of shape (n,); either may be a memory
     map.
@@ -64,10 +64,10 @@ class Data(Component, frozen=True, kw_only=True):
 
     @abstractmethod
     def missing_files(self, data_dir: Path) -> list[Path]:
-        """Prepared files that a run needs and that are not there; empty: ready to load."""
+        """Prepared files that are missing; empty: ready to load."""
 
     def fingerprint(self, data_dir: Path) -> str | None:
-        """What tells the arrays from all others without reading them, in hexadecimal digits; None: nothing does."""
+        """Hexadecimal digits that identify the arrays without reading them; None: they can't be identified so."""
         return None
 
     @abstractmethod

@@ -25,7 +25,7 @@ CIFAR_PIXELS = 3 * 32 * 32
 
 
 def damaged(path: Path, problem: str) -> ConfigError:
-    """The error for a raw file that can't be what it should be."""
+    """The error for a damaged raw file."""
     return ConfigError(f"{path} {problem}: delete the file and prepare the data set again")
 
 

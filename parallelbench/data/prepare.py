@@ -1,4 +1,4 @@
-"""Download a data set, verify it, convert it once, publish it: it is there completely or not at all.
+"""Downloads a data set, verifies it, converts it once and publishes it, whole or not at all.
 
 Everything is written into a folder with a unique name beside its destination, flushed to disk, and renamed. A
 process that is killed leaves such a folder, which nothing reads and a later `prepare` removes; of two
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import os
 import secrets
 import shutil
 import socket
@@ -24,13 +23,14 @@ from parallelbench.data.prepared import (
     MANIFEST,
     PREPARED_VERSION,
     ArrayEntry,
-    Manifest,
+    DatasetManifest,
     PreparedData,
     RawFile,
+    read_manifest,
 )
-from parallelbench.data.prepared import read_manifest as _read_manifest
 from parallelbench.errors import ConfigError, StorageError
 from parallelbench.spec.launchers import prepare_line
+from parallelbench.store.durable import sync
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 STALE_AGE_S = 24 * 3600
 """Older temporary folders are removed; younger ones may belong to a living process on another machine."""
 NETWORK_TIMEOUT_S = 30.0
-"""A mirror that is silent for so long is given up."""
+"""After this long without an answer from a mirror, the next one is tried."""
 
 
 def prepare(data: Data, data_dir: Path, *, progress: Callable[[str], None] = print) -> None:
@@ -48,7 +48,7 @@ def prepare(data: Data, data_dir: Path, *, progress: Callable[[str], None] = pri
 
     Raw files that lie in `data_dir/raw` (torchvision's layout) are used, the others downloaded; both are
     verified. `progress` is called with a line before each part of the work. Raises `ConfigError` where a file
-    can't be had or is damaged, and `StorageError` where the disk refuses; nothing is published then.
+    can't be downloaded or is damaged, and `StorageError` where the disk refuses. Then nothing is published.
     """
     if not isinstance(data, PreparedData):
         progress(f"{data.name}: needs no preparation")
@@ -77,7 +77,7 @@ def is_complete(data: PreparedData, data_dir: Path) -> bool:
     try:
         data.load(data_dir)
         folder = data.prepared_dir(data_dir)
-        manifest = _read_manifest(folder / MANIFEST, fix=prepare_line(data.name, data_dir))
+        manifest = read_manifest(folder / MANIFEST, fix=prepare_line(data.name, data_dir))
         return all(_digest(folder / f"{name}.npy") == entry.sha256 for name, entry in manifest.arrays.items())
     except (ConfigError, OSError):
         return False
@@ -89,10 +89,10 @@ def _obtain_raw(data: PreparedData, raw_dir: Path, *, progress: Callable[[str], 
         if not path.is_file():
             progress(f"{data.name}: downloading {path.name}")
             _download(data, raw, raw_dir=raw_dir)
-        found = _digest(path, "md5")
-        if found != raw.md5:
+        md5 = _digest(path, "md5")
+        if md5 != raw.md5:
             raise ConfigError(
-                f"{path} is damaged: its MD5 is {found}, published is {raw.md5}. "
+                f"{path} is damaged: its MD5 is {md5}, published is {raw.md5}. "
                 f"Delete the file and run `{prepare_line(data.name, raw_dir.parent)}` again"
             )
 
@@ -108,11 +108,7 @@ def _download(data: PreparedData, raw: RawFile, *, raw_dir: Path) -> None:
         for url in raw.urls:
             try:
                 download_url(url, str(temporary), filename=path.name, md5=raw.md5)
-            except (
-                RuntimeError,
-                OSError,
-                ValueError,
-            ) as error:  # a bad checksum; network and HTTP; a bad URL
+            except (RuntimeError, OSError, ValueError) as error:  # a bad checksum; network and HTTP; a bad URL
                 if isinstance(error, OSError) and _is_storage(error):
                     raise
                 errors.append(f"{url}: {error}")
@@ -162,7 +158,7 @@ def _write(data: PreparedData, arrays: Arrays, folder: Path, *, progress: Callab
         np.save(path, getattr(arrays, name), allow_pickle=False)
         sync(path)
         entries[name] = ArrayEntry(shape=shape, dtype=dtype, size_bytes=path.stat().st_size, sha256=_digest(path))
-    manifest = Manifest(
+    manifest = DatasetManifest(
         version=PREPARED_VERSION,
         dataset=data.folder,
         raw_md5={raw.path: raw.md5 for raw in data.raw_files},
@@ -196,15 +192,6 @@ def _publish(data: PreparedData, temporary: Path, *, root: Path) -> None:
 def _digest(path: Path, algorithm: str = "sha256") -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.new(algorithm, usedforsecurity=False)).hexdigest()
-
-
-def sync(path: Path) -> None:
-    """Flush a file or a folder to disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager

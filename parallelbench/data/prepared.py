@@ -26,7 +26,7 @@ class RawFile(NamedTuple):
     """A file as it is published."""
 
     path: str
-    """Where it lies below `data_dir/raw`: torchvision's layout, so that existing copies are found."""
+    """Path below `data_dir/raw`, in torchvision's layout, so that existing copies are used."""
     md5: str
     """Its published checksum."""
     urls: tuple[str, ...]
@@ -34,7 +34,7 @@ class RawFile(NamedTuple):
 
 
 class ArrayEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """What the manifest says of one array."""
+    """The manifest's entry for one array."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -42,8 +42,8 @@ class ArrayEntry(msgspec.Struct, frozen=True, kw_only=True):
     sha256: str
 
 
-class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a prepared folder holds, and what it was made from."""
+class DatasetManifest(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of a prepared folder, and its raw files."""
 
     version: int
     dataset: str
@@ -94,7 +94,7 @@ class PreparedData(Data, frozen=True, kw_only=True):
         return Path(data_dir).expanduser() / self.folder
 
     def missing_files(self, data_dir: Path) -> list[Path]:
-        """Prepared files that are not there; empty: ready to load."""
+        """Prepared files that are missing; empty: ready to load."""
         folder = self.prepared_dir(data_dir)
         names = [*(f"{name}.npy" for name in self.layout()), MANIFEST]
         return [folder / name for name in names if not (folder / name).is_file()]
@@ -128,7 +128,7 @@ class PreparedData(Data, frozen=True, kw_only=True):
                 f"Run `{prepare_line(self.name, data_dir)}` where there is a network, or choose another site.data_dir"
             )
 
-    def _open(self, folder: Path, *, name: str, manifest: Manifest) -> NDArray[Any]:
+    def _open(self, folder: Path, *, name: str, manifest: DatasetManifest) -> NDArray[Any]:
         import numpy as np
 
         path = folder / f"{name}.npy"
@@ -152,10 +152,10 @@ class PreparedData(Data, frozen=True, kw_only=True):
         )
 
 
-def read_manifest(path: Path, *, fix: str) -> Manifest:
+def read_manifest(path: Path, *, fix: str) -> DatasetManifest:
     """Read a manifest; where it is damaged or of another version, `ConfigError` with the line `fix`."""
     try:
-        manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
+        manifest = msgspec.json.decode(path.read_bytes(), type=DatasetManifest)
     except msgspec.DecodeError as error:  # ValidationError is one
         raise ConfigError(f"{path} can't be read ({error}). Run `{fix}` again: it replaces damaged files") from None
     if manifest.version != PREPARED_VERSION:

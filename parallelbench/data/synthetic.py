@@ -48,7 +48,7 @@ class Synthetic(Data, frozen=True, kw_only=True):
     test_samples: Annotated[int, Meta(ge=1, le=10_000_000)]
     """Test samples."""
     noise: Annotated[float, Meta(ge=0, le=1)]
-    """Share of noise in every pixel; 0: bare patterns, 1: nothing to learn."""
+    """Share of noise in every pixel; 0: patterns only, 1: noise only."""
     data_seed: Annotated[int, Meta(ge=0, lt=2**31)]
     """Seed of patterns and noise, apart from the run's seed: repeats see the same images."""
 
@@ -62,7 +62,7 @@ class Synthetic(Data, frozen=True, kw_only=True):
         return []
 
     def fingerprint(self, data_dir: Path) -> str:
-        """sha256 of all that they are made from: who makes other images must change GENERATOR."""
+        """sha256 of the options and of GENERATOR, which must change with the images."""
         made_from = {key: value for key, value in msgspec.to_builtins(self).items() if key not in ("name", "augment")}
         return hashlib.sha256(canonical_json([GENERATOR, made_from]).encode()).hexdigest()
 

@@ -1,7 +1,7 @@
 """Print one line per check: ok, failed with the figure and its limit, or skipped with the reason.
 
 Exit code 1 if a check failed, or if there is a GPU that torch can't use; 2 if a package is missing. Without a GPU there
-is nothing to check: that is said, and is no failure. Needs torch, numpy, msgspec, PyYAML and nvidia-ml-py only.
+is nothing to check; the program says so and exits with 0. Needs torch, numpy, msgspec, PyYAML and nvidia-ml-py only.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from parallelbench.gpu_check.finding import Check
+    from parallelbench.gpu_check.check_result import Check
 
 NEEDED = {"torch": "torch>=2.11", "numpy": "numpy", "msgspec": "msgspec", "yaml": "PyYAML", "pynvml": "nvidia-ml-py"}
 """Module → what installs it."""
@@ -25,7 +25,7 @@ LEAST_TORCH = (2, 11)
 
 
 def main() -> int:
-    """Check whatever this machine has."""
+    """Check this machine's GPUs."""
     os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # as runs do; NVML counts so
     if missing := missing_packages():
         print(f"gpu-check: {', '.join(missing)} missing; the rest of the suite's packages is not needed")
@@ -35,19 +35,19 @@ def main() -> int:
     print(f"torch {torch.__version__}, CUDA {torch.version.cuda or 'not built in'}, {torch.cuda.device_count()} GPU(s)")
     if not torch.cuda.is_available():
         return without_a_gpu()
-    from parallelbench.gpu_check.finding import carry_out
+    from parallelbench.gpu_check.check_result import carry_out
 
     failed = 0
     for name, check in checks(torch.cuda.device_count()):
-        finding = carry_out(name, check)
-        print(finding.line(), flush=True)
-        failed += finding.state == "failed"
+        result = carry_out(name, check)
+        print(result.line(), flush=True)
+        failed += result.state == "failed"
     print(f"{failed} check(s) failed" if failed else "no check failed")
     return 1 if failed else 0
 
 
 def missing_packages() -> list[str]:
-    """What must be installed first."""
+    """Packages that must be installed first."""
     missing = [package for module, package in NEEDED.items() if not _is_installed(module)]
     with contextlib.suppress(metadata.PackageNotFoundError):
         version = metadata.version("torch")
@@ -64,7 +64,7 @@ def _is_installed(module: str) -> bool:
 
 
 def without_a_gpu() -> int:
-    """Say why torch shows none."""
+    """Say why torch shows no GPU."""
     from parallelbench.rank.devices import visible_gpus
 
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")

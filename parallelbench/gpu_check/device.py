@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn import functional as F
 
-from parallelbench.gpu_check.finding import FailedError, SkippedError, at_most, between
+from parallelbench.gpu_check.check_result import FailedError, SkippedError, at_most, between
 from parallelbench.loaders.batch import Batch
-from parallelbench.probes.clock import StepClock, Window
-from parallelbench.probes.memory import MemoryProbe, host_peak_bytes, release, reset_host_peak
+from parallelbench.probes.clock import StepClock, TimedWindow
+from parallelbench.probes.memory_probe import MemoryProbe, host_peak_bytes, release, reset_host_peak
 from parallelbench.rank.numerics import set_precision
 
 if TYPE_CHECKING:
@@ -30,17 +30,17 @@ _EXACT, _ROUNDED = 2e-5, 5e-5
 
 
 def work_for(world: World, *, size: int | None = None) -> Callable[[], Tensor]:
-    """Keeps the device busy for some milliseconds: a matrix product."""
+    """A matrix product that keeps the device busy for some milliseconds."""
     length = size or (4096 if world.device_type == "cuda" else 512)
     matrix = torch.randn(length, length, device=world.device)
     return lambda: matrix @ matrix
 
 
 def clocks(world: World) -> str:
-    """The steps' durations, by events on CUDA, add up to what a stopwatch says of the whole window."""
+    """The steps' durations, by events on CUDA, add up to the whole window's time by a stopwatch."""
     work = work_for(world)
     work()
-    clock, window = StepClock(world, steps=_STEPS, sampled=_STEPS), Window(world)
+    clock, window = StepClock(world, steps=_STEPS, sampled=_STEPS), TimedWindow(world)
     window.start()
     for _ in clock.timed(Batch(None, None, 0) for _ in range(_STEPS)):
         work()
@@ -52,7 +52,7 @@ def clocks(world: World) -> str:
 
 
 def device_memory(world: World) -> str:
-    """What a known tensor adds to the peaks of torch's allocator, and to the memory in use as the driver says."""
+    """A tensor of known size raises the allocator's peaks, and the driver's memory in use, by its size."""
     if world.device_type != "cuda":
         raise SkippedError("a CPU has no memory of its own")
     release()
@@ -80,7 +80,7 @@ def device_memory(world: World) -> str:
 
 
 def host_memory() -> str:
-    """What a known tensor on the host adds to this process's peak."""
+    """A tensor of known size on the host raises this process's peak by its size."""
     release()
     if not reset_host_peak():
         raise SkippedError("/proc/self/clear_refs can't be written here, so peaks of host memory are null")
@@ -118,6 +118,6 @@ def _errors(world: World, precision: str) -> dict[str, float]:
         "convolution": (F.conv2d(images, kernels), F.conv2d(images.double(), kernels.double())),
     }
     return {
-        what: ((found.double() - exact).abs().max() / exact.abs().max()).item()
-        for what, (found, exact) in pairs.items()
+        what: ((computed.double() - exact).abs().max() / exact.abs().max()).item()
+        for what, (computed, exact) in pairs.items()
     }

@@ -12,11 +12,11 @@ import msgspec
 import torch
 
 from parallelbench.errors import one_line
-from parallelbench.gpu_check.runs import loader_of
+from parallelbench.gpu_check.small_runs import loader_of
 from parallelbench.gpu_check.training import train_watched
 from parallelbench.optimizers import Lbfgs
 from parallelbench.rank.numerics import set_precision
-from parallelbench.rank.parity import as_checked, check_parity
+from parallelbench.rank.parity import DIFFERENCES, as_checked, check_parity
 from parallelbench.rank.session import build_model
 from parallelbench.rank.world import World, join
 from parallelbench.spec.mapping import from_mapping
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 
 class Result(msgspec.Struct):
-    """What rank 0 has found; a part is missing where a rank failed before."""
+    """Rank 0's results; a part is missing where a rank failed before it."""
 
     difference: float | None = None
-    """The largest of the parity check; None: not checked."""
+    """Largest difference in the parity check; None: not checked."""
     tolerance: float | None = None
     watched: bool = False
     """Whether an epoch was trained in which no rank waited for its device."""
@@ -49,12 +49,12 @@ def main(arguments: list[str]) -> int:
         if device_type == "cuda" and not waits_by_design(run):
             replica = run.strategy.prepare(build_model(run), run, world)
             loader = loader_of(run, world, replica.data_shard)
-            train_watched(replica, loader, run, world, torch.cuda.set_sync_debug_mode)
+            train_watched(replica, loader, run=run, world=world, set_mode=torch.cuda.set_sync_debug_mode)
             replica.close()
             result.watched = True
         _write(result_file, result, world)
     except Exception as error:
-        # The first to fail is the one to hear: others fail because of it.
+        # Only the first failure is recorded: the others follow from it.
         with contextlib.suppress(FileExistsError), Path(f"{result_file}.error").open("x") as file:
             file.write(one_line(f"rank {world.rank}: {type(error).__name__}: {error}"))
         raise
@@ -69,13 +69,12 @@ def waits_by_design(run: RunConfig) -> str:
 
 
 def _parity(run: RunConfig, world: World) -> tuple[float, float]:
-    """The largest difference, infinite for a NaN; and what it may be."""
+    """The largest difference, infinite for a NaN, and its tolerance."""
     checked = as_checked(run)
     rows = check_parity(build_model(checked), checked, world, lambda of, shard: loader_of(of, world, shard))
-    names = ("loss_difference", "gradient_difference", "parameter_difference", "evaluation_difference")
     if rows is None:
         raise MemoryError("one device has too little memory for the comparison")
-    worst = [row[name] for row in rows for name in names]  # none but on rank 0
+    worst = [row[name] for row in rows for name in DIFFERENCES]  # empty except on rank 0
     broken = any(math.isnan(value) for value in worst)  # which a maximum may lose
     return float("inf") if broken else max(worst, default=0.0), checked.strategy.parity_tolerance()
 

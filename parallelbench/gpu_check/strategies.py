@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from parallelbench.errors import ConfigError
-from parallelbench.gpu_check.finding import FailedError, SkippedError, at_most
+from parallelbench.gpu_check.check_result import FailedError, SkippedError, at_most
 from parallelbench.gpu_check.ranks import Result, waits_by_design
-from parallelbench.gpu_check.runs import BATCH_SIZE, names_of, run_of
+from parallelbench.gpu_check.small_runs import BATCH_SIZE, names_of, run_of
 from parallelbench.spec.check import check_run
 from parallelbench.spec.identity import canonical_json
 from parallelbench.spec.mapping import to_mapping
@@ -43,7 +43,7 @@ def names() -> list[str]:
 
 
 def strategy(name: str, device_type: str, devices: int) -> str:
-    """Check one strategy on as many of so many devices as it takes."""
+    """Check one strategy on as many of the devices as it can use."""
     if devices < 2:
         raise SkippedError(f"needs two devices or more; here: {devices}")
     run = choose(name, device_type, devices)
@@ -68,10 +68,10 @@ def choose(name: str, device_type: str, devices: int) -> RunConfig:
 
 
 def judge(run: RunConfig, device_type: str, result: Result, error: str | None) -> str:
-    """The verdict on what the ranks have left."""
+    """The verdict on the ranks' result."""
     texts = [f"{run.devices} devices, {run.model.name}"]
     if not run.strategy.equals_one_device(run):
-        texts.append("asynchronous, so there is nothing to compare with")
+        texts.append("asynchronous: no comparison with one device")
     elif result.difference is not None and result.tolerance is not None:
         texts.append(at_most("largest difference from one device", result.difference, result.tolerance))
     elif error is None:
@@ -89,21 +89,21 @@ def judge(run: RunConfig, device_type: str, result: Result, error: str | None) -
 
 
 def _carried_out(run: RunConfig, device_type: str) -> tuple[Result, str | None]:
-    """What rank 0 has found, and the error of the first rank that failed."""
+    """Rank 0's result, and the error of the first rank that failed."""
     with tempfile.TemporaryDirectory() as folder:
         run_file, result_file = Path(folder) / "run.json", Path(folder) / "result.json"
         run_file.write_text(canonical_json(to_mapping(run)))
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
         ranks = [f"--nproc-per-node={run.strategy.processes(run, device_type)}", "-m", "parallelbench.gpu_check.ranks"]
         code, output = _output_of([*torchrun, *ranks, str(run_file), device_type, str(result_file)])
-        found = result_file.read_bytes() if result_file.exists() else b"{}"
-        said = Path(f"{result_file}.error")
-        error = None if code == 0 else said.read_text() if said.exists() else _last_line(code, output)
-        return msgspec.json.decode(found, type=Result), error
+        result = result_file.read_bytes() if result_file.exists() else b"{}"
+        error_file = Path(f"{result_file}.error")
+        error = None if code == 0 else error_file.read_text() if error_file.exists() else _last_line(code, output)
+        return msgspec.json.decode(result, type=Result), error
 
 
 def _output_of(command: list[str]) -> tuple[int, str]:
-    """Exit code and output; what takes too long is ended, with all its processes."""
+    """Exit code and output; after `_TIMEOUT_S` all processes of the command are ended."""
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
     ) as process:
@@ -112,7 +112,7 @@ def _output_of(command: list[str]) -> tuple[int, str]:
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             output, _ = process.communicate()
-            return 1, f"{output}\nnot done after {_TIMEOUT_S:g} s, and ended"
+            return 1, f"{output}\nended after {_TIMEOUT_S:g} s"
     return process.returncode, output
 
 

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from parallelbench.gpu_check.finding import FailedError, SkippedError, between
+from parallelbench.gpu_check.check_result import FailedError, SkippedError, between
 from parallelbench.rank.devices import visible_gpus
 from parallelbench.store.journal import Journal, read_entries
-from parallelbench.telemetry.epochs import Samples, columns
+from parallelbench.telemetry.epoch_columns import Samples, columns
 from parallelbench.telemetry.nvml import WAYS, Gpus
 from parallelbench.telemetry.process import sampling
-from parallelbench.telemetry.sampler import Settings
+from parallelbench.telemetry.sampler import SamplerSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -46,7 +46,7 @@ assert _PLAUSIBLE.keys() == WAYS.keys()
 
 
 def same_gpus() -> str:
-    """CUDA's devices are NVML's, in the same order: energy is attributed by it."""
+    """CUDA and NVML list the same devices in the same order, by which energy is attributed."""
     count = torch.cuda.device_count()
     return compare_gpus([uuid_of(index) for index in range(count)], visible_gpus())
 
@@ -74,7 +74,7 @@ def readings() -> str:
 
 
 def judge_readings(rows: Sequence[Row], warnings: Sequence[str], count: int) -> str:
-    """Values within what is physically possible; what is null is said."""
+    """Values must be physically possible; columns that are null are named."""
     if not rows:
         raise SkippedError("; ".join(warnings) or "no GPU could be read")
     if len(rows) != count:
@@ -94,7 +94,7 @@ def energy(world: World, uuid: str, busy: Callable[[], object], load_s: float = 
     """
     with tempfile.TemporaryDirectory() as folder:
         log, journal = Journal(Path(folder) / "rank.jsonl"), Path(folder) / "telemetry.jsonl"
-        settings = Settings(
+        settings = SamplerSettings(
             journal=str(journal),
             run_id="gpu-check",
             attempt=1,
@@ -117,21 +117,21 @@ def energy(world: World, uuid: str, busy: Callable[[], object], load_s: float = 
 
 
 def judge_energy(rows: Sequence[Row], rank: Row) -> str:
-    """What an epoch's columns say of the window, and how often it was sampled."""
+    """Compare the window's energy by counter and by power, and check the sampling interval."""
     own = [row["time"] for row in rows if row["device_uuid"] == rank["device_uuid"]]
     if len(own) < 3:
         raise FailedError(f"the sampler's process took {len(own)} samples of {rank['device_uuid']}")
     interval = between(
         "interval between samples, s,", statistics.median(b - a for a, b in pairwise(own)), 0.8 / HZ, 2 / HZ
     )
-    found = columns([rank], Samples(rows))
-    counted_j, power_w = found["gpu_energy_j"], found["gpu_power_mean_w"]
-    if counted_j is None or power_w is None or found["telemetry_flags"]:
-        flags = found["telemetry_flags"]
+    epoch = columns([rank], Samples(rows))
+    counted_j, power_w = epoch["gpu_energy_j"], epoch["gpu_power_mean_w"]
+    if counted_j is None or power_w is None or epoch["telemetry_flags"]:
+        flags = epoch["telemetry_flags"]
         raise SkippedError(f"energy {counted_j} J, power {power_w} W, flags {flags}: nothing to compare; {interval}")
     length_s = rank["training_ended_at"] - rank["training_started_at"]
     ratio = between("counter ÷ integrated power", counted_j / (power_w * length_s), 0.9, 1.1)
-    busy = found["gpu_utilization_mean"]
+    busy = epoch["gpu_utilization_mean"]
     if busy is not None and busy < 0.5:
         raise FailedError(f"the GPU was kept busy, but its utilisation is {busy:.2f}")
     return f"{ratio}; {counted_j:.0f} J in {length_s:.1f} s; {interval}"

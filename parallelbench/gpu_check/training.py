@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import torch
 
-from parallelbench.gpu_check.finding import FailedError, SkippedError, at_most
-from parallelbench.gpu_check.runs import STEPS, loader_of, replica_of, run_of
+from parallelbench.gpu_check.check_result import FailedError, SkippedError, at_most
+from parallelbench.gpu_check.small_runs import STEPS, loader_of, replica_of, run_of
 from parallelbench.rank.numerics import set_precision
 from parallelbench.rank.parity import as_checked
 from parallelbench.rank.train import Trainer
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from parallelbench.loaders.batch import Batch
-    from parallelbench.loaders.resident_loader import ResidentLoader
+    from parallelbench.loaders.batch_loader import BatchLoader
     from parallelbench.spec.config import RunConfig
     from parallelbench.strategies.replica import Replica
 
@@ -44,27 +44,27 @@ def small_run(model: str, **changes: Any) -> RunConfig:
 
 
 def batches(world: World) -> str:
-    """What the loader cuts out on the device is what it cuts out on a CPU."""
+    """Batches made on the device equal batches made on a CPU."""
     worst = 0.0
     for augment in (False, True):
         for channels_last in (False, True):
             run = run_of(data=("synthetic", {"augment": augment}), channels_last=channels_last)
             here, there = (loader_of(run, where).train(epoch=2) for where in (world, World()))
-            for mine, theirs in zip(here, there, strict=True):
-                assert mine.images is not None
-                assert theirs.images is not None
-                assert mine.labels is not None
-                assert theirs.labels is not None
-                if not torch.equal(mine.labels.cpu(), theirs.labels):
+            for batch, expected in zip(here, there, strict=True):
+                assert batch.images is not None
+                assert expected.images is not None
+                assert batch.labels is not None
+                assert expected.labels is not None
+                if not torch.equal(batch.labels.cpu(), expected.labels):
                     raise FailedError(f"other labels than on a CPU (augment={augment}, channels_last={channels_last})")
-                if channels_last and not mine.images.is_contiguous(memory_format=torch.channels_last):
+                if channels_last and not batch.images.is_contiguous(memory_format=torch.channels_last):
                     raise FailedError("channels_last=true, but the images are not stored so")
-                worst = max(worst, (mine.images.cpu() - theirs.images).abs().max().item())
+                worst = max(worst, (batch.images.cpu() - expected.images).abs().max().item())
     return at_most("largest difference of a pixel from a CPU's", worst, 1e-5)
 
 
 def like_a_cpu(world: World, model: str) -> str:
-    """In fp64, steps on the device are those of a CPU."""
+    """In fp64, training on the device equals training on a CPU."""
     run = as_checked(small_run(model))
     return at_most("largest relative difference", _difference(run, world, run, World()), _TOLERANCE)
 
@@ -93,7 +93,7 @@ def compiled(world: World) -> str:
 
 
 def precision(world: World, name: str) -> str:
-    """Half types are what the last layer really returns; losses stay near fp32's, and fall."""
+    """The last layer returns the half type; losses stay near those of fp32, and fall."""
     run, wide = small_run("cnn_small", precision=name), small_run("cnn_small")
     losses, dtypes = _losses(run, world, STEPS)
     expected, _ = _losses(wide, world, STEPS)
@@ -107,19 +107,19 @@ def precision(world: World, name: str) -> str:
 
 
 def watched(world: World, run: RunConfig, mode: Mode | None = None) -> str:
-    """The real loop trains an epoch in which any wait of the host for the device is an error.
+    """Train an epoch by the real loop; any wait of the host for the device is an error.
 
-    What an epoch needs is moved to the device before its first step; from there to its last step nothing may wait.
+    The loader moves an epoch's data before the first step. From the first step to the last, nothing may wait.
     """
     set_mode = mode or torch.cuda.set_sync_debug_mode
     replica = replica_of(run, world)
-    train_watched(replica, loader_of(run, world, replica.data_shard), run, world, set_mode)
+    train_watched(replica, loader_of(run, world, replica.data_shard), run=run, world=world, set_mode=set_mode)
     replica.close()
     return f"{run.steps_per_epoch} steps without a wait"
 
 
-def train_watched(replica: Replica, loader: ResidentLoader, run: RunConfig, world: World, set_mode: Mode) -> None:
-    """One epoch that warms up, and one that is watched."""
+def train_watched(replica: Replica, loader: BatchLoader, *, run: RunConfig, world: World, set_mode: Mode) -> None:
+    """Train one epoch to warm up and one in which waits are errors."""
     with tempfile.TemporaryDirectory() as folder:
         journal = Journal(Path(folder) / "journal.jsonl")
         watching: Any = _Watching(loader, set_mode)
@@ -135,7 +135,7 @@ def train_watched(replica: Replica, loader: ResidentLoader, run: RunConfig, worl
 class _Watching:
     """A loader that forbids waits from its first batch on, and allows them again after its last."""
 
-    def __init__(self, loader: ResidentLoader, set_mode: Mode) -> None:
+    def __init__(self, loader: BatchLoader, set_mode: Mode) -> None:
         self._loader, self._set_mode = loader, set_mode
 
     def __getattr__(self, name: str) -> Any:
@@ -151,7 +151,7 @@ class _Watching:
 
 
 def waits_are_seen(world: World) -> str:
-    """Without this, the checks that follow would find nothing: reading a value is a wait, and must be an error."""
+    """Reading a value waits for the device, and torch must report it; the checks that follow rely on that."""
     value = torch.ones((), device=world.device)
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -194,11 +194,11 @@ def _loss_difference(run: RunConfig, other: RunConfig, world: World) -> float:
     return max(abs(a - b) / b for a, b in zip(one, two, strict=True))
 
 
-def _steps(replica: Replica, loader: ResidentLoader, count: int) -> list[float]:
+def _steps(replica: Replica, loader: BatchLoader, count: int) -> list[float]:
     """Mean loss of each step."""
-    found = []
+    losses = []
     for batch in islice(loader.train(epoch=1), count):
         result = replica.step(batch)
         assert result is not None
-        found.append(result[0].item() / batch.size)
-    return found
+        losses.append(result[0].item() / batch.size)
+    return losses

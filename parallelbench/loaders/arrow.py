@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from msgspec import Meta
 
 from parallelbench.data.dataset import Arrays
-from parallelbench.data.prepare import remove_stale, storage_errors, sync, temporary_folder
+from parallelbench.data.prepare import remove_stale, storage_errors, temporary_folder
 from parallelbench.errors import ConfigError
 from parallelbench.loaders.loader import Loader
 from parallelbench.spec.launchers import prepare_line
+from parallelbench.store.durable import sync
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,12 +36,12 @@ FOLDER = "arrow"
 
 
 class Arrow(Loader, frozen=True, kw_only=True):
-    """Images stay in a file; a thread gathers each batch as uint8, and the device augments and normalises it."""
+    """Images stay in a file. A thread gathers each batch as uint8; the device augments and normalises it."""
 
     writes_files: ClassVar[bool] = True
 
     prefetch: Annotated[int, Meta(ge=1, le=1000)]
-    """Batches that are gathered and moved to the device ahead."""
+    """Batches that are gathered and moved to the device in advance."""
 
     def prepare(self, data: Data, data_dir: Path, *, progress: Callable[[str], None] = print) -> None:
         """Convert the data set, once per data folder."""
@@ -50,15 +51,15 @@ class Arrow(Loader, frozen=True, kw_only=True):
         """Map the converted files into memory."""
         return open_arrays(data, data_dir)
 
-    def build(self, arrays: Arrays, data: Data, **feed: Unpack[LoaderArgs]) -> BatchLoader:
-        """Build what gathers; its thread starts with the first batch."""
+    def build(self, arrays: Arrays, data: Data, **arguments: Unpack[LoaderArgs]) -> BatchLoader:
+        """Build the loader; its thread starts with the first batch."""
         from parallelbench.loaders.arrow_loader import StreamedLoader
 
-        return StreamedLoader(arrays, data, prefetch=self.prefetch, **feed)
+        return StreamedLoader(arrays, data, prefetch=self.prefetch, **arguments)
 
 
 def convert(data: Data, data_dir: Path, *, progress: Callable[[str], None] = print) -> None:
-    """Write the files of a data set unless they are there; images are never all in memory because of it.
+    """Write the files of a data set unless they exist. It never loads all images into memory.
 
     Raises `ConfigError` where the data set is not prepared, `StorageError` where the disk refuses.
     """
@@ -81,7 +82,7 @@ def convert(data: Data, data_dir: Path, *, progress: Callable[[str], None] = pri
 
 
 def _publish(temporary: Path, folder: Path) -> None:
-    """Rename the folder to its place; another process may have been faster, with the same content."""
+    """Rename the folder to its place, unless another process has put the same content there first."""
     try:
         temporary.rename(folder)
     except OSError:
@@ -109,12 +110,12 @@ def _digest(arrays: Arrays | None) -> str:
     import numpy as np
 
     assert arrays is not None
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for name in ("train_images", "train_labels", "test_images", "test_labels"):
         array = np.ascontiguousarray(getattr(arrays, name))
-        found.update(f"{name} {array.dtype} {array.shape}".encode())
-        found.update(array.data.cast("B"))
-    return found.hexdigest()
+        digest.update(f"{name} {array.dtype} {array.shape}".encode())
+        digest.update(array.data.cast("B"))
+    return digest.hexdigest()
 
 
 def _write(path: Path, images: NDArray[np.uint8], labels: NDArray[np.int64]) -> None:

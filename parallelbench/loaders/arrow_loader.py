@@ -1,4 +1,4 @@
-"""Batches gathered on the host, some steps ahead, from arrays that may be files: what `loader=arrow` feeds."""
+"""Batches gathered on the host, some steps in advance, from arrays that may be files: for `loader=arrow`."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ class StreamedLoader(BatchLoader):
     """One thread gathers uint8 images into page-locked memory and sends them on a stream of their own.
 
     The device pads, cuts, mirrors and normalises them, with the same operations as `ResidentLoader`. The host holds up
-    to `prefetch` batches ahead and the device as many; the data set is held by neither.
+    to `prefetch` batches ahead and the device as many; neither holds the data set.
     """
 
-    def __init__(self, arrays: Arrays, data: Data, *, prefetch: int, **feed: Unpack[LoaderArgs]) -> None:
-        """Take over the arrays, which stay where they are."""
-        super().__init__(arrays, data, **feed)
+    def __init__(self, arrays: Arrays, data: Data, *, prefetch: int, **arguments: Unpack[LoaderArgs]) -> None:
+        """Keep the arrays where they are."""
+        super().__init__(arrays, data, **arguments)
         self._arrays, self._prefetch = arrays, prefetch
         self._normalise = self._normaliser(self._device)
         self._copies = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
@@ -114,10 +114,10 @@ class StreamedLoader(BatchLoader):
     def _taken(self, source: NDArray[Any], rows: Rows) -> Tensor:
         shape = (len(rows), *source.shape[1:])
         kind = torch.uint8 if source.dtype == np.uint8 else torch.int64
-        found = torch.empty(shape, dtype=kind, pin_memory=self._copies is not None)
+        gathered = torch.empty(shape, dtype=kind, pin_memory=self._copies is not None)
         # Other modes than "raise" write to `out` directly, without the interpreter's lock; all rows are in range.
-        np.take(source, rows, axis=0, out=found.numpy(), mode="clip")
-        return found
+        np.take(source, rows, axis=0, out=gathered.numpy(), mode="clip")
+        return gathered
 
     def _received(self, fetched: _Fetched) -> tuple[Tensor | None, Tensor | None]:
         """Let the device, not the host, wait for the copy."""

@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Shard:
-    """Which part of every global batch a rank reads: the `index`-th of `count` equal slices."""
+    """The part of every global batch that a rank reads: slice `index` of `count` equal slices."""
 
     index: int = 0
     count: int = 1
     images: bool = True
-    """False where this rank never looks at images (a later stage)."""
+    """False where this rank uses no images (a later stage)."""
     labels: bool = True
-    """False where this rank never looks at labels (an earlier stage)."""
+    """False where this rank uses no labels (an earlier stage)."""
 
 
 @dataclass(slots=True)
@@ -27,21 +27,21 @@ class Batch:
     """This rank's slice of a global batch."""
 
     images: Tensor | None
-    """Normalised, shape (size, channels, height, width); None where the rank never looks at images."""
+    """Normalised, shape (size, channels, height, width); None where the rank uses no images."""
     labels: Tensor | None
-    """int64, shape (size,); None where the rank never looks at labels."""
+    """int64, shape (size,); None where the rank uses no labels."""
     size: int
     """Samples in the slice."""
 
 
 class LoaderArgs(TypedDict):
-    """Which batches a rank is fed, and what they are."""
+    """What every loader needs to make a rank's batches."""
 
     device: torch.device | str
     dtype: torch.dtype
-    """Of the images."""
+    """dtype of the images."""
     seed: int
-    """Permutation and augmentation follow from it and the epoch."""
+    """Determines permutation and augmentation, together with the epoch."""
     global_batch_size: int
     shard: Shard
     channels_last: bool

@@ -1,6 +1,6 @@
-"""Loaders: which samples a rank takes, in which order, and how they are augmented; and the one that is the default.
+"""What all loaders share: which samples a rank takes, in which order, and how they are augmented.
 
-All loaders take the same plan and differ in how samples get from where they lie into a batch on the device.
+Loaders differ only in how samples get from their storage into a batch on the device.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from parallelbench.probes.spans import Spanned
 
 TEST_BATCH_SIZE = 1024
-"""At most so many test samples are evaluated at once on one rank."""
+"""Most test samples in one batch of one rank."""
 _LEAST_TEST_BATCH_SIZE = 32
 
 
@@ -54,7 +54,7 @@ def evaluation_slices(samples: int, *, index: int, count: int, at_most: int = TE
 
 @dataclass(frozen=True)
 class Plan:
-    """What one rank takes in an epoch: one value per sample, in training order, on the host."""
+    """One rank's samples of an epoch: one value per sample, in training order, on the host."""
 
     samples: Tensor
     """Numbers of the stored samples."""
@@ -74,13 +74,13 @@ class BatchLoader(ABC):
     global batch is dropped. `data.train_samples` may be a multiple of the stored samples (copies): numbers
     are taken modulo.
 
-    A loader of another kind says how in `_train` and `_test`; it yields batches in the plan's order, with the
-    values that `Normalise` gives, and None for what its shard doesn't look at. Neither is called where that is
-    both images and labels.
+    Each loader implements `_train` and `_test`. They yield batches in the plan's order, with the values that
+    `Normalise` gives, and None for what the shard doesn't use. They are not called where the shard uses neither
+    images nor labels.
     """
 
     workers = 0
-    """So many processes of its own it has for each part of the data set."""
+    """Worker processes per split."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class BatchLoader(ABC):
         channels_last: bool,
         steps_per_epoch: int,
     ) -> None:
-        """Take over where batches go and what they are; `ConfigError` where their size fits neither shards nor data."""
+        """Raises `ConfigError` where the batch size doesn't suit the shards or the data set."""
         _check_batch(data, global_batch_size=global_batch_size, shards=shard.count, steps=steps_per_epoch)
         self.steps_per_epoch = steps_per_epoch
         self.local_batch_size = global_batch_size // shard.count
@@ -105,7 +105,7 @@ class BatchLoader(ABC):
         self._stored = len(arrays.train_labels)
         self._padding = data.shape[1] // 8 if data.augment else 0
         self._moves_batches = self._device.type != "cpu"
-        # No more at once than in training: what evaluation takes must not show in the memory of training.
+        # No larger than in training: evaluation must not raise the peak of training's memory.
         self._test_batch_size = min(TEST_BATCH_SIZE, max(_LEAST_TEST_BATCH_SIZE, self.local_batch_size))
 
     def train(self, epoch: int) -> Iterator[Batch]:
@@ -113,7 +113,7 @@ class BatchLoader(ABC):
 
         One iteration at a time: a new one may end the one before.
         """
-        if self._looks_at_nothing:
+        if self._uses_nothing:
             yield from repeat(Batch(None, None, self.local_batch_size), self.steps_per_epoch)
         else:
             yield from self._train(self._plan(epoch))
@@ -130,7 +130,7 @@ class BatchLoader(ABC):
             count=self._shard.count,
             at_most=self._test_batch_size,
         )
-        if self._looks_at_nothing:
+        if self._uses_nothing:
             yield from (Batch(None, None, stop - start) for start, stop in slices)
         else:
             yield from self._test(slices)
@@ -148,30 +148,32 @@ class BatchLoader(ABC):
         return ()
 
     def worker_pids(self) -> list[int]:
-        """Its living worker processes."""
+        """Ids of the living worker processes."""
         return []
 
     def close(self) -> None:  # noqa: B027
-        """End what the loader has started; it yields nothing any more."""
+        """End the loader's threads and processes; it yields no more batches."""
 
     @property
-    def _looks_at_nothing(self) -> bool:
+    def _uses_nothing(self) -> bool:
         return not (self._shard.images or self._shard.labels)
 
     def _plan(self, epoch: int) -> Plan:
         total = self._data.train_samples
         order = torch.randperm(total, generator=generator(seed=self._seed, epoch=epoch, purpose="order"))
-        samples = self._mine(order) % self._stored
+        samples = self._of_shard(order) % self._stored
         if not (self._data.augment and self._shard.images):
             return Plan(samples, None, None, None)
         # Drawn for all samples of the epoch, so that a sample's shift doesn't depend on the number of shards.
         random = generator(seed=self._seed, epoch=epoch, purpose="augment")
         down, right = torch.randint(2 * self._padding + 1, (2, total), generator=random)
         flips = torch.randint(2, (total,), generator=random, dtype=torch.uint8)
-        return Plan(samples, self._mine(down), self._mine(right), self._mine(flips) if self._data.flip else None)
+        return Plan(
+            samples, self._of_shard(down), self._of_shard(right), self._of_shard(flips) if self._data.flip else None
+        )
 
-    def _mine(self, values: Tensor) -> Tensor:
-        """Of one value per sample, in training order: this shard's, shape (steps · local_batch_size,)."""
+    def _of_shard(self, values: Tensor) -> Tensor:
+        """This shard's values, of one value per sample in training order: shape (steps · local_batch_size,)."""
         used = values[: self.steps_per_epoch * self._global_batch_size]
         return used.view(self.steps_per_epoch, self._shard.count, -1)[:, self._shard.index].reshape(-1)
 
@@ -191,7 +193,7 @@ class BatchLoader(ABC):
         yield from zip(down, right, self._flips(plan), strict=False)
 
     def _cut(self, padded: Tensor, down: Tensor, right: Tensor, flip: Tensor | None) -> Tensor:
-        """Of a batch of padded images on the device, one window each."""
+        """Cut one window out of each padded image of a batch on the device."""
         windows = Windows(padded, padding=self._padding, channels_last=self._channels_last)
         places = torch.arange(len(padded), device=self._device)
         return windows.at(windows.starts(places, down=down, right=right), flip)

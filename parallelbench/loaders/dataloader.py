@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 class DataLoader(TorchLoader, frozen=True, kw_only=True):
     """One sample after the other is cropped, mirrored and normalised on the host, by worker processes."""
 
-    def build(self, arrays: Arrays, data: Data, **feed: Unpack[LoaderArgs]) -> BatchLoader:
+    def build(self, arrays: Arrays, data: Data, **arguments: Unpack[LoaderArgs]) -> BatchLoader:
         """Build the data sets; workers start with the first batch."""
         from parallelbench.loaders.sample_loader import SampleLoader
 
-        return SampleLoader(arrays, data, self, **feed)
+        return SampleLoader(arrays, data, self, **arguments)

@@ -1,4 +1,4 @@
-"""What is done to images on the way into a model: padding, cutting out windows, mirroring, normalising."""
+"""Transforms of images before the model: padding, cutting out windows, mirroring, normalising."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def laid_out(images: Tensor, *, padding: int, channels_last: bool) -> Tensor:
 
 
 class Windows:
-    """Pieces of padded images that are smaller by the padding on both sides: a crop is one gather."""
+    """Crops of padded images, smaller by the padding on each side; a batch of crops is one gather."""
 
     def __init__(self, stored: Tensor, *, padding: int, channels_last: bool) -> None:
         """`stored`: what `laid_out` returns, of any dtype."""

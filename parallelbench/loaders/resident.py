@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 class Resident(Loader, frozen=True, kw_only=True):
     """The whole data set lies on the device; batches are cut out, normalised and augmented there."""
 
-    def build(self, arrays: Arrays, data: Data, **feed: Unpack[LoaderArgs]) -> BatchLoader:
+    def build(self, arrays: Arrays, data: Data, **arguments: Unpack[LoaderArgs]) -> BatchLoader:
         """Move the data set to the device."""
         from parallelbench.loaders.resident_loader import ResidentLoader
 
-        return ResidentLoader(arrays, data, **feed)
+        return ResidentLoader(arrays, data, **arguments)

@@ -31,9 +31,9 @@ class ResidentLoader(BatchLoader):
     Nothing in an iteration synchronises host and device; what an epoch needs is moved before its first batch.
     """
 
-    def __init__(self, arrays: Arrays, data: Data, **feed: Unpack[LoaderArgs]) -> None:
+    def __init__(self, arrays: Arrays, data: Data, **arguments: Unpack[LoaderArgs]) -> None:
         """Move the data set to the device."""
-        super().__init__(arrays, data, **feed)
+        super().__init__(arrays, data, **arguments)
         self._train_images: Tensor | None = None
         self._test_images: Tensor | None = None
         self._train_labels: Tensor | None = None

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 class TensorDataset(TorchLoader, frozen=True, kw_only=True):
     """The whole data set lies in host memory as floats, normalised once; batches are augmented on the device."""
 
-    def build(self, arrays: Arrays, data: Data, **feed: Unpack[LoaderArgs]) -> BatchLoader:
+    def build(self, arrays: Arrays, data: Data, **arguments: Unpack[LoaderArgs]) -> BatchLoader:
         """Build the data sets; workers start with the first batch."""
         from parallelbench.loaders.tensor_loader import TensorLoader
 
-        return TensorLoader(arrays, data, self, **feed)
+        return TensorLoader(arrays, data, self, **arguments)

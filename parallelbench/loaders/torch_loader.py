@@ -1,11 +1,9 @@
-"""Batches by torch's own `DataLoader`, written as most people write it, but for the order, which is the suite's."""
+"""Batches by torch's own `DataLoader`, used as in most programs, except for the order, which is the suite's."""
 
 from __future__ import annotations
 
-import ctypes
 import multiprocessing
 import os
-import signal
 import warnings
 from abc import abstractmethod
 from contextlib import contextmanager
@@ -16,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from parallelbench.die_with_parent import die_with_parent
 from parallelbench.loaders.batch import Batch
 from parallelbench.loaders.batch_loader import BatchLoader
 from parallelbench.probes.spans import Spanned
@@ -32,9 +31,8 @@ if TYPE_CHECKING:
     from parallelbench.loaders.batch import LoaderArgs
     from parallelbench.loaders.loader import TorchLoader
 
-_PR_SET_PDEATHSIG = 1
 _PATIENCE_S = 10.0
-"""So long workers may take to end once they are told to."""
+"""Time that workers have to end, s."""
 Key = Any
 """What a data set's `__getitem__` takes."""
 
@@ -74,7 +72,7 @@ class _Part:
         self._passes = 0
 
     def over(self, keys: Iterable[list[Key]]) -> Iterator[list[Tensor]]:
-        """The collated batches of these keys. The iterator that has workers is held by `self` alone: see `close`."""
+        """The collated batches of these keys. Only `self` holds the iterator with workers: see `close`."""
         self._passes = this = self._passes + 1
         self._batches.keys = keys
         others = set(multiprocessing.active_children())
@@ -94,7 +92,7 @@ class _Part:
         return [worker.pid for worker in self._workers if worker.pid is not None and worker.is_alive()]
 
     def close(self) -> None:
-        """Drop what has workers, which ends them, and see to it that they have ended."""
+        """Drop the iterator and the loader, which ends the workers, and wait for their end."""
         self._pass = None
         self._loader = None  # type: ignore[assignment]
         for worker in self._workers:
@@ -107,7 +105,7 @@ class _Part:
 
 @contextmanager
 def _without_advice() -> Iterator[None]:
-    """torch warns of more workers than cores: on a CPU they share those of the rank's device on purpose."""
+    """Silence torch's warning of more workers than cores: on a CPU they share the device's cores on purpose."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "This DataLoader will create")
         yield
@@ -115,18 +113,18 @@ def _without_advice() -> Iterator[None]:
 
 def _end_with(parent: int, _: int) -> None:
     """In a worker: end when the rank does, however it ends."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    die_with_parent()
     if os.getppid() != parent:  # it ended before the kernel was asked
         os._exit(1)
 
 
 class TorchBatches(BatchLoader):
-    """A `DataLoader` for training and one for evaluation; what is in a data set, the kinds differ in."""
+    """A `DataLoader` for training and one for evaluation; subclasses choose the data set."""
 
-    def __init__(self, arrays: Arrays, data: Data, options: TorchLoader, **feed: Unpack[LoaderArgs]) -> None:
+    def __init__(self, arrays: Arrays, data: Data, options: TorchLoader, **arguments: Unpack[LoaderArgs]) -> None:
         """Build both; workers start with the first batch of each."""
-        super().__init__(arrays, data, **feed)
-        self.workers = 0 if self._looks_at_nothing else options.workers
+        super().__init__(arrays, data, **arguments)
+        self.workers = 0 if self._uses_nothing else options.workers
         self._normalise = self._normaliser(self._device)
         pinned = self._device.type == "cuda"
         train = self._dataset(arrays.train_images, arrays.train_labels, padding=self._padding)
@@ -142,7 +140,7 @@ class TorchBatches(BatchLoader):
         return [Spanned(self, "_moved", "host_to_device")] if self._moves_batches else []
 
     def worker_pids(self) -> list[int]:
-        """Its living worker processes."""
+        """Ids of the living worker processes."""
         return [pid for part in self._parts for pid in part.pids()]
 
     def close(self) -> None:
@@ -164,12 +162,12 @@ class TorchBatches(BatchLoader):
         """The keys of test samples."""
 
     def _test(self, slices: list[tuple[int, int]]) -> Iterator[Batch]:
-        # Nothing can be collated from no samples, which is what the last slice may have.
+        # No samples, which the last slice may have, can't be collated.
         batches = self._parts[1].over(self._keys(start, stop) for start, stop in slices if stop > start)
         for start, stop in slices:
             images, labels = self._moved(next(batches)) if stop > start else self._no_samples()
             yield Batch(self._finished(images), labels, stop - start)
-        next(batches, None)  # ends workers that don't stay
+        next(batches, None)  # ends workers that are not persistent
 
     def _no_samples(self) -> tuple[Tensor | None, Tensor | None]:
         empty = self._normalise.values(

@@ -1,1 +1,1 @@
-"""The models of the seeds, each a sequence of named layers that knows nothing of parallelism."""
+"""The models, each a sequence of named layers that knows nothing of parallelism."""

@@ -1,4 +1,4 @@
-"""Convolutional networks without shortcuts: two published for MNIST, and one of ours for CIFAR."""
+"""Convolutional networks without shortcuts: two published for MNIST, and the suite's own for CIFAR."""
 
 from __future__ import annotations
 
@@ -91,8 +91,8 @@ class CnnLarge(Model, frozen=True, kw_only=True):
 class Cnn(Model, frozen=True, kw_only=True):
     """A plain CNN for CIFAR: blocks of two 3×3 convolutions with norm and ReLU, then pooling; a linear head.
 
-    Its layers are ours: Ganesan et al. (Arizona State University) train a CNN on CIFAR but don't give its
-    layers.
+    Its layers are the suite's own: Ganesan et al. (Arizona State University) train a CNN on CIFAR but don't publish
+    its layers.
     """
 
     widths: Counts

@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 Split = Literal["column", "row"]
 """How a linear layer is sharded (Shoeybi et al. 2019, arXiv 1909.08053).
 
-column: by outputs; its input is whole, its output a shard. row: by inputs; the other way round.
+column: by outputs; its input is whole, its output a shard. row: by inputs; its input is a shard, its output whole.
 """
 
 
 class Model(Component, frozen=True, kw_only=True):
-    """A model's options. Importing a specification loads no torch; building the layers does."""
+    """A model's options. Importing the file loads no torch; `build` does."""
 
     @property
     @abstractmethod
@@ -34,7 +34,7 @@ class Model(Component, frozen=True, kw_only=True):
 
     @property
     def tensor_units(self) -> int:
-        """Equal parts that the plan's layers are made of: the plan suits any number of devices that divides it."""
+        """Equal parts of the plan's layers: any number of devices that divides it can share them."""
         return 1
 
     def check(self, *, in_channels: int, image_size: int) -> None:

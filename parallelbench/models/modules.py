@@ -1,4 +1,4 @@
-"""The layers that the plain models are made of, and how a model is put together from named layers."""
+"""The layers of the plain models, and how named layers make a model."""
 
 from __future__ import annotations
 

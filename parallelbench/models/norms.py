@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def norm_layer(norm: Norm) -> Callable[[int], nn.Module]:
-    """Return what makes a normalisation layer from its number of channels."""
+    """Return a function from a number of channels to its normalisation layer."""
     kinds: dict[Norm, Callable[[int], nn.Module]] = {
         "batch": nn.BatchNorm2d,
         "sync": SyncBatchNorm,
@@ -25,7 +25,7 @@ def norm_layer(norm: Norm) -> Callable[[int], nn.Module]:
 
 
 def group_norm(channels: int) -> nn.GroupNorm:
-    """Return a GroupNorm of 32 groups (Wu & He 2018), or of the most that divide the channels.
+    """Return a GroupNorm of 32 groups (Wu & He 2018), or of the largest smaller number that divides the channels.
 
     Groups have at least two channels: on a feature map of 1×1, one channel alone would be normalised to zero.
     """
@@ -37,8 +37,8 @@ class SyncBatchNorm(nn.BatchNorm2d):
     """BatchNorm over the samples of all ranks of a process group, on every device its backend serves.
 
     `nn.SyncBatchNorm` refuses CPUs. While `process_group` is None, and in evaluation, this is exactly
-    `nn.BatchNorm2d`, with the same parameters and buffers. With a group, every rank of it must run the layer
-    equally often, forward and backward; shards may differ in size. Maps (batch, channels, height, width) to
+    `nn.BatchNorm2d`, with the same parameters and buffers. With a group, all its ranks must run the layer
+    the same number of times, forward and backward; shards may differ in size. Maps (batch, channels, height, width) to
     the same shape.
     """
 

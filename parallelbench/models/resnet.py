@@ -47,6 +47,6 @@ class ResNet(Model, frozen=True, kw_only=True):
         blocks, features = layers.residual_blocks(
             bottleneck=self.block == "bottleneck", blocks=self.blocks, width=self.width, norm_layer=new_norm
         )
-        model = sequence(self.layer_names, [stem, *blocks, layers.Head(features, num_classes)])
+        model = sequence(self.layer_names, [stem, *blocks, layers.PooledHead(features, num_classes)])
         layers.initialise(model)
         return model

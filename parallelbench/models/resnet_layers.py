@@ -28,7 +28,7 @@ class Stem(nn.Module):
         return y
 
 
-class Head(nn.Module):
+class PooledHead(nn.Module):
     """Mean over the image, then a linear layer: (batch, features, n, n) → (batch, classes)."""
 
     def __init__(self, features: int, num_classes: int) -> None:
@@ -45,7 +45,7 @@ class Head(nn.Module):
 def residual_blocks(
     *, bottleneck: bool, blocks: Sequence[int], width: int, norm_layer: Callable[[int], nn.Module]
 ) -> tuple[list[nn.Module], int]:
-    """Return the blocks of all stages in order, and the number of channels that the last one gives."""
+    """Return the blocks of all stages in order, and the last block's number of output channels."""
     block = Bottleneck if bottleneck else BasicBlock
     layers: list[nn.Module] = []
     inputs = width

@@ -1,4 +1,4 @@
-"""The layers of vision transformers: our own, and torchvision's taken apart."""
+"""The layers of vision transformers: the suite's own, and torchvision's taken apart."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Block(nn.Module):
         return y
 
 
-class Head(nn.Module):
+class TokenHead(nn.Module):
     """The class token's logits: (batch, tokens, dim) → (batch, classes)."""
 
     def __init__(self, norm: nn.LayerNorm, linear: nn.Linear) -> None:
@@ -85,7 +85,7 @@ class Head(nn.Module):
 
 
 def new_embed(in_channels: int, dim: int, *, patch_size: int, patches: int) -> Embed:
-    """Return an embedding of so many patches."""
+    """Return an embedding of `patches` patches."""
     return Embed(
         nn.Conv2d(in_channels, dim, patch_size, stride=patch_size),
         class_token=nn.Parameter(torch.zeros(1, 1, dim)),
@@ -93,9 +93,9 @@ def new_embed(in_channels: int, dim: int, *, patch_size: int, patches: int) -> E
     )
 
 
-def new_head(dim: int, num_classes: int) -> Head:
+def new_head(dim: int, num_classes: int) -> TokenHead:
     """Return a head for tokens of width `dim`."""
-    return Head(nn.LayerNorm(dim, eps=1e-6), nn.Linear(dim, num_classes))
+    return TokenHead(nn.LayerNorm(dim, eps=1e-6), nn.Linear(dim, num_classes))
 
 
 def initialise(model: nn.Module) -> None:
@@ -110,4 +110,4 @@ def cut(whole: VisionTransformer) -> list[nn.Module]:
     """Take torchvision's vision transformer (without dropout) apart into embedding, blocks and head."""
     encoder = whole.encoder
     embed = Embed(whole.conv_proj, class_token=whole.class_token, positions=encoder.pos_embedding)
-    return [embed, *encoder.layers, Head(encoder.ln, whole.heads.head)]
+    return [embed, *encoder.layers, TokenHead(encoder.ln, whole.heads.head)]

@@ -14,18 +14,18 @@ if TYPE_CHECKING:
     from parallelbench.rank.world import World
 
 
-class Window:
+class TimedWindow:
     """The time between two synchronisations of host and device, seconds.
 
     `start` waits for all ranks, then for this rank's devices; `stop` waits for this rank's devices only, so that
-    each rank reports its own time and the slowest can be found.
+    each rank reports its own time and the slowest rank shows.
     """
 
     def __init__(self, world: World) -> None:
         self._world = world
         self._started = self._cpu_started_s = 0.0
         self.started_at = self.ended_at = 0.0
-        """Unix times of the edges, s: what other processes have measured meanwhile is found by them."""
+        """Unix times of the edges, s, to find other processes' measurements in the window."""
         self.cpu_time_s = 0.0
         """Processor time of this process in the window, all threads, user and system."""
 
@@ -57,7 +57,7 @@ class StepClock:
         self._edges: list[tuple[int, Any, Any]] = []
 
     def timed(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """Pass the batches on, noting when the sampled ones were asked for and done with."""
+        """Pass the batches on and time the sampled steps, from fetching the batch to fetching the next."""
         self._edges.clear()
         iterator = iter(batches)
         index = 0
@@ -86,7 +86,7 @@ class StepClock:
 
 
 class StartUp:
-    """How long each part of the start took, s: the parts follow each other without a gap."""
+    """Durations of the parts of the start-up, s, without gaps between them."""
 
     def __init__(self, launched_at: float, entered_at: float) -> None:
         self.parts: dict[str, float | None] = {
@@ -96,14 +96,14 @@ class StartUp:
         self._last = entered_at
 
     def done(self, part: str) -> None:
-        """A stretch of this part ends now."""
+        """Add the time since the last part to this part."""
         now = time.time()
         name = f"startup_{part}_s"
         self.parts[name] = (self.parts.get(name) or 0.0) + now - self._last
         self._last = now
 
     def skip(self) -> None:
-        """What happened since the last part is no part of the start-up."""
+        """Leave the time since the last part out of the start-up."""
         self._last = time.time()
 
     def facts(self) -> dict[str, float | None]:

@@ -1,4 +1,4 @@
-"""The environment of a run: what a reader needs to judge and repeat its numbers. By allowlist; secrets never."""
+"""The environment of a run, by allowlist: what a reader needs to judge and repeat its numbers, never secrets."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _SECRET = re.compile(r"TOKEN|KEY|SECRET|PASS|AUTH|CREDENTIAL", re.IGNORECASE)
 
 
 def capture() -> dict[str, Any]:
-    """Everything about this process's surroundings that may change a number."""
+    """The parts of this process's environment that may change a number."""
     return {
         "host": socket.gethostname(),
         "platform": platform.platform(),
@@ -64,9 +64,9 @@ def allowed_variables(variables: dict[str, str]) -> dict[str, str]:
 def allocation() -> str | None:
     """Whether other jobs may run on this one's nodes: exclusive or shared; None: no Slurm job, or Slurm doesn't say."""
     job = os.environ.get("SLURM_JOB_ID")
-    said = _output(["scontrol", "show", "job", job, "--oneliner"]) if job else None
-    found = re.search(r"\bOverSubscribe=(\w+)", said or "")
-    return None if found is None else "exclusive" if found[1] == "NO" else "shared"
+    shown = _output(["scontrol", "show", "job", job, "--oneliner"]) if job else None
+    mode = re.search(r"\bOverSubscribe=(\w+)", shown or "")
+    return None if mode is None else "exclusive" if mode[1] == "NO" else "shared"
 
 
 def git_state(repository: Path) -> dict[str, Any] | None:

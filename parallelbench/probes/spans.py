@@ -1,4 +1,4 @@
-"""Where one thread's time goes: nested spans, of which the innermost one owns each instant."""
+"""Divides one thread's time among nested spans; each instant belongs to the innermost one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 Phase = Literal["data_wait", "host_to_device", "forward", "backward", "communication", "bubble", "optimizer", "other"]
-"""What a rank does at one instant of a step; `other` is all that no span was put around."""
+"""What a rank does at one instant of a step; `other`: outside all spans."""
 PHASES: tuple[Phase, ...] = get_args(Phase)
 
 
@@ -35,9 +35,9 @@ class Step:
 
 
 class Spans:
-    """Divides steps among phases. `now`: seconds, once all that was asked of the devices so far is done.
+    """Divides steps among phases. `now` returns seconds, after the devices have finished all work so far.
 
-    `label` is told of each span, and returns what ends it (a profiler's range, say).
+    `label` is called at the start of each span; it returns the function that ends the label (a profiler's range).
     """
 
     def __init__(self, now: Callable[[], float], *, label: Callable[[Phase], Callable[[], None]] | None = None) -> None:
@@ -50,7 +50,7 @@ class Spans:
 
     @property
     def innermost(self) -> Phase | None:
-        """The phase that time counts for now; None outside of steps."""
+        """The phase that time now counts for; None outside of steps."""
         return self._stack[-1][0] if self._stack else None
 
     @contextmanager
@@ -65,7 +65,7 @@ class Spans:
 
     @contextmanager
     def span(self, phase: Phase) -> Iterator[None]:
-        """Count time for a phase, less what further spans within count for theirs; nothing outside of steps."""
+        """Count time for a phase, without the spans inside it; outside of steps nothing is counted."""
         if not self._stack:
             yield
             return
@@ -79,11 +79,11 @@ class Spans:
         try:
             yield
         finally:
-            while len(self._stack) > depth:  # and what was entered within, and not left
+            while len(self._stack) > depth:  # phases that `enter` has begun inside end here too
                 self._leave()
 
     def enter(self, phase: Phase) -> None:
-        """Count for a phase from now to the end of the span around."""
+        """Count time for a phase from now to the end of the enclosing span."""
         self._count()
         self.seen.add(phase)
         self._stack.append((phase, self._label(phase) if self._label else None))

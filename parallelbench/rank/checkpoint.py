@@ -1,11 +1,11 @@
-"""Training states on disk, from which a later attempt of the same run goes on.
+"""Training states on disk, from which a later attempt of the same run resumes.
 
 ```
 <run folder>/checkpoints/attempt-<n>-epoch-<k>/
   rank<r>.pt       what rank r needs to go on after epoch k
   manifest.json    the sha256 of each of them; written last, so a folder without it was never finished
 ```
-Attempts share nothing but the folder above: one that was taken for dead and comes back damages nobody's.
+Attempts share no files: one that was taken for dead and comes back damages no other attempt's.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 
 from parallelbench.errors import StorageError, one_line
 from parallelbench.store.attempt import decoded
-from parallelbench.store.durable import new_file, storage_errors, sync_folder, write_file
+from parallelbench.store.durable import new_file, storage_errors, sync, write_file
 from parallelbench.store.folder import file_sha256
 
 if TYPE_CHECKING:
@@ -30,30 +30,30 @@ if TYPE_CHECKING:
     from parallelbench.rank.world import World
 
 KEPT = 2
-"""The last ones, so that there is another where the newest turns out to be damaged."""
+"""Checkpoints kept: a second one in case the newest is damaged."""
 _NAME = re.compile("attempt-([0-9]{1,9})-epoch-([0-9]{1,9})")
 _DIGEST_BYTES = 32
 
 State = dict[str, Any]
 
 
-class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+class CheckpointManifest(msgspec.Struct, frozen=True, kw_only=True):
     """What `manifest.json` holds."""
 
     sha256: list[str]
-    """Of the file of each rank."""
+    """sha256 of each rank's file."""
 
 
 @dataclass(frozen=True, order=True)
 class Key:
-    """Which attempt saved it, after which epoch; the largest is the newest."""
+    """A checkpoint's attempt and epoch; the largest is the newest."""
 
     attempt: int
     epoch: int
 
     @property
     def name(self) -> str:
-        """Of its folder."""
+        """Name of its folder."""
         return f"attempt-{self.attempt}-epoch-{self.epoch}"
 
 
@@ -64,10 +64,10 @@ class Checkpoints:
     folder: Path
     world: World
     damaged: list[Key] = field(default_factory=list)
-    """What `newest` passed over."""
+    """Checkpoints that `newest` could not use."""
 
     def newest(self, usable: Callable[[Key], bool]) -> tuple[Key, State] | None:
-        """The newest checkpoint that every rank can read its file of and calls `usable`, with this rank's state."""
+        """The newest checkpoint whose files all ranks can read and call `usable`, with this rank's state."""
         for key in self._proposals():
             state = self._read(key) if usable(key) else None
             if self._count(state is None) == 0:
@@ -77,9 +77,9 @@ class Checkpoints:
         return None
 
     def save(self, key: Key, state: State) -> str | None:
-        """Write this rank's state, and the manifest once all ranks have; then forget all but the last `KEPT`.
+        """Write this rank's state, and the manifest once all ranks have; then delete all but the last `KEPT`.
 
-        Returns why it failed, if it did, on rank 0 at the latest: nothing is left of it then. Tensors may be those
+        Returns the reason if it failed, on rank 0 at least; then nothing of it remains. Tensors may be those
         that training goes on with: they are written before this returns.
         """
         problem = self._write(key, state)
@@ -105,7 +105,7 @@ class Checkpoints:
         return None
 
     def _digests(self, path: Path | None) -> list[str]:
-        """What every rank has written, in hex; empty where it failed."""
+        """sha256 of every rank's file, in hex; empty where writing failed."""
         table = torch.zeros(self.world.size, _DIGEST_BYTES + 1, dtype=torch.int64)
         if path is not None:
             table[self.world.rank] = torch.tensor([1, *bytes.fromhex(file_sha256(path))])
@@ -113,14 +113,16 @@ class Checkpoints:
 
     def _conclude(self, key: Key, digests: list[str]) -> str | None:
         try:
-            write_file(self.folder / key.name / "manifest.json", msgspec.json.encode(Manifest(sha256=digests)))
+            write_file(
+                self.folder / key.name / "manifest.json", msgspec.json.encode(CheckpointManifest(sha256=digests))
+            )
             with storage_errors(self.folder):
-                sync_folder(self.folder)  # before the older ones go
+                sync(self.folder)  # before the older ones go
         except StorageError as error:
             return str(error)
         finished = self._finished()
         for old in self._all():
-            # What a later attempt saves is none of this one's business: it may have been taken for dead.
+            # A later attempt's checkpoints are not this one's to delete: this one may have been taken for dead.
             if old not in finished[:KEPT] and old < key:
                 shutil.rmtree(self.folder / old.name, ignore_errors=True)
         return None
@@ -134,40 +136,40 @@ class Checkpoints:
         return [key for key in self._all() if (self.folder / key.name / "manifest.json").exists()]
 
     def _proposals(self) -> Iterator[Key]:
-        """What rank 0 finds, newest first: other nodes may see the folder's content later."""
-        found = iter(self._finished() if self.world.rank == 0 else ())
+        """The checkpoints that rank 0 sees, newest first: other nodes may see the folder's content later."""
+        finished = iter(self._finished() if self.world.rank == 0 else ())
         nothing = Key(0, 0)
         while True:
-            mine = next(found, nothing)
-            key = Key(*self.world.sum(torch.tensor([mine.attempt, mine.epoch])).tolist())
+            proposed = next(finished, nothing)
+            key = Key(*self.world.sum(torch.tensor([proposed.attempt, proposed.epoch])).tolist())
             if key == nothing:
                 return
             yield key
 
     def _read(self, key: Key) -> State | None:
         """This rank's state; None where its file is not what was written, or belongs to another number of ranks."""
-        manifest: Manifest | None = decoded(self.folder / key.name / "manifest.json", Manifest)
+        manifest: CheckpointManifest | None = decoded(self.folder / key.name / "manifest.json", CheckpointManifest)
         if manifest is None or len(manifest.sha256) != self.world.size:
             return None
         try:
             if file_sha256(self._file(key)) != manifest.sha256[self.world.rank]:
                 return None
             state: State = torch.load(self._file(key), map_location="cpu", weights_only=True)
-        except Exception:  # what another version of torch has written is anybody's guess: the one before may do
+        except Exception:  # e.g. written by another version of torch: the checkpoint before it may be readable
             return None
         return state
 
     def _file(self, key: Key) -> Path:
         return self.folder / key.name / f"rank{self.world.rank}.pt"
 
-    def _count(self, mine: bool) -> int:
-        return int(self.world.sum(torch.tensor([int(mine)])).item())
+    def _count(self, holds: bool) -> int:
+        return int(self.world.sum(torch.tensor([int(holds)])).item())
 
 
 def _save(state: State, file: BinaryIO) -> None:
     try:
         torch.save(state, file)
-    except RuntimeError as error:  # a full disk makes torch's writer stumble over its own end
+    except RuntimeError as error:  # on a full disk torch's writer raises this while it handles the OSError
         if isinstance(error.__context__, OSError):
             raise error.__context__ from error
         raise

@@ -1,4 +1,4 @@
-"""What this machine has to train on: CUDA devices or processor cores. Never imports torch."""
+"""The devices of this machine: CUDA devices or processor cores. Never imports torch."""
 
 from __future__ import annotations
 
@@ -54,31 +54,31 @@ class Machine:
         return wanted
 
     def caveats(self, *, devices: int, device_type: str, cores_per_device: int) -> list[str]:
-        """What may make this machine's times mean less than they seem to, for a run of so many devices."""
+        """Reasons to doubt times measured on this machine, for a run of `devices` devices."""
         needed = devices * cores_per_device if device_type == "cpu" else devices
-        found = []
+        caveats = []
         if device_type == "cpu" and self.physical_cores < needed <= len(self.cores):
-            found.append(
+            caveats.append(
                 f"{needed} cores were used, but there are only {self.physical_cores} physical ones: devices shared them"
             )
         # The system counts the load of the whole machine: on a shared node, other jobs' cores are part of it.
         cores = max(self.node_cores, len(self.cores))
         if (others := others_running()) + needed > cores and needed <= len(self.cores):
-            found.append(
+            caveats.append(
                 f"{others} other process(es) kept the machine's {cores} core(s) busy when this run started: its times "
                 "may be theirs"
             )
         if device_type == "cuda":
-            found += [
+            caveats += [
                 f"{gpu.other_processes} other process(es) used GPU {index} ({gpu.name}) when this run started: its "
                 "times may be theirs"
                 for index, gpu in enumerate(self.gpus[:devices])
                 if gpu.other_processes
             ]
-        return found
+        return caveats
 
     def suffices(self, *, devices: int, device_type: str, cores_per_device: int) -> bool:
-        """Whether each of so many devices has cores, or a GPU, of its own."""
+        """Whether each of `devices` devices has its own cores, or its own GPU."""
         if device_type == "cuda":
             return devices <= len(self.gpus)
         return devices * cores_per_device <= len(self.cores)
@@ -133,11 +133,11 @@ def _siblings(core: int) -> frozenset[int]:
         text = (_TOPOLOGY / f"cpu{core}/topology/thread_siblings_list").read_text()
     except OSError:
         return frozenset({core})
-    found: set[int] = set()
+    cores: set[int] = set()
     for part in text.strip().split(","):
         first, _, last = part.partition("-")
-        found.update(range(int(first), int(last or first) + 1))
-    return frozenset(found | {core})
+        cores.update(range(int(first), int(last or first) + 1))
+    return frozenset(cores | {core})
 
 
 def visible_gpus() -> tuple[Gpu, ...]:
@@ -153,7 +153,7 @@ def visible_gpus() -> tuple[Gpu, ...]:
         found = [_gpu(pynvml, index) for index in range(count)]
     finally:
         pynvml.nvmlShutdown()
-    return select_visible(tuple(found), os.environ.get("CUDA_VISIBLE_DEVICES"))
+    return select_visible(tuple(gpus), os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
 def _gpu(pynvml: Any, index: int) -> Gpu:
@@ -191,12 +191,12 @@ def select_visible(gpus: tuple[Gpu, ...], visible: str | None) -> tuple[Gpu, ...
 
 
 def others_running(samples: int = 5, interval_s: float = 0.01) -> int:
-    """How many processes and threads besides the calling one run or wait for a core: the least of some samples."""
-    found = []
+    """Processes and threads, besides the calling one, that run or wait for a core: the smallest of some samples."""
+    running = []
     for _ in range(samples):
-        found.append(int(Path("/proc/loadavg").read_text().split()[3].partition("/")[0]) - 1)
+        running.append(int(Path("/proc/loadavg").read_text().split()[3].partition("/")[0]) - 1)
         time.sleep(interval_s)
-    return max(0, min(found))
+    return max(0, min(running))
 
 
 def node_name() -> str:

@@ -1,4 +1,4 @@
-"""What happens between two epochs, outside every measured window: whether to save the state, whether to stop."""
+"""Between two epochs, outside every measured window: save the state, stop, or resume from a saved state."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from parallelbench.probes.memory import release
+from parallelbench.probes.memory_probe import release
 from parallelbench.rank.checkpoint import Checkpoints, Key
 from parallelbench.store.journal import kept_entries
 
@@ -27,7 +27,7 @@ than the one before, and Slurm's warning may come a minute early."""
 
 
 class Policy:
-    """Decides on one rank for all."""
+    """Decides on rank 0, for all ranks, whether to save and whether to stop."""
 
     def __init__(self, run: RunConfig, attempt: Attempt, *, clock: Callable[[], float] = time.time) -> None:
         self._run, self._attempt, self._clock = run, attempt, clock
@@ -35,16 +35,16 @@ class Policy:
         info, limit_s = attempt.info(), run.launcher.limit_s
         self._deadline = None if info is None or limit_s is None else info.launched_at + limit_s
         self._regularly = run.launcher.checkpoint == "always"
-        """Whether states are saved without a stop; with `auto` from the first epoch on after which time seems short."""
+        """Whether to save without a stop; with `auto`, from the first epoch after which time seems short."""
 
     def after(self, epoch: int, took_s: float) -> tuple[bool, bool]:
-        """Whether to stop after this epoch, which took so long, and whether to save."""
+        """Whether to stop after this epoch, which took `took_s`, and whether to save."""
         left = self._run.epochs - epoch
         if self._run.launcher.checkpoint == "auto" and self._deadline is not None:
             self._regularly |= self._clock() + AUTO_MARGIN * left * took_s > self._deadline
         if not left:
             return False, False  # the result follows at once
-        stop = self._attempt.stop_asked()
+        stop = self._attempt.stop_requested()
         due = self._regularly and self._clock() - self._last >= self._run.launcher.checkpoint_every_s
         save = self._run.launcher.checkpoint != "never" and (stop or due)
         if save:
@@ -53,7 +53,7 @@ class Policy:
 
 
 class EpochBoundary:
-    """One rank's part in the pauses of an attempt. `warn` is told what a reader of the results should know."""
+    """One rank's part in what happens between epochs. `warn` adds a warning to the results."""
 
     def __init__(
         self, run: RunConfig, attempt: Attempt, world: World, *, journal: Journal, warn: Callable[[str], None]
@@ -66,11 +66,11 @@ class EpochBoundary:
         """The last epoch whose state is on disk; 0: none."""
 
     def requests(self, epoch: int, took_s: float) -> list[float]:
-        """Whether to stop and to save after an epoch, as 0 or 1; only rank 0 has any, so they are the sum."""
+        """Whether to stop and to save after an epoch, as 0 or 1; zeros except on rank 0, so the sum is rank 0's."""
         return list(map(float, self._policy.after(epoch, took_s))) if self._world.rank == 0 else [0.0, 0.0]
 
     def save(self, epoch: int, replica: Replica) -> None:
-        """Save what every rank needs to go on after this epoch; training goes on where that fails."""
+        """Save every rank's state after this epoch; training continues if that fails."""
         start = time.perf_counter()
         state = {"replica": replica.local_state(), "random": _random_state(self._world)}
         problem = self._checkpoints.save(Key(self._attempt.number, epoch), state)
@@ -84,15 +84,15 @@ class EpochBoundary:
             self._journal.event("checkpoint", epoch=epoch, save_s=time.perf_counter() - start)
 
     def stop(self, epoch: int) -> None:
-        """Say that this attempt ends after an epoch because somebody asked for it."""
+        """Record that this attempt ends after an epoch, as requested."""
         if self._world.rank == 0:
             self._journal.event("stopped", epoch=epoch, epochs=self._run.epochs, saved=self.saved)
             self._journal.commit()
 
     def resume(self) -> Resumed | None:
-        """The newest state of an earlier attempt that all ranks can go on from; None: start at the beginning.
+        """The newest state of an earlier attempt that all ranks can resume from; None: start at the beginning.
 
-        What was measured up to there is in this rank's journal when this returns.
+        Copies the measurements up to there into this rank's journal.
         """
         if self._run.launcher.checkpoint == "never":
             return None
@@ -100,23 +100,23 @@ class EpochBoundary:
 
         def usable(key: Key) -> bool:
             path = self._attempt.path.with_name(str(key.attempt)) / f"journal-rank{self._world.rank}.jsonl"
-            found = kept_entries(path, through=key.epoch)
-            entries[:] = found or ()
-            return found is not None
+            kept = kept_entries(path, through=key.epoch)
+            entries[:] = kept or ()
+            return kept is not None
 
-        found = self._checkpoints.newest(usable)
+        newest = self._checkpoints.newest(usable)
         for key in self._checkpoints.damaged:
             self._warn(f"the checkpoint after epoch {key.epoch} of attempt {key.attempt} was damaged and not used")
-        if found is None:
+        if newest is None:
             return None
-        key, state = found
+        key, state = newest
         self._journal.take_over(entries)
         self.saved = key.epoch
         return Resumed(key.epoch, state, entries, self._world)
 
 
 class Resumed:
-    """An earlier attempt's state, and what it knew about the run."""
+    """An earlier attempt's state, and its columns of the `run` table."""
 
     def __init__(self, epoch: int, state: dict[str, Any], entries: list[Row], world: World) -> None:
         self.epoch, self._state, self._world = epoch, state, world
@@ -127,7 +127,7 @@ class Resumed:
                 self.facts |= entry
 
     def restore(self, replica: Replica) -> None:
-        """Make a fresh replica the one that was saved; the state is forgotten."""
+        """Load the state into a fresh replica, once; then forget it."""
         replica.load_local_state(self._state["replica"])
         _set_random_state(self._state["random"], self._world)
         self._state.clear()
@@ -139,7 +139,7 @@ class Resumed:
 
 
 def _random_state(world: World) -> list[torch.Tensor]:
-    """Of torch's generators: the suite's own models draw nothing while they train, a user's may (dropout)."""
+    """States of torch's generators: the suite's models draw nothing while they train, a user's may (dropout)."""
     devices = world.devices if world.device_type == "cuda" else ()
     return [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in devices)]
 

@@ -1,9 +1,9 @@
 """The parity gate: a strategy must train like one device.
 
 From one initial state, `k` steps by the strategy and `k` steps by one device on the same global batches; losses,
-gradients, parameters and an evaluation are compared after each. The check runs in fp64 whatever the run's precision: it
-judges the strategy, not rounding. In fp32, right strategies were seen to differ by 4e-3, since a sum in another order
-flips ReLUs and Adam makes whole steps of the noise in gradients near zero; in fp64 they agree to 1e-9, and wrong ones
+gradients, parameters and an evaluation are compared after each. The check always runs in fp64, since it judges the
+strategy, not rounding. In fp32, correct strategies differed by up to 4e-3: a sum in another order flips ReLUs, and
+Adam turns the noise of gradients near zero into whole steps. In fp64, correct strategies agree to 1e-9 and wrong ones
 don't.
 """
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from copy import deepcopy
 from itertools import chain, count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import torch
@@ -35,17 +35,19 @@ if TYPE_CHECKING:
 
     LoaderOf = Callable[[RunConfig, Shard], BatchLoader]
 
+DIFFERENCES = ("loss_difference", "gradient_difference", "parameter_difference", "evaluation_difference")
+"""Columns of `parity` that must not exceed the tolerance."""
 _LEAST_EPS = 1e-6
 _SAMPLES = 32
-"""About so many samples per step suffice to tell a right strategy from a wrong one."""
+"""Samples per step, about: enough to tell a right strategy from a wrong one."""
 _TEST_SAMPLES = 37
 """Test samples that are evaluated after each step: a prime number, so that every split makes unequal parts."""
 _FLIPS = 10
-"""Where a strategy rounds on purpose, predictions that were nearly tied flip: so many times more than losses differ."""
+"""A strategy that rounds on purpose flips nearly tied predictions: about this many times more than losses differ."""
 
 
 def as_checked(run: RunConfig) -> RunConfig:
-    """The run whose strategy is checked: in fp64, on small batches, without statistics that depend on the split."""
+    """The run to check: fp64, small batches, and no batch statistics that depend on the split."""
     checked = msgspec.structs.replace(
         run,
         precision="fp64",
@@ -112,7 +114,7 @@ def check_parity(
     """Compare the strategy of `run` (see `as_checked`) with one device.
 
     Returns the rows of `parity` on rank 0 and an empty list elsewhere; None where the model doesn't fit one device, so
-    that there is nothing to compare with. `model` is the initial state, on the CPU and identical on every rank; it is
+    that there is no reference. `model` is the initial state, on the CPU and identical on every rank; it is
     left as it is.
     """
     set_precision(run.precision)
@@ -122,17 +124,30 @@ def check_parity(
     loader = loader_of(run, replica.data_shard)
     batches = _endless(loader)
     for step in range(1, run.measure.parity_steps + 1):
-        loss = _over_ranks(replica.step(next(batches)), world)[0] / run.global_batch_size
+        loss_sum = _over_ranks(replica.step(next(batches)), world)[0]
         gradients, state = replica.full_gradients(), replica.full_state_dict()
         evaluated = _over_ranks(replica.evaluate(loader.test(_TEST_SAMPLES)), world)
-        if reference is not None and reference.step():
-            row = _differences(loss, gradients, state, evaluated, reference)
+        expected = None if reference is None else reference.step()
+        if expected is not None:
+            observed = _Step(loss_sum / run.global_batch_size, gradients, state, evaluated)
+            row = _differences(observed, expected, samples=min(_TEST_SAMPLES, run.data.test_samples))
             rows.append({"step": step, **row, **_verdict(row, run.strategy.parity_tolerance())})
     replica.close()
     loader.close()
     if reference is not None:
         reference.close()
     return None if reference is not None and reference.out_of_memory else rows
+
+
+class _Step(NamedTuple):
+    """What is compared after each step."""
+
+    loss: float
+    """Mean over the global batch."""
+    gradients: Mapping[str, Tensor]
+    state: Mapping[str, Tensor]
+    evaluated: list[float]
+    """Summed loss and correct predictions of the test samples."""
 
 
 class _Reference:
@@ -150,14 +165,14 @@ class _Reference:
             self.out_of_memory = True
 
     def close(self) -> None:
-        """End what its loader has started."""
+        """Close its loader."""
         if self._loader is not None:
             self._loader.close()
 
-    def step(self) -> bool:
-        """Train on the next batch and evaluate; False from where the memory doesn't suffice."""
+    def step(self) -> _Step | None:
+        """Train on the next batch and evaluate; None once the memory has not sufficed."""
         if self.out_of_memory:
-            return False
+            return None
         try:
             sums = self.replica.step(next(self._batches))
             assert self._loader is not None
@@ -165,43 +180,33 @@ class _Reference:
         except torch.OutOfMemoryError:
             # The other ranks go on: they wait for this one in the strategy's own collectives.
             self.out_of_memory = True
-            return False
+            return None
         assert sums is not None
         assert evaluated is not None
-        self.loss = sums[0].item() / self._run.global_batch_size
-        self.evaluated: list[float] = evaluated.tolist()
-        self.test_samples = min(_TEST_SAMPLES, self._run.data.test_samples)
-        return True
+        loss = sums[0].item() / self._run.global_batch_size
+        return _Step(loss, self.replica.full_gradients(), self.replica.full_state_dict(), evaluated.tolist())
 
 
 def _over_ranks(result: Tensor | None, world: World) -> list[float]:
-    """Summed loss and correct predictions of all ranks."""
+    """Loss and correct predictions, summed over all ranks."""
     total: list[float] = world.sum(torch.zeros(2, dtype=torch.float64) if result is None else result.cpu()).tolist()
     return total
 
 
-def _differences(
-    loss: float,
-    gradients: Mapping[str, Tensor],
-    state: Mapping[str, Tensor],
-    evaluated: list[float],
-    reference: _Reference,
-) -> dict[str, float]:
+def _differences(observed: _Step, expected: _Step, *, samples: int) -> dict[str, float]:
     return {
-        **_loss_columns(loss, reference.loss),
-        "evaluation_difference": _evaluation_difference(evaluated, reference.evaluated, reference.test_samples),
-        "gradient_difference": _difference(gradients, reference.replica.full_gradients(), floor=0.0),
-        "parameter_difference": _difference(state, reference.replica.full_state_dict(), floor=1.0),
+        "loss": observed.loss,
+        "loss_reference": expected.loss,
+        "loss_difference": _loss_difference(observed.loss, expected.loss),
+        "evaluation_difference": _evaluation_difference(observed.evaluated, expected.evaluated, samples),
+        "gradient_difference": _difference(observed.gradients, expected.gradients, floor=0.0),
+        "parameter_difference": _difference(observed.state, expected.state, floor=1.0),
     }
 
 
 def _endless(loader: BatchLoader) -> Iterator[Batch]:
     """Batches of one epoch after the other: some epochs have fewer steps than the check."""
     return chain.from_iterable(map(loader.train, count(1)))
-
-
-def _loss_columns(loss: float, reference: float) -> dict[str, float]:
-    return {"loss": loss, "loss_reference": reference, "loss_difference": _loss_difference(loss, reference)}
 
 
 def _loss_difference(loss: float, reference: float) -> float:
@@ -217,9 +222,8 @@ def _evaluation_difference(evaluated: list[float], reference: list[float], sampl
 
 
 def _verdict(differences: Mapping[str, float], tolerance: float) -> dict[str, Any]:
-    names = ("loss_difference", "gradient_difference", "parameter_difference", "evaluation_difference")
     # A NaN compares as False, so it fails.
-    return {"tolerance": tolerance, "passed": all(differences[name] <= tolerance for name in names)}
+    return {"tolerance": tolerance, "passed": all(differences[name] <= tolerance for name in DIFFERENCES)}
 
 
 def _difference(values: Mapping[str, Tensor], expected: Mapping[str, Tensor], *, floor: float) -> float:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from parallelbench.probes import environment
-from parallelbench.probes.memory import release
+from parallelbench.probes.memory_probe import release
 from parallelbench.rank.devices import cpu_name
 from parallelbench.rank.epoch_boundary import EpochBoundary
 from parallelbench.rank.numerics import Numerics, set_precision
@@ -18,7 +18,7 @@ from parallelbench.rank.parity import as_checked, check_parity, local_statistics
 from parallelbench.rank.train import Trainer
 from parallelbench.rank.world import World, join
 from parallelbench.spec.identity import canonical_json, run_id
-from parallelbench.store.surroundings import entries, unlike
+from parallelbench.store.environment_match import differences, entries
 from parallelbench.strategies.single import Single
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class Session:
-    """What one rank has at hand while it trains a run."""
+    """One rank's process group, data, model and journal during a run."""
 
     def __init__(
         self, run: RunConfig, attempt: Attempt, *, device_type: str, journal: Journal, startup: StartUp
@@ -55,20 +55,20 @@ class Session:
         self._boundary = EpochBoundary(run, attempt, self._world, journal=journal, warn=self._warn)
 
     def train(self) -> None:
-        """Check parity, then train, or go on where an earlier attempt has left off; results go to the journal."""
+        """Check parity, then train, or resume where an earlier attempt stopped; results go to the journal."""
         run = self._run
         resumed = self._resume()
         if resumed is None:
             self._record_environment()
         arrays = self._arrays()
         self._startup.done("data")
-        parity_passed = self._check_parity(arrays) if resumed is None and parity_is_asked(run) else None
+        parity_passed = self._check_parity(arrays) if resumed is None and checks_parity(run) else None
         self._phase("model")
         set_precision(run.precision)
         model = build_model(run)
         if resumed is None:
             self._describe(model, parity_passed)
-        else:  # the columns that earlier attempts have written stay
+        else:  # the columns of earlier attempts stay
             parity_passed = resumed.facts.get("parity_passed")
             self._facts(resumed_after=resumed.again(), warnings=self._warning())
         replica = run.strategy.prepare(model, run, self._world)
@@ -88,26 +88,26 @@ class Session:
         replica.close()
 
     def _finished(self, parity_passed: bool | None) -> None:
-        """All epochs are in the journals: from here on, whatever happens, there is a result."""
+        """Record that all epochs are in the journals: a later failure does not prevent the result."""
         if self._world.rank == 0:
             self._journal.event("finished", outcome="parity_failed" if parity_passed is False else "ok")
             self._journal.commit()
 
     def _attribute(self, replica: Replica, loader: BatchLoader) -> None:
-        """What steps are spent on, where that is asked for."""
+        """Attribute further steps' time to phases, where `measure` requests it."""
         measure = self._run.measure
         if not measure.attribution_steps and not measure.trace:
             return
-        from parallelbench.probes.attribution import AttributionPass, ring
+        from parallelbench.probes.step_attribution import AttributionPass, ring
 
         self._phase("attribution")
-        closer = AttributionPass(replica, loader, run=self._run, world=self._world)
+        attribution = AttributionPass(replica, loader, run=self._run, world=self._world)
         if measure.attribution_steps:
-            rows = closer.attribute(measure.attribution_steps)
+            rows = attribution.attribute(measure.attribution_steps)
             self._journal.write("phases", [{**self._keys, "rank": self._world.rank, **row} for row in rows])
             self._facts(**ring(self._world))
         if measure.trace:
-            closer.trace(self._attempt.trace_file(self._world.rank))
+            attribution.trace(self._attempt.trace_file(self._world.rank))
         self._journal.commit()
 
     def leave(self) -> None:
@@ -116,7 +116,7 @@ class Session:
         self._world.leave()
 
     def _resume(self) -> Resumed | None:
-        """What an earlier attempt has left, with its warnings."""
+        """The state of an earlier attempt, with its warnings."""
         self._phase("resume")
         resumed = self._boundary.resume()
         if resumed is not None:
@@ -127,14 +127,14 @@ class Session:
         return resumed
 
     def _elsewhere(self, facts: Mapping[str, Any]) -> str | None:
-        """In what this attempt's surroundings differ from those of the first one, whose facts these are."""
+        """How this attempt's environment differs from the first attempt's, whose `facts` these are."""
         first = json.loads(facts.get("environment_json") or "{}")
-        found = unlike(entries(first), entries(json.loads(canonical_json(environment.capture()))))
+        changed = differences(entries(first), entries(json.loads(canonical_json(environment.capture()))))
         device_name = _device_name(self._world)
         if device_name != facts.get("device_name"):
-            found = {"device_name": (facts.get("device_name"), device_name)} | found
+            changed = {"device_name": (facts.get("device_name"), device_name)} | changed
         self._startup.skip()
-        return ", ".join(f"{key}: {before} and {now}" for key, (before, now) in found.items()) or None
+        return ", ".join(f"{key}: {before} and {now}" for key, (before, now) in changed.items()) or None
 
     def _describe(self, model: nn.Module, parity_passed: bool | None) -> None:
         parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
@@ -148,7 +148,7 @@ class Session:
         )
 
     def _warn(self, text: str) -> None:
-        """Add a warning, whatever of the run is through already."""
+        """Add a warning at any point of the run."""
         self._warnings.append(text)
         self._facts(warnings=self._warning())
 
@@ -156,31 +156,31 @@ class Session:
         return "; ".join(self._warnings) or None
 
     def _record_environment(self) -> None:
-        """Not a part of any training job's start, so it is left out of the start-up time."""
+        """Record the environment; the time this takes does not count as start-up."""
         if self._world.rank == 0:
             self._facts(environment_json=canonical_json(environment.capture()))
         self._startup.skip()
 
     def _arrays(self) -> Arrays:
-        """The data set. Files that the loader needs are written first, by one rank per node, unless they are there."""
+        """The data set. One rank per node first writes the files that the loader needs, unless they exist."""
         data, folder = self._run.data, self._run.site.data_folder
         if self._run.loader.writes_files:
             self._phase("conversion")
             if self._world.local_rank == 0:
                 self._run.loader.prepare(data, folder)
             self._world.barrier()
-            self._startup.skip()  # the first of many runs must not seem to start slower than the others
+            self._startup.skip()  # only the first of many runs converts; it must not seem to start slower
         return self._run.loader.load(data, folder)
 
     def _check_parity(self, arrays: Arrays) -> bool | None:
-        """The verdict of the parity check, the same on every rank; None where there was nothing to compare with."""
+        """The verdict of the parity check, the same on every rank; None where one device can't train the model."""
         self._phase("parity")
         checked = as_checked(self._run)
         loader_of = functools.partial(self._loader, arrays)
         rows = check_parity(build_model(checked), checked, self._world, loader_of)
         self._journal.write("parity", [{**self._keys, **row} for row in rows or ()])
-        found = [sum(not row["passed"] for row in rows or ()), rows is None]
-        failed, unchecked = self._world.sum(torch.tensor(found, dtype=torch.float64)).tolist()
+        problems = [sum(not row["passed"] for row in rows or ()), rows is None]
+        failed, unchecked = self._world.sum(torch.tensor(problems, dtype=torch.float64)).tolist()
         self._startup.done("parity")
         if unchecked:
             self._warnings.append("parity was not checked: one device has too little memory to train this model alone")
@@ -212,13 +212,13 @@ class Session:
             self._journal.event("phase", phase=name)
 
     def _facts(self, **facts: Any) -> None:
-        """Columns of the `run` table; rank 0's count."""
+        """Record columns of the `run` table, on rank 0."""
         if self._world.rank == 0:
             self._journal.event("facts", **facts)
 
 
 def build_loader(arrays: Arrays, run: RunConfig, world: World, shard: Shard) -> BatchLoader:
-    """What feeds one rank of a run."""
+    """The loader of one rank."""
     return run.loader.build(
         arrays,
         run.data,
@@ -240,7 +240,7 @@ def build_model(run: RunConfig) -> nn.Sequential:
 
 
 def configure_torch(run: RunConfig, device_type: str) -> None:
-    """Make this process compute as a run is to: threads, precision, determinism."""
+    """Set threads, precision and determinism of this process."""
     if device_type == "cpu":
         torch.set_num_threads(run.cores_per_device)
     set_precision(run.precision)
@@ -253,17 +253,17 @@ def _device_name(world: World) -> str:
 
 
 def statistics_warnings(run: RunConfig) -> list[str]:
-    """Why a run can't train like one device although its strategy could."""
+    """Why a run does not train like one device although its strategy could."""
     if not local_statistics(run):
         return []
     piece = "data shard" if run.strategy.micro_batches_per_step(run) == 1 else "micro-batch"
     norm, like_one_device = run.model.norm, as_checked(run).model.norm  # type: ignore[attr-defined]
     text = f"model.norm={norm} normalises each {piece} by its own statistics, so training differs from one device"
-    if not parity_is_asked(run):
+    if not checks_parity(run):
         return [text]
     return [f"{text}; parity was checked with model.norm={like_one_device}: choose that to train like one device"]
 
 
-def parity_is_asked(run: RunConfig) -> bool:
-    """Whether the parity check is to run; one device compared with itself would always pass."""
+def checks_parity(run: RunConfig) -> bool:
+    """Whether to check parity; one device compared with itself would always pass."""
     return run.measure.parity and run.strategy.equals_one_device(run) and not isinstance(run.strategy, Single)

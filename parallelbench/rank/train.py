@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from parallelbench.probes.clock import StepClock, Window
-from parallelbench.probes.memory import MemoryProbe
-from parallelbench.probes.workers import WorkerProbe
+from parallelbench.probes.clock import StepClock, TimedWindow
+from parallelbench.probes.loader_workers import WorkerProbe
+from parallelbench.probes.memory_probe import MemoryProbe
 from parallelbench.rank.devices import node_name
-from parallelbench.telemetry.epochs import NOTHING
+from parallelbench.telemetry.epoch_columns import NOTHING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,16 +47,16 @@ class Trainer:
         startup: StartUp | None = None,
         boundary: EpochBoundary | None = None,
     ) -> None:
-        """Prepare the probes. `startup`: ended by the first step of epoch 1. `boundary`: None, for none."""
+        """Prepare the probes. `startup` ends with the first step of epoch 1. `boundary`: None for no checkpoints."""
         self._replica, self._loader, self._run, self._world = replica, loader, run, world
         self._journal, self._keys, self._startup, self._boundary = journal, keys, startup, boundary
-        self._window, self._memory, self._workers = Window(world), MemoryProbe(world), WorkerProbe(loader)
+        self._window, self._memory, self._workers = TimedWindow(world), MemoryProbe(world), WorkerProbe(loader)
         self._steps = StepClock(world, steps=run.steps_per_epoch, sampled=run.measure.steps_sampled)
         self._identity = {"rank": world.rank, "local_rank": world.local_rank, "node": node_name()}
         self._device_uuid = device_uuid(world)
 
     def train(self, *, first: int = 1) -> bool:
-        """Epochs from `first` to the last; returns whether the last was reached, which it isn't after a stop.
+        """Train the epochs from `first` to the last; returns False after a stop before the last.
 
         Raises `NotFiniteError` on every rank after the epoch in which a loss stopped being finite.
         """
@@ -78,14 +78,14 @@ class Trainer:
         return True
 
     def _report_startup(self, epoch: int) -> None:
-        """After the window, and before anything else of epoch 1 counts as measured."""
+        """Record the start-up times after the training window of epoch 1."""
         if self._startup is None or epoch > 1 or self._world.rank > 0:
             return
         if "startup_first_step_s" in self._startup.parts:
             self._journal.event("facts", **self._startup.facts())
 
     def _epoch(self, epoch: int) -> dict[str, Any]:
-        """Train and evaluate; the rank's row of `ranks`."""
+        """Train and evaluate; returns the rank's row of `ranks`."""
         return {
             **self._keys,
             "epoch": epoch,
@@ -99,7 +99,7 @@ class Trainer:
         """The training window of one epoch, with all its probes: columns of `ranks`."""
         self._memory.start()
         self._workers.start()
-        self._replica.traffic.take()  # what evaluation has sent is not a part of the training window
+        self._replica.traffic.take()  # the training window excludes what evaluation has sent
         self._window.start()
         trained, samples = self._train_window(epoch)
         epoch_time_s = self._window.stop()
@@ -117,7 +117,7 @@ class Trainer:
         return {"evaluation_time_s": evaluation_time_s, **_sums("test", evaluated, samples)}
 
     def _train_window(self, epoch: int) -> tuple[torch.Tensor | None, int]:
-        """Sums over the samples whose loss this rank owns, and how many they are. Nothing here waits for a device."""
+        """Sums over the samples whose loss this rank owns, and their number. Nothing here waits for a device."""
         total: torch.Tensor | None = None
         samples = 0
         for index, batch in enumerate(self._steps.timed(self._loader.train(epoch))):
@@ -142,9 +142,9 @@ class Trainer:
         return [{**keys, "step": push.step, "staleness": push.staleness} for push in self._replica.take_pushes()]
 
     def _finish_epoch(self, epoch: int, row: dict[str, Any]) -> bool:
-        """Sum over ranks, check the counts, let rank 0 write the row of `epochs`, and stop where training diverged.
+        """Sum over ranks, check the counts, let rank 0 write the row of `epochs`, and raise where training diverged.
 
-        Then save the state where that is due; returns whether to stop here, on all ranks alike.
+        Then save the state if it is due. Returns whether to stop here, the same on all ranks.
         """
         names = [f"{part}_{what}" for part in ("train", "test") for what in ("loss_sum", "correct", "samples")]
         took_s = row["epoch_time_s"] + row["evaluation_time_s"]
@@ -181,12 +181,12 @@ class Trainer:
             "test_samples": int(test_samples),
             "steps": self._run.steps_per_epoch,
             "finished_at": time.time(),
-            **NOTHING,  # whoever reads the journals adds what the samplers of all nodes have seen
+            **NOTHING,  # the reader of the journals adds the telemetry of all nodes
         }
 
 
 class _Counted:
-    """Batches, and how many samples they held."""
+    """Passes batches on and counts their samples."""
 
     def __init__(self, batches: Iterator[Batch]) -> None:
         self._batches, self.samples = batches, 0

@@ -1,6 +1,6 @@
 """Which settings train fastest on this machine: a trial of a few steps of each, `python -m parallelbench.rank.tuning`.
 
-An order comes in on stdin, findings go out on stdout, both as JSON. Nothing heavy is imported before the process is
+It reads a request from stdin and prints findings, both as JSON. Nothing heavy is imported before the process is
 pinned to its cores.
 """
 
@@ -39,7 +39,7 @@ LOSS_TOLERANCE = 0.25
 """How much higher the mean loss of a trial may be: so early, losses of equally good settings go apart that far."""
 
 
-class Order(msgspec.Struct, frozen=True, kw_only=True):
+class TrialRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What is to be tried."""
 
     run: dict[str, Any]
@@ -134,28 +134,28 @@ def _faster(trial: Trial, best: Trial) -> Trial:
 
 
 def main() -> int:
-    """Carry out one order."""
-    order = msgspec.json.decode(sys.stdin.buffer.read(), type=Order)
-    sys.path.extend(order.plugin[1:])
-    plugin = order.plugin[0] if order.plugin else None
-    pin(from_mapping(order.run, plugin), order.device_type)
+    """Carry out one request."""
+    request = msgspec.json.decode(sys.stdin.buffer.read(), type=TrialRequest)
+    sys.path.extend(request.plugin[1:])
+    plugin = request.plugin[0] if request.plugin else None
+    pin(from_mapping(request.run, plugin), request.device_type)
 
     def trial(patch: Patch) -> Trial:
         start = time.perf_counter()
-        found = _tried(order, patch, plugin)
+        found = _tried(request, patch, plugin)
         return msgspec.structs.replace(found, took_s=time.perf_counter() - start)
 
     with contextlib.redirect_stdout(sys.stderr):  # a model of the user's own may print
-        findings = search(order.stages, trial, steps_worth=order.steps_worth)
+        findings = search(request.stages, trial, steps_worth=request.steps_worth)
     print(msgspec.json.encode(findings).decode())
     return 0
 
 
-def _tried(order: Order, patch: Patch, plugin: str | None) -> Trial:
+def _tried(request: TrialRequest, patch: Patch, plugin: str | None) -> Trial:
     try:
-        run = from_mapping(patched(order.run, patch), plugin)
-        check_run(run, order.device_type)
-        step_s, losses = timed(run, order.device_type, steps=order.steps)
+        run = from_mapping(patched(request.run, patch), plugin)
+        check_run(run, request.device_type)
+        step_s, losses = timed(run, request.device_type, steps=request.steps)
     except ConfigError as error:
         return Trial(patch=patch, refused=str(error))
     except Exception as error:  # whatever torch makes of it, other settings may do
@@ -168,7 +168,7 @@ def timed(run: RunConfig, device_type: str, *, steps: int) -> tuple[float, list[
 
     As in an epoch, nothing waits for the device between steps; batches that workers had ready before are used up first.
     """
-    from parallelbench.probes.memory import release
+    from parallelbench.probes.memory_probe import release
     from parallelbench.rank.session import build_loader, build_model, configure_torch
     from parallelbench.rank.world import join
 

@@ -2,14 +2,14 @@
 `python -m parallelbench.rank.warm FD`.
 
 A fork copies one thread only, so this process never computes: no thread pool, no autograd engine, no CUDA. Each rank
-begins as a cold one is after its imports, and does the same from there. Whoever started this process sends an `Order`
-through the socket FD for each run, and ends it by closing the socket.
+begins as a cold one is after its imports, and does the same from there. The supervisor sends one `ForkRequest` per run
+through the socket FD. The answers are the process id of the run's leader (or the reason why nothing was forked, as
+text), and, once the run is over, its exit code. Closing the socket ends this process.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import importlib
 import os
@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from parallelbench.die_with_parent import die_with_parent
 from parallelbench.rank import worker
 
 if TYPE_CHECKING:
@@ -37,89 +38,63 @@ PRELOADED = (
     "torch.distributed.tensor.parallel",
 )
 MESSAGE_BYTES = 65_536
-"""Room for a message: an order holds a path."""
+"""Room for one message, which holds paths."""
 _TOGETHER_S = 0.1
-"""Ranks that fail within this time of the first one get to say so, as under torchrun."""
-_PR_SET_PDEATHSIG = 1
+"""Ranks that fail within this time of the first one can still report it, as under torchrun."""
 
 
-class Order(msgspec.Struct, frozen=True, kw_only=True):
-    """One run to start. With it come two descriptors: its log, and a socket for the answers."""
+class ForkRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One run to start."""
 
     arguments: list[str]
     """Those of `parallelbench.rank.worker`."""
     processes: int
-
-
-class Started(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The first answer."""
-
-    pid: int
-    """Its own process group's leader; all ranks are in that group."""
-
-
-class Refused(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The first answer instead: nothing was started."""
-
-    reason: str
-
-
-class Ended(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The second answer: the run is over, and its processes are gone or have been sent SIGKILL."""
-
-    returncode: int
-
-
-Answer = Started | Refused | Ended
+    log: str
+    """Absolute path of the file for all output."""
 
 
 def main(descriptor: int) -> int:
-    """Serve one order after the other until the socket is closed."""
-    _die_with_parent()
+    """Serve one request after the other until the socket is closed."""
+    die_with_parent()
     for module in PRELOADED:
         importlib.import_module(module)
     # Else the first collection of each child would copy all pages that hold objects.
     gc.collect()
     gc.freeze()
-    with socket.socket(fileno=descriptor) as orders:
-        while True:
-            content, received, _, _ = socket.recv_fds(orders, MESSAGE_BYTES, 2)
-            if not content:
-                return 0
-            log, answers = received[0], socket.socket(fileno=received[1])
-            with answers:
-                _serve(msgspec.json.decode(content, type=Order), log, orders, answers)
+    with socket.socket(fileno=descriptor) as supervisor:
+        while content := supervisor.recv(MESSAGE_BYTES):
+            _serve(msgspec.json.decode(content, type=ForkRequest), supervisor)
+    return 0
 
 
-def _serve(order: Order, log: int, orders: socket.socket, answers: socket.socket) -> None:
+def _serve(request: ForkRequest, supervisor: socket.socket) -> None:
     """Start one run and wait for its end."""
 
     def begin() -> int:
         os.setsid()
-        _die_with_parent()
+        die_with_parent()
+        log = os.open(request.log, os.O_WRONLY | os.O_APPEND)
         os.dup2(log, 1)
         os.dup2(log, 2)
-        for inherited in (log, orders.detach(), answers.detach()):
-            os.close(inherited)
-        return lead(order)
+        os.close(log)
+        supervisor.close()
+        return lead(request)
 
     if (reason := unforkable()) is not None:
-        os.close(log)
-        _say(answers, Refused(reason=reason))
+        _send(supervisor, reason)
         return
     leader = forked(begin)
-    os.close(log)
-    _say(answers, Started(pid=leader))
+    _send(supervisor, leader)
     os.waitid(os.P_PID, leader, os.WEXITED | os.WNOWAIT)
     # Until it is reaped, no other process can have its number.
     os.killpg(leader, signal.SIGKILL)
     _, status = os.waitpid(leader, 0)
-    _say(answers, Ended(returncode=os.waitstatus_to_exitcode(status)))
+    _send(supervisor, os.waitstatus_to_exitcode(status))
 
 
-def _say(answers: socket.socket, answer: Answer) -> None:
-    with contextlib.suppress(BrokenPipeError):  # whoever asked may be gone
-        answers.send(msgspec.json.encode(answer))
+def _send(supervisor: socket.socket, answer: int | str) -> None:
+    with contextlib.suppress(BrokenPipeError):  # the supervisor may be gone
+        supervisor.send(msgspec.json.encode(answer))
 
 
 def unforkable() -> str | None:
@@ -147,16 +122,16 @@ def forked(work: Callable[[], int]) -> int:
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(code)  # what the parent has registered for its own end is no business of the child
+        os._exit(code)  # the child must not run the parent's exit handlers
 
 
-def lead(order: Order) -> int:
+def lead(request: ForkRequest) -> int:
     """Be the only rank, or do what torchrun does for several; returns the exit code."""
-    if order.processes == 1:
-        return worker.main(order.arguments)
+    if request.processes == 1:
+        return worker.main(request.arguments)
     with socket.create_server(("127.0.0.1", 0)) as meeting:
         port = meeting.getsockname()[1]
-        ranks = {forked(partial(_rank, order, rank, meeting)): rank for rank in range(order.processes)}
+        ranks = {forked(partial(_rank, request, rank, meeting)): rank for rank in range(request.processes)}
         store = _store(port, meeting)
     codes = _first_to_fail(ranks)
     del store  # it had to last as long as the ranks
@@ -165,10 +140,10 @@ def lead(order: Order) -> int:
     return 1 if codes else 0
 
 
-def _rank(order: Order, rank: int, meeting: socket.socket) -> int:
-    os.environ |= variables(rank, order.processes, meeting.getsockname()[1])
+def _rank(request: ForkRequest, rank: int, meeting: socket.socket) -> int:
+    os.environ |= variables(rank, request.processes, meeting.getsockname()[1])
     meeting.close()
-    return worker.main(order.arguments)
+    return worker.main(request.arguments)
 
 
 def variables(rank: int, processes: int, port: int) -> dict[str, str]:
@@ -212,11 +187,6 @@ def _first_to_fail(ranks: dict[int, int]) -> dict[int, int]:
 def _failure(rank: int, status: int) -> dict[int, int]:
     code = os.waitstatus_to_exitcode(status)
     return {rank: code} if code else {}
-
-
-def _die_with_parent() -> None:
-    """A parent that is killed has no chance to end its children: then the kernel does it."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 if __name__ == "__main__":

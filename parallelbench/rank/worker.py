@@ -7,9 +7,7 @@ Heavy imports happen inside, after the process is pinned to its cores, and are t
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
-import signal
 import sys
 import time
 import traceback
@@ -19,6 +17,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import psutil
 
+from parallelbench.die_with_parent import die_with_parent
 from parallelbench.errors import ConfigError, StorageError, one_line
 from parallelbench.rank.devices import node_name, this_machine
 from parallelbench.spec.identity import run_id
@@ -26,23 +25,22 @@ from parallelbench.store.attempt import Attempt
 from parallelbench.store.durable import fill
 from parallelbench.store.journal import Journal
 from parallelbench.telemetry.process import sampling
-from parallelbench.telemetry.sampler import Settings
+from parallelbench.telemetry.sampler import SamplerSettings
 
 if TYPE_CHECKING:
     from parallelbench.spec.config import RunConfig
 
 WATCHED_BY = "PARALLELBENCH_WATCHED_BY"
-"""The variable that tells a worker the process id of whoever looks after it on this machine."""
-_PR_SET_PDEATHSIG = 1
+"""Environment variable: process id of the worker's supervisor on this machine."""
 _PATIENCE_LOST = ("timed out waiting", "timed out after", "wait timeout", "socket timeout")
 _LINGER_S = 5.0
-"""A rank that waited in vain stays this long: others may wait for the same one, and would be ended with this one before
-they could say so, which would make them look as if they hung."""
+"""A rank whose wait timed out stays this long. Other ranks may wait for the same one; if they were ended at once, they
+could not report it and would seem to hang."""
 _PEER_LOST = ("connection closed by peer", "connection reset by peer", "broken pipe", "remote process exited")
 
 
 class RankError(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a rank ended early. Kind `peer`: only because another rank did; `waited`: another rank did not come."""
+    """Why a rank failed. Kind `peer`: because another rank ended; `waited`: another rank did not arrive in time."""
 
     rank: int
     kind: str
@@ -51,18 +49,18 @@ class RankError(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def main(arguments: list[str]) -> int:
-    """Run one rank; every failure leaves a record for the supervisor."""
+    """Run one rank; every failure leaves an error file for the supervisor."""
     entered_at = time.time()
     attempt = Attempt(Path(arguments[0]) / "attempts" / arguments[1])
-    # torchrun may be killed with no chance to end its workers: then the kernel does it.
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    # A torchrun that is killed can't end its workers: the kernel does.
+    die_with_parent()
     plugin = arguments[2] if len(arguments) > 2 else None
-    sys.path.extend(arguments[3:])  # where the plugin is; last, so that nothing there shadows anything
+    sys.path.extend(arguments[3:])  # the plugin's folder; last, so that it shadows nothing
     return 1 if _orphaned() else work(attempt, entered_at, plugin)
 
 
 def _orphaned() -> bool:
-    """Whether what started this process died before the kernel was asked to watch it."""
+    """Whether the supervisor died before the kernel was asked to watch it."""
     watcher = os.environ.get(WATCHED_BY)
     return watcher is not None and all(str(parent.pid) != watcher for parent in psutil.Process().parents())
 
@@ -85,7 +83,11 @@ def work(attempt: Attempt, entered_at: float, plugin: str | None = None) -> int:
 
 
 def classify(error: Exception) -> tuple[str, str]:
-    """Kind and reason of a failure, in words for the person who asked for the run."""
+    """Kind and reason of a failure, in words for users.
+
+    gloo raises a plain `RuntimeError` for a lost rank and for a timeout alike, and torch's CPU allocator for a lack of
+    memory: only their texts tell them apart.
+    """
     text = str(error)
     name = type(error).__name__
     if name == "OutOfMemoryError" or isinstance(error, MemoryError) or "can't allocate memory" in text:
@@ -121,16 +123,16 @@ def _train(run: RunConfig, attempt: Attempt, rank: int, entered_at: float) -> No
 
 
 def pin(run: RunConfig, device_type: str) -> list[int]:
-    """Give this rank its own cores, before any library counts them; on a CPU a device is that many cores.
+    """Pin this rank to its own cores, before any library counts them; on a CPU a device is that many cores.
 
-    Returns the cores of this machine that no rank is pinned to; none where ranks are not pinned.
+    Returns the cores that no rank is pinned to; none where ranks are not pinned.
     """
     if device_type != "cpu":
         return []
     cores = this_machine().cores
     first = int(os.environ.get("LOCAL_RANK", "0")) * run.cores_per_device
-    mine = {cores[index % len(cores)] for index in range(first, first + run.cores_per_device)}
-    os.sched_setaffinity(0, mine)
+    own = {cores[index % len(cores)] for index in range(first, first + run.cores_per_device)}
+    os.sched_setaffinity(0, own)
     return list(cores[run.devices // run.nodes * run.cores_per_device :])
 
 
@@ -141,7 +143,7 @@ def _sampler(
     if int(os.environ.get("LOCAL_RANK", "0")) > 0 or not run.measure.telemetry_hz:
         return contextlib.nullcontext()
     node = int(os.environ.get("RANK", "0")) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    settings = Settings(
+    settings = SamplerSettings(
         journal=str(attempt.path / f"journal-telemetry-node{node}.jsonl"),
         run_id=run_id(run),
         attempt=attempt.number,

@@ -1,4 +1,4 @@
-"""The processes and devices of one run, as one rank sees them."""
+"""One rank's place among the processes and devices of a run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 @dataclass(frozen=True)
 class World:
-    """Where this rank stands. With one process there is no process group and every collective is the identity."""
+    """One rank's place. With one process there is no process group and every collective is the identity."""
 
     rank: int = 0
     size: int = 1
@@ -27,19 +27,18 @@ class World:
         return self.devices[0]
 
     def wake(self) -> None:
-        """Have this rank's devices load what they compute with (cuDNN, cuBLAS, oneDNN).
+        """Load the libraries that this rank's devices compute with (cuDNN, cuBLAS, oneDNN).
 
-        Else the first to need it pays: the parity check, whose time is not a training job's, or, without one, the
-        first step.
+        Otherwise their loading would count as part of the parity check or, without one, of the first step.
         """
         for device in self.devices:
             images, weights = (torch.zeros(1, 1, 3, 3, device=device, requires_grad=True) for _ in range(2))
-            found = torch.nn.functional.conv2d(images, weights).flatten(1)
-            (found @ found).sum().backward()
+            features = torch.nn.functional.conv2d(images, weights).flatten(1)
+            (features @ features).sum().backward()
         self.synchronize()
 
     def synchronize(self) -> None:
-        """Wait until this rank's devices have done what was asked of them."""
+        """Wait until this rank's devices are idle."""
         if self.device_type == "cuda":
             for device in self.devices:
                 torch.cuda.synchronize(device)

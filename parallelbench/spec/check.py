@@ -1,4 +1,4 @@
-"""Whether a run can be done at all: everything that can be known before anything starts, torch-free."""
+"""Checks whether a run can be done, before anything starts. Loads no torch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def check_run(run: RunConfig, device_type: str) -> None:
     _check_batch(run)
     if run.precision == "tf32" and device_type == "cpu":
         raise ConfigError("precision=tf32 exists on CUDA devices only: choose precision=fp32 or bf16 on a CPU")
-    if run.launcher.name == "inline" and run.strategy.processes(run, device_type) > 1:
+    if run.launcher.in_this_process and run.strategy.processes(run, device_type) > 1:
         raise ConfigError(
             f"launcher=inline runs one process, but strategy={run.strategy.name} needs more: choose launcher=local"
         )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple
 from msgspec import Meta
 
 from parallelbench.errors import ConfigError
-from parallelbench.spec.launchers import expanded
+from parallelbench.spec.launchers import LauncherOptions, expanded
 from parallelbench.spec.settings import Settings
 from parallelbench.spec.structure import Component, Name
 
@@ -32,18 +32,19 @@ if TYPE_CHECKING:
 
 
 class RunConfig(Settings, frozen=True, kw_only=True):
-    """One run, completely: what `config.yaml` of a run folder says."""
+    """One run: the content of `config.yaml` in a run folder."""
 
     model: Model
     data: Data
     strategy: Strategy
     optimizer: Optimizer
     loader: Loader
+    launcher: LauncherOptions
     sweep_name: Name = "adhoc"
     """The sweep it belongs to: the name of the folder above the run folder."""
 
     def __post_init__(self) -> None:
-        """Check what single fields can't say."""
+        """Check what involves several fields."""
         if self.devices % self.nodes:
             raise ConfigError(
                 f"devices={self.devices} can't be spread evenly over nodes={self.nodes}: "
@@ -73,16 +74,16 @@ class RunConfig(Settings, frozen=True, kw_only=True):
 
 
 class StateShards(NamedTuple):
-    """Parts, 0 to 1, of what there is to hold of a model: on every device alike, but for rounding."""
+    """Fractions, 0 to 1, of a model's training state that each device holds; equal on all devices but for rounding."""
 
     parameters: float
     gradients: float
     states: float
-    """Of the optimizer."""
+    """The optimizer's states."""
 
     @classmethod
     def even(cls, parts: int) -> StateShards:
-        """Each of so many devices holds one part of everything; 1: a copy of the whole."""
+        """Each of `parts` devices holds an equal part of everything; 1: a copy of the whole."""
         return cls(1 / parts, 1 / parts, 1 / parts)
 
 
@@ -96,9 +97,9 @@ class Strategy(Component, frozen=True, kw_only=True):
     evaluates_repeatedly: ClassVar[bool] = False
     """Whether a step can take several gradients, as `optimizer=lbfgs` needs."""
 
-    @abstractmethod
     def processes(self, run: RunConfig, device_type: str) -> int:
-        """Processes that train: one per device, or fewer where one process drives several devices."""
+        """Processes that train: one per device, unless one process drives several devices."""
+        return run.devices
 
     @abstractmethod
     def data_parallel_degree(self, run: RunConfig) -> int:
@@ -108,33 +109,33 @@ class Strategy(Component, frozen=True, kw_only=True):
         """Raise `ConfigError` with the fix where the strategy can't do this run; before anything starts."""
 
     def equals_one_device(self, run: RunConfig) -> bool:
-        """Whether training is the same computation as on one device, so that parity can be checked."""
+        """Whether training computes the same as on one device, so that parity can be checked."""
         return True
 
     def micro_batches_per_step(self, run: RunConfig) -> int:
-        """Pieces that each data shard's batch goes through the layers in."""
+        """Micro-batches that each data shard's batch is cut into."""
         return 1
 
     def bubble(self, run: RunConfig) -> float | None:
         """Share of a step, 0 to 1, in which a device must idle by the schedule; None where there is none."""
         return None
 
-    def held(self, run: RunConfig) -> StateShards | None:
-        """What each device holds; None where devices hold different things (stages, servers), or nobody has said."""
+    def state_shards(self, run: RunConfig) -> StateShards | None:
+        """What each device holds; None where devices hold different parts (stages, servers), or where it is unknown."""
         return None
 
     def state_bytes(self, run: RunConfig, parameters: int) -> int | None:
         """Bytes of parameters, gradients and optimizer state on each device, without activations and buffers: section 3
         of ZeRO (Rajbhandari et al. 2020, arXiv 1910.02054). `parameters`: of the whole model.
         """
-        held, states = self.held(run), run.optimizer.states_per_parameter()
-        if held is None or states is None:
+        shards, states = self.state_shards(run), run.optimizer.states_per_parameter()
+        if shards is None or states is None:
             return None
         size_bytes = 8 if run.precision == "fp64" else 4  # autocast keeps parameters in fp32
-        return round(parameters * size_bytes * (held.parameters + held.gradients + states * held.states))
+        return round(parameters * size_bytes * (shards.parameters + shards.gradients + states * shards.states))
 
     def parity_tolerance(self) -> float:
-        """Largest relative difference from one device that the parity check, in fp64, allows."""
+        """Largest relative difference from one device that the parity check allows, in fp64."""
         return 1e-9
 
     @abstractmethod
@@ -143,7 +144,7 @@ class Strategy(Component, frozen=True, kw_only=True):
 
 
 class Optimizer(Component, frozen=True, kw_only=True):
-    """What all optimizers have in common."""
+    """An optimizer's options. Importing the file loads no torch."""
 
     lr: Annotated[float, Meta(gt=0)]
     """Learning rate at the configured batch size (of `Lbfgs`: the first step length that is tried)."""
@@ -158,7 +159,7 @@ class Optimizer(Component, frozen=True, kw_only=True):
         return self.lr * factor
 
     def states_per_parameter(self) -> int | None:
-        """Numbers that it keeps for each parameter; None where that is not fixed."""
+        """Numbers that it keeps for each parameter; None where the number is not fixed."""
         return None
 
     @abstractmethod
@@ -167,4 +168,4 @@ class Optimizer(Component, frozen=True, kw_only=True):
 
     @abstractmethod
     def build(self, parameters: Iterable[nn.Parameter], run: RunConfig, device_type: str) -> torch.optim.Optimizer:
-        """Build the optimizer of `parameters`, which are on their devices already."""
+        """Build the optimizer of `parameters`, which already are on their devices."""

@@ -12,8 +12,8 @@ from parallelbench.spec.mapping import to_mapping
 if TYPE_CHECKING:
     from parallelbench.spec.config import RunConfig
 
-SCHEMA_VERSION = 3
-"""Version of the configuration and of the result tables; part of every run id."""
+CONFIGURATION_VERSION = 3
+"""Version of what a configuration means; part of every run id. Results have their own, `TABLES_VERSION`."""
 
 
 def canonical_json(value: Any) -> str:
@@ -22,17 +22,17 @@ def canonical_json(value: Any) -> str:
 
 
 def run_id(run: RunConfig) -> str:
-    """sha256 of what defines the experiment: not of paths, launcher, site or sweep."""
+    """sha256 of what defines the experiment, without paths, launcher, site and sweep."""
     identity = to_mapping(run)
     for key in ("results", "launcher", "site", "sweep_name"):
         del identity[key]
-    # Times on shared cores are another experiment: one with cores enough must not pass for done because of it.
+    # Times on shared cores are another experiment: their result must not count as done for a run with enough cores.
     identity["oversubscribe"] = run.launcher.oversubscribe
     if run.launcher.packed:  # likewise
         identity["packed"] = True
-    if run.launcher.name == "inline":  # in a process that may have done anything before
+    if run.launcher.in_this_process:  # in a process with a past of its own
         identity["inline"] = True
-    identity["schema_version"] = SCHEMA_VERSION
+    identity["schema_version"] = CONFIGURATION_VERSION  # the key stays, or all run ids would change
     return hashlib.sha256(canonical_json(identity).encode()).hexdigest()
 
 

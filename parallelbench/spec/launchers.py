@@ -24,18 +24,21 @@ Module = Annotated[
 """A module, safe as a word of a batch script."""
 
 
-class Launcher(Node, frozen=True, kw_only=True, tag_field="name"):
-    """How processes are started; never part of a run's identity. `name` in the YAML chooses the kind."""
+class LauncherOptions(Node, frozen=True, kw_only=True, tag_field="name"):
+    """How processes are started; never part of a run's identity. `name` in the YAML chooses the kind.
+
+    A plugin's launcher has a subclass of its own, with the launcher's name as `tag`; its YAML names it in `_target_`.
+    """
 
     timeout_s: Seconds | None
-    """End a run after this many seconds with the outcome `timeout`; null: no limit."""
+    """Seconds after which a run ends with the outcome `timeout`; null: no limit."""
     collective_timeout_s: Seconds
-    """A rank that waits longer than this for the others in one collective ends the run."""
+    """The run ends when a rank waits longer than this in one collective."""
     oversubscribe: bool
     """Allow more devices than this machine has cores for. Such runs are marked and never enter timing figures."""
     checkpoint: Literal["auto", "always", "never"]
-    """Save the training state between epochs, and go on from it. auto: where the time limit leaves less than 1.25 times
-    what the run still seems to take, and at a graceful stop; never: neither."""
+    """Save the training state between epochs, and resume from it. auto: at a graceful stop, and
+    where the time left is less than 1.25 times the estimated time of the remaining epochs; never: no checkpoints."""
     checkpoint_every_s: Seconds
     """At least this long between two checkpoints."""
 
@@ -46,7 +49,7 @@ class Launcher(Node, frozen=True, kw_only=True, tag_field="name"):
 
     @property
     def limit_s(self) -> float | None:
-        """How long one attempt may take, s; None: as long as it likes."""
+        """Time limit of one attempt, s; None: no limit."""
         return self.timeout_s
 
     @property
@@ -54,36 +57,46 @@ class Launcher(Node, frozen=True, kw_only=True, tag_field="name"):
         """Whether warm processes run one configuration after the other."""
         return False
 
+    @property
+    def in_this_process(self) -> bool:
+        """Whether the calling process itself trains."""
+        return False
 
-class LocalLauncher(Launcher, frozen=True, kw_only=True, tag="local"):
-    """Processes of their own, on this machine."""
+
+class LocalLauncher(LauncherOptions, frozen=True, kw_only=True, tag="local"):
+    """Separate processes on this machine."""
 
     pack: bool
     """Run all configurations by warm processes; keeps them out of timing figures."""
 
     @property
     def packed(self) -> bool:
-        """What `pack` says."""
+        """`pack`."""
         return self.pack
 
 
-class InlineLauncher(Launcher, frozen=True, kw_only=True, tag="inline"):
+class InlineLauncher(LauncherOptions, frozen=True, kw_only=True, tag="inline"):
     """In the calling process, for debuggers."""
 
+    @property
+    def in_this_process(self) -> bool:
+        """It does."""
+        return True
 
-class SlurmLauncher(Launcher, frozen=True, kw_only=True, tag="slurm"):
+
+class SlurmLauncher(LauncherOptions, frozen=True, kw_only=True, tag="slurm"):
     """One Slurm job per configuration; those of equal shape make up an array."""
 
     time_limit_min: Count
     """Time limit of a job, in minutes."""
     cpus_per_gpu: Count
-    """Cores asked for with each GPU; on CPUs a device is `cores_per_device` cores."""
+    """Cores requested with each GPU; on CPUs a device is `cores_per_device` cores."""
     memory_gib_per_device: Memory | None
-    """Host memory asked for with each device, GiB; null: the site's usual amount."""
+    """Host memory requested with each device, GiB; null: the site's usual amount."""
     array_parallelism: Count
     """At most this many jobs of one array run at a time."""
     signal_delay_s: Annotated[int, Meta(ge=1, le=65_535)]
-    """Slurm warns a job this long before its time limit; it then stops after the current epoch. Can be a minute off."""
+    """Slurm warns a job this long before its time limit, give or take a minute; it stops after the current epoch."""
     attempts: Count
     """A submitted run is started at most this often: after a warning, a preemption, or a node's failure."""
     pack: bool
@@ -97,25 +110,29 @@ class SlurmLauncher(Launcher, frozen=True, kw_only=True, tag="slurm"):
 
     @property
     def packed(self) -> bool:
-        """What `pack` says."""
+        """`pack`."""
         return self.pack
 
 
+SuiteLauncher = LocalLauncher | InlineLauncher | SlurmLauncher
+"""Those whose `name` alone chooses them; a launcher of a plugin names its class in `_target_`."""
+
+
 class Site(Node, frozen=True, kw_only=True):
-    """The place where runs happen; never part of a run's identity."""
+    """The machine or cluster where runs happen; never part of a run's identity."""
 
     name: Name
     """The name of the YAML file it was chosen by."""
     data_dir: str
     """Folder of the prepared data sets; `~` is expanded where it is used."""
     device: Literal["cpu", "cuda"]
-    """What `device=auto` means in a Slurm job: the login node can't see the GPUs of the others."""
+    """The value of `device=auto` in a Slurm job: the login node can't see the GPUs of the other nodes."""
     devices_per_node: Count
     """Most devices of one node that a job may have."""
     gpus_per_node: Annotated[int, Meta(ge=0, le=1000)]
     """GPUs of a node; 0: jobs ask for none."""
     memory_gib_per_device: Memory
-    """Host memory that a job usually asks for with each device, GiB."""
+    """Host memory that a job requests with each device by default, GiB."""
     gpu_type: SlurmName | None
     """Type of the GPUs as Slurm names it (`sinfo -o %G`); null: any."""
     partition: SlurmName | None
@@ -139,23 +156,23 @@ class Site(Node, frozen=True, kw_only=True):
 
     @property
     def data_folder(self) -> Path:
-        """`data_dir`, with `~` and `$NAME` in their places."""
+        """`data_dir` with `~` and `$NAME` replaced."""
         return expanded(self.data_dir)
 
 
 def expanded(path: str) -> Path:
-    """A path with `~` and `$NAME` in their places; configurations keep it as it was written.
+    """A path with `~` and `$NAME` replaced; configurations keep it as written.
 
     Raises `ConfigError` for a `$NAME` that is not set: it would become the name of a folder.
     """
-    found = os.path.expandvars(path)
-    if (left := re.search(r"\$(?:[A-Za-z_]\w*|\{\w+\})", found, re.ASCII)) is not None:
+    written_out = os.path.expandvars(path)
+    if (left := re.search(r"\$(?:[A-Za-z_]\w*|\{\w+\})", written_out, re.ASCII)) is not None:
         raise ConfigError(f"{path}: {left[0]} is not set in this environment: set it, or write the path out")
-    return Path(found).expanduser()
+    return Path(written_out).expanduser()
 
 
 def prepare_line(data: str, data_dir: Path, *options: str) -> str:
-    """The command that prepares a data set in this folder, which it names unless it is the usual one."""
+    """The command that prepares a data set in this folder; it names the folder unless it is the default."""
     import yaml
 
     usual = yaml.safe_load((resources.files("conf") / "site" / "default.yaml").read_text(encoding="utf-8"))["data_dir"]

@@ -15,8 +15,9 @@ from parallelbench.errors import ConfigError, choices, raised_at
 from parallelbench.loaders.loader import Loader
 from parallelbench.models.model import Model
 from parallelbench.spec.config import Optimizer, RunConfig, Strategy
+from parallelbench.spec.launchers import LauncherOptions, SuiteLauncher
 from parallelbench.spec.settings import Settings
-from parallelbench.spec.structure import Component, Name, structure
+from parallelbench.spec.structure import Component, Name, Node, structure
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,12 +30,13 @@ COMPONENTS: dict[str, type[Component]] = {
     "loader": Loader,
 }
 """The nodes of a run that name a class in `_target_`, and what that class must be a kind of."""
+_BASES: dict[str, type[Node]] = COMPONENTS | {"launcher": LauncherOptions}
 
 
 def to_mapping(run: RunConfig) -> dict[str, Any]:
     """Return the configuration as plain dicts, with the `_target_` of every component."""
     plain: dict[str, Any] = msgspec.to_builtins(run)
-    for key in COMPONENTS:
+    for key in [*COMPONENTS, *([] if isinstance(run.launcher, SuiteLauncher) else ["launcher"])]:
         cls = type(getattr(run, key))
         plain[key] = {"_target_": f"{cls.__module__}.{cls.__qualname__}", **plain[key]}
     return plain
@@ -43,18 +45,31 @@ def to_mapping(run: RunConfig) -> dict[str, Any]:
 def from_mapping(plain: Mapping[str, Any], plugin: str | None = None) -> RunConfig:
     """Build a run from plain dicts; raises `ConfigError` that names the key, its value and what is valid.
 
-    `plugin` is a package, besides the suite's own, whose classes may be named. It is never taken from `plain`: whoever
-    reads somebody else's run folder executes nobody else's code.
+    `plugin` is a package, besides the suite's own, whose classes may be named. It is never taken from `plain`:
+    reading a run folder never executes code from elsewhere.
     """
     rest = dict(plain)
     sweep_name = rest.pop("sweep_name", "adhoc")
-    rest.pop("tune", None)  # of whoever plans runs
+    rest.pop("tune", None)  # for planning only
     components = {key: build(rest.pop(key, None), key, plugin) for key in COMPONENTS}
+    launcher = _launcher(rest.pop("launcher", None), plugin)
     for key in rest.keys() - set(Settings.__struct_fields__):
-        raise ConfigError(f"{key} is not a key: {choices(str(key), (*COMPONENTS, *Settings.__struct_fields__))}")
+        raise ConfigError(f"{key} is not a key: {choices(str(key), (*_BASES, *Settings.__struct_fields__))}")
     settings: Settings = structure(rest, Settings)
     fields = {field: getattr(settings, field) for field in settings.__struct_fields__}
-    return RunConfig(**fields, **components, sweep_name=structure(sweep_name, Name, "sweep_name"))
+    sweep_name = structure(sweep_name, Name, "sweep_name")
+    return RunConfig(**fields, **components, launcher=launcher, sweep_name=sweep_name)
+
+
+def _launcher(node: Any, plugin: str | None) -> LauncherOptions:
+    """A launcher's options: the suite's by their `name`, those of a plugin by their `_target_`."""
+    if node is None:
+        raise ConfigError("launcher is missing")
+    targeted = isinstance(node, dict) and "_target_" in node
+    options: LauncherOptions = (
+        build(node, "launcher", plugin) if targeted else structure(node, SuiteLauncher, "launcher")
+    )
+    return options
 
 
 def build(node: Any, key: str, plugin: str | None = None) -> Any:
@@ -67,7 +82,7 @@ def build(node: Any, key: str, plugin: str | None = None) -> Any:
 
 
 @cache
-def _component_class(target: str, key: str, plugin: str | None) -> type[Component]:
+def _component_class(target: str, key: str, plugin: str | None) -> type[Node]:
     packages = ["parallelbench", *([plugin] if plugin else [])]
     if not (re.fullmatch(r"\w+(\.\w+)+", target) and target.split(".")[0] in packages):
         raise ConfigError(
@@ -77,7 +92,7 @@ def _component_class(target: str, key: str, plugin: str | None) -> type[Componen
     cls = _imported(target)
     if cls is None:
         raise ConfigError(f"{key}._target_={target} does not exist: choose a file of conf/{key}/")
-    if not (isinstance(cls, type) and issubclass(cls, COMPONENTS[key])):
+    if not (isinstance(cls, type) and issubclass(cls, _BASES[key])):
         raise ConfigError(f"{key}._target_={target} is refused: it is no {key}")
     if inspect.isabstract(cls):
         lacking = ", ".join(sorted(getattr(cls, "__abstractmethods__", ())))
@@ -86,11 +101,11 @@ def _component_class(target: str, key: str, plugin: str | None) -> type[Componen
 
 
 def _imported(name: str) -> Any:
-    """What a dotted name stands for, None where there is no such thing; `ConfigError` for a module that is broken."""
+    """The object with this dotted name; None where there is none. Raises `ConfigError` for a broken module."""
     module, _, attribute = name.rpartition(".")
     try:
         return getattr(importlib.import_module(module), attribute, None)
-    except Exception as error:  # of a user's own code, anything
+    except Exception as error:  # a user's module may raise anything
         if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
             return None
         raise ConfigError(f"{module} can't be imported: {raised_at(error)}") from None

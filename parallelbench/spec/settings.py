@@ -7,10 +7,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, field
 
 from parallelbench.spec.launchers import (  # noqa: TC001, msgspec resolves the types of fields
-    InlineLauncher,
-    LocalLauncher,
     Site,
-    SlurmLauncher,
 )
 from parallelbench.spec.structure import Count, Name, Node
 
@@ -23,17 +20,17 @@ class Measure(Node, frozen=True, kw_only=True):
     parity_steps: Annotated[int, Meta(ge=1, le=1000)]
     """Training steps of that comparison."""
     steps_sampled: Annotated[int, Meta(ge=0)]
-    """At most this many steps per epoch get a row of their own in `steps.parquet`, evenly spread."""
+    """Most steps per epoch with a row in `steps.parquet`, evenly spread."""
     steps_per_epoch: Annotated[int, Meta(ge=1)] | None
-    """Stop each epoch after so many steps; null: the whole epoch."""
+    """Steps after which each epoch stops; null: the whole epoch."""
     deterministic: bool
     """Use deterministic algorithms only (`torch.use_deterministic_algorithms`); slower."""
     detect_anomaly: bool
-    """Let autograd name the operation that made a NaN; much slower, for debugging."""
+    """Let autograd name the operation that produced a NaN; much slower, for debugging."""
     telemetry_hz: Annotated[float, Meta(ge=0, le=100)]
-    """Energy, power and load are sampled so many times a second; 0: not at all."""
+    """Samples of energy, power and load per second; 0: none."""
     attribution_steps: Annotated[int, Meta(ge=0, le=10_000)]
-    """After the last epoch, train so many steps more to see what they are spent on (`phases`); 0: don't."""
+    """Steps trained after the last epoch to divide their time among phases (`phases`); 0: none."""
     trace: bool
     """After the last epoch, write a Chrome trace of a few more steps per rank into the attempt's folder."""
 
@@ -88,9 +85,8 @@ class Settings(Node, frozen=True, kw_only=True):
     seed: Annotated[int, Meta(ge=0, lt=2**31)]
     """Seed of initialisation, permutation and augmentation."""
     repeat: Annotated[int, Meta(ge=0, lt=100_000)]
-    """Which repetition of the same configuration this is; trains with `seed + repeat`."""
+    """Number of this repetition of the configuration; it trains with `seed + repeat`."""
     results: Annotated[str, Meta(min_length=1)]
     """Folder that holds the sweeps' folders."""
     measure: Measure
-    launcher: LocalLauncher | InlineLauncher | SlurmLauncher
     site: Site

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
-import re
 import types
 import typing
 from abc import ABCMeta
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
+import msgspec.structs
 from msgspec import Meta, Struct, StructMeta
 
 from parallelbench.errors import ConfigError, choices
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 Name = Annotated[
     str,
@@ -58,91 +61,128 @@ class Component(Node, frozen=True, kw_only=True, metaclass=_AbstractStruct):
 
 
 def structure(value: Any, kind: Any, key: str = "") -> Any:
-    """Convert plain data to `kind`, strictly (no "8" for 8); `key` is where it stands in the configuration."""
+    """Convert plain data to `kind`, strictly (no "8" for 8); `key` is where it stands in the configuration.
+
+    Raises `ConfigError` that names the key, its value and what is valid.
+    """
     text = repr(value)
-    if "inf" in text or "nan" in text:  # of thousands of configurations, hardly one has to be looked through
+    if "inf" in text or "nan" in text:  # cheap: few configurations have to be searched
         _refuse_infinite(value, key)
     try:
         return msgspec.convert(value, kind)
-    except msgspec.ValidationError as error:
-        raise ConfigError(_explain(str(error), value, kind, key)) from None
+    except msgspec.ValidationError:
+        raise ConfigError(_problem(value, kind, key)) from None
 
 
 def _refuse_infinite(value: Any, key: str) -> None:
-    """No setting means anything when infinite, and JSON, which run ids are made from, can't say it."""
+    """Refuse infinity and NaN: no setting has such a value, and the JSON that run ids are made from can't hold it."""
     if isinstance(value, float) and not math.isfinite(value):
         raise ConfigError(f"{key}={value} is not valid: expected a finite number")
     if isinstance(value, (dict, list)):
         for part, item in value.items() if isinstance(value, dict) else enumerate(value):
-            _refuse_infinite(item, f"{key}.{part}" if key else str(part))
+            _refuse_infinite(item, _below(key, part))
 
 
-def _explain(message: str, value: Any, kind: Any, key: str) -> str:
-    """Turn msgspec's "Expected `int` >= 1 - at `$.a.b`" into a line that also shows the value and the valid names."""
-    problem, _, where = message.partition(" - at `$")
-    path = [part for part in re.split(r"[.\[\]`]+", where) if part]
-    tags: list[Any] = []
-    for part in path:
-        tags = _tags(kind, part)
-        if isinstance(value, dict):
-            value = value.get(part)
-        elif isinstance(value, list) and part.isdigit():
-            value = value[int(part)]
-        kind = _field_type(kind, part)
-    full = ".".join([key, *path] if key else path)
-    if "unknown field" in problem or "missing required field" in problem:
-        field = problem.split("`")[1]
-        name = f"{full}.{field}" if full else field
-        if "missing" in problem:
-            rest = ": add `defaults: [default, _self_]` to your file, for all that it doesn't say"
-            return f"{name} is missing{rest if full in _WITH_DEFAULTS else ''}"
-        return f"{name} is not a key: {choices(field, getattr(_struct(kind), '__struct_fields__', ()))}"
-    if literals := tags or _literals(kind):
-        return f"{full}={value} is no choice: {choices(str(value), map(str, literals))}"
-    words = _in_words(kind) if "regex" in problem else ""
-    problem = f"expected {words}" if words else f"{problem[:1].lower()}{problem[1:]}"
-    return f"{full or 'configuration'}={value!r} is not valid: {problem}"
+def _below(key: str, part: Any) -> str:
+    return f"{key}.{part}" if key else str(part)
 
 
-def _in_words(kind: Any) -> str:
-    """What a pattern says, for people; empty where nobody wrote it down."""
-    arguments = [word for argument in typing.get_args(kind) for word in (argument, *typing.get_args(argument))]
-    return next((word.description for word in arguments if isinstance(word, Meta) and word.description), "")
+def _fits(value: Any, kind: Any) -> bool:
+    # Each option by itself: msgspec 0.22 crashes where something is often converted to `Name | list[Name]`.
+    if _is_union(kind) and not _structs(kind):
+        return any(_fits(value, option) for option in typing.get_args(kind))
+    try:
+        msgspec.convert(value, kind)
+    except msgspec.ValidationError:
+        return False
+    return True
 
 
-def _field_type(kind: Any, name: str) -> Any:
-    """The type of what stands at `name`: a key of a struct or of a map, or an index of a list."""
-    struct = _struct(kind)
-    if struct is not None:
-        return typing.get_type_hints(struct, include_extras=True).get(name)
-    for member in _members(kind):
-        if typing.get_origin(member) in (list, tuple):
-            return typing.get_args(member)[0]
-        if typing.get_origin(member) is dict:
-            return typing.get_args(member)[1]
-    return None
+def _is_union(kind: Any) -> bool:
+    return typing.get_origin(kind) in (typing.Union, types.UnionType)
 
 
-def _struct(kind: Any) -> type[Struct] | None:
-    return next((m for m in _members(kind) if isinstance(m, type) and issubclass(m, Struct)), None)
+def _problem(value: Any, kind: Any, key: str) -> str:
+    """The first thing that keeps `value` from being a `kind`, and what is valid there."""
+    members = _members(kind)
+    if isinstance(value, dict) and (structs := _structs(kind)):
+        return _problem_of_struct(value, structs, key)
+    for part, item, item_kind in _items(value, members):
+        if not _fits(item, item_kind):
+            return _problem(item, item_kind, _below(key, part))
+    if options := [option for m in members if typing.get_origin(m) is Literal for option in typing.get_args(m)]:
+        return f"{key}={value} is no choice: {choices(str(value), map(str, options))}"
+    return f"{key or 'configuration'}={value!r} is not valid: expected {_in_words(kind)}"
+
+
+def _problem_of_struct(value: dict[Any, Any], structs: list[type[Struct]], key: str) -> str:
+    """The first thing that keeps `value` from being one of these structs; the tag, if they have one, says which."""
+    tags = {str(struct.__struct_config__.tag): struct for struct in structs}
+    tag_field = structs[0].__struct_config__.tag_field
+    struct = structs[0]
+    if tag_field is not None:
+        if tag_field not in value:
+            return _missing(tag_field, key)
+        if (tag := str(value[tag_field])) not in tags:
+            return f"{_below(key, tag_field)}={tag} is no choice: {choices(tag, tags)}"
+        struct = tags[tag]
+    fields = {field.encode_name: field for field in msgspec.structs.fields(struct)}
+    for name in value.keys() - {*fields, tag_field}:
+        return f"{_below(key, name)} is not a key: {choices(str(name), fields)}"
+    for name, field in fields.items():
+        if name not in value:
+            if field.required:
+                return _missing(name, key)
+        elif not _fits(value[name], field.type):
+            return _problem(value[name], field.type, _below(key, name))
+    raise AssertionError(f"{key}={value} is a {struct.__name__}")
+
+
+def _missing(name: str, key: str) -> str:
+    rest = ": add `defaults: [default, _self_]` to your file, for the keys that it leaves out"
+    return f"{_below(key, name)} is missing{rest if key in _WITH_DEFAULTS else ''}"
+
+
+def _items(value: Any, members: list[Any]) -> Iterator[tuple[Any, Any, Any]]:
+    """Place, value and type of each element of a list, or of each value of a map."""
+    for member in members:
+        if isinstance(value, list) and typing.get_origin(member) in (list, tuple):
+            yield from ((index, item, typing.get_args(member)[0]) for index, item in enumerate(value))
+        if isinstance(value, dict) and typing.get_origin(member) is dict:
+            yield from ((name, item, typing.get_args(member)[1]) for name, item in value.items())
 
 
 def _members(kind: Any) -> list[Any]:
     """The types that `kind` allows, without their constraints."""
     if typing.get_origin(kind) is Annotated:
         return _members(typing.get_args(kind)[0])
-    if typing.get_origin(kind) in (typing.Union, types.UnionType):
+    if _is_union(kind):
         return [member for option in typing.get_args(kind) for member in _members(option)]
     return [kind]
 
 
-def _tags(kind: Any, key: str) -> list[Any]:
-    """The values of `key` where it tells the members of a union apart."""
-    configs = [m.__struct_config__ for m in _members(kind) if isinstance(m, type) and issubclass(m, Struct)]
-    return [config.tag for config in configs if config.tag_field == key]
+def _structs(kind: Any) -> list[type[Struct]]:
+    return [member for member in _members(kind) if isinstance(member, type) and issubclass(member, Struct)]
 
 
-def _literals(kind: Any) -> list[Any]:
-    if typing.get_origin(kind) is Literal:
-        return list(typing.get_args(kind))
-    return [option for member in typing.get_args(kind) for option in _literals(member)]
+_WORDS = {type(None): "`null`", list: "a list", tuple: "a list", dict: "keys with values"}
+
+
+def _in_words(kind: Any) -> str:
+    """What is valid: "`int` >= 1 and < 8", or what its pattern's description says."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if _is_union(kind):
+        return " or ".join(dict.fromkeys(_in_words(option) for option in arguments))
+    if origin is Annotated:
+        limits = [limit for meta in arguments[1:] for limit in _limits(meta)]
+        return next((meta.description for meta in arguments[1:] if meta.description), None) or " ".join(
+            [_in_words(arguments[0]), " and ".join(limits)]
+        )
+    plain = origin or kind
+    return _WORDS.get(plain) or ("keys with values" if issubclass(plain, Struct) else f"`{plain.__name__}`")
+
+
+def _limits(meta: Meta) -> list[str]:
+    bounds = {">=": meta.ge, ">": meta.gt, "<=": meta.le, "<": meta.lt}
+    bounds |= {"of length >=": meta.min_length, "of length <=": meta.max_length}
+    return [f"{sign} {bound}" for sign, bound in bounds.items() if bound is not None]

@@ -1,6 +1,6 @@
 """One start of a run: its folder, what is recorded there, and whether its supervisor still lives.
 
-Reading never raises for what a crash may leave behind, only for want of permission.
+Reading raises only where a permission is missing, never because of what a crash left behind.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ OUTCOMES: tuple[str, ...] = get_args(OutcomeName)
 PUBLISHED = ("ok", "parity_failed")
 """Outcomes of runs that trained to their end and have a `result/`."""
 RETRYABLE = ("timeout", "killed", "storage")
-"""Outcomes that say more about the circumstances than about the experiment: submitting again tries again."""
+"""Outcomes caused by circumstances, not by the experiment: submitting again tries again."""
 
 HEARTBEAT_S = 5.0
-"""How often whoever supervises an attempt touches its heartbeat."""
+"""Interval at which the supervisor touches the heartbeat."""
 ABSENCE_S = 60.0
-"""A supervisor on another host whose heartbeat is older than this is taken for dead."""
+"""Age of the heartbeat after which a supervisor on another host counts as dead."""
 _RECORD_BYTES = 4096
-"""Room for an outcome, or for a rank's last word."""
+"""Reserved size of an outcome or of a rank's error file."""
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,7 +50,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Supervisor(msgspec.Struct, frozen=True, kw_only=True):
-    """The process that looks after an attempt: enough to tell whether it is still alive."""
+    """The process that supervises an attempt, identified so that others can tell whether it is alive."""
 
     host: str
     pid: int
@@ -77,7 +77,7 @@ class AttemptInfo(msgspec.Struct, frozen=True, kw_only=True):
     device_type: str
     oversubscribed: bool
     warnings: list[str] = []
-    """What may make the times of this attempt mean less than they seem to."""
+    """Reasons to doubt the times of this attempt."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class Attempt:
         return read_config(self.path / "config.yaml", plugin)
 
     def error_file(self, rank: int) -> Path:
-        """Where a rank says why it ended early; reserved before it starts."""
+        """Where a rank writes why it ended early; reserved before it starts."""
         return self.path / f"error-rank{rank}.json"
 
     def trace_file(self, rank: int) -> Path:
@@ -123,7 +123,7 @@ class Attempt:
         return self.path / f"trace-rank{rank}.json"
 
     def describe(self, *, processes: int, device_type: str, oversubscribed: bool, warnings: Sequence[str] = ()) -> None:
-        """Record how this attempt is started; reserve room for its outcome and for the last words of its ranks."""
+        """Record how this attempt is started; reserve space for its outcome and its ranks' error files."""
         info = AttemptInfo(
             launched_at=time.time(),
             processes=processes,
@@ -141,12 +141,12 @@ class Attempt:
         return info
 
     def ask_to_stop(self) -> None:
-        """Let the ranks save their state after the epoch that they are in, and end; any process may ask."""
+        """Request that the ranks save their state after the current epoch and end; any process may."""
         with storage_errors(self._stop):
             self._stop.touch()
 
-    def stop_asked(self) -> bool:
-        """Whether somebody has."""
+    def stop_requested(self) -> bool:
+        """Whether any process has called `ask_to_stop`."""
         return self._stop.exists()
 
     @property
@@ -154,7 +154,7 @@ class Attempt:
         return self.path / "stop"
 
     def withdraw(self) -> None:
-        """Forget an attempt that could not even be described."""
+        """Remove an attempt that could not be described."""
         shutil.rmtree(self.path, ignore_errors=True)
 
     def finish(self, outcome: OutcomeName, reason: str) -> Outcome:
@@ -169,12 +169,12 @@ class Attempt:
         return outcome
 
     def supervisor(self) -> Supervisor | None:
-        """Who claimed this attempt."""
-        found: Supervisor | None = decoded(self.path / "supervisor.json", Supervisor)
-        return found
+        """The process that claimed this attempt."""
+        supervisor: Supervisor | None = decoded(self.path / "supervisor.json", Supervisor)
+        return supervisor
 
     def supervised(self) -> bool:
-        """Whether whoever started this attempt is still there."""
+        """Whether this attempt's supervisor is alive."""
         supervisor = self.supervisor()
         if supervisor is None or supervisor.host != socket.gethostname():
             return self._fresh()
@@ -189,7 +189,7 @@ class Attempt:
         return abs(started_at - supervisor.process_started_at) < 1.0 and not gone
 
     def _fresh(self) -> bool:
-        """Another host's processes can't be seen from here, so their heartbeat has to do."""
+        """Judge by the heartbeat: another host's processes can't be seen from here."""
         try:
             return time.time() - max(_mtime(self.heartbeat), _mtime(self.path)) < ABSENCE_S
         except FileNotFoundError:
@@ -219,7 +219,7 @@ def read_config(path: Path, plugin: str | None = None) -> RunConfig:
 def decoded(path: Path, kind: Any) -> Any:
     """The struct that a JSON file holds; None where there is none, or a damaged one.
 
-    Raises `PermissionError`: what may not be read may well be whole.
+    Raises `PermissionError`: a file without permission may be whole.
     """
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)

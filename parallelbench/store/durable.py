@@ -1,4 +1,4 @@
-"""Files that are either there, whole, or not there: temporary name, fsync, rename, fsync of the folder."""
+"""Writes files whole or not at all: temporary name, fsync, rename, fsync of the folder."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ADVICE = {
 
 @contextmanager
 def storage_errors(path: Path, *, option: str = "results=DIR") -> Iterator[None]:
-    """Turn an `OSError` on `path` into a `StorageError` that names the fix; `option` is what chooses the folder."""
+    """Turn an `OSError` on `path` into a `StorageError` that names the fix; `option` chooses the folder."""
     try:
         yield
     except OSError as error:
@@ -51,14 +51,14 @@ def new_file(path: Path) -> Iterator[BinaryIO]:
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(temporary, path)
-            sync_folder(path.parent)
+            sync(path.parent)
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
 
 
-def sync_folder(path: Path) -> None:
-    """Make the names in a folder durable."""
+def sync(path: Path) -> None:
+    """Flush a file, or the names in a folder, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from parallelbench.errors import ConfigError, no_permission
-from parallelbench.spec.identity import SCHEMA_VERSION, run_id, slug
+from parallelbench.spec.identity import run_id, slug
 from parallelbench.store.attempt import (
     PUBLISHED,
     RETRYABLE,
@@ -38,8 +38,8 @@ from parallelbench.store.attempt import (
     read_config,
     write_config,
 )
-from parallelbench.store.durable import storage_errors, sync_folder, write_file
-from parallelbench.store.records import TABLES
+from parallelbench.store.durable import storage_errors, sync, write_file
+from parallelbench.store.records import TABLES, TABLES_VERSION
 
 if TYPE_CHECKING:
     from parallelbench.spec.config import RunConfig
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 WITHOUT_RUNS = ("report", "submissions")
 """Folders that a sweep's folder may hold beside its runs."""
 _LOOKED_THROUGH = 1000
-"""Folders, for the sake of a better message."""
+"""Folders that are searched for a better message."""
 _NUMBER = re.compile("[0-9]{1,9}")
 
 
@@ -90,7 +90,7 @@ class State:
 
 @dataclass(frozen=True)
 class RunFolder:
-    """One run folder. Reading never raises for what a crash may leave behind, only for want of permission."""
+    """One run folder. Reading raises only where a permission is missing."""
 
     path: Path
 
@@ -122,12 +122,12 @@ class RunFolder:
         """All starts, oldest first."""
         home = self.path / "attempts"
         try:
-            found = [Attempt(home / name) for name in os.listdir(home) if _NUMBER.fullmatch(name)]
+            attempts = [Attempt(home / name) for name in os.listdir(home) if _NUMBER.fullmatch(name)]
         except PermissionError:
             raise
         except OSError:
             return []
-        return sorted(found, key=lambda attempt: attempt.number)
+        return sorted(attempts, key=lambda attempt: attempt.number)
 
     def superseded(self, attempt: Attempt) -> bool:
         """Whether a newer attempt has begun: then `attempt` must end, and may not publish."""
@@ -137,8 +137,8 @@ class RunFolder:
         """Begin the attempt that follows number `after` (default: the last one there is), for the calling process.
 
         `job` is the cluster's job that the process belongs to. None where somebody else has begun the attempt: of all
-        that try, exactly one gets it, and it never exists without its supervisor. Whoever decides by the state of the
-        last attempt must say which attempt that was.
+        that try, exactly one gets it, and it never exists without its supervisor. A caller that decides by the state
+        of the last attempt passes that attempt's number.
         """
         if after is None:
             after = max((attempt.number for attempt in self.attempts()), default=0)
@@ -155,11 +155,11 @@ class RunFolder:
                 raise
             finally:
                 shutil.rmtree(temporary, ignore_errors=True)
-            sync_folder(path.parent)
+            sync(path.parent)
         return Attempt(path)
 
     def manifest(self) -> dict[str, Any] | None:
-        """The manifest, if every table it lists is there with its size; None otherwise."""
+        """The manifest, if every table it lists has its size; None otherwise."""
         manifest: Manifest | None = decoded(self.result / "manifest.json", Manifest)
         if manifest is None or "run" not in manifest.tables:
             return None
@@ -171,7 +171,7 @@ class RunFolder:
         return msgspec.to_builtins(manifest) if whole else None
 
     def published(self) -> dict[str, Any] | None:
-        """The manifest, if every table it lists is there with the very content it had; None otherwise."""
+        """The manifest, if every table it lists has its sha256; None otherwise."""
         manifest = self.manifest()
         if manifest is None:
             return None
@@ -179,7 +179,7 @@ class RunFolder:
         return manifest if all(same) else None
 
     def state(self) -> State:
-        """By order of truth: manifest, then the last attempt's own record, then whether its supervisor lives."""
+        """The state, by the first that decides: manifest, the last attempt's outcome, whether its supervisor lives."""
         try:
             return self._state()
         except PermissionError as error:
@@ -206,26 +206,26 @@ class RunFolder:
 
 
 def find_runs(root: Path) -> list[RunFolder]:
-    """All folders below `root` (or `root` itself) that hold or were meant to hold a run, in a stable order.
+    """All folders below `root` (or `root` itself) that hold a run or were made for one, in a stable order.
 
-    A folder that may not be looked into is among them, unless its name says what else it is: its state says so.
+    Includes folders without permission, unless their name shows that they hold no run; their state says so.
     """
     if _may_be_run(str(root)):
         return [RunFolder(root)]
-    found = []
+    runs = []
     for folder in _subfolders(root):
         if _may_be_run(folder):
-            found.append(folder)
+            runs.append(folder)
             continue
         try:
-            found += [below for below in _subfolders(folder) if _may_be_run(below)]
+            runs += [below for below in _subfolders(folder) if _may_be_run(below)]
         except PermissionError:
-            found += [folder] if _may_hold_runs(folder) else []
-    return [RunFolder(Path(path)) for path in sorted(found, key=lambda path: path.split(os.sep))]
+            runs += [folder] if _may_hold_runs(folder) else []
+    return [RunFolder(Path(path)) for path in sorted(runs, key=lambda path: path.split(os.sep))]
 
 
 def instead_of(root: Path) -> str:
-    """What to name instead of a folder without runs where they are looked for: the sweep that lies deeper, if any."""
+    """Advice for a folder that holds no runs: the sweep that lies deeper, if there is one."""
     waiting = deque([str(root)])
     for _ in range(_LOOKED_THROUGH):
         if not waiting:
@@ -265,7 +265,7 @@ def _subfolders(path: Path | str) -> list[str]:
 
 
 def require_folder(path: Path) -> None:
-    """Raise `ConfigError` where there is no such folder, or none that may be looked into."""
+    """Raise `ConfigError` where there is no such folder, or no permission to read it."""
     try:
         os.scandir(path).close()
         os.stat(f"{path}/.")  # to list a folder is one permission, to enter it is another
@@ -286,7 +286,7 @@ def new_manifest(run: RunConfig, attempt: Attempt, outcome: Outcome, tables: dic
     assert tables.keys() == TABLES.keys()
     return msgspec.json.encode(
         {
-            "schema_version": SCHEMA_VERSION,
+            "schema_version": TABLES_VERSION,
             "run_id": run_id(run),
             "attempt": attempt.number,
             "outcome": msgspec.to_builtins(outcome),

@@ -15,7 +15,7 @@ import msgspec
 
 from parallelbench.store.durable import storage_errors
 from parallelbench.store.records import TABLES, check_row
-from parallelbench.telemetry.epochs import Samples, columns
+from parallelbench.telemetry.epoch_columns import Samples, columns
 from parallelbench.telemetry.journals import Journals
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ _NEEDED: dict[str, Any] = {
     "device_uuid": str | None,
     **dict.fromkeys(("time", "training_started_at", "training_ended_at"), int | float),
 }
-"""Columns that reading itself relies on, with their types."""
+"""Columns that reading relies on, with their types."""
 
 
 class Journal:
@@ -81,7 +81,7 @@ class Journal:
 
 
 def read_entries(path: Path) -> list[Row]:
-    """All whole lines of one journal. What follows a line that no journal writes is not trusted and left out."""
+    """All whole lines of one journal, up to the first that no journal writes: what follows it is not trusted."""
     if not path.exists():
         return []
     entries: list[Row] = []
@@ -108,7 +108,7 @@ def _is_entry(entry: Any) -> bool:
 
 
 def kept_entries(path: Path, *, through: int) -> list[Row] | None:
-    """What of a rank's journal holds for a later attempt that goes on after epoch `through`: rows up to it, and facts.
+    """The entries of a rank's journal that a later attempt keeps when it resumes after epoch `through`: rows and facts.
 
     Rows stay marked with the attempt that measured them. None where the rank's row of an epoch is missing, or where a
     row has other columns than today's.
@@ -135,8 +135,8 @@ def read_tables(attempt_dir: Path, *, with_telemetry: bool = True) -> tuple[Tabl
 
     An epoch is finished when rank 0 has written its row of `epochs`, which it does only after every rank's rows of
     that epoch are durable; should a damaged disk have lost one of them since, the epoch is left out. NaN and
-    infinity, which JSON can't say, become null. What telemetry says of each epoch is added to its row of `epochs`,
-    unless that is not asked for: the samples of a long run take a while to read.
+    infinity, which JSON can't hold, become null. Telemetry's columns are added to the rows of `epochs` unless
+    `with_telemetry` is False: the samples of a long run take a while to read.
     """
     tables: Tables = {table: [] for table in TABLES if table != "telemetry"}
     events: list[Row] = []
@@ -163,7 +163,7 @@ def read_telemetry(attempt_dir: Path) -> Journals:
 
 
 def _telemetry(attempt_dir: Path, ranks: list[Row]) -> Journals:
-    """Each attempt's sampler has written a journal of its own."""
+    """The samplers' journals of this attempt and of those whose epochs it took over."""
     attempts = {str(row["attempt"]) for row in ranks} | {attempt_dir.name}
     folders = [attempt_dir.with_name(attempt) for attempt in attempts]
     return Journals(path for folder in folders for path in folder.glob("journal-telemetry-node*.jsonl"))

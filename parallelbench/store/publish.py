@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from parallelbench.errors import SupersededError
 from parallelbench.spec.identity import canonical_json, run_id, slug
 from parallelbench.spec.mapping import to_mapping
-from parallelbench.store.durable import storage_errors, sync_folder, write_file
+from parallelbench.store.durable import storage_errors, sync, write_file
 from parallelbench.store.folder import RunFolder, file_sha256, new_manifest
 from parallelbench.store.journal import Row, Tables, read_tables, read_telemetry
-from parallelbench.store.records import RUN, check_row, schema
+from parallelbench.store.records import TABLES, check_row, schema
 from parallelbench.telemetry.sampler import WARNING
 
 if TYPE_CHECKING:
@@ -52,9 +52,9 @@ def configured_columns(run: RunConfig) -> Row:
 
 
 def run_row(run: RunConfig, attempt: Attempt, outcome: Outcome, events: list[Row]) -> Row:
-    """The row of the `run` table; what was not reached (the run died before) is null."""
+    """The row of the `run` table; columns of a part that the run did not reach are null."""
     info = attempt.info()
-    row: Row = dict.fromkeys((column.name for column in RUN), None)
+    row: Row = dict.fromkeys((column.name for column in TABLES["run"]), None)
     row |= configured_columns(run)
     row |= {"attempt": attempt.number, "outcome": outcome.outcome, "reason": outcome.reason}
     if info is not None:
@@ -72,7 +72,7 @@ def run_row(run: RunConfig, attempt: Attempt, outcome: Outcome, events: list[Row
 
 
 def telemetry_warning(events: list[Row]) -> str | None:
-    """Why some of the telemetry is null, in one warning however many devices and nodes there are."""
+    """One warning that says why telemetry is null, for all devices and nodes together."""
     devices: dict[str, set[str]] = {}
     for event in events:
         if event["event"] == WARNING:
@@ -109,14 +109,14 @@ def publish(folder: RunFolder, run: RunConfig, attempt: Attempt, outcome: Outcom
 
 
 def _oversubscribed(folder: RunFolder, ranks: list[Row]) -> bool:
-    """Whether any of the attempts was in which these epochs were trained."""
+    """Whether any attempt that trained these epochs was oversubscribed."""
     trained = {row["attempt"] for row in ranks}
     infos = [attempt.info() for attempt in folder.attempts() if attempt.number in trained]
     return any(info is not None and info.oversubscribed for info in infos)
 
 
 def _lacking(run: RunConfig, attempt: Attempt, tables: Tables) -> Iterator[str]:
-    """Warnings of what the pass after the last epoch was asked for, and has not left."""
+    """Warnings about requested results of the pass after the last epoch that are missing."""
     processes = tables["run"][0]["processes"]
     if run.measure.attribution_steps and len({row["rank"] for row in tables["phases"]}) < processes:
         yield NO_PHASES
@@ -146,7 +146,7 @@ def _write_table(folder: Path, table: str, rows: list[Row]) -> dict[str, Any]:
 
 
 def _write_telemetry(folder: Path, sampled: Journals) -> dict[str, Any]:
-    """The same, batch by batch, each a row group: the samples of a run of hours would fill the memory."""
+    """Write telemetry batch by batch, each a row group: the samples of a run of hours would fill the memory."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -162,30 +162,29 @@ def _write_telemetry(folder: Path, sampled: Journals) -> dict[str, Any]:
 
 
 def _entry(path: Path, *, rows: int) -> dict[str, Any]:
-    """What the manifest says of a file, which is on the disk then."""
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
+    """The manifest's entry for a file, once it is on disk."""
+    sync(path)
     return {"rows": rows, "bytes": path.stat().st_size, "sha256": file_sha256(path)}
 
 
 def _fence(folder: RunFolder, attempt: Attempt) -> None:
-    """A supervisor that was taken for dead may come back: it must not publish beside the one that replaced it."""
+    """Refuse to publish for a supervisor that was taken for dead and has been replaced."""
     if folder.superseded(attempt):
         raise SupersededError
 
 
 def _set_aside_damaged(folder: RunFolder) -> None:
-    """A result that is not whole is in the way; what it holds is kept under another name."""
+    """Rename an incomplete result, which would keep the new one from its place."""
     if folder.result.exists() and folder.published() is None:
         os.rename(folder.result, folder.path / f"result.damaged-{uuid.uuid4().hex[:8]}")
 
 
 def _rename_once(temporary: Path, final: Path) -> None:
-    sync_folder(temporary)
+    sync(temporary)
     try:
         os.rename(temporary, final)
     except OSError:
         if not final.exists():
             raise
         return  # another attempt was faster: its result stands
-    sync_folder(final.parent)
+    sync(final.parent)

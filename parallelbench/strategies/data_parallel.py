@@ -16,7 +16,7 @@ from parallelbench.spec.config import Strategy
 if TYPE_CHECKING:
     from torch import nn
 
-    from parallelbench.probes.communication import Traffic
+    from parallelbench.probes.traffic import Traffic
     from parallelbench.rank.world import World
     from parallelbench.spec.config import RunConfig
     from parallelbench.strategies.replica import Replica
@@ -26,7 +26,7 @@ class DataParallel(Strategy, frozen=True, kw_only=True):
     """One process and one thread per GPU. Evaluation runs on the first GPU."""
 
     def processes(self, run: RunConfig, device_type: str) -> int:
-        """One drives all GPUs."""
+        """One process drives all GPUs."""
         return 1
 
     def data_parallel_degree(self, run: RunConfig) -> int:
@@ -34,11 +34,11 @@ class DataParallel(Strategy, frozen=True, kw_only=True):
         return 1
 
     def micro_batches_per_step(self, run: RunConfig) -> int:
-        """One per GPU. No process group joins the GPUs, so under norm=sync, too, each normalises its own piece."""
+        """One per GPU. No process group joins the GPUs, so each normalises its own piece, under norm=sync too."""
         return run.devices
 
     def check(self, run: RunConfig, device_type: str) -> None:
-        """Refuse CPUs, where `nn.DataParallel` is silently the bare module, and what one process can't do."""
+        """Refuse CPUs, where `nn.DataParallel` is silently the bare module, several nodes, and compiling."""
         if device_type != "cuda" or run.devices < 2:
             where = "a CPU" if device_type != "cuda" else f"devices={run.devices}"
             raise ConfigError(
@@ -66,17 +66,17 @@ class DataParallel(Strategy, frozen=True, kw_only=True):
         """Put the model on the first GPU; each forward scatters the batch over all, and gathers the logits there."""
         from torch import nn
 
-        from parallelbench.strategies.parts.replicas import ModuleReplica, gradient_bytes, place
+        from parallelbench.strategies.parts.replicas import ModuleReplica, gradient_bytes, to_device
 
-        module = place(model, run, world.device)
+        module = to_device(model, run, world.device)
         wrapped = nn.DataParallel(_autocasting(module, run, world), device_ids=list(world.devices))
-        kept = [*module.parameters(), *module.buffers()]
-        model_bytes = sum(tensor.numel() * tensor.element_size() for tensor in kept)
+        tensors = [*module.parameters(), *module.buffers()]
+        model_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
         others, size_bytes = run.devices - 1, gradient_bytes(module)
         batch_bytes = _batch_bytes(run)
 
         def count_step(traffic: Traffic) -> None:
-            # Between the devices of the one process: what goes out from the first, and what comes back.
+            # Between the devices of the one process: from the first device to the others, and back.
             traffic.send("parameter", others * model_bytes)
             traffic.send("gradient", others * size_bytes)
             traffic.send("activation", others / run.devices * batch_bytes)
@@ -85,7 +85,7 @@ class DataParallel(Strategy, frozen=True, kw_only=True):
 
 
 def _autocasting(module: nn.Module, run: RunConfig, world: World) -> nn.Module:
-    """Wrap a module so that it sets its arithmetic itself.
+    """Wrap a module so that it enters autocast itself.
 
     Autocast belongs to a thread, and `nn.DataParallel` hands its own threads no dtype: bf16 would become fp16.
     """
@@ -108,6 +108,6 @@ def _autocasting(module: nn.Module, run: RunConfig, world: World) -> nn.Module:
 
 def _batch_bytes(run: RunConfig) -> int:
     """Bytes of a global batch's images, of its logits and of their gradients."""
-    wide = 8 if run.precision == "fp64" else 4
-    logit = 2 if run.precision in ("bf16", "fp16") else wide
-    return run.global_batch_size * (wide * math.prod(run.data.shape) + 2 * logit * run.data.num_classes)
+    value_bytes = 8 if run.precision == "fp64" else 4
+    logit_bytes = 2 if run.precision in ("bf16", "fp16") else value_bytes
+    return run.global_batch_size * (value_bytes * math.prod(run.data.shape) + 2 * logit_bytes * run.data.num_classes)

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 from parallelbench.spec.structure import Count  # noqa: TC001 - msgspec reads the annotations
 from parallelbench.strategies.parts.meshes import Mesh
-from parallelbench.strategies.parts.pipelined import Pipelined
+from parallelbench.strategies.parts.pipeline_base import PipelineStrategy
 
 if TYPE_CHECKING:
     from parallelbench.spec.config import RunConfig
 
 
-class DpPp(Pipelined, frozen=True, kw_only=True):
+class DpPp(PipelineStrategy, frozen=True, kw_only=True):
     """Pipelines side by side (Narayanan et al. 2021, arXiv 2104.04473).
 
     Each stage's gradients are averaged over its copies after the last micro-batch, in one message: DDP around stages
@@ -27,6 +27,6 @@ class DpPp(Pipelined, frozen=True, kw_only=True):
         return Mesh(run.devices, {"stages": self.stages})
 
     def check(self, run: RunConfig, device_type: str) -> None:
-        """Refuse meshes that aren't all devices, stages that don't fit, and micro-batches that can't be done."""
+        """Refuse sizes that don't divide the devices, stages that don't fit, and wrong numbers of micro-batches."""
         self.mesh(run).check(run, least_data=2)
         super().check(run, device_type)

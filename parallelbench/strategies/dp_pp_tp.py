@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, ClassVar
 
 from parallelbench.spec.structure import Count  # noqa: TC001 - msgspec reads the annotations
 from parallelbench.strategies.parts.meshes import Mesh, check_tensor_plan
-from parallelbench.strategies.parts.pipelined import Pipelined
+from parallelbench.strategies.parts.pipeline_base import PipelineStrategy
 
 if TYPE_CHECKING:
     from parallelbench.spec.config import RunConfig
 
 
-class DpPpTp(Pipelined, frozen=True, kw_only=True):
+class DpPpTp(PipelineStrategy, frozen=True, kw_only=True):
     """All three dimensions at once (Narayanan et al. 2021, arXiv 2104.04473: PTD-P).
 
     Neighbouring ranks share linear layers, these groups form pipelines, and pipelines have copies where there are
@@ -31,7 +31,7 @@ class DpPpTp(Pipelined, frozen=True, kw_only=True):
         return Mesh(run.devices, {"stages": self.stages, "tensor": self.tensor})
 
     def check(self, run: RunConfig, device_type: str) -> None:
-        """Refuse meshes that aren't all devices, stages that don't fit, and micro-batches that can't be done."""
+        """Refuse sizes that don't divide the devices, stages that don't fit, and wrong numbers of micro-batches."""
         self.mesh(run).check(run, least_data=1)
         check_tensor_plan(run, shards=self.tensor, option=f"strategy.tensor={self.tensor}")
         super().check(run, device_type)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
+from parallelbench.loaders.batch import Shard
 from parallelbench.spec.config import Strategy
 from parallelbench.spec.structure import Count  # noqa: TC001 - msgspec reads the annotations
-from parallelbench.strategies.parts.meshes import Mesh, check_tensor_plan
+from parallelbench.strategies.parts.meshes import Mesh, check_tensor_plan, device_mesh
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from parallelbench.probes.traffic import Traffic
     from parallelbench.rank.world import World
     from parallelbench.spec.config import RunConfig
     from parallelbench.strategies.replica import Replica
@@ -30,10 +32,6 @@ class DpTp(Strategy, frozen=True, kw_only=True):
     reshard_after_forward: bool
     """Free each layer's gathered parameters after its forward and gather them again for its backward."""
 
-    def processes(self, run: RunConfig, device_type: str) -> int:
-        """One per device."""
-        return run.devices
-
     def data_parallel_degree(self, run: RunConfig) -> int:
         """One per group of tensor ranks, which read the same samples."""
         return self._mesh(run).data
@@ -44,12 +42,44 @@ class DpTp(Strategy, frozen=True, kw_only=True):
         check_tensor_plan(run, shards=self.tensor, option=f"strategy.tensor={self.tensor}")
 
     def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Replica:
-        """Shard the linear layers, then every layer's parameters over the data dimension."""
-        from parallelbench.strategies.parts.device_meshes import device_mesh
-        from parallelbench.strategies.parts.tensors import shard_twice
+        """Shard the linear layers over the tensor dimension, then every layer over the data dimension."""
+        from torch import nn
+
+        from parallelbench.models.norms import synchronize_norms
+        from parallelbench.strategies.parts.fsdp_shards import shard_one_by_one
+        from parallelbench.strategies.parts.replicas import share_buffers
+        from parallelbench.strategies.parts.tensor_shards import TensorReplica, all_reduced_bytes, shard_linears
 
         mesh = device_mesh(world, data=self._mesh(run).data, tensor=self.tensor)
-        return shard_twice(model, run, world, mesh, reshard_after_forward=self.reshard_after_forward)
+        plan, tensor, data = run.model.tensor_plan(), mesh["tensor"], mesh["data"]
+        shard = Shard(data.get_local_rank(), data.size())
+        local_batch = run.global_batch_size // shard.count
+        summed_bytes = sum(all_reduced_bytes(model, plan, run, world.device, batch_size=local_batch).values())
+        synchronize_norms(model, data.get_group())
+        padded_bytes = shard_one_by_one(
+            model,
+            run,
+            world.device,
+            data,
+            reshard_after_forward=self.reshard_after_forward,
+            first=lambda name, layer: shard_linears(nn.ModuleDict({name: layer}), plan, tensor),
+        )
+
+        def count_step(traffic: Traffic) -> None:
+            traffic.all_reduce("activation", summed_bytes, tensor.size())
+            for _ in range(2 if self.reshard_after_forward else 1):
+                traffic.all_gather("parameter", padded_bytes, shard.count)
+            traffic.reduce_scatter("gradient", padded_bytes, shard.count)
+
+        return TensorReplica(
+            model,
+            tensor,
+            run=run,
+            world=world,
+            data_shard=shard,
+            before_evaluation=lambda: share_buffers(model),
+            count_step=count_step,
+        )
 
     def _mesh(self, run: RunConfig) -> Mesh:
         return Mesh(run.devices, {"tensor": self.tensor})

@@ -14,7 +14,8 @@ from msgspec import Meta
 from parallelbench.errors import ConfigError
 from parallelbench.loaders.batch import Shard
 from parallelbench.spec.config import Strategy
-from parallelbench.strategies.parts.partition import assign, check_split
+from parallelbench.strategies.parts.partition import assign, check_split, size_bytes, values_between
+from parallelbench.strategies.parts.refusals import SCALES_ALONE, check_no_fp16
 
 if TYPE_CHECKING:
     import torch
@@ -32,7 +33,7 @@ class ModelParallel(Strategy, frozen=True, kw_only=True):
     """Layer name → device index; null: contiguous parts with nearly equal counts of floating-point operations."""
 
     def processes(self, run: RunConfig, device_type: str) -> int:
-        """One drives all GPUs; on CPUs one per part."""
+        """One process drives all GPUs; on CPUs each part has its own."""
         return 1 if device_type == "cuda" else run.devices
 
     def data_parallel_degree(self, run: RunConfig) -> int:
@@ -40,17 +41,14 @@ class ModelParallel(Strategy, frozen=True, kw_only=True):
         return 1
 
     def check(self, run: RunConfig, device_type: str) -> None:
-        """Refuse splits that don't fit, and what this strategy can't do."""
+        """Refuse splits that don't fit, several nodes of GPUs, and fp16 on CPUs."""
         check_split(run, self.device_map)
         if run.nodes > 1 and device_type == "cuda":
             raise ConfigError(
                 f"strategy={self.name} drives all GPUs from one process and so needs nodes=1, not nodes={run.nodes}"
             )
-        if run.precision == "fp16" and device_type == "cpu":
-            raise ConfigError(
-                f"precision=fp16 with strategy={self.name} on CPUs is refused: each process would scale gradients "
-                "on its own; choose precision=bf16"
-            )
+        if device_type == "cpu":
+            check_no_fp16(run, f"on CPUs {SCALES_ALONE}")
 
     def bubble(self, run: RunConfig) -> float:
         """(p−1)/p on p devices: one works while the others wait, as under GPipe with one micro-batch."""
@@ -58,26 +56,24 @@ class ModelParallel(Strategy, frozen=True, kw_only=True):
 
     def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Replica:
         """Spread the layers."""
-        from parallelbench.strategies.parts.layer_split import StagesReplica
+        from parallelbench.strategies.parts.layer_split import LayerSplitReplica
         from parallelbench.strategies.parts.replicas import ModuleReplica
 
         layers = assign(model, run, self.device_map)
         if world.device_type == "cpu":
-            return StagesReplica(model, layers, run=run, world=world)
-        size_bytes = crossing_bytes(model, layers, run, world)
+            return LayerSplitReplica(model, layers, run=run, world=world)
+        step_bytes = crossing_bytes(model, layers, run, world)
         return ModuleReplica(
             spread(model, layers, run, world.devices),
             run=run,
             world=world,
             data_shard=Shard(),
-            count_step=lambda traffic: traffic.send("activation", size_bytes),
+            count_step=lambda traffic: traffic.send("activation", step_bytes),
         )
 
 
 def crossing_bytes(model: nn.Sequential, layers: dict[str, int], run: RunConfig, world: World) -> int:
     """Bytes that a step moves from device to device: at each cut the activation onwards, its gradient back."""
-    from parallelbench.strategies.parts.shapes import size_bytes, values_between
-
     values, parts = values_between(model, run, world.device, run.global_batch_size), list(layers.values())
     return 2 * sum(size_bytes(values[i]) for i in range(1, len(parts)) if parts[i] != parts[i - 1])
 
@@ -85,14 +81,14 @@ def crossing_bytes(model: nn.Sequential, layers: dict[str, int], run: RunConfig,
 def spread(
     model: nn.Sequential, layers: dict[str, int], run: RunConfig, devices: tuple[torch.device, ...]
 ) -> nn.Sequential:
-    """Put each layer on its device and let it fetch its input from wherever that is."""
-    from parallelbench.strategies.parts.replicas import place
+    """Put each layer on its device, and let it fetch its input from the device of the layer before."""
+    from parallelbench.strategies.parts.replicas import to_device
 
     def fetch_to(device: torch.device) -> object:
         return lambda _layer, inputs: (inputs[0].to(device, non_blocking=True),)
 
     for (name, index), layer in zip(layers.items(), model, strict=True):
         # Layer by layer from the host: the whole model need not fit on any one device.
-        setattr(model, name, place(layer, run, devices[index]))
+        setattr(model, name, to_device(layer, run, devices[index]))
         getattr(model, name).register_forward_pre_hook(fetch_to(devices[index]))
     return model

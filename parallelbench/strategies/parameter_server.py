@@ -9,6 +9,7 @@ from msgspec import Meta
 from parallelbench.errors import ConfigError
 from parallelbench.optimizers import Adagrad, Sgd
 from parallelbench.spec.config import Strategy
+from parallelbench.strategies.parts.refusals import check_no_fp16
 
 if TYPE_CHECKING:
     from torch import nn
@@ -54,10 +55,6 @@ class ParameterServer(Strategy, frozen=True, kw_only=True):
     """Simulates a slow worker: worker 0 sleeps until its forward and backward took this many times as long. Above 1
     it waits for its device in every step."""
 
-    def processes(self, run: RunConfig, device_type: str) -> int:
-        """One per worker and one per server."""
-        return run.devices
-
     def data_parallel_degree(self, run: RunConfig) -> int:
         """One per worker."""
         return max(1, run.devices - self.servers)
@@ -67,7 +64,7 @@ class ParameterServer(Strategy, frozen=True, kw_only=True):
         return self.mode == "sync"
 
     def check(self, run: RunConfig, device_type: str) -> None:
-        """Refuse counts that don't fit, and what servers can't do."""
+        """Refuse counts that don't fit, and options that servers can't combine."""
         workers = run.devices - self.servers
         if workers < 1:
             raise ConfigError(
@@ -89,11 +86,7 @@ class ParameterServer(Strategy, frozen=True, kw_only=True):
             )
         if self.name == "downpour":
             self._check_downpour(run)
-        if run.precision == "fp16":
-            raise ConfigError(
-                f"precision=fp16 with strategy={self.name} is refused: each worker would scale gradients on its own; "
-                "choose precision=bf16"
-            )
+        check_no_fp16(run, "each worker would scale gradients on its own")
         if self.mode == "async" and getattr(run.model, "norm", None) == "sync":
             raise ConfigError(
                 "model.norm=sync with strategy.mode=async is refused: workers would wait for each other in every "
@@ -101,7 +94,7 @@ class ParameterServer(Strategy, frozen=True, kw_only=True):
             )
 
     def _check_downpour(self, run: RunConfig) -> None:
-        """What Dean et al. (2012) call by that name; everything else is `strategy=parameter_server`."""
+        """Refuse all but Downpour SGD as Dean et al. (2012) define it: the rest is `strategy=parameter_server`."""
         if self.mode != "async":
             raise ConfigError(
                 "strategy=downpour with strategy.mode=sync is refused: Downpour SGD is asynchronous; choose "
@@ -118,10 +111,12 @@ class ParameterServer(Strategy, frozen=True, kw_only=True):
 
     def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Replica:
         """A worker, or on the last ranks a server."""
-        from parallelbench.strategies.parts.servers import Layout, server_of
-        from parallelbench.strategies.parts.workers import worker_of
+        from parallelbench.strategies.parts.server_workers import worker_of
+        from parallelbench.strategies.parts.servers import Layout, Schedule, server_of
 
         layout = Layout(rank=world.rank, workers=run.devices - self.servers, servers=self.servers)
-        if world.rank < layout.workers:
-            return worker_of(model, self, layout, run=run, world=world)
-        return server_of(model, self, layout, run=run, world=world)
+        schedule = Schedule(run.steps_per_epoch, self.n_push, self.n_fetch) if self.mode == "async" else None
+        if world.rank >= layout.workers:
+            return server_of(model, layout, schedule, run=run)
+        slowdown = self.slow_worker_factor if world.rank == 0 else 1.0
+        return worker_of(model, layout, schedule, slowdown=slowdown, run=run, world=world)

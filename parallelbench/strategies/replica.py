@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from parallelbench.loaders.batch import Batch, Shard
-    from parallelbench.probes.communication import Traffic
     from parallelbench.probes.spans import Phase, Spanned
+    from parallelbench.probes.traffic import Traffic
 
 
 @dataclass(frozen=True)
@@ -33,15 +33,15 @@ class Replica(Protocol):
 
     @property
     def waiting(self) -> Phase:
-        """What a step's waiting for other ranks is, outside of `spanned`: communication, or a schedule's bubble."""
+        """The phase of a step's waiting outside of `spanned`: communication, or a schedule's bubble."""
 
     @property
     def hides_communication(self) -> bool:
-        """Whether waiting for other ranks can't be told from computing: then it counts as the phase it happens in."""
+        """Whether waiting can't be told from computing; it then counts as the phase it happens in."""
 
     @property
     def whole_epochs(self) -> bool:
-        """Whether training may end with an epoch only, as its end is agreed on among the ranks."""
+        """Whether training must end with an epoch, because the ranks agree on its end there."""
 
     def spanned(self) -> Iterable[Spanned]:
         """The methods whose calls are phases of a step, for `measure.attribution_steps`; the innermost one counts."""
@@ -49,13 +49,12 @@ class Replica(Protocol):
     def step(self, batch: Batch) -> Tensor | None:
         """Train on one batch without synchronising host and device.
 
-        Returns float64 of shape (2,), detached and on the device: the
-        summed loss and the number of correct predictions of the samples whose loss this rank owns; None where it
-        owns none.
+        Returns float64 of shape (2,), detached and on the device: the summed loss and the number of correct
+        predictions of the samples whose loss this rank owns; None where it owns none.
         """
 
     def compile_warmup(self, batch: Batch) -> None:
-        """Forward and backward on one batch, then everything as before: what is compiled lazily is compiled here."""
+        """Compile what is compiled lazily, by forward and backward on one batch; the state stays as it was."""
 
     def evaluate(self, batches: Iterable[Batch]) -> Tensor | None:
         """The same two sums over all `batches`, in evaluation mode, without training; None where it owns none."""
@@ -67,13 +66,13 @@ class Replica(Protocol):
         """Gradients of the last step as one device would hold them, on the CPU; a collective. Empty but on rank 0."""
 
     def local_state(self) -> dict[str, Any]:
-        """What this rank must keep between two epochs: tensors, numbers, and dicts and lists of them.
+        """This rank's state between two epochs: tensors, numbers, and dicts and lists of them.
 
-        No collective. Tensors may be those that training goes on with.
+        No collective. The tensors may be the live ones.
         """
 
     def load_local_state(self, state: dict[str, Any]) -> None:
-        """Go on from what a replica of the same run and rank has saved; this one has not trained yet."""
+        """Load the state that a replica of the same run and rank has saved; this one has not trained yet."""
 
     def take_pushes(self) -> list[Push]:
         """This worker's pushes since the last call; empty but for parameter servers."""

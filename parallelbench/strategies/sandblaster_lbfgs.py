@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from parallelbench.errors import ConfigError
 from parallelbench.optimizers import Lbfgs
-from parallelbench.spec.config import Strategy
+from parallelbench.strategies.parts.data_parallel_base import DataParallelStrategy
+from parallelbench.strategies.parts.refusals import check_two_devices
 
 if TYPE_CHECKING:
     from torch import nn
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from parallelbench.strategies.replica import Replica
 
 
-class SandblasterLbfgs(Strategy, frozen=True, kw_only=True):
+class SandblasterLbfgs(DataParallelStrategy, frozen=True, kw_only=True):
     """Every rank evaluates its slice of the whole training set and holds its shard of all of L-BFGS's vectors.
 
     For one gradient, ranks evaluate their slices, reduce-scatter the gradient, and all-gather the parameters of the
@@ -24,37 +25,26 @@ class SandblasterLbfgs(Strategy, frozen=True, kw_only=True):
     coordinator: it alone runs the line search, and tells the others which step length to try or to take. Unlike in the
     paper, where a slow worker gets less to do, every rank has one equal slice.
 
-    A step is one iteration, an epoch has one step, and a loss counts once, at the iteration's start. What can't be
-    divided among the ranks is left out of an epoch's batch: other samples in each. Parity is checked in fp64: in fp32 a
-    sum in another order may send the line search another way.
+    A step is one iteration, an epoch has one step, and a loss counts once, at the iteration's start. Samples that can't
+    be divided among the ranks are left out of an epoch's batch: other samples in each epoch. Parity is checked in fp64:
+    in fp32 a sum in another order may send the line search another way.
     """
 
     evaluates_repeatedly: ClassVar[bool] = True
 
-    def processes(self, run: RunConfig, device_type: str) -> int:
-        """One per device."""
-        return run.devices
-
-    def data_parallel_degree(self, run: RunConfig) -> int:
-        """One per device."""
-        return run.devices
-
     def check(self, run: RunConfig, device_type: str) -> None:
         """Refuse one device, and optimizers of another kind; `Lbfgs.check` refuses mini-batches."""
-        if run.devices < 2:
-            raise ConfigError(
-                f"strategy={self.name} needs two devices or more: choose devices=2, or strategy=single optimizer=lbfgs"
-            )
+        check_two_devices(run, instead="strategy=single optimizer=lbfgs")
         if not isinstance(run.optimizer, Lbfgs):
-            whole = run.data.train_samples - run.data.train_samples % run.devices
+            batch_size = run.data.train_samples - run.data.train_samples % run.devices
             raise ConfigError(
                 f"strategy={self.name} with optimizer={run.optimizer.name} is refused: the strategy is an optimizer "
-                f"itself; choose optimizer=lbfgs and batch_size={whole}, the whole training set"
+                f"itself; choose optimizer=lbfgs and batch_size={batch_size}, the whole training set"
             )
 
     def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Replica:
         """This rank's slice and shard."""
-        from parallelbench.strategies.parts.sandblaster import SandblasterReplica
+        from parallelbench.strategies.parts.lbfgs import SandblasterReplica
 
         assert isinstance(run.optimizer, Lbfgs)
         return SandblasterReplica(model, run.optimizer, run=run, world=world)

@@ -37,14 +37,14 @@ class Single(Strategy, frozen=True, kw_only=True):
                 f"strategy=single trains on one device, not devices={run.devices}: choose devices=1 or strategy=ddp"
             )
 
-    def held(self, run: RunConfig) -> StateShards:
+    def state_shards(self, run: RunConfig) -> StateShards:
         """A copy of everything."""
         return StateShards.even(1)
 
     def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Replica:
         """Move the model to the device."""
-        from parallelbench.strategies.parts.full_batch import FullBatchReplica
-        from parallelbench.strategies.parts.replicas import ModuleReplica, place
+        from parallelbench.strategies.parts.lbfgs import FullBatchReplica
+        from parallelbench.strategies.parts.replicas import ModuleReplica, to_device
 
         kind = FullBatchReplica if isinstance(run.optimizer, Lbfgs) else ModuleReplica
-        return kind(place(model, run, world.device), run=run, world=world, data_shard=Shard())
+        return kind(to_device(model, run, world.device), run=run, world=world, data_shard=Shard())

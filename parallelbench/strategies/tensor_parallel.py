@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from parallelbench.errors import ConfigError
+from parallelbench.loaders.batch import Shard
 from parallelbench.spec.config import Strategy
-from parallelbench.strategies.parts.meshes import check_tensor_plan
+from parallelbench.strategies.parts.meshes import check_tensor_plan, device_mesh
+from parallelbench.strategies.parts.refusals import check_two_devices
 
 if TYPE_CHECKING:
     from torch import nn
@@ -19,31 +20,34 @@ if TYPE_CHECKING:
 class TensorParallel(Strategy, frozen=True, kw_only=True):
     """Linear layers in pairs, the first cut by outputs and the second by inputs, as the model's own plan says.
 
-    All ranks compute on the whole batch; one sum per pair and direction makes the values whole again. What the plan
-    leaves out (convolutions, norms) is computed by every rank.
+    All ranks compute on the whole batch; one sum per pair and direction makes the values whole again. Every rank
+    computes the other layers (convolutions, norms) itself.
     """
 
     shards_tensors: ClassVar[bool] = True
-
-    def processes(self, run: RunConfig, device_type: str) -> int:
-        """One per device."""
-        return run.devices
 
     def data_parallel_degree(self, run: RunConfig) -> int:
         """One: every rank reads the whole batch."""
         return 1
 
     def check(self, run: RunConfig, device_type: str) -> None:
-        """Refuse models with nothing to shard, and sizes that the devices don't divide."""
-        if run.devices < 2:
-            raise ConfigError(
-                f"strategy={self.name} needs two devices or more: choose devices=2, or strategy=single for one device"
-            )
+        """Refuse one device, models with nothing to shard, and sizes that the devices don't divide."""
+        check_two_devices(run)
         check_tensor_plan(run, shards=run.devices, option=f"devices={run.devices}")
 
     def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Replica:
         """Keep this rank's shards."""
-        from parallelbench.strategies.parts.device_meshes import device_mesh
-        from parallelbench.strategies.parts.tensors import shard_whole
+        from parallelbench.strategies.parts.tensor_shards import TensorReplica, all_reduced_bytes, place_shards
 
-        return shard_whole(model, run, world, device_mesh(world, tensor=world.size))
+        mesh, plan = device_mesh(world, tensor=world.size), run.model.tensor_plan()
+        layer_bytes = all_reduced_bytes(model, plan, run, world.device, batch_size=run.global_batch_size)
+        step_bytes = sum(layer_bytes.values())
+        place_shards(model, run, world.device, mesh)
+        return TensorReplica(
+            model,
+            mesh,
+            run=run,
+            world=world,
+            data_shard=Shard(),
+            count_step=lambda traffic: traffic.all_reduce("activation", step_bytes, world.size),
+        )

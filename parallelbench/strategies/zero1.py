@@ -2,87 +2,53 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
-
-from msgspec import Meta
+from typing import TYPE_CHECKING
 
 from parallelbench.errors import ConfigError
-from parallelbench.loaders.batch import Shard
-from parallelbench.spec.config import StateShards, Strategy
+from parallelbench.spec.config import StateShards
+from parallelbench.strategies.parts.data_parallel_base import DdpStrategy
 
 if TYPE_CHECKING:
     from torch import nn
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
-    from parallelbench.probes.communication import Traffic
+    from parallelbench.probes.traffic import Traffic
     from parallelbench.rank.world import World
     from parallelbench.spec.config import RunConfig
     from parallelbench.strategies.replica import Replica
 
 
-class Zero1(Strategy, frozen=True, kw_only=True):
+class Zero1(DdpStrategy, frozen=True, kw_only=True):
     """DDP, but each parameter tensor has one owner: it keeps the optimizer's state, updates, and sends the result."""
 
-    bucket_mib: Annotated[float, Meta(gt=0)]
-    """Size of a gradient bucket, MiB (DDP's `bucket_cap_mb`)."""
-    gradient_as_bucket_view: bool
-    """Let gradients share the buckets' memory: saves one copy of all gradients."""
-
-    def processes(self, run: RunConfig, device_type: str) -> int:
-        """One per device."""
-        return run.devices
-
-    def data_parallel_degree(self, run: RunConfig) -> int:
-        """One per device."""
-        return run.devices
-
     def check(self, run: RunConfig, device_type: str) -> None:
-        """Refuse one device, where there is nothing to shard, and what would measure waiting."""
-        if run.devices < 2:
-            raise ConfigError(
-                "strategy=zero1 needs two devices or more: choose devices=2, or strategy=single for one device"
-            )
+        """Refuse one device, and fp16 on GPUs, where waiting would be measured."""
+        super().check(run, device_type)
         if run.precision == "fp16" and device_type == "cuda":
             raise ConfigError(
                 "precision=fp16 with strategy=zero1 makes the host wait for the GPU in every step (the gradient "
                 "scaler's check): choose precision=bf16"
             )
 
-    def held(self, run: RunConfig) -> StateShards:
+    def state_shards(self, run: RunConfig) -> StateShards:
         """A copy of parameters and gradients, and an n-th of the optimizer's state."""
         return StateShards(1, 1, 1 / run.devices)
 
     def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Replica:
         """Wrap the model in DDP, and the run's optimizer in torch's ZeroRedundancyOptimizer."""
-        from parallelbench.strategies.parts.replicas import ModuleReplica, gradient_bytes, in_ddp, share_buffers
+        from parallelbench.strategies.parts.replicas import gradient_bytes
 
-        wrapped = in_ddp(
-            model,
-            run,
-            world,
-            bucket_mib=self.bucket_mib,
-            gradient_as_bucket_view=self.gradient_as_bucket_view,
-        )
-        module = wrapped.module
-        optimizer = _sharded_optimizer(module, run, world)
-        size_bytes, owned_bytes = gradient_bytes(module), _owned_bytes(optimizer)
+        wrapped = self.in_ddp(model, run, world)
+        optimizer = _sharded_optimizer(wrapped.module, run, world)
+        size_bytes, owned_bytes = gradient_bytes(wrapped.module), _owned_bytes(optimizer)
 
         def count_step(traffic: Traffic) -> None:
             traffic.all_reduce("gradient", size_bytes, world.size)
-            # Whole tensors have owners, so what ranks own differs; they own the model together, so the mean over the
+            # Whole tensors have owners, so ranks own different amounts. Together they own the model: the mean over the
             # ranks is that of an all-gather.
             traffic.send("parameter", (world.size - 1) * owned_bytes)
 
-        return ModuleReplica(
-            module,
-            run=run,
-            world=world,
-            data_shard=Shard(world.rank, world.size),
-            wrapped=wrapped,
-            optimizer=optimizer,
-            before_evaluation=lambda: share_buffers(module),
-            count_step=count_step,
-        )
+        return self.replica(wrapped, run, world, optimizer=optimizer, count_step=count_step)
 
 
 def _sharded_optimizer(module: nn.Module, run: RunConfig, world: World) -> ZeroRedundancyOptimizer:

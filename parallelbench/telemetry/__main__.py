@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 import sys
@@ -11,25 +10,24 @@ from pathlib import Path
 
 import msgspec
 
-from parallelbench.telemetry.sampler import Sampler, Settings, sample_until
-
-_PR_SET_PDEATHSIG = 1
+from parallelbench.die_with_parent import die_with_parent
+from parallelbench.telemetry.sampler import Sampler, SamplerSettings, sample_until
 
 
 def main(settings_json: str) -> int:
     """Sample until SIGTERM comes."""
-    settings = msgspec.json.decode(settings_json, type=Settings)
+    settings = msgspec.json.decode(settings_json, type=SamplerSettings)
     _step_aside(settings.spare_cores)
-    # Only then: these imports are most of the work that this process ever does at once.
+    # After that, since these imports are the largest piece of work of this process.
     from parallelbench.errors import StorageError
     from parallelbench.store.journal import Journal
 
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != settings.parent:  # it died before the kernel was asked to watch it
+    die_with_parent()
+    if os.getppid() != settings.parent:  # the parent died before the kernel was asked to watch it
         return 1
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for whoever started this
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started this
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-    with contextlib.suppress(StorageError):  # a run goes on without telemetry; its ranks have their own troubles
+    with contextlib.suppress(StorageError):  # the run continues without telemetry; its ranks report a full disk
         journal = Journal(Path(settings.journal))
         sample_until(_stopped, Sampler(settings, journal), hz=settings.hz)
         journal.commit()
@@ -38,7 +36,7 @@ def main(settings_json: str) -> int:
 
 
 def _step_aside(spare_cores: list[int]) -> None:
-    """Keep off the cores that ranks are pinned to; where there are no others, let the ranks go first."""
+    """Keep off the ranks' cores; where there are no others, give the ranks priority."""
     if spare_cores:
         with contextlib.suppress(OSError):
             os.sched_setaffinity(0, spare_cores)

@@ -1,4 +1,4 @@
-"""What Linux says about a host: energy of its processors, memory, network, clock. What can't be read is null."""
+"""A host's energy, memory, network traffic and clock, as Linux reports them. What can't be read is null."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ Reading = dict[str, Any]
 class Host:
     """The machine whose /proc and /sys are below `root`.
 
-    Reading the clock of each of many cores may interrupt them, so it is read every `clock_every` readings only, and
-    when asked for.
+    Reading the clocks may interrupt the cores, so they are read only at every `clock_every`-th reading and on request.
     """
 
     def __init__(self, root: Path = Path("/"), *, clock_every: int = 10) -> None:
@@ -51,8 +50,8 @@ class Host:
     def _network(self) -> tuple[int | None, int | None]:
         """Bytes sent and received through all hardware (proc(5): /proc/net/dev).
 
-        What has no device below it (a bond, a bridge, a container's pair) passes on what others send, and would count
-        twice; only where nothing has one, as in a container, all but the loopback interface count.
+        Interfaces without a device (a bond, a bridge, a container's pair) forward the traffic of others, which would
+        count twice. Where no interface has a device, as in a container, all but the loopback interface count.
         """
         lines = [line.partition(":") for line in _lines(self._proc / "net/dev")[2:]]
         counters = {name.strip(): values.split() for name, _, values in lines if name.strip() != "lo"}
@@ -63,14 +62,14 @@ class Host:
         return sum(int(fields[8]) for fields in counted), sum(int(fields[0]) for fields in counted)
 
     def _is_hardware(self, name: str) -> bool:
-        """Not what is a part of another device, which counts for both (a virtual function below its synthetic one)."""
+        """Exclude parts of another device, which counts for both (a virtual function below its synthetic one)."""
         interface = self._interfaces / name
         return (interface / "device").exists() and not (interface / "master/device").exists()
 
     def _clock_hz(self) -> float | None:
         """The mean over all cores."""
-        found = [_number(path) for path in self._cpus.glob("cpu[0-9]*/cpufreq/scaling_cur_freq")]
-        khz = [value for value in found if value is not None]
+        clocks_khz = [_number(path) for path in self._cpus.glob("cpu[0-9]*/cpufreq/scaling_cur_freq")]
+        khz = [value for value in clocks_khz if value is not None]
         if khz:
             return statistics.fmean(khz) * 1e3
         lines = [line for line in _lines(self._proc / "cpuinfo") if line.startswith("cpu MHz")]
@@ -78,7 +77,7 @@ class Host:
 
 
 class Package:
-    """One processor's RAPL counter, made one that never wraps around (Linux: power/powercap/powercap)."""
+    """One processor's RAPL counter, with wrap-arounds added up (Linux: power/powercap/powercap)."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -88,8 +87,8 @@ class Package:
         self._lost = False
 
     def energy_j(self) -> float | None:
-        """Joules since some moment in the past; null where the counter can't be read, which most systems forbid, and
-        for good where it has wrapped around at a value that can't be read.
+        """Joules since a fixed moment; null where the counter can't be read, which most systems forbid. Null from then
+        on where the counter has wrapped around and its range can't be read.
         """
         now_uj = _number(self._path / "energy_uj")
         if now_uj is None:
@@ -97,7 +96,7 @@ class Package:
         if self._lost:
             return None
         if self._last_uj is not None and now_uj < self._last_uj:
-            if self._range_uj is None:  # nobody knows how much it had counted before it began anew
+            if self._range_uj is None:  # its value before it began anew is unknown
                 self._lost = True
                 return None
             self._wrapped_uj += self._range_uj
@@ -106,7 +105,7 @@ class Package:
 
 
 def _is_package(path: Path) -> bool:
-    """The cores and the memory controller of a package are domains of their own; what is in both must count once."""
+    """The cores and the memory controller of a package are domains of their own, which must not count twice."""
     return any(line.startswith("package") for line in _lines(path / "name"))
 
 

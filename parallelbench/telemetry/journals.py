@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 
 import msgspec
 
-from parallelbench.store.records import TELEMETRY, schema
+from parallelbench.store.records import TABLES, schema
 from parallelbench.telemetry.sampler import WARNING
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 
 BATCH_ROWS = 65_536
-"""Rows that are Python objects at once: about 80 MB."""
+"""Rows held as Python objects at once: about 80 MB."""
 _KINDS: dict[str, Any] = {
     "string": str,
     "int32": Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)],
@@ -27,7 +27,10 @@ _KINDS: dict[str, Any] = {
 }
 _Row: Any = TypedDict(  # type: ignore[misc]
     "_Row",
-    {column.name: _KINDS[column.type] | None if column.nullable else _KINDS[column.type] for column in TELEMETRY},
+    {
+        column.name: _KINDS[column.type] | None if column.nullable else _KINDS[column.type]
+        for column in TABLES["telemetry"]
+    },
 )
 
 
@@ -45,7 +48,7 @@ _EVENT: msgspec.json.Decoder[Any] = msgspec.json.Decoder(_Event)
 
 
 class Journals:
-    """What some samplers have written up to now; what they write later is not read."""
+    """The samplers' journals up to their present size; later lines are not read."""
 
     def __init__(self, paths: Iterable[Path]) -> None:
         self._files = [(path, path.stat().st_size) for path in sorted(paths)]
@@ -60,7 +63,7 @@ class Journals:
                     events.append(entry)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """The same as Arrow, `BATCH_ROWS` at a time."""
+        """The rows as Arrow, `BATCH_ROWS` at a time."""
         rows: list[Row] = []
         for row in self.rows():
             rows.append(row)
@@ -72,7 +75,7 @@ class Journals:
 
 
 def _entries(path: Path, size_bytes: int) -> Iterator[Row]:
-    """Whole lines. What follows a line that no sampler writes is not trusted and left out, which becomes a warning."""
+    """Whole lines, up to the first that no sampler writes; that becomes a warning."""
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             size_bytes -= len(line)

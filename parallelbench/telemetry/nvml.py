@@ -1,4 +1,4 @@
-"""What NVML says about a run's GPUs. What can't be read is null, and why is said once."""
+"""NVML's readings of a run's GPUs. What can't be read is null; the reason is reported once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FOR_GOOD = {
     pynvml.NVML_ERROR_NO_PERMISSION,
     pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
 }
-"""Asking again would change nothing."""
+"""Errors that stay: another call would return the same."""
 _GONE = {pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED}
 
 
@@ -69,8 +69,8 @@ def _throttle_reasons_before_535(handle: Any) -> int:
 
 WAYS: dict[str, tuple[Callable[[Any], float], ...]] = {
     "energy_j": (_energy_j,),
-    # By name: what `nvmlDeviceGetPowerUsage` returns is averaged over a second from Ampere on, and on A100 and H100
-    # from samples of a quarter of the time (arXiv 2312.02741).
+    # The instantaneous value first: `nvmlDeviceGetPowerUsage` averages over a second from Ampere on, and on A100 and
+    # H100 from samples of a quarter of the time (arXiv 2312.02741).
     "power_w": (_instant_power_w, _power_w),
     "utilization": (_utilization,),
     "memory_used_bytes": (_memory_used_bytes,),
@@ -82,7 +82,7 @@ WAYS: dict[str, tuple[Callable[[Any], float], ...]] = {
 
 
 class Gpus:
-    """The first `count` visible GPUs of this machine. `warn` is told a reason and what it is about."""
+    """The first `count` visible GPUs of this machine. `warn` is called with a reason and the GPU."""
 
     def __init__(self, count: int, *, warn: Callable[[str, str], None], clock: Callable[[], float] = time.time) -> None:
         self._warn, self._clock = warn, clock
@@ -114,7 +114,7 @@ class Gpus:
 
 
 def _visible_uuids(count: int) -> list[str]:
-    """In the order of CUDA_DEVICE_ORDER=PCI_BUS_ID, which is NVML's; empty where a GPU does not even say its own."""
+    """In the order of CUDA_DEVICE_ORDER=PCI_BUS_ID, which is NVML's; empty for a GPU without a readable one."""
     gpus = tuple(Gpu(name="", uuid=_uuid(index), memory_bytes=None) for index in range(pynvml.nvmlDeviceGetCount()))
     return [gpu.uuid for gpu in select_visible(gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))[:count]]
 
@@ -130,18 +130,18 @@ def _in_slices(handle: Any) -> bool:
     try:
         return bool(pynvml.nvmlDeviceGetMigMode(handle)[0])
     except pynvml.NVMLError:
-        return False  # GPUs and drivers that know no MIG
+        return False  # GPUs and drivers without MIG
 
 
 class _Device:
-    """One GPU, and what is left of the ways to ask it."""
+    """One GPU, and the ways to read it that still work."""
 
     def __init__(self, uuid: str, handle: Any, warn: Callable[[str, str], None], clock: Callable[[], float]) -> None:
         self._uuid, self._handle, self._warn, self._clock = uuid, handle, warn, clock
         self._ways = {column: list(ways) for column, ways in WAYS.items()}
 
     def read(self) -> Reading:
-        """All columns. `time` is that of the energy counter, whose difference counts: other calls may be slow."""
+        """All columns. `time` is when the energy counter was read, whose differences count: other calls may be slow."""
         before = self._clock()
         energy_j = self._value("energy_j")
         moment = (before + self._clock()) / 2
@@ -170,6 +170,6 @@ class _Device:
         return None
 
     def _forget(self) -> None:
-        """A GPU that fell off the bus does not come back, and each question to it may take long."""
+        """Stop reading a GPU that fell off the bus: it does not come back, and each call may take long."""
         for ways in self._ways.values():
             ways.clear()

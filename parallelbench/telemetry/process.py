@@ -14,7 +14,7 @@ from parallelbench.telemetry.sampler import WARNING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from parallelbench.telemetry.sampler import Log, Settings
+    from parallelbench.telemetry.sampler import Log, SamplerSettings
 
 GRACE_S = 3.0
 """How long a sampler may take for its last sample: NVML can be slow, and the disk too."""
@@ -23,8 +23,8 @@ KILLED_S = 0.1
 
 
 @contextmanager
-def sampling(settings: Settings, log: Log) -> Iterator[None]:
-    """Have a process of its own sample meanwhile. Should it not, `log` gets a warning and nothing else happens."""
+def sampling(settings: SamplerSettings, log: Log) -> Iterator[None]:
+    """Sample in a separate process during the `with`. If that fails, `log` gets a warning and the run continues."""
     try:
         process = subprocess.Popen(command_line(settings), stdin=subprocess.DEVNULL)
     except OSError as error:
@@ -34,7 +34,7 @@ def sampling(settings: Settings, log: Log) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        # Whatever went wrong must not wait for the sampler before it is told.
+        # The error must not wait for the sampler's last sample.
         process.kill()
         with suppress(subprocess.TimeoutExpired):
             process.wait(KILLED_S)
@@ -44,8 +44,8 @@ def sampling(settings: Settings, log: Log) -> Iterator[None]:
     _end(process)
 
 
-def command_line(settings: Settings) -> list[str]:
-    """What is executed."""
+def command_line(settings: SamplerSettings) -> list[str]:
+    """The sampler's command."""
     return [sys.executable, "-m", "parallelbench.telemetry", msgspec.json.encode(settings).decode()]
 
 

@@ -28,8 +28,8 @@ COLUMNS = (
 """What is measured, of GPUs or of the host; null where a row's device has no such thing."""
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """What to sample, for whom, and where the rows go."""
+class SamplerSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What to sample and where the rows go."""
 
     journal: str
     run_id: str
@@ -37,11 +37,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     node: str
     hz: float
     gpus: int
-    """So many of this machine's visible GPUs are the run's own."""
+    """The first `gpus` visible GPUs belong to the run."""
     spare_cores: list[int]
-    """Cores that no rank is pinned to; empty: none, or nobody is pinned."""
+    """Cores that no rank is pinned to; empty: there are none, or ranks are not pinned."""
     parent: int
-    """The process to die with."""
+    """Id of the parent process; the sampler ends when it does."""
 
 
 class Log(Protocol):
@@ -58,7 +58,7 @@ class Sampler:
     """Takes samples of the host and of the run's GPUs."""
 
     def __init__(
-        self, settings: Settings, log: Log, *, host: Host | None = None, clock: Callable[[], float] = time.time
+        self, settings: SamplerSettings, log: Log, *, host: Host | None = None, clock: Callable[[], float] = time.time
     ) -> None:
         self._log, self._clock, self._host = log, clock, host or Host()
         self._keys = {"run_id": settings.run_id, "attempt": settings.attempt, "node": settings.node}
@@ -66,7 +66,7 @@ class Sampler:
         self._gpus = self._open(settings.gpus) if settings.gpus else None
 
     def sample(self, *, last: bool = False) -> None:
-        """One row per GPU, and one for the host, whose `device_uuid` is null; `last`: with all that is read rarely."""
+        """One row per GPU, and one for the host, whose `device_uuid` is null; `last`: include what is read rarely."""
         rows = self._gpus.read() if self._gpus else []
         rows.append({"device_uuid": None, "time": self._clock(), **self._host.read(clock=last)})
         blank = dict.fromkeys(COLUMNS)
@@ -84,7 +84,7 @@ class Sampler:
 
 
 WARNING = "telemetry_warning"
-"""The event that says why something is null."""
+"""The event that gives the reason for a null."""
 
 
 def sample_until(
@@ -92,7 +92,7 @@ def sample_until(
 ) -> None:
     """Sample `hz` times a second, and once more when stopped, so that the last window lies between two samples.
 
-    `stopped` waits for so many seconds at most and says whether to stop. Samples that are late are not made up for.
+    `stopped` waits at most this many seconds and returns whether to stop. Late samples are not made up for.
     """
     due = clock()
     while True:

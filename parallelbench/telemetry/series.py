@@ -1,4 +1,4 @@
-"""One sensor's samples over time, and what they say of a window between two moments."""
+"""One sensor's samples over time, and their sums, integrals and gaps in a window."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def inside(samples: Sequence[Sample], window: Window) -> Sequence[Sample]:
 
 
 def enclosing(samples: Sequence[Sample], window: Window) -> Sequence[Sample]:
-    """The samples in the window, the last one before it, and the first one after it; none where one of these lacks."""
+    """The samples in the window and the nearest one on each side; empty where one of those two is missing."""
     first = bisect_right(samples, window.start, key=_time) - 1
     last = bisect_left(samples, window.end, key=_time)
     return samples[first : last + 1] if first >= 0 and last < len(samples) else ()
 
 
 def has_reset(samples: Sequence[Sample]) -> bool:
-    """Whether a counter that only grows began anew, as the driver's does when it is loaded again."""
+    """Whether a growing counter began anew, as the driver's does when it is reloaded."""
     return any(later[1] < earlier[1] for earlier, later in pairwise(samples))
 
 
@@ -72,7 +72,7 @@ def integrated(samples: Sequence[Sample], window: Window) -> float | None:
 
 
 def longest_gap_s(samples: Sequence[Sample], window: Window) -> float:
-    """The longest time between two samples that a window's result rests on."""
+    """The longest time between two samples in or around a window."""
     return max((b[0] - a[0] for a, b in pairwise(enclosing(samples, window))), default=0.0)
 
 

@@ -14,15 +14,15 @@ from analysis import load
 from analysis.claims import Publication, chosen, judge, judge_all, publications
 from analysis.claims.grammar import Claim, Expect
 from analysis.claims.verdict import decide
-from launch.compose import group_choices
+from launch.sweep.compose import group_choices
 from parallelbench.cli import main
 from parallelbench.errors import ConfigError
 from parallelbench.spec.structure import structure
 from tests.analysis.factory import MIB, Fake, config, failed, published
 
 if TYPE_CHECKING:
-    from analysis.claims import Finding
-    from analysis.load import Runs
+    from analysis.claims import Judgement
+    from analysis.reader import Runs
 
 pytestmark = pytest.mark.slow
 
@@ -64,7 +64,7 @@ def verdict(runs: Runs, **changes: Any) -> str:
     return judge(runs, claim(**changes), seed="000").verdict
 
 
-def by_name(runs: Runs) -> dict[str, Finding]:
+def by_name(runs: Runs) -> dict[str, Judgement]:
     return {finding.claim.name: finding for finding in judge_all(runs)}
 
 
@@ -130,7 +130,7 @@ def test_invalid_timing_decides_nothing(tmp_path: Path, reason: str) -> None:
     runs = load(tmp_path)
     finding = judge(runs, claim(), seed="000")
     assert (finding.verdict, finding.cases) == ("inconclusive", ())
-    assert "6 runs are left out" in finding.why
+    assert "6 runs don't count" in finding.why
     learned = judge(runs, claim(metric="final_test_accuracy", expect={"between": [0.9, 1.1]}), seed="000")
     timing_only = reason in ("oversubscribed", "packed")
     assert learned.verdict == ("reproduced" if timing_only else "inconclusive")
@@ -228,7 +228,9 @@ def test_another_scaling_refutes_the_published_one(tmp_path: Path) -> None:
 
 def test_epochs_are_compared_within_a_run(tmp_path: Path) -> None:
     runs = two_devices(tmp_path, (0.6,) * 6)
-    first = judge(runs, claim(metric="epoch_time_s", contrasts=[{"from": {"epoch": 1}, "to": {"epoch": 2}}]), seed="0")
+    first = judge(
+        runs, claim(metric="slowest_epoch_time_s", contrasts=[{"from": {"epoch": 1}, "to": {"epoch": 2}}]), seed="0"
+    )
     assert {(round(case.median, 6), case.step) for case in first.cases} == {(0.333333, "epoch 1 → epoch 2")}
     last = judge(
         runs, claim(metric="train_loss", contrasts=[{"from": {"epoch": 1}, "to": {"epoch": "last"}}]), seed="0"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from analysis import load
-from analysis.claims import Finding, judge, publications
+from analysis.claims import Judgement, judge, publications
 from tests.analysis.factory import Fake, config, published
 from tests.analysis.test_claims import REPEATS, WOBBLE, steady
 
@@ -21,7 +21,7 @@ MNIST: dict[str, Any] = {"model": "cnn_small", "data": "mnist", "optimizer": "ad
 MLP: dict[str, Any] = {"model": "mlp", "data": {"name": "digits", "image_size": 32}}
 
 
-def shipped(root: Path, name: str) -> Finding:
+def shipped(root: Path, name: str) -> Judgement:
     """What the runs below a folder say of a claim."""
     (found,) = [
         judge(load(root), each, seed="0") for text in publications() for each in text.claims if each.name == name

@@ -18,11 +18,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from analysis import compact, load
+from analysis import compact, load, reader
 from analysis.compact import NAME
 from analysis.published import LOADED, read_published
-from parallelbench.spec.identity import SCHEMA_VERSION
 from parallelbench.store.folder import RunFolder
+from parallelbench.store.records import TABLES_VERSION
 from tests.analysis.factory import Fake, begin, config, failed, published, write_epochs
 
 if TYPE_CHECKING:
@@ -60,14 +60,13 @@ def assert_same(path: Path) -> Runs:
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of run folders that are read from their own files, from now on."""
     seen: list[str] = []
-    load_module = sys.modules["analysis.load"]  # `analysis.load` is the function
     read = read_published
 
     def noted(folder: RunFolder) -> Any:
         seen.append(folder.path.name)
         return read(folder)
 
-    monkeypatch.setattr(load_module, "read_published", noted)
+    monkeypatch.setattr(reader, "read_published", noted)
     return seen
 
 
@@ -319,13 +318,13 @@ def test_many_readers_and_writers_at_once(tmp_path: Path) -> None:
                     wrong.append(f"{run}: {rows['epoch_time_s'].to_list()}")
 
     readers = [threading.Thread(target=look) for _ in range(3)]
-    for reader in readers:
-        reader.start()
+    for thread in readers:
+        thread.start()
     for step in range(12):
         replaced(tmp_path, step % 6, 2.0 + step)
     done.set()
-    for reader in readers:
-        reader.join()
+    for thread in readers:
+        thread.join()
     assert wrong == []
     assert_same(tmp_path)
 
@@ -355,7 +354,7 @@ load(sys.argv[1])
 
 
 def rewrite(folder: RunFolder, version: int, change: Any) -> None:
-    """Make the result one of another schema version; `change` alters its tables."""
+    """Make the result one of another version of the tables; `change` alters its tables."""
     manifest = json.loads((folder.result / "manifest.json").read_bytes())
     tables = {table: pl.read_parquet(folder.result / f"{table}.parquet") for table in manifest["tables"]}
     for table in set(tables) - set(changed := change(tables)):
@@ -382,8 +381,8 @@ def test_results_of_older_and_newer_schema_versions_load_side_by_side(tmp_path: 
         ranks = tables["ranks"].with_columns(colour=pl.lit("blue")).reverse()
         return tables | {"ranks": ranks.select(reversed(ranks.columns)), "moods": pl.DataFrame({"mood": ["good"]})}
 
-    rewrite(older, SCHEMA_VERSION - 1, without)
-    rewrite(newer, SCHEMA_VERSION + 1, more)
+    rewrite(older, TABLES_VERSION - 1, without)
+    rewrite(newer, TABLES_VERSION + 1, more)
     for _ in range(2):
         runs = assert_same(tmp_path)
         assert runs.skipped == ()
@@ -391,15 +390,15 @@ def test_results_of_older_and_newer_schema_versions_load_side_by_side(tmp_path: 
         assert runs.ranks.height == 9
         assert "colour" not in runs.ranks.columns
         assert runs.notes == (
-            f"1 run of schema version {SCHEMA_VERSION - 1} (this program: {SCHEMA_VERSION}): "
+            f"1 run of tables version {TABLES_VERSION - 1} (this program: {TABLES_VERSION}): "
             "pushes is missing, run.packed is missing",
-            f"1 run of schema version {SCHEMA_VERSION + 1} (this program: {SCHEMA_VERSION}): "
+            f"1 run of tables version {TABLES_VERSION + 1} (this program: {TABLES_VERSION}): "
             "moods is unknown, ranks.colour is unknown",
         )
 
 
 @pytest.mark.parametrize(
-    ("version", "table", "column"), [(SCHEMA_VERSION, "ranks", "epoch_time_s"), (1, "run", "config_json")]
+    ("version", "table", "column"), [(TABLES_VERSION, "ranks", "epoch_time_s"), (1, "run", "config_json")]
 )
 def test_a_result_that_lacks_what_it_must_have_is_named(tmp_path: Path, version: int, table: str, column: str) -> None:
     folder = finished(tmp_path, 0)

@@ -7,15 +7,17 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 import pytest
 
-from analysis import UnlikeWork, by, compare, configurations, left_out, load, stats, summary, summary_table
-from analysis.summary import SUMMARY, gains
+from analysis import UnlikeWork, by, compare, excluded, labels, load, stats, summary, summary_table
+from analysis.configurations import gains
+from analysis.metrics import summary_columns
+from analysis.published import TYPES
 from parallelbench.spec.mapping import from_mapping, to_mapping
 from tests.analysis.factory import Fake, component, config, failed, published
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from analysis.load import Runs
+    from analysis.reader import Runs
 
 LATER = Fake(started_at=1.8e9)
 
@@ -124,7 +126,7 @@ def test_options_of_a_strategy_make_variants_and_other_work_makes_groups(tmp_pat
     published(config(tmp_path, strategy="ddp", devices=2))
     published(config(tmp_path, strategy={"name": "ddp", "bucket_mib": 1.0}, devices=2))
     published(config(tmp_path, batch_size=64))
-    found = configurations(load(tmp_path)).sort("group", "configuration").select("group", "configuration").rows()
+    found = labels(load(tmp_path)).sort("group", "configuration").select("group", "configuration").rows()
     assert found == [
         ("digits · cnn_small · batch size 128", "ddp, bucket mib 1.0 × 2"),
         ("digits · cnn_small · batch size 128", "ddp, bucket mib 25.0 × 2"),
@@ -142,11 +144,16 @@ def test_runs_that_can_not_be_trusted_are_left_out_with_the_reason(tmp_path: Pat
     published(from_mapping(to_mapping(config(tmp_path, repeat=6)) | {"launcher": component("launcher", "inline")}))
     published(config(tmp_path, repeat=7), Fake(resumed_after=1, resumed_elsewhere="device_name: A and B"))
     runs = load(tmp_path)
-    reasons = left_out(runs).join(runs.run.select("run_id", "repeat"), on="run_id").sort("repeat")["reason"].to_list()
-    expected = ["parity_failed", "oversubscribed", "deterministic", "NaN", "oom: out of memory"]
-    expected += ["inline: ", "resumed elsewhere: device_name: A and B"]
-    assert len(reasons) == len(expected)
-    assert all(word in reason for word, reason in zip(expected, reasons, strict=True))
+    rows = excluded(runs).join(runs.run.select("run_id", "repeat"), on="run_id").sort("repeat")
+    assert rows.select("exclusion", "exclusion_detail").rows() == [
+        ("parity_failed", "loss differs by 0.5"),
+        ("oversubscribed", None),
+        ("deterministic", None),
+        ("anomaly detection", None),
+        ("oom", "out of memory"),
+        ("inline", None),
+        ("resumed elsewhere", "device_name: A and B"),
+    ]
 
 
 def test_a_configuration_without_a_counted_run_has_a_row_of_nulls_and_its_outcomes(tmp_path: Path) -> None:
@@ -176,7 +183,7 @@ def test_the_summary_has_its_documented_columns_and_the_terminal_its_numbers(tmp
     runs = pair(tmp_path, [(10.0, 8.0), (10.0, 5.0)])
     failed(config(tmp_path, strategy="model_parallel", devices=2), "oom", "out of memory", epochs=1)
     runs = load(tmp_path)
-    assert dict(summary(runs).schema) == {name: kind for name, (kind, _) in SUMMARY.items()}
+    assert dict(summary(runs).schema) == {column.name: TYPES[column.type] for column in summary_columns()}
     console = Console(width=80, record=True)
     console.print(summary_table(runs))
     text = console.export_text()
@@ -235,7 +242,7 @@ def test_runs_that_passed_are_told_from_those_that_nobody_checked(
 
 def test_gains_are_one_row_per_pair(tmp_path: Path) -> None:
     runs = pair(tmp_path, [(10.0, 8.0), (10.0, 5.0)])
-    found = gains(runs).filter((pl.col("kind") == "steady state") & (pl.col("devices") == 2))
+    found = gains(runs).filter((pl.col("kind") == "steady") & (pl.col("devices") == 2))
     assert found.select("repeat", "value").rows() == [(0, 1.25), (1, 2.0)]
 
 
@@ -244,7 +251,7 @@ def test_a_sweep_over_loaders_labels_each_and_compares_them_where_asked(tmp_path
         published(config(tmp_path, loader=name), steady(time_s))
     published(config(tmp_path, loader={"name": "dataloader", "workers": 7}, batch_size=64), steady(1.0))
     runs = load(tmp_path)
-    frame = configurations(runs).join(runs.run, on="run_id")
+    frame = labels(runs).join(runs.run, on="run_id")
     groups = frame.select("loader", "batch_size", "group")
     assert sorted(groups.rows()) == [
         ("arrow", 128, "digits · cnn_small · batch size 128 · loader arrow"),
@@ -259,5 +266,5 @@ def test_a_sweep_over_loaders_labels_each_and_compares_them_where_asked(tmp_path
 def test_groups_that_differ_in_a_component_name_the_component(tmp_path: Path) -> None:
     for optimizer in ("adam", "sgd"):
         published(config(tmp_path, optimizer=optimizer))
-    groups = sorted(configurations(load(tmp_path))["group"])
+    groups = sorted(labels(load(tmp_path))["group"])
     assert groups == ["digits · cnn_small · optimizer adam", "digits · cnn_small · optimizer sgd"]

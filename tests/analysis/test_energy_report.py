@@ -96,7 +96,7 @@ def test_gpus_that_were_slowed_down_are_named(tmp_path: Path) -> None:
         fake = powered(lambda e, r: 100.0, throttle_reasons=lambda e, found=of_epoch: found.get(e, 0))
         published(config(tmp_path, repeat=repeat), fake)
     runs = load(tmp_path)
-    assert sorted(per_run(runs)["gpu_throttle_reasons"]) == [0x0, 0x4, 0x40, 0x43]
+    assert sorted(per_run(runs)["steady_gpu_throttle_reasons"]) == [0x0, 0x4, 0x40, 0x43]
     said = [warning for warning in notes.warnings(runs) if "Clocks were lowered" in warning]
     assert sorted(said) == [
         "Clocks were lowered by heat (hardware) while these trained, so their times are not only the strategy's: "

@@ -135,7 +135,9 @@ def test_the_regimes_of_a_planted_curve(tmp_path: Path) -> None:
     regimes(tmp_path, least=20, critical=72)
     runs = load(tmp_path)
     data = batch_regimes.steps(runs)
-    assert data["value"].to_list() == [round(20 * (1 + 72 / b)) for b in (8, 16, 32, 64, 128, 256, 512, 1024)]
+    assert data["steps_to_accuracy"].to_list() == [
+        round(20 * (1 + 72 / b)) for b in (8, 16, 32, 64, 128, 256, 512, 1024)
+    ]
     curve = batch_regimes.fit(data)
     assert curve.least_steps == pytest.approx(20, rel=0.03)
     assert curve.critical_batch == pytest.approx(72, rel=0.05)

@@ -11,10 +11,10 @@ import pytest
 from analysis import load, per_epoch, per_run, summary
 from analysis.figures import memory
 from analysis.metrics import (
-    PER_RUN,
     accuracy_target,
     efficiency,
     energy_to_accuracy,
+    per_run_columns,
     staleness_histogram,
     time_to_accuracy,
 )
@@ -37,9 +37,11 @@ def _one(tmp_path: Path, fake: Fake, **changes: Any) -> dict[str, Any]:
 def test_an_epoch_takes_as_long_as_its_slowest_rank(tmp_path: Path) -> None:
     _one(tmp_path, Fake(epoch_time_s=lambda epoch, rank: TIMES[epoch, rank]))
     epochs = per_epoch(load(tmp_path))
-    assert epochs["epoch_time_s"].to_list() == [5.0, 3.0, 2.5, 10.0]
+    assert epochs["slowest_epoch_time_s"].to_list() == [5.0, 3.0, 2.5, 10.0]
     assert epochs["training_time_s"].to_list() == [5.0, 8.0, 10.5, 20.5]
-    assert epochs["throughput_samples_per_s"].to_list() == pytest.approx([SAMPLES / t for t in (5.0, 3.0, 2.5, 10.0)])
+    assert epochs["epoch_throughput_samples_per_s"].to_list() == pytest.approx(
+        [SAMPLES / t for t in (5.0, 3.0, 2.5, 10.0)]
+    )
 
 
 def test_times_of_a_run(tmp_path: Path) -> None:
@@ -202,7 +204,7 @@ def test_a_run_that_never_trained_has_nothing(tmp_path: Path) -> None:
     measured = {name for name, value in row.items() if value is not None}
     assert measured == {"run_id", "epochs_finished", "startup_without_parity_s"}
     assert row["epochs_finished"] == 0
-    assert [name for name in row if name != "run_id"] == [metric.name for metric in PER_RUN]
+    assert [name for name in row if name != "run_id"] == [column.name for column in per_run_columns()]
 
 
 def test_time_to_accuracy_is_the_training_time_of_the_first_epoch_that_reaches_it(tmp_path: Path) -> None:
@@ -237,7 +239,7 @@ def test_energy_is_the_median_of_the_later_epochs_of_all_gpus(tmp_path: Path) ->
     row = _one(tmp_path, fake)
     assert row["gpu_energy_per_epoch_j"] == pytest.approx(300 * 3.0)
     assert row["gpu_energy_per_sample_j"] == pytest.approx(300 * 3.0 / SAMPLES)
-    assert (row["gpu_power_mean_w"], row["gpu_power_max_w"]) == pytest.approx((300.0, 200.0))
+    assert (row["steady_gpu_power_mean_w"], row["steady_gpu_power_max_w"]) == pytest.approx((300.0, 200.0))
     assert row["cpu_energy_per_epoch_j"] is None
     assert row["energy_flags"] == "sparse"
     assert row["gpu_hours"] == pytest.approx(2 * (2.4 + 20.5 - 0.2) / 3600)
@@ -248,14 +250,16 @@ def test_an_epoch_without_energy_is_not_0_and_all_without_are_null(tmp_path: Pat
     assert lost["gpu_energy_per_epoch_j"] == pytest.approx(200.0)
     assert lost["energy_flags"] == "short sparse"
     none = _one(tmp_path / "b", powered(lambda epoch, rank: 100.0 if rank == 0 else None))
-    assert (none["gpu_energy_per_epoch_j"], none["gpu_energy_per_sample_j"], none["gpu_power_mean_w"]) == (None,) * 3
+    assert (none["gpu_energy_per_epoch_j"], none["gpu_energy_per_sample_j"], none["steady_gpu_power_mean_w"]) == (
+        None,
+    ) * 3
 
 
 def test_without_gpus_there_are_no_gpu_hours_nor_energies(tmp_path: Path) -> None:
     row = _one(tmp_path, Fake())
-    assert [row[name] for name in ("gpu_hours", "gpu_energy_per_epoch_j", "gpu_power_max_w", "energy_flags")] == [
-        None
-    ] * 4
+    assert [
+        row[name] for name in ("gpu_hours", "gpu_energy_per_epoch_j", "steady_gpu_power_max_w", "energy_flags")
+    ] == [None] * 4
 
 
 def test_a_configurations_energy_is_paired_with_one_devices(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Results of a schema version that had fewer columns: all answers still come, and none is made of what is missing."""
+"""Results with fewer columns than today's: all answers still come, and none is made of what is missing."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from analysis.claims import judge_all
 from analysis.figures import draw
 from analysis.published import INDISPENSABLE, LOADED
 from analysis.report import Drawn, render
-from parallelbench.spec.identity import SCHEMA_VERSION
-from parallelbench.store.records import TABLES
+from parallelbench.store.records import TABLES, TABLES_VERSION
 from tests.analysis.factory import Fake, config, published
 from tests.analysis.test_compact import rewrite
 
@@ -50,7 +49,7 @@ def test_all_answers_come_without_a_tables_later_columns(table: str, tmp_path: P
     later = [column.name for column in TABLES[table] if column.name not in INDISPENSABLE.get(table, ("run_id",))]
     folders = sweep(tmp_path)
     for folder in folders:
-        rewrite(folder, SCHEMA_VERSION - 1, lambda tables: tables | {table: tables[table].drop(later)})
+        rewrite(folder, TABLES_VERSION - 1, lambda tables: tables | {table: tables[table].drop(later)})
     runs = load(tmp_path)
     assert runs.run.height == len(folders)
     drawn = [Drawn(figure, "", "") for figure in draw(runs)]
@@ -62,7 +61,7 @@ def test_all_answers_come_without_a_tables_later_columns(table: str, tmp_path: P
 
 def test_bytes_that_were_not_counted_are_null(tmp_path: Path) -> None:
     for folder in sweep(tmp_path):
-        rewrite(folder, SCHEMA_VERSION - 1, lambda t: t | {"ranks": t["ranks"].drop("activation_bytes_sent")})
+        rewrite(folder, TABLES_VERSION - 1, lambda t: t | {"ranks": t["ranks"].drop("activation_bytes_sent")})
     found = per_run(load(tmp_path)).select("^.*bytes_sent.*$")
     assert found.width == 8
     assert set(found.unpivot()["value"]) == {None}

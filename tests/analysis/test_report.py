@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import re
-import sys
 import xml.etree.ElementTree as ET
 from html.parser import HTMLParser
 from typing import TYPE_CHECKING, Any
@@ -13,12 +12,14 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 import pytest
 
+from analysis import configurations as configurations_module
 from analysis import load, notes, summary, write_report
 from analysis import report as report_module
+from analysis.configurations import learning
 from analysis.figures import _chart, draw
 from analysis.figures._chart import DASHES, SPARE, STYLES, dashes, variants
 from analysis.metrics import per_epoch
-from analysis.summary import learning
+from analysis.metrics.schema import page_columns
 from parallelbench.errors import ConfigError, StorageError
 from tests.analysis.factory import MIB, Fake, config, failed, foreign, published
 from tests.analysis.test_compare import pair, steady
@@ -87,7 +88,7 @@ def test_the_pages_numbers_are_those_of_the_csv_file(sweep: Path, page: Page) ->
     assert [row["configuration"] for row in rows] == ["single × 1", "ddp × 2", "model_parallel × 2"]
     shown = iter(page.values)
     for row in rows:
-        for column in report_module.CONFIGURATIONS:
+        for column in page_columns("configurations"):
             if column.numeric and row[column.name]:
                 assert float(next(shown)) == pytest.approx(float(row[column.name]), rel=1e-12)
     assert rows[1]["speed_up"] == "1.625"
@@ -124,9 +125,8 @@ def many(monkeypatch: pytest.MonkeyPatch, sweep: Path) -> Runs:
     """A sweep for which a few points, panels and epochs are very many."""
     monkeypatch.setattr(_chart, "MOST_POINTS", 3)
     monkeypatch.setattr(_chart, "MOST_PANELS", 1)
-    summary_module = sys.modules["analysis.summary"]  # `analysis.summary` is the function
-    monkeypatch.setattr(summary_module, "MOST_POINTS", 6)
-    monkeypatch.setattr(summary_module, "FEWEST_EPOCHS", 1)
+    monkeypatch.setattr(configurations_module, "MOST_POINTS", 6)
+    monkeypatch.setattr(configurations_module, "FEWEST_EPOCHS", 1)
     monkeypatch.setattr(report_module, "MOST_EPOCHS", 3)
     return load(sweep)
 

@@ -9,7 +9,8 @@ import pytest
 from scipy.signal import lfilter
 from scipy.stats import ttest_1samp
 
-from analysis.stats import FEWEST_REPEATS, half_width, interval, paired_ratio
+from analysis.comparison.pairing import paired_ratio
+from analysis.stats import FEWEST_REPEATS, half_width, interval
 
 Shape = tuple[int, int]
 Noise = Callable[[np.random.Generator, Shape], np.ndarray]

@@ -17,8 +17,8 @@ from parallelbench.loaders.batch import Batch
 from parallelbench.rank.devices import this_machine
 from parallelbench.rank.session import build_model
 from parallelbench.rank.world import World
+from parallelbench.strategies.parts.server_workers import SyncWorker
 from parallelbench.strategies.parts.servers import SyncServer
-from parallelbench.strategies.parts.workers import SyncWorker
 from tests.bench.measure import Figure, paired, ratios
 from tests.ranks import run_ranks
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from parallelbench.probes.communication import Traffic
+from parallelbench.probes.traffic import Traffic
 from parallelbench.rank.devices import this_machine
 from parallelbench.strategies.ring_ddp import ring_average
 from tests.bench.measure import Figure, paired, ratios

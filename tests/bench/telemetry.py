@@ -14,7 +14,7 @@ from launch.sweep import one_run
 from parallelbench.rank.devices import this_machine, visible_gpus
 from parallelbench.store.journal import Journal
 from parallelbench.telemetry.process import sampling
-from parallelbench.telemetry.sampler import Settings
+from parallelbench.telemetry.sampler import SamplerSettings
 from tests.bench.loop import OVERRIDES, Suite
 from tests.bench.measure import Figure, paired, ratios
 
@@ -57,7 +57,7 @@ def _sampler(spare_cores: list[int]) -> Iterator[None]:
     """A sampler that has taken its first sample: its start is no part of an epoch."""
     with tempfile.TemporaryDirectory() as folder:
         journal, log = Path(folder) / "telemetry.jsonl", Journal(Path(folder) / "rank.jsonl")
-        settings = Settings(
+        settings = SamplerSettings(
             journal=str(journal),
             run_id="bench",
             attempt=1,

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launch.sweep import PlannedRun, one_run
-from launch.tuning import EPOCHS, IMPLEMENTATIONS, PRECISIONS, applied, try_out_here
+from launch.tuning.choices import applied
+from launch.tuning.trials import EPOCHS, IMPLEMENTATIONS, PRECISIONS, try_out_here
 from parallelbench.rank.tuning import Patch, patched, timed
 from parallelbench.spec.mapping import from_mapping, to_mapping
 from tests.bench.measure import Figure
 
 if TYPE_CHECKING:
-    from launch.tuning import Choice
+    from launch.tuning.choices import Choice
     from parallelbench.spec.config import RunConfig
 
 WORK = (

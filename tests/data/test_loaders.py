@@ -22,7 +22,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launch.compose import group_choices
+from launch.sweep.compose import group_choices
 from parallelbench.data.dataset import Arrays, Data
 from parallelbench.data.prepare import prepare
 from parallelbench.data.synthetic import Synthetic

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import subprocess
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from parallelbench.die_with_parent import die_with_parent
 from parallelbench.store.folder import RunFolder, find_runs
 from parallelbench.store.journal import read_entries, read_tables
 
@@ -127,7 +127,7 @@ class Program:
 
 
 def _begin(preexec: Callable[[], object] | None) -> None:
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: a test run that is killed leaves nothing running
+    die_with_parent()  # a test run that is killed leaves nothing running
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)  # the tests themselves may run under nohup, or in the background
     if preexec is not None:

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 import pytest
 
-from launch.command import MALLOC, command_line, environment
+from launch.attempt.command import MALLOC, command_line, environment
 from tests.helpers import configured
 
 
 def test_one_process_is_started_directly() -> None:
-    assert command_line(Path("/a b/run"), 3, 1) == [sys.executable, "-m", "parallelbench.rank.worker", "/a b/run", "3"]
+    assert command_line(["/a b/run", "3"], 1) == [sys.executable, "-m", "parallelbench.rank.worker", "/a b/run", "3"]
 
 
 def test_several_are_started_by_torchrun_on_this_machine_only() -> None:
-    command = command_line(Path("/a b/run"), 3, 4)
+    command = command_line(["/a b/run", "3"], 4)
     assert command[:3] == [sys.executable, "-m", "torch.distributed.run"]
     assert command[-4:] == ["-m", "parallelbench.rank.worker", "/a b/run", "3"]
     options = command[3:-4]

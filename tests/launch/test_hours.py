@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import time
+from itertools import starmap
 from pathlib import Path
 
 import pytest
@@ -12,12 +13,13 @@ from rich.console import Console
 
 from launch.slurm import record
 from launch.slurm.hours import Hours, left, used
-from launch.slurm.queue import RunStatus, Tracker
+from launch.slurm.queue import JobStatus, Tracker
 from launch.slurm.record import Submission
 from launch.slurm.scheduler import QueuedJob
 from launch.slurm.shape import slurm
-from launch.status import ALIKE, Entry, Overview, _hours, rendered
+from launch.slurm.slurm_launcher import _hours
 from launch.sweep import one_run
+from launch.verbs.overview import ALIKE, Overview, rendered
 from parallelbench.store.attempt import Attempt, Outcome, OutcomeName
 from parallelbench.store.folder import RunFolder, State
 from tests.helpers import TINY
@@ -73,15 +75,15 @@ def test_what_a_job_may_use_yet_is_less_the_more_it_has_used(tmp_path: Path) -> 
     assert left(mine, [*attempts, last], running=True) == Hours(), "never less than nothing"
 
 
-def entry(number: int, label: OutcomeName | str) -> Entry:
+def entry(number: int, label: OutcomeName | str) -> tuple[RunFolder, JobStatus]:
     name = RunFolder(Path(f"sweep/run-{number}-{label}"))
     if label in ("queued", "running"):
         job = QueuedJob(str(number), "PENDING" if label == "queued" else "RUNNING", "Priority", "", "x")
-        return Entry(name, RunStatus(State("missing"), str(number), job))
+        return (name, JobStatus(State("missing"), str(number), job))
     if label == "missing":
-        return Entry(name, RunStatus(State("missing")))
+        return (name, JobStatus(State("missing")))
     outcome = Outcome(outcome=label, reason=f"why {number}", finished_at=1.0)  # type: ignore[arg-type]
-    return Entry(name, RunStatus(State("done" if label == "ok" else "failed", outcome, 1)))
+    return (name, JobStatus(State("done" if label == "ok" else "failed", outcome, 1)))
 
 
 def lines_of(view: Overview, *, every: bool = False) -> list[str]:
@@ -92,7 +94,7 @@ def lines_of(view: Overview, *, every: bool = False) -> list[str]:
 
 def test_what_needs_somebody_comes_first_and_what_is_alike_in_one_row() -> None:
     labels = ["ok", "queued", "missing"] * (ALIKE + 1) + ["running", "oom", "running"]
-    view = Overview([entry(number, label) for number, label in enumerate(labels)], "2.00 GPU-hours used", "no answer")
+    view = Overview(dict(starmap(entry, enumerate(labels))), ["2.00 GPU-hours used", "no answer"])
     many = ALIKE + 1
     lines = lines_of(view)
     assert lines[0] == f"{many} missing, {many} ok, 1 oom, {many} queued, 2 running"
@@ -109,7 +111,7 @@ def test_what_needs_somebody_comes_first_and_what_is_alike_in_one_row() -> None:
 
 def test_few_runs_are_all_listed() -> None:
     labels = ["ok"] * ALIKE + ["killed"]
-    lines = lines_of(Overview([entry(number, label) for number, label in enumerate(labels)], ""))
+    lines = lines_of(Overview(dict(starmap(entry, enumerate(labels)))))
     assert len(lines) == 2 + len(labels)
     assert "killed" in lines[2]
 
@@ -124,7 +126,7 @@ def test_the_records_of_a_submission_name_their_gpus(tmp_path: Path) -> None:
 def test_what_runs_may_go_on_also_where_slurm_gives_no_answer(tmp_path: Path) -> None:
     mine = submission()
     begun(tmp_path / "a", "mine.17.0", ago_s=600, took_s=600)
-    entries = [Entry(RunFolder(tmp_path / "a"), RunStatus(State("running"), "17"))]
+    entries = {RunFolder(tmp_path / "a"): JobStatus(State("running"), "17")}
     spent, to_come = zip(*_hours(Tracker.unanswered([mine]), entries), strict=True)
     assert sum(spent, Hours()).gpu == pytest.approx(2 * 600 / 3600, rel=0.02)
     assert sum(to_come, Hours()).gpu == pytest.approx(2 * (3 * LIMIT_S - 600) / 3600, rel=0.02)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from launch.attempt.processes import Training
 from launch.slurm import job as jobs
 from launch.slurm import record, scheduler
 from launch.slurm.record import Submission
@@ -29,14 +30,14 @@ class Warned:
     saves: bool
     begun: int = 0
 
-    def lead(self, folder: RunFolder, *_: Any) -> Outcome:
-        """As `launch.slurm.job._lead`."""
+    def train(self, training: Training, _: Any) -> Outcome:
+        """As `launch.slurm.job.train`."""
         self.begun += 1
         if self.begun < self.number:
             return Outcome(outcome="error", reason="on purpose", finished_at=time.time())
         os.kill(os.getpid(), signal.SIGUSR2)
         if self.saves:
-            manifest = folder.path / "checkpoints" / "attempt-1-epoch-1" / "manifest.json"
+            manifest = training.folder.path / "checkpoints" / "attempt-1-epoch-1" / "manifest.json"
             manifest.parent.mkdir(parents=True)
             manifest.touch()
         return Outcome(outcome="timeout", reason="stopped after epoch 1", finished_at=time.time())
@@ -79,11 +80,11 @@ def submitted(tmp_path: Path, *overrides: str, runs: int = 1) -> tuple[Path, lis
 def test_results_follow_the_users_umask_and_what_jobs_execute_does_not(
     tmp_path: Path, told: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def lead(folder: RunFolder, *_: Any) -> Outcome:
-        (folder.path / "written").touch()
+    def train(training: Training, _: Any) -> Outcome:
+        (training.folder.path / "written").touch()
         return Outcome(outcome="ok", reason="", finished_at=time.time())
 
-    monkeypatch.setattr(jobs, "_lead", lead)
+    monkeypatch.setattr(jobs, "train", train)
     before = os.umask(0o002)
     try:
         path, (folder,) = submitted(tmp_path)
@@ -136,7 +137,7 @@ def test_a_warned_job_is_queued_again_only_where_another_start_gets_further(
 ) -> None:
     path, folders = submitted(tmp_path, *overrides, runs=runs)
     training = Warned(number, saves)
-    monkeypatch.setattr(jobs, "_lead", training.lead)
+    monkeypatch.setattr(jobs, "train", training.train)
     with pytest.raises(SystemExit):
         jobs.run_task(str(path))
     assert told == ([["scontrol", "requeue", "17"]] if requeued else [])

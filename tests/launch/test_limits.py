@@ -8,14 +8,14 @@ import pytest
 
 from launch.slurm.limits import allowed
 from launch.slurm.scheduler import SchedulerError
-from launch.slurm.submit import batches, prepare_for_site
+from launch.slurm.submit import job_groups, prepare_for_site
 from launch.sweep import expand
 from tests.launch.fake_slurm import ON_SITE
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from launch.slurm.submit import Batch
+    from launch.slurm.submit import JobGroup
     from tests.launch.fake_slurm import FakeSlurm
 
 ENFORCED = "ClusterName = here\nAccountingStorageEnforce = associations,limits,qos\n"
@@ -50,9 +50,9 @@ def slurm(fake: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
     return fake
 
 
-def group(results: Path, *overrides: str) -> Batch:
+def group(results: Path, *overrides: str) -> JobGroup:
     plan = expand([*ON_SITE, f"results={results}", *overrides])
-    (batch,) = batches([prepare_for_site(planned) for planned in plan])
+    (batch,) = job_groups([prepare_for_site(planned) for planned in plan])
     return batch
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from launch.outcome import exit_codes, judge, publish_if_finished, stopped
+from launch.attempt.outcome import exit_codes, judge, publish_if_finished, stopped
 from parallelbench.errors import ConfigError, StorageError
 from parallelbench.rank.worker import RankError, classify
 from parallelbench.store.attempt import RETRYABLE

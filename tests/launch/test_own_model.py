@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from launch.compose import Extension
 from launch.sweep import one_run
+from launch.sweep.compose import Extension
 from parallelbench.errors import ConfigError
 from parallelbench.spec.check import check_run
 

@@ -16,15 +16,17 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 
-from analysis.compare import left_out
-from analysis.load import load
+from analysis import excluded
+from analysis.comparison.exclusions import Exclusion
+from analysis.configurations import summary
 from analysis.notes import warnings
-from analysis.summary import summary
-from launch import processes
-from launch.command import environment
-from launch.slurm.submit import batches, prepare_for_site
+from analysis.reader import load
+from launch.attempt import processes
+from launch.attempt.command import environment
+from launch.attempt.processes import Training
+from launch.attempt.warm_workers import WarmWorkers, _Parent
+from launch.slurm.submit import job_groups, prepare_for_site
 from launch.sweep import expand, one_run
-from launch.warm import WarmWorkers, _Parent
 from parallelbench.errors import ConfigError
 from parallelbench.rank.warm import PRELOADED, unforkable
 from parallelbench.store.folder import RunFolder, find_runs
@@ -80,10 +82,10 @@ def test_packed_runs_train_bit_for_bit_like_separate_ones_and_have_no_times(tmp_
         assert row_of(run)["run_id"] != row_of(separate[name])["run_id"], "a packed run is no substitute"
 
     runs = load(tmp_path / "packed" / "adhoc")
-    assert set(left_out(runs)["reason"]) == {"packed: started by a warm process"}
+    assert set(excluded(runs)["exclusion"]) == {Exclusion.PACKED.value}
     assert summary(runs)["speed_up"].is_null().all()
     assert any(note.startswith("No time, speed-up or efficiency from 4 packed runs") for note in warnings(runs))
-    assert left_out(load(tmp_path / "separate" / "adhoc")).filter(reason="packed: started by a warm process").is_empty()
+    assert excluded(load(tmp_path / "separate" / "adhoc")).filter(exclusion=Exclusion.PACKED.value).is_empty()
 
 
 @pytest.mark.slow
@@ -265,9 +267,9 @@ def test_where_no_fork_is_possible_runs_start_cold(
     monkeypatch.setattr(_Parent, "close", lambda *_: None)
     monkeypatch.setattr(processes, "start", lambda *_, **__: "cold")
     run, folder = one_run([*TINY, PACKED]).run, RunFolder(tmp_path / "a-run")
-    attempt: Any = SimpleNamespace(number=1)
+    attempt: Any = SimpleNamespace(number=1, log=tmp_path / "log.txt")
     with WarmWorkers() as workers:
-        started: Any = workers.start(folder, run, attempt, device_type="cpu", log=None)
+        started: Any = workers.start(Training(folder, run, attempt, "cpu"), log=None)
     assert started == "cold"
     assert "a-run is started cold: it has threads" in capsys.readouterr().out
 
@@ -281,5 +283,5 @@ def test_runs_of_several_nodes_are_not_packed() -> None:
 def test_a_packed_job_does_all_runs_of_its_shape() -> None:
     overrides = [*TINY, "launcher=slurm", "site=local_cluster", "sweep.repeats=3"]
     plan = expand([*overrides, "sweep.blocks=[{zip:{strategy:[single,ddp],devices:[1,2]}}]", PACKED])
-    tasks = [batch.tasks() for batch in batches([prepare_for_site(planned) for planned in plan])]
+    tasks = [batch.tasks() for batch in job_groups([prepare_for_site(planned) for planned in plan])]
     assert [[len(runs) for runs in task] for task in tasks] == [[3], [3]]

@@ -9,9 +9,9 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from launch.compose import Extension, keeps_to_its_node
-from launch.extension import extension
 from launch.sweep import one_run
+from launch.sweep.compose import Extension, keeps_to_its_node
+from launch.sweep.extension import extension
 from parallelbench.errors import ConfigError
 from parallelbench.spec.mapping import _component_class
 
@@ -35,7 +35,7 @@ class Mine(Strategy, frozen=True, kw_only=True):
 
     def prepare(self, model, run, world):
         from torch.nn.utils import parameters_to_vector, vector_to_parameters
-        from parallelbench.strategies.parts.replicas import ModuleReplica, place
+        from parallelbench.strategies.parts.replicas import ModuleReplica, to_device
 
         assert self.mark != 13, "bad luck"
 
@@ -48,7 +48,7 @@ class Mine(Strategy, frozen=True, kw_only=True):
                 self.traffic.all_reduce("gradient", vector.nbytes, world.size)
                 return result
 
-        module = place(model, run, world.device)
+        module = to_device(model, run, world.device)
         return Averaging(module, run=run, world=world, data_shard=Shard(world.rank, world.size))
 '''
 YAML = "_target_: mystrategies.Mine\nname: mine\nmark: 2\n"
@@ -174,7 +174,7 @@ def test_a_package_cannot_take_the_name_of_another(tmp_path: Path) -> None:
         ("class Mine: ...\n", "is refused: it is no strategy"),
         (
             "from parallelbench.spec.config import Strategy as Mine\n",
-            "it lacks data_parallel_degree, prepare, processes, which",
+            "it lacks data_parallel_degree, prepare, which",
         ),
         ("class Other: ...\n", r"mystrategies\.Mine does not exist: choose a file of conf/strategy/"),
     ],

@@ -1,4 +1,4 @@
-"""What Slurm knows of runs, laid over what their folders say."""
+"""What Slurm knows of runs, combined with what their folders say."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from rich.console import Console
 
 from launch.slurm import record, scheduler
 from launch.slurm.job import Job
-from launch.slurm.queue import RunStatus, Tracker, track
+from launch.slurm.queue import JobStatus, Tracker, track
 from launch.slurm.scheduler import QueuedJob
-from launch.slurm.submit import not_wanted
-from launch.slurm.verbs import cancel
+from launch.slurm.slurm_launcher import OnSlurm
+from launch.slurm.submit import not_submitted
 from parallelbench.errors import StorageError
 from parallelbench.store.attempt import OUTCOMES, Outcome, OutcomeName
 from parallelbench.store.folder import RunFolder, State
@@ -27,9 +27,10 @@ TIMEOUT = State("failed", Outcome(outcome="timeout", reason="too slow", finished
 
 def test_a_job_knows_its_own_attempts_although_ids_are_given_out_again(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
-    mine = Job("token", id="5", restarts=1, task=0, node=0)
-    first = folder.claim(job=Job("token", id="5", restarts=0, task=0, node=0).start)
-    second = folder.claim(job=Job("other", id="5", restarts=0, task=0, node=0).start)
+    own, other = submission(), submission()
+    mine = Job(own, id="5", restarts=1, task=0, node=0)
+    first = folder.claim(job=Job(own, id="5", restarts=0, task=0, node=0).start)
+    second = folder.claim(job=Job(other, id="5", restarts=0, task=0, node=0).start)
     assert first is not None
     assert second is not None
     assert (mine.began(first), mine.began(second)) == (True, False)
@@ -55,28 +56,28 @@ def test_the_folder_comes_before_the_queue(state: State, job_state: str | None, 
     jobs = {"17_0": QueuedJob("17_0", job_state, "Resources", "", mine.name)} if job_state else {}
     tracker = Tracker({"a": [(mine, 0)]}, jobs)
     status = tracker.status(RunFolder(Path("sweep/a")), state)
-    assert (status.label, status.wanted(frozenset())) == (label, wanted)
+    assert (status.label, status.starts(frozenset())) == (label, wanted)
 
 
 def test_outcomes_are_tried_again_where_that_is_asked_for() -> None:
-    assert RunStatus(FAILED).wanted(frozenset({"oom"}))
-    assert not RunStatus(FAILED).wanted(frozenset({"nan"}))
-    assert not RunStatus(DONE).wanted(frozenset({"ok"}))
+    assert JobStatus(FAILED).starts(frozenset({"oom"}))
+    assert not JobStatus(FAILED).starts(frozenset({"nan"}))
+    assert not JobStatus(DONE).starts(frozenset({"ok"}))
 
 
 def test_what_is_not_submitted_is_counted_and_how_to_try_failed_runs_again() -> None:
-    queued = RunStatus(MISSING, "17", QueuedJob("17", "PENDING", "None", "", "x"))
-    statuses = [RunStatus(DONE), RunStatus(FAILED), RunStatus(KILLED), RunStatus(MISSING), queued]
+    queued = JobStatus(MISSING, "17", QueuedJob("17", "PENDING", "None", "", "x"))
+    statuses = [JobStatus(DONE), JobStatus(FAILED), JobStatus(KILLED), JobStatus(MISSING), queued]
     text = "not submitted: 1 done, 1 oom, 1 queued (--retry oom tries again); 2 run(s) to submit"
-    assert not_wanted(statuses, frozenset()) == text
-    assert not_wanted(statuses, frozenset({"oom"})) == "not submitted: 1 done, 1 queued; 3 run(s) to submit"
-    assert not_wanted([RunStatus(MISSING)], frozenset()) == ""
+    assert not_submitted(statuses, frozenset()) == text
+    assert not_submitted(statuses, frozenset({"oom"})) == "not submitted: 1 done, 1 queued; 3 run(s) to submit"
+    assert not_submitted([JobStatus(MISSING)], frozenset()) == ""
 
 
 def test_a_submission_without_a_known_job_is_not_repeated() -> None:
     tracker = Tracker({"a": [(submission(), 0)]}, {})
     status = tracker.status(RunFolder(Path("sweep/a")), MISSING)
-    assert (status.label, status.wanted(frozenset())) == ("unknown", False)
+    assert (status.label, status.starts(frozenset())) == ("unknown", False)
 
 
 @pytest.mark.parametrize("outcome", ["oom", "killed", "timeout", "storage"])
@@ -92,7 +93,7 @@ def test_a_retry_of_which_slurm_says_nothing_is_not_repeated_unless_it_has_ended
     if job is not None and outcome != "oom":  # it may wait for its next start, and nobody can be asked
         label = "unknown"
     assert status.label == (label or outcome)
-    assert status.wanted(frozenset(OUTCOMES)) == (not label)
+    assert status.starts(frozenset(OUTCOMES)) == (not label)
     assert ("before that: " + outcome in status.reason) == bool(label)
 
 
@@ -124,7 +125,7 @@ def test_runs_of_a_packed_job_run_one_by_one(
     queue = {"17": QueuedJob("17", job_state, "Resources", "", packed.name)}
     status = Tracker({"a": [(packed, 0)]}, queue).status(RunFolder(Path("sweep/a")), state)
     assert (status.label, status.reason) == (label, reason)
-    assert not status.wanted(frozenset()), "its job may still come to it"
+    assert not status.starts(frozenset()), "its job may still come to it"
 
 
 def test_a_run_that_was_started_as_often_as_it_may_be_is_over_although_its_packed_job_runs(tmp_path: Path) -> None:
@@ -134,13 +135,13 @@ def test_a_run_that_was_started_as_often_as_it_may_be_is_over_although_its_packe
         assert folder.claim(job=f"{packed.token}.17.{restarts}") is not None
     queue = {"17": QueuedJob("17", "RUNNING", "n1", "", packed.name)}
     status = Tracker({"a": [(packed, 0)]}, queue).status(folder, TIMEOUT)
-    assert (status.label, status.live, status.wanted(frozenset())) == ("timeout", False, True)
+    assert (status.label, status.live, status.starts(frozenset())) == ("timeout", False, True)
 
 
 def test_a_job_that_left_nothing_is_named() -> None:
     mine = submission(job="17")
     status = Tracker({"a": [(mine, 0)]}, {}).status(RunFolder(Path("sweep/a")), MISSING)
-    assert status.reason == "its job 17_0 left no word; `parallelbench logs` shows what it printed"
+    assert status.reason == "its job 17_0 left no outcome; `parallelbench logs` shows what it printed"
 
 
 def test_cancel_ends_all_jobs_and_says_how_runs_begin_again(
@@ -163,12 +164,12 @@ def test_cancel_ends_all_jobs_and_says_how_runs_begin_again(
         + f"N/A|N/A|6|PENDING|None|N/A|{second.name}\n"
     )
     console = Console(width=300, file=io.StringIO())
-    cancel([tmp_path], console)
+    OnSlurm().cancel([tmp_path], console)
     assert told == [["scancel", "5", "6"]]
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert "3 job(s) cancelled" in text
-    assert "1 run(s) go on after the last saved epoch; 1 run(s) that had begun start over" in text
-    assert "whether Slurm has got 1 more array(s) can't be said yet" in text
+    assert "1 run(s) go on after the last saved epoch; 1 run(s) start over, since nothing of them was saved" in text
+    assert "it is not known yet whether Slurm has 1 more array(s)" in text
 
 
 def test_all_sweeps_are_asked_about_at_once(tmp_path: Path, fake: FakeSlurm) -> None:

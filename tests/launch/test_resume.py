@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.parquet as pq
 import pytest
 
-from analysis import left_out, load
+from analysis import excluded, load
+from analysis.comparison.exclusions import Exclusion
 from parallelbench.store.journal import read_tables
 from parallelbench.store.records import TABLES
 from tests.faults import fault
@@ -147,7 +148,7 @@ def test_a_run_that_is_asked_to_stop_goes_on_later(
     assert run["resumed_elsewhere"] is None
 
 
-def test_a_run_that_goes_on_in_other_surroundings_is_not_compared(
+def test_a_run_that_resumes_in_another_environment_is_not_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     results = tmp_path / "results"
@@ -158,7 +159,8 @@ def test_a_run_that_goes_on_in_other_surroundings_is_not_compared(
     assert code == 0, text
     (run,) = rows(the_run(results))["run"]
     assert run["resumed_elsewhere"] == "variables.GLOO_TUNED_TO: None and the moon"
-    assert left_out(load(results))["reason"].to_list() == [f"resumed elsewhere: {run['resumed_elsewhere']}"]
+    (row,) = excluded(load(results)).select("exclusion", "exclusion_detail").rows()
+    assert row == (Exclusion.RESUMED_ELSEWHERE.value, run["resumed_elsewhere"])
 
 
 def flip(path: Path) -> None:

@@ -155,7 +155,7 @@ def test_faithful_does_as_was_published() -> None:
     [
         (
             ["sweep=demo", "faithful=true"],
-            "no meaning for sweep=demo: it is there for asu_data_parallel, asu_model_parallel",
+            "no meaning for sweep=demo: it is for asu_data_parallel, asu_model_parallel",
         ),
         (["faithful=true"], "no meaning for sweep=adhoc"),
         (["sweep=asu_data_parallel", "faithful=yes"], "faithful=yes: expected true or false"),

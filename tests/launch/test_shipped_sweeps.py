@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launch.compose import group_choices
+from launch.sweep.compose import group_choices
 from parallelbench.spec.check import check_run
 from tests.launch.plans import plan
 

@@ -12,16 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from launch.doctor import file_system
-from launch.local import Prepared
+from launch.preparation import Prepared
 from launch.slurm import scheduler
 from launch.slurm.hours import Hours
+from launch.slurm.plan_report import show_plan
 from launch.slurm.scheduler import Partition
 from launch.slurm.shape import batch_parameters, shape_of, slurm
 from launch.slurm.site import gpus_in, refusals, warnings
-from launch.slurm.submit import batch_script, batches, prepare_for_site
-from launch.slurm.verbs import show_plan
+from launch.slurm.submit import batch_script, job_groups, prepare_for_site
 from launch.sweep import PlannedRun, expand, one_run
+from launch.verbs.doctor import file_system
 from parallelbench.errors import ConfigError
 from parallelbench.store.folder import RunFolder
 from tests.launch.fake_slurm import DONE, MISSING, ON_SITE, FakeSlurm, run_of, submission
@@ -121,12 +121,12 @@ def kind(**changes: Any) -> Partition:
         ({"memory_mib": 10_000}, "lower launcher.memory_gib_per_device"),
         ({"gres": "gpu:a100:3"}, "have 3"),
         ({"gres": "gpu:v100:4"}, "have 0"),
-        ({"name": "other", "default": False}, "is none of this cluster's"),
+        ({"name": "other", "default": False}, "is not one of this cluster"),
     ],
 )
 def test_what_the_cluster_refuses_is_said(changes: dict[str, Any], word: str, tmp_path: Path) -> None:
     plan = [one_run([*ON_SITE, "strategy=ddp", "devices=8", "nodes=2", f"results={tmp_path}"])]
-    (batch,) = batches([prepare_for_site(planned) for planned in plan])
+    (batch,) = job_groups([prepare_for_site(planned) for planned in plan])
     assert refusals(batch, [kind()]) == refusals(batch, [kind(state="down")]) == []
     assert warnings(batch, [kind(), kind(name="other", default=False, state="down")]) == []
     assert warnings(batch, [kind(state="down")]) == ["the partition normal is down: jobs wait until it is up"]
@@ -137,7 +137,7 @@ def test_what_the_cluster_refuses_is_said(changes: dict[str, Any], word: str, tm
 
 def test_runs_of_one_shape_make_up_one_array(tmp_path: Path) -> None:
     plan = expand([*ON_SITE, "model=mlp,logistic_regression", "devices=1,2", "strategy=ddp", f"results={tmp_path}"])
-    groups = batches([prepare_for_site(planned) for planned in plan])
+    groups = job_groups([prepare_for_site(planned) for planned in plan])
     assert [len(group.tasks()) for group in groups] == [2, 2]
     assert "#SBATCH --array=0-1%2" in batch_script(groups[0], 2)
     assert "--array" not in batch_script(groups[0], 1)
@@ -157,7 +157,7 @@ def test_only_like_runs_share_a_job(tmp_path: Path) -> None:
             ["launcher.oversubscribe=true"],
         )
     ]
-    assert [len(group.runs) for group in batches([prepare_for_site(planned) for planned in plan])] == [2, 1, 1, 1]
+    assert [len(group.runs) for group in job_groups([prepare_for_site(planned) for planned in plan])] == [2, 1, 1, 1]
 
 
 def test_a_cpu_run_leaves_a_sites_gpus_to_others() -> None:
@@ -165,7 +165,7 @@ def test_a_cpu_run_leaves_a_sites_gpus_to_others() -> None:
     assert shape_of(run, "cpu").gpus_per_node == 0
     assert shape_of(run, "cuda").gpus_per_node == 1
     for device_type in ("cpu", "cuda"):
-        (batch,) = batches([Prepared(PlannedRun(run, []), RunFolder(Path("a")), device_type, False)])
+        (batch,) = job_groups([Prepared(PlannedRun(run, []), RunFolder(Path("a")), device_type, False)])
         hours = run.devices * 3 * 1.0
         assert batch.most_hours == (Hours(gpu=hours) if device_type == "cuda" else Hours(cpu=hours))
         assert submission(site=run.site, device_type=device_type).asks_for_gpus == (device_type == "cuda")

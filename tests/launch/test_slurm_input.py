@@ -13,8 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from launch.slurm import scheduler, verbs
-from launch.slurm.submit import batch_script, batches, prepare_for_site
+from launch.slurm import plan_report, scheduler
+from launch.slurm.submit import batch_script, job_groups, prepare_for_site
 from launch.sweep import PlannedRun
 from parallelbench.cli import main
 from parallelbench.errors import ConfigError
@@ -24,7 +24,7 @@ from tests.faults import fault
 from tests.helpers import TINY, plain, quoted
 
 if TYPE_CHECKING:
-    from launch.slurm.submit import Batch
+    from launch.slurm.submit import JobGroup
 
 SLURM = (*TINY, "launcher=slurm", "site=local_cluster")
 HARMLESS = re.compile(r"[\w@%+=:,./ -]*", re.ASCII)
@@ -37,11 +37,11 @@ def scripts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The batch scripts that `plan` shows, on a machine without Slurm."""
     shown: list[str] = []
 
-    def spy(group: Batch, count: int) -> str:
+    def spy(group: JobGroup, count: int) -> str:
         shown.append(batch_script(group, count))
         return shown[-1]
 
-    monkeypatch.setattr(verbs, "batch_script", spy)
+    monkeypatch.setattr(plan_report, "batch_script", spy)
     monkeypatch.setattr(scheduler, "available", lambda: False)
     return shown
 
@@ -177,7 +177,7 @@ def test_hostile_configurations(site: dict[str, str], rest: tuple[str, str, str]
     node["site"] = node["site"] | site | {"modules": [module]}
     refusal, script = "", ""
     try:
-        (group,) = batches([prepare_for_site(PlannedRun(from_mapping(node), []))])
+        (group,) = job_groups([prepare_for_site(PlannedRun(from_mapping(node), []))])
         script = batch_script(group, 1)
     except ConfigError as error:
         refusal = str(error)

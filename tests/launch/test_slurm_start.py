@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from launch.slurm import bandwidth, rendezvous, start
+from launch.slurm import node_bandwidth as bandwidth
+from launch.slurm import rendezvous, start
 from parallelbench.errors import ConfigError
 from tests.helpers import configured
 

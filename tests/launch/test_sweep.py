@@ -13,8 +13,8 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from launch.compose import NOTHING, Extension, _resolved_by_omegaconf, compose_plain, parse, resolve
-from launch.sweep import PlannedRun, Point, _points, _set, expand, one_run
+from launch.sweep.compose import NOTHING, Extension, compose_plain, parse, resolve, resolved_by_omegaconf
+from launch.sweep.expansion import PlannedRun, Point, _points, _set, expand, one_run
 from parallelbench.errors import ConfigError
 from parallelbench.spec.config import RunConfig
 from parallelbench.spec.identity import run_id
@@ -187,7 +187,7 @@ def test_references_lead_where_omegaconf_leads_them(point: Point) -> None:
     for key, value in point.items():
         with contextlib.suppress(ConfigError):  # one key within another that is no map any more
             _set(changed, key, value)
-    assert outcome_of(lambda: resolve(changed)) == outcome_of(lambda: _resolved_by_omegaconf(changed))
+    assert outcome_of(lambda: resolve(changed)) == outcome_of(lambda: resolved_by_omegaconf(changed))
 
 
 # --- order

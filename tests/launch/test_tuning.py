@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launch import tuning
 from launch.sweep import PlannedRun, expand
-from launch.tuning import Choice, applied, open_keys, read, stages, tuned, work_of, worth
+from launch.tuning import choices as tuning
+from launch.tuning import trials
+from launch.tuning.choices import Choice, applied, open_keys, read, tuned, work_of
+from launch.tuning.trials import stages, worth
 from parallelbench.cli import main
 from parallelbench.errors import ConfigError
 from parallelbench.rank.tuning import FIRST_LOSS_TOLERANCE, GAIN, LOSS_TOLERANCE, Findings, Trial, patched, search
@@ -75,7 +77,7 @@ def test_all_runs_of_a_model_share_a_choice_and_other_models_have_their_own(tmp_
 
 def test_a_choice_that_a_later_strategy_can_not_do_is_refused_with_the_fix(tmp_path: Path) -> None:
     run = plan("strategy=fsdp", "devices=2", f"results={tmp_path}")[0]
-    with pytest.raises(ConfigError, match=r"chosen without this run, which can't do it .*fp16.*parallelbench tune"):
+    with pytest.raises(ConfigError, match=r"chosen without this run, which can't use it .*fp16.*parallelbench tune"):
         applied(run, chosen({"precision": "fp16"}, "cuda"))
 
 
@@ -268,11 +270,11 @@ def test_a_loader_without_a_name_is_a_message(tmp_path: Path) -> None:
 
 def test_the_largest_batch_is_tried(tmp_path: Path) -> None:
     planned = expand(["data=synthetic", "data.train_samples=60000", "batch_size=32,1024,128", f"results={tmp_path}"])
-    assert tuning.largest([each.run for each in planned]).batch_size == 1024
+    assert trials.largest([each.run for each in planned]).batch_size == 1024
     weak = ["scaling=weak", "batch_size=64", "strategy=ddp", "devices=4", "launcher.oversubscribe=true"]
     (planned_weak,) = expand(["data=synthetic", "data.train_samples=60000", *weak, f"results={tmp_path}"])
     (small,) = [each.run for each in planned if each.run.batch_size == 128]
-    assert tuning.largest([planned_weak.run, small]).batch_size == 128  # on one device the other takes 64, not 256
+    assert trials.largest([planned_weak.run, small]).batch_size == 128  # on one device the other takes 64, not 256
 
 
 def test_a_file_that_sets_what_no_trial_chooses_is_refused(tmp_path: Path) -> None:
@@ -302,24 +304,24 @@ def test_nothing_is_tried_on_a_login_node(tmp_path: Path, capsys: pytest.Capture
 
 
 def test_what_trains_on_gpus_is_not_tried_on_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tuning, "check_data", lambda _: None)
+    monkeypatch.setattr(trials, "check_data", lambda _: None)
     on_slurm = plan("device=auto", "launcher=slurm", "site=asu_sol", f"results={tmp_path}")
-    if tuning.this_machine().device_type("auto") == "cpu":
+    if trials.this_machine().device_type("auto") == "cpu":
         with pytest.raises(ConfigError, match=r"train on cuda, which this machine does not have.*srun --gpus=1"):
-            tuning.try_out_here(on_slurm)
+            trials.try_out_here(on_slurm)
 
 
 def test_a_data_set_that_is_not_there_is_named(tmp_path: Path) -> None:
     runs = expand(["data=cifar10", "tune=true", f"site.data_dir={tmp_path}", f"results={tmp_path}"])
     with pytest.raises(ConfigError, match=f"run `parallelbench prepare data=cifar10 site.data_dir={tmp_path}`"):
-        tuning.try_out_here(runs)
+        trials.try_out_here(runs)
 
 
 def test_a_trial_that_can_not_work_is_a_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tuning, "before_the_program", lambda: None)
-    monkeypatch.setattr(tuning.sys, "executable", "/bin/false")  # type: ignore[attr-defined]
+    monkeypatch.setattr(trials, "before_the_program", lambda: None)
+    monkeypatch.setattr(trials.sys, "executable", "/bin/false")  # type: ignore[attr-defined]
     with pytest.raises(ConfigError, match=r"the trial of logistic_regression .* failed: exit code 1"):
-        tuning.try_out_here(plan(f"results={tmp_path}"))
+        trials.try_out_here(plan(f"results={tmp_path}"))
 
 
 @pytest.mark.slow

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from parallelbench.spec.identity import SCHEMA_VERSION
+from parallelbench.spec.identity import CONFIGURATION_VERSION
 from parallelbench.store.folder import file_sha256, find_runs
+from parallelbench.store.records import TABLES_VERSION
 from tests.faults import fault
 from tests.helpers import TINY
 from tests.launch.programs import completed
@@ -18,36 +19,61 @@ from tests.versions import other_version
 if TYPE_CHECKING:
     from pathlib import Path
 
-OTHER = SCHEMA_VERSION + 1
+    from parallelbench.store.folder import RunFolder
+
 ARGUMENTS = ("submit", *TINY, "epochs=1", "measure.parity=false", "measure.telemetry_hz=0", "launcher.checkpoint=never")
+
+
+@pytest.fixture
+def ours(tmp_path: Path) -> RunFolder:
+    """A run of this program."""
+    code, text = completed(*ARGUMENTS, results=tmp_path / "results")
+    assert code == 0, text
+    (folder,) = find_runs(tmp_path / "results")
+    return folder
 
 
 @pytest.mark.slow
 @fault(
     "storage and input",
-    "Old and new schema side by side",
-    injection="a copy of the program with the next schema version works in the same results folder",
-    outcome="each runs its own run and leaves the other's alone to the byte; status knows both; each reads "
-    "both and names the other's, with both versions",
+    "Results of another version of the tables",
+    injection="a copy of the program with the next version of the tables works in the same results folder",
+    outcome="nothing runs again; it reads the result, and says of which version it is",
 )
-def test_results_of_two_versions_lie_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    results = tmp_path / "results"
-    code, text = completed(*ARGUMENTS, results=results)
-    assert code == 0, text
-    (ours,) = find_runs(results)
-    before = _content(ours.path)
+def test_a_new_version_of_the_tables_reruns_nothing(
+    ours: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results, before = tmp_path / "results", _content(ours.path)
+    for name, value in other_version(tmp_path / "other", TABLES_VERSION=TABLES_VERSION + 1).items():
+        monkeypatch.setenv(name, value)
+    assert "1 run(s) are done" in completed(*ARGUMENTS, results=results)[1]
+    note = f"1 run of tables version {TABLES_VERSION} (this program: {TABLES_VERSION + 1}): the same columns"
+    assert _read(results) == (note, 1)
+    assert _content(ours.path) == before
+
+
+@pytest.mark.slow
+@fault(
+    "storage and input",
+    "Runs of another version of configurations",
+    injection="a copy of the program, for which configurations mean something else, works in the same results folder",
+    outcome="each runs its own run and leaves the other's alone to the byte; status knows both; each reads both",
+)
+def test_runs_of_two_versions_lie_side_by_side(
+    ours: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results, before = tmp_path / "results", _content(ours.path)
+    versions = {"CONFIGURATION_VERSION": CONFIGURATION_VERSION + 1, "TABLES_VERSION": TABLES_VERSION + 1}
+    note = "1 run of tables version {} (this program: {}): the same columns"
     with monkeypatch.context() as other:
-        for name, value in other_version(tmp_path / "other", OTHER).items():
+        for name, value in other_version(tmp_path / "other", **versions).items():
             other.setenv(name, value)
         code, text = completed(*ARGUMENTS, results=results)
         assert code == 0, text
-        assert _read(results) == (
-            f"1 run of schema version {SCHEMA_VERSION} (this program: {OTHER}): the same columns",
-            2,
-        )
+        assert _read(results) == (note.format(TABLES_VERSION, TABLES_VERSION + 1), 2)
     theirs = next(run for run in find_runs(results) if run != ours)
     assert _content(ours.path) == before
-    assert _read(results) == (f"1 run of schema version {OTHER} (this program: {SCHEMA_VERSION}): the same columns", 2)
+    assert _read(results) == (note.format(TABLES_VERSION + 1, TABLES_VERSION), 2)
     assert "1 run(s) are done" in completed(*ARGUMENTS, results=results)[1]
     assert [run.state().label for run in (ours, theirs)] == ["ok", "ok"]
     assert [len(run.attempts()) for run in (ours, theirs)] == [1, 1]

@@ -19,7 +19,7 @@ from parallelbench.errors import ConfigError
 from parallelbench.models.model import Model
 from parallelbench.models.modules import Dense, sequence
 from parallelbench.models.norms import SyncBatchNorm
-from parallelbench.spec import config
+from parallelbench.spec import mapping
 
 NAMES = sorted(path.stem for path in Path(conf.__file__).parent.glob("model/*.yaml"))
 SMALL = [name for name in NAMES if name not in ("resnet50", "vit_b_16")]
@@ -30,7 +30,7 @@ def spec(name: str, **options: Any) -> Model:
     with initialize_config_module("conf", version_base=None):
         node = OmegaConf.to_container(compose(f"model/{name}"))
     assert isinstance(node, dict)
-    model: Model = config.build({**node["model"], **options}, "model")
+    model: Model = mapping.build({**node["model"], **options}, "model")
     assert isinstance(model, Model)
     return model
 
@@ -310,7 +310,7 @@ def test_wrong_options_are_refused_by_name(name: str, options: dict[str, Any], w
 def test_a_specification_survives_the_way_to_plain_data_and_back(name: str) -> None:
     model = spec(name)
     options = {field: getattr(model, field) for field in model.__struct_fields__}
-    again = config.build({"_target_": f"{type(model).__module__}.{type(model).__name__}", **options}, "model")
+    again = mapping.build({"_target_": f"{type(model).__module__}.{type(model).__name__}", **options}, "model")
     assert again == model
     assert hash(again) == hash(model)
 

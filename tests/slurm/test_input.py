@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from launch.slurm import record
-from parallelbench.spec.identity import SCHEMA_VERSION, run_id
+from parallelbench.spec.identity import CONFIGURATION_VERSION, run_id
 from parallelbench.store.folder import RunFolder, find_runs
 from tests.faults import fault
 from tests.slurm.daemons import until
@@ -96,17 +96,17 @@ def test_yaml_is_edited_while_queued(sweeps: Sweeps, tmp_path: Path) -> None:
 @fault(
     "storage and input",
     "the program is upgraded while a run is queued",
-    injection="between submit and the start of the job, the program gets the next schema version",
+    injection="between submit and the start of the job, the program gets the next version of configurations",
     outcome="the job refuses, since a result of two versions is none, and says so; submitting again adds the new run",
 )
 def test_the_program_is_upgraded_while_a_run_is_queued(sweeps: Sweeps, tmp_path: Path) -> None:
     program = tmp_path / "program"
-    for name, value in other_version(program, SCHEMA_VERSION).items():
+    for name, value in other_version(program, CONFIGURATION_VERSION=CONFIGURATION_VERSION).items():
         sweeps.monkeypatch.setenv(name, value)
     with closed(sweeps.cluster):
         assert sweeps.start().wait(timeout=60) == 0
         (old,) = find_runs(sweeps.results)
-        other_version(program, SCHEMA_VERSION + 1)
+        other_version(program, CONFIGURATION_VERSION=CONFIGURATION_VERSION + 1)
     sweeps.until_queue_is_empty()
     assert f"{old.path.name}: was submitted by another version of parallelbench" in sweeps.logs()
     assert sweeps.start().wait(timeout=60) == 0
@@ -316,7 +316,7 @@ def test_the_plan_is_what_is_submitted(sweeps: Sweeps) -> None:
 @pytest.mark.parametrize(
     ("options", "word"),
     [
-        (("site.partition=nowhere",), "site.partition=nowhere is none of this cluster's: normal, preemptible"),
+        (("site.partition=nowhere",), "site.partition=nowhere is not one of this cluster: normal, preemptible"),
         (
             ("devices=8", "strategy=ddp", "site.devices_per_node=8", "site.memory_gib_per_device=1"),
             "8 GPUs of a node, but those of normal have 4",

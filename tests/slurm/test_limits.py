@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from launch.slurm.limits import allowed
-from launch.slurm.submit import batches, prepare_for_site
+from launch.slurm.submit import job_groups, prepare_for_site
 from launch.sweep import expand
 from parallelbench.cli import main
 from tests.slurm.conftest import started
@@ -86,7 +86,7 @@ def test_a_refusal_is_slurms(
     for name, value in limited.env.items():
         monkeypatch.setenv(name, value)
     plan = expand(["launcher=slurm", "site=local_cluster", f"results={tmp_path}", *overrides])
-    (batch,) = batches([prepare_for_site(planned) for planned in plan])
+    (batch,) = job_groups([prepare_for_site(planned) for planned in plan])
     found = allowed()
     assert found is not None
     (text,) = found.refusals(batch)

@@ -140,7 +140,7 @@ def test_the_controller_is_down(sweeps: Sweeps) -> None:
         code, text = sweeps.submit(TWO, verb="plan")
         assert code == 2
         assert "#SBATCH --time=60" in text
-        assert "the cluster's limits could not be looked at: sinfo: " in text
+        assert "the cluster's limits could not be checked: sinfo: " in text
         code, text = sweeps.run("cancel", str(sweeps.results))
         assert (code, text.count("\n")) == (2, 1)
         assert [line.partition(" ")[0] for line in asked()] == ["squeue", "sinfo", "squeue", "squeue"], "each once"
@@ -307,7 +307,7 @@ def test_two_launchers(sweeps: Sweeps, tmp_path: Path) -> None:
         until((tmp_path / "asked").exists, what="the first sbatch", timeout_s=60)
         code, text = sweeps.submit(TWO)
         assert (code, text.count("\n")) == (2, 1)
-        assert f"another process submits this sweep just now (process {first.pid} on" in text
+        assert f"another process is submitting this sweep (process {first.pid} on" in text
         (tmp_path / "go").touch()
         assert first.wait(timeout=60) == 0
         assert "nothing to submit" in sweeps.submit(TWO)[1]

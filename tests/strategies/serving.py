@@ -7,8 +7,8 @@ from typing import Any
 from parallelbench.rank.session import build_model
 from parallelbench.rank.world import World
 from parallelbench.spec.config import RunConfig
+from parallelbench.strategies.parts.server_workers import WorkerReplica
 from parallelbench.strategies.parts.servers import AsyncServer
-from parallelbench.strategies.parts.workers import WorkerReplica
 from tests.strategies.test_parity import MODELS, SYNTHETIC
 from tests.strategies.training import configure, loader_of
 

@@ -15,8 +15,8 @@ import torch.distributed as dist
 
 from parallelbench.loaders.batch import Batch
 from parallelbench.loaders.resident_loader import ResidentLoader
-from parallelbench.probes.attribution import AttributionPass, installed
 from parallelbench.probes.spans import PHASES, Spans
+from parallelbench.probes.step_attribution import AttributionPass, installed
 from parallelbench.rank.session import build_loader, build_model
 from parallelbench.rank.world import World
 from parallelbench.spec.config import RunConfig
@@ -55,7 +55,7 @@ def pipelines(rank: int, size: int, runs: list[RunConfig]) -> list[list[Row]]:
         replica: Any = run.strategy.prepare(build_model(run), run, world)
         loader = loader_of(replica, run)
         replica.step(next(loader.train(epoch=1)))
-        for stage in replica._stages:
+        for stage in replica._torch_stages:
             slow_down(stage, "forward_one_chunk", lambda *_, **__: NAP_S)
             slow_down(stage, "backward_one_chunk", lambda *_, full_backward=True, **__: NAP_S * (1 + full_backward))
             slow_down(stage, "backward_weight_one_chunk", lambda *_, **__: NAP_S)

@@ -10,7 +10,7 @@ import pytest
 from torch import Tensor, nn
 
 from parallelbench.loaders.batch import Shard
-from parallelbench.probes.communication import Traffic
+from parallelbench.probes.traffic import Traffic
 from parallelbench.rank.world import World
 from parallelbench.spec.config import RunConfig
 from parallelbench.strategies import ring_ddp

@@ -28,8 +28,8 @@ from parallelbench.rank.world import World
 from parallelbench.spec.config import RunConfig
 from parallelbench.store.journal import read_entries
 from parallelbench.strategies.parameter_server import ParameterServer
+from parallelbench.strategies.parts.server_workers import AsyncWorker
 from parallelbench.strategies.parts.servers import AsyncServer
-from parallelbench.strategies.parts.workers import AsyncWorker
 from tests.ranks import run_ranks
 from tests.strategies.serving import EPOCHS, PARAMETERS, small, train_epochs
 
@@ -93,13 +93,13 @@ class LosesAPush(ParameterServer, frozen=True, kw_only=True):
     def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Any:
         replica = super().prepare(model, run, world)
         if isinstance(replica, AsyncServer):
-            use, pushes = replica._use, count(1)
+            use, pushes = replica._apply, count(1)
 
             def wrong(gradient: Tensor) -> None:
                 for _ in range(self.applied if next(pushes) == 2 else 1):
                     use(gradient)
 
-            replica._use = wrong  # type: ignore[method-assign]
+            replica._apply = wrong  # type: ignore[method-assign]
         return replica
 
 

@@ -17,9 +17,9 @@ from parallelbench.loaders.batch import Shard
 from parallelbench.rank.session import build_model
 from parallelbench.rank.world import World
 from parallelbench.spec.config import RunConfig
-from parallelbench.strategies.parts import sharded, tensors
+from parallelbench.strategies.parts import fsdp_shards, tensor_shards
 from parallelbench.strategies.parts.meshes import Mesh
-from parallelbench.strategies.parts.pipelines import PipelineReplica
+from parallelbench.strategies.parts.pipeline_stages import PipelineReplica
 from tests.ranks import run_ranks
 from tests.strategies.recorded import Recorded
 from tests.strategies.test_parity import assert_equal
@@ -186,7 +186,7 @@ def spoil_and_evaluate(rank: int, size: int, run: RunConfig, tensor: int) -> dic
     """What a rank holds whole after an evaluation, before which all but the first of the tensor ranks had drifted."""
     replica: Any = run.strategy.prepare(build_model(run), run, World(rank=rank, size=size, local_rank=rank))
     replica.step(next(loader_of(replica, run).train(epoch=1)))
-    module = replica._mine if hasattr(replica, "_mine") else replica._module
+    module = replica._layers if hasattr(replica, "_layers") else replica._module
     plan, kept = run.model.tensor_plan(), {}
     for name, parameter in module.named_parameters():
         layer, _, kind = name.rpartition(".")
@@ -224,8 +224,8 @@ def most_whole_at_once(rank: int, size: int, run: RunConfig) -> int:
 
         return counted
 
-    shard_linear = patch.object(tensors, "parallelize_module", counting(tensors.parallelize_module))
-    with shard_linear, patch.object(sharded, "fully_shard", counting(sharded.fully_shard)):
+    shard_linear = patch.object(tensor_shards, "parallelize_module", counting(tensor_shards.parallelize_module))
+    with shard_linear, patch.object(fsdp_shards, "fully_shard", counting(fsdp_shards.fully_shard)):
         run.strategy.prepare(model, run, World(rank=rank, size=size, local_rank=rank))
     return max(counts)
 
@@ -284,8 +284,8 @@ def shard_without_averaging(module: Any, **options: Any) -> Any:
 
 
 MUTATIONS = {
-    "rows are not summed": (tensors, "RowwiseParallel", Unsummed),
-    "copies are summed": (sharded, "fully_shard", shard_without_averaging),
+    "rows are not summed": (tensor_shards, "RowwiseParallel", Unsummed),
+    "copies are summed": (fsdp_shards, "fully_shard", shard_without_averaging),
     "copies go their own ways": (PipelineReplica, "_average", lambda _replica: None),
 }
 

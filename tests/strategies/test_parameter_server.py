@@ -17,8 +17,9 @@ from parallelbench.rank.session import build_model
 from parallelbench.rank.world import World
 from parallelbench.spec.config import RunConfig
 from parallelbench.strategies.parameter_server import ParameterServer
-from parallelbench.strategies.parts.flat import FlatParameters, HostedParameters, shard_bounds
-from parallelbench.strategies.parts.servers import Schedule, SyncServer
+from parallelbench.strategies.parts.flat import FlatParameters
+from parallelbench.strategies.parts.server_workers import HostedParameters
+from parallelbench.strategies.parts.servers import Schedule, SyncServer, shard_bounds
 from tests.ranks import run_ranks
 from tests.strategies.serving import EPOCHS, PARAMETERS, small, train_epochs
 from tests.strategies.test_parity import assert_equal

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from launch.compose import group_choices
+from launch.sweep.compose import group_choices
 from parallelbench.errors import ConfigError
 from parallelbench.rank.parity import local_statistics
 from parallelbench.rank.session import build_model

@@ -23,7 +23,7 @@ from parallelbench.rank.session import build_model
 from parallelbench.rank.world import World
 from parallelbench.spec.config import RunConfig
 from parallelbench.store.folder import find_runs
-from parallelbench.strategies.parts.schedules import Pipeline
+from parallelbench.strategies.parts.pipeline_schedules import Pipeline
 from parallelbench.strategies.pipeline import PipelineParallel
 from tests.ranks import run_ranks
 from tests.strategies.test_parity import assert_equal
@@ -103,7 +103,7 @@ def test_every_schedule_trains_like_one_device(case: str, trained: Any) -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_bytes_are_those_of_the_values_between_stages(case: str, trained: Any) -> None:
     size, results = trained
-    place = pipeline_of(pipelined(case, size)).place()
+    place = pipeline_of(pipelined(case, size)).stage_devices()
     cuts = widths_between(pipelined(case, size))
     forward, backward = [0] * size, [0] * size
     for stage, width in enumerate(cuts):
@@ -237,8 +237,8 @@ def test_bubbles(schedule: Any, m: int, v: int, p: int, bubble: float) -> None:
 
 
 def test_v_schedules_go_down_and_up_again() -> None:
-    assert Pipeline("zbv", 8, 2, 3).place() == [0, 1, 2, 2, 1, 0]
-    assert Pipeline("interleaved_1f1b", 8, 2, 3).place() == [0, 1, 2, 0, 1, 2]
+    assert Pipeline("zbv", 8, 2, 3).stage_devices() == [0, 1, 2, 2, 1, 0]
+    assert Pipeline("interleaved_1f1b", 8, 2, 3).stage_devices() == [0, 1, 2, 0, 1, 2]
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "looped_bfs", "interleaved_1f1b", "zbv", "dualpipev"])

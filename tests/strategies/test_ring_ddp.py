@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from parallelbench.errors import ConfigError
-from parallelbench.probes.communication import Traffic
+from parallelbench.probes.traffic import Traffic
 from parallelbench.rank.session import build_model
 from parallelbench.rank.world import World
 from parallelbench.spec.config import RunConfig

@@ -15,14 +15,14 @@ from typing import Any
 
 import pytest
 
-from parallelbench.telemetry.sampler import Settings
+from parallelbench.telemetry.sampler import SamplerSettings
 
 SOURCE = Path(__file__).with_name("fake_nvml.c")
 
 _PLAY = """
 import json, sys
 
-from parallelbench.telemetry.sampler import Sampler, Settings
+from parallelbench.telemetry.sampler import Sampler, SamplerSettings
 
 rows, warnings = [], []
 
@@ -34,7 +34,7 @@ class Log:
 
 
 now = 0.0
-settings = Settings(**json.loads(sys.argv[1]))
+settings = SamplerSettings(**json.loads(sys.argv[1]))
 sampler = Sampler(settings, Log(), clock=lambda: now)
 for index in range(int(sys.argv[2])):
     now = index / settings.hz
@@ -81,11 +81,11 @@ def environment(profile: Path | None, folder: Path | None) -> dict[str, str]:
     return kept if folder is None else kept | {"LD_LIBRARY_PATH": str(folder)}
 
 
-def settings(**changes: Any) -> Settings:
+def settings(**changes: Any) -> SamplerSettings:
     """Of a sampler of one GPU at 10 Hz."""
     plain: dict[str, Any] = {"journal": "", "run_id": "run", "attempt": 1, "node": "here", "hz": 10.0, "gpus": 1}
     everywhere = sorted(os.sched_getaffinity(0))  # as if all cores were spare: tests should not wait for idle ones
-    return Settings(**(plain | {"spare_cores": everywhere, "parent": os.getpid()} | changes))
+    return SamplerSettings(**(plain | {"spare_cores": everywhere, "parent": os.getpid()} | changes))
 
 
 def play(
@@ -96,7 +96,7 @@ def play(
     if profile is not None:
         path = tmp_path / "profile.txt"
         path.write_text(profile)
-    plain = {name: getattr(settings(gpus=gpus), name) for name in Settings.__struct_fields__}
+    plain = {name: getattr(settings(gpus=gpus), name) for name in SamplerSettings.__struct_fields__}
     done = subprocess.run(
         [sys.executable, "-c", _PLAY, json.dumps(plain), str(samples)],
         env=environment(path, library(old_driver=old_driver)) | variables,

@@ -1,7 +1,7 @@
-"""A model cut into layers that live in different processes, one of which works at a time.
+"""A model whose layers are in different processes, one of which works at a time.
 
-A *segment* is a run of consecutive layers of one owner. The activation of a segment goes to the owner of the next,
-its gradient comes back the same way; an owner may hold several segments (fc1 and fc4, say).
+A *segment* is a run of consecutive layers on one rank, its owner. The activation of a segment goes to the owner of the
+next, its gradient comes back the same way. A rank may own several segments (fc1 and fc4, for example).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from parallelbench.loaders.batch import Shard
 from parallelbench.probes.spans import Phase, Spanned
 from parallelbench.rank.numerics import Numerics, sums
-from parallelbench.strategies.parts.replicas import BaseReplica, kept_buffers, place
+from parallelbench.strategies.parts.replicas import LayersReplica, to_device
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -46,16 +46,17 @@ def segments_of(layers: Mapping[str, int]) -> list[Segment]:
 
 
 class Channel:
-    """Sends tensors between ranks; their dtype and shape travel along the first time only."""
+    """Sends tensors between ranks; dtype and shape are sent the first time only."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[int, int], tuple[torch.dtype, tuple[int, ...]]] = {}
+        self._formats: dict[tuple[int, int], tuple[torch.dtype, tuple[int, ...]]] = {}
+        """Dtype and shape, by segment and batch size."""
 
     def send(self, value: Tensor, to: int, *, segment: int) -> None:
         """Send the output of `segment`."""
         key = (segment, value.shape[0])
-        if key not in self._known:
-            self._known[key] = (value.dtype, tuple(value.shape))
+        if key not in self._formats:
+            self._formats[key] = (value.dtype, tuple(value.shape))
             header = [_DTYPES.index(value.dtype), value.dim(), *value.shape]
             dist.send(torch.tensor(header + [0] * (_HEADER_LENGTH - len(header))), to)
         dist.send(value.contiguous(), to)
@@ -63,54 +64,43 @@ class Channel:
     def receive(self, source: int, *, segment: int, batch_size: int) -> Tensor:
         """Receive the output of `segment`."""
         key = (segment, batch_size)
-        if key not in self._known:
+        if key not in self._formats:
             header = torch.zeros(_HEADER_LENGTH, dtype=torch.int64)
             dist.recv(header, source)
             code, dim, *sizes = header.tolist()
-            self._known[key] = (_DTYPES[code], tuple(sizes[:dim]))
-        dtype, shape = self._known[key]
+            self._formats[key] = (_DTYPES[code], tuple(sizes[:dim]))
+        dtype, shape = self._formats[key]
         value = torch.empty(shape, dtype=dtype)
         dist.recv(value, source)
         return value
 
 
-class StagesReplica(BaseReplica):
-    """The segments of one rank, driven in the order that the data flows."""
+class LayerSplitReplica(LayersReplica):
+    """The segments of one rank, run in the order of the layers."""
 
     waiting: ClassVar[Phase] = "bubble"
 
     def __init__(self, model: nn.Sequential, layers: Mapping[str, int], *, run: RunConfig, world: World) -> None:
-        self._rank = world.rank
+        """Keep this rank's layers; `layers` names the rank of each, in order."""
+        self._numerics = Numerics(run.precision, "cpu")
         self._segments = segments_of(layers)
         first, last = self._segments[0].owner, self._segments[-1].owner
-        super().__init__(Shard(images=first == world.rank, labels=last == world.rank))
-        self._numerics = Numerics(run.precision, "cpu")
-        state = place(model, run, torch.device("cpu")).state_dict()
-        self._template = {name: value.to("meta") for name, value in state.items()}
-        self._owners = {name: layers[name.partition(".")[0]] for name in state}
-        self._parameters = [name for name, _ in model.named_parameters()]
-        self._mine = nn.ModuleDict(
-            {name: getattr(model, name) for name, owner in layers.items() if owner == world.rank}
-        )
+        shard = Shard(images=first == world.rank, labels=last == world.rank)
+        super().__init__(model, layers, data_shard=shard, rank=world.rank, dtype=self._numerics.dtype)
+        to_device(self._layers, run, torch.device("cpu"))
         self._forward: dict[int, Callable[[Tensor], Tensor]] = {}
         for segment in self._segments:
             if segment.owner == world.rank:
-                part = nn.Sequential(*(self._mine[name] for name in segment.names))
+                part = nn.Sequential(*(self._layers[name] for name in segment.names))
                 self._forward[segment.index] = torch.compile(part) if run.compile else part
-        self._optimizer = run.optimizer.build(self._mine.parameters(), run, "cpu")
+        self._optimizer = run.optimizer.build(self._layers.parameters(), run, "cpu")
         self._channel = Channel()
 
     def step(self, batch: Batch) -> Tensor | None:
-        """Forward, backward, update, each segment in its turn."""
+        """Forward, backward, update, one segment after the other."""
         result = self._forward_backward(batch)
         self._update()
         return result
-
-    def compile_warmup(self, batch: Batch) -> None:
-        """Forward and backward without an update; buffers are put back."""
-        with kept_buffers(self._mine):
-            self._forward_backward(batch)
-        self._optimizer.zero_grad(set_to_none=True)
 
     def _forward_backward(self, batch: Batch) -> Tensor | None:
         self._optimizer.zero_grad(set_to_none=True)
@@ -130,7 +120,7 @@ class StagesReplica(BaseReplica):
         return result
 
     def _run(self, segment: Segment, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Input and output of a segment; the output is sent on where there is a next one."""
+        """Input and output of a segment; the output is sent to the next segment's owner, if there is one."""
         if segment.index == 0:
             assert batch.images is not None
             value = batch.images
@@ -155,7 +145,7 @@ class StagesReplica(BaseReplica):
         output.backward(gradient)
 
     def spanned(self) -> Iterable[Spanned]:
-        """Forward, backward, update: what is waited for between them is another rank's turn."""
+        """Forward, backward, update; between them the rank waits for another rank's turn."""
         yield Spanned(self, "_compute", "forward")
         yield Spanned(self, "_loss", "forward")
         yield Spanned(self, "_differentiate", "backward")
@@ -177,7 +167,7 @@ class StagesReplica(BaseReplica):
     @torch.no_grad()
     def evaluate(self, batches: Iterable[Batch]) -> Tensor | None:
         """Sums over the test set on the last segment's owner."""
-        self._mine.eval()
+        self._layers.eval()
         total: Tensor | None = None
         for batch in batches:
             for segment in self._segments:
@@ -187,40 +177,5 @@ class StagesReplica(BaseReplica):
                 assert batch.labels is not None
                 result = sums(self._numerics.loss(output, batch.labels), output, batch.labels)
                 total = result if total is None else total + result
-        self._mine.train()
+        self._layers.train()
         return total
-
-    def trained(self) -> tuple[nn.Module, torch.optim.Optimizer]:
-        """This rank's layers and their optimizer."""
-        return self._mine, self._optimizer
-
-    def full_state_dict(self) -> dict[str, Tensor]:
-        """Rank 0 receives what the others hold, in the model's order."""
-        return self._gather(self._mine.state_dict(), list(self._template))
-
-    def full_gradients(self) -> dict[str, Tensor]:
-        """As the last step left them."""
-        mine = {name: p.grad for name, p in self._mine.named_parameters() if p.grad is not None}
-        return self._gather(mine, self._parameters)
-
-    def _gather(self, mine: Mapping[str, Tensor], names: Iterable[str]) -> dict[str, Tensor]:
-        return gather(mine, {name: self._owners[name] for name in names}, self._template, rank=self._rank)
-
-
-def gather(
-    mine: Mapping[str, Tensor], owners: Mapping[str, int], template: Mapping[str, Tensor], *, rank: int
-) -> dict[str, Tensor]:
-    """Collect tensors on rank 0's CPU in the order of `owners`, which says on which rank each one is.
-
-    `mine` are this rank's; `template` tells shapes and dtypes. All ranks among the owners, and rank 0, must call it.
-    """
-    gathered: dict[str, Tensor] = {}
-    for name, owner in owners.items():
-        if owner == rank == 0:
-            gathered[name] = mine[name].detach().to("cpu", copy=True)
-        elif owner == rank:
-            dist.send(mine[name].detach().cpu().contiguous(), 0)
-        elif rank == 0:
-            gathered[name] = torch.empty_like(template[name], device="cpu", memory_format=torch.contiguous_format)
-            dist.recv(gathered[name], owner)
-    return gathered

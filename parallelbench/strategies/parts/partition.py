@@ -1,4 +1,7 @@
-"""Which layer goes to which device: an explicit map, or contiguous parts of nearly equal cost."""
+"""Which layer goes to which device, what each costs, and what flows between them; loads torch only when it counts.
+
+The layers are given by an explicit map, or cut into contiguous parts of nearly equal cost.
+"""
 
 from __future__ import annotations
 
@@ -6,33 +9,37 @@ from copy import deepcopy
 from typing import TYPE_CHECKING
 
 from parallelbench.errors import ConfigError, choices
+from parallelbench.strategies.parts.refusals import check_two_devices
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from torch import nn
+    import torch
+    from torch import Tensor, nn
 
     from parallelbench.spec.config import RunConfig
 
 
 def check_split(run: RunConfig, device_map: Mapping[str, int] | None) -> None:
     """Refuse a split that leaves a device without layers, or a layer without a device."""
+    check_two_devices(run)
     names, parts = run.model.layer_names, run.devices
-    who = f"strategy={run.strategy.name}"
-    if parts < 2:
-        raise ConfigError(f"{who} needs two devices or more: choose devices=2, or strategy=single for one device")
     if parts > len(names):
         advice = f"choose devices={len(names)} or fewer" if len(names) > 1 else "choose strategy=ddp, or a deeper model"
         layers = f"{len(names)} layer{'s' * (len(names) > 1)} ({', '.join(names)})"
         raise ConfigError(
-            f"{who} can't cut model={run.model.name} into devices={parts} parts: it has {layers}: {advice}"
+            f"strategy={run.strategy.name} can't cut model={run.model.name} into devices={parts} parts: it has "
+            f"{layers}: {advice}"
         )
     if device_map is not None:
         check_map(device_map, run, parts=parts, option="strategy.device_map", part="device")
 
 
 def check_map(layers: Mapping[str, int], run: RunConfig, *, parts: int, option: str, part: str) -> None:
-    """Refuse an explicit map from layers to parts (`part` is their singular) that fits the model or the parts badly."""
+    """Refuse an explicit map from layers to parts that misses a layer or a part, or names one that doesn't exist.
+
+    `option` is the map's name, `part` the word for one part.
+    """
     names = run.model.layer_names
     for name in layers:
         if name not in names:
@@ -47,7 +54,7 @@ def check_map(layers: Mapping[str, int], run: RunConfig, *, parts: int, option: 
 def assign(
     model: nn.Sequential, run: RunConfig, layers: Mapping[str, int] | None, parts: int | None = None
 ) -> dict[str, int]:
-    """Part of every layer, in the order of the layers; `parts` is the number of devices unless given."""
+    """Part of every layer, in the order of the layers; `parts` defaults to the number of devices."""
     names = run.model.layer_names
     if layers is not None:
         return {name: layers[name] for name in names}
@@ -89,3 +96,45 @@ def balance(costs: Sequence[float], parts: int) -> list[int]:
         }
     cuts = best[count][1]
     return [sum(index >= cut for cut in cuts) for index in range(count)]
+
+
+def values_between(model: nn.Sequential, run: RunConfig, device: torch.device, batch_size: int) -> list[Tensor]:
+    """The input of each layer for `batch_size` images, and the last one's output, as empty contiguous meta tensors.
+
+    Under autocast some layers give half precision and others don't, by rules that depend on the device. So the forward
+    pass runs as on that device, on tensors without contents. `model` may be anywhere and is not changed.
+    """
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.func import functional_call
+
+    from parallelbench.rank.numerics import Numerics
+
+    numerics = Numerics(run.precision, device.type)
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.enable_grad(), numerics.autocast():
+        value = torch.empty(batch_size, *run.data.shape, dtype=numerics.dtype, device=device)
+        values = [value]
+        for layer in model:
+            value = functional_call(layer, _empty_state(layer, numerics.dtype, device), (value,))
+            values.append(value)
+    return [torch.empty(value.shape, dtype=value.dtype, device="meta") for value in values]
+
+
+def _empty_state(layer: nn.Module, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
+    import torch
+
+    trained = dict(layer.named_parameters())
+    return {
+        name: torch.empty(
+            tensor.shape,
+            dtype=dtype if tensor.is_floating_point() else tensor.dtype,
+            device=device,
+            requires_grad=name in trained,
+        )
+        for name, tensor in layer.state_dict().items()
+    }
+
+
+def size_bytes(value: Tensor) -> int:
+    """Bytes of a tensor's elements."""
+    return value.numel() * value.element_size()

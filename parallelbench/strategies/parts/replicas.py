@@ -1,26 +1,24 @@
-"""The replica that most strategies share: one module, called as a whole on every rank."""
+"""The replicas that strategies share: the whole model on every rank, or some of its layers on each."""
 
 from __future__ import annotations
 
-import inspect
 from abc import ABC, abstractmethod
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
-from parallelbench.models.norms import synchronize_norms
-from parallelbench.probes.communication import Traffic
 from parallelbench.probes.spans import Phase, Spanned
+from parallelbench.probes.traffic import Traffic
 from parallelbench.rank.numerics import Numerics, sums
-from parallelbench.strategies.parts.state import load_optimizer, load_tensors, optimizer_state, tensors_of
+from parallelbench.strategies.parts.state import load_optimizer, load_tensors, optimizer_state, tensors_of, whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from torch import Tensor, nn
-    from torch.nn.parallel import DistributedDataParallel
+    from torch import Tensor
 
     from parallelbench.loaders.batch import Batch, Shard
     from parallelbench.rank.world import World
@@ -29,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class BaseReplica(ABC):
-    """What every replica has."""
+    """What all replicas have in common."""
 
     waiting: ClassVar[Phase] = "communication"
     hides_communication: bool = False
@@ -41,7 +39,18 @@ class BaseReplica(ABC):
 
     @abstractmethod
     def trained(self) -> tuple[nn.Module, torch.optim.Optimizer]:
-        """What holds this rank's parameters and buffers, and what updates them."""
+        """The module with this rank's parameters and buffers, and the optimizer that updates them."""
+
+    @abstractmethod
+    def _forward_backward(self, batch: Batch) -> Tensor | None:
+        """Leave this rank's gradients of a batch; returns the sums that `step` returns."""
+
+    def compile_warmup(self, batch: Batch) -> None:
+        """Forward and backward without an update; buffers are restored."""
+        module, optimizer = self.trained()
+        with unchanged_buffers(module):
+            self._forward_backward(batch)
+        optimizer.zero_grad(set_to_none=True)
 
     def local_state(self) -> dict[str, Any]:
         """Parameters, buffers, and the optimizer's state; a replica that keeps more between epochs adds it."""
@@ -49,7 +58,7 @@ class BaseReplica(ABC):
         return {"tensors": tensors_of(module), "optimizer": optimizer_state(optimizer)}
 
     def load_local_state(self, state: dict[str, Any]) -> None:
-        """Put them back in place."""
+        """Restore them in place."""
         module, optimizer = self.trained()
         load_tensors(module, state["tensors"])
         load_optimizer(optimizer, state["optimizer"])
@@ -59,7 +68,7 @@ class BaseReplica(ABC):
         return []
 
     def spanned(self) -> Iterable[Spanned]:
-        """The update; a replica adds what else it does."""
+        """The update; replicas add their other phases."""
         return [Spanned(self, "_update", "optimizer")]
 
     def _update(self) -> None:
@@ -73,8 +82,8 @@ class BaseReplica(ABC):
 class ModuleReplica(BaseReplica):
     """A module that maps images to logits, trained by backward and one optimizer.
 
-    `wrapped` is what training calls (a DDP module, say), `module` what it wraps: evaluation and state come from there.
-    `optimizer` replaces the run's own (a sharded one, say). `count_step` adds the bytes that one step sends.
+    Training calls `wrapped` (a DDP module, for example); evaluation and state use `module`, which it wraps.
+    `optimizer` replaces the run's own (by a sharded one, for example). `count_step` adds the bytes that a step sends.
     """
 
     def __init__(
@@ -106,12 +115,6 @@ class ModuleReplica(BaseReplica):
             self._count_step(self.traffic)
         return result
 
-    def compile_warmup(self, batch: Batch) -> None:
-        """Forward and backward without an update; buffers are put back."""
-        with kept_buffers(self._module):
-            self._forward_backward(batch)
-        self._optimizer.zero_grad(set_to_none=True)
-
     def _forward_backward(self, batch: Batch) -> Tensor:
         assert batch.images is not None
         assert batch.labels is not None
@@ -121,7 +124,7 @@ class ModuleReplica(BaseReplica):
         return sums(loss, logits, labels)
 
     def _predict(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Logits, labels where those are, and the mean loss."""
+        """Logits, labels on the same device, and the mean loss."""
         with self._numerics.autocast():
             logits = self._forward(images)
         labels = labels.to(logits.device, non_blocking=True)
@@ -158,7 +161,7 @@ class ModuleReplica(BaseReplica):
         return total
 
     def full_state_dict(self) -> dict[str, Tensor]:
-        """Every rank has everything: rank 0 copies it."""
+        """Rank 0 copies its module: every rank has the whole model."""
         return self._copy(self._module.state_dict())
 
     def full_gradients(self) -> dict[str, Tensor]:
@@ -171,11 +174,11 @@ class ModuleReplica(BaseReplica):
         return self._module, self._optimizer
 
     def local_state(self) -> dict[str, Any]:
-        """Those, and the scale of the loss."""
+        """Also the scale of the loss."""
         return {**super().local_state(), "scaler": self._numerics.local_state()}
 
     def load_local_state(self, state: dict[str, Any]) -> None:
-        """Put them back."""
+        """Restore it."""
         super().load_local_state(state)
         self._numerics.load_local_state(state["scaler"])
 
@@ -185,15 +188,74 @@ class ModuleReplica(BaseReplica):
         return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
 
 
-def place(module: nn.Module, run: RunConfig, device: torch.device) -> nn.Module:
+class LayersReplica(BaseReplica):
+    """Some of the model's layers on this rank, the others on other ranks; subclasses set `_optimizer`.
+
+    `owners` says on which rank each layer is. `dtype` is that of the parameters in training.
+    """
+
+    _optimizer: torch.optim.Optimizer
+
+    def __init__(
+        self,
+        model: nn.Sequential,
+        owners: Mapping[str, int],
+        *,
+        data_shard: Shard,
+        rank: int,
+        dtype: torch.dtype,
+    ) -> None:
+        super().__init__(data_shard)
+        self._owners, self._rank = owners, rank
+        self._layers = nn.ModuleDict({name: layer for name, layer in model.named_children() if owners[name] == rank})
+        self._parameter_names = [name for name, _ in model.named_parameters()]
+        self._template = {
+            name: tensor.to("meta", dtype if tensor.is_floating_point() else None)
+            for name, tensor in model.state_dict().items()
+        }
+        """Parameters and buffers of the whole model: meta tensors."""
+
+    def trained(self) -> tuple[nn.Module, torch.optim.Optimizer]:
+        """This rank's layers and their optimizer."""
+        return self._layers, self._optimizer
+
+    def full_state_dict(self) -> dict[str, Tensor]:
+        """Rank 0 receives the other ranks' tensors, in the model's order."""
+        return self._gather(self._layers.state_dict(), self._template)
+
+    def full_gradients(self) -> dict[str, Tensor]:
+        """As the last step left them."""
+        gradients = {name: p.grad for name, p in self._layers.named_parameters() if p.grad is not None}
+        return self._gather(gradients, self._parameter_names)
+
+    def _gather(self, own: Mapping[str, Tensor], names: Iterable[str]) -> dict[str, Tensor]:
+        """Collect the ranks' tensors on rank 0's CPU in the order of `names`; all owners of layers must call it."""
+        own = {name: whole(tensor.detach()) for name, tensor in own.items()}
+        gathered: dict[str, Tensor] = {}
+        if min(self._owners.values()) > 0:
+            return gathered  # these ranks hold a copy, which rank 0 has no part in
+        for name in names:
+            owner = self._owners[name.partition(".")[0]]
+            if owner == self._rank == 0:
+                gathered[name] = own[name].to("cpu", copy=True)
+            elif owner == self._rank:
+                dist.send(own[name].cpu().contiguous(), 0)
+            elif self._rank == 0:
+                template = self._template[name]
+                gathered[name] = torch.empty_like(template, device="cpu", memory_format=torch.contiguous_format)
+                dist.recv(gathered[name], owner)
+        return gathered
+
+
+def to_device(module: nn.Module, run: RunConfig, device: torch.device) -> nn.Module:
     """Move a module to a device, in the run's dtype and memory format."""
     module = module.to(device=device, dtype=Numerics(run.precision, device.type).dtype)
     return module.to(memory_format=torch.channels_last) if run.channels_last else module
 
 
 @contextmanager
-def kept_buffers(module: nn.Module) -> Iterator[None]:
-    """Put the buffers (running statistics) back as they were."""
+def unchanged_buffers(module: nn.Module) -> Iterator[None]:
+    """Restore the buffers (running statistics) at the end."""
     before = [buffer.clone() for buffer in module.buffers()]
     yield
     with torch.no_grad():
@@ -204,14 +266,14 @@ def kept_buffers(module: nn.Module) -> Iterator[None]:
 def share_buffers(module: nn.Module, group: dist.ProcessGroup | None = None) -> None:
     """Give every rank of a group (None: all) its first rank's buffers.
 
-    Under norm=batch each has its own running statistics, but one model is evaluated.
+    Under norm=batch each rank has its own running statistics, but one model is evaluated.
     """
     share(module.buffers(), group)
 
 
 @torch.no_grad()
 def share(tensors: Iterable[Tensor], group: dist.ProcessGroup | None = None) -> None:
-    """Give every rank of a group (None: all) its first rank's values, whatever their layout in memory."""
+    """Give every rank of a group (None: all) its first rank's values, in any memory layout."""
     for tensor in tensors:
         values = tensor.contiguous()
         dist.broadcast(values, group=group, group_src=0)
@@ -221,36 +283,3 @@ def share(tensors: Iterable[Tensor], group: dist.ProcessGroup | None = None) -> 
 def gradient_bytes(module: nn.Module) -> int:
     """Bytes of the gradients of all trainable parameters."""
     return sum(p.numel() * p.element_size() for p in module.parameters() if p.requires_grad)
-
-
-def in_ddp(
-    model: nn.Sequential,
-    run: RunConfig,
-    world: World,
-    *,
-    bucket_mib: float,
-    gradient_as_bucket_view: bool,
-    static_graph: bool = False,
-) -> DistributedDataParallel:
-    """The model on this rank's device, in torch's DDP; every rank then holds rank 0's parameters."""
-    from torch.nn.parallel import DistributedDataParallel
-
-    module = place(model, run, world.device)
-    synchronize_norms(module, dist.group.WORLD)
-    return DistributedDataParallel(
-        module,
-        device_ids=[world.device.index] if world.device_type == "cuda" else None,
-        bucket_cap_mb=bucket_mib,
-        gradient_as_bucket_view=gradient_as_bucket_view,
-        static_graph=static_graph,
-        **_buffers_stay(DistributedDataParallel),
-    )
-
-
-def _buffers_stay(ddp: type[nn.Module]) -> dict[str, Any]:
-    """Running statistics are used in evaluation only, and shared before it; DDP would send them in every step.
-
-    Torch 2.13 named the option anew. Under the new name buffers are sent once at the start, when all have the same.
-    """
-    known = inspect.signature(ddp).parameters
-    return {"forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers": False}

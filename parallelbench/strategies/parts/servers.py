@@ -1,8 +1,8 @@
 """The servers of `strategy=parameter_server`: each holds a shard of the parameters and the optimizer's state for it.
 
-What a worker and a server say to each other, all of it CPU tensors: under sync, per step, a gradient one way and the
-parameters the other. Under async a worker first announces what it wants (`PUSH`, `FETCH`), since a server takes whoever
-comes first; at the end of an epoch each server sends every worker the parameters and the staleness of its pushes.
+Messages between workers and servers are CPU tensors. Under sync a worker sends a gradient in every step and receives
+parameters. Under async it first sends a request (`PUSH` or `FETCH`), since a server serves requests in the order of
+arrival; at the end of an epoch each server sends every worker the parameters and the staleness of its pushes.
 """
 
 from __future__ import annotations
@@ -17,26 +17,29 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from parallelbench.loaders.batch import Shard
-from parallelbench.strategies.parts.flat import FlatParameters, shard_bounds
-from parallelbench.strategies.parts.replicas import BaseReplica, place
+from parallelbench.strategies.parts.flat import FlatParameters
+from parallelbench.strategies.parts.replicas import BaseReplica, to_device
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from parallelbench.loaders.batch import Batch
-    from parallelbench.rank.world import World
     from parallelbench.spec.config import RunConfig
-    from parallelbench.strategies.parameter_server import ParameterServer
 
 PUSH, FETCH = 1, 2
 """Requests of an asynchronous worker."""
 REQUEST, VALUES, STALENESS = 1, 2, 3
-"""Tags of messages: what is wanted; gradients and parameters; the report at the end of an epoch."""
+"""Tags of messages: requests; gradients and parameters; the report at the end of an epoch."""
+
+
+def shard_bounds(length: int, count: int) -> list[tuple[int, int]]:
+    """Cut a vector of `length` values into `count` shards, (start, stop) of each; sizes differ by at most one."""
+    return [(length * index // count, length * (index + 1) // count) for index in range(count)]
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Who is who: ranks 0 … workers − 1 train, the `servers` ranks after them hold shards."""
+    """The ranks' roles: ranks 0 … workers − 1 train, the `servers` ranks after them hold shards."""
 
     rank: int
     workers: int
@@ -55,14 +58,14 @@ class Layout:
 
 @dataclass(frozen=True)
 class Schedule:
-    """The steps of an epoch, counted from 1, in which an asynchronous worker talks to the servers."""
+    """The steps of an epoch, counted from 1, in which an asynchronous worker fetches and pushes."""
 
     steps: int
     n_push: int
     n_fetch: int
 
     def fetches_before(self, step: int) -> bool:
-        """Whether parameters are fetched before the step; an epoch starts with those that the last one ended with."""
+        """Whether parameters are fetched before the step; an epoch starts with the last epoch's final ones."""
         return step > 1 and (step - 1) % self.n_fetch == 0
 
     def pushes_after(self, step: int) -> bool:
@@ -84,28 +87,21 @@ class Schedule:
         return sum(self.fetches_before(step) + self.pushes_after(step) for step in range(1, self.steps + 1))
 
 
-def schedule_of(options: ParameterServer, run: RunConfig) -> Schedule:
-    """The schedule of a run."""
-    return Schedule(steps=run.steps_per_epoch, n_push=options.n_push, n_fetch=options.n_fetch)
-
-
 def workers_group(layout: Layout, run: RunConfig) -> dist.ProcessGroup | int:
-    """The workers' own process group, a number on servers; its members wait for each other as long as in any other."""
+    """The workers' own process group, with the run's timeout; all ranks must make it, servers get a number."""
     timeout = timedelta(seconds=run.launcher.collective_timeout_s)
     group: dist.ProcessGroup | int = dist.new_group(list(range(layout.workers)), timeout=timeout)
     return group
 
 
 def server_of(
-    model: nn.Sequential, options: ParameterServer, layout: Layout, *, run: RunConfig, world: World
+    model: nn.Sequential, layout: Layout, schedule: Schedule | None, *, run: RunConfig
 ) -> SyncServer | AsyncServer:
-    """The server of this rank. All ranks make the workers' group, as torch demands."""
+    """The server of this rank: asynchronous where there is a `schedule`."""
     workers_group(layout, run)
-    flat = FlatParameters(place(model, run, torch.device("cpu")))
+    flat = FlatParameters(to_device(model, run, torch.device("cpu")))
     shard = layout.shard_of(flat.values, layout.rank).clone()
-    if options.mode == "sync":
-        return SyncServer(shard, layout, run)
-    return AsyncServer(shard, layout, run, schedule_of(options, run))
+    return SyncServer(shard, layout, run) if schedule is None else AsyncServer(shard, layout, run, schedule)
 
 
 class ServerReplica(BaseReplica):
@@ -118,15 +114,16 @@ class ServerReplica(BaseReplica):
         self._values = self._parameter.detach()
         self._optimizer = run.optimizer.build([self._parameter], run, "cpu")
 
-    def compile_warmup(self, batch: Batch) -> None:
-        """Nothing is compiled on a server."""
+    def _forward_backward(self, batch: Batch) -> Tensor | None:
+        """The workers compute the gradients."""
+        return None
 
     def evaluate(self, batches: Iterable[Batch]) -> Tensor | None:
         """The workers evaluate."""
         return None
 
     def trained(self) -> tuple[nn.Module, torch.optim.Optimizer]:
-        """The shard. Where epochs end, no worker lags behind: who has seen which update starts from nothing again."""
+        """The shard. Between epochs all workers have the same parameters, so staleness needs no state."""
         return nn.ParameterList([self._parameter]), self._optimizer
 
     def full_state_dict(self) -> dict[str, Tensor]:
@@ -134,12 +131,12 @@ class ServerReplica(BaseReplica):
         return {}
 
     def full_gradients(self) -> dict[str, Tensor]:
-        """Worker 0 gets what the shard was last updated with."""
+        """Worker 0 gets the gradient of the shard's last update."""
         assert self._parameter.grad is not None
         dist.send(self._parameter.grad, 0, tag=VALUES)
         return {}
 
-    def _use(self, gradient: Tensor) -> None:
+    def _apply(self, gradient: Tensor) -> None:
         self._parameter.grad = gradient
         self._update()
 
@@ -158,7 +155,7 @@ class SyncServer(ServerReplica):
     def step(self, batch: Batch) -> Tensor | None:
         """Serve one step of all workers."""
         wait_all([receiving(gradient, worker) for worker, gradient in enumerate(self._received)])
-        self._use(self._average())
+        self._apply(self._average())
         wait_all([self._send_values(worker) for worker in range(self._layout.workers)])
         return None
 
@@ -183,9 +180,9 @@ class AsyncServer(ServerReplica):
         self._updates: Counter[int] = Counter()
         """Updates so far, by worker."""
         self._seen: Counter[int] = Counter()
-        """Others' updates that a worker's last fetch included."""
+        """Updates by others in a worker's last fetch."""
         self._oldest: Counter[int] = Counter()
-        """The same of the parameters that the first gradient of a worker's next push is computed with."""
+        """Updates by others in the parameters of the first gradient of a worker's next push."""
         self._fetches: Counter[int] = Counter()
         """Fetches in this epoch, by worker."""
         self._staleness: dict[int, list[int]] = {worker: [] for worker in range(layout.workers)}
@@ -193,7 +190,7 @@ class AsyncServer(ServerReplica):
     def step(self, batch: Batch) -> Tensor | None:
         """Serve this step's share of the epoch's requests; after the last step, end the epoch.
 
-        All workers together make a known number of requests in an epoch, so a server needs no word of goodbye.
+        All workers together make a known number of requests per epoch, so a server knows when the epoch ends.
         """
         self._step += 1
         due = self._schedule.requests * self._layout.workers * self._step // self._schedule.steps
@@ -214,19 +211,19 @@ class AsyncServer(ServerReplica):
 
     def _push(self, worker: int) -> None:
         dist.recv(self._gradient, worker, tag=VALUES)
-        self._staleness[worker].append(self._others(worker) - self._oldest[worker])
+        self._staleness[worker].append(self._updates_by_others(worker) - self._oldest[worker])
         self._oldest[worker] = self._seen[worker]
-        self._use(self._gradient)
+        self._apply(self._gradient)
         self._updates[worker] += 1
 
     def _fetch(self, worker: int) -> None:
         self._send_values(worker).wait()
-        self._seen[worker] = self._others(worker)
+        self._seen[worker] = self._updates_by_others(worker)
         self._fetches[worker] += 1
         if self._schedule.starts_push(1 + self._fetches[worker] * self._schedule.n_fetch):
             self._oldest[worker] = self._seen[worker]
 
-    def _others(self, worker: int) -> int:
+    def _updates_by_others(self, worker: int) -> int:
         """Updates by all workers but this one."""
         return self._updates.total() - self._updates[worker]
 
@@ -235,14 +232,14 @@ class AsyncServer(ServerReplica):
         values = [self._send_values(worker) for worker in reports]
         wait_all([*values, *(sending(report, worker, tag=STALENESS) for worker, report in reports.items())])
         for worker, staleness in self._staleness.items():
-            self._seen[worker] = self._oldest[worker] = self._others(worker)
+            self._seen[worker] = self._oldest[worker] = self._updates_by_others(worker)
             staleness.clear()
         self._fetches.clear()
         self._step = self._served = 0
 
 
 def sending(value: Tensor, to: int, *, tag: int = VALUES) -> dist.Work:
-    """Start to send; the tensor may not change before the end."""
+    """Start to send; the tensor must not change until the send has ended."""
     work = dist.isend(value, to, tag=tag)
     assert work is not None
     return work

@@ -1,4 +1,4 @@
-"""What one rank needs to go on training, as plain tensors and numbers: each rank saves and loads its own part."""
+"""One rank's training state as plain tensors and numbers: each rank saves and loads its own part."""
 
 from __future__ import annotations
 
@@ -12,8 +12,13 @@ if TYPE_CHECKING:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """What this rank holds of a tensor: of a `DTensor` its shard."""
+    """This rank's part of a tensor: the shard of a `DTensor`, or the tensor itself."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """The whole tensor; of a `DTensor` put together from its shards, which is a collective."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 def tensors_of(module: nn.Module) -> dict[str, Tensor]:
@@ -24,7 +29,7 @@ def tensors_of(module: nn.Module) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def load_tensors(module: nn.Module, saved: dict[str, Tensor]) -> None:
-    """Give parameters and buffers the values of `tensors_of`, in place: what is a view of a vector stays one."""
+    """Give parameters and buffers the values of `tensors_of`, in place, so that views of a vector stay views."""
     own = tensors_of(module)
     assert own.keys() == saved.keys(), f"the checkpoint is another model's: {sorted(own.keys() ^ saved.keys())}"
     for name, tensor in own.items():
@@ -34,21 +39,21 @@ def load_tensors(module: nn.Module, saved: dict[str, Tensor]) -> None:
 
 def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """This rank's part of an optimizer's state."""
-    whole = _own(optimizer).state_dict()
+    complete = _local_optimizer(optimizer).state_dict()
     sharded = {
         index: {key: local(value) for key, value in state.items() if hasattr(value, "to_local")}
-        for index, state in whole["state"].items()
+        for index, state in complete["state"].items()
     }
     plain = {
         index: {key: value for key, value in state.items() if key not in sharded[index]}
-        for index, state in whole["state"].items()
+        for index, state in complete["state"].items()
     }
-    return {"plain": plain, "sharded": sharded, "groups": whole["param_groups"]}
+    return {"plain": plain, "sharded": sharded, "groups": complete["param_groups"]}
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
     """Give an optimizer of the same parameters the state of `optimizer_state`."""
-    optimizer = _own(optimizer)
+    optimizer = _local_optimizer(optimizer)
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     state = {
         index: {**plain, **{key: _like(parameters[index], value) for key, value in saved["sharded"][index].items()}}
@@ -57,14 +62,14 @@ def load_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> N
     optimizer.load_state_dict({"state": state, "param_groups": saved["groups"]})
 
 
-def _own(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """`ZeroRedundancyOptimizer` updates this rank's parameters through an optimizer of theirs."""
-    own: torch.optim.Optimizer = getattr(optimizer, "optim", optimizer)
-    return own
+def _local_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """The optimizer of this rank's parameters, which a `ZeroRedundancyOptimizer` wraps."""
+    local_optimizer: torch.optim.Optimizer = getattr(optimizer, "optim", optimizer)
+    return local_optimizer
 
 
 def _like(parameter: Tensor, shard: Tensor) -> Tensor:
-    """A tensor that is sharded as a parameter is, of which this rank holds `shard`."""
-    whole = torch.zeros_like(parameter.detach(), dtype=shard.dtype)
-    local(whole).copy_(shard)
-    return whole
+    """A tensor sharded like a parameter, of which this rank holds `shard`."""
+    tensor = torch.zeros_like(parameter.detach(), dtype=shard.dtype)
+    local(tensor).copy_(shard)
+    return tensor

@@ -1,8 +1,7 @@
-"""A line search for the strong Wolfe conditions, as the one in `torch.optim.LBFGS`, but blind to vectors.
+"""A line search for the strong Wolfe conditions, as in `torch.optim.LBFGS`, but without vectors.
 
 Nocedal and Wright, Numerical Optimization (2nd edition), Algorithms 3.5 and 3.6, with the constants and safeguards of
-minFunc, which torch's are, too. It only sees losses and directional derivatives, so whoever computes these may keep the
-vectors wherever they like.
+minFunc, as in torch. It uses losses and directional derivatives only, so the vectors may be anywhere.
 """
 
 from __future__ import annotations
@@ -74,7 +73,7 @@ def _too_high(point: Point, start: Point) -> bool:
 
 
 def _trial(bracket: list[Point], stuck: bool) -> tuple[float, bool]:
-    """The cubic's minimum, moved inwards by a tenth of the bracket where it is at an end, or near one once more."""
+    """The cubic's minimum; moved inwards by a tenth of the bracket if it is at an end, or near one a second time."""
     t = cubic_minimum(bracket[0], bracket[1])
     lower, upper = sorted(point.t for point in bracket)
     margin = 0.1 * (upper - lower)

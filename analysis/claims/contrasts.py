@@ -1,0 +1,152 @@
+"""The effects that a claim is about: which runs are alike in all but what is compared, and the effect per repeat."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from itertools import pairwise, product
+from typing import TYPE_CHECKING, Any
+
+from analysis.claims.effects import Effect, Reading, as_every_strategy, best, measured
+from analysis.claims.grammar import LAST, Claim, Contrast, Level
+from analysis.comparison.pairing import in_both
+from analysis.comparison.policy import canonical, without
+from parallelbench.spec.mapping import COMPONENTS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from analysis.reader import Runs
+
+    Combine = Callable[[float, float, Effect, Effect], float | None]
+
+
+def effects(runs: Runs, claim: Claim) -> list[Effect]:
+    """Every effect that the claim is about, between sides that are alike in all else and have a repeat in common."""
+    return [effect for effect in _effects(runs, claim) if effect.values]
+
+
+def is_unreached(runs: Runs, claim: Claim) -> bool:
+    """Whether both sides were run, but no repeat of both reaches the claim's target."""
+    return any(effect.missed for effect in _effects(runs, claim) if not effect.values)
+
+
+def _effects(runs: Runs, claim: Claim) -> list[Effect]:
+    """Also those without a value, where a run never reached the target."""
+    levels = measured(runs, claim)
+    if any("devices" in c.roots and "strategy" not in c.roots for c in (*claim.contrasts, claim.more) if c):
+        levels = as_every_strategy(levels)
+    if claim.best_of:
+        levels = best(levels, claim.best_of)
+    levels = [level for level in levels if _has(level, claim.where)]
+    compared: list[Effect] = []
+    for contrast in claim.contrasts:
+        looked_at = [level for level in levels if level.facts["epoch"] in claim.epochs(contrast)]
+        compared += list(_compare(looked_at, contrast, _COMBINE[claim.compare]))
+    if claim.more is None:
+        return compared
+    return list(_compare(compared, claim.more, _difference if claim.compare == "difference" else _ratio))
+
+
+def _compare(levels: Sequence[Effect], contrast: Contrast, combine: Combine) -> Iterable[Effect]:
+    for below, above, step in _sides(levels, contrast):
+        effect = Effect(without(above.keys, contrast.roots), above.facts, steps=(*above.steps, step))
+        for repeat, one, other in in_both(below.values, above.values):
+            value, least, most = (
+                combine(*values, below, above)
+                for values in ((one.value, other.value), (one.most, other.least), (one.least, other.most))
+            )
+            if value is not None and least is not None and most is not None:
+                effect.values[repeat] = Reading(value, least, most)
+                effect.runs[repeat] = (*below.runs[repeat], *above.runs[repeat])
+        there = [side.values.keys() | side.missed for side in (below, above)]
+        effect.missed.update(there[0] & there[1] & (below.missed | above.missed))
+        if effect.values or effect.missed:
+            yield effect
+
+
+def _sides(candidates: Sequence[Effect], contrast: Contrast) -> Iterable[tuple[Effect, Effect, str]]:
+    """Pairs of sides that differ in the contrast only, and the two levels in words."""
+    groups: dict[str, list[Effect]] = defaultdict(list)
+    for effect in candidates:
+        epoch = None if "epoch" in contrast.roots else effect.facts["epoch"]
+        groups[canonical([without(effect.keys, contrast.roots), effect.steps, epoch])].append(effect)
+    for members in groups.values():
+        if contrast.rising:
+            for below, above in _steps(members, contrast.rising):
+                words = [_shown(_level(side, contrast.rising)) for side in (below, above)]
+                yield below, above, f"{contrast.rising.replace('_', ' ')} {' → '.join(words)}"
+        else:
+            from_, to = contrast.from_ or {}, contrast.to or {}
+            sides = ([effect for effect in members if _has(effect, level)] for level in (from_, to))
+            for below, above in product(*sides):
+                if not _same(below, above):
+                    words = [_side(below, contrast.roots, from_), _side(above, contrast.roots, to)]
+                    yield below, above, " → ".join(words)
+
+
+def _same(one: Effect, other: Effect) -> bool:
+    """Whether both are one measurement: the last epoch of a run of one epoch is its first."""
+    epochs = [side.keys.get("epochs") if side.facts["epoch"] == LAST else side.facts["epoch"] for side in (one, other)]
+    return one.runs == other.runs and epochs[0] == epochs[1]
+
+
+def _steps(candidates: Sequence[Effect], rising: str) -> Iterable[tuple[Effect, Effect]]:
+    levels: dict[Any, list[Effect]] = defaultdict(list)
+    for effect in candidates:
+        if (level := _level(effect, rising)) is not None:
+            levels[level].append(effect)
+    for low, high in pairwise(sorted(levels)):
+        yield from product(levels[low], levels[high])
+
+
+def _level(effect: Effect, key: str) -> Any:
+    """The value of a key: strategy, model and data by name."""
+    if key in effect.facts:
+        return effect.facts[key]
+    return effect.keys.get(f"{key}.name" if key in COMPONENTS else key)
+
+
+def _has(effect: Effect, level: Level) -> bool:
+    return all(_level(effect, key) in (value if isinstance(value, list) else [value]) for key, value in level.items())
+
+
+def _side(effect: Effect, roots: Sequence[str], level: Level) -> str:
+    """A side in words: "ddp × 2", "batch size 64"."""
+    words = []
+    if "strategy" in roots:
+        devices = f" × {effect.keys['devices']}" if "devices" in effect.keys else ""
+        words.append(f"{effect.keys['strategy.name']}{devices}")
+    words += [
+        "last epoch" if _level(effect, key) == LAST else f"{_short(key)} {_shown(_level(effect, key))}"
+        for key in level
+        if key in roots and key != "strategy" and (key != "devices" or "strategy" not in roots)
+    ]
+    return " ".join(words)
+
+
+def _short(key: str) -> str:
+    return key.rpartition(".")[2].replace("_", " ")
+
+
+def _shown(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _ratio(below: float, above: float, *_: Effect) -> float | None:
+    return above / below if below else None
+
+
+def _difference(below: float, above: float, *_: Effect) -> float | None:
+    return above - below
+
+
+def _efficiency(below: float, above: float, one: Effect, many: Effect) -> float | None:
+    ratio = _ratio(below, above)
+    return None if ratio is None else ratio * one.keys["devices"] / many.keys["devices"]
+
+
+_COMBINE: dict[str, Combine] = {
+    "ratio": _ratio,
+    "difference": _difference,
+    "efficiency": _efficiency,
+}

@@ -1,0 +1,161 @@
+"""The values of a claim's metric, repeat by repeat: of one configuration, or of an effect between two."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import polars as pl
+
+from analysis.claims.grammar import EPOCH_COLUMNS, LAST, LEARNING, RISING, Claim
+from analysis.comparison.baseline import is_baseline
+from analysis.comparison.exclusions import Exclusion
+from analysis.comparison.groups import definitions
+from analysis.comparison.policy import canonical, without
+from analysis.configurations import facts
+from analysis.metrics import per_epoch, step_to_accuracy, steps_to_accuracy, time_to_accuracy
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from analysis.reader import Runs
+
+_WAYS = ("strategy", *RISING["devices"])
+"""The keys in which runs of the same work differ."""
+_TIMING_ONLY = [exclusion.value for exclusion in Exclusion if exclusion.timing_only]
+
+
+class Reading(NamedTuple):
+    """A value and its bounds: accuracy is known at the end of each epoch, and may have been reached during it."""
+
+    value: float
+    least: float
+    most: float
+
+
+@dataclass(frozen=True)
+class Effect:
+    """A value per repeat: of the runs of one configuration, or of the effect between two."""
+
+    keys: dict[str, Any]
+    """The flat configuration; equal ones are of the same work."""
+    facts: dict[str, Any]
+    """Further quantities that a level may name: train_samples, parameters, epoch."""
+    values: dict[int, Reading] = field(default_factory=dict)
+    """Repeat → value."""
+    runs: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    """Repeat → ids of the runs behind it, those of one side before those of the other."""
+    missed: set[int] = field(default_factory=set)
+    """Repeats that were run, but never reached the claim's target."""
+    steps: tuple[str, ...] = ()
+    """The levels that were compared, in words."""
+
+
+def usable(runs: Runs, claim: Claim) -> pl.DataFrame:
+    """The rows of `facts` that a claim may use. Metrics of learning also use runs whose times alone are invalid."""
+    rows = facts(runs)
+    allowed = pl.col("exclusion").is_null()
+    if claim.metric in LEARNING:
+        trained = (pl.col("outcome") == "ok") & (pl.col("state") == "done")
+        allowed |= trained & pl.col("exclusion").is_in(_TIMING_ONLY)
+    return rows.filter(allowed)
+
+
+def measured(runs: Runs, claim: Claim) -> list[Effect]:
+    """The values per configuration, and per epoch that the claim names."""
+    epochs = set().union(*(claim.epochs(contrast) for contrast in claim.contrasts))
+    readings = {epoch: _readings(runs, claim, epoch) for epoch in sorted(epochs, key=str)}
+    rows = usable(runs, claim).sort("run_id")
+    missed = set(rows.filter(pl.col("best_test_accuracy") < claim.target)["run_id"]) if claim.target else set()
+    merged: dict[str, Effect] = {}
+    columns = ("run_id", "repeat", "train_samples", "parameters")
+    for run_id, repeat, samples, parameters in rows.select(columns).iter_rows():
+        keys, text = definitions(runs)[run_id], _texts(runs)[run_id]
+        for epoch, by_run in readings.items():
+            reading = by_run.get(run_id)
+            if reading is None and run_id not in missed:
+                continue
+            names = {"train_samples": samples, "parameters": parameters, "epoch": epoch}
+            effect = merged.setdefault(f"{text} {names}", Effect(keys, names))
+            if repeat in effect.values or repeat in effect.missed:
+                continue  # a second run of the same
+            if reading is None:
+                effect.missed.add(repeat)
+            else:
+                effect.values[repeat], effect.runs[repeat] = reading, (run_id,)
+    return list(merged.values())
+
+
+@lru_cache(maxsize=8)
+def _texts(runs: Runs) -> dict[str, str]:
+    """Run id → its definition as text."""
+    texts: dict[int, str] = {}
+    return {
+        run_id: texts.setdefault(id(definition), canonical(definition))
+        for run_id, definition in definitions(runs).items()
+    }
+
+
+def _readings(runs: Runs, claim: Claim, epoch: int | str) -> dict[str, Reading]:
+    """Run id → the metric; runs without it are missing."""
+    if claim.target is not None:
+        return _to_target(runs, claim.metric, claim.target)
+    if claim.metric in EPOCH_COLUMNS:
+        rows = _epochs(runs).filter(pl.col("epoch") == (pl.col("last") if epoch == LAST else epoch))
+    else:
+        rows = facts(runs)
+    found = rows.select("run_id", claim.metric).drop_nulls()
+    return {run_id: Reading(value, value, value) for run_id, value in found.iter_rows()}
+
+
+@lru_cache(maxsize=8)
+def _epochs(runs: Runs) -> pl.DataFrame:
+    """All epochs, with the number of their run's `last`."""
+    return per_epoch(runs).join(runs.run.select("run_id", last="epochs"), on="run_id")
+
+
+def _to_target(runs: Runs, metric: str, target: float) -> dict[str, Reading]:
+    """Steps or time to an accuracy. It was reached at some step of the epoch at whose end it was first seen."""
+    reached = steps_to_accuracy if metric == "steps_to_accuracy" else time_to_accuracy
+    rows = reached(runs, target).join(step_to_accuracy(runs, target), on="run_id").drop_nulls()
+    since = pl.lit(1.0) if metric == "steps_to_accuracy" else pl.col("step_time_s")
+    rows = rows.select("run_id", metric, least=pl.col(metric) - (pl.col("steps") - 1) * since)
+    return {run_id: Reading(value, least, value) for run_id, value, least in rows.iter_rows()}
+
+
+def as_every_strategy(effects: Sequence[Effect]) -> list[Effect]:
+    """One device stands for every strategy at `devices=1`, as in sweeps over devices."""
+    several = [effect for effect in effects if not _is_of_baseline(effect)]
+    strategies: dict[str, dict[str, dict[str, Any]]] = defaultdict(dict)
+    for effect in several:
+        strategy = {key: value for key, value in effect.keys.items() if key.startswith("strategy.")}
+        strategies[canonical(without(effect.keys, _WAYS))][canonical(strategy)] = strategy
+    stand_ins = []
+    for effect in filter(_is_of_baseline, effects):
+        rest = without(effect.keys, _WAYS)
+        one = {"devices": effect.keys["devices"], "nodes": effect.keys["nodes"]}
+        stand_ins += [replace(effect, keys=rest | strategy | one) for strategy in strategies[canonical(rest)].values()]
+    return several + stand_ins
+
+
+def _is_of_baseline(effect: Effect) -> bool:
+    return is_baseline(effect.keys["strategy.name"], effect.keys["devices"])
+
+
+def best(effects: Sequence[Effect], key: str) -> list[Effect]:
+    """Of effects that differ in `key` only, the smallest value of each repeat."""
+    groups: dict[str, list[Effect]] = defaultdict(list)
+    for effect in effects:
+        groups[canonical([without(effect.keys, (key,)), effect.facts])].append(effect)
+    smallest = []
+    for members in groups.values():
+        one = Effect(without(members[0].keys, (key,)), members[0].facts)
+        for effect in members:
+            for repeat, reading in effect.values.items():
+                if repeat not in one.values or reading.value < one.values[repeat].value:
+                    one.values[repeat], one.runs[repeat] = reading, effect.runs[repeat]
+        one.missed.update(set().union(*(effect.missed for effect in members)) - one.values.keys())
+        smallest.append(one)
+    return smallest

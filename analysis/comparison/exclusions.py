@@ -1,0 +1,122 @@
+"""Which runs don't count in comparisons of time and memory, and why."""
+
+from __future__ import annotations
+
+from collections import Counter
+from enum import Enum
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from analysis.comparison.groups import labels
+from analysis.metrics import miscounted
+
+if TYPE_CHECKING:
+    from analysis.reader import Runs
+
+MOST = 8
+"""Lines of each kind that a terminal shows. The report's page shows all."""
+
+
+class Exclusion(Enum):
+    """Why a run doesn't count: its value in tables, its words, and whether what the run learned counts all the same."""
+
+    NOT_STARTED = "not started", "nothing has run it yet"
+    RUNNING = "running", "it has not ended yet"
+    PARITY_FAILED = "parity_failed", "it does not train like one device"
+    OOM = "oom", "out of memory"
+    NAN = "nan", "a loss was not finite"
+    TIMEOUT = "timeout", "it ran out of time"
+    KILLED = "killed", "it was killed"
+    STORAGE = "storage", "its results could not be written"
+    ERROR = "error", "it failed"
+    NO_RESULT = "no result", "it was not published"
+    OVERSUBSCRIBED = "oversubscribed", "more devices than cores", True
+    PACKED = "packed", "a warm process started it", True
+    INLINE = "inline", "it trained in the calling process", True
+    RESUMED_ELSEWHERE = "resumed elsewhere", "an attempt ran on another device or in another environment", True
+    DETERMINISTIC = "deterministic", "it used deterministic algorithms only", True
+    ANOMALY_DETECTION = "anomaly detection", "autograd searched for NaNs", True
+    MISCOUNTED = "miscounted", "the ranks' samples don't add up to the epoch's"
+    DUPLICATE = "duplicate", "another run of the same configuration and repeat counts"
+
+    words: str
+    timing_only: bool
+    """The times are invalid, but not losses, accuracies and bytes."""
+
+    def __new__(cls, value: str, words: str = "", timing_only: bool = False) -> Exclusion:
+        """A member with its words."""
+        member = object.__new__(cls)
+        member._value_ = value
+        member.words, member.timing_only = words, timing_only
+        return member
+
+
+def describe(exclusion: str, detail: str | None) -> str:
+    """ "oom: out of memory on rank 1": the value of an `Exclusion`, and the run's own detail or else the words."""
+    return f"{exclusion}: {detail or Exclusion(exclusion).words}"
+
+
+@lru_cache(maxsize=8)
+def excluded(runs: Runs) -> pl.DataFrame:
+    """`run_id`, `exclusion` (a value of `Exclusion`) and `exclusion_detail` (may be null) of runs that don't count."""
+    column = pl.col
+    outcomes = {member.value: member.value for member in Exclusion}
+    failed = column("outcome").replace_strict(outcomes, default=Exclusion.ERROR.value, return_dtype=pl.String)
+    rules: list[tuple[pl.Expr, Exclusion]] = [
+        (column("state") != "done", Exclusion.NO_RESULT),
+        (~column("parity_passed"), Exclusion.PARITY_FAILED),
+        (column("oversubscribed"), Exclusion.OVERSUBSCRIBED),
+        (column("packed"), Exclusion.PACKED),
+        (column("launcher") == "inline", Exclusion.INLINE),
+        (column("resumed_elsewhere").is_not_null(), Exclusion.RESUMED_ELSEWHERE),
+        (column("deterministic"), Exclusion.DETERMINISTIC),
+        (column("detect_anomaly"), Exclusion.ANOMALY_DETECTION),
+        (column("run_id").is_in(list(miscounted(runs))), Exclusion.MISCOUNTED),
+    ]
+    exclusion = (
+        pl.when(column("state") == "missing").then(pl.lit(Exclusion.NOT_STARTED.value))
+        .when(column("state") == "running").then(pl.lit(Exclusion.RUNNING.value))
+        .when(column("outcome") != "ok").then(failed)
+    )  # fmt: skip
+    for condition, member in rules:
+        exclusion = exclusion.when(condition).then(pl.lit(member.value))
+    elsewhere = column("exclusion") == Exclusion.RESUMED_ELSEWHERE.value
+    detail = pl.when(elsewhere).then("resumed_elsewhere").when(column("outcome") != "ok").then("reason")
+    rows = runs.run.with_columns(exclusion=exclusion).drop_nulls("exclusion")
+    table = rows.select("run_id", "exclusion", exclusion_detail=detail)
+    return pl.concat([table, _duplicates(runs, table)])
+
+
+def _duplicates(runs: Runs, gone: pl.DataFrame) -> pl.DataFrame:
+    """Runs that repeat another's repeat, say with parity checked in one only: pairs are by repeat, so one counts."""
+    rows = runs.run.select("run_id", "repeat").join(gone, on="run_id", how="anti").join(labels(runs), on="run_id")
+    again = rows.sort("run_id").filter(pl.int_range(pl.len()).over("group", "configuration", "repeat") > 0)
+    nothing = pl.lit(None, pl.String)
+    return again.select("run_id", exclusion=pl.lit(Exclusion.DUPLICATE.value), exclusion_detail=nothing)
+
+
+def format_exclusions(runs: Runs) -> list[str]:
+    """Per configuration how many of its runs don't count and why, then the folders that were not read."""
+    lines = [
+        *_excluded_lines(runs),
+        *(f"Skipped: {skipped.path}: {skipped.reason}." for skipped in runs.skipped[:MOST]),
+    ]
+    if (more := len(runs.skipped) - MOST) > 0:
+        lines.append(f"Skipped: {more} more.")
+    return lines
+
+
+def _excluded_lines(runs: Runs) -> list[str]:
+    rows = labels(runs).join(excluded(runs), on="run_id", how="left", maintain_order="left")
+    several = rows["group"].n_unique() > 1
+    lines = []
+    for (group, name), members in rows.group_by("group", "configuration", maintain_order=True):
+        counts = Counter(members["exclusion"].drop_nulls())
+        if counts:
+            whose = f"{name} ({group})" if several else name
+            why = ", ".join(f"{count} {exclusion}" for exclusion, count in sorted(counts.items()))
+            lines.append(f"{whose}: {counts.total()} of {members.height} runs do not count ({why}).")
+    more = len(lines) - MOST
+    return [*lines[:MOST], f"Runs of {more} more configurations do not count."] if more > 0 else lines

@@ -1,0 +1,252 @@
+"""The pairing of runs: repeat by repeat, with what blocks the comparison, what limits it, and its ratios."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import msgspec
+import polars as pl
+
+from analysis.comparison.groups import definitions
+from analysis.comparison.policy import COMPARED, Blocker, Caveat, Issue, is_below
+from analysis.metrics import per_epoch, per_run
+from analysis.stats import ratio_of_pairs
+from parallelbench.store import environment_match
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from analysis.comparison.policy import Differences, Work
+    from analysis.reader import Runs
+    from analysis.stats import Ratio
+
+One = TypeVar("One")
+Other = TypeVar("Other")
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class ComparedRun:
+    """What a comparison needs of a run."""
+
+    runs: Runs
+    run_id: str
+    repeat: int
+    definition: Work
+    """All that defines it, but for its repeat."""
+    environment: Work
+    """The entries of its environment that must match, or are reported."""
+    data_samples: int | None
+    """Samples of its training set; None where an old result doesn't say."""
+    epoch_samples: int | None
+    """Samples that it trains on in an epoch; likewise."""
+
+    def value(self, metric: str) -> float | None:
+        """A metric of `per_run`."""
+        return _values(self.runs, metric)[self.run_id]
+
+    @property
+    def span(self) -> tuple[float, float]:
+        """Unix times at the ends of its first and last epoch; infinite where unknown."""
+        return _spans(self.runs).get(self.run_id, (float("-inf"), float("inf")))
+
+
+class RepeatPair(NamedTuple):
+    """The runs of one repeat that are compared: two, or four where an effect is compared with another."""
+
+    repeat: int
+    runs: tuple[ComparedRun, ...]
+
+
+@dataclass(frozen=True)
+class Pairing:
+    """Pairs of runs, one per repeat. A ratio is the second run's value ÷ the first run's."""
+
+    pairs: tuple[RepeatPair, ...]
+    across: tuple[str, ...] = ()
+    """Keys in which the sides may differ."""
+
+    @property
+    def couples(self) -> list[tuple[ComparedRun, ComparedRun]]:
+        """The first run of every pair with each of the others."""
+        return [(pair.runs[0], other) for pair in self.pairs for other in pair.runs[1:]]
+
+    @cached_property
+    def unlike_environments(self) -> Differences:
+        """The entries of the environment that must match and differ in any pair."""
+        return self._differences(environment_match.must_match)
+
+    @cached_property
+    def reported(self) -> Differences:
+        """The entries of the environment that may differ, and do."""
+        return self._differences(environment_match.is_reported)
+
+    @cached_property
+    def unlike_samples(self) -> tuple[tuple[ComparedRun, ComparedRun], ...]:
+        """The pairs of runs whose epochs hold unequally many samples."""
+        known = (couple for couple in self.couples if all(run.epoch_samples is not None for run in couple))
+        return tuple((one, other) for one, other in known if one.epoch_samples != other.epoch_samples)
+
+    @cached_property
+    def is_one_after_the_other(self) -> bool:
+        """Whether all runs of one side ended before any run of the other. Runs of one sweep are interleaved."""
+        spans = [[run.span for run in side] for side in zip(*(pair.runs for pair in self.pairs), strict=True)]
+        begins, ends = (
+            [min(first for first, _ in side) for side in spans],
+            [max(last for _, last in side) for side in spans],
+        )
+        return len(self.pairs) > 1 and min(ends) < max(begins)
+
+    def blockers(self, *, of_times: bool = True, per_epoch: bool = False) -> tuple[Issue, ...]:
+        """Why these runs are not compared; empty where they are.
+
+        `of_times`: times, energies or memory are compared. `per_epoch`: the metric grows with the samples of an epoch.
+        """
+        issues = []
+        # Of data sets of unlike size, epochs hold what they hold: the sizes are compared.
+        shortened = [couple for couple in self.unlike_samples if couple[0].data_samples == couple[1].data_samples]
+        if per_epoch and shortened:
+            issues.append(Issue(Blocker.SAMPLES, _samples(shortened[0])))
+        if of_times and self.unlike_environments:
+            issues.append(Issue(Blocker.ENVIRONMENT, self.unlike_environments))
+        return tuple(issues)
+
+    def caveats(self, *, of_times: bool = True, per_sample: bool = False) -> tuple[Issue, ...]:
+        """What a reader must know about these runs. `per_sample`: ratios of times and energies are per sample."""
+        differences = self.reported if of_times else self.reported | self.unlike_environments
+        issues = [Issue(Caveat.ENVIRONMENT, differences)] if differences else []
+        if of_times and self.is_one_after_the_other:
+            issues.append(Issue(Caveat.ORDER, {}))
+        if per_sample and self.unlike_samples:
+            issues.append(Issue(Caveat.SAMPLES, _samples(self.unlike_samples[0])))
+        return tuple(issues)
+
+    def ratio(self, metric: str) -> Ratio | None:
+        """The paired ratio of a metric of `per_run`; None where the runs are not compared, or didn't measure it."""
+        return self._ratio(lambda one, other: (other.value(metric), one.value(metric)))
+
+    def speed_up(self, *, with_startup: bool = False) -> Ratio | None:
+        """How many times as fast the second run trains: by time, or per sample where epochs hold unequally many."""
+        time, rate = "steady_epoch_time_s", "throughput_samples_per_s"
+        if with_startup:
+            time, rate = "total_time_s", "throughput_with_startup_samples_per_s"
+
+        def times_as_fast(one: ComparedRun, other: ComparedRun) -> tuple[float | None, float | None]:
+            if one.epoch_samples is not None and one.epoch_samples == other.epoch_samples:
+                return one.value(time), other.value(time)
+            return other.value(rate), one.value(rate)
+
+        return self._ratio(times_as_fast)
+
+    def exchanged(self) -> Pairing:
+        """The same pairs with the sides exchanged."""
+        return Pairing(tuple(RepeatPair(repeat, runs[::-1]) for repeat, runs in self.pairs), self.across)
+
+    def _ratio(self, fraction: Callable[[ComparedRun, ComparedRun], tuple[float | None, float | None]]) -> Ratio | None:
+        if self.blockers():
+            return None
+        fractions = {pair.repeat: fraction(pair.runs[0], pair.runs[1]) for pair in self.pairs}
+        above, below = ({repeat: values[side] for repeat, values in fractions.items()} for side in (0, 1))
+        return paired_ratio(above, below)
+
+    def _differences(self, relevant: Callable[[str], bool]) -> Differences:
+        differing: Differences = {}
+        for one, other in self.couples:
+            if one.environment is not other.environment:
+                unlike = environment_match.differences(one.environment, other.environment, relevant)
+                differing = {
+                    key: values for key, values in unlike.items() if not _is_set_apart(key, one, other)
+                } | differing
+        return {key: differing[key] for key in sorted(differing) if not is_below(key, self.across)}
+
+
+def paired(one: Iterable[ComparedRun], other: Iterable[ComparedRun], *, across: tuple[str, ...] = ()) -> Pairing:
+    """Pair the runs of two sides by their repeat. A repeat that one side lacks makes no pair."""
+    sides = [{run.repeat: run for run in side} for side in (one, other)]
+    return Pairing(tuple(RepeatPair(repeat, (first, second)) for repeat, first, second in in_both(*sides)), across)
+
+
+def in_both(one: Mapping[int, One], other: Mapping[int, Other]) -> list[tuple[int, One, Other]]:
+    """(repeat, value, value) of every repeat that both sides have, in order."""
+    return [(repeat, one[repeat], other[repeat]) for repeat in sorted(one.keys() & other.keys())]
+
+
+def paired_ratio(numerator: Mapping[int, float | None], denominator: Mapping[int, float | None]) -> Ratio | None:
+    """Median of numerator ÷ denominator over the repeats that both have measured; None where there is none.
+
+    Both map repeat → value. A repeat has the same seed and the same round of the sweep on both sides, so what a round
+    has in common (a warm machine, a busy neighbour) cancels out. Where a side is 0, there is no ratio.
+    """
+    pairs = [(repeat, above / below) for repeat, above, below in in_both(numerator, denominator) if above and below]
+    return ratio_of_pairs(pairs)
+
+
+@lru_cache(maxsize=8)
+def compared_runs(runs: Runs) -> dict[str, ComparedRun]:
+    """Run id → what a comparison needs of the run."""
+    environments, defined = environments_of(runs), definitions(runs)
+    columns = ("run_id", "repeat", "train_samples", "dropped_samples")
+    return {
+        run_id: ComparedRun(
+            runs=runs,
+            run_id=run_id,
+            repeat=repeat,
+            definition=defined[run_id],
+            environment=environments[run_id],
+            data_samples=samples,
+            epoch_samples=None if samples is None or dropped is None else samples - dropped,
+        )
+        for run_id, repeat, samples, dropped in runs.run.select(columns).rows()
+    }
+
+
+@lru_cache(maxsize=8)
+def environments_of(runs: Runs) -> dict[str, Work]:
+    """Run id → the entries of its environment that must match or are reported. Equal ones share one object."""
+    read: dict[Any, Work] = {}
+    of_runs = {}
+    for run_id, text in runs.run.select("run_id", "environment_json").rows():
+        if text not in read:
+            parts = msgspec.json.decode(text or "{}", type=dict[str, msgspec.Raw])
+            # Nearly all runs have a load average of their own. What else they have in common is read once.
+            same = tuple((key, bytes(raw)) for key, raw in parts.items() if key not in environment_match.VOLATILE)
+            if same not in read:
+                read[same] = _relevant(msgspec.json.decode(text or "{}"))
+            read[text] = read[same]
+        of_runs[run_id] = read[text]
+    return of_runs
+
+
+def _relevant(environment: Mapping[str, Any]) -> Work:
+    entries = environment_match.entries(environment)
+    kept = (environment_match.must_match, environment_match.is_reported)
+    return {key: value for key, value in entries.items() if any(keeps(key) for keeps in kept)}
+
+
+def _is_set_apart(key: str, one: ComparedRun, other: ComparedRun) -> bool:
+    """Whether the launcher sets an entry as the runs' strategies, devices or nodes need it, and these differ."""
+    if key not in environment_match.SET_BY_LAUNCHER:
+        return False
+    ways = [{k: v for k, v in run.definition.items() if is_below(k, COMPARED)} for run in (one, other)]
+    return ways[0] != ways[1]
+
+
+def _samples(couple: tuple[ComparedRun, ComparedRun]) -> Differences:
+    low, high = sorted(run.epoch_samples or 0 for run in couple)
+    return {"train_samples": (low, high)}
+
+
+@lru_cache(maxsize=16)
+def _values(runs: Runs, metric: str) -> dict[str, float | None]:
+    return dict(zip(runs.run["run_id"], per_run(runs)[metric], strict=True))
+
+
+@lru_cache(maxsize=8)
+def _spans(runs: Runs) -> dict[str, tuple[float, float]]:
+    """Run id → Unix times at the ends of its first and its last epoch."""
+    rows = per_epoch(runs).group_by("run_id").agg(
+        pl.col("finished_at").min().fill_null(float("-inf")).alias("first"),
+        pl.col("finished_at").max().fill_null(float("inf")).alias("last"),
+    )  # fmt: skip
+    return {run_id: (first, last) for run_id, first, last in rows.iter_rows()}

@@ -1,0 +1,149 @@
+"""The policy of all comparisons: what defines a run's work, what must match, what blocks a comparison and what limits
+it.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from parallelbench.errors import ConfigError
+from parallelbench.store import environment_match
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+Work = dict[str, Any]
+"""Dotted key → value: a configuration, or a part of it."""
+Differences = dict[str, tuple[Any, Any]]
+"""Dotted key → the value of each side."""
+
+BASELINE = ("single", 1)
+"""Strategy and devices of what every other configuration of a group is compared with."""
+COMPARED = ("strategy", "devices", "nodes", "repeat")
+"""Keys in which runs of the same work may differ."""
+CIRCUMSTANCES = (
+    "results",
+    "launcher",
+    "site",
+    "sweep_name",
+    "device",
+    "measure.parity",
+    "measure.parity_steps",
+    "measure.steps_sampled",
+    "measure.attribution_steps",
+    "measure.trace",
+)
+"""Keys that change neither work nor times. The columns `DEVICE` say which device `device` came to."""
+DEVICE = ("device_type", "device_name")
+"""Columns of the run table that belong to a run's work."""
+
+
+class UnlikeWork(ConfigError):  # noqa: N818
+    """Runs that must not be compared; the message names what differs, and the remedy."""
+
+
+class Blocker(Enum):
+    """Why runs are not compared."""
+
+    ENVIRONMENT = "environment"
+    """Entries of the environment that must match differ."""
+    SAMPLES = "samples"
+    """Epochs hold unequally many samples, and the metric is one of a whole epoch."""
+    UNREACHED = "unreached"
+    """Some of the runs never reach the target accuracy."""
+
+
+class Caveat(Enum):
+    """What a reader must know about runs that are compared."""
+
+    ENVIRONMENT = "environment"
+    """Entries of the environment differ that may."""
+    ORDER = "order"
+    """All runs of one side ended before any of the other began."""
+    SAMPLES = "samples"
+    """Epochs hold unequally many samples, and ratios are per sample."""
+
+
+@dataclass(frozen=True)
+class Issue:
+    """A blocker or caveat, with the values that its words need."""
+
+    kind: Blocker | Caveat
+    differences: Differences
+    """What differs; for `UNREACHED` and `SAMPLES` one entry with both numbers."""
+
+    def __str__(self) -> str:
+        return _words(self)
+
+
+def _words(issue: Issue) -> str:
+    shown = format_differences(issue.differences)
+    numbers = [f"{value:,}" for pair in issue.differences.values() for value in pair if isinstance(value, int)]
+    match issue.kind:
+        case Blocker.ENVIRONMENT:
+            return refusal(issue.differences)
+        case Blocker.SAMPLES:
+            return f"epochs hold {' and '.join(numbers)} samples: compare samples per second"
+        case Blocker.UNREACHED:
+            ((target, _),) = issue.differences.items()
+            return f"{' of '.join(numbers)} repeats never reach {target}"
+        case Caveat.ENVIRONMENT:
+            return f"the compared runs differ in {shown}"
+        case Caveat.SAMPLES:
+            return f"epochs hold {' and '.join(numbers)} samples: ratios of times and energies are per sample"
+        case Caveat.ORDER:
+            return (
+                "the compared runs were measured one after the other: the ratios contain whatever changed on the "
+                "machine in between, while the runs of one sweep are interleaved"
+            )
+
+
+def refusal(differences: Differences, *, command: str = "", across: Iterable[str] = ()) -> str:
+    """Why two sides are not compared, and the remedy.
+
+    `across` are the keys that the caller already allows to differ, `command` is the command that compares the sides.
+    """
+    anew = ""
+    if any(map(environment_match.must_match, differences)):
+        anew = "measure both in one environment (the same `parallelbench submit` with another results=DIR), or "
+    names = ",".join([*across, *differences])
+    option = " ".join(filter(None, [command, "--across", names]))
+    return f"the sides differ in {format_differences(differences)}; {anew}compare across exactly that: {option}"
+
+
+def format_differences(differences: Differences) -> str:
+    """ "precision: fp32 and bf16, packages.torch: 2.11 and 2.12"."""
+    return ", ".join(f"{key}: {plain(one)} and {plain(other)}" for key, (one, other) in differences.items())
+
+
+def work_differences(one: Work, other: Work) -> Differences:
+    """The keys in which two works differ. Of two unlike components only the names are compared."""
+    keys = sorted(key for key in one.keys() | other.keys() if one.get(key) != other.get(key))
+    unlike = {key.removesuffix(".name") for key in keys if key.endswith(".name")}
+    found = {key: (one.get(key), other.get(key)) for key in keys if not is_below(key, unlike)}
+    return found | {name: (one.get(f"{name}.name"), other.get(f"{name}.name")) for name in sorted(unlike)}
+
+
+def without(work: Work, roots: Iterable[str]) -> Work:
+    """A work without these keys, and without what is below them."""
+    names = frozenset(roots)
+    prefixes = tuple(f"{root}." for root in names)
+    return {key: value for key, value in work.items() if not (key in names or key.startswith(prefixes))}
+
+
+def is_below(key: str, roots: Iterable[str]) -> bool:
+    """Whether a dotted key is one of the roots, or below one: strategy.schedule is below strategy."""
+    return any(key == root or key.startswith(f"{root}.") for root in roots)
+
+
+def canonical(value: Any) -> str:
+    """A value as text: equal values have equal texts."""
+    return json.dumps(value, sort_keys=True)
+
+
+def plain(value: Any) -> str:
+    """A value as people write it: ddp, true, 0.1, null."""
+    return value if isinstance(value, str) else json.dumps(value)

@@ -1,0 +1,243 @@
+"""Is B faster than A? The same configurations before and after a change, on two machines, or with two strategies.
+
+A ratio is B ÷ A of one repeat. The verdict is about time. Runs are paired where all that defines them is equal, except
+for the keys that are compared.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from analysis import text
+from analysis.comparison.exclusions import describe, excluded, format_exclusions
+from analysis.comparison.groups import works
+from analysis.comparison.pairing import environments_of
+from analysis.comparison.policy import UnlikeWork, plain, refusal
+from analysis.comparison.sides import Matched, Side, match
+from analysis.comparison.speed import SpeedVerdict, of_time
+from analysis.stats import Ratio, ratio_of_pairs
+from parallelbench.errors import ConfigError, choices
+from parallelbench.store.environment_match import flatten
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from analysis.comparison.pairing import ComparedRun, RepeatPair
+    from analysis.comparison.policy import Differences
+    from analysis.comparison.sides import ComparedRow
+    from analysis.reader import Runs
+
+TIME = "steady_epoch_time_s"
+MEASURED = (TIME, "throughput_samples_per_s", "gpu_energy_per_sample_j", "peak_memory_sum_bytes")
+"""The metrics of `per_run` that are compared."""
+OVERALL = "all configurations"
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One configuration on both sides."""
+
+    group: str
+    configuration: str
+    a: Mapping[str, float | None]
+    b: Mapping[str, float | None]
+    """Metric → median over the paired repeats."""
+    ratios: Mapping[str, Ratio | None]
+    """Metric → B ÷ A; None where not both sides have measured it in one repeat."""
+    untimed: tuple[str, ...] = ()
+    """The sides (A, B) that have pairs of repeats, but a time in none of them."""
+    single_epoch: bool = False
+    """Whether all runs of these sides trained one epoch only."""
+
+    @property
+    def time(self) -> Ratio | None:
+        """B ÷ A of the time per epoch."""
+        return self.ratios[TIME]
+
+    @property
+    def verdict(self) -> SpeedVerdict:
+        """How B compares with A."""
+        return SpeedVerdict.NO_STEADY_EPOCH if self.untimed else of_time(self.time)
+
+    @property
+    def shown_verdict(self) -> str:
+        """The verdict, with what is missing for another one."""
+        if not self.untimed:
+            return shown_verdict(self.verdict, self.time)
+        why = "epochs=1, at least 2 are needed" if self.single_epoch else "all are the first of their attempt"
+        return f"{self.verdict} on side {' and '.join(self.untimed)}: {why}"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The result of `compare`."""
+
+    rows: tuple[Compared, ...]
+    overall: Ratio | None
+    """B ÷ A of the time, in each repeat the geometric mean over all configurations; None where no repeat has all."""
+    only_a: tuple[str, ...]
+    only_b: tuple[str, ...]
+    """Configurations that one side lacks, or has no counted run of."""
+    lost: tuple[str, ...]
+    """Configurations of which B lacks repeats that A counts, with how many."""
+    notes: tuple[str, ...]
+    """What a reader must know about the ratios, and which runs don't count."""
+
+    @property
+    def verdict(self) -> SpeedVerdict:
+        """How B compares with A over all configurations together."""
+        return of_time(self.overall) if all(row.time for row in self.rows) else SpeedVerdict.INCOMPLETE
+
+    @property
+    def frame(self) -> pl.DataFrame:
+        """One row per configuration and metric, and one for all: `a` and `b` are medians, `ratio` is B ÷ A."""
+        rows = [_row_of_frame(row, name) for row in self.rows for name in MEASURED]
+        rows.append([None, OVERALL, TIME, None, None, *_figures(self.overall), self.verdict.value])
+        names, numbers = ("group", "configuration", "metric"), ("a", "b", "ratio", "low", "high")
+        schema = dict.fromkeys(names, pl.String) | dict.fromkeys(numbers, pl.Float64)
+        return pl.DataFrame(rows, schema=schema | {"pairs": pl.Int32, "verdict": pl.String}, orient="row")
+
+
+def _row_of_frame(row: Compared, name: str) -> list[Any]:
+    verdict = row.verdict.value if name == TIME else None
+    return [row.group, row.configuration, name, row.a[name], row.b[name], *_figures(row.ratios[name]), verdict]
+
+
+def _figures(ratio: Ratio | None) -> list[Any]:
+    return [ratio.median, ratio.low, ratio.high, ratio.n] if ratio else [None, None, None, 0]
+
+
+def shown_verdict(verdict: SpeedVerdict, time: Ratio | None) -> str:
+    """A verdict, with the number of pairs where these are too few."""
+    return f"{verdict}: n={time.n if time else 0}" if verdict is SpeedVerdict.TOO_FEW else verdict.value
+
+
+def compare(a: Runs, b: Runs, *, across: Sequence[str] = ()) -> Comparison:
+    """Compare the runs of `b` with those of `a`, configuration by configuration, repeat by repeat.
+
+    Only runs count that the report counts. Raises `UnlikeWork` where work or environment of the sides differ in what
+    must match, unless `across` names the keys (a component such as "strategy" with all its options); `ConfigError`
+    where there is nothing to compare.
+    """
+    across = tuple(across)
+    for runs in (a, b):
+        _require_counted(runs)
+    _require_known(across, a, b)
+    one, other = Side(a, across), Side(b, across)
+    matched = match(one, other)
+    if not isinstance(matched, Matched):
+        raise _refusal(a, b, across, matched)
+    _require_two_measurements(matched.rows)
+    rows = tuple(map(_compared, matched.rows))
+    excluded_lines = [f"{name}: {line}" for name, runs in (("A", a), ("B", b)) for line in format_exclusions(runs)]
+    caveats = [text.sentence(str(caveat)) for caveat in matched.whole.caveats(per_sample=True)]
+    notes = (*caveats, *excluded_lines)
+    return Comparison(rows, _overall(rows), matched.only_a, matched.only_b, tuple(_lost(one, other)), notes)
+
+
+def _lost(a: Side, b: Side) -> Iterator[str]:
+    several = len({group for group, _ in a.labels.values()}) > 1
+    for key in (key for key in a.members if key in b.members):
+        repeats, others = ({run.repeat for run in side.members[key]} for side in (a, b))
+        if gone := repeats - others:
+            group, name = a.label(key)
+            whose = f"{name} ({group})" if several else name
+            yield f"{whose}: {len(gone)} of {len(repeats)} repeats that A counts"
+
+
+def by(runs: Runs, key: str, one: Any, other: Any, *, across: Sequence[str] = ()) -> Comparison:
+    """Compare the runs whose `key` is `other` with those whose is `one`, e.g. `by(runs, "strategy", "ddp", "fsdp")`."""
+    one, other = plain(one), plain(other)
+    run_ids: dict[str, list[str]] = {}
+    _require_counted(runs)
+    names = Side(runs, ()).names
+    if key not in names:
+        raise ConfigError(f"--by {key}: no run has this key; {choices(key, names)}")
+    environments = environments_of(runs)
+    for run_id, config_json in runs.run.select("run_id", "config_json").rows():
+        values = flatten(json.loads(config_json)) | works(runs)[run_id] | environments[run_id]
+        run_ids.setdefault(plain(values.get(f"{key}.name", values.get(key))), []).append(run_id)
+    for value in (one, other):
+        if value not in run_ids:
+            raise ConfigError(f"--by {key}: no run in {runs.root} has {key}={value}; {choices(value, run_ids)}")
+    # Folders that can't be read belong to neither side: they are reported once.
+    readable = replace(runs, skipped=())
+    compared = compare(readable.only(run_ids[one]), readable.only(run_ids[other]), across=(*across, key))
+    unread = format_exclusions(replace(runs.only([]), skipped=runs.skipped))
+    return replace(compared, notes=(*compared.notes, *unread))
+
+
+def _require_counted(runs: Runs) -> None:
+    gone = excluded(runs)
+    if runs.run.height > gone.height:
+        return
+    reasons = [describe(*row) for row in gone.select("exclusion", "exclusion_detail").rows()]
+    reasons += [skipped.reason for skipped in runs.skipped]
+    why = f" ({max(set(reasons), key=reasons.count)})" if reasons else ""
+    raise ConfigError(f"{runs.root} holds no run that counts{why}: there is nothing to compare")
+
+
+def _require_known(across: Sequence[str], a: Runs, b: Runs) -> None:
+    known = Side(a, ()).names | Side(b, ()).names
+    for name in across:
+        if name not in known:
+            raise ConfigError(f"--across {name} is no key of these runs; {choices(name, known)}")
+
+
+def _refusal(a: Runs, b: Runs, across: tuple[str, ...], unlike: Differences) -> UnlikeWork:
+    """Name everything that differs at once, so that naming it in --across is enough."""
+    matched: Differences | Matched = unlike
+    while not isinstance(matched, Matched):
+        unlike = unlike | matched
+        try:
+            matched = match(Side(a, (*across, *unlike)), Side(b, (*across, *unlike)))
+        except ConfigError:
+            break
+    return UnlikeWork(refusal(unlike, across=across))
+
+
+def _require_two_measurements(rows: Iterable[ComparedRow]) -> None:
+    """Refuse a copied folder: it holds the same measurements, and would always be as fast."""
+    for row in rows:
+        for repeat, (one, other) in row.pairing.pairs:
+            if one.run_id == other.run_id and one.span == other.span and math.isfinite(one.span[0]):
+                raise ConfigError(
+                    f"{row.configuration}, repeat {repeat}: both sides hold the very same run (equal times of "
+                    "day): compare folders that were measured apart"
+                )
+
+
+def _compared(row: ComparedRow) -> Compared:
+    pairs = row.pairing.pairs
+    # The time of B ÷ that of A is how many times as fast A is.
+    ratios = {name: row.pairing.ratio(name) for name in MEASURED} | {TIME: row.pairing.exchanged().speed_up()}
+    a, b = ({name: _median(pairs, side, name) for name in MEASURED} for side in (0, 1))
+    untimed = [side for side in (0, 1) if pairs and not any(pair.runs[side].value(TIME) for pair in pairs)]
+    runs = [pair.runs[side] for pair in pairs for side in untimed]
+    single_epoch = all(_epochs(run) == 1 for run in runs)
+    return Compared(row.group, row.configuration, a, b, ratios, tuple("AB"[side] for side in untimed), single_epoch)
+
+
+def _epochs(run: ComparedRun) -> int:
+    epochs: int = run.definition["epochs"]
+    return epochs
+
+
+def _median(pairs: Iterable[RepeatPair], side: int, metric: str) -> float | None:
+    known = pl.Series([pair.runs[side].value(metric) for pair in pairs], dtype=pl.Float64)
+    median = known.median()
+    return None if median is None else float(median)  # type: ignore[arg-type]
+
+
+def _overall(rows: Sequence[Compared]) -> Ratio | None:
+    times = [dict(row.time.pairs) for row in rows if row.time]
+    if len(times) < len(rows) or not times:
+        return None
+    repeats = sorted(set.intersection(*(set(time) for time in times)))
+    means = [(r, math.exp(sum(math.log(time[r]) for time in times) / len(times))) for r in repeats]
+    return ratio_of_pairs(means)

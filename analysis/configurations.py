@@ -1,0 +1,155 @@
+"""One row per configuration: medians over its repeats, and what it gains over one device."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from analysis.comparison.baseline import against_one_device, gain, is_baseline
+from analysis.comparison.exclusions import excluded
+from analysis.comparison.groups import labels
+from analysis.comparison.policy import BASELINE
+from analysis.metrics import accuracy_target, energy_to_accuracy, per_run, summary_columns, time_to_accuracy
+from analysis.metrics.aggregates import aggregate
+from analysis.metrics.schema import repeated_columns
+from analysis.published import TYPES
+from parallelbench.store.columns import Over
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from analysis.reader import Runs
+    from parallelbench.store.columns import Column
+
+MOST_POINTS, FEWEST_EPOCHS = 6_000, 10
+"""Of all curves over epochs together, on each side; of each curve at least so many."""
+
+
+@lru_cache(maxsize=8)
+def facts(runs: Runs) -> pl.DataFrame:
+    """One row per run: the run table, its group and configuration, its metrics, and its `exclusion` or null."""
+    joined = (
+        runs.run.join(labels(runs), on="run_id")
+        .join(per_run(runs), on="run_id")
+        .join(excluded(runs), on="run_id", how="left")
+    )
+    baseline_first = (pl.col("strategy") == BASELINE[0]) & (pl.col("devices") == BASELINE[1])
+    order = (pl.col("group"), ~baseline_first, pl.col("devices"), pl.col("configuration"), pl.col("repeat"))
+    return _with_targets(runs, joined).sort(*order, maintain_order=True)
+
+
+def _with_targets(runs: Runs, rows: pl.DataFrame) -> pl.DataFrame:
+    """Add the accuracy target of each run's group, and the run's time and energy to it."""
+    usable = rows.filter(pl.col("exclusion").is_null())
+    best = usable.group_by("group").agg("best_test_accuracy").rows()
+    targets = {group: accuracy_target(accuracies) for group, accuracies in best}
+    rows = rows.with_columns(
+        accuracy_target=pl.col("group").replace_strict(targets, default=None, return_dtype=pl.Float64)
+    )
+    of_run = dict(rows.select("run_id", "accuracy_target").rows())
+    for how_much in (time_to_accuracy(runs, of_run), energy_to_accuracy(runs, of_run)):
+        rows = rows.join(how_much, on="run_id", how="left", maintain_order="left")
+    return rows
+
+
+def counted(runs: Runs) -> pl.DataFrame:
+    """The rows of `facts` that may enter comparisons of time and memory."""
+    return facts(runs).filter(pl.col("exclusion").is_null())
+
+
+def learning(runs: Runs, *, test: str, training: str) -> pl.DataFrame:
+    """One row per run that trained to its end, epoch and side (test, training), for lines over epochs.
+
+    Columns: group, configuration, variant, strategy, repeat, side, x (the epoch), value. Of very many points, every
+    second or so is left out, but never a run's first and last.
+    """
+    columns = ("run_id", "group", "configuration", "variant", "strategy", "repeat")
+    trained = facts(runs).filter((pl.col("outcome") == "ok") & (pl.col("state") == "done")).select(columns)
+    epochs = runs.select("epochs", "run_id", "epoch", test, training)
+    every = -(-epochs.height // MOST_POINTS)
+    if every > 1:
+        epoch, last = pl.col("epoch"), pl.col("epoch").max().over("run_id")
+        step = pl.min_horizontal(pl.lit(every), (last // FEWEST_EPOCHS).clip(1))
+        epochs = epochs.filter(((epoch - 1) % step == 0) | (epoch == last))
+    epochs = trained.join(epochs, on="run_id", maintain_order="left_right")
+    sides = [
+        epochs.select(*columns, side=pl.lit(side), x="epoch", value=name)
+        for side, name in (("test", test), ("training", training))
+    ]
+    return pl.concat(sides).sort("group", maintain_order=True).drop_nulls("value")
+
+
+def gains(runs: Runs) -> pl.DataFrame:
+    """Paired speed-ups over one device, one row per pair of repeats, steady and with start-up.
+
+    Columns: group, configuration, variant, strategy, devices, kind (steady, with_startup), repeat, value.
+    """
+    rows = []
+    pairings = against_one_device(runs)
+    for configuration in _members(runs):
+        if pairing := pairings.get((configuration["group"], configuration["configuration"])):
+            row = [configuration[name] for name in ("group", "configuration", "variant", "strategy", "devices")]
+            for kind, with_startup in (("steady", False), ("with_startup", True)):
+                ratio = pairing.speed_up(with_startup=with_startup)
+                rows += [(*row, kind, *pair) for pair in (ratio.pairs if ratio else ())]
+    names = ("group", "configuration", "variant", "strategy", "devices", "kind", "repeat", "value")
+    kinds = (*[pl.String] * 4, pl.Int32, pl.String, pl.Int32, pl.Float64)
+    table = pl.DataFrame(rows, schema=dict(zip(names, kinds, strict=True)), orient="row")
+    return table.sort("group", pl.col("kind") != "steady", maintain_order=True)
+
+
+@lru_cache(maxsize=8)
+def summary(runs: Runs) -> pl.DataFrame:
+    """One row per configuration, baseline first; the columns are those of `summary_columns`."""
+    rows = [configuration | _row(runs, configuration) for configuration in _members(runs)]
+    return pl.DataFrame(rows, schema={column.name: TYPES[column.type] for column in summary_columns()}, orient="row")
+
+
+@lru_cache(maxsize=8)
+def _members(runs: Runs) -> list[dict[str, Any]]:
+    """Of each configuration what follows from its runs alone, as in `summary`, and besides: `labels`, and how many
+    passed the parity check or were not checked.
+    """
+    usable, passed = pl.col("exclusion").is_null(), pl.col("parity_passed")
+    known = facts(runs)
+    keys = ("group", "configuration")
+    rows = known.group_by(keys, maintain_order=True).agg(
+        *(_over_repeats(column, usable) for column in repeated_columns() if column.name not in keys),
+        pl.len().alias("runs"),
+        usable.sum().alias("repeats"),
+        pl.coalesce("outcome", "state").alias("labels"),
+        passed.sum().alias("passed"),
+        passed.count().alias("checked"),
+        # A run that ended before its check says nothing either way.
+        ((pl.col("state") == "done") & passed.is_null()).sum().alias("unchecked"),
+    )
+    return rows.to_dicts()
+
+
+def _over_repeats(column: Column, usable: pl.Expr) -> pl.Expr:
+    every = column.excluded_too or column.repeats is Over.SAME
+    return aggregate(pl.col(column.name) if every else pl.col(column.name).filter(usable), column.repeats)
+
+
+def _row(runs: Runs, configuration: dict[str, Any]) -> dict[str, Any]:
+    outcomes, parity = _counts(configuration["labels"]), _parity(configuration)
+    pairing = against_one_device(runs).get((configuration["group"], configuration["configuration"]))
+    devices = configuration["devices"]
+    compared = gain(pairing, devices=devices, baseline=is_baseline(configuration["strategy"], devices))
+    return {"outcomes": outcomes, "parity": parity, **compared}
+
+
+def _counts(names: list[str]) -> str:
+    return ", ".join(
+        f"{count} {name}" for name, count in sorted(Counter(names).items(), key=lambda c: (c[0] != "ok", c[0]))
+    )
+
+
+def _parity(configuration: Mapping[str, Any]) -> str:
+    checked, unchecked = configuration["checked"], configuration["unchecked"]
+    if not checked:
+        return "reference" if configuration["strategy"] == BASELINE[0] else "not checked"
+    return f"{configuration['passed']} of {checked}" + (f", {unchecked} not checked" if unchecked else "")

@@ -1,0 +1,70 @@
+"""What a report says of the environments of its runs: their entries, and warnings where compared runs differ."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from analysis import text
+from analysis.comparison.baseline import against_one_device
+from analysis.comparison.pairing import environments_of
+from analysis.comparison.policy import Caveat
+from analysis.configurations import counted, facts
+from parallelbench.store.environment_match import flatten, is_volatile
+
+if TYPE_CHECKING:
+    from analysis.reader import Runs
+
+
+def environment_warnings(runs: Runs) -> list[str]:
+    """What other jobs, other times and other entries of the environment may have changed, in one line each."""
+    return [*_shared(runs), *_measured_apart(runs), *_environments(runs)]
+
+
+def _measured_apart(runs: Runs) -> list[str]:
+    """The configurations that were not interleaved with the runs on one device."""
+    apart: dict[str, list[str]] = defaultdict(list)
+    for (_, configuration), pairing in against_one_device(runs).items():
+        for caveat in pairing.caveats():
+            if caveat.kind is Caveat.ORDER:
+                apart[text.sentence(str(caveat))].append(configuration)
+    return [f"{text.listed(names)}: {words}" for words, names in apart.items()]
+
+
+def _shared(runs: Runs) -> list[str]:
+    """Whether other jobs ran beside the measured ones."""
+    environments = environments_of(runs)
+    shared = [run_id for run_id in counted(runs)["run_id"] if environments[run_id].get("allocation") == "shared"]
+    if not shared:
+        return []
+    return [
+        f"{len(shared)} run{'' if len(shared) == 1 else 's'} shared nodes with other Slurm jobs: what those did to "
+        "memory, network and clocks is in the times. Interleaved repeats spread it over all configurations; whole "
+        "nodes are free of it."
+    ]
+
+
+def _environments(runs: Runs) -> list[str]:
+    entries = environment(runs)
+    lines = [
+        f"The compared runs differ in {key}: {text.listed(sorted(values))}."
+        for key, values in entries.items()
+        if len(values) > 1 and not is_volatile(key)
+    ]
+    if "true" in entries.get("git.dirty", []):
+        lines.append("Some runs were measured with uncommitted changes: the commit alone can't repeat them.")
+    return lines
+
+
+def environment(runs: Runs) -> dict[str, list[str]]:
+    """Dotted name → the distinct values among the counted runs (all runs where none counts)."""
+    rows = counted(runs)
+    texts = (rows if rows.height else facts(runs))["environment_json"].drop_nulls().unique(maintain_order=True)
+    entries: dict[str, list[str]] = {}
+    for content in texts:
+        for key, value in flatten(json.loads(content)).items():
+            shown = text.MISSING if value is None else value if isinstance(value, str) else json.dumps(value)
+            if shown not in entries.setdefault(key, []):
+                entries[key].append(shown)
+    return entries

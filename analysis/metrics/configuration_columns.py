@@ -1,0 +1,142 @@
+"""The numbers that `facts` and `summary` add to those of single runs."""
+
+from __future__ import annotations
+
+from parallelbench.store.columns import Column, Over, Show
+
+PER_FACT = (
+    Column("group", "string", "runs of the same work: only within it are runs compared", repeats=Over.SAME),
+    Column(
+        "configuration",
+        "string",
+        "strategy × devices",
+        repeats=Over.SAME,
+        heading="Configuration",
+        tables=("configurations", "energy"),
+        show=Show.CONFIGURATION,
+        brief="configuration",
+    ),
+    Column(
+        "variant",
+        "string",
+        "strategy, and the options in which it differs from others of its name",
+        repeats=Over.SAME,
+    ),
+    Column(
+        "exclusion",
+        "string",
+        "why the run doesn't count in comparisons of time and memory",
+        null="it counts",
+        heading="Left out of comparisons",
+        tables=("runs",),
+        show=Show.EXCLUSION,
+        beside=("exclusion_detail",),
+    ),
+    Column("exclusion_detail", "string", "the run's own words for its exclusion", null="it has none"),
+    Column(
+        "accuracy_target",
+        "float64",
+        "highest step of a fixed ladder of accuracies that all runs of the group reach; chosen after training",
+        "share",
+        null="one reaches no step of the ladder",
+        repeats=Over.SAME,
+        heading="Target",
+        tables=("energy",),
+    ),
+    Column(
+        "time_to_accuracy_s",
+        "float64",
+        "training time to accuracy_target",
+        "s",
+        null="no target, or the run was resumed",
+        repeats=Over.MEDIAN,
+    ),
+    Column(
+        "energy_to_accuracy_j",
+        "float64",
+        "the GPUs' energy while training to accuracy_target",
+        "J",
+        null="no target, or an epoch without energy",
+        repeats=Over.MEDIAN,
+        heading="GPU energy to the target accuracy",
+        tables=("energy",),
+    ),
+)
+"""What `facts` adds to the table `run` and to `per_run`."""
+
+_INTERVAL = "end of the 95 % interval of"
+_TOO_FEW = "too few pairs, or one device itself"
+_NO_PAIR = "no pair of repeats"
+PER_CONFIGURATION = (
+    Column("outcomes", "string", "how the runs of this configuration ended"),
+    Column("runs", "int32", "runs of this configuration that were found"),
+    Column(
+        "repeats",
+        "int32",
+        "runs that all numbers of this row rest on: those that are not excluded",
+        heading="Runs counted",
+        show=Show.COUNTED,
+        beside=("runs", "outcomes"),
+        brief="runs",
+    ),
+    Column(
+        "speed_up",
+        "float64",
+        "over one device, steady state: median over paired repeats of t_1 ÷ t_n (strong scaling) or of the ratio of "
+        "throughputs (weak scaling); not the ratio of the medians",
+        null=_NO_PAIR,
+        heading="Speed-up and interval",
+        show=Show.INTERVAL,
+        beside=("speed_up_low", "speed_up_high"),
+        brief="speed-up",
+    ),
+    Column("speed_up_low", "float64", f"lower {_INTERVAL} speed_up", null=_TOO_FEW),
+    Column("speed_up_high", "float64", f"upper {_INTERVAL} speed_up", null=_TOO_FEW),
+    Column("speed_up_pairs", "int32", "repeats that were paired"),
+    Column(
+        "verdict",
+        "string",
+        "faster or slower than one device; indistinguishable where the interval holds 1; too few repeats for one; "
+        "not comparable where the environments differ in what must match",
+        null=_NO_PAIR,
+        heading="Against one device",
+        show=Show.VERDICT,
+        beside=("speed_up_pairs",),
+    ),
+    Column(
+        "efficiency",
+        "float64",
+        "speed_up ÷ devices, 1 = ideal",
+        "share",
+        null=_NO_PAIR,
+        heading="Efficiency, steady",
+        brief="effi-\nciency",
+    ),
+    Column(
+        "efficiency_with_startup",
+        "float64",
+        "the same with start-up: from total_time_s, under weak scaling from throughput_with_startup_samples_per_s",
+        "share",
+        null=_NO_PAIR,
+        heading="Efficiency with start-up",
+    ),
+    Column(
+        "energy_ratio",
+        "float64",
+        "energy per sample ÷ that of one device: median over paired repeats; below 1 takes less",
+        null=_NO_PAIR,
+        heading="Per sample, against one device, and interval",
+        tables=("energy",),
+        show=Show.INTERVAL,
+        beside=("energy_ratio_low", "energy_ratio_high"),
+    ),
+    Column("energy_ratio_low", "float64", f"lower {_INTERVAL} energy_ratio", null=_TOO_FEW),
+    Column("energy_ratio_high", "float64", f"upper {_INTERVAL} energy_ratio", null=_TOO_FEW),
+    Column(
+        "parity",
+        "string",
+        "runs that passed the parity check of those that were checked, and how many were not",
+        heading="Parity passed",
+    ),
+)
+"""What is computed of each configuration, besides what aggregates its runs (`Column.repeats`)."""

@@ -1,0 +1,232 @@
+"""Reads run folders into tables: finished and unfinished runs alike; a folder that can't be read is named."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from analysis.compact import Collection, Found, Tables
+from analysis.published import LATER, LOADED, Frames, Published, Unreadable, read_published, read_table, table_schema
+from parallelbench.errors import ConfigError, no_permission
+from parallelbench.store.attempt import Outcome, read_config
+from parallelbench.store.folder import WITHOUT_RUNS, RunFolder, find_runs, require_folder
+from parallelbench.store.journal import read_tables, read_telemetry
+from parallelbench.store.publish import configured_columns, run_row
+
+if TYPE_CHECKING:
+    from collections.abc import Collection as Container
+    from collections.abc import Iterable, Mapping
+
+    import pandas as pd
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A folder that was not read, and why."""
+
+    path: Path
+    reason: str
+
+
+@dataclass(frozen=True, eq=False)
+class Runs:
+    """The raw tables: one polars frame per table of `parallelbench.store.records`.
+
+    All frames are keyed by `run_id`; types, units and meanings are those of the declared columns. Unfinished runs are
+    included, with the epochs that they finished and null for what they did not reach.
+    """
+
+    root: Path
+    """The folder that was asked for."""
+    tables: Mapping[str, pl.DataFrame]
+    """The tables by name, without telemetry, which may have millions of rows."""
+    skipped: tuple[Skipped, ...]
+    """Folders that hold no readable run."""
+    notes: tuple[str, ...] = ()
+    """Which columns are null or ignored in results of other versions of the tables."""
+
+    @property
+    def run(self) -> pl.DataFrame:
+        """One row per run, plus `state` (done, failed, running or missing) and `folder`."""
+        return self.tables["run"]
+
+    @property
+    def epochs(self) -> pl.DataFrame:
+        """One row per run and finished epoch."""
+        return self.tables["epochs"]
+
+    @property
+    def ranks(self) -> pl.DataFrame:
+        """One row per run, finished epoch and rank."""
+        return self.tables["ranks"]
+
+    @property
+    def steps(self) -> pl.DataFrame:
+        """One row per run, rank and sampled step."""
+        return self.tables["steps"]
+
+    @property
+    def parity(self) -> pl.DataFrame:
+        """One row per run and step of the parity check."""
+        return self.tables["parity"]
+
+    @property
+    def pushes(self) -> pl.DataFrame:
+        """One row per run and update sent to a parameter server."""
+        return self.tables["pushes"]
+
+    @cached_property
+    def telemetry(self) -> pl.DataFrame:
+        """One row per run, node, device and sample; read when first used, since a run of hours has millions.
+
+        Raises `ConfigError` where a table is damaged.
+        """
+        frames = [_telemetry(Path(folder)) for folder in self.run["folder"]]
+        return pl.concat([pl.DataFrame(schema=table_schema("telemetry")), *frames])
+
+    def select(self, table: str, *columns: str) -> pl.DataFrame:
+        """Some columns of a table; from a compacted copy, only these are read."""
+        if isinstance(self.tables, Tables):
+            return self.tables.select(table, columns)
+        return self.tables[table].select(columns)
+
+    def only(self, run_ids: Container[str]) -> Runs:
+        """These runs alone."""
+        kept = {table: frame.filter(pl.col("run_id").is_in(list(run_ids))) for table, frame in self.tables.items()}
+        return replace(self, tables=kept)
+
+    @property
+    def phases(self) -> pl.DataFrame:
+        """One row per run, rank and step of the pass that `measure.attribution_steps` asks for."""
+        return self.tables["phases"]
+
+    def to_pandas(self) -> dict[str, pd.DataFrame]:
+        """`tables` as pandas has them; raises `ConfigError` where pandas is not installed."""
+        try:
+            return {table: frame.to_pandas() for table, frame in self.tables.items()}
+        except ModuleNotFoundError:
+            raise ConfigError("pandas is not installed: pip install pandas, or use the polars frames") from None
+
+
+def load(path: Path | str, *, plugin: str | None = None) -> Runs:
+    """Read all runs at or below `path`: one run's folder, a sweep's, or a folder of sweeps.
+
+    Published results are read from Parquet once their sha256 matches the manifest, those of a large sweep from its
+    compacted copy (`analysis.compact`) as long as they stay what they are; other runs from the journals of their last
+    attempt. `plugin` is an importable package whose classes the unfinished ones may name. What can't be read is named
+    in `skipped`; raises `ConfigError` where there is no such folder, or none that may be read.
+    """
+    root = Path(path).expanduser()
+    require_folder(root)
+    folders = find_runs(root)
+    skipped = _foreign(root, folders)
+    collection = Collection(folders, lambda folder: _read(folder, plugin))
+    skipped += [Skipped(path, _one_line(error)) for path, error in collection.errors]
+    kept, twins = _without_twins(collection.found)
+    return Runs(
+        root=root,
+        tables=collection.tables(kept),
+        skipped=tuple(sorted([*skipped, *twins], key=lambda s: s.path)),
+        notes=_notes(run for run in collection.found if run.folder.path in kept),
+    )
+
+
+def _without_twins(found: list[Found]) -> tuple[set[Path], list[Skipped]]:
+    """The folders to read, and the folders whose run lies in another folder, too: the finished one is read, else the
+    first.
+    """
+    first: dict[str, Found] = {}
+    twins = []
+    for run in found:
+        other = first.get(run.run_id)
+        if other is not None and (run.state != "done" or other.state == "done"):
+            reason = f"it is the same run as {other.folder.path} (equal run id), which is read instead"
+            twins.append(Skipped(run.folder.path, reason))
+        else:
+            # The finished one has all that the unfinished one has.
+            first[run.run_id] = run
+    return {run.folder.path for run in first.values()}, twins
+
+
+def _notes(runs: Iterable[Found]) -> tuple[str, ...]:
+    counts = Counter(run.note for run in runs if run.note)
+    return tuple(f"{count} run{'' if count == 1 else 's'} of {note}" for note, count in counts.items())
+
+
+def _foreign(root: Path, folders: list[RunFolder]) -> list[Skipped]:
+    """Folders beside runs that are no runs: half-written (a crash before `config.yaml`), or of something else."""
+    if any(folder.path == root for folder in folders):
+        return []
+    expected: dict[Path, set[str]] = {root: set()}
+    for folder in folders:
+        expected.setdefault(folder.path.parent, set()).add(folder.path.name)
+    return [
+        Skipped(Path(entry.path), "no config.yaml: half-written, or not a run")
+        for home, names in expected.items()
+        for entry in os.scandir(home)
+        if entry.name not in names and entry.name not in WITHOUT_RUNS and not entry.name.startswith(".")
+        if entry.is_dir() and Path(entry.path) not in expected
+    ]
+
+
+def _read(folder: RunFolder, plugin: str | None) -> Published:
+    try:
+        os.stat(folder.result)
+    except FileNotFoundError:
+        return Published(_read_journals(folder, plugin))
+    # A result appears whole, by one rename; an invalid one was damaged later.
+    return read_published(folder)
+
+
+def _telemetry(folder: Path) -> pl.DataFrame:
+    """One run's samples: published, or from the journals of its attempts."""
+    run = RunFolder(folder)
+    manifest = run.manifest()
+    if manifest is not None:
+        try:
+            return read_table(run.result, LATER, manifest["tables"])
+        except Unreadable as error:
+            raise ConfigError(f"{folder}: {error}") from None
+    attempts, typed = run.attempts(), table_schema(LATER)
+    batches = read_telemetry(attempts[-1].path).batches() if attempts else ()
+    # One at a time: a batch in Arrow's own types, then in ours.
+    return pl.concat([pl.DataFrame(schema=typed), *(pl.DataFrame(batch).cast(pl.Schema(typed)) for batch in batches)])
+
+
+def _read_journals(folder: RunFolder, plugin: str | None) -> Frames:
+    """The tables of an unpublished run: its configuration, its outcome, and the epochs that it finished."""
+    try:
+        run = read_config(folder.path / "config.yaml", plugin)
+    except ConfigError as error:
+        raise Unreadable(f"it has no result, and what it was to do can't be read: {error}") from None
+    state, attempts = folder.state(), folder.attempts()
+    row: dict[str, Any] = configured_columns(run)
+    rows: dict[str, list[dict[str, Any]]] = {}
+    if attempts:
+        rows, events = read_tables(attempts[-1].path)
+        unfinished = Outcome(outcome="killed", reason="", finished_at=0.0)
+        row = run_row(run, attempts[-1], state.outcome or unfinished, events)
+        for of_table in rows.values():  # another version of configurations has another id for this run
+            for measured in of_table:
+                measured["run_id"] = row["run_id"]
+    row |= {
+        "outcome": state.outcome.outcome if state.outcome else None,
+        "reason": state.outcome.reason if state.outcome else None,
+        "state": state.state,
+        "folder": str(folder.path),
+    }
+    rows["run"] = [row]
+    return {table: pl.from_dicts(rows.get(table, []), schema=table_schema(table)) for table in LOADED}
+
+
+def _one_line(error: Exception) -> str:
+    if isinstance(error, PermissionError):
+        return no_permission(error)
+    message = " ".join(str(error).split())
+    return message if isinstance(error, (Unreadable, ConfigError)) else f"{type(error).__name__}: {message}"

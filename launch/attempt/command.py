@@ -1,0 +1,111 @@
+"""What is executed for a run: command line and environment, as pure functions."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from parallelbench.spec.mapping import COMPONENTS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from parallelbench.spec.config import RunConfig
+
+_JOIN_S = 300
+"""How long the first node waits for the others."""
+MALLOC = {
+    # glibc returns freed tensors to the system and faults them in again: 1.1 to 1.7 times the time per step on a CPU.
+    "MALLOC_MMAP_THRESHOLD_": "1073741824",
+    "MALLOC_TRIM_THRESHOLD_": "4294967296",
+    "MALLOC_TOP_PAD_": "268435456",
+}
+
+
+@dataclass(frozen=True)
+class Rendezvous:
+    """One node's part in the rendezvous of a run's several nodes."""
+
+    node: int
+    """0 is the head, which hosts the store that all nodes connect to."""
+    nodes: int
+    host: str
+    port: int
+    id: str
+    """Names this start of this job, so that processes of another job on the same port are turned away."""
+
+
+def command_line(arguments: Sequence[str], processes: int, rendezvous: Rendezvous | None = None) -> list[str]:
+    """One process directly; several through torchrun, which on one machine picks a free port by itself.
+
+    `arguments` are those of `parallelbench.rank.worker`.
+    """
+    worker = ["-m", "parallelbench.rank.worker", *arguments]
+    if processes == 1:
+        return [sys.executable, *worker]
+    if rendezvous is None:
+        torchrun = ["--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={processes}"]
+    else:
+        torchrun = [
+            f"--nnodes={rendezvous.nodes}",
+            f"--nproc-per-node={processes // rendezvous.nodes}",
+            "--rdzv-backend=c10d",
+            f"--rdzv-endpoint={rendezvous.host}:{rendezvous.port}",
+            f"--rdzv-id={rendezvous.id}",
+            f"--rdzv-conf=is_host={int(rendezvous.node == 0)},join_timeout={_JOIN_S}",
+            f"--local-addr={rendezvous.host}" if rendezvous.node == 0 else "",
+        ]
+    torchrun = [option for option in torchrun if option]
+    return [sys.executable, "-m", "torch.distributed.run", *torchrun, "--max-restarts=0", *worker]
+
+
+def environment(
+    run: RunConfig, device_type: str, inherited: Mapping[str, str], *, cores: int, rendezvous: Rendezvous | None = None
+) -> dict[str, str]:
+    """The environment of the training processes, on a machine with so many usable cores."""
+    own = {
+        # A stray conf.py or analysis/ in the working directory must not shadow ours.
+        "PYTHONSAFEPATH": "1",
+        "PYTHONUNBUFFERED": "1",
+        # torch counts GPUs as the driver's tools do.
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "OMP_NUM_THREADS": str(threads_per_process(run, device_type, cores)),
+        # numpy starts a pool when it is imported, which nothing here uses, and which no fork would survive.
+        "OPENBLAS_NUM_THREADS": "1",
+        **_network(run, rendezvous),
+        **MALLOC,
+    }
+    if run.compile:
+        # What an earlier run compiled must not shorten this one's start.
+        own["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"
+    if run.measure.deterministic:
+        own["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+    leaked = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    return {name: value for name, value in inherited.items() if name not in leaked} | own
+
+
+def _network(run: RunConfig, rendezvous: Rendezvous | None) -> dict[str, str]:
+    """Which interface the ranks talk over. On one machine they should listen nowhere else."""
+    interface = "lo" if rendezvous is None else run.site.network_interface
+    if interface is None:
+        return {}
+    return {"GLOO_SOCKET_IFNAME": interface} | ({} if rendezvous is None else {"NCCL_SOCKET_IFNAME": interface})
+
+
+def threads_per_process(run: RunConfig, device_type: str, cores: int) -> int:
+    """On a CPU, those of the device. On CUDA an equal share of the cores for each device, however many processes."""
+    return run.cores_per_device if device_type == "cpu" else max(1, cores // (run.devices // run.nodes))
+
+
+def plugin_of(run: RunConfig) -> list[str]:
+    """The package outside the suite that the run's classes come from, and the folder it is in; empty: none."""
+    parts = [*COMPONENTS, "launcher"]
+    packages = {type(getattr(run, key)).__module__.partition(".")[0] for key in parts} - {"parallelbench"}
+    if not packages:
+        return []
+    (package,) = packages
+    module = sys.modules[package]
+    file = Path(str(module.__file__)).resolve()
+    return [package, str(file.parents[1] if hasattr(module, "__path__") else file.parent)]

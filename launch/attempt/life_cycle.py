@@ -1,0 +1,87 @@
+"""The life of one attempt, the same under every launcher: claim, describe, train, then publish or judge."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from launch.attempt.outcome import publish_if_finished
+from launch.attempt.processes import Training
+from parallelbench.errors import ConfigError, StorageError
+from parallelbench.rank.devices import this_machine
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from parallelbench.spec.config import RunConfig
+    from parallelbench.store.attempt import Attempt, Outcome
+    from parallelbench.store.folder import RunFolder, State
+
+
+@dataclass(frozen=True)
+class NotBegun:
+    """No attempt was begun."""
+
+    reason: str
+    published: Outcome | None = None
+    """The outcome of the last attempt, which had only lacked its publication."""
+
+
+def carry_out(
+    folder: RunFolder,
+    run: RunConfig,
+    *,
+    device_type: str,
+    skip: Callable[[State, Sequence[Attempt]], str],
+    train: Callable[[Training], Outcome],
+    job: str = "",
+) -> Outcome | NotBegun:
+    """One attempt of a run, from its claim to its outcome.
+
+    `skip` gives the reason not to begin one, empty where there is none. `train` runs the described attempt to its end,
+    with `supervise` or `in_this_process`. `job` is recorded as the supervisor's.
+    """
+    # Read before the state: should another process begin an attempt after this line, the claim below fails.
+    attempts = folder.attempts()
+    if reason := skip(folder.state(), attempts):
+        return NotBegun(reason)
+    if attempts and (outcome := publish_if_finished(folder, run, attempts[-1])):
+        return NotBegun(f"had finished: {outcome.outcome}: {outcome.reason}", outcome)
+    attempt = folder.claim(after=attempts[-1].number if attempts else 0, job=job)
+    if attempt is None:
+        return NotBegun("was begun by another process")
+    training = Training(folder, run, attempt, device_type)
+    try:
+        _describe(training)
+    except StorageError:
+        attempt.withdraw()
+        raise
+    refusal = too_small(run, device_type)
+    return train(training) if refusal is None else attempt.finish("error", refusal)
+
+
+def too_small(run: RunConfig, device_type: str) -> str | None:
+    """Why this machine can't do its share of a run; None where it can."""
+    try:
+        this_machine().require(**_share(run, device_type), oversubscribe=run.launcher.oversubscribe)
+    except ConfigError as error:
+        return str(error)
+    return None
+
+
+def _describe(training: Training) -> None:
+    """Record what is started, and on what."""
+    run, share = training.run, _share(training.run, training.device_type)
+    training.attempt.write_config(run)
+    training.attempt.describe(
+        processes=training.processes,
+        device_type=training.device_type,
+        oversubscribed=run.launcher.oversubscribe and not this_machine().suffices(**share),
+        warnings=this_machine().caveats(**share),
+    )
+
+
+def _share(run: RunConfig, device_type: str) -> dict[str, Any]:
+    """What a run needs of each of its nodes."""
+    devices = run.devices // run.nodes
+    return {"devices": devices, "device_type": device_type, "cores_per_device": run.cores_per_device}

@@ -1,0 +1,184 @@
+"""How an attempt ended: judged by the files that its ranks have left, then by how the processes ended."""
+
+from __future__ import annotations
+
+import re
+import signal
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from parallelbench.errors import StorageError, SupersededError
+from parallelbench.rank.worker import RankError
+from parallelbench.store.attempt import OUTCOMES, Outcome
+from parallelbench.store.journal import read_entries, read_tables
+from parallelbench.store.publish import publish
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from parallelbench.spec.config import RunConfig
+    from parallelbench.store.attempt import Attempt, OutcomeName
+    from parallelbench.store.folder import RunFolder
+
+_NCCL_WAITED = re.compile(
+    rb"\[rank(\d+)\][^\n]*"
+    rb"(?:Watchdog caught collective operation timeout|Aborting process on rank \d+ due to timeout)"
+)
+"""What torch's two NCCL backends print before they abort a process that has waited too long, and can say nothing more
+itself. The newer one names the rank within the group after "on rank"; the prefix names the rank of the run."""
+_NEVER_MET = {
+    b"EADDRINUSE": "another program took the port that the nodes were to meet at (address already in use)",
+    b"RendezvousTimeoutError": "not all nodes came",
+    b"RendezvousConnectionError": "the nodes could not reach each other",
+}
+"""What torchrun prints on a node whose rendezvous failed."""
+_EXIT = re.compile(rb"failed \(exitcode: (-?\d+)\) local_rank: (\d+)")
+
+
+def publish_if_finished(folder: RunFolder, run: RunConfig, attempt: Attempt) -> Outcome | None:
+    """Publish the result of an attempt that trained to its end; None where it didn't.
+
+    The last event of rank 0 counts, not exit codes: a process may fail after its work is done. A journal that has
+    lost an epoch since then has no result. Where a newer attempt has begun, this one ends as `killed`.
+    """
+    tables, events = read_tables(attempt.path, with_telemetry=False)
+    finished = next((event for event in events if event["event"] == "finished"), None)
+    if finished is None or len(tables["epochs"]) != run.epochs:
+        return None
+    failed = finished["outcome"] == "parity_failed"
+    reason = _parity_reason(tables["parity"]) if failed else f"trained {run.epochs} epochs"
+    outcome = Outcome(outcome=finished["outcome"], reason=reason, finished_at=finished["time"])
+    try:
+        publish(folder, run, attempt, outcome)
+    except SupersededError as error:
+        return attempt.finish("killed", str(error))
+    except StorageError as error:
+        return attempt.finish("storage", str(error))
+    return attempt.finish(outcome.outcome, outcome.reason)
+
+
+def _parity_reason(rows: list[dict[str, Any]]) -> str:
+    worst = next(row for row in rows if not row["passed"])
+    parts = [
+        f"{what} by {'NaN' if worst[f'{what}_difference'] is None else format(worst[f'{what}_difference'], '.1e')}"
+        for what in ("loss", "gradient", "parameter", "evaluation")
+    ]
+    return (
+        f"training differs from one device after step {worst['step']}: {', '.join(parts)}, "
+        f"tolerance {worst['tolerance']:.0e}"
+    )
+
+
+def judge(attempt: Attempt, processes: int, returncode: int) -> tuple[OutcomeName, str]:
+    """Outcome and reason of processes that ended without finishing the run.
+
+    Ranks that stopped on request have recorded that last. Else the earliest error of a rank counts, except errors that
+    only name another rank as gone or missing. Without one, a rank that left no record hung while others waited for it,
+    or was killed.
+    """
+    if (reason := stopped(attempt)) is not None:
+        return "timeout", reason
+    errors = sorted(rank_errors(attempt, processes), key=lambda error: error.time)
+    own = [error for error in errors if error.kind not in ("peer", "waited")]
+    if own:
+        where = f"rank {own[0].rank}: " if processes > 1 else ""
+        kind: OutcomeName = own[0].kind if own[0].kind in OUTCOMES else "error"  # type: ignore[assignment]
+        return kind, where + own[0].reason
+    waited = {error.rank for error in errors if error.kind == "waited"} | _aborted_by_nccl(attempt)
+    silent = sorted(set(range(processes)) - {error.rank for error in errors} - waited)
+    codes = exit_codes(attempt, processes, returncode)
+    if waited and silent and all(codes.get(rank, 0) >= 0 for rank in silent):
+        hang = "hangs" if len(silent) == 1 else "hang"
+        whom = "it" if len(silent) == 1 else "them"
+        return (
+            "timeout",
+            f"{_ranks(silent)} {hang}: {_ranks(waited)} waited for {whom} longer than launcher.collective_timeout_s",
+        )
+    if (never_met := _never_met(attempt)) is not None:
+        return "killed", f"no rank was started: {never_met}"
+    for rank in sorted(silent, key=lambda rank: codes.get(rank, 0) >= 0):
+        name = f"rank {rank}" if processes > 1 else "the process"
+        return "killed", f"{name} {_death(codes.get(rank))}"
+    if errors:
+        return "error", f"rank {errors[0].rank}: {errors[0].reason}"
+    return (
+        "error",
+        f"the processes ended with exit code {returncode} and left no word; see {attempt.log.name}",
+    )
+
+
+def interrupted(attempt: Attempt, processes: int, signal_name: str) -> tuple[OutcomeName, str]:
+    """Outcome and reason of an attempt that was ended, perhaps because a rank had failed on another node."""
+    if any(error.kind != "peer" for error in rank_errors(attempt, processes)):
+        return judge(attempt, processes, 1)
+    return "killed", f"interrupted by {signal_name}"
+
+
+def stopped(attempt: Attempt) -> str | None:
+    """How far an attempt came that stopped on request; None where it did not stop that way."""
+    events = [entry for entry in read_entries(attempt.path / "journal-rank0.jsonl") if entry.get("event") == "stopped"]
+    if not events:
+        return None
+    epoch, saved = events[-1]["epoch"], events[-1]["saved"]
+    there = "from there" if saved == epoch else f"after epoch {saved}, the last one that could be saved"
+    again = f"goes on {there}" if saved else "starts over, since nothing was saved"
+    return f"stopped after epoch {epoch} of {events[-1]['epochs']}, as asked; submitting again {again}"
+
+
+def rank_errors(attempt: Attempt, processes: int) -> list[RankError]:
+    """What the ranks wrote about their own failures."""
+    errors = []
+    for rank in range(processes):
+        try:
+            errors.append(msgspec.json.decode(attempt.error_file(rank).read_bytes(), type=RankError))
+        except (OSError, msgspec.DecodeError):
+            continue  # missing, or reserved and never filled: this rank recorded nothing
+    return errors
+
+
+def _aborted_by_nccl(attempt: Attempt) -> set[int]:
+    return {int(rank) for log in _logs(attempt) for rank in _NCCL_WAITED.findall(log.read_bytes())}
+
+
+def _never_met(attempt: Attempt) -> str | None:
+    """Why the nodes did not meet; None where they did, or where the reason is not known."""
+    if any(attempt.path.glob("journal-rank*.jsonl")):
+        return None
+    printed = b"".join(log.read_bytes() for log in _logs(attempt))
+    return next((reason for sign, reason in _NEVER_MET.items() if sign in printed), None)
+
+
+def _logs(attempt: Attempt) -> list[Path]:
+    return [log for log in (attempt.log, *attempt.path.glob("log-node*.txt")) if log.exists()]
+
+
+def _ranks(ranks: Iterable[int]) -> str:
+    return " and ".join(f"rank {rank}" for rank in sorted(ranks))
+
+
+def exit_codes(attempt: Attempt, processes: int, returncode: int) -> dict[int, int]:
+    """Exit codes per rank as far as they are known; torchrun prints those of the ranks that failed first."""
+    if processes == 1:
+        return {0: returncode}
+    logs = {0: attempt.log} | {_node(path): path for path in attempt.path.glob("log-node*.txt")}
+    per_node = processes // len(logs)
+    return {
+        node * per_node + int(rank): int(code)
+        for node, path in logs.items()
+        if path.exists()
+        for code, rank in _EXIT.findall(path.read_bytes())
+    }
+
+
+def _node(log: Path) -> int:
+    return int(log.stem.removeprefix("log-node"))
+
+
+def _death(code: int | None) -> str:
+    if code is None or code >= 0:
+        return "ended without a word" + (f" (exit code {code})" if code is not None else "")
+    name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+    hint = ", by hand or by the kernel for lack of memory" if name == "SIGKILL" else ""
+    return f"was killed by {name}{hint}"

@@ -1,0 +1,149 @@
+"""Start the processes of one run, watch them, end them where they must end, and record how it went."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Protocol
+
+from launch.attempt.command import plugin_of
+from launch.attempt.outcome import interrupted, judge, publish_if_finished, stopped
+from launch.attempt.processes import Process, Start, Training, end, start
+from parallelbench.errors import StorageError, SupersededError
+from parallelbench.store.attempt import HEARTBEAT_S
+from parallelbench.store.durable import storage_errors
+from parallelbench.store.journal import read_entries
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from parallelbench.store.attempt import Attempt, Outcome
+    from parallelbench.store.folder import RunFolder
+
+POLL_S = 0.1
+
+
+class Watcher(Protocol):
+    """Shows a run's progress."""
+
+    def event(self, event: dict[str, Any]) -> None:
+        """A journal entry of rank 0: an event, or a row of `epochs`."""
+
+
+class Interrupted(BaseException):
+    """The user or the system has asked this process to stop."""
+
+
+@contextmanager
+def stoppable() -> Iterator[None]:
+    """Turn SIGINT, SIGTERM and SIGHUP into `Interrupted`, so that running ranks are ended and recorded."""
+
+    def interrupt(number: int, _frame: object) -> None:
+        raise Interrupted(signal.Signals(number).name)
+
+    # What is ignored stays ignored: that is how nohup works.
+    heeded = [n for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) != signal.SIG_IGN]
+    before = {number: signal.signal(number, interrupt) for number in heeded}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def supervise(training: Training, *, watcher: Watcher, begin: Start = start) -> Outcome:
+    """Run one described attempt to its end; returns its outcome, which is also on disk.
+
+    `begin` starts this node's processes; those of other nodes are started there.
+
+    Raises `Interrupted` after the ranks have been ended and the outcome `killed` has been recorded.
+    """
+    folder, run, attempt = training.folder, training.run, training.attempt
+    try:
+        with storage_errors(attempt.log), attempt.log.open("wb") as log:
+            process = begin(training, log)
+        try:
+            timed_out = _watch(process, training, watcher)
+        finally:
+            end(process)
+    except Interrupted as interruption:
+        if publish_if_finished(folder, run, attempt) is None:
+            attempt.finish(*interrupted(attempt, training.processes, str(interruption)))
+        raise
+    except SupersededError as error:
+        return attempt.finish("killed", str(error))
+    except StorageError as error:
+        return attempt.finish("storage", str(error))
+    if published := publish_if_finished(folder, run, attempt):
+        return published
+    if timed_out and stopped(attempt) is None:
+        return attempt.finish("timeout", f"not done after launcher.timeout_s={run.launcher.timeout_s:g}")
+    return attempt.finish(*judge(attempt, training.processes, process.wait()))
+
+
+def in_this_process(training: Training) -> Outcome:
+    """The same without processes, for debuggers. Changes this process for good: threads, cores, seeds."""
+    from parallelbench.rank.worker import work
+
+    folder, run, attempt = training.folder, training.run, training.attempt
+    try:
+        code = work(attempt, time.time(), *plugin_of(run)[:1])
+    except Interrupted as interruption:
+        attempt.finish("killed", f"interrupted by {interruption}")
+        raise
+    return publish_if_finished(folder, run, attempt) or attempt.finish(*judge(attempt, 1, code))
+
+
+def _watch(process: Process, training: Training, watcher: Watcher) -> bool:
+    """Wait for the process; returns whether it has to be ended for taking too long.
+
+    Raises `SupersededError` where another supervisor took this one for dead and began the next attempt.
+    """
+    tail = _Tail(training.attempt)
+    deadline = time.monotonic() + (training.run.launcher.timeout_s or float("inf"))
+    next_beat = 0.0
+    while True:
+        try:
+            process.wait(timeout=POLL_S)
+        except subprocess.TimeoutExpired:
+            ended = False
+        else:
+            ended = True
+        for event in tail.new():
+            watcher.event(event)
+        if ended:
+            return False
+        if time.monotonic() > deadline:
+            return True
+        if time.monotonic() > next_beat:
+            _beat(training.folder, training.attempt)
+            next_beat = time.monotonic() + HEARTBEAT_S
+
+
+def _beat(folder: RunFolder, attempt: Attempt) -> None:
+    """Show others that this supervisor is alive; raises `SupersededError` where they have taken it for dead."""
+    with storage_errors(attempt.heartbeat):
+        attempt.heartbeat.touch()
+    if folder.superseded(attempt):
+        raise SupersededError
+
+
+class _Tail:
+    """Follows the journal of rank 0."""
+
+    def __init__(self, attempt: Attempt) -> None:
+        self._path = attempt.path / "journal-rank0.jsonl"
+        self._seen = 0
+        self._size = -1
+
+    def new(self) -> list[dict[str, Any]]:
+        """Entries about progress since the last call."""
+        size = self._path.stat().st_size if self._path.exists() else 0
+        if size == self._size:
+            return []
+        self._size = size
+        entries = read_entries(self._path)
+        fresh, self._seen = entries[self._seen :], len(entries)
+        return [entry for entry in fresh if "event" in entry or entry["table"] == "epochs"]

@@ -1,0 +1,82 @@
+"""Check the runs of a plan before any of them starts."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from parallelbench.errors import ConfigError
+from parallelbench.spec.check import check_run
+from parallelbench.spec.launchers import expanded, prepare_line
+from parallelbench.store.folder import RunFolder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from launch.sweep import PlannedRun
+    from parallelbench.spec.config import RunConfig
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A run that was checked for the place where it will train."""
+
+    planned: PlannedRun
+    """Its device type is the one that it will have."""
+    folder: RunFolder
+    device_type: str
+    oversubscribed: bool = False
+
+
+def checked(planned: PlannedRun, *, oversubscribed: bool = False) -> Prepared:
+    """What every launcher checks of a run whose device type is decided; raises `ConfigError`. Writes nothing."""
+    run = planned.run
+    check_run(run, run.device)
+    check_data(run)
+    check_writable(expanded(run.results))
+    return Prepared(planned, RunFolder.of(run), run.device, oversubscribed)
+
+
+def prepare_all(plan: Sequence[PlannedRun], prepare: Callable[[PlannedRun], Prepared]) -> list[Prepared]:
+    """Check every run before any starts; raises `ConfigError` that names all that are refused. Writes nothing."""
+    prepared: list[Prepared] = []
+    refused: list[str] = []
+    for planned in plan:
+        try:
+            prepared.append(prepare(planned))
+        except ConfigError as error:
+            run = planned.run
+            name = f"{run.data.name}, {run.model.name}, {run.strategy.name} × {run.devices}"
+            refused.append(str(error) if len(plan) == 1 else f"{name}: {error}")
+    if refused:
+        advice = "; the other runs could start without it" if prepared else ""
+        raise ConfigError("\n".join(f"{line}{advice}" for line in dict.fromkeys(refused)))
+    return prepared
+
+
+def check_data(run: RunConfig) -> None:
+    """Refuse a run whose data set is not prepared."""
+    folder = run.site.data_folder
+    missing = run.data.missing_files(folder)
+    if missing:
+        names = ", ".join(path.name for path in missing)
+        raise ConfigError(
+            f"data={run.data.name} is not prepared: {names} missing in {missing[0].parent}; "
+            f"run `{prepare_line(run.data.name, folder)}`"
+        )
+
+
+def check_writable(path: Path) -> None:
+    """Refuse a results folder that can't be written, without writing."""
+    # os.path.exists is also right about folders that can't be looked into and names that are too long.
+    existing = next(parent for parent in (path.absolute(), *path.absolute().parents) if os.path.exists(parent))
+    if too_long := [part for part in path.parts if len(os.fsencode(part)) > os.pathconf(existing, "PC_NAME_MAX")]:
+        raise ConfigError(f"results={path} can't be written: {too_long[0][:20]}… is too long a name")
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK) or _read_only(existing):
+        raise ConfigError(f"results={path} can't be written ({existing}): choose another folder with results=DIR")
+
+
+def _read_only(path: Path) -> bool:
+    return bool(os.statvfs(path).f_flag & os.ST_RDONLY)

@@ -1,0 +1,119 @@
+"""`doctor --bandwidth`: all-reduces between nodes, one rank on each, as a short job that is waited for.
+
+On the nodes: `python -m launch.slurm.node_bandwidth FOLDER DEVICE INTERFACE`; rank 0 of the probe prints JSON.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from launch.slurm import rendezvous, scheduler
+from launch.slurm.shape import setup_lines, shape_of, slurm
+from parallelbench.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from parallelbench.spec.config import RunConfig
+
+JOB_MINUTES = 2
+"""The time limit of the job; the measurement itself takes seconds."""
+WAIT_S = 60.0
+
+
+def findings(run: RunConfig) -> Iterator[tuple[str, str]]:
+    """(what, finding) pairs for `doctor`; waits until the cluster has run the job."""
+    device_type = run.site.device if run.device == "auto" else run.device
+    for row in _measured(run, device_type):
+        size = f"{row['size_bytes'] / 1024:,.0f} KiB"
+        bus = 2 * (row["ranks"] - 1) / row["ranks"] * row["size_bytes"] / row["time_s"]
+        yield (
+            f"all-reduce {size}",
+            f"{row['time_s'] * 1e6:,.0f} µs, {bus / 1e9:.3f} GB/s sent by each of {row['ranks']} nodes",
+        )
+
+
+def _measured(run: RunConfig, device_type: str) -> list[dict[str, float]]:
+    if not scheduler.available():
+        raise ConfigError("there is no Slurm here: run `parallelbench doctor --bandwidth` on the login node")
+    with tempfile.TemporaryDirectory(prefix=".bandwidth-", dir=_shared(run)) as folder:
+        print(f"waiting for {run.nodes} node(s) of the cluster; Ctrl-C gives up", file=sys.stderr, flush=True)
+        text = scheduler.tell(command(run, device_type, Path(folder)), timeout_s=None)
+    lines = [line for line in text.splitlines() if line.startswith("[{")]
+    if not lines:
+        raise ConfigError(f"the probe printed no result: {text.strip()[-300:]}")
+    rows: list[dict[str, float]] = msgspec.json.decode(lines[-1])
+    return rows
+
+
+def _shared(run: RunConfig) -> Path:
+    """A folder that all nodes see: that of the results."""
+    folder = run.sweep_folder.parent.absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def command(run: RunConfig, device_type: str, folder: Path) -> list[str]:
+    """One task and one device on each of the nodes."""
+    shape, site = shape_of(run, device_type), run.site
+    options = {
+        "job-name": "parallelbench-bandwidth",
+        "nodes": shape.nodes,
+        "ntasks-per-node": 1,
+        "cpus-per-task": shape.cpus_per_node,
+        "mem": f"{shape.memory_mib_per_node}M",
+        "time": min(JOB_MINUTES, slurm(run).time_limit_min),
+        "partition": site.partition,
+        "qos": site.qos,
+        "account": site.account,
+        "constraint": site.constraint,
+        "gpus-per-node": f"{site.gpu_type}:1" if site.gpu_type else "1",
+    }
+    if not shape.gpus_per_node:
+        del options["gpus-per-node"]
+    flags = [f"--{key}={value}" for key, value in options.items() if value is not None]
+    program = [
+        sys.executable,
+        "-m",
+        "launch.slurm.node_bandwidth",
+        str(folder),
+        device_type,
+        site.network_interface or "",
+    ]
+    script = "\n".join([*setup_lines(site), f"exec {shlex.join(program)}"])
+    return ["srun", *flags, "bash", "-c", script]
+
+
+def main(arguments: Sequence[str]) -> int:
+    """On each node, under srun: meet the others, then become the probe."""
+    folder, device_type, interface = Path(arguments[0]), arguments[1], arguments[2] or None
+    rank, size = os.environ["SLURM_PROCID"], os.environ["SLURM_NTASKS"]
+    if interface:
+        os.environ |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
+    start = os.environ["SLURM_JOB_ID"]
+    found = rendezvous.offer(folder, start, nodes=int(size), interface=interface) if rank == "0" else _wait(folder)
+    probe = [sys.executable, "-m", "parallelbench.probes.link_bandwidth"]
+    os.execv(sys.executable, [*probe, f"tcp://{found.host}:{found.port}", rank, size, device_type])
+
+
+def _wait(folder: Path) -> rendezvous.Offer:
+    deadline = time.monotonic() + WAIT_S
+    while time.monotonic() < deadline:
+        if (found := rendezvous.read(folder)) is not None:
+            return found
+        time.sleep(rendezvous.POLL_S)
+    raise TimeoutError(
+        f"node 0 did not write its address to {folder} within {WAIT_S:g} s: do all nodes see that folder?"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

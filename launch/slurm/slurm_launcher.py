@@ -1,0 +1,163 @@
+"""Runs as jobs of a Slurm cluster."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+from launch.launcher import Launcher, SweepStatus
+from launch.slurm import node_bandwidth, plan_report, record, scheduler, site
+from launch.slurm.hours import Hours, left, used
+from launch.slurm.queue import WAITING, Tracker, track
+from launch.slurm.record import FOLDER
+from launch.slurm.scheduler import SchedulerError
+from launch.slurm.submit import device_type_of, prepare_for_site, submit
+from launch.states import resumption, states_of
+from launch.sweep import one_run
+from parallelbench.errors import ConfigError
+from parallelbench.store.folder import RunFolder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from rich.console import Console
+
+    from launch.launcher import RunStatus, SubmitOptions
+    from launch.preparation import Prepared
+    from launch.slurm.queue import JobStatus
+    from launch.slurm.record import Submission
+    from launch.states import Look
+    from launch.sweep import PlannedRun
+    from parallelbench.spec.config import RunConfig
+    from parallelbench.store.attempt import Attempt
+    from parallelbench.store.folder import State
+
+
+class OnSlurm(Launcher):
+    """Slurm jobs: one array for each shape of job. Nothing stays running on the login node."""
+
+    name, trains_here = "slurm", False
+
+    def device_type(self, run: RunConfig) -> str:
+        """The site's devices, unless the run asks for something else."""
+        return device_type_of(run)
+
+    def prepare(self, planned: PlannedRun) -> Prepared:
+        """Check a run as far as the login node can."""
+        return prepare_for_site(planned)
+
+    def submit(self, prepared: Sequence[Prepared], options: SubmitOptions, console: Console) -> int:
+        """Queue what is missing."""
+        sweep = prepared[0].planned.run.sweep_folder
+        submissions = submit(prepared, options, lambda text: console.print(text, highlight=False))
+        jobs = ", ".join(str(submission.job) for submission in submissions)
+        line = f"submitted: {jobs}" if submissions else "nothing to submit"
+        console.print(f"{line}; `parallelbench status {sweep}` shows each run", highlight=False)
+        return 0
+
+    def show_plan(self, prepared: Sequence[Prepared], states: Sequence[State], console: Console) -> bool:
+        """Print batch scripts, hours, and what the cluster refuses."""
+        return plan_report.show_plan(prepared, states, console)
+
+    def submitted(self, sweep: Path) -> bool:
+        """Whether the sweep has a folder of submissions."""
+        return (sweep / FOLDER).is_dir()
+
+    def status(self, sweeps: Mapping[Path, Look]) -> SweepStatus:
+        """The runs with their jobs, and the hours of devices; Slurm is asked about all sweeps at once."""
+        trackers, trouble = _trackers(sweeps)
+        runs: dict[RunFolder, RunStatus] = {}
+        past, to_come = Hours(), Hours()
+        for sweep, members in sweeps.items():
+            tracker = trackers.get(sweep, Tracker())
+            statuses = {folder: tracker.status(folder, state) for folder, state in members}
+            runs |= statuses
+            for spent, more in _hours(tracker, statuses):
+                past, to_come = past + spent, to_come + more
+        hours = f"{past} used, at most {to_come} more by the limits of time and starts" if past or to_come else ""
+        return SweepStatus(runs, [line for line in (hours, trouble) if line])
+
+    def cancel(self, sweeps: Sequence[Path], console: Console) -> None:
+        """End the jobs of sweeps, whether they run or wait, with one query and one command to Slurm."""
+        with ExitStack() as locks:
+            for sweep in sweeps:
+                locks.enter_context(record.lock(sweep))
+            trackers = track({sweep: record.submissions(sweep) for sweep in sweeps}, locked=True)
+            jobs = [job for tracker in trackers.values() for job in tracker.in_queue()]
+            next_time = resumption(_live(trackers))
+            if jobs:
+                # A sweep is cancelled as a whole, so the ids of its arrays are enough.
+                scheduler.tell(["scancel", *sorted({job.whole for job in jobs}, key=int)])
+        jobless = sum(submission.job is None for tracker in trackers.values() for submission in tracker.submissions)
+        console.print(f"{len(jobs)} job(s) cancelled; submitting again starts what is missing{next_time}")
+        if jobless:
+            console.print(
+                f"it is not known yet whether Slurm has {jobless} more array(s): cancel again in a minute",
+                highlight=False,
+            )
+
+    def logs(self, sweep: Path, run: str) -> list[Path]:
+        """What Slurm and submitit caught of the latest job of a run. Slurm is not asked."""
+        try:
+            latest = Tracker.unanswered(record.submissions(sweep)).of(run)
+        except ConfigError:
+            return []
+        if latest is None:
+            return []
+        submission, task = latest
+        # The job of an interrupted submission is known only by the names of its logs.
+        job = submission.job_of(task) or (f"*_{task}" if len(submission.tasks) > 1 else "*")
+        return sorted(record.folder_of(sweep, submission.token).glob(f"{job}_*_log.out"))
+
+    def findings(self) -> Iterable[tuple[str, str]]:
+        """The cluster's partitions, limits and accounts."""
+        if scheduler.available():
+            return site.findings()
+        return [("Slurm", "no sbatch here: sweeps run with launcher=local")]
+
+    def bandwidth(self, overrides: Sequence[str]) -> Iterable[tuple[str, str]]:
+        """All-reduces between nodes, in a short job."""
+        two_nodes = ["launcher=slurm", "strategy=ddp", "nodes=2", "devices=2"]
+        return node_bandwidth.findings(one_run([*two_nodes, *overrides]).run)
+
+
+def _trackers(sweeps: Mapping[Path, Look]) -> tuple[dict[Path, Tracker], str]:
+    """The jobs of sweeps, and why not more is known; empty: nothing failed."""
+    records, trouble = {}, ""
+    for sweep in sweeps:
+        try:
+            records[sweep] = record.submissions(sweep)
+        except ConfigError as error:
+            trouble = str(error)
+    try:
+        return track(records, sweeps), trouble
+    except SchedulerError as error:
+        return {sweep: Tracker.unanswered(submissions) for sweep, submissions in records.items()}, str(error)
+
+
+def _hours(tracker: Tracker, statuses: Mapping[RunFolder, JobStatus]) -> Iterator[tuple[Hours, Hours]]:
+    """(used, to come at most) of each submitted run, and of each job that is in the queue."""
+    live: dict[tuple[str, int], tuple[Submission, list[Attempt], bool]] = {}
+    for folder, status in statuses.items():
+        latest = tracker.of(folder.path.name)
+        if latest is None:
+            continue
+        (submission, task), attempts = latest, folder.attempts()
+        yield used(submission, attempts), Hours()
+        if status.live or status.label == "running":
+            queued = status.queued
+            running = queued.state not in WAITING if queued is not None else status.label == "running"
+            live.setdefault((submission.token, task), (submission, [], running))[1].extend(attempts)
+    for submission, attempts, running in live.values():
+        yield Hours(), left(submission, attempts, running=running)
+
+
+def _live(trackers: Mapping[Path, Tracker]) -> Iterator[RunFolder]:
+    """Runs that a job in the queue still works on."""
+    for sweep, tracker in trackers.items():
+        names = {name for name, each in tracker.jobs.items() if any(tracker.queued(*entry) for entry in each)}
+        folders = [RunFolder(sweep / name) for name in sorted(names)]
+        for folder, state in zip(folders, states_of(folders), strict=True):
+            if tracker.status(folder, state).live:
+                yield folder

@@ -1,0 +1,177 @@
+"""From overrides to plain configurations, by Hydra; its errors become one line that lists the valid names."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+from hydra import compose, initialize_config_module
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, Sweep, ValueType
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import MarkedYAMLError
+
+from parallelbench.errors import ConfigError, choices, one_line
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+Plain = dict[str, Any]
+
+
+_LISTS = (ValueType.SIMPLE_CHOICE_SWEEP, ValueType.CHOICE_SWEEP, ValueType.RANGE_SWEEP)
+_MOST_VALUES = 10_000
+"""More values of one key than this are a typing error."""
+
+
+@dataclass(frozen=True)
+class Extension:
+    """What a user adds to the suite: a folder of YAML files laid out like `conf/`, and a package of classes."""
+
+    conf: Path | None = None
+    plugin: str | None = None
+
+
+NOTHING = Extension()
+
+
+@cache
+def group_choices(conf: Path | None = None) -> dict[str, tuple[str, ...]]:
+    """The configuration groups and the names one can choose in each; `conf` is a user's folder beside the suite's."""
+    groups: dict[str, set[str]] = {}
+    for root in (resources.files("conf"), *([conf] if conf else [])):
+        for folder in root.iterdir():
+            if folder.is_dir() and not folder.name.startswith(("_", ".")):
+                names = {f.name.removesuffix(".yaml") for f in folder.iterdir() if f.name.endswith(".yaml")}
+                groups.setdefault(folder.name, set()).update(names)
+    return {group: tuple(sorted(names)) for group, names in sorted(groups.items()) if names}
+
+
+@cache
+def keeps_to_its_node(group: str, name: str, conf: Path | None = None) -> bool:
+    """Whether choosing this file sets nothing but the node of its group, whatever else is chosen.
+
+    True where the file has neither a defaults list nor a package of its own: a text that mentions either is a no.
+    """
+    files = [root / group / f"{name}.yaml" for root in (resources.files("conf"), *([conf] if conf else []))]
+    texts = [file.read_text(encoding="utf-8") for file in files if file.is_file()]
+    return not any("defaults" in text or "@package" in text for text in texts)
+
+
+def parse(overrides: Sequence[str], conf: Path | None = None) -> list[Override]:
+    """Parse Hydra's override grammar; raises `ConfigError` for bad syntax and for unknown choices of a group."""
+    parsed = []
+    for text in overrides:
+        try:
+            override = OverridesParser.create().parse_override(text)
+        except HydraException as error:
+            reason = one_line(str(error).splitlines()[0])
+            raise ConfigError(f"can't read the override {text!r}: {reason}; write it as key=value") from None
+        parsed.append(override)
+        _check_key(override)
+        _check_choice(override, conf)
+    return parsed
+
+
+def values_of(override: Override) -> list[Any]:
+    """The values an override stands for: one, or those of a choice list (`a,b`) or range."""
+    if not override.is_sweep_override():
+        return [override.value()]
+    if override.value_type not in _LISTS:
+        raise ConfigError(f"{override.input_line} names no values one by one: write {override.key_or_group}=A,B,C")
+    values = list(itertools.islice(override.sweep_iterator(), _MOST_VALUES + 1))
+    if len(values) > _MOST_VALUES:
+        raise ConfigError(f"{override.input_line} has more than {_MOST_VALUES} values: choose fewer")
+    if any(isinstance(value, Sweep) for value in values):
+        raise ConfigError(f"{override.input_line} has a list within a list: write {override.key_or_group}=A,B,C")
+    return [_unquoted(override, value) for value in values]
+
+
+def _unquoted(override: Override, value: Any) -> Any:
+    """One value of a choice list as Hydra reads it where it stands alone."""
+    return Override(override.type, override.key_or_group, ValueType.ELEMENT, value).value()
+
+
+def _check_key(override: Override) -> None:
+    key = override.key_or_group
+    if not key or key.partition(".")[0].partition("/")[0] == "hydra":
+        raise ConfigError(f"can't use the override {override.input_line!r}: `parallelbench show` lists the keys")
+
+
+def _check_choice(override: Override, conf: Path | None) -> None:
+    valid = group_choices(conf).get(override.key_or_group)
+    if valid is None or override.is_delete():
+        return
+    for value in values_of(override):
+        if value not in valid:
+            raise ConfigError(f"{override.key_or_group}={value} is no choice: {choices(str(value), valid)}")
+
+
+def compose_plain(overrides: Iterable[str], conf: Path | None = None) -> Plain:
+    """Compose one configuration, references (`${…}`) as they are written.
+
+    Raises `ConfigError` for an unknown key, with those that are valid in its place.
+    """
+    overrides = list(overrides)
+    try:
+        return _composed(overrides, conf)
+    except MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = f"{mark.name}:{mark.line + 1}" if mark else "a file"
+        raise ConfigError(f"{where} is no YAML: {error.problem}") from None
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
+        raise ConfigError(_explain(error, overrides, conf)) from None
+
+
+def resolve(plain: Plain) -> Plain:
+    """Put values in the place of references; raises `ConfigError` for one that leads nowhere.
+
+    References to the environment are refused: what they resolve to, a secret perhaps, would be stored with the run.
+    """
+    text = str(plain)
+    if "oc.env" in text:
+        raise ConfigError("${oc.env:…} is refused: write the value; `~` and $NAME work in results and site.data_dir")
+    # OmegaConf takes milliseconds, since it builds a tree: too long for thousands of runs without references.
+    return resolved_by_omegaconf(plain) if "${" in text or "???" in text else plain
+
+
+def resolved_by_omegaconf(plain: Plain) -> Plain:
+    """The same for any configuration."""
+    OmegaConf.clear_resolver("oc.env")  # its name can be put together from references, where nothing would see it
+    try:
+        return OmegaConf.to_container(OmegaConf.create(plain), resolve=True, throw_on_missing=True)  # type: ignore[return-value]
+    except (OmegaConfBaseException, ValueError) as error:
+        raise ConfigError(one_line(str(error))) from None
+
+
+def _composed(overrides: list[str], conf: Path | None) -> Plain:
+    if conf is not None:
+        overrides = [*overrides, f"hydra.searchpath=[{json.dumps(f'file://{conf}')}]"]
+    with initialize_config_module("conf", version_base="1.3"):
+        return OmegaConf.to_container(compose("config", overrides=overrides), resolve=False)  # type: ignore[return-value]
+
+
+def _explain(error: Exception, overrides: Sequence[str], conf: Path | None) -> str:
+    """Find the override whose key does not exist."""
+    groups = group_choices(conf)
+    bare = [text for text in overrides if text.partition("=")[0] in groups]
+    try:
+        node: Any = _composed(bare, conf)
+    except (HydraException, OmegaConfBaseException, ValueError):
+        return one_line(str(error))
+    for override in parse(overrides, conf):
+        here: Any = node
+        for part in override.key_or_group.split("."):
+            if not isinstance(here, dict) or override.is_add():
+                break
+            if part not in here:
+                return f"{override.key_or_group} is not a key: {choices(part, [str(key) for key in here])}"
+            here = here[part]
+    return one_line(str(error))

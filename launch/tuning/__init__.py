@@ -1,0 +1,1 @@
+"""`tune=true`: short trials choose the settings that a sweep leaves open."""

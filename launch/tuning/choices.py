@@ -1,0 +1,195 @@
+"""`tune=true`: a short trial on this machine chooses what the overrides leave open, once for each model of a sweep.
+
+All runs of a sweep that train the same model with the same optimizer share a choice, so that they can be compared. It
+is kept in `tuned.json` in the sweep's folder: submitting again starts no other runs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from launch.attempt.command import plugin_of
+from launch.launcher import launcher_of
+from parallelbench.errors import ConfigError, one_line
+from parallelbench.rank.tuning import Findings, Patch, patched
+from parallelbench.spec.check import check_run
+from parallelbench.spec.identity import canonical_json, run_id
+from parallelbench.spec.mapping import from_mapping, to_mapping
+from parallelbench.store.durable import storage_errors, write_file
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from launch.sweep import PlannedRun
+    from parallelbench.spec.config import RunConfig
+
+FILE = "tuned.json"
+OPEN = ("precision", "channels_last", "optimizer.implementation", "loader")
+"""What a trial may choose, where no override does."""
+
+
+class Choice(msgspec.Struct, frozen=True, kw_only=True):
+    """What was found for one work."""
+
+    work: str
+    """What was tried, in words."""
+    device_type: str
+    findings: Findings
+    took_s: float
+    machine: str
+    chosen_at: float
+    """Unix time, s."""
+
+    @property
+    def overrides(self) -> list[str]:
+        """What was chosen, as one would type it."""
+        return [f"{key}={_typed(value)}" for key, value in self.findings.chosen.items()]
+
+
+def _typed(value: Any) -> str:
+    if isinstance(value, dict):  # a component
+        value = value["name"]
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+Kept = dict[str, Choice]
+"""Work → what was chosen for it."""
+
+
+def tuned(
+    plan: Sequence[PlannedRun],
+    try_out: Callable[[Sequence[PlannedRun]], Choice] | None,
+    say: Callable[[str], None],
+    *,
+    again: bool = False,
+) -> list[PlannedRun]:
+    """The plan with what was chosen for those that ask for it; without `try_out` only what is kept already.
+
+    `try_out` gets all runs that share a choice. `again`: also what is kept is tried once more. Raises `ConfigError`
+    where no settings train on one device here.
+    """
+    alike: dict[tuple[Path, str], list[PlannedRun]] = {}
+    for planned in plan:
+        if planned.tune:
+            alike.setdefault((planned.run.sweep_folder, work_of(planned)), []).append(planned)
+    kept = {folder: read(folder) for folder, _ in alike}
+    for (folder, work), members in alike.items():
+        if try_out is not None and (again or work not in kept[folder]):
+            kept[folder][work] = try_out(members)
+            say(summary_line(kept[folder][work]))
+            write(folder, kept[folder])
+    runs: dict[str, PlannedRun] = {}
+    for planned in plan:
+        choice = kept[planned.run.sweep_folder].get(work_of(planned)) if planned.tune else None
+        run = applied(planned, choice) if choice is not None else planned
+        runs.setdefault(run_id(run.run), run)
+    return list(runs.values())
+
+
+def untried(plan: Sequence[PlannedRun]) -> int:
+    """How many runs ask for tuned settings that have not been chosen yet."""
+    kept = {folder: read(folder) for folder in {planned.run.sweep_folder for planned in plan}}
+    return sum(planned.tune and work_of(planned) not in kept[planned.run.sweep_folder] for planned in plan)
+
+
+def known(plan: Sequence[PlannedRun]) -> list[PlannedRun]:
+    """The plan with what was chosen before; raises `ConfigError` where nothing was: login nodes are for no training."""
+    if waiting := untried(plan):
+        raise ConfigError(
+            f"tune=true with launcher={plan[0].run.launcher.name}: for {waiting} run(s) nothing has been tried on one "
+            "of the cluster's nodes yet. Run `parallelbench tune` with the same overrides in a job with one device "
+            "(srun …), then submit again"
+        )
+    return tuned(plan, None, lambda _: None)
+
+
+def summary_line(choice: Choice) -> str:
+    """A choice in one line."""
+    trials = choice.findings.trials
+    best = next(trial for trial in trials if trial.patch == choice.findings.chosen)
+    base = trials[0]
+    settings = " ".join(choice.overrides) or "the settings as they are"
+    gain = ""
+    if best is not base and best.step_time_s and base.step_time_s:
+        gain = f", {base.step_time_s / best.step_time_s:.2f} times as fast as without"
+    left = (
+        f", {choice.findings.left} more left out: they would take over 5 % of the training"
+        if choice.findings.left
+        else ""
+    )
+    tried = f"{len(trials)} trial{'' if len(trials) == 1 else 's'} in {choice.took_s:.0f} s{left}"
+    return f"tuned for {choice.work} on {choice.device_type}: {settings}{gain} ({tried})"
+
+
+def applied(planned: PlannedRun, choice: Choice) -> PlannedRun:
+    """The run with what was chosen; raises `ConfigError` where the run can't use it."""
+    chosen = choice.findings.chosen
+    if (refusal := refusal_of(planned.run, chosen, choice.device_type)) is not None:
+        raise ConfigError(
+            f"tune=true: {' '.join(choice.overrides)} was chosen without this run, which can't use it ({refusal}). "
+            f"Call `parallelbench tune` with all runs that {planned.run.sweep_folder / FILE} is to hold for; those "
+            "that were tuned start anew"
+        )
+    overrides = [text for text in planned.overrides if not text.startswith("tune=")]
+    return replace(planned, run=_patched(planned.run, chosen), overrides=[*overrides, *choice.overrides])
+
+
+def _patched(run: RunConfig, patch: Patch) -> RunConfig:
+    plugin = plugin_of(run)
+    return from_mapping(patched(to_mapping(run), patch), plugin[0] if plugin else None)
+
+
+def refusal_of(run: RunConfig, patch: Patch, device_type: str) -> str | None:
+    """Why a run can't be done with other settings; None where it can."""
+    try:
+        check_run(_patched(run, patch), device_type)
+    except ConfigError as error:
+        return str(error)
+    return None
+
+
+def work_of(planned: PlannedRun) -> str:
+    """Identifies what shares a choice: the model, the optimizer, the device, and what is open."""
+    run, keys = planned.run, open_keys(planned)
+    plain = to_mapping(run)
+    settings = {
+        key: plain[key] for key in ("model", "precision", "channels_last", "compile", "cores_per_device", "loader")
+    }
+    same = [launcher_of(run).device_type(run), settings, run.optimizer.name, keys]
+    return hashlib.sha256(canonical_json(same).encode()).hexdigest()[:16]
+
+
+def open_keys(planned: PlannedRun) -> list[str]:
+    """What no override decides."""
+    given = {text.lstrip("+~").partition("=")[0] for text in planned.overrides}
+    return [key for key in OPEN if not any(name == key or name.startswith(f"{key}.") for name in given)]
+
+
+def read(folder: Path) -> Kept:
+    """What was chosen for a sweep before; raises `ConfigError` for a file that is damaged."""
+    path = folder / FILE
+    try:
+        kept = msgspec.json.decode(path.read_bytes(), type=Kept)
+    except FileNotFoundError:
+        return {}
+    except (msgspec.DecodeError, OSError) as error:
+        raise ConfigError(f"{path} can't be read ({one_line(str(error))}): delete it to choose anew") from None
+    loaders = [choice.findings.chosen.get("loader", {"name": ""}) for choice in kept.values()]
+    if not all(isinstance(node, dict) and isinstance(node.get("name"), str) for node in loaders):
+        raise ConfigError(f"{path} names no loader where it sets one: delete it to choose anew")
+    # Who may write into a results folder must not decide what jobs execute.
+    if odd := {key for choice in kept.values() for key in choice.findings.chosen} - set(OPEN):
+        raise ConfigError(f"{path} sets {', '.join(sorted(odd))}, which no trial chooses: delete it to choose anew")
+    return kept
+
+
+def write(folder: Path, kept: Kept) -> None:
+    """Keep what was chosen."""
+    with storage_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    write_file(folder / FILE, msgspec.json.format(msgspec.json.encode(kept), indent=2))

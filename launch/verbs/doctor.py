@@ -1,0 +1,126 @@
+"""What this machine has to train with, and how to get what is missing. Never imports torch."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+
+from launch.launcher import all_launchers
+from launch.sweep import one_run
+from launch.sweep.compose import group_choices
+from parallelbench.rank.cuda_driver import driver_problem
+from parallelbench.rank.devices import cpu_name, this_machine
+from parallelbench.spec.launchers import prepare_line
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from parallelbench.rank.devices import Machine
+
+_SHARED = {"nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "fuse.ceph", "panfs", "wekafs", "afs", "cifs"}
+_PACKAGES = (
+    "parallelbench",
+    "torch",
+    "torchvision",
+    "numpy",
+    "hydra-core",
+    "submitit",
+    "pyarrow",
+    "polars",
+    "nvidia-ml-py",
+)
+
+
+def findings() -> Iterator[tuple[str, str]]:
+    """(what, finding) pairs, in the order of the table."""
+    machine = this_machine()
+    yield "processor", f"{cpu_name()}: {_cores(machine)}"
+    yield "memory", _memory()
+    yield from _gpus(machine)
+    yield "devices", _devices(machine)
+    for launcher in all_launchers():
+        yield from launcher.findings()
+    yield from _folders()
+    yield "Python", f"{platform.python_version()} on {platform.platform()}"
+    yield "packages", ", ".join(f"{name} {_version(name)}" for name in _PACKAGES)
+    yield from _data()
+
+
+def _cores(machine: Machine) -> str:
+    cores = f"{len(machine.cores)} core(s) usable of {os.cpu_count()}"
+    if machine.physical_cores < len(machine.cores):
+        cores += f", on {machine.physical_cores} physical ones: two threads of one core are not two devices"
+    return cores
+
+
+def _memory() -> str:
+    memory = psutil.virtual_memory()
+    return f"{memory.available / 2**30:.1f} GiB free of {memory.total / 2**30:.1f} GiB"
+
+
+def _gpus(machine: Machine) -> Iterator[tuple[str, str]]:
+    for index, gpu in enumerate(machine.gpus):
+        memory = "memory unknown" if gpu.memory_bytes is None else f"{gpu.memory_bytes / 2**30:.0f} GiB"
+        state = f"can't be used: {gpu.failure}" if gpu.failure else f"{gpu.name}, {memory}, {gpu.uuid}"
+        yield f"GPU {index}", state
+    if not machine.gpus:
+        yield (
+            "GPUs",
+            "none visible: runs use processor cores as devices; on a GPU machine check the driver with nvidia-smi",
+        )
+    elif problem := driver_problem():
+        yield "driver", problem
+    if machine.gpus and (topology := _output(["nvidia-smi", "topo", "-m"])):
+        yield "topology", topology
+
+
+def _devices(machine: Machine) -> str:
+    if machine.gpus:
+        return f"devices=1 … {len(machine.gpus)} with device=cuda; device=cpu: 1 … {len(machine.cores)}"
+    return f"devices=1 … {len(machine.cores)} with cores_per_device=1"
+
+
+def _folders() -> Iterator[tuple[str, str]]:
+    """Where results and data lie: on a cluster all nodes must see them."""
+    run = one_run([]).run
+    for name, folder in (("results", run.sweep_folder.parent), ("site.data_dir", run.site.data_folder)):
+        kind = file_system(folder.absolute())
+        seen = "all nodes see it" if kind in _SHARED else "on a cluster, make sure that all nodes see it"
+        yield f"folder of {name}", f"{folder.absolute()} on {kind}: {seen}"
+
+
+def file_system(path: Path) -> str:
+    """Kind of the file system that a path lies on or would lie on, as mount names it."""
+    mounts = {Path(part.mountpoint): part.fstype for part in psutil.disk_partitions(all=True)}
+    return next((mounts[parent] for parent in (path, *path.parents) if parent in mounts), "unknown")
+
+
+def _data() -> Iterator[tuple[str, str]]:
+    for name in group_choices()["data"]:
+        run = one_run([f"data={name}"]).run
+        folder = run.site.data_folder
+        missing = run.data.missing_files(folder)
+        size = f"{run.data.train_samples:,} training and {run.data.test_samples:,} test images"
+        state = f"missing in {folder}: run `{prepare_line(name, folder)}`" if missing else "ready"
+        yield f"data={name}", f"{state} ({size})"
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "missing: pip install parallelbench installs it"
+
+
+def _output(command: list[str]) -> str | None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() or None

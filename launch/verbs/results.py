@@ -1,0 +1,95 @@
+"""The verbs that read results: `report`, `claims` and `compare`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from launch.verbs.console import console, existing
+from parallelbench.errors import ConfigError
+from parallelbench.store.folder import instead_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from analysis import Comparison
+    from launch.sweep.compose import Extension
+
+
+def report(folder: str, extension: Extension, *, out: str | None) -> int:
+    """Write figures, tables and the page; print the summary and where the page is."""
+    from analysis import format_exclusions, load, summary_table, write_report
+
+    root = existing(folder)
+    page = write_report(root, out, plugin=extension.plugin)
+    runs = load(root, plugin=extension.plugin)
+    console().print(summary_table(runs))
+    _remark(format_exclusions(runs))
+    print(page)
+    return 0
+
+
+def claims(folder: str, names: Sequence[str], extension: Extension, *, file: str | None) -> int:
+    """Claims of publications, compared with the runs below a folder: all in one table, or the named ones in full."""
+    from analysis import format_exclusions, load
+    from analysis.claims import Publication, chosen, judge_all
+    from analysis.claims.table import details, judgements_table
+
+    root = existing(folder)
+    of = chosen([Publication.read(Path(file))] if file else None, names)
+    runs = load(root, plugin=extension.plugin)
+    if runs.run.is_empty():
+        why = f" ({runs.skipped[0].path}: {runs.skipped[0].reason})" if runs.skipped else ""
+        raise ConfigError(f"{folder} holds no readable run{why}: {instead_of(root)}")
+    judgements = judge_all(runs, of)
+    for shown in map(details, judgements) if names else [judgements_table(judgements)]:
+        console().print(shown)
+    _remark(format_exclusions(runs))
+    return 0
+
+
+def compare(
+    folders: Sequence[str], extension: Extension, *, by: str | None, across: str, fail_if_slower: str | None
+) -> int:
+    """Print how the second side does beside the first; the exit code is 0, or the gate's where a margin is given."""
+    from analysis.comparison import gate
+
+    margin = None if fail_if_slower is None else gate.percentage(fail_if_slower)
+    roots = [str(existing(folder)) for folder in folders]
+    comparison = _comparison(roots, extension, by=by, across=tuple(filter(None, across.split(","))))
+    console().print(gate.table(comparison), crop=False)
+    _remark(gate.notes(comparison))
+    if margin is None:
+        return 0
+    passed = gate.gate(comparison, margin=margin)
+    print(passed.message)
+    return passed.code
+
+
+def _remark(lines: Iterable[str]) -> None:
+    for line in lines:
+        console().print(line, style="dim", markup=False, highlight=False, soft_wrap=True)
+
+
+def _comparison(folders: Sequence[str], extension: Extension, *, by: str | None, across: Sequence[str]) -> Comparison:
+    import analysis
+
+    if by is not None:
+        (folder,) = folders if len(folders) == 1 else ("",)
+        if not folder:
+            raise ConfigError("--by compares runs of one folder: name one DIR, or leave out --by")
+        return analysis.by(analysis.load(folder, plugin=extension.plugin), *_choice(by), across=across)
+    if len(folders) != 2:
+        raise ConfigError("compare takes two folders, or one and --by KEY=A,B, e.g. --by strategy=ddp,fsdp")
+    one, other = (analysis.load(folder, plugin=extension.plugin) for folder in folders)
+    if one.root.resolve() == other.root.resolve():
+        raise ConfigError(f"{folders[0]} and {folders[1]} are the same folder: a comparison needs two")
+    return analysis.compare(one, other, across=across)
+
+
+def _choice(by: str) -> tuple[str, str, str]:
+    key, equals, values = by.partition("=")
+    one, comma, other = values.partition(",")
+    if not (key and equals and one and comma and other) or "," in other or one == other:
+        raise ConfigError(f"--by {by}: expected a key and two values of it, e.g. --by strategy=ddp,fsdp")
+    return key, one, other

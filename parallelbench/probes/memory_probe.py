@@ -1,0 +1,76 @@
+"""Peaks of a rank's memory on its devices and on the host, since the probe was started."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from parallelbench.rank.world import World
+
+_STATUS = Path("/proc/self/status")
+_CLEAR_REFS = Path("/proc/self/clear_refs")
+
+
+class MemoryProbe:
+    """Peaks of one rank in a window, bytes; null where they can't be read."""
+
+    def __init__(self, world: World) -> None:
+        self._devices = world.devices if world.device_type == "cuda" else ()
+
+    def start(self) -> None:
+        """Forget earlier peaks."""
+        for device in self._devices:
+            torch.cuda.reset_peak_memory_stats(device)
+        self._host_resettable = reset_host_peak()
+
+    def stop(self) -> dict[str, int | None]:
+        """Peaks since `start`, summed over this rank's devices."""
+        return {
+            "peak_allocated_bytes": self._sum(torch.cuda.max_memory_allocated),
+            "peak_reserved_bytes": self._sum(torch.cuda.max_memory_reserved),
+            "device_used_bytes": self._sum(_used_bytes),
+            "host_peak_rss_bytes": host_peak_bytes() if self._host_resettable else None,
+        }
+
+    def _sum(self, read: object) -> int | None:
+        values = [read(device) for device in self._devices]  # type: ignore[operator]
+        return sum(values) if values and None not in values else None
+
+
+def _used_bytes(device: torch.device) -> int | None:
+    """Memory in use on a device by all processes, by the driver's account."""
+    free, total = torch.cuda.mem_get_info(device)
+    return total - free
+
+
+def release() -> None:
+    """Return unused memory to the system and the device, so that it counts in no later peak."""
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc only
+    if trim is not None:
+        trim(0)
+
+
+def reset_host_peak() -> bool:
+    """Set this process's peak resident size to its present size (proc(5): clear_refs, 5); False where forbidden."""
+    try:
+        _CLEAR_REFS.write_text("5")
+    except OSError:
+        return False
+    return True
+
+
+def host_peak_bytes() -> int | None:
+    """Peak resident size of this process since the last reset (VmHWM)."""
+    try:
+        lines = _STATUS.read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), None)

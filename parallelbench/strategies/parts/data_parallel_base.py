@@ -1,0 +1,126 @@
+"""What data parallel strategies have in common: one process per device, each with its own slice of every batch.
+
+Three specifications: for every such strategy, for those that wrap the model in torch's DDP, and for those that shard it
+with torch's `fully_shard`. Importing this loads no torch.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from inspect import signature
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+from msgspec import Meta
+
+from parallelbench.loaders.batch import Shard
+from parallelbench.spec.config import StateShards, Strategy
+from parallelbench.strategies.parts.refusals import check_no_fp16, check_two_devices
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.nn.parallel import DistributedDataParallel
+
+    from parallelbench.rank.world import World
+    from parallelbench.spec.config import RunConfig
+    from parallelbench.strategies.parts.replicas import ModuleReplica
+    from parallelbench.strategies.replica import Replica
+
+
+class DataParallelStrategy(Strategy, frozen=True, kw_only=True):
+    """One process per device; each reads its own slice of every global batch."""
+
+    def data_parallel_degree(self, run: RunConfig) -> int:
+        """One slice per device."""
+        return run.devices
+
+    def check(self, run: RunConfig, device_type: str) -> None:
+        """Refuse one device."""
+        check_two_devices(run)
+
+
+class DdpStrategy(DataParallelStrategy, frozen=True, kw_only=True):
+    """The whole model on every device, in torch's DDP, which averages gradients bucket by bucket during backward."""
+
+    bucket_mib: Annotated[float, Meta(gt=0)]
+    """Size of a gradient bucket, MiB (DDP's `bucket_cap_mb`)."""
+    gradient_as_bucket_view: bool
+    """Let gradients share the buckets' memory: saves one copy of all gradients."""
+
+    def state_shards(self, run: RunConfig) -> StateShards:
+        """A copy of everything."""
+        return StateShards.even(1)
+
+    def in_ddp(
+        self, model: nn.Sequential, run: RunConfig, world: World, *, static_graph: bool = False
+    ) -> DistributedDataParallel:
+        """Move the model to this rank's device and wrap it; every rank then holds rank 0's parameters."""
+        import torch.distributed as dist
+        from torch.nn.parallel import DistributedDataParallel
+
+        from parallelbench.models.norms import synchronize_norms
+        from parallelbench.strategies.parts.replicas import to_device
+
+        module = to_device(model, run, world.device)
+        synchronize_norms(module, dist.group.WORLD)
+        return DistributedDataParallel(
+            module,
+            device_ids=[world.device.index] if world.device_type == "cuda" else None,
+            bucket_cap_mb=self.bucket_mib,
+            gradient_as_bucket_view=self.gradient_as_bucket_view,
+            static_graph=static_graph,
+            **keep_buffers_local(DistributedDataParallel),
+        )
+
+    def replica(self, wrapped: DistributedDataParallel, run: RunConfig, world: World, **options: Any) -> ModuleReplica:
+        """This rank's replica of a wrapped model; `options` are those of `ModuleReplica`."""
+        from parallelbench.strategies.parts.replicas import ModuleReplica, share_buffers
+
+        return ModuleReplica(
+            wrapped.module,
+            run=run,
+            world=world,
+            data_shard=Shard(world.rank, world.size),
+            wrapped=wrapped,
+            before_evaluation=lambda: share_buffers(wrapped.module),
+            **options,
+        )
+
+
+def keep_buffers_local(ddp: type[nn.Module]) -> dict[str, Any]:
+    """The argument by which DDP leaves each rank its own buffers, which it would otherwise send in every step.
+
+    They are running statistics, used in evaluation only and shared before it. Torch 2.13 renamed the argument. Under
+    the new name buffers are sent once at the start, when all ranks have the same.
+    """
+    known = signature(ddp).parameters
+    return {"forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers": False}
+
+
+class ShardedStrategy(DataParallelStrategy, frozen=True, kw_only=True):
+    """Every layer's parameters, gradients and optimizer state in shards, by torch's `fully_shard`."""
+
+    shards_tensors: ClassVar[bool] = True
+
+    reshard_after_forward: bool
+    """Free each layer's gathered parameters after its forward and gather them again for its backward (ZeRO stage 3):
+    least memory. False keeps them until the layer's backward ends (stage 2): a third less is sent."""
+
+    @abstractmethod
+    def ranks_per_copy(self, run: RunConfig) -> int:
+        """Neighbouring ranks that one copy of the model is sharded over."""
+
+    def check(self, run: RunConfig, device_type: str) -> None:
+        """Refuse one device, and fp16."""
+        super().check(run, device_type)
+        check_no_fp16(run, "a rank would check only its own shard of the gradients for infinities")
+
+    def state_shards(self, run: RunConfig) -> StateShards:
+        """A shard of everything; a layer's gathered parameters come on top while it works."""
+        return StateShards.even(self.ranks_per_copy(run))
+
+    def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Replica:
+        """Shard layer by layer, and synchronise the copies."""
+        from parallelbench.strategies.parts.fsdp_shards import shard_layers
+
+        shards = self.ranks_per_copy(run)
+        return shard_layers(model, run, world, shards=shards, reshard_after_forward=self.reshard_after_forward)

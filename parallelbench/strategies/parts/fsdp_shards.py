@@ -1,0 +1,122 @@
+"""Replicas whose parameters, gradients and optimizer state torch's `fully_shard` (FSDP) shards.
+
+Rajbhandari et al. 2020, "ZeRO" (arXiv 1910.02054); Zhao et al. 2023, "PyTorch FSDP" (arXiv 2304.11277).
+"""
+
+from __future__ import annotations
+
+from math import ceil
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import FSDPModule, fully_shard
+
+from parallelbench.loaders.batch import Shard
+from parallelbench.models.norms import synchronize_norms
+from parallelbench.strategies.parts.meshes import device_mesh
+from parallelbench.strategies.parts.partition import size_bytes
+from parallelbench.strategies.parts.replicas import ModuleReplica, share_buffers, to_device
+from parallelbench.strategies.parts.state import local, whole
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from torch import Tensor, nn
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from parallelbench.loaders.batch import Batch
+    from parallelbench.probes.traffic import Traffic
+    from parallelbench.rank.world import World
+    from parallelbench.spec.config import RunConfig
+
+
+def shard_layers(
+    model: nn.Sequential, run: RunConfig, world: World, *, shards: int, reshard_after_forward: bool
+) -> ShardedReplica:
+    """Shard every layer over groups of `shards` neighbouring ranks; the groups hold copies of each other."""
+    copies = world.size // shards
+    sizes = {"shard": shards} if copies == 1 else {"replicate": copies, "shard": shards}
+    synchronize_norms(model, dist.group.WORLD)
+    padded_bytes = shard_one_by_one(
+        model, run, world.device, device_mesh(world, **sizes), reshard_after_forward=reshard_after_forward
+    )
+
+    def count_step(traffic: Traffic) -> None:
+        for _ in range(2 if reshard_after_forward else 1):
+            traffic.all_gather("parameter", padded_bytes, shards)
+        traffic.reduce_scatter("gradient", padded_bytes, shards)
+        traffic.all_reduce("gradient", padded_bytes / shards, copies)
+
+    return ShardedReplica(
+        model,
+        run=run,
+        world=world,
+        data_shard=Shard(world.rank, world.size),
+        before_evaluation=lambda: share_buffers(model),
+        count_step=count_step,
+    )
+
+
+def shard_one_by_one(
+    model: nn.Sequential,
+    run: RunConfig,
+    device: torch.device,
+    mesh: DeviceMesh,
+    *,
+    reshard_after_forward: bool,
+    first: Callable[[str, nn.Module], None] | None = None,
+) -> int:
+    """Shard the parameters of every layer over a mesh; returns the bytes of all shards with their padding.
+
+    `fully_shard` cuts along the first dimension and pads it to a multiple of the shards: a position embedding
+    (1, tokens, values) is sent once per shard.
+
+    A layer moves to the device after the layers before it have been sharded, so the device never holds more than the
+    shards and one whole layer. `first` is called with the name of each layer and the layer on the device, before it is
+    sharded. Weights stay contiguous under `channels_last`, as `fully_shard` demands; images are channels last anyway.
+    """
+    contiguous, total = msgspec.structs.replace(run, channels_last=False), 0
+    shards = mesh.size(mesh.ndim - 1)
+    for name, layer in model.named_children():
+        to_device(layer, contiguous, device)
+        if first is not None:
+            first(name, layer)
+        parameters = [local(parameter) for parameter in layer.parameters()]
+        total += sum(_padded_bytes(values, shards) for values in parameters)
+        if parameters:
+            fully_shard(layer, mesh=mesh, reshard_after_forward=reshard_after_forward)
+    fully_shard(model, mesh=mesh, reshard_after_forward=False)
+    return total
+
+
+def _padded_bytes(values: Tensor, shards: int) -> int:
+    """Bytes of all shards of a tensor together."""
+    rows = values.shape[0]
+    return size_bytes(values) // rows * ceil(rows / shards) * shards
+
+
+class ShardedReplica(ModuleReplica):
+    """A module whose parameters are sharded over ranks; layers may gather them when they need them."""
+
+    def __init__(self, module: nn.Module, *, run: RunConfig, world: World, **options: Any) -> None:
+        super().__init__(module, run=run, world=world, **options)
+        # On CUDA, streams wait for each other during forward and backward; compiled code contains its own waits.
+        self.hides_communication = world.device_type == "cuda" or run.compile
+
+    def evaluate(self, batches: Iterable[Batch]) -> Tensor | None:
+        """Sums over this rank's part of the test set; layers gather their parameters for each batch, as in training."""
+        result = super().evaluate(batches)
+        for layer in self._module.modules():
+            if isinstance(layer, FSDPModule):
+                layer.reshard()  # without reshard_after_forward, only a backward would
+        return result
+
+    @torch.no_grad()
+    def _copy(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Gather the shards on rank 0, one tensor at a time; every rank takes part."""
+        copies: dict[str, Tensor] = {}
+        for name, tensor in tensors.items():
+            copies.update(super()._copy({name: whole(tensor)}))
+        return copies

@@ -1,0 +1,280 @@
+"""One rank of a pipeline: its stages, trained by the schedules of `torch.distributed.pipelining`.
+
+Stages may have copies along a data dimension, whose gradients are averaged once per step. Their linear layers may be
+sharded along a tensor dimension.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
+from torch.distributed import pipelining
+
+from parallelbench.loaders.batch import Shard
+from parallelbench.models.norms import synchronize_norms
+from parallelbench.probes.spans import Phase, Spanned
+from parallelbench.rank.numerics import Numerics, sums
+from parallelbench.strategies.parts.partition import size_bytes, values_between
+from parallelbench.strategies.parts.replicas import LayersReplica, share, to_device
+from parallelbench.strategies.parts.state import local
+from parallelbench.strategies.parts.tensor_shards import (
+    all_reduced_bytes,
+    as_one_rank_sees_it,
+    optimizer_of,
+    place_shards,
+    share_replicated,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from parallelbench.loaders.batch import Batch
+    from parallelbench.rank.world import World
+    from parallelbench.spec.config import RunConfig
+    from parallelbench.strategies.parts.meshes import Position
+    from parallelbench.strategies.parts.pipeline_schedules import Pipeline
+
+_SCHEDULES: dict[str, Any] = {
+    "gpipe": pipelining.ScheduleGPipe,
+    "1f1b": pipelining.Schedule1F1B,
+    "looped_bfs": pipelining.ScheduleLoopedBFS,
+    "interleaved_1f1b": pipelining.ScheduleInterleaved1F1B,
+    "interleaved_zero_bubble": pipelining.ScheduleInterleavedZeroBubble,
+    "zbv": pipelining.ScheduleZBVZeroBubble,
+    "dualpipev": pipelining.ScheduleDualPipeV,
+}
+
+
+class Stage(nn.Module):
+    """Consecutive layers, called by a schedule; tensors sent to another rank are contiguous in memory."""
+
+    def __init__(self, layers: Iterable[nn.Module], numerics: Numerics, *, compiled: bool) -> None:
+        super().__init__()
+        self.body = nn.Sequential(*layers)
+        if compiled:
+            self.body.compile()
+        self._numerics = numerics
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Through all layers."""
+        if x.requires_grad:
+            x.register_hook(torch.Tensor.contiguous)
+        with self._numerics.autocast():
+            y: Tensor = self.body(x)
+        return y.contiguous()
+
+
+class PipelineReplica(LayersReplica):
+    """This rank's stages of a pipeline."""
+
+    waiting: ClassVar[Phase] = "bubble"
+
+    def __init__(
+        self,
+        model: nn.Sequential,
+        stage_of: Mapping[str, int],
+        pipeline: Pipeline,
+        *,
+        run: RunConfig,
+        world: World,
+        position: Position,
+    ) -> None:
+        """Keep this rank's layers; `stage_of` names the stage of each layer, in order."""
+        self._pipeline, self._world, self._position = pipeline, world, position
+        self._numerics = Numerics(run.precision, world.device_type)
+        self._ranks = [position.ranks[index] for index in pipeline.stage_devices()]
+        """The rank of every stage."""
+        self._own = [stage for stage, rank in enumerate(self._ranks) if rank == world.rank]
+        """This rank's stages."""
+        self._last = pipeline.stages - 1
+        owners = {name: self._ranks[stage] for name, stage in stage_of.items()}
+        shard = Shard(position.copy, position.copies, images=0 in self._own, labels=self._last in self._own)
+        super().__init__(model, owners, data_shard=shard, rank=world.rank, dtype=self._numerics.dtype)
+        self._note_shapes(model, stage_of, run)
+        self._place_layers(run)
+        self._stages = {
+            index: Stage(
+                [self._layers[name] for name, stage in stage_of.items() if stage == index],
+                self._numerics,
+                compiled=run.compile,
+            )
+            for index in self._own
+        }
+        self._optimizer = optimizer_of(self._layers.parameters(), run, world.device_type)
+        self.hides_communication = position.tensor is not None and (world.device_type == "cuda" or run.compile)
+        self._schedule = self._new_schedule()
+        self._sums: list[Tensor] = []
+
+    def _note_shapes(self, model: nn.Sequential, stage_of: Mapping[str, int], run: RunConfig) -> None:
+        """Find the shapes and bytes of what flows between stages; `model` is still whole."""
+        position, device = self._position, self._world.device
+        micro_batch = run.global_batch_size // position.copies // self._pipeline.micro_batches
+        shards, plan = (1, {}) if position.tensor is None else (position.tensor.size(), run.model.tensor_plan())
+        values = values_between(as_one_rank_sees_it(model, plan, shards), run, device, micro_batch)
+        stages = list(stage_of.values())
+        starts = [stages.index(stage) for stage in range(self._pipeline.stages)]
+        self._values = [values[start] for start in [*starts, len(stages)]]
+        """The input of each stage for a micro-batch, and the last one's output: meta tensors."""
+        summed = all_reduced_bytes(model, plan, run, device, batch_size=micro_batch)
+        self._summed_bytes = sum(size for name, size in summed.items() if name.partition(".")[0] in self._layers)
+        """Bytes that this rank's stages sum over the tensor ranks per micro-batch."""
+
+    def _place_layers(self, run: RunConfig) -> None:
+        """Move this rank's layers, or its shards of them, to its device."""
+        position, device = self._position, self._world.device
+        synchronize_norms(self._layers, position.data)
+        if position.tensor is None:
+            to_device(self._layers, run, device)
+        else:
+            place_shards(self._layers, run, device, position.tensor)
+        self._gradient_bytes = sum(size_bytes(local(parameter)) for parameter in self._layers.parameters())
+
+    def _new_schedule(self) -> Any:
+        self._torch_stages = stages = [
+            pipelining.PipelineStage(
+                stage,
+                index,
+                self._pipeline.stages,
+                self._world.device,
+                # Without given shapes the ranks would ask each other for them, and run everything once for that.
+                input_args=_example(self._values[index], requires_grad=index > 0),
+                output_args=_example(self._values[index + 1], requires_grad=True),
+                group=self._position.pipeline,
+            )
+            for index, stage in self._stages.items()
+        ]
+        schedule = _SCHEDULES[self._pipeline.schedule]
+        single = issubclass(schedule, pipelining.schedules.PipelineScheduleSingle)
+        return schedule(
+            stages[0] if single else stages,
+            self._pipeline.micro_batches,
+            # Looked up at each call: the attribution pass may put a span around it.
+            loss_fn=lambda logits, labels: self._loss(logits, labels),
+            scale_grads=False,
+        )
+
+    def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """A micro-batch's part of the batch's mean loss."""
+        loss = self._numerics.loss(logits, labels)
+        self._sums.append(sums(loss, logits, labels))
+        return loss / self._pipeline.micro_batches
+
+    def step(self, batch: Batch) -> Tensor | None:
+        """All micro-batches forward and backward, gradients averaged over the copies, one update."""
+        result = self._forward_backward(batch)
+        self._update()
+        self._count_step()
+        return result
+
+    def spanned(self) -> Iterable[Spanned]:
+        """Each stage's work on a micro-batch, averaging, update; the waiting between them is the schedule's bubble."""
+        for stage in self._torch_stages:
+            yield Spanned(stage, "forward_one_chunk", "forward")
+            yield Spanned(stage, "backward_one_chunk", "backward")
+            yield Spanned(stage, "backward_weight_one_chunk", "backward")
+        yield Spanned(self, "_loss", "forward")
+        yield Spanned(self, "_average", "communication")
+        yield from super().spanned()
+
+    def _count_step(self) -> None:
+        micro_batches, position = self._pipeline.micro_batches, self._position
+        self.traffic.send("activation", micro_batches * self._sent_bytes())
+        if position.tensor is not None:
+            self.traffic.all_reduce("activation", micro_batches * self._summed_bytes, position.tensor.size())
+        self.traffic.all_reduce("gradient", self._gradient_bytes, position.copies)
+
+    def _sent_bytes(self) -> int:
+        """Bytes sent to other ranks per micro-batch: each stage's output forward, its input's gradient back."""
+        total = 0
+        for stage in self._own:
+            if stage < self._last and self._ranks[stage + 1] != self._rank:
+                total += size_bytes(self._values[stage + 1])
+            if stage > 0 and self._ranks[stage - 1] != self._rank:
+                total += size_bytes(self._values[stage])
+        return total
+
+    def _forward_backward(self, batch: Batch) -> Tensor | None:
+        self._optimizer.zero_grad(set_to_none=True)
+        self._sums.clear()
+        inputs = () if batch.images is None else (batch.images,)
+        self._schedule.step(*inputs, target=batch.labels, return_outputs=False)
+        if self._position.copies > 1:
+            self._average()
+        return self._owned_sums()
+
+    def _owned_sums(self) -> Tensor | None:
+        return torch.stack(self._sums).sum(0) if self._sums and self._position.owns_loss else None
+
+    @torch.no_grad()
+    def _average(self) -> None:
+        """Average the gradients over the copies of these stages, in one message."""
+        grads = [local(p.grad) for p in self._layers.parameters() if p.grad is not None]
+        flat = _flatten_dense_tensors(grads).div_(self._position.copies)
+        dist.all_reduce(flat, group=self._position.data)
+        for grad, mean in zip(grads, _unflatten_dense_tensors(flat, grads), strict=True):
+            grad.copy_(mean)
+
+    @torch.no_grad()
+    def evaluate(self, batches: Iterable[Batch]) -> Tensor | None:
+        """Sums over the test set on the last stage's rank; batches of any size go through the stages in pieces."""
+        if self._position.copies > 1:
+            share(self._layers.buffers(), self._position.data)
+        if self._position.tensor is not None:
+            share_replicated(self._layers, self._position.tensor)
+        self._layers.eval()
+        self._sums.clear()
+        for batch in batches:
+            self._evaluate(batch)
+        self._layers.train()
+        return self._owned_sums()
+
+    def _evaluate(self, batch: Batch) -> None:
+        sizes = _piece_sizes(batch.size, self._pipeline.micro_batches)
+        sends: list[tuple[Any, Tensor]] = []
+        outputs: list[Tensor] = []
+        for index in self._own:
+            inputs = outputs if index - 1 in self._own else self._inputs(index, batch, sizes)
+            if len(self._own) > 1:
+                # With several stages per rank, ranks that send before they have received may wait for each other in
+                # a circle: a send may last until it is received, and NCCL's messages don't overtake each other. A rank
+                # that receives all inputs of a stage first can't be part of a circle.
+                inputs = list(inputs)
+            outputs = []
+            for value in inputs:
+                output = self._stages[index](value)
+                if index == self._last or index + 1 in self._own:
+                    outputs.append(output)
+                else:
+                    sends.append((dist.isend(output, self._ranks[index + 1]), output))
+                    self.traffic.send("activation", size_bytes(output))
+        if self.data_shard.labels and outputs:
+            assert batch.labels is not None
+            logits = torch.cat(outputs)
+            self._sums.append(sums(self._numerics.loss(logits, batch.labels), logits, batch.labels))
+        for work, _ in sends:
+            work.wait()
+
+    def _inputs(self, index: int, batch: Batch, sizes: list[int]) -> Iterator[Tensor]:
+        """The inputs of a stage, piece by piece."""
+        if index == 0:
+            assert batch.images is not None
+            yield from batch.images.split(sizes)
+            return
+        example = self._values[index]
+        for size in sizes:
+            value = torch.empty(size, *example.shape[1:], dtype=example.dtype, device=self._world.device)
+            dist.recv(value, self._ranks[index - 1])
+            yield value
+
+
+def _example(value: Tensor, *, requires_grad: bool) -> Tensor:
+    return value.detach().clone().requires_grad_(requires_grad)
+
+
+def _piece_sizes(size: int, count: int) -> list[int]:
+    """Sizes of at most `count` nearly equal pieces, none of them empty."""
+    return [piece for i in range(count) if (piece := size * (i + 1) // count - size * i // count)]

@@ -1,0 +1,160 @@
+"""Linear layers sharded over a mesh by torch's tensor parallelism, as a model's own plan says.
+
+Only linear layers: DTensor's convolutions give wrong results, silently, where weights or images are sharded.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+from parallelbench.strategies.parts.fsdp_shards import ShardedReplica
+from parallelbench.strategies.parts.partition import size_bytes, values_between
+from parallelbench.strategies.parts.replicas import share, to_device
+from parallelbench.strategies.parts.state import local
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from torch import Tensor
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from parallelbench.loaders.batch import Batch
+    from parallelbench.models.model import Split
+    from parallelbench.rank.world import World
+    from parallelbench.spec.config import RunConfig
+
+
+def planned(model: nn.Module, plan: Mapping[str, Split]) -> dict[str, Split]:
+    """The plan with every `*` replaced by the matching names; `assert`s that all of them are linear layers."""
+    splits: dict[str, Split] = {}
+    for name, module in model.named_modules():
+        for pattern, split in plan.items():
+            if name.count(".") == pattern.count(".") and fnmatchcase(name, pattern):
+                assert isinstance(module, nn.Linear), f"{name} is no linear layer"
+                splits[name] = split
+    return splits
+
+
+def shard_linears(layers: nn.Module, plan: Mapping[str, Split], mesh: DeviceMesh) -> None:
+    """Keep this rank's shard of every planned layer; all ranks of the mesh must hold the same parameters before."""
+    styles: dict[str, Any] = {"column": ColwiseParallel, "row": RowwiseParallel}
+    for name, split in planned(layers, plan).items():
+        parallelize_module(layers.get_submodule(name), mesh, styles[split](), src_data_rank=None)
+
+
+def place_shards(layers: nn.Module, run: RunConfig, device: torch.device, mesh: DeviceMesh) -> None:
+    """Move layers (children, by their names in the model) to a device, and keep this rank's shards of them.
+
+    A layer moves to the device after the layers before it have been sharded, so the device never holds more than the
+    shards and one whole layer.
+    """
+    for name, layer in layers.named_children():
+        to_device(layer, run, device)
+        shard_linears(nn.ModuleDict({name: layer}), run.model.tensor_plan(), mesh)
+
+
+def share_replicated(module: nn.Module, mesh: DeviceMesh) -> None:
+    """Give every rank of a tensor mesh the first rank's buffers, and its parameters that the plan leaves whole.
+
+    Each rank computes convolutions, norms and their updates by itself, from the same values, so on CPUs all get the
+    same bits. On CUDA some kernels add in a changing order, and the copies drift apart by rounding. Averaging their
+    gradients in every step would prevent that, but with large convolutions it would send more than all the rest of the
+    strategy. Called before an evaluation, outside the training window, this makes sure that one model is evaluated and
+    saved, for one message per tensor and epoch.
+    """
+    uncut = [local(parameter) for parameter in module.parameters() if not _is_cut(parameter)]
+    # Of a short parameter, a data dimension may leave a rank, and the others of its tensor dimension, nothing.
+    share([*(values for values in uncut if values.numel()), *module.buffers()], mesh.get_group())
+
+
+def _is_cut(parameter: Tensor) -> bool:
+    """Whether the tensor dimension's ranks hold shards of it; a data dimension doesn't count."""
+    if not isinstance(parameter, DTensor):
+        return False
+    names = parameter.device_mesh.mesh_dim_names or ()
+    return "tensor" in names and not parameter.placements[names.index("tensor")].is_replicate()
+
+
+def as_one_rank_sees_it(model: nn.Sequential, plan: Mapping[str, Split], shards: int) -> nn.Sequential:
+    """The model on the meta device, with linear layers of a shard's size: it gives the shapes of local values."""
+    if not plan:
+        return model
+    sharded = deepcopy(model).to("meta")
+    for name, split in planned(sharded, plan).items():
+        parent, _, leaf = name.rpartition(".")
+        linear = sharded.get_submodule(name)
+        assert isinstance(linear, nn.Linear)
+        inputs, outputs = linear.in_features, linear.out_features
+        if split == "column":
+            outputs //= shards
+        else:
+            inputs //= shards
+        shard = nn.Linear(inputs, outputs, bias=linear.bias is not None, device="meta")
+        setattr(sharded.get_submodule(parent), leaf, shard)
+    return sharded
+
+
+def all_reduced_bytes(
+    model: nn.Sequential, plan: Mapping[str, Split], run: RunConfig, device: torch.device, *, batch_size: int
+) -> dict[str, int]:
+    """Bytes that the tensor ranks all-reduce in one step of `batch_size` samples, by planned layer.
+
+    A row layer's output is summed in forward, the gradient of a column layer's input in backward (Shoeybi et al. 2019,
+    §3: f and g). Images have no gradient. `model` is the whole one.
+    """
+    summed: dict[str, int] = {}
+    if not plan:
+        return summed
+    handles = []
+
+    def note(name: str, split: Split) -> Any:
+        def hook(_layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+            column = size_bytes(inputs[0]) if inputs[0].requires_grad else 0
+            summed[name] = column if split == "column" else size_bytes(output)
+
+        return hook
+
+    for name, split in planned(model, plan).items():
+        handles.append(model.get_submodule(name).register_forward_hook(note(name, split)))
+    values_between(model, run, device, batch_size)
+    for handle in handles:
+        handle.remove()
+    return summed
+
+
+def optimizer_of(parameters: Iterable[nn.Parameter], run: RunConfig, device_type: str) -> torch.optim.Optimizer:
+    """The run's optimizer, with a group per mesh: one update of several tensors (foreach, fused) can't mix meshes."""
+    groups: dict[Any, list[nn.Parameter]] = {}
+    for parameter in parameters:
+        groups.setdefault(parameter.device_mesh if isinstance(parameter, DTensor) else None, []).append(parameter)
+    alike: Any = [{"params": group} for group in groups.values()]
+    return run.optimizer.build(alike, run, device_type)
+
+
+class TensorReplica(ShardedReplica):
+    """A module sharded over ranks that read the same samples; the first of them owns the loss."""
+
+    def __init__(self, module: nn.Module, mesh: DeviceMesh, *, run: RunConfig, world: World, **options: Any) -> None:
+        optimizer = optimizer_of(module.parameters(), run, world.device_type)
+        super().__init__(module, run=run, world=world, optimizer=optimizer, **options)
+        self._mesh = mesh
+
+    def step(self, batch: Batch) -> Tensor | None:
+        """Forward, backward, update."""
+        return self._owned(super().step(batch))
+
+    @torch.no_grad()
+    def evaluate(self, batches: Iterable[Batch]) -> Tensor | None:
+        """Sums over the samples, on the rank that owns them."""
+        share_replicated(self._module, self._mesh)
+        return self._owned(super().evaluate(batches))
+
+    def _owned(self, result: Tensor | None) -> Tensor | None:
+        return result if self._mesh.get_local_rank() == 0 else None

@@ -1,0 +1,229 @@
+"""An effect decides nothing where the two sides are not alike, or are known too coarsely; and nothing small refutes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis import load
+from analysis.claims import judge, judge_all
+from analysis.claims.table import expected
+from analysis.claims.verdict import decide
+from tests.analysis.factory import Fake, config, published
+from tests.analysis.test_claims import REPEATS, WOBBLE, claim, steady, two_devices
+
+pytestmark = pytest.mark.slow
+
+REMEDY = (
+    "measure both in one environment (the same `parallelbench submit` with another results=DIR), "
+    "or compare across exactly that: --across "
+)
+ACCURACY: dict[str, Any] = {"metric": "final_test_accuracy", "expect": {"above": 0.9}}
+
+
+def reached(at: int, *, of: float = 0.96) -> Fake:
+    """The accuracy is there from this epoch on."""
+    return Fake(test_accuracy=lambda epoch: of if epoch >= at else 0.5)
+
+
+def in_environments(root: Path, one: dict[str, Any], other: dict[str, Any], *, later_s: float = 0.0) -> Any:
+    """single × 1 and ddp × 2, twice as fast, in these environments."""
+    alike = json.loads(Fake.environment)
+    for repeat in REPEATS:
+        fake = steady(10.0, environment=json.dumps(alike | one))
+        published(config(root, repeat=repeat), fake)
+        fake = steady(5.0, environment=json.dumps(alike | other), started_at=Fake.started_at + later_s)
+        published(config(root, repeat=repeat, strategy="ddp", devices=2), fake)
+    return load(root)
+
+
+def test_fewer_samples_are_not_less_time(tmp_path: Path) -> None:
+    """Of 1,442 digits, batches of 128 take 1,408 and those of 256 take 1,280."""
+    runs = two_devices(tmp_path, tuple(1280 / 1408 * w for w in WOBBLE), scaling="weak")
+    finding = judge(runs, claim(), seed="0")
+    assert (finding.verdict, finding.why) == (
+        "inconclusive",
+        "epochs hold 1,280 and 1,408 samples: compare samples per second",
+    )
+
+
+@pytest.mark.parametrize(
+    ("differs", "why", "told"),
+    [
+        (
+            {"packages": {"torch": "1.12.0"}},
+            f"the sides differ in packages.torch: 2.15.0 and 1.12.0; {REMEDY}packages.torch",
+            (),
+        ),
+        ({"cpu": "another"}, f"the sides differ in cpu: null and another; {REMEDY}cpu", ()),
+        (
+            {"host": "there", "git": {"commit": "4"}},
+            "",
+            ("the compared runs differ in git.commit: 0123abc and 4, git.dirty: false and null, host: here and there",),
+        ),
+        # What the launcher and torchrun set for several devices is part of the way that is compared.
+        ({"threads": 2, "variables": {"OMP_NUM_THREADS": "2", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}}, "", ()),
+    ],
+)
+def test_unlike_environments_decide_nothing_about_time(
+    tmp_path: Path, differs: dict[str, Any], why: str, told: tuple[str, ...]
+) -> None:
+    finding = judge(in_environments(tmp_path, {}, differs), claim(), seed="0")
+    assert (finding.verdict, finding.why) == ("inconclusive" if why else "reproduced", why)
+    assert finding.cases[0].warnings == told
+
+
+def test_what_is_learned_in_unlike_environments_is_reported(tmp_path: Path) -> None:
+    runs = in_environments(tmp_path, {}, {"packages": {"torch": "1.12.0"}}, later_s=1e6)
+    (case,) = judge(runs, claim(**ACCURACY), seed="0").cases
+    assert (case.verdict, case.warnings) == (
+        "reproduced",
+        ("the compared runs differ in packages.torch: 2.15.0 and 1.12.0",),
+    )
+
+
+def test_sides_that_were_measured_one_after_the_other_are_told(tmp_path: Path) -> None:
+    (case,) = judge(in_environments(tmp_path, {}, {}, later_s=1e6), claim(), seed="0").cases
+    assert case.verdict == "reproduced"
+    assert case.warnings == (
+        "the compared runs were measured one after the other: the ratios contain whatever changed on the machine in "
+        "between, while the runs of one sweep are interleaved",
+    )
+
+
+@pytest.mark.parametrize(("missing", "why"), [(0, ""), (2, "2 of 8 repeats never reach 0.6")])
+def test_survivors_decide_nothing(tmp_path: Path, missing: int, why: str) -> None:
+    for repeat in range(8):
+        published(config(tmp_path, repeat=repeat), steady(10.0, test_accuracy=reached(1).test_accuracy))
+        lost = reached(9 if repeat < missing else 1)
+        published(
+            config(tmp_path, repeat=repeat, strategy="ddp", devices=2), steady(0.1, test_accuracy=lost.test_accuracy)
+        )
+    finding = judge(load(tmp_path), claim(metric="time_to_accuracy_s", target=0.6), seed="0")
+    assert (finding.verdict, finding.why) == ("inconclusive" if why else "reproduced", why)
+
+
+def test_survivors_are_no_work_with_too_few_repeats(tmp_path: Path) -> None:
+    """Else what remains of six would be left aside, and other work decide."""
+    for repeat in REPEATS:
+        for batch in (64, 128):
+            lost = batch == 64 and repeat > 1
+            fake = steady(10.0, test_accuracy=reached(1).test_accuracy)
+            published(config(tmp_path, repeat=repeat, batch_size=batch), fake)
+            fake = steady(0.1, test_accuracy=reached(9 if lost else 1).test_accuracy)
+            published(config(tmp_path, repeat=repeat, batch_size=batch, strategy="ddp", devices=2), fake)
+    finding = judge(load(tmp_path), claim(metric="time_to_accuracy_s", target=0.6), seed="0")
+    assert sorted(case.verdict for case in finding.cases) == ["inconclusive", "reproduced"]
+    assert finding.verdict == "inconclusive"
+
+
+@pytest.mark.parametrize(
+    ("shortened", "verdict", "why"),
+    [
+        ({}, "inconclusive", "accuracy is measured too seldom: fewer measure.steps_per_epoch"),
+        ({"measure": {"steps_per_epoch": 1}}, "reproduced", ""),
+    ],
+)
+def test_steps_are_known_to_an_epoch(tmp_path: Path, shortened: dict[str, Any], verdict: str, why: str) -> None:
+    """45 steps are the 4th epoch of 14, and the 7th of 7: 56 against 49, which are neither as many nor fewer."""
+    for repeat in REPEATS:
+        for batch, at in ((100, 4), (200, 7)):
+            run = config(tmp_path, repeat=repeat, batch_size=batch, epochs=45 if shortened else 7, **shortened)
+            published(run, reached(45 if shortened else at))
+    steps: dict[str, Any] = {"metric": "steps_to_accuracy", "target": 0.95, "expect": {"above": 0.9}}
+    finding = judge(load(tmp_path), claim(**steps, contrasts=[{"rising": "batch_size"}]), seed="0")
+    assert (finding.verdict, finding.why) == (verdict, why)
+
+
+@pytest.mark.parametrize(
+    ("effect", "said", "why"),
+    [
+        (1.03, "reproduced", ""),
+        (1.01, "inconclusive", "the difference is below what counts (0.02)"),
+        (0.99, "refuted", ""),
+        (0.5, "refuted", ""),
+    ],
+)
+def test_a_small_effect_in_the_claimed_direction_does_not_refute(effect: float, said: str, why: str) -> None:
+    for expect, values in (
+        (claim(expect={"above": 1, "by": 0.02}).expect, [effect] * 6),
+        (claim(expect={"below": 1, "by": 0.02}).expect, [2 - effect] * 6),
+    ):
+        assert decide(values, (values[0] - 1e-3, values[0] + 1e-3), expect) == (said, why)
+
+
+@pytest.mark.parametrize(
+    ("expect", "said"),
+    [
+        ({"above": 1, "by": 0.02}, "ratio above 1.020 (refuted up to 1.000)"),
+        ({"below": 1, "by": 0.02}, "ratio below 0.980 (refuted from 1.000)"),
+        ({"above": 0.9}, "ratio above 0.900"),
+        ({"between": [1, 2]}, "ratio between 1.000 and 2.000"),
+    ],
+)
+def test_what_is_expected_says_what_would_refute(expect: dict[str, Any], said: str) -> None:
+    assert expected(claim(expect=expect)) == f"steady_epoch_time_s, {said}"
+
+
+def test_an_epoch_is_not_compared_with_itself(tmp_path: Path) -> None:
+    """The last of one epoch is the first."""
+    for epochs in (1, 3):
+        for repeat in REPEATS:
+            published(config(tmp_path, repeat=repeat, epochs=epochs))
+    losses = {"metric": "train_loss", "contrasts": [{"from": {"epoch": 1}, "to": {"epoch": "last"}}]}
+    (case,) = judge(load(tmp_path), claim(**losses), seed="0").cases
+    assert (case.verdict, case.where) == ("reproduced", "digits · cnn_small")
+
+
+def test_epochs_that_are_not_contrasted_are_equal(tmp_path: Path) -> None:
+    """Devices halve the first epoch as they halve the second: no epoch is held against another's."""
+    runs = two_devices(tmp_path, (0.5,) * 6)
+    gains = claim(
+        metric="slowest_epoch_time_s", more={"from": {"epoch": 1}, "to": {"epoch": 2}}, expect={"between": [0.9, 1.1]}
+    )
+    (case,) = judge(runs, gains, seed="0").cases
+    assert (case.verdict, case.step) == ("reproduced", "devices 1 → 2, by epoch 1 → epoch 2")
+
+
+def test_what_lies_beside_the_effect_may_be_no_metric_of_epochs_or_targets(tmp_path: Path) -> None:
+    runs = two_devices(tmp_path, (0.6,) * 6)
+    (case,) = judge(runs, claim(metric="slowest_epoch_time_s", epoch=2, also="total_time_s"), seed="0").cases
+    assert case.also is not None
+    (case,) = judge(runs, claim(metric="steps_to_accuracy", target=0.7, also="total_time_s"), seed="0").cases
+    assert case.also is not None
+
+
+def test_a_target_that_no_run_reaches_is_named_instead_of_runs_that_are_there(tmp_path: Path) -> None:
+    runs = two_devices(tmp_path, (0.6,) * 6)
+    finding = judge(runs, claim(metric="time_to_accuracy_s", target=0.99), seed="0")
+    assert finding.why == "no repeat of both sides reaches 0.99: more epochs, or another optimizer, would have to"
+    other = claim(metric="time_to_accuracy_s", target=0.99, where={"model": "vit"})
+    assert "needs runs of the same work model=vit" in judge(runs, other, seed="0").why, "of others nobody knows"
+
+
+@pytest.mark.parametrize(
+    ("values", "interval", "expect", "why"),
+    [
+        ((0.7, 1.3, 1.01, 1.01, 0.75, 1.4), (0.74, 1.34), {"above": 1, "by": 0.02}, "the interval holds 1 and 1.02, "),
+        ((0.985,) * 4 + (1.03, 1.09), (0.966, 1.054), {"between": [0.95, 1.05]}, "the interval holds 1.05: about 7 "),
+    ],
+)
+def test_only_bounds_that_the_interval_holds_are_in_the_way(
+    values: tuple[float, ...], interval: tuple[float, float], expect: dict[str, Any], why: str
+) -> None:
+    verdict, lacks = decide(values, interval, claim(expect=expect).expect)
+    assert verdict == "inconclusive"
+    assert lacks.startswith(why)
+
+
+def test_epochs_that_were_cut_short_are_no_epochs_of_the_publication(tmp_path: Path) -> None:
+    for repeat in REPEATS:
+        run = config(tmp_path, repeat=repeat, epochs=50, measure={"steps_per_epoch": 1})
+        published(run, Fake(test_accuracy=lambda epoch: 1 / epoch))
+    names = [f"{what}_with_epochs" for what in ("training_loss_falls", "test_accuracy_rises", "time_rises")]
+    findings = [finding for finding in judge_all(load(tmp_path)) if finding.claim.name in names]
+    assert [(len(finding.cases), finding.verdict) for finding in findings] == [(0, "inconclusive")] * 3
+    assert all("measure.steps_per_epoch=null" in finding.why for finding in findings)

@@ -1,0 +1,152 @@
+"""A comparison says what it rests on: what does not count, what has no steady epoch, what a side has lost."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from analysis import by, compare, format_exclusions, load
+from analysis.comparison import gate as gates
+from parallelbench import cli
+from parallelbench.errors import ConfigError
+from tests.analysis.factory import Fake, config, failed, published
+from tests.analysis.test_compare import steady
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from analysis.reader import Runs
+
+MOST = 8
+"""Lines of each kind."""
+
+LATER = 1.8e9
+pytestmark = pytest.mark.slow
+
+
+def measured(root: Path, times: list[float], *, fake: dict[str, Any] | None = None, **changes: Any) -> Runs:
+    """Repeats that take these times per epoch."""
+    for repeat, time_s in enumerate(times):
+        published(config(root, repeat=repeat, **changes), steady(time_s, **(fake or {})))
+    return load(root)
+
+
+def half_dead(root: Path, at: float = LATER) -> Runs:
+    """Three repeats of single × 1; of four of ddp × 2 two died, one was not started."""
+    measured(root, [10.0, 10.1, 10.2], fake={"started_at": at})
+    ddp: dict[str, Any] = {"strategy": "ddp", "devices": 2}
+    measured(root, [6.0, 6.1], fake={"started_at": at}, **ddp)
+    for repeat in (2, 3):
+        failed(config(root, repeat=repeat, **ddp), "oom", "out of memory: rank 1", epochs=1, fake=Fake(started_at=at))
+    return load(root)
+
+
+def whole(root: Path) -> Runs:
+    measured(root, [10.0, 10.1, 10.2])
+    return measured(root, [6.0, 6.1, 6.2, 6.3], strategy="ddp", devices=2)
+
+
+# --- what does not count
+
+
+def test_what_does_not_count_is_told_by_configuration_and_reason(tmp_path: Path) -> None:
+    half_dead(tmp_path)
+    published(config(tmp_path, strategy="fsdp", devices=2), Fake(parity_passed=False))
+    (tmp_path / "demo" / "half").mkdir()
+    assert format_exclusions(load(tmp_path)) == [
+        "ddp × 2: 2 of 4 runs do not count (2 oom).",
+        "fsdp × 2: 1 of 1 runs do not count (1 parity_failed).",
+        f"Skipped: {tmp_path}/demo/half: no config.yaml: half-written, or not a run.",
+    ]
+
+
+def test_very_many_are_told_in_few_lines(tmp_path: Path) -> None:
+    measured(tmp_path, [10.0])
+    for number in range(2 * MOST):
+        (tmp_path / "demo" / f"{number}").mkdir()
+        failed(config(tmp_path, batch_size=number + 1), "oom", "out of memory", epochs=0)
+    lines = format_exclusions(load(tmp_path))
+    assert len(lines) == 2 * (MOST + 1)
+    assert (lines[MOST], lines[-1]) == (f"Runs of {MOST} more configurations do not count.", f"Skipped: {MOST} more.")
+
+
+@pytest.mark.parametrize("arguments", [["report", "b"], ["claims", "b"], ["compare", "a", "b"]])
+def test_every_verb_that_reads_results_tells_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    whole(tmp_path / "a")
+    half_dead(tmp_path / "b")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("analysis.write_report", lambda *_, **__: "page")
+    assert cli.main(arguments) == 0
+    assert "ddp × 2: 2 of 4 runs do not count (2 oom)." in capsys.readouterr().out
+
+
+# --- what one side lost
+
+
+def test_the_gate_does_not_pass_what_one_side_has_lost(tmp_path: Path) -> None:
+    a, b = whole(tmp_path / "a"), half_dead(tmp_path / "b")
+    found = compare(a, b)
+    assert "B: ddp × 2: 2 of 4 runs do not count (2 oom)." in found.notes
+    gate = gates.gate(found, margin=0.5)
+    assert gate.code == gates.UNDECIDED
+    assert "ddp × 2: 2 of 4 repeats that A counts are missing on side B" in gate.message
+    assert gates.gate(compare(b, a), margin=0.5).code == gates.PASSED, "more repeats do no harm"
+
+
+def test_of_two_values_of_a_key_the_failed_runs_are_told_too(tmp_path: Path) -> None:
+    runs = half_dead(tmp_path)
+    (tmp_path / "demo" / "half").mkdir()
+    found = by(load(tmp_path), "strategy", "single", "ddp", across=["devices"])
+    assert found.notes[-2] == "B: ddp × 2: 2 of 4 runs do not count (2 oom)."
+    assert [note for note in found.notes if "half-written" in note] == list(found.notes[-1:])
+    assert found.lost == ("single × 1: 1 of 3 repeats that A counts",)
+    assert by(runs, "strategy", "ddp", "single", across=["devices"]).lost == ()
+
+
+def test_values_of_a_key_are_what_they_are(tmp_path: Path) -> None:
+    runs = whole(tmp_path)
+    assert (
+        by(runs, "devices", 1, 2, across=["strategy"]).rows == by(runs, "devices", "1", "2", across=["strategy"]).rows
+    )
+    with pytest.raises(ConfigError, match="has devices=3; valid: 1, 2"):
+        by(runs, "devices", 1, 3)
+
+
+# --- what has no time, and per what energy is
+
+
+def test_one_epoch_has_no_steady_state_and_more_repeats_would_not_help(tmp_path: Path) -> None:
+    a = measured(tmp_path / "a", [1.0, 1.1], epochs=1)
+    b = measured(tmp_path / "b", [1.0, 1.1], fake={"started_at": LATER})
+    found = compare(a, b, across=["epochs"])
+    why = "no steady epoch on side A: epochs=1, at least 2 are needed"
+    assert [row.shown_verdict for row in found.rows] == [why]
+    assert gates.gate(found, margin=0.5).message.startswith(f"UNDECIDED: single × 1: {why}")
+    assert compare(b, a, across=["epochs"]).rows[0].shown_verdict == why.replace("side A", "side B")
+
+
+def test_all_configurations_are_all_or_there_is_no_ratio_of_all(tmp_path: Path) -> None:
+    a = measured(tmp_path / "a", [10.0, 10.1])
+    b = measured(tmp_path / "b", [12.0, 12.2], fake={"started_at": LATER})
+    assert compare(a, b).overall is not None
+    measured(tmp_path / "a", [6.0, 6.1], batch_size=64, epochs=1)
+    measured(tmp_path / "b", [6.0, 6.1], fake={"started_at": LATER}, batch_size=64, epochs=1)
+    found = compare(load(tmp_path / "a"), load(tmp_path / "b"))
+    assert (found.overall, found.verdict) == (None, "not all have a time")
+    assert sorted(row.time is None for row in found.rows) == [False, True]
+    assert "all configurations" not in gates.gate(found, margin=0.1).message
+
+
+def test_energy_is_compared_per_sample_like_time(tmp_path: Path) -> None:
+    gpu: dict[str, Any] = {"gpu_power_w": lambda e, r: 300.0, "device_type": "cuda", "device_name": "GPU"}
+    sides = [
+        measured(tmp_path / side, [time, time], fake=gpu | {"started_at": at}, measure={"steps_per_epoch": steps})
+        for side, time, steps, at in (("a", 10.0, 2, 1.7e9), ("b", 20.0, 4, LATER))
+    ]
+    (row,) = compare(*sides, across=["measure.steps_per_epoch"]).rows
+    ratios = {name: ratio and ratio.median for name, ratio in row.ratios.items()}
+    assert ratios["steady_epoch_time_s"] == pytest.approx(1.0)
+    assert ratios["gpu_energy_per_sample_j"] == pytest.approx(1.0)

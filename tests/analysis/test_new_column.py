@@ -1,0 +1,203 @@
+"""A new number takes its declaration, its probe and its figure: tables, pages and documents follow by themselves."""
+
+from __future__ import annotations
+
+import csv
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from analysis import load, per_epoch, per_run, published, report, summary, summary_table, write_report
+from analysis.metrics import per_epoch_columns, per_run_columns, summary_columns
+from analysis.metrics import schema as schema_module
+from analysis.metrics.configuration_columns import PER_FACT
+from analysis.metrics.schema import facts_columns
+from parallelbench.store import folder, records
+from parallelbench.store.columns import Column, Over
+from parallelbench.store.records import TABLES, TABLES_VERSION, schema
+from tests import docs
+from tests.analysis import factory
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+WAITED = Column(
+    "waited_s",
+    "float64",
+    "time that this rank waited",
+    "s",
+    null="not measured",
+    into=(
+        Column(
+            "waited_sum_s",
+            "float64",
+            "time that the ranks waited in an epoch, summed",
+            "s",
+            null="not measured on every rank",
+            over=Over.SUM,
+            into=(
+                Column(
+                    "steady_waited_s",
+                    "float64",
+                    "waited_sum_s: median over the epochs without each attempt's first one",
+                    "s",
+                    null="not measured",
+                    over=Over.MEDIAN,
+                    steady=True,
+                    repeats=Over.MEDIAN,
+                    heading="Waited",
+                    brief="waited",
+                ),
+            ),
+        ),
+    ),
+)
+"""Declared in a table; everything else here only looks at what follows."""
+
+
+@pytest.fixture
+def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Three repeats of two ranks and three epochs, in whose journals there is a column more."""
+    monkeypatch.setitem(TABLES, "ranks", (*TABLES["ranks"], WAITED))
+    monkeypatch.setattr(report, "draw", lambda runs: [])
+    row = factory._rank
+    for repeat in range(3):
+
+        def probed(*args: Any, repeat: int = repeat) -> dict[str, Any]:
+            measured = row(*args)
+            return measured | {"waited_s": measured["epoch"] + 10.0 * measured["rank"] + 100.0 * repeat}
+
+        with monkeypatch.context() as probe:
+            probe.setattr(factory, "_rank", probed)
+            factory.published(factory.config(tmp_path, strategy="ddp", devices=2, repeat=repeat))
+    return tmp_path
+
+
+def test_a_declared_column_is_in_every_table(results: Path) -> None:
+    runs = load(results)
+    field = pq.read_schema(next(results.rglob("ranks.parquet"))).field("waited_s")
+    assert field.metadata == {b"doc": WAITED.doc.encode(), b"unit": b"s", b"null": b"not measured"}
+    epochs, metrics, configurations = per_epoch(runs), per_run(runs), summary(runs)
+    # Ranks 0 and 1: e + (e + 10), and 200 more per repeat.
+    assert epochs["waited_sum_s"].to_list() == [2 * e + 10 + 200 * r for r in range(3) for e in (1, 2, 3)]
+    assert metrics["steady_waited_s"].to_list() == [15.0, 215.0, 415.0], "epochs 2 and 3"
+    assert configurations["steady_waited_s"].to_list() == [215.0]
+
+
+def test_results_without_it_load_beside_and_have_null(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    factory.published(factory.config(tmp_path))
+    monkeypatch.setitem(TABLES, "ranks", (*TABLES["ranks"], WAITED))
+    for module in (records, folder, published):
+        monkeypatch.setattr(module, "TABLES_VERSION", TABLES_VERSION + 1)
+    factory.published(factory.config(tmp_path, repeat=1))
+    runs = load(tmp_path)
+    expected = (
+        f"1 run of tables version {TABLES_VERSION} (this program: {TABLES_VERSION + 1}): ranks.waited_s is missing"
+    )
+    assert (runs.notes, runs.skipped) == ((expected,), ())
+    assert per_run(runs)["steady_waited_s"].to_list() == [None, None], "none has measured it"
+    assert per_run(runs)["steady_epoch_time_s"].to_list() == [1.0, 1.0]
+    assert summary(runs)["repeats"].to_list() == [2]
+
+
+@pytest.mark.slow
+def test_a_declared_column_is_shown_everywhere(results: Path) -> None:
+    page = write_report(results)
+    text, tables = page.read_text(encoding="utf-8"), page.parent / "tables"
+    assert re.search(r'<th [^>]*title="waited_sum_s: median over[^"]*over repeats[^"]*">Waited \(s\)</th>', text)
+    assert text.count(">Waited (s)</th>") == 2, "of configurations and runs"
+    assert '<data value="215.0">215</data>' in text
+    assert re.search(r"Waited.*\(s\).*215", (tables / "configurations.tex").read_text(), re.DOTALL)
+    with (tables / "columns.csv").open(encoding="utf-8") as file:
+        named = {(row["table"], row["column"]): row["unit"] for row in csv.DictReader(file)}
+    assert {named[key] for key in (("configurations", "steady_waited_s"), ("runs", "steady_waited_s"))} == {"s"}
+    assert named["epochs", "waited_sum_s"] == "s"
+    from rich.console import Console
+
+    console = Console(width=100, record=True)
+    console.print(summary_table(load(results)))
+    assert re.search(r"waited(.|\n)*215", console.export_text())
+    written = docs.results_page()
+    assert "| `waited_s` | float64 | s | time that this rank waited | not measured |" in written
+    assert "| sum of `waited_s` |" in written
+    assert "| median of `waited_sum_s` | median |" in written
+
+
+def test_no_words_decide_what_is_computed(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every meaning reads otherwise, and no number changes."""
+
+    def reworded(column: Column) -> Column:
+        into = tuple(reworded(derived) for derived in column.into)
+        return replace(column, meaning="words", null=column.null and "words", heading="words", into=into)
+
+    before = load(results)
+    metrics, configurations = per_run(before), summary(before)
+    for table in TABLES:
+        monkeypatch.setitem(TABLES, table, tuple(map(reworded, TABLES[table])))
+    for name in ("PER_EPOCH", "PER_RUN", "PER_FACT", "PER_CONFIGURATION"):
+        columns = getattr(schema_module, name)
+        monkeypatch.setattr(schema_module, name, tuple(map(reworded, columns)))
+    after = load(results)
+    assert per_run(after).equals(metrics)
+    assert summary(after).equals(configurations)
+
+
+IDENTITY = {column.name for column in TABLES["run"] if column.repeats}
+"""What `summary` takes from the table `run`."""
+
+
+def declared() -> list[Column]:
+    """Every derived column of an epoch, a run or a configuration."""
+    return [*per_epoch_columns(), *per_run_columns(), *PER_FACT, *summary_columns()]
+
+
+def test_a_name_has_one_meaning() -> None:
+    raw = {column.name for columns in TABLES.values() for column in columns}
+    derived = [*per_epoch_columns(), *per_run_columns(), *PER_FACT]
+    names = [column.name for column in derived]
+    assert len(names) == len(set(names))
+    assert not raw & set(names), "what is derived of a column has a name of its own"
+    assert len({column.name for column in facts_columns()}) == len(facts_columns())
+
+
+UNITS = {"_s": "s", "_bytes": "bytes", "_samples_per_s": "samples/s", "_bytes_per_s": "bytes/s", "_j": "J", "_w": "W"}
+UNITS |= {"_hz": "Hz", "_c": "°C"}
+
+
+def test_units_are_those_of_the_names() -> None:
+    for column in [*(column for columns in TABLES.values() for column in columns), *declared()]:
+        ends = [end for end in UNITS if column.name.endswith(end)]
+        if ends and column.type in ("float64", "int64"):
+            assert column.unit == UNITS[max(ends, key=len)], column.name
+
+
+def test_every_name_is_found_where_it_is_declared_and_computed() -> None:
+    """`git grep` of a metric's name finds its one declaration and, where that is a formula, the formula."""
+    root = docs.DOCS.parent
+    declarations = [
+        *(root / "parallelbench" / "store").glob("*.py"),
+        *(root / "analysis" / "metrics").glob("*_columns.py"),
+    ]
+    written = "\n".join(path.read_text(encoding="utf-8") for path in declarations)
+    computed = (root / "analysis" / "metrics" / "run_metrics.py").read_text(encoding="utf-8")
+    for column in per_run_columns():
+        assert len(re.findall(rf'(Column|_kind)\(\s*"{column.name}"', written)) == 1, column.name
+        is_formula = column.over is None and not column.name.startswith(
+            ("gradient_", "activation_", "parameter_", "bytes_")
+        )
+        assert not is_formula or column.name in computed, column.name
+
+
+def test_the_first_columns_of_the_pages_tables_exist() -> None:
+    for table, names in schema_module.FIRST.items():
+        known = facts_columns() if table == "runs" else summary_columns()
+        assert set(names) <= {column.name for column in known}
+
+
+def test_only_measured_columns_are_published() -> None:
+    fields = [field for table in TABLES for field in schema(table)]
+    assert not {column.name for column in declared()} & {field.name for field in fields} - IDENTITY
+    assert all(field.nullable == (b"null" in field.metadata) for field in fields)

@@ -1,0 +1,296 @@
+"""Two sides are compared where all that defines them is equal, but for what is named; and the gate on that."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import statistics
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from analysis import UnlikeWork, by, compare, load
+from analysis.comparison import gate as gates
+from parallelbench import cli
+from parallelbench.errors import ConfigError
+from tests.analysis.factory import Fake, config, published
+from tests.analysis.test_compare import steady
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from analysis.reader import Runs
+
+pytestmark = pytest.mark.slow
+
+Times = dict[str, list[float]]
+"""Strategy → steady time per epoch of each repeat."""
+BF16 = {"precision": "bf16"}
+
+
+def sweep(
+    root: Path, times: dict[str, list[float]], *, at: float = 1.7e9, commit: str = "0123abc", **more: Any
+) -> Runs:
+    """Repeats of single × 1 and others × 2 that take these times."""
+    changes = more.pop("changes", {})
+    environment = json.loads(Fake.environment) | {"git": {"commit": commit}} | more.pop("environment", {})
+    for strategy, repeats in times.items():
+        for repeat, time_s in enumerate(repeats):
+            run = config(root, strategy=strategy, devices=1 if strategy == "single" else 2, repeat=repeat, **changes)
+            published(run, steady(time_s, started_at=at + 1e5 * repeat, environment=json.dumps(environment), **more))
+    return load(root)
+
+
+BEFORE = {"single": [10.0, 11.0, 12.0], "ddp": [6.0, 6.6, 7.2]}
+
+
+def scaled(factor: float) -> dict[str, list[float]]:
+    """The times of `BEFORE`, longer by about that factor."""
+    wobble = (1.0, 1.01, 0.99)
+    return {name: [time * factor * w for time, w in zip(times, wobble, strict=True)] for name, times in BEFORE.items()}
+
+
+def test_what_torchrun_sets_for_its_processes_is_no_difference(tmp_path: Path) -> None:
+    """A single process that drives both devices hasn't it."""
+    sweep(tmp_path, {"model_parallel": [10.0, 11.0]})
+    set_by_torchrun = {"variables": {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}}
+    runs = sweep(tmp_path, {"ddp": [5.0, 5.5]}, environment=set_by_torchrun)
+    assert [row.configuration for row in by(runs, "strategy", "model_parallel", "ddp").rows] == [
+        "model_parallel × 2 → ddp × 2"
+    ]
+
+
+def test_two_folders_are_compared_configuration_by_configuration_and_repeat_by_repeat(tmp_path: Path) -> None:
+    a = sweep(tmp_path / "a", BEFORE)
+    b = sweep(tmp_path / "b", {"single": [10.0, 10.9, 12.2], "ddp": [6.6, 7.33, 7.85]}, at=1.8e9, commit="456def")
+    found = compare(a, b)
+    assert [row.configuration for row in found.rows] == ["ddp × 2", "single × 1"]
+    ddp, single = found.rows
+    assert ddp.time is not None
+    assert [value for _, value in ddp.time.pairs] == pytest.approx([1.1, 7.33 / 6.6, 7.85 / 7.2])
+    assert (ddp.verdict, single.verdict) == ("slower", "indistinguishable")
+    assert (ddp.a["steady_epoch_time_s"], ddp.b["steady_epoch_time_s"]) == (6.6, 7.33)
+    assert found.overall is not None
+    both = [math.sqrt(1.1 * 1.0), math.sqrt(7.33 / 6.6 * 10.9 / 11), math.sqrt(7.85 / 7.2 * 12.2 / 12)]
+    assert [value for _, value in found.overall.pairs] == pytest.approx(both)
+    assert found.notes[0] == "The compared runs differ in git.commit: 0123abc and 456def."
+    assert "measured one after the other" in found.notes[1]
+    time = found.frame.filter(pl.col("metric") == "steady_epoch_time_s")
+    assert time["configuration"].to_list() == ["ddp × 2", "single × 1", "all configurations"]
+    assert time["verdict"].to_list()[:2] == ["slower", "indistinguishable"]
+    throughput = found.frame.filter(pl.col("metric") == "throughput_samples_per_s")["ratio"]
+    assert throughput[0] == pytest.approx(1 / ddp.time.median)
+    energy = found.frame.filter(pl.col("metric") == "gpu_energy_per_sample_j")
+    assert energy.select("a", "b", "ratio", "verdict").rows() == [(None,) * 4] * 2, "not measured is null"
+
+
+def test_the_same_times_of_day_are_the_same_run_and_no_comparison(tmp_path: Path) -> None:
+    sweep(tmp_path / "a", BEFORE)
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    with pytest.raises(ConfigError, match="both sides hold the very same run"):
+        compare(load(tmp_path / "a"), load(tmp_path / "b"))
+
+
+def test_a_refusal_names_all_that_differs_and_naming_it_compares(tmp_path: Path) -> None:
+    a = sweep(tmp_path / "a", BEFORE)
+    there = {"packages": {"torch": "2.16.0"}, "cuda": {"driver": "600"}, "variables": {"NCCL_ALGO": "Tree"}}
+    b = sweep(
+        tmp_path / "b", scaled(0.5), at=1.8e9, device_name="H200", environment=there, changes={"precision": "bf16"}
+    )
+    with pytest.raises(UnlikeWork) as refusal:
+        compare(a, b)
+    differences, _, names = str(refusal.value).partition(", or compare across exactly that: --across ")
+    assert sorted(names.split(",")) == [
+        "cuda.driver", "device_name", "packages.torch", "precision", "variables.NCCL_ALGO",
+    ]  # fmt: skip
+    for difference in ("device_name: Imaginary CPU and H200", "packages.torch: 2.15.0 and 2.16.0", "null and Tree"):
+        assert difference in differences
+    assert {row.verdict for row in compare(a, b, across=names.split(",")).rows} == {"faster"}
+    with pytest.raises(UnlikeWork, match=r"^the sides differ in precision: fp32 and bf16; compare across"):
+        compare(a, b, across=[name for name in names.split(",") if name != "precision"])
+    with pytest.raises(ConfigError, match="--across prcision is no key of these runs; did you mean precision"):
+        compare(a, b, across=["prcision"])
+
+
+def test_host_commit_and_load_may_differ(tmp_path: Path) -> None:
+    a = sweep(tmp_path / "a", BEFORE, environment={"host": "n1", "load_average_1min": 0.1})
+    b = sweep(tmp_path / "b", BEFORE, at=1.8e9, environment={"host": "n2", "load_average_1min": 0.7})
+    found = compare(a, b)
+    assert [row.verdict for row in found.rows] == ["indistinguishable"] * 2
+    assert found.notes[0] == "The compared runs differ in host: n1 and n2."
+
+
+def test_what_one_side_lacks_is_named_and_what_does_not_count_is_not_compared(tmp_path: Path) -> None:
+    a = sweep(tmp_path / "a", BEFORE | {"fsdp": [7.0]})
+    sweep(tmp_path / "b", {"ddp": [6.0, 6.6, 7.2], "model_parallel": [12.0]}, at=1.8e9)
+    for repeat in range(3):
+        published(config(tmp_path / "b", repeat=repeat), Fake(parity_passed=False))
+    published(config(tmp_path / "b", repeat=1, strategy="fsdp", devices=2), Fake(started_at=1.8e9))
+    found = compare(a, load(tmp_path / "b"))
+    assert [(row.configuration, row.shown_verdict) for row in found.rows] == [
+        ("ddp × 2", "indistinguishable"),
+        ("fsdp × 2", "too few repeats: n=0"),
+    ]
+    assert (found.only_a, found.only_b) == (("single × 1",), ("model_parallel × 2",))
+    assert "Only A has counted runs of single × 1." in gates.notes(found)
+
+
+def test_a_side_without_a_counted_run_says_why(tmp_path: Path) -> None:
+    a = sweep(tmp_path / "a", BEFORE)
+    published(config(tmp_path / "b"), Fake(oversubscribed=True))
+    with pytest.raises(ConfigError, match=r"b holds no run that counts \(oversubscribed: .*\): there is nothing to"):
+        compare(a, load(tmp_path / "b"))
+
+
+def test_two_values_of_a_key_are_compared_all_else_being_equal(tmp_path: Path) -> None:
+    runs = sweep(tmp_path, BEFORE | {"fsdp": [6.6, 7.26, 8.0]})
+    found = by(runs, "strategy", "ddp", "fsdp")
+    assert [(row.configuration, row.verdict) for row in found.rows] == [("ddp × 2 → fsdp × 2", "slower")]
+    assert found.notes == (), "interleaved, by one commit"
+    with pytest.raises(UnlikeWork, match=r"devices: 1 and 2; compare across .*: --across strategy,devices"):
+        by(runs, "strategy", "single", "ddp")
+    found = by(runs, "strategy", "single", "ddp", across=["devices"])
+    assert [row.time and row.time.median for row in found.rows] == pytest.approx([0.6])
+    with pytest.raises(ConfigError, match=r"no run in .* has strategy=dpd; did you mean ddp"):
+        by(runs, "strategy", "dpd", "fsdp")
+    with pytest.raises(ConfigError, match="no run has this key; did you mean strategy"):
+        by(runs, "strategyy", "ddp", "fsdp")
+
+
+def test_what_may_differ_must_not_differ_within_a_side(tmp_path: Path) -> None:
+    sweep(tmp_path / "a", BEFORE)
+    sweep(tmp_path / "a", BEFORE, changes={"batch_size": 64})
+    b = sweep(tmp_path / "b", BEFORE, at=1.8e9, changes={"batch_size": 32})
+    with pytest.raises(ConfigError, match=r"several meanings among the first side's runs \(batch_size: "):
+        compare(load(tmp_path / "a"), b, across=["batch_size"])
+    same = sweep(tmp_path / "c", BEFORE, at=1.8e9, changes={"batch_size": 64})
+    found = compare(load(tmp_path / "a"), same)
+    assert [row.verdict for row in found.rows] == ["indistinguishable"] * 2
+    assert len(found.only_a) == 2
+    assert "batch size 128" in found.only_a[0]
+
+
+def test_epochs_of_unequal_length_are_compared_by_sample(tmp_path: Path) -> None:
+    weak = {"scaling": "weak", "batch_size": 100, "measure": {"steps_per_epoch": 4}}
+    runs = sweep(tmp_path, {"single": [4.0, 4.1], "ddp": [5.0, 5.1]}, changes=weak)
+    found = by(runs, "strategy", "single", "ddp", across=["devices"])
+    assert found.rows[0].time is not None
+    assert found.rows[0].time.median == pytest.approx(statistics.median([5 / 8, 5.1 / 8.2]))
+    assert "ratios of times and energies are per sample" in found.notes[0]
+
+
+def test_energy_and_memory_are_compared_where_both_measured_them(tmp_path: Path) -> None:
+    cuda: dict[str, Any] = {"device_type": "cuda", "device_name": "GPU", "peak_allocated_bytes": lambda e, r: 2**30}
+    a = sweep(tmp_path / "a", BEFORE, gpu_power_w=lambda e, r: 300.0, **cuda)
+    b = sweep(tmp_path / "b", BEFORE, at=1.8e9, gpu_power_w=lambda e, r: 200.0, **cuda)
+    found = compare(a, b)
+    ratios = {name: ratio and ratio.median for name, ratio in found.rows[0].ratios.items()}
+    assert ratios["gpu_energy_per_sample_j"] == pytest.approx(2 / 3)
+    assert ratios["peak_memory_sum_bytes"] == 1.0
+
+
+# --- the gate
+
+
+@pytest.mark.parametrize(
+    ("factor", "code", "message"),
+    [
+        (1.10, 1, "FAIL: slower by more than 3 %: ddp × 2 by 10 % (at least "),
+        (1.04, 0, "PASS: nothing is slower by more than 3 % with confidence; but up to "),
+        (1.00, 0, "PASS: nothing is slower by more than 3 % with confidence; the intervals end at 2.51 %"),
+        (0.80, 0, "PASS: nothing is slower by more than 3 % with confidence; all are faster"),
+    ],
+)
+def test_the_gate_fails_what_is_slower_with_confidence(tmp_path: Path, factor: float, code: int, message: str) -> None:
+    found = compare(sweep(tmp_path / "a", BEFORE), sweep(tmp_path / "b", scaled(factor), at=1.8e9))
+    gate = gates.gate(found, margin=0.03)
+    assert (gate.code, gate.message[: len(message)]) == (code, message)
+
+
+def test_what_can_not_be_judged_does_not_pass(tmp_path: Path) -> None:
+    a = sweep(tmp_path / "a", BEFORE)
+    one = compare(a, sweep(tmp_path / "b", {"single": [10.0], "ddp": [6.0]}, at=1.8e9))
+    gate = gates.gate(one, margin=0.03)
+    assert gate.code == 2
+    assert gate.message.startswith("UNDECIDED: ddp × 2: too few repeats: n=1; single × 1: too few repeats: n=1; ")
+    lacking = compare(a, sweep(tmp_path / "c", {"ddp": BEFORE["ddp"]}, at=1.8e9))
+    assert gates.gate(lacking, margin=0.03)[:2] == (
+        2,
+        "UNDECIDED: single × 1: no counted run on side B. Measure what is missing, then compare",
+    )
+
+
+@pytest.mark.parametrize(("given", "share"), [("3%", 0.03), ("0%", 0.0), (" 2.5 %", 0.025), ("150%", 1.5)])
+def test_percentages(given: str, share: float) -> None:
+    assert gates.percentage(given) == pytest.approx(share)
+
+
+@given(text=st.text(alphabet="0123456789.%-+ enaif٣", max_size=8))
+def test_any_text_is_a_percentage_or_refused(text: str) -> None:
+    try:
+        share = gates.percentage(text)
+    except ConfigError:
+        return
+    assert 0 <= share < 100
+    assert text.strip().endswith("%")
+
+
+@pytest.mark.parametrize("bad", ["3", "0.03", "-3%", "%", "three%", "nan%", "1e1%", "99999%", "3%%"])
+def test_what_is_no_percentage_is_refused(bad: str) -> None:
+    with pytest.raises(ConfigError, match=r"expected a percentage of 0 or more, such as 3% or 0\.5%"):
+        gates.percentage(bad)
+
+
+def test_the_verb_prints_table_notes_and_verdict_and_exits_with_the_gates_code(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep(tmp_path / "a", BEFORE)
+    sweep(tmp_path / "b", scaled(1.1), at=1.8e9)
+    folders = [str(tmp_path / "a"), str(tmp_path / "b")]
+    assert cli.main(["compare", *folders]) == 0
+    assert cli.main(["compare", *folders, "--fail-if-slower", "3%"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert any("ddp × 2" in line and "slower" in line for line in lines)
+    assert any("all configurations" in line for line in lines)
+    assert "Of 2 verdicts, 0.1 are expected to say faster or slower by chance alone where nothing differs." in lines
+    assert lines[-1].startswith("FAIL: slower by more than 3 %: ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["a"], "compare takes two folders, or one and --by KEY=A,B"),
+        (["a", "a"], "a and a are the same folder: a comparison needs two"),
+        (["a", "b", "a"], "compare takes two folders"),
+        (["a", "b", "--by", "strategy=ddp,fsdp"], "--by compares runs of one folder"),
+        (["a", "--by", "strategy"], "--by strategy: expected a key and two values"),
+        (["a", "--by", "strategy=ddp"], "expected a key and two values"),
+        (["a", "--by", "strategy=ddp,ddp"], "expected a key and two values"),
+        (["a", "nowhere"], "nowhere is no folder"),
+        (["a", "empty"], "empty holds no run that counts: there is nothing to compare"),
+        (["a", "b", "--fail-if-slower", "3"], "--fail-if-slower 3: expected a percentage"),
+        (["a", "b", "--fail-if-slower", ""], "--fail-if-slower : expected a percentage"),
+        (["a", "--by", ""], "--by : expected a key and two values"),
+        (["a", "b", "--across", "gpu"], "--across gpu is no key of these runs"),
+    ],
+)
+def test_bad_input_is_one_line(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    message: str,
+) -> None:
+    sweep(tmp_path / "a", {"single": [1.0, 2.0]})
+    sweep(tmp_path / "b", {"single": [1.0, 2.0]}, at=1.8e9)
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["compare", *arguments]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    (line,) = printed.err.splitlines()
+    assert message in line

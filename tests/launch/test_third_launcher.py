@@ -1,0 +1,198 @@
+"""A launcher that the suite does not have takes one file and one YAML: plan, submit, status, cancel and logs go to it.
+
+It is shaped as one for Flux or Kubernetes would be: `submit` leaves a file per job in a queue's folder, and returns; a
+daemon, here the test itself, takes jobs from there.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from parallelbench import cli
+from parallelbench.spec.mapping import _component_class
+from parallelbench.store.folder import RunFolder, find_runs
+from tests.helpers import TINY
+
+CODE = '''
+"""Jobs are files in a folder; whoever looks after the queue takes them from there."""
+
+import dataclasses
+from typing import Annotated
+
+import msgspec
+
+from launch.attempt.life_cycle import carry_out
+from launch.attempt.supervise import supervise
+from launch.launcher import Launcher, RunStatus, SweepStatus
+from launch.preparation import checked
+from parallelbench.errors import ConfigError
+from parallelbench.spec.launchers import LauncherOptions
+
+QUEUE = "queue"
+
+
+class QueueOptions(LauncherOptions, frozen=True, kw_only=True, tag="queue"):
+    """Options of a queue of files."""
+
+    priority: Annotated[int, msgspec.Meta(ge=0, le=9)]
+    """Jobs of higher priority go first."""
+
+
+class Queued(RunStatus):
+    """A run that waits."""
+
+    label = "queued"
+    reason = "in the queue of files"
+
+
+class OnQueue(Launcher):
+    """A queue of files."""
+
+    name, trains_here = "queue", False
+
+    def device_type(self, run):
+        return "cpu" if run.device == "auto" else run.device
+
+    def prepare(self, planned):
+        if planned.run.nodes > 1:
+            raise ConfigError(f"nodes={planned.run.nodes}, but this queue has one: choose nodes=1")
+        run = msgspec.structs.replace(planned.run, device=self.device_type(planned.run))
+        return checked(dataclasses.replace(planned, run=run))
+
+    def show_plan(self, prepared, states, console):
+        console.print(f"{len(prepared)} job(s) of priority {prepared[0].planned.run.launcher.priority}")
+        return True
+
+    def submit(self, prepared, options, console):
+        for item in prepared:
+            if item.folder.state().to_run:
+                item.folder.write_intent(item.planned.run, item.planned.overrides)
+                queue = item.folder.path.parent / QUEUE
+                queue.mkdir(exist_ok=True)
+                (queue / item.folder.path.name).touch()
+        console.print(f"{len(prepared)} job(s) queued")
+        return 0
+
+    def submitted(self, sweep):
+        return (sweep / QUEUE).is_dir()
+
+    def status(self, sweeps):
+        runs = {
+            folder: Queued(state, f"q-{folder.path.name[-8:]}") if self._job(folder).exists() else RunStatus(state)
+            for members in sweeps.values()
+            for folder, state in members
+        }
+        return SweepStatus(runs, ["the queue answers"])
+
+    def cancel(self, sweeps, console):
+        jobs = [job for sweep in sweeps for job in (sweep / QUEUE).iterdir() if job.suffix != ".log"]
+        for job in jobs:
+            job.unlink()
+        console.print(f"{len(jobs)} job(s) cancelled")
+
+    def logs(self, sweep, run):
+        return sorted((sweep / QUEUE).glob(f"{run}.log"))
+
+    def _job(self, folder):
+        return folder.path.parent / QUEUE / folder.path.name
+
+
+def work(folder):
+    """The daemon's part: train one run of the queue, in processes that this one supervises."""
+    job = OnQueue()._job(folder)
+    job.rename(job.with_suffix(".log")).write_text("the daemon has begun\\n")
+    run = folder.config("filequeue")
+    return carry_out(
+        folder,
+        run,
+        device_type="cpu",
+        skip=lambda state, _: "" if state.to_run else state.label,
+        train=lambda training: supervise(training, watcher=Silent()),
+        job="daemon",
+    )
+
+
+class Silent:
+    def event(self, event):
+        pass
+'''
+YAML = """_target_: filequeue.QueueOptions
+name: queue
+timeout_s: null
+collective_timeout_s: 300.0
+oversubscribe: false
+checkpoint: auto
+checkpoint_every_s: 300.0
+priority: 3
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A user's folder with the two files, and nothing else."""
+    (tmp_path / "conf" / "launcher").mkdir(parents=True)
+    (tmp_path / "conf" / "launcher" / "queue.yaml").write_text(YAML)
+    (tmp_path / "filequeue.py").write_text(CODE)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    sys.modules.pop("filequeue", None)
+    _component_class.cache_clear()
+
+
+PLUGIN = ("--plugin", "filequeue.py")
+RUNS = (*PLUGIN, "--conf", "conf", *TINY, "launcher=queue", "results=results", "epochs=1,2", "measure.parity=false")
+
+
+def printed(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
+    assert cli.main(arguments) == code
+    return " ".join(capsys.readouterr().out.split())
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert cli.main(arguments) == 2
+    return capsys.readouterr().err
+
+
+def test_its_runs_are_planned_queued_listed_and_cancelled(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "2 job(s) of priority 3" in printed(capsys, "plan", *RUNS)
+    assert find_runs(own / "results") == [], "plan writes nothing"
+    assert "2 job(s) queued" in printed(capsys, "submit", *RUNS)
+    status = printed(capsys, "status", *PLUGIN, "results")
+    assert status.startswith("2 queued the queue answers")
+    assert "in the queue of files" in status
+    assert printed(capsys, "status", "results").startswith("2 missing"), "nobody else's code is run without --plugin"
+    assert "2 job(s) cancelled" in printed(capsys, "cancel", *PLUGIN, "results")
+    assert printed(capsys, "status", *PLUGIN, "results").startswith("2 missing")
+
+
+def test_its_options_are_checked_and_identify_no_run(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "launcher.priority=10 is not valid" in refused(capsys, "plan", *RUNS, "launcher.priority=10")
+    assert "this queue has one: choose nodes=1" in printed(
+        capsys, "plan", *RUNS, "strategy=ddp", "devices=2", "nodes=2", code=2
+    )
+    assert "launcher=queue queues jobs, and `run` runs here" in refused(
+        capsys, "run", *[word for word in RUNS if not word.startswith("epochs")]
+    )
+    without = [word for word in RUNS if word not in PLUGIN]
+    assert "--plugin PACKAGE adds a package" in refused(capsys, "plan", *without)
+    printed(capsys, "submit", *RUNS)
+    names = {run.path.name for run in find_runs(own / "results")}
+    local = [word for word in without if not word.startswith("launcher=")]
+    assert names <= set(printed(capsys, "plan", *local).split()), "the same runs by another launcher"
+
+
+@pytest.mark.slow
+def test_its_daemon_trains_a_run_by_the_shared_life_cycle(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    printed(capsys, "submit", *RUNS)
+    first, _ = find_runs(own / "results")
+    folder = RunFolder(first.path.absolute())
+    outcome = sys.modules["filequeue"].work(folder)
+    assert outcome.outcome == "ok", outcome
+    assert folder.state().label == "ok"
+    assert printed(capsys, "status", *PLUGIN, "results").startswith("1 ok, 1 queued")
+    assert "the daemon has begun" in printed(capsys, "logs", *PLUGIN, str(first.path))

@@ -1,0 +1,112 @@
+"""The shape of the source: no import circles, no name twice, short files and functions, few positional parameters."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.test_imports import SOURCES, imported
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+ROOT = Path(__file__).resolve().parents[1]
+FILE_LINES = 300
+FUNCTION_LINES = 40
+POSITIONAL_PARAMETERS = 4
+DOCUMENT_COLUMNS = 120
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@cache
+def tree(module: str) -> ast.Module:
+    return ast.parse(SOURCES[module].read_text())
+
+
+def functions(module: str) -> Iterator[tuple[str, Function, bool]]:
+    """Where each function is, the function, and whether its first parameter is the instance or the class."""
+    methods = {
+        each
+        for cls in ast.walk(tree(module))
+        if isinstance(cls, ast.ClassDef)
+        for each in cls.body
+        if isinstance(each, Function) and not any(ast.unparse(d) == "staticmethod" for d in each.decorator_list)
+    }
+    for node in ast.walk(tree(module)):
+        if isinstance(node, Function):
+            yield f"{SOURCES[module].relative_to(ROOT)}:{node.lineno} {node.name}", node, node in methods
+
+
+def occurring_twice(places: Iterable[tuple[str, str]]) -> list[str]:
+    """Each name that stands in several modules, with these modules."""
+    found = defaultdict(list)
+    for name, module in places:
+        found[name].append(module)
+    return [f"{name}: {', '.join(modules)}" for name, modules in found.items() if len(modules) > 1]
+
+
+def needed(module: str) -> set[str]:
+    """Modules that a module takes something from; a package counts for what is defined in it, not for its modules."""
+    names = imported(SOURCES[module]) & SOURCES.keys() - {module}
+    return {name for name in names if not any(other.startswith(f"{name}.") for other in names)}
+
+
+def test_no_imports_go_in_a_circle_not_even_those_for_type_checkers() -> None:
+    graph = {module: needed(module) for module in SOURCES}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(f"imports go in a circle: {' → '.join(reversed(error.args[1]))}")
+
+
+def test_no_file_name_occurs_twice() -> None:
+    paths = ((path.name, module) for module, path in SOURCES.items())
+    twice = occurring_twice((name, module) for name, module in paths if not name.startswith("__"))
+    assert not twice, "\n".join(twice)
+
+
+def test_no_class_name_occurs_twice() -> None:
+    nodes = ((node, module) for module in SOURCES for node in ast.walk(tree(module)))
+    twice = occurring_twice((node.name, module) for node, module in nodes if isinstance(node, ast.ClassDef))
+    assert not twice, "\n".join(twice)
+
+
+@pytest.mark.parametrize("module", SOURCES)
+def test_files_and_functions_are_short(module: str) -> None:
+    lines = SOURCES[module].read_text().count("\n")
+    assert lines <= FILE_LINES, f"{SOURCES[module].relative_to(ROOT)} has {lines} lines"
+    for place, function, _ in functions(module):
+        assert function.end_lineno is not None
+        length = function.end_lineno - function.lineno + 1
+        assert length <= FUNCTION_LINES, f"{place} has {length} lines"
+
+
+@pytest.mark.parametrize("module", SOURCES)
+def test_functions_have_few_positional_parameters(module: str) -> None:
+    for place, function, is_method in functions(module):
+        count = len(function.args.posonlyargs) + len(function.args.args) - is_method
+        assert count <= POSITIONAL_PARAMETERS, f"{place} has {count} positional parameters: make some keyword-only"
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda page: page.name)
+def test_lines_of_the_documentation_fit_a_screen(page: Path) -> None:
+    in_code, long = False, []
+    for number, line in enumerate(page.read_text().splitlines(), start=1):
+        if line.lstrip().startswith("```"):
+            in_code = not in_code
+        elif not in_code and not line.lstrip().startswith("|") and len(line) > DOCUMENT_COLUMNS:
+            long.append(f"{page.relative_to(ROOT)}:{number} has {len(line)} columns")
+    assert not long, "\n".join(long)
+
+
+def test_the_checks_find_what_they_look_for() -> None:
+    assert occurring_twice([("a.py", "one.a"), ("b.py", "one.b"), ("a.py", "two.a")]) == ["a.py: one.a, two.a"]
+    with pytest.raises(CycleError):
+        TopologicalSorter({"a": {"b"}, "b": {"a"}}).prepare()

@@ -1,0 +1,65 @@
+"""Two versions: of what a configuration means, in run ids; of the tables, in results. A new column reruns nothing."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pyarrow.parquet as pq
+import pytest
+
+from analysis import load, published
+from launch.states import glance
+from parallelbench.spec import identity
+from parallelbench.spec.identity import run_id
+from parallelbench.store import folder as folder_module
+from parallelbench.store import records
+from tests.analysis import factory
+from tests.helpers import TINY, configured
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+OF_A_RELEASE = {
+    TINY: "7e66367e5ba839dd36f81dbf18df6c85b08aed4e471a7d4860a5fa317a7d7bed",
+    (*TINY, "strategy=ddp", "devices=2"): "38fa8e77915de68c5ddc1149b04ef47d75f5faf50d4d9d599d991e209918e85c",
+    (*TINY, "strategy=pipeline", "devices=2", "model=mlp", "loader=dataloader"): (
+        "d33e923fedfdfe139c85745b560edc5960542d9489fea784b1da46b9e7732801"
+    ),
+    ("data=digits", "model=vit_tiny", "strategy=fsdp", "devices=4", "precision=bf16", "repeat=3"): (
+        "2e171b94d12c6e6cc653d29dc28b657d35b5ee76eb7ab285a6cd11927092a828"
+    ),
+    (*TINY, "launcher=slurm"): "7e66367e5ba839dd36f81dbf18df6c85b08aed4e471a7d4860a5fa317a7d7bed",
+    (*TINY, "launcher.oversubscribe=true", "optimizer=sgd", "optimizer.lr=0.1"): (
+        "c1edec97e7587aa1ce44f6b92f98e3b7c0a454fd7b163f536db773e5bb7e7a6c"
+    ),
+    (*TINY, "launcher.pack=true"): "5d4ae9d216987fc1842cc29e6dfd70beadabd4db596e85bae2d5082ac2274030",
+    (*TINY, "launcher=inline"): "b15066beb2b95d2256a967bd041070280889e7e63a383f34672da5cdc3d00153",
+}
+"""Overrides → the run id that the release before gave them, when both versions were one."""
+
+
+@pytest.mark.parametrize("overrides", OF_A_RELEASE, ids=lambda overrides: " ".join(overrides[-2:]))
+def test_run_ids_are_those_of_the_release_before(overrides: tuple[str, ...]) -> None:
+    assert run_id(configured(*overrides)) == OF_A_RELEASE[overrides]
+
+
+def test_another_meaning_of_configurations_is_another_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(identity, "CONFIGURATION_VERSION", identity.CONFIGURATION_VERSION + 1)
+    assert run_id(configured(*TINY)) != OF_A_RELEASE[TINY]
+
+
+def test_a_new_version_of_the_tables_reruns_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = factory.config(tmp_path)
+    before = factory.published(run)
+    known, state, version = run_id(run), glance(before), records.TABLES_VERSION
+    for module in (records, folder_module, published):
+        monkeypatch.setattr(module, "TABLES_VERSION", version + 1)
+    assert (run_id(run), glance(before)) == (known, state)
+    after = factory.published(factory.config(tmp_path, repeat=1))
+    assert json.loads((after.result / "manifest.json").read_bytes())["schema_version"] == version + 1
+    metadata = pq.read_schema(after.result / "run.parquet").metadata
+    assert metadata[b"schema_version"] == str(version + 1).encode()
+    runs = load(tmp_path)
+    assert runs.run["state"].to_list() == ["done", "done"]
+    assert runs.notes == (f"1 run of tables version {version} (this program: {version + 1}): the same columns",)
