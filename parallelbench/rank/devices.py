@@ -150,7 +150,7 @@ def visible_gpus() -> tuple[Gpu, ...]:
         return ()
     try:
         count = pynvml.nvmlDeviceGetCount()
-        found = [_gpu(pynvml, index) for index in range(count)]
+        gpus = [_gpu(pynvml, index) for index in range(count)]
     finally:
         pynvml.nvmlShutdown()
     return select_visible(tuple(gpus), os.environ.get("CUDA_VISIBLE_DEVICES"))
