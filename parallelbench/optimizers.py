@@ -30,10 +30,20 @@ class FirstOrder(Optimizer, frozen=True, kw_only=True):
     weight_decay: NonNegative
     """L2 penalty (decoupled in AdamW)."""
     implementation: Literal["auto", "for_loop", "foreach", "fused"]
-    """How torch executes the update; auto: fused on CUDA, torch's own default on CPU."""
+    """How torch executes the update; auto: fused on CUDA (foreach where torch has no fused update of DTensors),
+    torch's own default on CPU."""
+
+    fuses_dtensors: ClassVar[bool] = False
+    """Whether torch's fused update takes DTensors, which sharded strategies hold."""
 
     def check(self, run: RunConfig, device_type: str) -> None:
-        """Raise `ConfigError` where the update would synchronise host and device in every step."""
+        """Refuse updates that torch lacks, and those that would synchronise host and device in every step."""
+        if self.implementation == "fused" and not self._can_fuse(run):
+            raise ConfigError(
+                f"optimizer.implementation=fused with optimizer={self.name} and strategy={run.strategy.name} is "
+                "refused: torch has no fused update of this optimizer for sharded parameters (DTensors): choose "
+                "optimizer.implementation=auto"
+            )
         if device_type == "cuda" and run.precision == "fp16" and self.implementation in ("for_loop", "foreach"):
             raise ConfigError(
                 f"optimizer.implementation={self.implementation} with precision=fp16 makes the host wait for the GPU "
@@ -45,7 +55,7 @@ class FirstOrder(Optimizer, frozen=True, kw_only=True):
         import torch
 
         how = {
-            "auto": {"fused": True} if device_type == "cuda" else {},
+            "auto": {"fused" if self._can_fuse(run) else "foreach": True} if device_type == "cuda" else {},
             "for_loop": {"foreach": False, "fused": False},
             "foreach": {"foreach": True},
             "fused": {"fused": True},
@@ -53,6 +63,9 @@ class FirstOrder(Optimizer, frozen=True, kw_only=True):
         arguments = {"lr": self.scaled_lr(run), "weight_decay": self.weight_decay, **how, **self.options()}
         optimizer: torch.optim.Optimizer = getattr(torch.optim, self.torch_name)(parameters, **arguments)
         return optimizer
+
+    def _can_fuse(self, run: RunConfig) -> bool:
+        return self.fuses_dtensors or not run.strategy.shards_tensors
 
     @abstractmethod
     def options(self) -> dict[str, Any]:
@@ -80,6 +93,7 @@ class Sgd(FirstOrder, frozen=True, kw_only=True):
 class Adam(FirstOrder, frozen=True, kw_only=True):
     """Adam (Kingma and Ba 2015, arXiv 1412.6980)."""
 
+    fuses_dtensors: ClassVar[bool] = True
     torch_name: ClassVar[str] = "Adam"
 
     beta1: Fraction

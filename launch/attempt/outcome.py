@@ -22,8 +22,12 @@ if TYPE_CHECKING:
     from parallelbench.store.attempt import Attempt, OutcomeName
     from parallelbench.store.folder import RunFolder
 
-_NCCL_WAITED = re.compile(rb"\[rank(\d+)\][^\n]*Watchdog caught collective operation timeout")
-"""What NCCL prints before it aborts a process that waited too long; the process itself can leave no record."""
+_NCCL_WAITED = re.compile(
+    rb"\[rank(\d+)\][^\n]*"
+    rb"(?:Watchdog caught collective operation timeout|Aborting process on rank \d+ due to timeout)"
+)
+"""What torch's two NCCL backends print before they abort a process that waited too long, and that can leave no record.
+The newer backend names the rank within the group after "on rank"; the prefix names the rank of the run."""
 _NEVER_MET = {
     b"EADDRINUSE": "another program took the port of the nodes' rendezvous (address already in use)",
     b"RendezvousTimeoutError": "not all nodes arrived",

@@ -14,6 +14,7 @@ import psutil
 from launch.launcher import all_launchers
 from launch.sweep import one_run
 from launch.sweep.compose import group_choices
+from parallelbench.rank.cuda_driver import driver_problem
 from parallelbench.rank.devices import cpu_name, this_machine
 from parallelbench.spec.launchers import prepare_line
 
@@ -66,13 +67,16 @@ def _memory() -> str:
 def _gpus(machine: Machine) -> Iterator[tuple[str, str]]:
     for index, gpu in enumerate(machine.gpus):
         memory = "memory unknown" if gpu.memory_bytes is None else f"{gpu.memory_bytes / 2**30:.0f} GiB"
-        yield f"GPU {index}", f"{gpu.name}, {memory}, {gpu.uuid}"
+        state = f"can't be used: {gpu.failure}" if gpu.failure else f"{gpu.name}, {memory}, {gpu.uuid}"
+        yield f"GPU {index}", state
     if not machine.gpus:
         yield (
             "GPUs",
             "none visible: runs use processor cores as devices; on a GPU machine check the driver with nvidia-smi",
         )
-    elif topology := _output(["nvidia-smi", "topo", "-m"]):
+    elif problem := driver_problem():
+        yield "driver", problem
+    if machine.gpus and (topology := _output(["nvidia-smi", "topo", "-m"])):
         yield "topology", topology
 
 

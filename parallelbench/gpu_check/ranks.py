@@ -46,7 +46,7 @@ def main(arguments: list[str]) -> int:
             result.difference, result.tolerance = _parity(run, world)
             _write(result_file, result, world)
         set_precision(run.precision)
-        if device_type == "cuda" and not isinstance(run.optimizer, Lbfgs):
+        if device_type == "cuda" and not waits_by_design(run):
             replica = run.strategy.prepare(build_model(run), run, world)
             loader = loader_of(run, world, replica.data_shard)
             train_watched(replica, loader, run=run, world=world, set_mode=torch.cuda.set_sync_debug_mode)
@@ -61,6 +61,11 @@ def main(arguments: list[str]) -> int:
     world.barrier()
     world.leave()
     return 0
+
+
+def waits_by_design(run: RunConfig) -> str:
+    """Why the host waits for the device in every step of this run; empty: it must not."""
+    return "L-BFGS reads each loss" if isinstance(run.optimizer, Lbfgs) else run.strategy.waits_in_steps
 
 
 def _parity(run: RunConfig, world: World) -> tuple[float, float]:

@@ -14,7 +14,7 @@ import msgspec
 
 from parallelbench.errors import ConfigError
 from parallelbench.gpu_check.check_result import FailedError, SkippedError, at_most
-from parallelbench.gpu_check.ranks import Result
+from parallelbench.gpu_check.ranks import Result, waits_by_design
 from parallelbench.gpu_check.small_runs import BATCH_SIZE, names_of, run_of
 from parallelbench.spec.check import check_run
 from parallelbench.spec.identity import canonical_json
@@ -76,12 +76,15 @@ def judge(run: RunConfig, device_type: str, result: Result, error: str | None) -
         texts.append(at_most("largest difference from one device", result.difference, result.tolerance))
     elif error is None:
         error = "rank 0 has left no result of the parity check"
+    reason = waits_by_design(run)
+    if error is None and device_type == "cuda" and not (result.watched or reason):
+        error = "rank 0 has left no word of an epoch in which waits were looked for"
     if error is not None:
         raise FailedError(", ".join([*texts, error]))
     if result.watched:
         texts.append(f"{run.steps_per_epoch} steps without a wait")
     elif device_type == "cuda":
-        texts.append("waits not looked for: L-BFGS reads each loss")
+        texts.append(f"waits by design, so none was looked for: {reason}")
     return ", ".join(texts)
 
 

@@ -84,7 +84,7 @@ class StreamedLoader(BatchLoader):
     ) -> Iterator[tuple[Tensor | None, Tensor | None]]:
         """The samples of each step, fetched by a thread that ends with this iterator, however that ends."""
         waiting = iter(steps)
-        pool = ThreadPoolExecutor(1, thread_name_prefix="loader")
+        pool = ThreadPoolExecutor(1, thread_name_prefix="loader", initializer=self._enter_device)
         try:
             begun: deque[Future[_Fetched]] = deque(
                 pool.submit(self._fetch, rows, images, labels) for rows in islice(waiting, self._prefetch)
@@ -95,6 +95,11 @@ class StreamedLoader(BatchLoader):
                 yield self._received(fetched)
         finally:
             pool.shutdown(cancel_futures=True)
+
+    def _enter_device(self) -> None:
+        """In the thread: choose this rank's device, since a new thread's first CUDA call opens a context on GPU 0."""
+        if self._copies is not None:
+            torch.cuda.set_device(self._device)
 
     def _fetch(self, rows: Rows, images: NDArray[np.uint8], labels: NDArray[np.int64]) -> _Fetched:
         """In the thread: gather the rows, and begin to copy them to the device."""

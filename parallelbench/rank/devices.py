@@ -8,8 +8,13 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from parallelbench.errors import ConfigError
+from parallelbench.rank.cuda_driver import driver_problem
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _TOPOLOGY = Path("/sys/devices/system/cpu")
 
@@ -22,6 +27,10 @@ class Gpu:
     uuid: str
     memory_bytes: int | None
     """None: the driver does not say."""
+    failure: str | None = None
+    """Why the driver can't read it, e.g. since it is lost; None: it can."""
+    other_processes: int = 0
+    """Processes that compute on it at this moment."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +42,8 @@ class Machine:
     physical_cores: int
     """Number of physical cores that they belong to."""
     gpus: tuple[Gpu, ...]
+    node_cores: int = 0
+    """Logical cores of the whole machine, those of other jobs included; 0: not known."""
 
     def device_type(self, device: str) -> str:
         """Resolve `auto`; raises `ConfigError` for CUDA where there is none."""
@@ -50,11 +61,20 @@ class Machine:
             caveats.append(
                 f"{needed} cores were used, but there are only {self.physical_cores} physical ones: devices shared them"
             )
-        if (others := others_running()) + needed > len(self.cores) and needed <= len(self.cores):
+        # The system counts the load of the whole machine: on a shared node, other jobs' cores are part of it.
+        cores = max(self.node_cores, len(self.cores))
+        if (others := others_running()) + needed > cores and needed <= len(self.cores):
             caveats.append(
-                f"{others} other process(es) kept the machine's {len(self.cores)} core(s) busy when this run started: "
-                "they may have slowed it down"
+                f"{others} other process(es) kept the machine's {cores} core(s) busy when this run started: they may have "
+                "slowed it down"
             )
+        if device_type == "cuda":
+            caveats += [
+                f"{gpu.other_processes} other process(es) used GPU {index} ({gpu.name}) when this run started: they may "
+                "have slowed it down"
+                for index, gpu in enumerate(self.gpus[:devices])
+                if gpu.other_processes
+            ]
         return caveats
 
     def suffices(self, *, devices: int, device_type: str, cores_per_device: int) -> bool:
@@ -64,7 +84,11 @@ class Machine:
         return devices * cores_per_device <= len(self.cores)
 
     def require(self, *, devices: int, device_type: str, cores_per_device: int, oversubscribe: bool) -> bool:
-        """Refuse more devices than there are; returns whether cores are oversubscribed (only with `oversubscribe`)."""
+        """Refuse more devices than there are, and GPUs that can't be used; returns whether cores are oversubscribed
+        (allowed only when asked).
+        """
+        if device_type == "cuda":
+            _require_usable(self.gpus[:devices])
         if self.suffices(devices=devices, device_type=device_type, cores_per_device=cores_per_device):
             return False
         if device_type == "cuda":
@@ -82,12 +106,25 @@ class Machine:
         )
 
 
+def _require_usable(gpus: Sequence[Gpu]) -> None:
+    """Refuse a driver that is too old for torch, and a GPU that fell off the bus; GPUs of other jobs may."""
+    if gpus and (problem := driver_problem()):
+        raise ConfigError(problem)
+    for index, gpu in enumerate(gpus):
+        if gpu.failure is not None:
+            raise ConfigError(
+                f"GPU {index} can't be used ({gpu.failure}): hide it with CUDA_VISIBLE_DEVICES, or ask for another node"
+            )
+
+
 def this_machine() -> Machine:
     """Look at this machine."""
     allowed = sorted(os.sched_getaffinity(0))
     siblings = [_siblings(core) for core in allowed]
     order = sorted(allowed, key=lambda core: (sorted(_siblings(core)).index(core), core))
-    return Machine(cores=tuple(order), physical_cores=len(set(siblings)), gpus=visible_gpus())
+    return Machine(
+        cores=tuple(order), physical_cores=len(set(siblings)), gpus=visible_gpus(), node_cores=os.cpu_count() or 0
+    )
 
 
 def _siblings(core: int) -> frozenset[int]:
@@ -113,19 +150,25 @@ def visible_gpus() -> tuple[Gpu, ...]:
         return ()
     try:
         count = pynvml.nvmlDeviceGetCount()
-        gpus = [_gpu(pynvml, pynvml.nvmlDeviceGetHandleByIndex(index)) for index in range(count)]
+        gpus = [_gpu(pynvml, index) for index in range(count)]
     finally:
         pynvml.nvmlShutdown()
     return select_visible(tuple(gpus), os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
-def _gpu(pynvml: object, handle: object) -> Gpu:
-    name = pynvml.nvmlDeviceGetName(handle)  # type: ignore[attr-defined]
-    uuid = pynvml.nvmlDeviceGetUUID(handle)  # type: ignore[attr-defined]
-    memory = None
-    with suppress(pynvml.NVMLError):  # type: ignore[attr-defined]
-        memory = pynvml.nvmlDeviceGetMemoryInfo(handle).total  # type: ignore[attr-defined]
-    return Gpu(name=name, uuid=uuid, memory_bytes=memory)
+def _gpu(pynvml: Any, index: int) -> Gpu:
+    """One GPU. One that can't be read keeps its place: CUDA counts it, and it may be another job's."""
+    try:
+        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+        name, uuid = pynvml.nvmlDeviceGetName(handle), pynvml.nvmlDeviceGetUUID(handle)
+    except pynvml.NVMLError as error:
+        return Gpu(name="unreadable GPU", uuid="", memory_bytes=None, failure=str(error))
+    memory, processes = None, 0
+    with suppress(pynvml.NVMLError):
+        memory = pynvml.nvmlDeviceGetMemoryInfo(handle).total
+    with suppress(pynvml.NVMLError):
+        processes = len(pynvml.nvmlDeviceGetComputeRunningProcesses_v3(handle))
+    return Gpu(name=name, uuid=uuid, memory_bytes=memory, other_processes=processes)
 
 
 def select_visible(gpus: tuple[Gpu, ...], visible: str | None) -> tuple[Gpu, ...]:

@@ -90,6 +90,10 @@ class StateShards(NamedTuple):
 class Strategy(Component, frozen=True, kw_only=True):
     """A strategy's options. Importing the file loads no torch; `prepare` does."""
 
+    shards_tensors: ClassVar[bool] = False
+    """Whether parameters are torch's DTensors, for which torch lacks some fused optimizers."""
+    waits_in_steps: ClassVar[str] = ""
+    """Why a step on a GPU makes the host wait by design; empty: no step does."""
     evaluates_repeatedly: ClassVar[bool] = False
     """Whether a step can take several gradients, as `optimizer=lbfgs` needs."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from parallelbench.spec.structure import Count  # noqa: TC001 - msgspec reads the annotations
 from parallelbench.strategies.parts.meshes import Mesh, check_tensor_plan
@@ -18,6 +18,8 @@ class DpPpTp(PipelineStrategy, frozen=True, kw_only=True):
     Neighbouring ranks share linear layers, these groups form pipelines, and pipelines have copies where there are
     devices left.
     """
+
+    shards_tensors: ClassVar[bool] = True
 
     stages: Count
     """Devices that a pipeline is long."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from parallelbench.loaders.batch import Shard
 from parallelbench.spec.config import Strategy
@@ -24,6 +24,8 @@ class DpTp(Strategy, frozen=True, kw_only=True):
     Shoeybi et al. 2019 (arXiv 1909.08053) for the tensor dimension, Zhao et al. 2023 (arXiv 2304.11277) for the data
     dimension. DDP would train as well, but loses the tensor-sharded parameters from `state_dict`.
     """
+
+    shards_tensors: ClassVar[bool] = True
 
     tensor: Count
     """Devices that share each linear layer; the data dimension is the number of devices ÷ this."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from msgspec import Meta
 
@@ -40,6 +40,8 @@ class ParameterServer(Strategy, frozen=True, kw_only=True):
     BatchNorm's running statistics belong to no server: worker 0's are evaluated. Gradients are used as they are: the
     suite has no gradient clipping, so a push is never clipped, neither by its worker nor by a server.
     """
+
+    waits_in_steps: ClassVar[str] = "gradients and parameters travel through host memory"
 
     mode: Literal["sync", "async"]
     """sync: all workers' gradients make one update. async: each push makes one, on arrival."""

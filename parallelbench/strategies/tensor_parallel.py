@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from parallelbench.loaders.batch import Shard
 from parallelbench.spec.config import Strategy
@@ -23,6 +23,8 @@ class TensorParallel(Strategy, frozen=True, kw_only=True):
     All ranks compute on the whole batch; one sum per pair and direction makes the values whole again. Every rank
     computes the other layers (convolutions, norms) itself.
     """
+
+    shards_tensors: ClassVar[bool] = True
 
     def data_parallel_degree(self, run: RunConfig) -> int:
         """One: every rank reads the whole batch."""

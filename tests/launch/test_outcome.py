@@ -114,13 +114,23 @@ def test_when_all_wait_for_each_other_nobody_is_named(attempt: Attempt) -> None:
     assert judge(attempt, 3, 1) == ("error", "rank 0: waited for another rank")
 
 
-def test_ranks_that_nccl_aborts_have_waited(attempt: Attempt) -> None:
-    """As torch 2.15 words it; the process dies of SIGABRT without a record of its own."""
-    attempt.log.write_text(
+NCCL_LOGS = {
+    "ProcessGroupNCCL": (
         "[rank2]:[E1121 02:05:10.000000000 ProcessGroupNCCL.cpp:700] [Rank 2] Watchdog caught collective operation "
         "timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE, Timeout(ms)=5000) ran for 5012 milliseconds before timing out.\n"
-        + TORCHRUN.format(code=-6, rank=2)
-    )
+    ),
+    "ProcessGroupNCCL2": (
+        "[rank2]:[E1121 02:05:10.000000000 ProcessGroupNCCL.cpp:512] [TC][rank=1][name=mesh_data] Aborting process on "
+        "rank 1 due to timeout\n"
+    ),
+}
+"""Backend → what it prints before it aborts rank 2, which is rank 1 of its group."""
+
+
+@pytest.mark.parametrize("backend", NCCL_LOGS)
+def test_ranks_that_nccl_aborts_have_waited(attempt: Attempt, backend: str) -> None:
+    """The process dies of SIGABRT without a word of its own."""
+    attempt.log.write_text(NCCL_LOGS[backend] + TORCHRUN.format(code=-6, rank=2))
     say(attempt, 0, "waited", "waited for another rank", 1.0)
     outcome, reason = judge(attempt, 3, 1)
     assert outcome == "timeout"

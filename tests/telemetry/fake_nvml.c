@@ -1,11 +1,12 @@
 /* A libnvidia-ml.so.1 that plays back the profile in the file $FAKE_NVML, for tests.
  *
- *   device GPU-a            a device begins; "device GPU-a mig" for one that MIG slices
+ *   device GPU-a            a device begins; "device GPU-a mig" for one that MIG slices, "device GPU-a lost" for one
+ *                           that fell off the bus: no call gets its handle
  *   energy 1000 1500 !15    what the first, second, … call returns; the last one repeats
  *   power ~40:250000        preceded by "~40:", the call takes 40 ms; "!15" fails with that error code
  *
  * Names: energy (mJ), instant and power (mW), utilization (%), memory (bytes), clock (MHz), temperature (C),
- * throttle (bits). What a device does not name is not supported. With -DOLD_DRIVER newer functions are absent.
+ * throttle (bits), processes (that compute on it). What a device does not name is not supported. With -DOLD_DRIVER newer functions are absent.
  */
 #include <stdint.h>
 #include <stdio.h>
@@ -13,11 +14,11 @@
 #include <string.h>
 #include <time.h>
 
-enum { SUCCESS, INVALID_ARGUMENT = 2, NOT_SUPPORTED, NOT_FOUND = 6, DRIVER_NOT_LOADED = 9, MAX_VALUES = 64 };
+enum { SUCCESS, INVALID_ARGUMENT = 2, NOT_SUPPORTED, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7, DRIVER_NOT_LOADED = 9, GPU_IS_LOST = 15, MAX_VALUES = 64 };
 
 typedef struct { int error, slow_ms; unsigned long long number; } Value;
 typedef struct { char name[16]; int count, next; Value values[MAX_VALUES]; } Row;
-typedef struct { char uuid[96]; int mig, rows; Row row[8]; } Device;
+typedef struct { char uuid[96]; int mig, lost, rows; Row row[9]; } Device;
 typedef struct { uint32_t field, scope; int64_t timestamp, latency; int type, result; union { double d; unsigned u; unsigned long long ull; } value; } FieldValue;
 typedef struct { unsigned long long total, free, used; } Memory;
 typedef struct { unsigned gpu, memory; } Utilization;
@@ -43,7 +44,9 @@ static void parse_line(char *line) {
     Device *device = &devices[count++];
     memset(device, 0, sizeof *device);
     strcpy(device->uuid, strtok(NULL, " \n"));
-    device->mig = strtok(NULL, " \n") != NULL;
+    word = strtok(NULL, " \n");
+    device->mig = word && !strcmp(word, "mig");
+    device->lost = word && !strcmp(word, "lost");
     return;
   }
   Device *device = &devices[count - 1];
@@ -87,10 +90,18 @@ int nvmlInitWithFlags(unsigned flags) {
 
 int nvmlShutdown(void) { return SUCCESS; }
 
+int nvmlSystemGetCudaDriverVersion_v2(int *version) {
+  const char *cuda = getenv("FAKE_CUDA");  /* 12080: CUDA 12.8 */
+  if (!cuda) return NOT_SUPPORTED;
+  *version = atoi(cuda);
+  return SUCCESS;
+}
+
 int nvmlDeviceGetCount_v2(unsigned *found) { *found = (unsigned)count; return SUCCESS; }
 
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, Device **device) {
   if (index >= (unsigned)count) return INVALID_ARGUMENT;
+  if (devices[index].lost) return GPU_IS_LOST;
   *device = &devices[index];
   return SUCCESS;
 }
@@ -110,6 +121,15 @@ int nvmlDeviceGetName(Device *device, char *name, unsigned length) {
   (void)device;
   snprintf(name, length, "Imaginary GPU");
   return SUCCESS;
+}
+
+int nvmlDeviceGetComputeRunningProcesses_v3(Device *device, unsigned *length, void *processes) {
+  unsigned running = 0;
+  int error = next_unsigned(device, "processes", &running);
+  (void)processes;
+  if (error == SUCCESS && running > *length) error = INSUFFICIENT_SIZE;  /* the caller asks again with more room */
+  *length = running;
+  return error;
 }
 
 int nvmlDeviceGetPowerUsage(Device *device, unsigned *mw) { return next_unsigned(device, "power", mw); }

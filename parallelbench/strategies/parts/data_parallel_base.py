@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from inspect import signature
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from msgspec import Meta
 
@@ -98,6 +98,8 @@ def keep_buffers_local(ddp: type[nn.Module]) -> dict[str, Any]:
 
 class ShardedStrategy(DataParallelStrategy, frozen=True, kw_only=True):
     """Every layer's parameters, gradients and optimizer state in shards, by torch's `fully_shard`."""
+
+    shards_tensors: ClassVar[bool] = True
 
     reshard_after_forward: bool
     """Free each layer's gathered parameters after its forward and gather them again for its backward (ZeRO stage 3):

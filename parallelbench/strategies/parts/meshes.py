@@ -103,8 +103,9 @@ def _set_run_timeout(group: dist.ProcessGroup) -> None:
 
     assert dist.group.WORLD is not None
     timeout = dist.group.WORLD._get_backend(torch.device("cpu")).options._timeout
-    for device in group._device_types:
-        group._get_backend(device)._set_default_timeout(timeout)
+    # Newer versions of torch have a public function; NCCL's newer backend has none of the private methods.
+    set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
+    set_timeout(timeout, group)
 
 
 @dataclass(frozen=True)

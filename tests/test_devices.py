@@ -1,0 +1,107 @@
+"""What a machine has to train on: GPUs that can't be read, GPUs that others use, load of a shared node."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from parallelbench.errors import ConfigError
+from parallelbench.rank import cuda_driver, devices
+from parallelbench.rank.devices import Gpu, Machine
+from tests.telemetry.playback import environment, library
+
+_LOOK = """
+import dataclasses, json
+from parallelbench.rank.devices import visible_gpus
+print(json.dumps([dataclasses.asdict(gpu) for gpu in visible_gpus()]))
+"""
+
+
+def gpus_of(tmp_path: Path, profile: str, **variables: str) -> list[Gpu]:
+    """What a process sees of these GPUs through NVML."""
+    path = tmp_path / "profile.txt"
+    path.write_text(profile)
+    looked = subprocess.run(
+        [sys.executable, "-c", _LOOK], env=environment(path, library()) | variables, capture_output=True, check=True
+    )
+    return [Gpu(**fields) for fields in json.loads(looked.stdout)]
+
+
+def machine(*gpus: Gpu, cores: int = 8, node_cores: int = 8) -> Machine:
+    return Machine(cores=tuple(range(cores)), physical_cores=cores, gpus=gpus, node_cores=node_cores)
+
+
+def caveats(on: Machine, device_type: str, devices: int) -> list[str]:
+    return on.caveats(devices=devices, device_type=device_type, cores_per_device=1)
+
+
+def test_a_lost_gpu_of_another_job_disturbs_nobody(tmp_path: Path) -> None:
+    profile = "device GPU-a\nmemory 1\ndevice GPU-b lost\ndevice GPU-c\nmemory 1\n"
+    found = gpus_of(tmp_path, profile)
+    assert [gpu.uuid for gpu in found] == ["GPU-a", "", "GPU-c"], "each keeps its place: CUDA counts the lost one, too"
+    assert [gpu.failure for gpu in found] == [None, "GPU is lost", None]
+    assert [gpu.uuid for gpu in gpus_of(tmp_path, profile, CUDA_VISIBLE_DEVICES="0,2")] == ["GPU-a", "GPU-c"]
+    assert not machine(*found).require(devices=1, device_type="cuda", cores_per_device=1, oversubscribe=False)
+
+
+def test_a_lost_gpu_of_the_run_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    found = gpus_of(tmp_path, "device GPU-a\ndevice GPU-b lost\n")
+    with pytest.raises(ConfigError, match=r"GPU 1 can't be used \(GPU is lost\): hide it with CUDA_VISIBLE_DEVICES"):
+        machine(*found).require(devices=2, device_type="cuda", cores_per_device=1, oversubscribe=False)
+
+
+def test_gpus_that_others_compute_on_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "others_running", lambda: 0)
+    found = gpus_of(tmp_path, "device GPU-a\nprocesses 0\ndevice GPU-b\nprocesses 3\n")
+    assert [gpu.other_processes for gpu in found] == [0, 3]
+    assert caveats(machine(*found), "cuda", 1) == []
+    assert caveats(machine(*found), "cuda", 2) == [
+        "3 other process(es) used GPU 1 (Imaginary GPU) when this run started: they may have slowed it down"
+    ]
+
+
+def test_on_a_shared_node_load_is_held_against_all_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "others_running", lambda: 20)
+    assert caveats(machine(cores=4, node_cores=64), "cpu", 4) == [], "others may run on the 60 cores that are not ours"
+    (caveat,) = caveats(machine(cores=4, node_cores=22), "cpu", 4)
+    assert caveat.startswith("20 other process(es) kept the machine's 22 core(s) busy")
+    assert caveats(machine(cores=4, node_cores=0), "cpu", 4), "where nobody knows of more cores, these are all"
+
+
+@pytest.mark.parametrize(
+    ("driver", "torch", "refused"),
+    [("12080", (13, 2), True), ("13000", (13, 2), False), ("14010", (13, 2), False), ("12080", None, False)],
+)
+def test_a_driver_too_old_for_torch_is_named_before_anything_starts(
+    tmp_path: Path, driver: str, torch: tuple[int, int] | None, refused: bool
+) -> None:
+    """Within a major version of CUDA older drivers run newer programs."""
+    profile = tmp_path / "profile.txt"
+    profile.write_text("device GPU-a\n")
+    code = f"from parallelbench.rank import cuda_driver as d; d.torch_cuda = lambda: {torch}; print(d.driver_problem())"
+    command = [sys.executable, "-c", code]
+    looked = subprocess.run(
+        command, env=environment(profile, library()) | {"FAKE_CUDA": driver}, capture_output=True, text=True, check=True
+    )
+    advice = "supports CUDA 12.8, and torch is built for CUDA 13.2"
+    assert (advice in looked.stdout) == refused
+    assert refused or looked.stdout == "None\n"
+
+
+def test_torchs_cuda_is_read_without_importing_it() -> None:
+    import torch
+
+    built_for = None if torch.version.cuda is None else tuple(map(int, torch.version.cuda.split(".")[:2]))
+    assert cuda_driver.torch_cuda() == built_for
+
+
+def test_a_run_on_gpus_is_refused_where_the_driver_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "driver_problem", lambda: "the driver supports CUDA 12.8")
+    gpu = Gpu(name="A100", uuid="GPU-a", memory_bytes=1)
+    with pytest.raises(ConfigError, match="the driver supports"):
+        machine(gpu).require(devices=1, device_type="cuda", cores_per_device=1, oversubscribe=False)
+    assert not machine(gpu).require(devices=1, device_type="cpu", cores_per_device=1, oversubscribe=False)
