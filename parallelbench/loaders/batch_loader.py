@@ -1,7 +1,7 @@
 """What all loaders share: which samples a rank takes, in which order, and how they are augmented.
 
-Loaders differ only in how samples get from their storage into a batch on the device. Importing this file loads no torch,
-so a loader's options and its `BatchLoader` may lie in one file, as in `resident.py`.
+Loaders differ only in how samples get from their storage into a batch on the device. Importing this file loads no
+torch, so a loader's options and its `BatchLoader` may lie in one file, as in `resident.py`.
 """
 
 from __future__ import annotations

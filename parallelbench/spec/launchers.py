@@ -182,7 +182,7 @@ def with_new_options(node: dict[str, Any]) -> dict[str, Any]:
     if isinstance(launcher, dict):
         filled["launcher"] = _launcher_defaults(str(launcher.get("name"))) | launcher
     if isinstance(site, dict):
-        filled["site"] = _shipped("site", "default") | site
+        filled["site"] = (shipped("site", "default") or {}) | site
     return filled
 
 
@@ -190,23 +190,24 @@ def _launcher_defaults(name: str) -> dict[str, Any]:
     """The shipped options of a launcher; of a plugin's launcher those that all launchers have."""
     names = {str(kind.__struct_config__.tag) for kind in (LocalLauncher, InlineLauncher, SlurmLauncher)}
     if name in names:
-        return _shipped("launcher", name)
+        return shipped("launcher", name) or {}
     shared = LauncherOptions.__struct_fields__
-    return {key: value for key, value in _shipped("launcher", "local").items() if key in shared}
+    return {key: value for key, value in (shipped("launcher", "local") or {}).items() if key in shared}
 
 
 @cache
-def _shipped(group: str, name: str) -> dict[str, Any]:
-    """The content of a file of conf/ that has no `defaults`."""
+def shipped(group: str, name: str) -> dict[str, Any] | None:
+    """The content of a file of conf/, as it stands there; None where there is none of this name."""
     import yaml
 
-    content: dict[str, Any] = yaml.safe_load((resources.files("conf") / group / f"{name}.yaml").read_text("utf-8"))
+    path = resources.files("conf") / group / f"{name}.yaml"
+    content: dict[str, Any] | None = yaml.safe_load(path.read_text("utf-8")) if path.is_file() else None
     return content
 
 
 def prepare_line(data: str, data_dir: Path, *options: str) -> str:
     """The command that prepares a data set in this folder; it names the folder unless it is the default."""
-    usual = _shipped("site", "default")["data_dir"]
+    usual = (shipped("site", "default") or {})["data_dir"]
     folder = data_dir.expanduser()
     where = [] if folder == expanded(usual) else [shlex.quote(f"site.data_dir={folder.absolute()}")]
     return " ".join(["parallelbench prepare", f"data={data}", *options, *where])
