@@ -11,7 +11,7 @@ import polars as pl
 
 from analysis.comparison.groups import definitions
 from analysis.comparison.policy import COMPARED, Blocker, Caveat, Issue, Remedies, is_below
-from analysis.comparison.remedy import remedies
+from analysis.comparison.remedy import OneRun, remedies
 from analysis.metrics import per_epoch, per_run
 from analysis.stats import ratio_of_pairs
 from parallelbench.store import environment_match
@@ -117,7 +117,7 @@ class Pairing:
         """The commands that compare the sides in spite of what differs, or measure both alike."""
         if not self.pairs or len(self.pairs[0].runs) != 2:
             return Remedies()
-        one, other = self.pairs[0].runs
+        one, other = (OneRun(run.runs, run.run_id) for run in self.pairs[0].runs)
         return remedies(one, other, [pair.repeat for pair in self.pairs])
 
     def caveats(self, *, of_times: bool = True, per_sample: bool = False) -> tuple[Issue, ...]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import polars as pl
 
-from analysis.comparison.groups import labels
+from analysis.comparison.groups import definitions, labels
 from analysis.comparison.policy import COMPARED, Remedies, is_below, plain, work_differences
 from parallelbench.spec.launchers import shipped
 from parallelbench.spec.mapping import COMPONENTS
@@ -16,7 +16,7 @@ from parallelbench.spec.mapping import COMPONENTS
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from analysis.comparison.pairing import ComparedRun
+    from analysis.comparison.policy import Work
     from analysis.reader import Runs
 
 _PLAIN = re.compile(r"(?!(?:null|true|false|inf|nan)\Z)[A-Za-z_]\w*", re.IGNORECASE | re.ASCII)
@@ -25,7 +25,19 @@ _NOT_SET = ("repeat", "results", "sweep_name", "launcher", "site")
 """Keys that a command which measures runs anew leaves out, or sets for all runs together."""
 
 
-def remedies(one: ComparedRun, other: ComparedRun, repeats: Iterable[int]) -> Remedies:
+class OneRun(NamedTuple):
+    """A run among others."""
+
+    runs: Runs
+    run_id: str
+
+    @property
+    def definition(self) -> Work:
+        """All that defines it, but for its repeat."""
+        return definitions(self.runs)[self.run_id]
+
+
+def remedies(one: OneRun, other: OneRun, repeats: Iterable[int]) -> Remedies:
     """The commands for the sides that these two runs belong to, with these repeats.
 
     There are none for two measurements of one configuration: those differ in their folders only.
@@ -35,7 +47,7 @@ def remedies(one: ComparedRun, other: ComparedRun, repeats: Iterable[int]) -> Re
     return Remedies(_compare(one, other), _submit(one, other, repeats=max(repeats, default=0) + 1))
 
 
-def _compare(one: ComparedRun, other: ComparedRun) -> tuple[str, ...]:
+def _compare(one: OneRun, other: OneRun) -> tuple[str, ...]:
     """`compare DIR --by …`; empty where no `--by` tells the two sides apart."""
     unlike = work_differences(one.definition, other.definition)
     if all(is_below(key, COMPARED) for key in unlike):
@@ -53,7 +65,7 @@ def _label(runs: Runs, run_id: str) -> str:
     return label
 
 
-def _submit(one: ComparedRun, other: ComparedRun, *, repeats: int) -> tuple[str, ...]:
+def _submit(one: OneRun, other: OneRun, *, repeats: int) -> tuple[str, ...]:
     """`submit …` of both configurations in one sweep; empty where one isn't made of the shipped files of conf/."""
     configs = [_config(run) for run in (one, other)]
     sides = [_overrides(config) for config in configs]
@@ -74,7 +86,7 @@ def _submit(one: ComparedRun, other: ComparedRun, *, repeats: int) -> tuple[str,
     )
 
 
-def _config(run: ComparedRun) -> dict[str, Any]:
+def _config(run: OneRun) -> dict[str, Any]:
     config: dict[str, Any] = json.loads(run.runs.run.filter(pl.col("run_id") == run.run_id)["config_json"].item())
     return config
 
