@@ -21,10 +21,10 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from parallelbench.loaders import resident_loader as loader_module
+from parallelbench.loaders import resident as loader_module
 from parallelbench.loaders.batch import Shard
 from parallelbench.loaders.batch_loader import generator
-from parallelbench.loaders.resident_loader import ResidentLoader
+from parallelbench.loaders.resident import ResidentLoader
 from parallelbench.probes import clock as clock_module
 from parallelbench.probes import environment
 from parallelbench.probes.memory_probe import MemoryProbe

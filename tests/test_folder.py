@@ -14,13 +14,19 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import yaml
 
+from analysis import load
 from parallelbench.errors import ConfigError, StorageError
 from parallelbench.spec.identity import run_id
+from parallelbench.spec.launchers import LocalLauncher, Site
 from parallelbench.store.attempt import ABSENCE_S, OUTCOMES, PUBLISHED, RETRYABLE, Attempt, Supervisor
 from parallelbench.store.folder import RunFolder, State, find_runs
-from tests.analysis.factory import Fake, begin, config, failed, published
+from tests.analysis.factory import Fake, begin, component, config, failed, published
 from tests.helpers import fill_disk
+
+UNIDENTIFYING = {"launcher": LocalLauncher.__struct_fields__, "site": Site.__struct_fields__}
+"""What is no part of a run's identity, and its options."""
 
 if TYPE_CHECKING:
     from multiprocessing.synchronize import Barrier
@@ -282,6 +288,23 @@ def test_a_configuration_with_a_foreign_target_is_refused(tmp_path: Path) -> Non
     path.write_text(path.read_text().replace("parallelbench.models.cnn.CnnSmall", "os.system"))
     with pytest.raises(ConfigError, match="refused"):
         folder.config()
+
+
+@pytest.mark.parametrize(
+    ("part", "key"), [(part, key) for part, names in UNIDENTIFYING.items() for key in names if key != "name"]
+)
+def test_an_option_that_an_older_release_did_not_have_is_the_shipped_one(part: str, key: str, tmp_path: Path) -> None:
+    run = config(tmp_path, site=component("site", "default"), launcher=component("launcher", "local"))
+    folder, attempt = begin(run, Fake())
+    attempt.write_config(run)
+    for path in (folder.path, attempt.path):
+        plain = yaml.safe_load((path / "config.yaml").read_text())
+        del plain[part][key]
+        (path / "config.yaml").write_text(yaml.safe_dump(plain))
+    assert folder.config() == attempt.config() == run
+    assert run_id(folder.config()) == run_id(run)
+    runs = load(tmp_path)
+    assert (runs.skipped, runs.run["state"].to_list()) == ((), ["running"])
 
 
 def test_long_reasons_and_odd_characters_fit_the_reserved_space(tmp_path: Path) -> None:

@@ -18,13 +18,20 @@ SOURCES = {
 FRONT_DOOR = "parallelbench.cli"
 """The program itself: nothing imports it, and it hands over to launch and analysis."""
 
-STRATEGIES = {
-    line.removeprefix("_target_: ").rpartition(".")[0]
-    for path in (ROOT / "conf" / "strategy").glob("*.yaml")
-    for line in path.read_text().splitlines()
-    if line.startswith("_target_: ")
-}
-"""The strategies' own files: what their YAML names."""
+
+def targets(group: str) -> set[str]:
+    """The modules that the YAML files of a folder of conf/ name."""
+    return {
+        line.removeprefix("_target_: ").rpartition(".")[0]
+        for path in (ROOT / "conf" / group).glob("*.yaml")
+        for line in path.read_text().splitlines()
+        if line.startswith("_target_: ")
+    }
+
+
+STRATEGIES = targets("strategy")
+"""The strategies' own files."""
+COMPONENTS = set.union(*map(targets, ("model", "data", "strategy", "optimizer", "loader")))
 
 TORCH_FREE = [
     "analysis",
@@ -49,6 +56,7 @@ TORCH_FREE = [
     "parallelbench.telemetry.nvml",
     "parallelbench.telemetry.sampler",
     "parallelbench.rank.worker",
+    *sorted(COMPONENTS),
     *(name for name in SOURCES if name.startswith("analysis.")),
 ]
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from parallelbench.loaders.batch import Shard
-from parallelbench.loaders.resident_loader import ResidentLoader
+from parallelbench.loaders.resident import ResidentLoader
 from parallelbench.rank.parity import as_checked, as_reference, check_parity
 from parallelbench.rank.session import build_model
 from parallelbench.rank.world import World

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -10,11 +11,13 @@ from analysis import text
 from analysis.comparison.exclusions import excluded
 from analysis.comparison.groups import labels
 from analysis.comparison.pairing import ComparedRun, Pairing, RepeatPair, compared_runs, paired
-from analysis.comparison.policy import BASELINE, Blocker, Issue
+from analysis.comparison.policy import BASELINE, Blocker, Issue, format_differences
 from analysis.comparison.speed import SpeedVerdict, of_speed
 from analysis.metrics import efficiency
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from analysis.reader import Runs
 
 Configuration = tuple[str, str]
@@ -42,19 +45,44 @@ def against_one_device(runs: Runs) -> dict[Configuration, Pairing]:
     return {key: paired(baselines[key[0]], runs_of) for key, runs_of in members.items() if key[0] in baselines}
 
 
+@dataclass(frozen=True)
+class Refused:
+    """Configurations of a group that are not compared with one device, for the same differences."""
+
+    group: str
+    configurations: tuple[str, ...]
+    issue: Issue
+    """Its commands are those of the first configuration."""
+
+
+def refusals(runs: Runs) -> list[Refused]:
+    """What is not compared with one device."""
+    blocked = {key: pairing.blockers() for key, pairing in against_one_device(runs).items()}
+    # A configuration is compared in all groups at once, so all that differs in any must be allowed to.
+    keys: dict[str, set[str]] = defaultdict(set)
+    for (_, configuration), issues in blocked.items():
+        keys[configuration].update(key for issue in issues for key in issue.differences)
+    members: dict[tuple[str, str], list[tuple[str, Issue]]] = defaultdict(list)
+    for (group, configuration), issues in blocked.items():
+        for issue in issues:
+            whole = replace(issue, elsewhere=tuple(sorted(keys[configuration] - issue.differences.keys())))
+            members[group, format_differences(issue.differences)].append((configuration, whole))
+    return [Refused(key[0], tuple(name for name, _ in found), found[0][1]) for key, found in members.items()]
+
+
 def refused(runs: Runs) -> list[str]:
-    """The configurations that are not compared with one device, with what differs and the remedy, in sentences."""
-    pairings = against_one_device(runs)
-    names: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for (group, configuration), pairing in pairings.items():
-        for issue in pairing.blockers():
-            names[group, str(issue)].append(configuration)
-    several = len({group for group, _ in pairings}) > 1
+    """What is not compared with one device, with what differs and the remedies, in sentences."""
+    several = len({group for group, _ in against_one_device(runs)}) > 1
     baseline = " × ".join(map(str, BASELINE))
     return [
-        f"{text.listed(members)}{f' ({group})' if several else ''} can't be compared with {baseline}: {why}."
-        for (group, why), members in names.items()
+        f"{text.listed(each.configurations)}{f' ({each.group})' if several else ''} can't be compared with {baseline}: "
+        f"{each.issue}{_likewise(each.configurations)}."
+        for each in refusals(runs)
     ]
+
+
+def _likewise(configurations: Sequence[str]) -> str:
+    return f" (for {configurations[0]}; likewise for the others)" if len(configurations) > 1 else ""
 
 
 @lru_cache(maxsize=8)
@@ -70,7 +98,7 @@ def unlike_groups(runs: Runs) -> dict[str, Issue]:
         first, *others = sorted(of_group, key=lambda run: not is_baseline(*_way(run)))
         pairing = Pairing(tuple(RepeatPair(run.repeat, (first, run)) for run in others))
         if pairing.unlike_environments:
-            issues[group] = Issue(Blocker.ENVIRONMENT, pairing.unlike_environments)
+            issues[group] = Issue(Blocker.ENVIRONMENT, pairing.unlike_environments, find_remedies=pairing.remedies)
     return issues
 
 

@@ -11,7 +11,8 @@ import msgspec
 import polars as pl
 
 from analysis.comparison.groups import definitions
-from analysis.comparison.policy import Blocker, Caveat, Issue, is_below
+from analysis.comparison.policy import Blocker, Caveat, Issue, Remedies, is_below
+from analysis.comparison.remedy import OneRun, remedies
 from analysis.metrics import per_epoch, per_run
 from analysis.stats import ratio_of_pairs
 from parallelbench.store import environment_match
@@ -115,8 +116,15 @@ class Pairing:
         if per_epoch and shortened:
             issues.append(Issue(Blocker.SAMPLES, _samples(shortened[0])))
         if of_times and self.unlike_environments:
-            issues.append(Issue(Blocker.ENVIRONMENT, self.unlike_environments))
+            issues.append(Issue(Blocker.ENVIRONMENT, self.unlike_environments, find_remedies=self.remedies))
         return tuple(issues)
+
+    def remedies(self) -> Remedies:
+        """The commands that compare the sides in spite of what differs, or measure both alike."""
+        if not self.pairs or len(self.pairs[0].runs) != 2:
+            return Remedies()
+        one, other = (OneRun(run.runs, run.run_id) for run in self.pairs[0].runs)
+        return remedies(one, other, [pair.repeat for pair in self.pairs])
 
     def caveats(self, *, of_times: bool = True, per_sample: bool = False) -> tuple[Issue, ...]:
         """What a reader must know about these runs. `per_sample`: ratios of times and energies are per sample."""

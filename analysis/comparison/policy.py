@@ -5,15 +5,16 @@ it.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+import shlex
+from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from parallelbench.errors import ConfigError
 from parallelbench.store import environment_match
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
 Work = dict[str, Any]
 """Dotted key → value: a configuration, or a part of it."""
@@ -41,8 +42,35 @@ DEVICE = ("device_type", "device_name")
 """Columns of the run table that belong to a run's work."""
 
 
+Command = tuple[str, ...]
+"""The words of a command line after `parallelbench`; empty where there is none."""
+
+
+class Remedies(NamedTuple):
+    """What makes a refused comparison possible."""
+
+    compare: Command = ()
+    """Compares the sides in spite of what differs."""
+    submit: Command = ()
+    """Measures both sides in one environment, elsewhere."""
+
+    def across(self, keys: Iterable[str]) -> Remedies:
+        """The same, where `compare` lets these keys differ."""
+        return self._replace(compare=(*self.compare, "--across", ",".join(keys))) if self.compare else self
+
+
+_SAME_SUBMIT = "the same `parallelbench submit` with another results=DIR"
+
+
 class UnlikeWork(ConfigError):  # noqa: N818
     """Runs that must not be compared; the message names what differs, and the remedy."""
+
+    def __init__(self, differences: Differences, *, remedies: Remedies, across: Iterable[str] = ()) -> None:
+        """`across` are the keys that the caller already allows to differ."""
+        keys = (*across, *differences)
+        self.remedies = remedies.across(keys)
+        """The commands that the message names."""
+        super().__init__(refusal(differences, self.remedies, keys))
 
 
 class Blocker(Enum):
@@ -76,6 +104,15 @@ class Issue:
     kind: Blocker | Caveat
     differences: Differences
     """What differs; for `UNREACHED` and `SAMPLES` one entry with both numbers."""
+    elsewhere: tuple[str, ...] = ()
+    """Keys that differ in other groups, which `compare` takes together with this one."""
+    find_remedies: Callable[[], Remedies] = field(default=Remedies, repr=False, compare=False)
+    """How the commands for these sides are found, without what may differ."""
+
+    @property
+    def remedies(self) -> Remedies:
+        """The commands that the words of a blocker name."""
+        return self.find_remedies().across({**self.differences, **dict.fromkeys(self.elsewhere)})
 
     def __str__(self) -> str:
         return _words(self)
@@ -86,7 +123,7 @@ def _words(issue: Issue) -> str:
     numbers = [f"{value:,}" for pair in issue.differences.values() for value in pair if isinstance(value, int)]
     match issue.kind:
         case Blocker.ENVIRONMENT:
-            return refusal(issue.differences)
+            return refusal(issue.differences, issue.remedies, issue.differences)
         case Blocker.SAMPLES:
             return f"epochs hold {' and '.join(numbers)} samples: compare samples per second"
         case Blocker.DATA:
@@ -108,17 +145,19 @@ def _words(issue: Issue) -> str:
             )
 
 
-def refusal(differences: Differences, *, command: str = "", across: Iterable[str] = ()) -> str:
-    """Why two sides are not compared, and the remedy.
-
-    `across` are the keys that the caller already allows to differ, `command` is the command that compares the sides.
-    """
+def refusal(differences: Differences, remedies: Remedies, keys: Iterable[str]) -> str:
+    """Why two sides are not compared, and the remedies: to measure anew, or to let `keys` differ."""
     anew = ""
     if any(map(environment_match.must_match, differences)):
-        anew = "measure both in one environment (the same `parallelbench submit` with another results=DIR), or "
-    names = ",".join([*across, *differences])
-    option = " ".join(filter(None, [command, "--across", names]))
+        command = f"`{command_line(remedies.submit)}`" if remedies.submit else _SAME_SUBMIT
+        anew = f"measure both in one environment ({command}), or "
+    option = f"`{command_line(remedies.compare)}`" if remedies.compare else f"--across {','.join(keys)}"
     return f"the sides differ in {format_differences(differences)}; {anew}compare across exactly that: {option}"
+
+
+def command_line(command: Command) -> str:
+    """A command as it is typed in a shell."""
+    return shlex.join(("parallelbench", *command))
 
 
 def format_differences(differences: Differences) -> str:

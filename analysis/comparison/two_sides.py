@@ -15,9 +15,9 @@ import polars as pl
 
 from analysis import text
 from analysis.comparison.exclusions import describe, excluded, format_exclusions
-from analysis.comparison.groups import works
+from analysis.comparison.groups import labels, works
 from analysis.comparison.pairing import environments_of
-from analysis.comparison.policy import UnlikeWork, plain, refusal
+from analysis.comparison.policy import COMPARED, Remedies, UnlikeWork, plain
 from analysis.comparison.sides import Matched, Side, match
 from analysis.comparison.speed import SpeedVerdict, of_time
 from analysis.stats import Ratio, ratio_of_pairs
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from analysis.comparison.pairing import RepeatPair
-    from analysis.comparison.policy import Differences
+    from analysis.comparison.policy import Command, Differences
     from analysis.comparison.sides import ComparedRow
     from analysis.reader import Runs
 
@@ -36,6 +36,8 @@ TIME = "steady_epoch_time_s"
 MEASURED = (TIME, "throughput_samples_per_s", "gpu_energy_per_sample_j", "peak_memory_sum_bytes")
 """The metrics of `per_run` that are compared."""
 OVERALL = "all configurations"
+CONFIGURATION = "configuration"
+"""The key of `by` whose values are the report's configurations."""
 
 
 @dataclass(frozen=True)
@@ -122,21 +124,22 @@ def shown_verdict(verdict: SpeedVerdict, time: Ratio | None) -> str:
     return f"{verdict}: n={time.n if time else 0}" if verdict is SpeedVerdict.TOO_FEW else verdict.value
 
 
-def compare(a: Runs, b: Runs, *, across: Sequence[str] = ()) -> Comparison:
+def compare(a: Runs, b: Runs, *, across: Sequence[str] = (), command: Command = ()) -> Comparison:
     """Compare the runs of `b` with those of `a`, configuration by configuration, repeat by repeat.
 
     Only runs count that the report counts. Raises `UnlikeWork` where work or environment of the sides differ in what
     must match, unless `across` names the keys (a component such as "strategy" with all its options); `ConfigError`
-    where there is nothing to compare.
+    where there is nothing to compare. `command` is what asked for this, if it wasn't `compare` of the two folders.
     """
     across = tuple(across)
+    command = command or ("compare", str(a.root), str(b.root))
     for runs in (a, b):
         _require_counted(runs)
     _require_known(across, a, b)
     one, other = Side(a, across), Side(b, across)
     matched = match(one, other)
     if not isinstance(matched, Matched):
-        raise _refusal(a, b, across, matched)
+        raise _refusal(a, b, across, matched, command=command)
     _require_two_measurements(matched.rows)
     rows = tuple(map(_compared, matched.rows))
     excluded_lines = [f"{name}: {line}" for name, runs in (("A", a), ("B", b)) for line in format_exclusions(runs)]
@@ -153,25 +156,49 @@ def _lost(a: Side, b: Side) -> Iterator[str]:
 
 
 def by(runs: Runs, key: str, one: Any, other: Any, *, across: Sequence[str] = ()) -> Comparison:
-    """Compare the runs with `key=other` with those with `key=one`, e.g. `by(runs, "strategy", "ddp", "fsdp")`."""
+    """Compare the runs with `key=other` with those with `key=one`, e.g. `by(runs, "strategy", "ddp", "fsdp")`.
+
+    `key` may be "configuration", whose values are those of the report, e.g. "single × 1" and "ddp × 2": then strategy,
+    devices and nodes may differ.
+    """
     one, other = plain(one), plain(other)
-    run_ids: dict[str, list[str]] = {}
-    _require_counted(runs)
-    names = Side(runs, ()).names
-    if key not in names:
-        raise ConfigError(f"--by {key}: no run has this key; {choices(key, names)}")
-    environments = environments_of(runs)
-    for run_id, config_json in runs.run.select("run_id", "config_json").rows():
-        values = flatten(json.loads(config_json)) | works(runs)[run_id] | environments[run_id]
-        run_ids.setdefault(plain(values.get(f"{key}.name", values.get(key))), []).append(run_id)
+    run_ids = run_ids_by(runs, key)
     for value in (one, other):
         if value not in run_ids:
             raise ConfigError(f"--by {key}: no run in {runs.root} has {key}={value}; {choices(value, run_ids)}")
     # Folders that can't be read belong to neither side: they are reported once.
     readable = replace(runs, skipped=())
-    compared = compare(readable.only(run_ids[one]), readable.only(run_ids[other]), across=(*across, key))
+    command = ("compare", str(runs.root), "--by", f"{key}={one},{other}")
+    between = [name for name in COMPARED if name != "repeat"] if key == CONFIGURATION else [key]
+    sides = (readable.only(run_ids[one]), readable.only(run_ids[other]))
+    compared = compare(*sides, across=(*across, *between), command=command)
     unread = format_exclusions(replace(runs.only([]), skipped=runs.skipped))
     return replace(compared, notes=(*compared.notes, *unread))
+
+
+def run_ids_by(runs: Runs, key: str) -> dict[str, list[str]]:
+    """Value of a key, as people write it → the runs that have it; `ConfigError` where no run has the key."""
+    _require_counted(runs)
+    if key == CONFIGURATION:
+        values = dict(labels(runs).select("run_id", "configuration").rows())
+    else:
+        values = {run_id: _value(runs, run_id, key, config) for run_id, config in _configs(runs, key)}
+    run_ids: dict[str, list[str]] = {}
+    for run_id, value in values.items():
+        run_ids.setdefault(plain(value), []).append(run_id)
+    return run_ids
+
+
+def _configs(runs: Runs, key: str) -> list[tuple[str, str]]:
+    names = Side(runs, ()).names | {CONFIGURATION}
+    if key not in names:
+        raise ConfigError(f"--by {key}: no run has this key; {choices(key, names)}")
+    return runs.run.select("run_id", "config_json").rows()
+
+
+def _value(runs: Runs, run_id: str, key: str, config_json: str) -> Any:
+    values = flatten(json.loads(config_json)) | works(runs)[run_id] | environments_of(runs)[run_id]
+    return values.get(f"{key}.name", values.get(key))
 
 
 def _require_counted(runs: Runs) -> None:
@@ -191,7 +218,7 @@ def _require_known(across: Sequence[str], a: Runs, b: Runs) -> None:
             raise ConfigError(f"--across {name} is no key of these runs; {choices(name, known)}")
 
 
-def _refusal(a: Runs, b: Runs, across: tuple[str, ...], unlike: Differences) -> UnlikeWork:
+def _refusal(a: Runs, b: Runs, across: tuple[str, ...], unlike: Differences, *, command: Command) -> UnlikeWork:
     """Name everything that differs at once, so that naming it in --across is enough."""
     matched: Differences | Matched = unlike
     while not isinstance(matched, Matched):
@@ -200,7 +227,9 @@ def _refusal(a: Runs, b: Runs, across: tuple[str, ...], unlike: Differences) -> 
             matched = match(Side(a, (*across, *unlike)), Side(b, (*across, *unlike)))
         except ConfigError:
             break
-    return UnlikeWork(refusal(unlike, across=across))
+    rows = matched.rows if isinstance(matched, Matched) else ()
+    remedies = rows[0].pairing.remedies() if len(rows) == 1 else Remedies()
+    return UnlikeWork(unlike, remedies=remedies._replace(compare=command), across=across)
 
 
 def _require_two_measurements(rows: Iterable[ComparedRow]) -> None:

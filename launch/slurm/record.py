@@ -21,7 +21,7 @@ import psutil
 
 from launch.slurm.shape import asks_for_gpus
 from parallelbench.errors import ConfigError
-from parallelbench.spec.launchers import Site, SlurmLauncher  # noqa: TC001  msgspec reads the annotations
+from parallelbench.spec.launchers import Site, SlurmLauncher, with_new_options
 from parallelbench.store.durable import storage_errors, write_file
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def read(path: Path) -> Submission:
     require_own(path.parent)
     require_own(path)
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Submission)
+        return msgspec.convert(with_new_options(msgspec.json.decode(path.read_bytes(), type=dict)), Submission)
     except (OSError, msgspec.DecodeError) as error:
         raise ConfigError(f"{path} is no submission: {error}") from None
 

@@ -12,7 +12,7 @@ from parallelbench.store.folder import instead_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from analysis import Comparison
+    from analysis import Comparison, Runs
     from launch.sweep.compose import Extension
 
 
@@ -78,7 +78,8 @@ def _comparison(folders: Sequence[str], extension: Extension, *, by: str | None,
         (folder,) = folders if len(folders) == 1 else ("",)
         if not folder:
             raise ConfigError("--by compares runs of one folder: name one DIR, or leave out --by")
-        return analysis.by(analysis.load(folder, plugin=extension.plugin), *_choice(by), across=across)
+        runs = analysis.load(folder, plugin=extension.plugin)
+        return analysis.by(runs, *_choice(by, runs), across=across)
     if len(folders) != 2:
         raise ConfigError("compare takes two folders, or one and --by KEY=A,B, e.g. --by strategy=ddp,fsdp")
     one, other = (analysis.load(folder, plugin=extension.plugin) for folder in folders)
@@ -87,9 +88,16 @@ def _comparison(folders: Sequence[str], extension: Extension, *, by: str | None,
     return analysis.compare(one, other, across=across)
 
 
-def _choice(by: str) -> tuple[str, str, str]:
-    key, equals, values = by.partition("=")
-    one, comma, other = values.partition(",")
-    if not (key and equals and one and comma and other) or "," in other or one == other:
+def _choice(by: str, runs: Runs) -> tuple[str, str, str]:
+    """The key and its two values, e.g. of `strategy=ddp,fsdp`. Values may have commas, too."""
+    key, _, values = by.partition("=")
+    splits = [(values[:at], values[at + 1 :]) for at, letter in enumerate(values) if letter == ","]
+    if len(splits) > 1:
+        from analysis.comparison.two_sides import run_ids_by
+
+        known = run_ids_by(runs, key)
+        splits = [split for split in splits if known.keys() >= set(split)]
+    one, other = splits[0] if len(splits) == 1 else ("", "")
+    if not (key and one and other) or one == other:
         raise ConfigError(f"--by {by}: expected a key and two values of it, e.g. --by strategy=ddp,fsdp")
     return key, one, other

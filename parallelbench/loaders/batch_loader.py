@@ -1,6 +1,7 @@
 """What all loaders share: which samples a rank takes, in which order, and how they are augmented.
 
-Loaders differ only in how samples get from their storage into a batch on the device.
+Loaders differ only in how samples get from their storage into a batch on the device. Importing this file loads no
+torch, so a loader's options and its `BatchLoader` may lie in one file, as in `resident.py`.
 """
 
 from __future__ import annotations
@@ -11,18 +12,18 @@ from dataclasses import dataclass
 from itertools import repeat
 from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
 from parallelbench.errors import ConfigError
 from parallelbench.loaders.batch import Batch
-from parallelbench.loaders.images import Normalise, Windows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    import torch
+    from torch import Tensor
+
     from parallelbench.data.dataset import Arrays, Data
     from parallelbench.loaders.batch import Shard
+    from parallelbench.loaders.images import Normalise
     from parallelbench.probes.spans import Spanned
 
 TEST_BATCH_SIZE = 1024
@@ -32,6 +33,8 @@ _LEAST_TEST_BATCH_SIZE = 32
 
 def generator(*, seed: int, epoch: int, purpose: str) -> torch.Generator:
     """A CPU generator for each (seed, epoch, purpose), the same on all ranks, devices and world sizes."""
+    import torch
+
     digest = hashlib.sha256(f"{purpose}/{seed}/{epoch}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
 
@@ -96,6 +99,8 @@ class BatchLoader(ABC):
         steps_per_epoch: int,
     ) -> None:
         """Raises `ConfigError` where the batch size doesn't suit the shards or the data set."""
+        import torch
+
         _check_batch(data, global_batch_size=global_batch_size, shards=shard.count, steps=steps_per_epoch)
         self.steps_per_epoch = steps_per_epoch
         self.local_batch_size = global_batch_size // shard.count
@@ -159,6 +164,8 @@ class BatchLoader(ABC):
         return not (self._shard.images or self._shard.labels)
 
     def _plan(self, epoch: int) -> Plan:
+        import torch
+
         total = self._data.train_samples
         order = torch.randperm(total, generator=generator(seed=self._seed, epoch=epoch, purpose="order"))
         samples = self._of_shard(order) % self._stored
@@ -194,11 +201,17 @@ class BatchLoader(ABC):
 
     def _cut(self, padded: Tensor, down: Tensor, right: Tensor, flip: Tensor | None) -> Tensor:
         """Cut one window out of each padded image of a batch on the device."""
+        import torch
+
+        from parallelbench.loaders.images import Windows
+
         windows = Windows(padded, padding=self._padding, channels_last=self._channels_last)
         places = torch.arange(len(padded), device=self._device)
         return windows.at(windows.starts(places, down=down, right=right), flip)
 
     def _normaliser(self, device: torch.device | str, *, padding: int = 0) -> Normalise:
+        from parallelbench.loaders.images import Normalise
+
         return Normalise(
             self._data, device=device, dtype=self._dtype, channels_last=self._channels_last, padding=padding
         )

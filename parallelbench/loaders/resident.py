@@ -1,17 +1,25 @@
-"""The data set on the device, as uint8."""
+"""The data set on the device, as uint8. Importing this file loads no torch; building the loader does."""
 
 from __future__ import annotations
 
+from itertools import repeat
 from typing import TYPE_CHECKING
 
+from parallelbench.loaders.batch import Batch
+from parallelbench.loaders.batch_loader import BatchLoader
 from parallelbench.loaders.loader import Loader
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
     from typing import Unpack
+
+    import numpy as np
+    from numpy.typing import NDArray
+    from torch import Tensor
 
     from parallelbench.data.dataset import Arrays, Data
     from parallelbench.loaders.batch import LoaderArgs
-    from parallelbench.loaders.batch_loader import BatchLoader
+    from parallelbench.loaders.batch_loader import Plan
 
 
 class Resident(Loader, frozen=True, kw_only=True):
@@ -19,6 +27,71 @@ class Resident(Loader, frozen=True, kw_only=True):
 
     def build(self, arrays: Arrays, data: Data, **arguments: Unpack[LoaderArgs]) -> BatchLoader:
         """Move the data set to the device."""
-        from parallelbench.loaders.resident_loader import ResidentLoader
-
         return ResidentLoader(arrays, data, **arguments)
+
+
+class ResidentLoader(BatchLoader):
+    """The data set lies on the device as uint8; batches are cut out, normalised, augmented there.
+
+    This is the general part of how airbench feeds a GPU (https://github.com/KellerJordan/cifar10-airbench): no
+    workers, no copies from the host within an epoch, one kernel to gather a batch and one to normalise it.
+    Nothing in an iteration synchronises host and device; what an epoch needs is moved before its first batch.
+    """
+
+    def __init__(self, arrays: Arrays, data: Data, **arguments: Unpack[LoaderArgs]) -> None:
+        """Move the data set to the device."""
+        import numpy as np
+        import torch
+
+        super().__init__(arrays, data, **arguments)
+        self._train_images: Tensor | None = None
+        self._test_images: Tensor | None = None
+        self._train_labels: Tensor | None = None
+        self._test_labels: Tensor | None = None
+        if self._shard.images:
+            self._normalise = self._normaliser(self._device)
+            self._train_images = self._moved(arrays.train_images, padding=self._padding)
+            self._test_images = self._moved(arrays.test_images, padding=0)
+        if self._shard.labels:
+            self._train_labels = torch.from_numpy(np.array(arrays.train_labels)).to(self._device)
+            self._test_labels = torch.from_numpy(np.array(arrays.test_labels)).to(self._device)
+
+    def _moved(self, images: NDArray[np.uint8], *, padding: int) -> Tensor:
+        import numpy as np
+        import torch
+
+        from parallelbench.loaders.images import laid_out
+
+        stored = torch.from_numpy(np.array(images)).to(self._device)
+        return laid_out(stored, padding=padding, channels_last=self._channels_last)
+
+    def _train(self, plan: Plan) -> Iterator[Batch]:
+        size = self.local_batch_size
+        labels: Iterable[Tensor | None] = repeat(None)
+        if self._train_labels is not None:
+            labels = self._train_labels.index_select(0, plan.samples.to(self._device)).view(-1, size).unbind(0)
+        images: Iterable[Tensor | None] = repeat(None)
+        if self._train_images is not None:
+            images = self._train_batches(self._train_images, plan)
+        for _, pixels, target in zip(range(self.steps_per_epoch), images, labels, strict=False):
+            yield Batch(pixels, target, size)
+
+    def _train_batches(self, stored: Tensor, plan: Plan) -> Iterator[Tensor]:
+        size = self.local_batch_size
+        if plan.down is None or plan.right is None:
+            for index in plan.samples.to(self._device).view(-1, size).unbind(0):
+                yield self._normalise(stored.index_select(0, index))
+            return
+        from parallelbench.loaders.images import Windows
+
+        windows = Windows(stored, padding=self._padding, channels_last=self._channels_last)
+        starts = windows.starts(plan.samples, down=plan.down, right=plan.right)
+        batches = starts.to(self._device).view(-1, size).unbind(0)
+        for start, flip in zip(batches, self._flips(plan), strict=False):
+            yield self._normalise(windows.at(start, flip))
+
+    def _test(self, slices: list[tuple[int, int]]) -> Iterator[Batch]:
+        for start, stop in slices:
+            images = None if self._test_images is None else self._normalise(self._test_images[start:stop])
+            labels = None if self._test_labels is None else self._test_labels[start:stop]
+            yield Batch(images, labels, stop - start)

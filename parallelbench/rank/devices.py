@@ -65,13 +65,13 @@ class Machine:
         cores = max(self.node_cores, len(self.cores))
         if (others := others_running()) + needed > cores and needed <= len(self.cores):
             caveats.append(
-                f"{others} other process(es) kept the machine's {cores} core(s) busy when this run started: they may have "
-                "slowed it down"
+                f"{others} other process(es) kept the machine's {cores} core(s) busy when this run started: they "
+                "may have slowed it down"
             )
         if device_type == "cuda":
             caveats += [
-                f"{gpu.other_processes} other process(es) used GPU {index} ({gpu.name}) when this run started: they may "
-                "have slowed it down"
+                f"{gpu.other_processes} other process(es) used GPU {index} ({gpu.name}) when this run started: they "
+                "may have slowed it down"
                 for index, gpu in enumerate(self.gpus[:devices])
                 if gpu.other_processes
             ]

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import re
 import shlex
+from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
@@ -171,11 +172,42 @@ def expanded(path: str) -> Path:
     return Path(written_out).expanduser()
 
 
-def prepare_line(data: str, data_dir: Path, *options: str) -> str:
-    """The command that prepares a data set in this folder; it names the folder unless it is the default."""
+def with_new_options(node: dict[str, Any]) -> dict[str, Any]:
+    """A configuration that an earlier release wrote, with the options of launcher and site that it could not have.
+
+    They get the values of the shipped files: where and how a run is executed is no part of its identity.
+    """
+    filled = dict(node)
+    launcher, site = node.get("launcher"), node.get("site")
+    if isinstance(launcher, dict):
+        filled["launcher"] = _launcher_defaults(str(launcher.get("name"))) | launcher
+    if isinstance(site, dict):
+        filled["site"] = (shipped("site", "default") or {}) | site
+    return filled
+
+
+def _launcher_defaults(name: str) -> dict[str, Any]:
+    """The shipped options of a launcher; of a plugin's launcher those that all launchers have."""
+    names = {str(kind.__struct_config__.tag) for kind in (LocalLauncher, InlineLauncher, SlurmLauncher)}
+    if name in names:
+        return shipped("launcher", name) or {}
+    shared = LauncherOptions.__struct_fields__
+    return {key: value for key, value in (shipped("launcher", "local") or {}).items() if key in shared}
+
+
+@cache
+def shipped(group: str, name: str) -> dict[str, Any] | None:
+    """The content of a file of conf/, as it stands there; None where there is none of this name."""
     import yaml
 
-    usual = yaml.safe_load((resources.files("conf") / "site" / "default.yaml").read_text(encoding="utf-8"))["data_dir"]
+    path = resources.files("conf") / group / f"{name}.yaml"
+    content: dict[str, Any] | None = yaml.safe_load(path.read_text("utf-8")) if path.is_file() else None
+    return content
+
+
+def prepare_line(data: str, data_dir: Path, *options: str) -> str:
+    """The command that prepares a data set in this folder; it names the folder unless it is the default."""
+    usual = (shipped("site", "default") or {})["data_dir"]
     folder = data_dir.expanduser()
     where = [] if folder == expanded(usual) else [shlex.quote(f"site.data_dir={folder.absolute()}")]
     return " ".join(["parallelbench prepare", f"data={data}", *options, *where])

@@ -16,6 +16,7 @@ import msgspec
 import yaml
 
 from parallelbench.errors import ConfigError, no_permission, one_line
+from parallelbench.spec.launchers import with_new_options
 from parallelbench.spec.mapping import from_mapping, to_mapping
 from parallelbench.store.durable import fill, reserve, storage_errors, write_file
 
@@ -213,7 +214,7 @@ def read_config(path: Path, plugin: str | None = None) -> RunConfig:
         raise ConfigError(f"{path} is no run's configuration: {one_line(str(error))}") from None
     if not isinstance(plain, dict):
         raise ConfigError(f"{path} is no run's configuration: it holds no keys")
-    return from_mapping(plain, plugin)
+    return from_mapping(with_new_options(plain), plugin)
 
 
 def decoded(path: Path, kind: Any) -> Any:

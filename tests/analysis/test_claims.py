@@ -289,7 +289,9 @@ def test_a_region_and_what_lies_around_it_are_never_both_reproduced(
 
 def test_every_claim_of_the_publications_is_whole() -> None:
     found = publications()
-    assert [publication.seed for publication in found] == ["000", "001", "002", "003"]
+    seeds = [publication.seed for publication in found]
+    assert seeds == sorted(set(seeds)), "two publications of one number"
+    assert {"000", "001", "002", "003"} <= set(seeds)
     claims = [claim for publication in found for claim in publication.claims]
     assert len({claim.name for claim in claims}) == len(claims)
     for each in claims:

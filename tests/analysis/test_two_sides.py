@@ -103,7 +103,8 @@ def test_a_refusal_names_all_that_differs_and_naming_it_compares(tmp_path: Path)
     )
     with pytest.raises(UnlikeWork) as refusal:
         compare(a, b)
-    differences, _, names = str(refusal.value).partition(", or compare across exactly that: --across ")
+    differences, (*command, names) = str(refusal.value), refusal.value.remedies.compare
+    assert command == ["compare", str(tmp_path / "a"), str(tmp_path / "b"), "--across"]
     assert sorted(names.split(",")) == [
         "cuda.driver", "device_name", "packages.torch", "precision", "variables.NCCL_ALGO",
     ]  # fmt: skip

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from launch.sweep import one_run
 from parallelbench.loaders.batch import Shard
-from parallelbench.loaders.resident_loader import ResidentLoader
+from parallelbench.loaders.resident import ResidentLoader
 from parallelbench.rank.devices import this_machine
 from parallelbench.rank.session import build_model
 from parallelbench.rank.world import World

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from launch.sweep import one_run
 from parallelbench.loaders.batch import Shard
 from parallelbench.loaders.batch_loader import generator
-from parallelbench.loaders.resident_loader import ResidentLoader
+from parallelbench.loaders.resident import ResidentLoader
 from parallelbench.rank.session import build_model
 from parallelbench.rank.train import Trainer
 from parallelbench.rank.world import World

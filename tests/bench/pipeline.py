@@ -92,7 +92,7 @@ def _rank(run: RunConfig, rank: int, size: int, init: str, end: Any) -> None:
     import torch
     import torch.distributed as dist
 
-    from parallelbench.loaders.resident_loader import ResidentLoader
+    from parallelbench.loaders.resident import ResidentLoader
     from parallelbench.rank.session import build_model
     from parallelbench.rank.world import World
 

@@ -14,7 +14,7 @@ from parallelbench.data.synthetic import Synthetic
 from parallelbench.errors import ConfigError
 from parallelbench.loaders.batch import Batch, Shard
 from parallelbench.loaders.batch_loader import TEST_BATCH_SIZE, evaluation_slices, generator
-from parallelbench.loaders.resident_loader import ResidentLoader
+from parallelbench.loaders.resident import ResidentLoader
 
 TRAIN, TEST, GLOBAL = 130, 47, 12
 STEPS = TRAIN // GLOBAL

@@ -38,10 +38,6 @@ def test_every_yaml_builds(path: Path) -> None:
     assert data.train_samples >= data.test_samples > 1
 
 
-def test_there_is_a_yaml_for_every_data_set() -> None:
-    assert [path.stem for path in FILES] == ["cifar10", "cifar100", "digits", "mnist", "synthetic"]
-
-
 def test_cifar_and_mnist_are_prepared_under_their_names() -> None:
     for stem in ("mnist", "cifar10", "cifar100"):
         data = spec(stem)

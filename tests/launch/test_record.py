@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 from pathlib import Path
 
@@ -23,6 +24,15 @@ def test_a_submission_survives_the_disk(tmp_path: Path) -> None:
         "17",
         None,
     )
+
+
+def test_an_option_that_an_older_release_did_not_have_is_the_shipped_one(tmp_path: Path) -> None:
+    mine = submission(job="17")
+    path = record.write(tmp_path, mine)
+    plain = json.loads(path.read_text())
+    del plain["site"]["max_nodes"], plain["launcher"]["pack"]
+    path.write_text(json.dumps(plain))
+    assert record.submissions(tmp_path) == [mine]
 
 
 def test_what_others_may_have_written_is_not_executed(tmp_path: Path) -> None:

@@ -7,7 +7,9 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
+import yaml
 
+from analysis import load
 from parallelbench.spec.identity import CONFIGURATION_VERSION
 from parallelbench.store.folder import file_sha256, find_runs
 from parallelbench.store.records import TABLES_VERSION
@@ -77,6 +79,27 @@ def test_runs_of_two_versions_lie_side_by_side(
     assert "1 run(s) are done" in completed(*ARGUMENTS, results=results)[1]
     assert [run.state().label for run in (ours, theirs)] == ["ok", "ok"]
     assert [len(run.attempts()) for run in (ours, theirs)] == [1, 1]
+
+
+@pytest.mark.slow
+def test_a_run_whose_site_lacks_a_new_option_is_planned_and_finished(tmp_path: Path) -> None:
+    """It ended early under a release whose sites had no `constraint` and whose launchers had no `oversubscribe`."""
+    results = tmp_path / "results"
+    code, text = completed(*ARGUMENTS, "launcher.timeout_s=0.01", results=results)
+    assert code == 1, text
+    (folder,) = find_runs(results)
+    assert folder.state().label == "timeout"
+    for path in results.rglob("config.yaml"):
+        plain = yaml.safe_load(path.read_text())
+        del plain["site"]["constraint"], plain["launcher"]["oversubscribe"]
+        path.write_text(yaml.safe_dump(plain))
+    assert load(results).skipped == ()
+    code, text = completed("plan", *ARGUMENTS[1:], results=results)
+    assert code == 0, text
+    assert "timeout" in text
+    code, text = completed(*ARGUMENTS, results=results)
+    assert code == 0, text
+    assert (folder.state().label, len(folder.attempts())) == ("ok", 2)
 
 
 def _content(folder: Path) -> dict[str, str]:

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from parallelbench.loaders.batch import Batch
-from parallelbench.loaders.resident_loader import ResidentLoader
+from parallelbench.loaders.resident import ResidentLoader
 from parallelbench.probes.spans import PHASES, Spans
 from parallelbench.probes.step_attribution import AttributionPass, installed
 from parallelbench.rank.session import build_loader, build_model

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from parallelbench.loaders.batch import Shard
-from parallelbench.loaders.resident_loader import ResidentLoader
+from parallelbench.loaders.resident import ResidentLoader
 from parallelbench.rank.session import build_model
 from parallelbench.rank.world import World
 from parallelbench.spec.config import RunConfig

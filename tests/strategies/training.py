@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from launch.sweep import one_run
-from parallelbench.loaders.resident_loader import ResidentLoader
+from parallelbench.loaders.resident import ResidentLoader
 from parallelbench.rank.numerics import Numerics
 from parallelbench.rank.parity import as_reference
 from parallelbench.rank.session import build_model
