@@ -13,7 +13,8 @@ from analysis import text
 from analysis.comparison.groups import groups_across
 from analysis.comparison.pairing import Pairing, compared_runs, paired
 from analysis.configurations import counted
-from analysis.figures._chart import lines, per_group
+from analysis.figures._chart import lines
+from analysis.figures._sentences import per_group
 
 if TYPE_CHECKING:
     from analysis.reader import Runs

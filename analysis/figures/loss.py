@@ -9,7 +9,8 @@ import polars as pl
 
 from analysis import text
 from analysis.configurations import learning
-from analysis.figures._chart import EPOCHS, SIDE, lines, panel, per_group
+from analysis.figures._chart import EPOCHS, SIDE, lines, panel
+from analysis.figures._sentences import per_group
 
 if TYPE_CHECKING:
     from analysis.reader import Runs

@@ -13,7 +13,8 @@ from analysis.comparison.baseline import against_one_device, refused
 from analysis.comparison.groups import component_labels, groups_across
 from analysis.comparison.policy import BASELINE
 from analysis.configurations import counted
-from analysis.figures._chart import PANEL_WIDTH, drawn, panels, per_group, records, series, with_medians
+from analysis.figures._chart import PANEL_WIDTH, drawn, panels, records, series, with_medians
+from analysis.figures._sentences import per_group
 
 if TYPE_CHECKING:
     from analysis.reader import Runs

@@ -8,7 +8,8 @@ import polars as pl
 
 from analysis import text
 from analysis.configurations import summary
-from analysis.figures._chart import bars, ranked, timed
+from analysis.figures._chart import bars, timed
+from analysis.figures._sentences import ranked
 
 if TYPE_CHECKING:
     import altair as alt

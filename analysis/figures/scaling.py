@@ -12,7 +12,8 @@ import polars as pl
 from analysis import text
 from analysis.comparison.baseline import refused
 from analysis.configurations import gains, summary
-from analysis.figures._chart import INK, LEGEND, PANEL_WIDTH, bars, panel, panels, per_group, records, variants
+from analysis.figures._chart import INK, LEGEND, PANEL_WIDTH, bars, panel, panels, records, variants
+from analysis.figures._sentences import per_group
 from analysis.metrics import efficiency
 
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ import polars as pl
 
 from analysis import text
 from analysis.configurations import counted, summary
-from analysis.figures._chart import PANEL_WIDTH, bar_colour, panel, panels, per_group, records
+from analysis.figures._chart import PANEL_WIDTH, bar_colour, panel, panels, records
+from analysis.figures._sentences import per_group
 from analysis.metrics import staleness_histogram
 
 if TYPE_CHECKING:

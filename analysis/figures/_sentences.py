@@ -1,0 +1,40 @@
+"""The sentences below the figures: one per group of like work."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from analysis.comparison.baseline import unlike_groups
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import polars as pl
+
+    from analysis.reader import Runs
+
+
+def ranked(runs: Runs, rows: pl.DataFrame, sentence: Callable[[pl.DataFrame], str]) -> str:
+    """`per_group` of sentences that rank configurations: where environments differ, each says that it ranks nothing."""
+    unlike = unlike_groups(runs)
+
+    def with_refusal(members: pl.DataFrame) -> str:
+        issue = unlike.get(members["group"][0])
+        return sentence(members) + (f"; this does not rank them, since {issue}" if issue else "")
+
+    return per_group(rows, with_refusal)
+
+
+def per_group(rows: pl.DataFrame, sentence: Callable[[pl.DataFrame], str], *, by: str = "group", most: int = 4) -> str:
+    """The sentence about the rows of each group, but for empty ones; of several groups each gets a line with its name.
+
+    Empty where there is no sentence.
+    """
+    of_groups = ((str(group), sentence(members)) for (group,), members in rows.group_by(by, maintain_order=True))
+    sentences = [(group, words) for group, words in of_groups if words]
+    if len(sentences) == 1:
+        return sentences[0][1][:1].upper() + sentences[0][1][1:] + "."
+    lines = [f"{group}: {words}." for group, words in sentences[:most]]
+    return "\n".join(
+        lines + ([f"The others: see the table ({len(sentences) - most})."] if len(sentences) > most else [])
+    )
