@@ -140,30 +140,30 @@ def load(path: Path | str, *, plugin: str | None = None) -> Runs:
 def _without_twins(found: list[Found]) -> tuple[set[Path], list[Skipped]]:
     """The folders to read, and those to skip, whose run lies in another folder, too.
 
-    Of a copy one is read, of a finished and an unfinished run the finished one. Of two measurements none is read: no
-    rule of ours may choose between their numbers.
+    The finished run is read; of several, the one in the largest sweep, which was measured in turn with most others.
     """
+    sizes = Counter(run.folder.path.parent for run in found)
     twins: dict[str, list[Found]] = defaultdict(list)
-    for run in found:
+    for run in sorted(found, key=lambda run: (run.state != "done", -sizes[run.folder.path.parent])):
         twins[run.run_id].append(run)
-    kept, skipped = set(), []
-    for first, *others in (sorted(runs, key=lambda run: run.state != "done") for runs in twins.values()):
-        finished = [run for run in (first, *others) if run.state == "done"]
-        if others and len({(run.folder.result / "manifest.json").read_bytes() for run in finished}) > 1:
-            skipped += [Skipped(run.folder.path, _measured_twice(run, (first, *others))) for run in (first, *others)]
-            continue
-        kept.add(first.folder.path)
-        copy = f"it is a copy of {first.folder.path} (equal run id), which is read instead"
-        skipped += [Skipped(run.folder.path, copy) for run in others]
-    return kept, skipped
+    skipped = [
+        Skipped(run.folder.path, _why_skipped(run, first))
+        for first, *others in twins.values()
+        for run in others
+        if run.state == first.state  # a finished run has all that its unfinished twin has
+    ]
+    return {first.folder.path for first, *_ in twins.values()}, skipped
 
 
-def _measured_twice(run: Found, twins: Iterable[Found]) -> str:
-    others = ", ".join(str(twin.folder.path) for twin in twins if twin is not run)
-    return (
-        f"the same configuration and repeat was measured again in {others} (equal run id, other numbers), so neither "
-        "counts: name a folder that holds one of them"
-    )
+def _why_skipped(run: Found, first: Found) -> str:
+    what = "it is the same run as"
+    if run.state == "done" and _manifest(run) != _manifest(first):
+        what = "it is another measurement of the same configuration and repeat as"
+    return f"{what} {first.folder.path} (equal run id), which is read instead; name one folder to read this one"
+
+
+def _manifest(run: Found) -> bytes:
+    return (run.folder.result / "manifest.json").read_bytes()
 
 
 def _notes(runs: Iterable[Found]) -> tuple[str, ...]:

@@ -323,7 +323,7 @@ def test_the_ranks_findings_are_judged() -> None:
     good = Result(difference=1e-12, tolerance=1e-9, watched=True)
     assert "1e-12 (limit 1e-09), 10 steps without a wait" in strategies.judge(run, "cuda", good, None)
     downpour = strategies.choose("downpour", "cuda", 2)
-    assert "asynchronous, so there is nothing to compare with, waits by design" in strategies.judge(
+    assert "asynchronous: no comparison with one device, waits by design" in strategies.judge(
         downpour, "cuda", Result(), None
     )
     with pytest.raises(FailedError, match="no result of the parity check"):

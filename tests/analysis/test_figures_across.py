@@ -157,7 +157,7 @@ def test_a_bend_beyond_the_batches_has_no_formula(tmp_path: Path) -> None:
         published(run, Fake(test_accuracy=lambda epoch, n=needed: 0.92 if epoch >= n else 0.3, parity_passed=None))
     finding = batch_regimes.finding(load(tmp_path))
     assert "near perfect up to a batch above the largest, 64" in finding
-    assert "its bend lies outside the measured batches; the curve fits all runs within a factor of 1.0" in finding
+    assert "its bend lies where no batch was measured; the curve fits all runs within a factor of 1.0" in finding
     assert "÷ b" not in finding
 
 

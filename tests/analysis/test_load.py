@@ -183,7 +183,23 @@ def test_the_same_run_in_two_sweeps_counts_once_and_the_finished_one_wins(tmp_pa
     assert runs.run["folder"].to_list() == [str(second.path)]
     assert runs.epochs.height == 3
     assert [s.path for s in runs.skipped if s.path == third.path]
-    assert "same run as" in runs.skipped[-1].reason
+    assert "another measurement of the same configuration and repeat as" in runs.skipped[-1].reason
+
+
+def test_a_copy_is_told_from_another_measurement(tmp_path: Path) -> None:
+    first = published(config(tmp_path, sweep_name="a"))
+    shutil.copytree(first.path.parent, tmp_path / "b")
+    (skipped,) = load(tmp_path).skipped
+    assert skipped.reason.startswith(f"it is the same run as {first.path} (equal run id), which is read instead")
+
+
+def test_of_two_measurements_that_of_the_larger_sweep_is_read(tmp_path: Path) -> None:
+    """Its runs were measured in turn: a baseline from elsewhere would be compared with them."""
+    published(config(tmp_path, sweep_name="adhoc"), Fake(epoch_time_s=lambda e, r: 20.0))
+    published(config(tmp_path, sweep_name="demo"), Fake(epoch_time_s=lambda e, r: 10.0))
+    published(config(tmp_path, sweep_name="demo", strategy="ddp", devices=2), Fake(epoch_time_s=lambda e, r: 11.0))
+    row = summary(load(tmp_path)).row(1, named=True)
+    assert row["speed_up"] == pytest.approx(10 / 11)
 
 
 def test_finished_runs_of_a_users_own_classes_are_read_and_nobodys_code_is_imported(tmp_path: Path) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from analysis.claims.validity import blockers
 
 from analysis import UnlikeWork, by, load, notes, summary
 from analysis.claims.contrasts import effects
+from analysis.claims.verdict import _pairing
 from analysis.comparison.baseline import against_one_device, refusals
 from analysis.comparison.pairing import compared_runs, paired
 from analysis.comparison.policy import command_line
@@ -110,7 +110,7 @@ def test_groups_that_differ_otherwise_are_compared_by_one_command(
 def test_a_claims_refusal_names_commands_that_work(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs = measured(tmp_path)
     (effect,) = effects(runs, SHORTER)
-    (issue,) = blockers(runs, SHORTER, effect)
+    (issue,) = _pairing(runs, effect.runs).blockers()
     assert "single × 1 → ddp × 2" in compares(issue.remedies.compare, capsys)
     assert asks_for(issue.remedies.submit) == ids(runs, {}, {"strategy": "ddp", "devices": 2})
     assert main(["plan", *issue.remedies.submit[1:]]) == 0
@@ -137,7 +137,7 @@ def test_runs_that_differ_in_another_key_are_compared_by_it(tmp_path: Path, caps
     runs = load(tmp_path)
     rising = claim(contrasts=[{"rising": "batch_size"}], metric="throughput_samples_per_s")
     (effect,) = effects(runs, rising)
-    (issue,) = blockers(runs, rising, effect)
+    (issue,) = _pairing(runs, effect.runs).blockers()
     assert issue.remedies.compare[-4:] == ("--by", "batch_size=64,128", "--across", "packages.torch")
     assert "single × 1" in compares(issue.remedies.compare, capsys)
     assert asks_for(issue.remedies.submit) == ids(runs, {"batch_size": 64}, {"batch_size": 128})
