@@ -168,10 +168,11 @@ class Pairing:
     def _differences(self) -> Differences:
         """The entries that differ in any pair and that nothing allows to differ; of several pairs the first one's."""
         differing: Differences = {}
-        for one, other in self._all_couples:
+        # Runs share their environments: of thousands of couples few are unlike any before.
+        couples = {(id(one.environment), id(other.environment)): (one, other) for one, other in self._all_couples[::-1]}
+        for one, other in couples.values():
             if one.environment is not other.environment:
-                of_couple = environment_match.differences(one.environment, other.environment, lambda _: True)
-                differing = of_couple | differing
+                differing |= environment_match.differences(one.environment, other.environment, lambda _: True)
         return {key: differing[key] for key in sorted(differing)}
 
     @property
@@ -182,6 +183,8 @@ class Pairing:
     def _must_match(self, key: str) -> bool:
         if is_below(key, self.across) or not environment_match.must_match(key):
             return False
+        if key not in environment_match.SET_BY_LAUNCHER:
+            return True
         unlike = [(a, b) for a, b in self._all_couples if a.environment.get(key) != b.environment.get(key)]
         set_by_launcher = environment_match.is_set_by_launcher
         return not all(set_by_launcher(key, a.definition, b.definition) for a, b in unlike)
