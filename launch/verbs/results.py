@@ -19,12 +19,13 @@ if TYPE_CHECKING:
 def report(folder: str, extension: Extension, *, out: str | None) -> int:
     """Write figures, tables and the page; print the summary and where the page is."""
     from analysis import format_exclusions, load, summary_table, write_report
+    from analysis.comparison.baseline import refused
 
     root = existing(folder)
     page = write_report(root, out, plugin=extension.plugin)
     runs = load(root, plugin=extension.plugin)
     console().print(summary_table(runs))
-    _remark(format_exclusions(runs))
+    _remark([*refused(runs), *format_exclusions(runs)])
     print(page)
     return 0
 
