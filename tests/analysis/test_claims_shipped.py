@@ -53,7 +53,7 @@ def test_two_gpus_that_train_on_fewer_samples_are_not_faster(tmp_path: Path) -> 
         (
             {1: 10.0, 2: 8.0},
             "inconclusive",
-            "it takes devices=1, and with devices=2; and devices=4, and with devices=2",
+            "it needs devices=1, and with devices=2; and devices=4, and with devices=2",
         ),
     ],
 )
