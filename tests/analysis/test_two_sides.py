@@ -152,7 +152,7 @@ def test_two_values_of_a_key_are_compared_all_else_being_equal(tmp_path: Path) -
     found = by(runs, "strategy", "ddp", "fsdp")
     assert [(row.configuration, row.verdict) for row in found.rows] == [("ddp × 2 → fsdp × 2", "slower")]
     assert found.notes == (), "interleaved, by one commit"
-    with pytest.raises(UnlikeWork, match=r"devices: 1 and 2; compare across .*: --across strategy,devices"):
+    with pytest.raises(UnlikeWork, match=r"devices: 1 and 2; compare across .* --across strategy,devices`$"):
         by(runs, "strategy", "single", "ddp")
     found = by(runs, "strategy", "single", "ddp", across=["devices"])
     assert [row.time and row.time.median for row in found.rows] == pytest.approx([0.6])
