@@ -355,4 +355,4 @@ def test_ranks_that_fail_or_hang_are_reported(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(strategies, "_TIMEOUT_S", 0.5)
     code, output = strategies._output_of([sys.executable, "-c", "import threading; threading.Event().wait()"])
     assert code == 1
-    assert output.endswith("not done after 0.5 s, and ended")
+    assert output.endswith("ended after 0.5 s")
