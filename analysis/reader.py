@@ -150,7 +150,7 @@ def _without_twins(found: list[Found]) -> tuple[set[Path], list[Skipped]]:
         Skipped(run.folder.path, _why_skipped(run, first))
         for first, *others in twins.values()
         for run in others
-        if run.state == first.state  # a finished run has all that its unfinished twin has
+        if run.state == "done" or first.state != "done"  # a finished run has all that its unfinished twin has
     ]
     return {first.folder.path for first, *_ in twins.values()}, skipped
 

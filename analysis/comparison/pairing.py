@@ -166,7 +166,7 @@ class Pairing:
 
     @cached_property
     def _differences(self) -> Differences:
-        """The entries that differ in any pair and that nothing allows to differ; of several pairs the first one's."""
+        """All entries that differ between any two compared runs; of several couples the first one's values."""
         differing: Differences = {}
         # Runs share their environments: of thousands of couples few are unlike any before.
         couples = {(id(one.environment), id(other.environment)): (one, other) for one, other in self._all_couples[::-1]}
