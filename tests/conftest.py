@@ -30,6 +30,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             raise pytest.UsageError(f"{test}: no case is one of those that its mark names")
 
 
+@pytest.fixture(autouse=True)
+def keep_cores() -> Iterator[None]:
+    """Give the tests' own process its cores back after a test that pinned it, as an inline run does."""
+    cores = os.sched_getaffinity(0)
+    yield
+    os.sched_setaffinity(0, cores)
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A folder on a disk of its own, of 1 MiB."""
