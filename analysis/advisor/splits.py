@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 FOLDS = 5
 """Folds of the cross-validation."""
 LARGEST_FITTED = {"vtrain": 64, "llm_foundry": 8}
-"""Extrapolation: fitted on at most so many devices, judged on more. vTrain: on one node and on 3.6 billion parameters on
-64 devices, judged on 18.4 billion on 256."""
+"""Extrapolation: fitted on at most so many devices, judged on more. vTrain: on one node and on 3.6 billion parameters
+on 64 devices, judged on 18.4 billion on 256."""
 ONE_NODE = 8
 """Devices of a node in both files."""
 
