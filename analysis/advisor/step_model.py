@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 BACKWARD = 2.0
 """Backward's work ÷ forward's."""
-LAUNCH_OVERLAP = 4.0
+LAUNCH_OVERLAP = 6.0
 """γ of the host's launches and the device's work: whichever is slower decides, smoothly near the crossing."""
 UPDATE_BYTES = 34.0
 """Traffic of Adam per parameter in mixed precision: master copy and two moments read and written in single precision,
@@ -86,15 +86,18 @@ def layer_s(layouts: Layouts, machines: Machines, fitted: Mapping[str, Values | 
 
 def _logits_s(layouts: Layouts, machines: Machines, fitted: Mapping[str, Values | float]) -> Values:
     """Forward and backward of the last product and the loss, of one micro-batch."""
-    products = (1.0 + BACKWARD) * transformer.logit_flops(layouts) / machines.flops_per_s / fitted["matrix_share"]
-    return products + transformer.logit_bytes(layouts) / machines.memory_bytes_per_s / fitted["memory_share"]
+    share = np.where(transformer.odd_vocabulary(layouts), fitted["odd_share"], fitted["matrix_share"])
+    products = (1.0 + BACKWARD) * transformer.logit_flops(layouts) / machines.flops_per_s / share
+    traffic = fitted["loss_bytes"] * transformer.logits(layouts)
+    return products + traffic / machines.memory_bytes_per_s / fitted["memory_share"]
 
 
 def step_time(layouts: Layouts, machines: Machines, fitted: Mapping[str, Values | float]) -> StepTime:
     """The phases of a step of each candidate."""
     links = links_of(machines, fitted)
     passes = 1.0 + BACKWARD + layouts.recompute
-    launch = fitted["launch_s"] + fitted["tensor_launch_s"] * np.log2(layouts.tensor)
+    unfused = fitted["softmax_launch_s"] * transformer.unfused_softmax(layouts)
+    launch = fitted["launch_s"] + fitted["tensor_launch_s"] * (layouts.tensor - 1.0) + unfused
     kernels = layer_s(layouts, machines, fitted)
     per_pass = overlapped(kernels, launch, LAUNCH_OVERLAP)
     reductions = _tensor_s(layouts, machines, links)
@@ -105,7 +108,8 @@ def step_time(layouts: Layouts, machines: Machines, fitted: Mapping[str, Values 
     backward = (per_pass * backward_passes + reductions * (1.0 + layouts.recompute)) * layouts.layers / layouts.pipeline
     logits = _logits_s(layouts, machines, fitted)
     count = np.maximum(layouts.micro_batches, 1.0)
-    pipelined = _pipelined_s(layouts, machines, links, parts=(forward, backward, logits))
+    handover = fitted["handover_s"] * np.ones_like(logits)
+    pipelined = _pipelined_s(layouts, machines, links, parts=(forward, backward, logits, handover))
     busy = count * (forward + backward + logits)
     tensor = count * reductions * (2.0 + layouts.recompute) * layouts.layers / layouts.pipeline
     update, reduced = _update_s(layouts, machines, fitted), _reduced_s(layouts, machines, links)
@@ -153,9 +157,9 @@ def _update_s(layouts: Layouts, machines: Machines, fitted: Mapping[str, Values 
     return UPDATE_BYTES * owned / machines.memory_bytes_per_s / fitted["update_share"]
 
 
-def _pipelined_s(layouts: Layouts, machines: Machines, links: Links, *, parts: tuple[Values, Values, Values]) -> Values:
+def _pipelined_s(layouts: Layouts, machines: Machines, links: Links, *, parts: tuple[Values, Values, Values, Values]) -> Values:
     """All micro-batches through all stages under 1F1B, the last of which has the logits too."""
-    forward, backward, logits = np.broadcast_arrays(*parts)
+    forward, backward, logits, handover = np.broadcast_arrays(*parts)
     total = np.array(np.maximum(layouts.micro_batches, 1.0) * (forward + backward + logits))
     stages, count = layouts.pipeline.astype(int), np.round(np.maximum(layouts.micro_batches, 1.0)).astype(int)
     neighbours = layouts.tensor * layouts.data
@@ -166,7 +170,7 @@ def _pipelined_s(layouts: Layouts, machines: Machines, links: Links, *, parts: t
         rows = (stages == p) & (count == m)
         if p == 1:
             continue
-        f, b, last = forward[..., rows], backward[..., rows], logits[..., rows]
+        f, b, last = forward[..., rows] + handover[..., rows], backward[..., rows] + handover[..., rows], logits[..., rows]
         forwards = [f] * (p - 1) + [f + last / 3.0]
         backwards = [b] * (p - 1) + [b + 2.0 * last / 3.0]
         total[..., rows] = pipeline_s("1f1b", m, forwards, backwards, send_s=send[..., rows])

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from analysis.advisor.layouts import Layouts, Values
 
 HALF = 2.0
@@ -69,9 +71,24 @@ def logit_flops(layouts: Layouts) -> Values:
     return 2.0 * tokens(layouts) * layouts.hidden * layouts.vocabulary / layouts.tensor
 
 
-def logit_bytes(layouts: Layouts) -> Values:
-    """Traffic of the loss, forward and backward: 20 bytes per logit (half and single precision written and read)."""
-    return 20.0 * tokens(layouts) * layouts.vocabulary / layouts.tensor
+def logits(layouts: Layouts) -> Values:
+    """Logits of one micro-batch on one device of the last stage."""
+    return tokens(layouts) * layouts.vocabulary / layouts.tensor
+
+
+def odd_vocabulary(layouts: Layouts) -> NDArray[np.bool_]:
+    """Whether the vocabulary is no multiple of 8 and nothing pads it: tensor cores then don't work at full speed.
+
+    NVIDIA, "Matrix multiplication background", §2.2. A tensor group's shares are padded to be equal.
+    """
+    result: NDArray[np.bool_] = (layouts.vocabulary % 8 != 0) & (layouts.tensor == 1)
+    return result
+
+
+def unfused_softmax(layouts: Layouts) -> Values:
+    """1 where scores are written but Megatron-LM's fused softmax can't take them: it needs 4 matrices or a multiple."""
+    matrices = layouts.samples_per_micro_batch * layouts.heads / layouts.tensor
+    return np.where((layouts.fused_attention > 0) | (matrices % 4 == 0), 0.0, 1.0)
 
 
 def tokens(layouts: Layouts) -> Values:

@@ -28,7 +28,7 @@ def test_actions_are_those_of_torch(kind: str, devices: int, micro_batches: int,
         order = [
             (action.computation_type.value == "F", action.stage_index, action.microbatch_index)
             for action in theirs[rank]
-            if action is not None
+            if action is not None and action.microbatch_index is not None  # not torch's scaling of gradients
         ]
         assert ours[rank] == order, rank
 

@@ -1,0 +1,59 @@
+"""What the formulas get wrong in the same way again and again: a Gaussian process on the log errors of a fit.
+
+Far from every measured row its correction is zero, so that extrapolations rest on the formulas alone (Rasmussen and
+Williams 2006, ch. 2). Lengths and sizes are fixed, not fitted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from analysis.advisor.layouts import Layouts, Values
+
+LENGTHS = {
+    **{"hidden": 0.7, "sequence": 0.7, "micro_batch": 0.7, "tensor": 0.7},
+    **{"layers": 3.0, "pipeline": 1.5, "data": 3.0, "global_batch": 3.0},
+}
+"""Over how many doublings of each quantity errors are alike. The first four decide which kernels run."""
+SIZE = 0.1
+"""Standard deviation of the formulas' log error."""
+REPEAT = 0.02
+"""Standard deviation of what two measurements of one layout differ by, and of what is left unexplained."""
+
+
+@dataclass(frozen=True)
+class Residuals:
+    """The rows of a fit, and how each of them bends what is near."""
+
+    features: Values
+    weights: Values
+
+    @classmethod
+    def of(cls, layouts: Layouts, log_errors: Values) -> Residuals:
+        """From the log of measured ÷ predicted of a fit's own rows."""
+        features = _features(layouts)
+        covariance = _alike(features, features) + REPEAT**2 * np.eye(len(features))
+        return cls(features, np.linalg.solve(covariance, log_errors))
+
+    def correction(self, layouts: Layouts) -> Values:
+        """What to add to the log of each row's predicted time."""
+        result: Values = _alike(_features(layouts), self.features) @ self.weights
+        return result
+
+
+def _features(layouts: Layouts) -> Values:
+    columns = [np.log2(getattr(layouts, name)) / length for name, length in LENGTHS.items()]
+    # Alternatives, not sizes: rows that differ in one of them have nothing in common.
+    kinds = [10.0 * column for column in (layouts.recompute, layouts.sharded, layouts.fused_attention)]
+    return np.stack([*columns, *kinds], axis=1)
+
+
+def _alike(first: Values, second: Values) -> Values:
+    """Covariance of the errors of two sets of rows: squared exponential."""
+    squares = (first**2).sum(1)[:, None] + (second**2).sum(1) - 2.0 * first @ second.T
+    result: Values = SIZE**2 * np.exp(-0.5 * np.maximum(squares, 0.0))
+    return result
