@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from analysis.advisor.baselines import BASELINES
-from analysis.advisor.evidence import predicted
 from analysis.advisor.splits import FOLDS, beyond, folds
+from analysis.advisor.unseen import predicted
 from parallelbench.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from analysis.advisor.evidence import Evidence, Predictions
+    from analysis.advisor.evidence import Evidence
     from analysis.advisor.layouts import Layouts, Values
+    from analysis.advisor.unseen import Predictions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +84,7 @@ class Accuracy:
             "error": float(self.errors[index]),
             **{field.name: float(getattr(phases, field.name)[index]) for field in fields(phases)},
             "extrapolates": self.predictions.extrapolates[index],
-            "also_in_evidence": bool(self.predictions.excluded[index]),
+            "also_in_evidence": bool(self.predictions.in_evidence[index]),
         }
 
 
@@ -139,7 +140,7 @@ def judged(
         asked=chosen,
         models=[model for model, row in zip(models, rows, strict=True) if row],
         predictions=predictions,
-        baselines=_baselines(known, chosen, predictions.excluded),
+        baselines=_baselines(known, chosen, predictions.in_evidence),
         fitted_rows=len(known.layouts),
     )
 

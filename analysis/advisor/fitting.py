@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 NOISE = 0.05
 """Standard deviation of log time that is taken for granted: what a measurement and these formulas are good for."""
-WEIGHT=0.5
 _STEP = 1e-4
 """Step of the numerical derivatives, of a parameter's logarithm."""
 
@@ -45,7 +44,14 @@ def fit(layouts: Layouts, machines: Machines, measured_s: Values) -> Fitted:
         every = errors(np.concatenate([units[None], units + _STEP * np.eye(len(units))]))
         return (every[1:] - every[0]).T / _STEP
 
-    found: Any = least_squares(lambda units: errors(units)[0], np.zeros(len(PARAMETERS)), jac=derivatives, bounds=(-np.inf, most))
+    found: Any = least_squares(
+        lambda units: errors(units)[0],
+        np.zeros(len(PARAMETERS)),
+        jac=derivatives,
+        bounds=(-np.inf, most),
+        ftol=1e-5,
+        xtol=1e-5,
+    )
     values = np.exp(log_priors + found.x * spreads)
     return {each.name: float(value) for each, value in zip(PARAMETERS, values, strict=True)}
 
@@ -54,11 +60,11 @@ def _weights(layouts: Layouts) -> Values:
     """How much each row counts.
 
     Rows of equal kernels (width, sequence, micro-batch, tensor group) err alike, whatever else differs: measured errors
-    differ by 1 % within such rows and by 8 % between them. So n of them count as √n.
+    differ by 1 % within such rows and by 8 % between them. So n of them count as one.
     """
     columns = (layouts.hidden, layouts.sequence, layouts.micro_batch, layouts.tensor)
     _, group, counts = np.unique(np.stack(columns), axis=1, return_inverse=True, return_counts=True)
-    result: Values = counts[np.ravel(group)] ** -WEIGHT
+    result: Values = 1.0 / counts[np.ravel(group)]
     return result
 
 

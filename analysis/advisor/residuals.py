@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from analysis.advisor.layouts import Layouts, Values
 
 LENGTHS = {
-    **{"hidden": 0.7, "sequence": 0.7, "micro_batch": 0.7, "tensor": 0.7},
-    **{"layers": 3.0, "pipeline": 1.5, "data": 3.0, "global_batch": 3.0},
+    "hidden": 0.5, "sequence": 0.5, "micro_batch": 0.5, "tensor": 0.5,
+    "layers": 3.0, "pipeline": 1.5, "data": 3.0, "global_batch": 3.0,
 }
 """Over how many doublings of each quantity errors are alike. The first four decide which kernels run."""
 SIZE = 0.1
@@ -24,25 +24,35 @@ SIZE = 0.1
 REPEAT = 0.02
 """Standard deviation of what two measurements of one layout differ by, and of what is left unexplained."""
 
+MOST = 0.3
+"""Larger log errors are taken for disturbed measurements, and count as this."""
+
 
 @dataclass(frozen=True)
 class Residuals:
     """The rows of a fit, and how each of them bends what is near."""
 
     features: Values
+    triangle: Values
+    """Cholesky factor of the rows' covariance."""
     weights: Values
 
     @classmethod
     def of(cls, layouts: Layouts, log_errors: Values) -> Residuals:
         """From the log of measured ÷ predicted of a fit's own rows."""
-        features = _features(layouts)
-        covariance = _alike(features, features) + REPEAT**2 * np.eye(len(features))
-        return cls(features, np.linalg.solve(covariance, log_errors))
+        from scipy.linalg import cho_solve
 
-    def correction(self, layouts: Layouts) -> Values:
-        """What to add to the log of each row's predicted time."""
-        result: Values = _alike(_features(layouts), self.features) @ self.weights
-        return result
+        features = _features(layouts)
+        triangle = np.linalg.cholesky(_alike(features, features) + REPEAT**2 * np.eye(len(features)))
+        return cls(features, triangle, cho_solve((triangle, True), np.clip(log_errors, -MOST, MOST)))
+
+    def correction(self, layouts: Layouts) -> tuple[Values, Values]:
+        """What to add to the log of each row's predicted time, and its standard deviation afterwards."""
+        from scipy.linalg import solve_triangular
+
+        near = _alike(_features(layouts), self.features)
+        explained = solve_triangular(self.triangle, near.T, lower=True, check_finite=False)
+        return near @ self.weights, np.sqrt(np.maximum(SIZE**2 - (explained**2).sum(0), 0.0) + REPEAT**2)
 
 
 def _features(layouts: Layouts) -> Values:

@@ -112,7 +112,7 @@ def step_time(layouts: Layouts, machines: Machines, fitted: Mapping[str, Values 
     pipelined = _pipelined_s(layouts, machines, links, parts=(forward, backward, logits, handover))
     busy = count * (forward + backward + logits)
     tensor = count * reductions * (2.0 + layouts.recompute) * layouts.layers / layouts.pipeline
-    update, reduced = _update_s(layouts, machines, fitted), _reduced_s(layouts, machines, links)
+    update, reduced = _update_s(layouts, machines, fitted), _reduced_s(layouts, machines, links, fitted)
     return StepTime(
         compute_s=busy - tensor,
         tensor_s=tensor,
@@ -145,10 +145,10 @@ def _sharded_s(
     return np.where((layouts.sharded > 0) & (layouts.data > 1), exposed, 0.0)
 
 
-def _reduced_s(layouts: Layouts, machines: Machines, links: Links) -> Values:
-    """All-reduce of a device's half-precision gradients, after backward."""
+def _reduced_s(layouts: Layouts, machines: Machines, links: Links, fitted: Mapping[str, Values | float]) -> Values:
+    """All-reduce of a device's gradients, after backward."""
     group = group_of(layouts.data, layouts.tensor, machines.devices_per_node, layouts.devices)
-    each = all_reduce_s(transformer.HALF * transformer.device_parameters(layouts), group, links)
+    each = all_reduce_s(fitted["gradient_bytes"] * transformer.device_parameters(layouts), group, links)
     return np.where((layouts.sharded > 0) | (layouts.data <= 1), 0.0, each)
 
 
@@ -157,7 +157,9 @@ def _update_s(layouts: Layouts, machines: Machines, fitted: Mapping[str, Values 
     return UPDATE_BYTES * owned / machines.memory_bytes_per_s / fitted["update_share"]
 
 
-def _pipelined_s(layouts: Layouts, machines: Machines, links: Links, *, parts: tuple[Values, Values, Values, Values]) -> Values:
+def _pipelined_s(
+    layouts: Layouts, machines: Machines, links: Links, *, parts: tuple[Values, Values, Values, Values]
+) -> Values:
     """All micro-batches through all stages under 1F1B, the last of which has the logits too."""
     forward, backward, logits, handover = np.broadcast_arrays(*parts)
     total = np.array(np.maximum(layouts.micro_batches, 1.0) * (forward + backward + logits))
@@ -170,7 +172,11 @@ def _pipelined_s(layouts: Layouts, machines: Machines, links: Links, *, parts: t
         rows = (stages == p) & (count == m)
         if p == 1:
             continue
-        f, b, last = forward[..., rows] + handover[..., rows], backward[..., rows] + handover[..., rows], logits[..., rows]
+        f, b, last = (
+            forward[..., rows] + handover[..., rows],
+            backward[..., rows] + handover[..., rows],
+            logits[..., rows],
+        )
         forwards = [f] * (p - 1) + [f + last / 3.0]
         backwards = [b] * (p - 1) + [b + 2.0 * last / 3.0]
         total[..., rows] = pipeline_s("1f1b", m, forwards, backwards, send_s=send[..., rows])
