@@ -54,7 +54,8 @@ def predicted(known: Evidence, layouts: Layouts, machines: Machines) -> Predicti
     deviation = parts.pop("deviation")
     phases = StepTime(**parts)
     outside = _outside(layouts, machines, known)
-    width = deviation * _widths(known, scores, np.array([bool(each) for each in outside], dtype=bool))
+    extrapolated = np.array([bool(each) for each in outside], dtype=bool)
+    width = deviation * _widths(known, scores, extrapolated, layouts.devices > machines.devices_per_node)
     return Predictions(
         phases=phases,
         low_s=phases.step_s * np.exp(-width),
@@ -86,17 +87,26 @@ def _scores(predictor: Predictor, evidence: Evidence) -> Values:
     return result
 
 
-def _widths(known: Evidence, scores: Values, extrapolated: NDArray[np.bool_]) -> Values:
-    """Half of each row's interval of log time, in units of its standard deviation."""
+def _widths(
+    known: Evidence, scores: Values, extrapolated: NDArray[np.bool_], across_nodes: NDArray[np.bool_]
+) -> Values:
+    """Half of each row's interval of log time, in units of its standard deviation.
+
+    Steps in one node and steps across nodes are judged by the errors of their own kind, where there are enough.
+    """
     usual = half_width(scores[~np.isnan(scores)])
     if usual is None:
         return np.full(len(extrapolated), np.nan)
+    across = (known.layouts.devices > known.machines.devices_per_node) & ~np.isnan(scores)
+    far = half_width(scores[across])
+    each = np.where(across_nodes, UNTESTED * usual if far is None else far, usual)
     largest = known.layouts.devices == known.layouts.devices.max()
-    wide = UNTESTED * usual
+    wide = UNTESTED * each
     if extrapolated.any() and FEWEST <= largest.sum() <= len(known) - FEWEST:
         unseen = half_width(_scores(Predictor.of(known.take(~largest)), known.take(largest)))
-        wide = max(usual, unseen if unseen is not None else wide)
-    return np.where(extrapolated, wide, usual)
+        wide = wide if unseen is None else np.maximum(each, unseen)
+    result: Values = np.where(extrapolated, wide, each)
+    return result
 
 
 def _outside(layouts: Layouts, machines: Machines, known: Evidence) -> list[list[str]]:
