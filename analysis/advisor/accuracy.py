@@ -10,6 +10,7 @@ import numpy as np
 
 from analysis.advisor.baselines import BASELINES
 from analysis.advisor.splits import FOLDS, beyond, folds
+from analysis.advisor.transformer import model_flops
 from analysis.advisor.unseen import predicted
 from parallelbench.errors import ConfigError
 
@@ -82,6 +83,7 @@ class Accuracy:
             "low_s": None if np.isnan(low) else float(low),
             "high_s": None if np.isnan(low) else float(self.predictions.high_s[index]),
             "error": float(self.errors[index]),
+            "predicted_mfu": float(_mfu(self.asked, phases.step_s)[index]),
             **{field.name: float(getattr(phases, field.name)[index]) for field in fields(phases)},
             "extrapolates": self.predictions.extrapolates[index],
             "also_in_evidence": bool(self.predictions.in_evidence[index]),
@@ -143,6 +145,13 @@ def judged(
         baselines=_baselines(known, chosen, predictions.in_evidence),
         fitted_rows=len(known.layouts),
     )
+
+
+def _mfu(asked: Evidence, step_s: Values) -> Values:
+    """Model FLOPs ÷ what the devices could do in that time by their data sheets."""
+    layouts = asked.layouts
+    result: Values = model_flops(layouts) / (step_s * layouts.devices * asked.machines.peak_flops_per_s)
+    return result
 
 
 def _baselines(known: Evidence, asked: Evidence, also_known: NDArray[np.bool_]) -> dict[str, Errors]:

@@ -30,19 +30,20 @@ def fit(layouts: Layouts, machines: Machines, measured_s: Values) -> Fitted:
     log_priors = np.log([each.prior for each in PARAMETERS])
     log_measured = np.log(measured_s)
     most = (np.log([each.most for each in PARAMETERS]) - log_priors) / spreads
-
     weights = np.sqrt(_weights(layouts))
 
     def errors(units: Values) -> Values:
         """One row of errors per row of parameters, in units of their prior's spread."""
         logs = np.atleast_2d(log_priors + units * spreads)
         columns = {each.name: np.exp(logs[:, [i]]) for i, each in enumerate(PARAMETERS)}
-        off = (np.log(step_time(layouts, machines, columns).step_s) - log_measured) / NOISE
-        return np.concatenate([weights * _softened(off), np.atleast_2d(units)], axis=1)
+        off: Values = (np.log(step_time(layouts, machines, columns).step_s) - log_measured) / NOISE
+        together: Values = np.concatenate([weights * _softened(off), np.atleast_2d(units)], axis=1)
+        return together
 
     def derivatives(units: Values) -> Values:
         every = errors(np.concatenate([units[None], units + _STEP * np.eye(len(units))]))
-        return (every[1:] - every[0]).T / _STEP
+        result: Values = (every[1:] - every[0]).T / _STEP
+        return result
 
     found: Any = least_squares(
         lambda units: errors(units)[0],

@@ -49,6 +49,8 @@ class Layouts:
     """1: parameters, gradients and optimizer state are cut over the data-parallel ranks (FSDP, ZeRO 3); 0: copied."""
     fused_attention: Values
     """1: causal attention that never writes the matrix of scores (FlashAttention); 0: matrices of scores in memory."""
+    fp8: Values
+    """1: the layers' products with weights are in 8 bits; 0: in 16."""
 
     def __len__(self) -> int:
         return len(self.hidden)

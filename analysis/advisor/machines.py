@@ -18,10 +18,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Machines:
-    """One element per candidate, from data sheets."""
+    """One element per candidate, from public sources."""
 
+    peak_flops_per_s: Values
+    """Dense half-precision matrix products of one device by the data sheet: what MFU refers to."""
     flops_per_s: Values
-    """Dense half-precision matrix products of one device."""
+    """The most that was measured of them."""
     memory_bytes_per_s: Values
     """One device's memory."""
     memory_bytes: Values
@@ -40,7 +42,8 @@ class Machines:
 def machines_of(hardware: Sequence[Hardware]) -> Machines:
     """One row per element."""
     columns = {
-        "flops_per_s": [1e12 * each.half_tflops for each in hardware],
+        "peak_flops_per_s": [1e12 * each.half_tflops for each in hardware],
+        "flops_per_s": [1e12 * each.matmul_tflops for each in hardware],
         "memory_bytes_per_s": [1e9 * each.memory_gb_per_s for each in hardware],
         "memory_bytes": [2.0**30 * each.memory_gib for each in hardware],
         "link_bytes_per_s": [1e9 * each.link_gb_per_s for each in hardware],

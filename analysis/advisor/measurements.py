@@ -44,10 +44,10 @@ _FOUNDRY = {
     "GlobalBatchSize": "global_batch",
     "Throughput (T/s)": "tokens_per_s",
 }
-_FOUNDRY_WORDS = {"Model", "GPU", "Activation Checkpointing"}
+_FOUNDRY_WORDS = {"Model", "GPU", "Activation Checkpointing", "Precision", "Sharding Strategy", "Activation CPUOffload"}
 _FOUNDRY_REST = {
     *("MFU", "HFU", "Model TFLOP", "GradAccum", "Throughput (S/s)", "Throughput (T/s/GPU)", "GlobalBatchSize (T)"),
-    *("Precision", "MP Mode", "Sharding Strategy", "Activation CPUOffload", "NumParams", "section"),
+    *("MP Mode", "NumParams", "section"),
 }
 VTRAIN_VOCABULARY = 50_257
 FOUNDRY_VOCABULARY = 50_368
@@ -63,6 +63,8 @@ SHAPES = {
     "70b": (80, 8192, 64),
 }
 """Layers, width and heads of llm-foundry's MPT models, from its scripts/train/yamls/pretrain (Apache 2.0)."""
+_YES_NO = {"True": 1.0, "False": 0.0}
+_PRECISIONS = {"bf16": 0.0, "amp_bf16": 0.0, "fp16": 0.0, "amp_fp16": 0.0, "fp8": 1.0, "amp_fp8": 1.0}
 _NETWORK = re.compile(r"(\d+(?:\.\d+)?) ?Gbps", re.IGNORECASE)
 
 
@@ -137,6 +139,15 @@ def _number(path: Path, line: int, row: Mapping[str, str | None], column: str) -
     return value
 
 
+def _choice(
+    path: Path, row: int, values: Mapping[str, str | None], column: str, *, valid: Mapping[str, float]
+) -> float:
+    value = values[column] or ""
+    if value not in valid:
+        raise ConfigError(f"{path}, line {row + 2}: {column}={value!r} can't be predicted: {choices(value, valid)}")
+    return valid[value]
+
+
 def _columns(path: Path, rows: Sequence[Mapping[str, str | None]], names: Mapping[str, str]) -> dict[str, Values]:
     return {
         name: np.array([_number(path, line, row, column) for line, row in enumerate(rows, start=2)])
@@ -155,7 +166,7 @@ def _vtrain(path: Path, rows: Sequence[Mapping[str, str | None]]) -> Measured:
     columns = _columns(path, rows, _VTRAIN)
     devices, time_ms = columns.pop("devices"), columns.pop("time_ms")
     layouts = layouts_of(
-        columns | {"vocabulary": VTRAIN_VOCABULARY, "recompute": 1, "sharded": 0, "fused_attention": 0}
+        columns | {"vocabulary": VTRAIN_VOCABULARY, "recompute": 1, "sharded": 0, "fused_attention": 0, "fp8": 0}
     )
     _refuse(path, layouts.devices != devices, lambda i: f"tensor × data × pipeline is not # GPUs={devices[i]:g}")
     _refuse(path, layouts.micro_batches % 1 > 0, lambda i: "global batch is no multiple of data × micro batch")
@@ -178,12 +189,20 @@ def _foundry(path: Path, rows: Sequence[Mapping[str, str | None]]) -> Measured:
     _refuse(path, unknown, lambda i: f"Model={models[i]!r} is not known: {choices(models[i], SHAPES)}")
     layers, hidden, heads = (np.array([SHAPES[model][i] for model in models], dtype=float) for i in range(3))
     sections = [_NETWORK.search(row.get("section") or "") for row in rows]
+    for i, row in enumerate(rows):
+        _choice(path, i, row, "Sharding Strategy", valid={"FULL_SHARD": 1.0})
+        _choice(path, i, row, "Activation CPUOffload", valid={"False": 0.0})
     devices, tokens_per_s = columns.pop("devices"), columns.pop("tokens_per_s")
     layouts = layouts_of(
         columns
         | {"layers": layers, "hidden": hidden, "heads": heads, "vocabulary": FOUNDRY_VOCABULARY}
         | {"tensor": 1, "pipeline": 1, "data": devices, "sharded": 1, "fused_attention": 1}
-        | {"recompute": [float(row["Activation Checkpointing"] == "True") for row in rows]}
+        | {
+            "recompute": [
+                _choice(path, i, row, "Activation Checkpointing", valid=_YES_NO) for i, row in enumerate(rows)
+            ]
+        }
+        | {"fp8": [_choice(path, i, row, "Precision", valid=_PRECISIONS) for i, row in enumerate(rows)]}
     )
     return Measured(
         source="llm_foundry",

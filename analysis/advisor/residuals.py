@@ -15,8 +15,14 @@ if TYPE_CHECKING:
     from analysis.advisor.layouts import Layouts, Values
 
 LENGTHS = {
-    "hidden": 0.5, "sequence": 0.5, "micro_batch": 0.5, "tensor": 0.5,
-    "layers": 3.0, "pipeline": 1.5, "data": 3.0, "global_batch": 3.0,
+    "hidden": 0.5,
+    "sequence": 0.5,
+    "micro_batch": 0.5,
+    "tensor": 0.5,
+    "layers": 3.0,
+    "pipeline": 1.5,
+    "data": 3.0,
+    "global_batch": 3.0,
 }
 """Over how many doublings of each quantity errors are alike. The first four decide which kernels run."""
 SIZE = 0.1
@@ -43,7 +49,8 @@ class Residuals:
         from scipy.linalg import cho_solve
 
         features = _features(layouts)
-        triangle = np.linalg.cholesky(_alike(features, features) + REPEAT**2 * np.eye(len(features)))
+        covariance = _alike(features, features) + REPEAT**2 * np.eye(len(features))
+        triangle = np.asarray(np.linalg.cholesky(covariance), dtype=np.float64)
         return cls(features, triangle, cho_solve((triangle, True), np.clip(log_errors, -MOST, MOST)))
 
     def correction(self, layouts: Layouts) -> tuple[Values, Values]:
@@ -58,7 +65,7 @@ class Residuals:
 def _features(layouts: Layouts) -> Values:
     columns = [np.log2(getattr(layouts, name)) / length for name, length in LENGTHS.items()]
     # Alternatives, not sizes: rows that differ in one of them have nothing in common.
-    kinds = [10.0 * column for column in (layouts.recompute, layouts.sharded, layouts.fused_attention)]
+    kinds = [10.0 * column for column in (layouts.recompute, layouts.sharded, layouts.fused_attention, layouts.fp8)]
     return np.stack([*columns, *kinds], axis=1)
 
 

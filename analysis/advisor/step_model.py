@@ -78,7 +78,8 @@ def layer_s(layouts: Layouts, machines: Machines, fitted: Mapping[str, Values | 
     """One layer's kernels, forward, of one micro-batch, on one device."""
     width, rows = layouts.hidden / layouts.tensor, transformer.tokens(layouts)
     slower = 1.0 + fitted["narrow_width"] / width + fitted["few_rows"] / rows
-    matrices = transformer.matrix_flops(layouts) / machines.flops_per_s / fitted["matrix_share"] * slower
+    faster = np.where(layouts.fp8 > 0, fitted["fp8_speed"], 1.0)
+    matrices = transformer.matrix_flops(layouts) / machines.flops_per_s / fitted["matrix_share"] * slower / faster
     attention = transformer.attention_flops(layouts) / machines.flops_per_s / fitted["attention_share"]
     traffic = transformer.elementwise_bytes(layouts) + transformer.score_bytes(layouts)
     return matrices + attention + traffic / machines.memory_bytes_per_s / fitted["memory_share"]
@@ -166,8 +167,9 @@ def _pipelined_s(
     stages, count = layouts.pipeline.astype(int), np.round(np.maximum(layouts.micro_batches, 1.0)).astype(int)
     neighbours = layouts.tensor * layouts.data
     crosses = (neighbours >= machines.devices_per_node) * 1.0
-    rings = np.minimum(machines.devices_per_node, layouts.devices)
-    send = np.broadcast_to(send_s(transformer.boundary_bytes(layouts), crosses, links, rings=rings), total.shape)
+    rings: Values = np.minimum(machines.devices_per_node, layouts.devices)
+    sent = send_s(transformer.boundary_bytes(layouts), np.asarray(crosses, dtype=np.float64), links, rings=rings)
+    send = np.broadcast_to(sent, total.shape)
     for p, m in sorted(set(zip(stages.tolist(), count.tolist(), strict=True))):
         rows = (stages == p) & (count == m)
         if p == 1:

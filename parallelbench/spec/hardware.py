@@ -1,4 +1,4 @@
-"""What a site's devices and links can do by their data sheets: what the advisor starts from."""
+"""What a site's devices and links can do, from public sources: what the advisor starts from."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ Rate = Annotated[float, Meta(gt=0.0)]
 
 
 class Hardware(Node, frozen=True, kw_only=True):
-    """One kind of accelerator in nodes of one kind; figures of data sheets, not of measurements."""
+    """One kind of accelerator in nodes of one kind."""
 
     accelerator: Name
     """What it is called, e.g. a100_40gb."""
     half_tflops: Rate
-    """Dense matrix products in fp16 or bf16, 10¹² FLOP/s of one device."""
+    """Dense matrix products in fp16 or bf16 by the data sheet, 10¹² FLOP/s of one device."""
+    matmul_tflops: Rate
+    """The most that was measured of them, at any size: power limits keep it below the data sheet."""
     memory_gb_per_s: Rate
     """Bandwidth of a device's memory, 10⁹ bytes/s."""
     memory_gib: Rate

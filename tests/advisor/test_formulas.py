@@ -15,8 +15,19 @@ from analysis.advisor.measurements import read_measured
 from analysis.advisor.step_model import overlapped
 
 SMALL = {
-    "hidden": 64, "layers": 3, "heads": 4, "vocabulary": 101, "sequence": 16, "global_batch": 8, "micro_batch": 2,
-    "tensor": 1, "pipeline": 1, "data": 1, "recompute": 0, "sharded": 0, "fused_attention": 0,
+    "hidden": 64,
+    "layers": 3,
+    "heads": 4,
+    "vocabulary": 101,
+    "sequence": 16,
+    "global_batch": 8,
+    "micro_batch": 2,
+    "tensor": 1,
+    "pipeline": 1,
+    "data": 1,
+    "recompute": 0,
+    "sharded": 0,
+    "fused_attention": 0,
 }
 
 
@@ -65,8 +76,10 @@ def test_a_tensor_group_shares_the_products() -> None:
 
 def tiers(**changes: float) -> links.Links:
     sizes = {
-        "link_bytes_per_s": 300e9, "network_bytes_per_s": 100e9,
-        "link_latency_s": 1e-6, "network_latency_s": 1e-5,
+        "link_bytes_per_s": 300e9,
+        "network_bytes_per_s": 100e9,
+        "link_latency_s": 1e-6,
+        "network_latency_s": 1e-5,
     }
     return links.Links(**{name: np.array([value]) for name, value in (sizes | changes).items()})
 
