@@ -30,7 +30,7 @@ class Predictor:
         """Fit the parameters, then the errors that remain."""
         fitted = fit(evidence.layouts, evidence.machines, evidence.time_s)
         step_s = step_time(evidence.layouts, evidence.machines, fitted).step_s
-        return cls(fitted, Residuals.of(evidence.layouts, np.log(evidence.time_s / step_s)))
+        return cls(fitted, Residuals.of(evidence.layouts, evidence.machines, np.log(evidence.time_s / step_s)))
 
     def predict(self, layouts: Layouts, machines: Machines) -> tuple[StepTime, Values]:
         """Each row's phases, and the standard deviation of the log of their sum.
@@ -38,6 +38,6 @@ class Predictor:
         A correction stretches all phases of a row alike.
         """
         phases = step_time(layouts, machines, self.fitted)
-        correction, deviation = self.residuals.correction(layouts)
+        correction, deviation = self.residuals.correction(layouts, machines)
         stretch = np.exp(correction)
         return StepTime(**{each.name: getattr(phases, each.name) * stretch for each in fields(phases)}), deviation

@@ -13,6 +13,7 @@ import numpy as np
 
 if TYPE_CHECKING:
     from analysis.advisor.layouts import Layouts, Values
+    from analysis.advisor.machines import Machines
 
 LENGTHS = {
     "hidden": 0.5,
@@ -24,7 +25,8 @@ LENGTHS = {
     "data": 3.0,
     "global_batch": 3.0,
 }
-"""Over how many doublings of each quantity errors are alike. The first four decide which kernels run."""
+"""Over how many doublings of each quantity errors are alike. The first four decide which kernels run.
+Devices of twice the speed, in products or in memory, share little."""
 SIZE = 0.1
 """Standard deviation of the formulas' log error."""
 REPEAT = 0.02
@@ -44,26 +46,27 @@ class Residuals:
     weights: Values
 
     @classmethod
-    def of(cls, layouts: Layouts, log_errors: Values) -> Residuals:
+    def of(cls, layouts: Layouts, machines: Machines, log_errors: Values) -> Residuals:
         """From the log of measured ÷ predicted of a fit's own rows."""
         from scipy.linalg import cho_solve
 
-        features = _features(layouts)
+        features = _features(layouts, machines)
         covariance = _alike(features, features) + REPEAT**2 * np.eye(len(features))
         triangle = np.asarray(np.linalg.cholesky(covariance), dtype=np.float64)
         return cls(features, triangle, cho_solve((triangle, True), np.clip(log_errors, -MOST, MOST)))
 
-    def correction(self, layouts: Layouts) -> tuple[Values, Values]:
+    def correction(self, layouts: Layouts, machines: Machines) -> tuple[Values, Values]:
         """What to add to the log of each row's predicted time, and its standard deviation afterwards."""
         from scipy.linalg import solve_triangular
 
-        near = _alike(_features(layouts), self.features)
+        near = _alike(_features(layouts, machines), self.features)
         explained = solve_triangular(self.triangle, near.T, lower=True, check_finite=False)
         return near @ self.weights, np.sqrt(np.maximum(SIZE**2 - (explained**2).sum(0), 0.0) + REPEAT**2)
 
 
-def _features(layouts: Layouts) -> Values:
+def _features(layouts: Layouts, machines: Machines) -> Values:
     columns = [np.log2(getattr(layouts, name)) / length for name, length in LENGTHS.items()]
+    columns += [np.log2(machines.flops_per_s), np.log2(machines.memory_bytes_per_s)]
     # Alternatives, not sizes: rows that differ in one of them have nothing in common.
     kinds = [10.0 * column for column in (layouts.recompute, layouts.sharded, layouts.fused_attention, layouts.fp8)]
     return np.stack([*columns, *kinds], axis=1)

@@ -39,19 +39,26 @@ class Predictions:
 
 
 def predicted(known: Evidence, layouts: Layouts, machines: Machines) -> Predictions:
-    """Each row's step by a fit that has not seen it."""
+    """Each row's step by a fit that has not seen it.
+
+    The intervals are those of fits that lack a fold, for all rows alike: their errors are what was tried.
+    """
     fold_of_known, fold_of_asked = folds(known.layouts), folds(layouts)
     repeated = known.holds(layouts, machines)
     parts, scores = _blank(len(layouts)), np.full(len(known), np.nan)
+    claimed: list[Values] = []
     for fold in range(FOLDS):
         inside = fold_of_known != fold
         if inside.all() or not inside.any():
             continue
         predictor = Predictor.of(known.take(inside))
         scores[~inside] = _scores(predictor, known.take(~inside))
+        claimed.append(predictor.residuals.correction(layouts, machines)[1])
         _put(parts, predictor, layouts, machines, rows=repeated & (fold_of_asked == fold))
     _put(parts, Predictor.of(known), layouts, machines, rows=~repeated)
     deviation = parts.pop("deviation")
+    if claimed:
+        deviation = np.where(repeated, deviation, np.mean(claimed, axis=0))
     phases = StepTime(**parts)
     outside = _outside(layouts, machines, known)
     extrapolated = np.array([bool(each) for each in outside], dtype=bool)

@@ -28,6 +28,7 @@ SMALL = {
     "recompute": 0,
     "sharded": 0,
     "fused_attention": 0,
+    "fp8": 0,
 }
 
 
