@@ -232,7 +232,7 @@ class _Version(argparse.Action):
 
 def _verbs() -> dict[str, Callable[[argparse.Namespace], int]]:
     from launch.sweep.extension import extension
-    from launch.verbs import advising, planning, results, running, watching
+    from launch.verbs import planning, results, running, watching
 
     def configured(verb: Callable[..., int]) -> Callable[[argparse.Namespace], int]:
         return lambda options: verb(options.overrides, extension(options.conf, options.plugin))
@@ -265,16 +265,23 @@ def _verbs() -> dict[str, Callable[[argparse.Namespace], int]]:
             across=options.across,
             fail_if_slower=options.fail_if_slower,
         ),
-        "advise": lambda options: advising.advise(
-            options.overrides,
-            extension(options.conf, None),
-            check=options.check,
-            known=options.known,
-            fit_up_to=options.fit_up_to,
-            as_json=options.json,
-        ),
+        "advise": _advise,
         "doctor": lambda options: watching.doctor(options.overrides, bandwidth=options.bandwidth),
     }
+
+
+def _advise(options: argparse.Namespace) -> int:
+    from launch.sweep.extension import extension
+    from launch.verbs.advising import advise
+
+    return advise(
+        options.overrides,
+        extension(options.conf, None),
+        check=options.check,
+        known=options.known,
+        fit_up_to=options.fit_up_to,
+        as_json=options.json,
+    )
 
 
 if __name__ == "__main__":

@@ -84,9 +84,3 @@ def layouts_of(columns: Mapping[str, object]) -> Layouts:
     names = [field.name for field in fields(Layouts)]
     arrays = np.broadcast_arrays(*(np.atleast_1d(np.asarray(columns[name], dtype=np.float64)) for name in names))
     return Layouts(**{name: np.array(array) for name, array in zip(names, arrays, strict=True)})
-
-
-def joined(first: Layouts, second: Layouts) -> Layouts:
-    """The rows of both."""
-    pairs = {field.name: (getattr(first, field.name), getattr(second, field.name)) for field in fields(first)}
-    return Layouts(**{name: np.concatenate(pair) for name, pair in pairs.items()})

@@ -35,9 +35,9 @@ def advise(
     `known` are the files that are fitted to, by default the published ones of the same format. With `fit_up_to`, only
     rows on at most so many devices are, and those on more are judged.
     """
-    from analysis.advisor.accuracy import judged
     from analysis.advisor.evidence import joined_evidence, shipped_files
     from analysis.advisor.measurements import read_measured
+    from analysis.advisor.prediction_errors import judged
 
     for override in parse(overrides, extension.conf):
         if override.key_or_group.partition(".")[0] != "site":
