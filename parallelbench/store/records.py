@@ -15,7 +15,7 @@ from parallelbench.store.telemetry_table import GPU_AND_HOST, TELEMETRY
 if TYPE_CHECKING:
     import pyarrow as pa
 
-TABLES_VERSION = 3
+TABLES_VERSION = 4
 """Version of the result tables, in manifests and Parquet files; not in run ids, so a new column reruns nothing."""
 
 EPOCH = Column("epoch", "int32", "counts from 1")
@@ -94,6 +94,27 @@ RANKS = (
     ),
     Column("training_ended_at", "float64", "Unix time at its end", "s"),
     Column("cpu_time_s", "float64", "processor time of this process in it: all threads, user and system", "s"),
+    Column(
+        "others_time_s",
+        "float64",
+        "processor time that this rank's own cores gave to others in it: other programs, interrupts, the hypervisor",
+        "s",
+        null="it has no cores of its own (GPU ranks), or the kernel does not say",
+    ),
+    Column(
+        "stolen_time_s",
+        "float64",
+        "of that, what the hypervisor gave to other machines",
+        "s",
+        null="likewise",
+    ),
+    Column(
+        "run_delay_s",
+        "float64",
+        "how long the training thread was ready to run in it, and had to wait for a core",
+        "s",
+        null="the kernel does not say",
+    ),
     Column(
         "evaluation_time_s",
         "float64",
