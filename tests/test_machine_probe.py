@@ -60,8 +60,8 @@ def test_operations_and_bytes_are_counted_by_the_textbook(monkeypatch: pytest.Mo
     monkeypatch.setattr(torch, "mm", timed_multiply)
     monkeypatch.setattr(torch.Tensor, "copy_", timed_copy)
     found = probe(World(), "start")
-    assert found["probed_start_matmul_flop_per_s"] == 2 * 512**3 / 2.0
-    assert found["probed_start_memory_bytes_per_s"] == 2 * 64 * 2**20 / 4.0, "read once, written once"
+    assert found["probed_start_matmul_flop_per_s"] == 2 * 256**3 / 2.0
+    assert found["probed_start_memory_bytes_per_s"] == 2 * 2 * 2**20 / 4.0, "read once, written once"
 
 
 def test_a_device_without_memory_left_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:

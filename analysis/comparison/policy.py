@@ -136,8 +136,15 @@ class Issue:
 
 
 def _words(issue: Issue) -> str:
-    shown = format_differences(issue.differences)
-    numbers = [f"{value:,}" for pair in issue.differences.values() for value in pair if isinstance(value, int)]
+    return _words_of_blocker(issue) if isinstance(issue.kind, Blocker) else _words_of_caveat(issue)
+
+
+def _numbers(issue: Issue) -> list[str]:
+    return [f"{value:,}" for pair in issue.differences.values() for value in pair if isinstance(value, int)]
+
+
+def _words_of_blocker(issue: Issue) -> str:
+    numbers = _numbers(issue)
     match issue.kind:
         case Blocker.ENVIRONMENT:
             return refusal(issue.differences, issue.remedies, issue.differences)
@@ -157,6 +164,12 @@ def _words(issue: Issue) -> str:
         case Blocker.UNREACHED:
             ((target, _),) = issue.differences.items()
             return f"{' of '.join(numbers)} repeats never reach {target}"
+    raise AssertionError(issue.kind)
+
+
+def _words_of_caveat(issue: Issue) -> str:
+    shown, numbers = format_differences(issue.differences), _numbers(issue)
+    match issue.kind:
         case Caveat.ENVIRONMENT:
             return f"the compared runs differ in {shown}"
         case Caveat.SAMPLES:
@@ -176,6 +189,7 @@ def _words(issue: Issue) -> str:
             )
         case Caveat.DRIFT:
             return f"the speed of a machine changed by more than {PROBE_TOLERANCE:.0%} during a run: {shown}"
+    raise AssertionError(issue.kind)
 
 
 def _in_turn(remedies: Remedies) -> str:

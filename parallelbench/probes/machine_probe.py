@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import time
+from itertools import cycle
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -11,7 +13,7 @@ import torch
 from parallelbench.probes.memory_probe import release
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from parallelbench.rank.world import World
 
@@ -21,9 +23,12 @@ PIECE_S = 0.06
 """How long each of the two pieces of work is repeated; the fastest time counts."""
 MOST_RANKS = 8
 """Ranks of a node that are measured, since they are measured one after the other."""
-_SIDES = {"cpu": 512, "cuda": 4096}
+_SIDES = {"cpu": 256, "cuda": 4096}
 """Rows and columns of the matrices. On a GPU they are fp16: that speed depends on no setting of TF32."""
-_COPIED_BYTES = {"cpu": 64 * 2**20, "cuda": 256 * 2**20}
+_COPIED_BYTES = {"cpu": 2 * 2**20, "cuda": 256 * 2**20}
+"""On a CPU both pieces of work take less than a scheduler's slice: on a busy core some of them are not interrupted."""
+_PLACES = {"cpu": 32, "cuda": 1}
+"""How many such pieces of memory are copied in turn, so that caches don't hold them."""
 
 
 def probe(world: World, moment: Moment) -> dict[str, float | None]:
@@ -54,25 +59,30 @@ def _measured(world: World) -> tuple[float, float]:
     try:
         with torch.no_grad():
             one, other, product = (torch.ones(side, side, dtype=dtype, device=world.device) for _ in range(3))
-            product_s = _fastest_s(lambda: torch.mm(one, other, out=product), world)
-            source, copy = (torch.ones(size, dtype=torch.uint8, device=world.device) for _ in range(2))
-            copy_s = _fastest_s(lambda: copy.copy_(source), world)
+            product_s = _fastest_s([lambda: torch.mm(one, other, out=product)], world)
+            shape = (_PLACES[world.device_type], size)
+            source, copy = (torch.ones(shape, dtype=torch.uint8, device=world.device) for _ in range(2))
+            copies = [functools.partial(into.copy_, out_of) for into, out_of in zip(copy, source, strict=True)]
+            copy_s = _fastest_s(copies, world)
     except torch.OutOfMemoryError:
         return 0.0, 0.0
     finally:
-        one = other = product = source = copy = None  # type: ignore[assignment]
+        one = other = product = source = copy = copies = None  # type: ignore[assignment]
         release()
     return 2 * side**3 / product_s, 2 * size / copy_s
 
 
-def _fastest_s(work: Callable[[], object], world: World) -> float:
-    """The shortest time of a piece of work, s: a short interruption lengthens only some of them."""
-    work()  # the first one loads libraries and touches the memory
+def _fastest_s(pieces: Sequence[Callable[[], object]], world: World) -> float:
+    """The shortest time of a piece of work, s: an interruption lengthens only some of them."""
+    for piece in pieces:  # the first time loads libraries and touches the memory
+        piece()
     world.synchronize()
     fastest_s, end = float("inf"), time.perf_counter() + PIECE_S
-    while time.perf_counter() < end:
+    for piece in cycle(pieces):
         start = time.perf_counter()
-        work()
+        if start > end:
+            break
+        piece()
         world.synchronize()
         fastest_s = min(fastest_s, time.perf_counter() - start)
     return fastest_s

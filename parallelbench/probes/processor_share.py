@@ -25,8 +25,8 @@ class Core(NamedTuple):
     total_s: float
 
 
-class Reading(NamedTuple):
-    """A moment of a rank."""
+class Account(NamedTuple):
+    """What a rank and its cores have done until a moment."""
 
     time_s: float
     own_s: float
@@ -68,9 +68,9 @@ class ProcessorShare:
             columns["stolen_time_s"] = sum(core.stolen_s for core in spent.values())
         return columns
 
-    def _read(self) -> Reading:
+    def _read(self) -> Account:
         cores = read_cores(self._proc / "stat", self._own) if self._own else {}
-        return Reading(time.perf_counter(), time.process_time(), cores, _delay_s(self._proc / "thread-self/schedstat"))
+        return Account(time.perf_counter(), time.process_time(), cores, _delay_s(self._proc / "thread-self/schedstat"))
 
 
 def _since(before: Core, after: Core) -> Core:

@@ -84,15 +84,11 @@ def is_volatile(key: str) -> bool:
     return key in (*VOLATILE, VERSION) or (key.startswith("variables.") and not must_match(key))
 
 
-def unrecorded(one: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[str, ...]:
-    """What must match, but is not recorded in both environments: that they lack it does not make them equal."""
-    if _knows_added(one, other):
+def unrecorded(environment: Mapping[str, Any]) -> tuple[str, ...]:
+    """What must match, but an older release did not record: that two environments lack it does not make them equal."""
+    if int(environment.get(VERSION, 1)) >= ENTRIES_VERSION:
         return ()
     return (*ADDED, *(f"{name}*" if name.endswith("_") else name for name in _ADDED_VARIABLES))
-
-
-def _knows_added(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    return all(int(environment.get(VERSION, 1)) >= ENTRIES_VERSION for environment in (one, other))
 
 
 def is_set_by_launcher(key: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
@@ -110,11 +106,9 @@ def differences(
 ) -> dict[str, tuple[Any, Any]]:
     """The relevant `entries` that differ between two environments: dotted key → both values, None for a missing one.
 
-    Entries that one of them could not have yet are none of them: see `unrecorded`.
+    Of entries that neither has, `unrecorded` says whether they could have been recorded.
     """
     keys = sorted(key for key in one.keys() | other.keys() if relevant(key) and key != VERSION)
-    if not _knows_added(one, other):
-        keys = [key for key in keys if key not in ADDED and not _is_variable(key, _ADDED_VARIABLES)]
     return {key: (one.get(key), other.get(key)) for key in keys if one.get(key) != other.get(key)}
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from parallelbench.store.columns import KEYS, Column, Over, Show
+from parallelbench.store.processor_columns import PROCESSOR_SHARE
 from parallelbench.store.run_table import RUN
 from parallelbench.store.telemetry_table import GPU_AND_HOST, TELEMETRY
 
@@ -94,27 +95,7 @@ RANKS = (
     ),
     Column("training_ended_at", "float64", "Unix time at its end", "s"),
     Column("cpu_time_s", "float64", "processor time of this process in it: all threads, user and system", "s"),
-    Column(
-        "others_time_s",
-        "float64",
-        "processor time that this rank's own cores gave to others in it: other programs, interrupts, the hypervisor",
-        "s",
-        null="it has no cores of its own (GPU ranks), or the kernel does not say",
-    ),
-    Column(
-        "stolen_time_s",
-        "float64",
-        "of that, what the hypervisor gave to other machines",
-        "s",
-        null="likewise",
-    ),
-    Column(
-        "run_delay_s",
-        "float64",
-        "how long the training thread was ready to run in it, and had to wait for a core",
-        "s",
-        null="the kernel does not say",
-    ),
+    *PROCESSOR_SHARE,
     Column(
         "evaluation_time_s",
         "float64",

@@ -220,14 +220,24 @@ def test_where_something_is_and_which_job_it_was_need_not_match(name: str) -> No
     assert differences(entries(usual), entries(usual | {"variables": {name: "/tmp/7"}})) == {}
 
 
-def test_what_an_older_result_could_not_record_is_neither_alike_nor_unlike(tmp_path: Path) -> None:
+def older_environment() -> str:
     older = json.loads(Fake.environment)
     del older["entries_version"]
-    newer = json.dumps(json.loads(Fake.environment) | {"nice": 0, "cpu_capability": "AVX512"})
-    runs = sides(tmp_path, {"environment": json.dumps(older)}, {"environment": newer})
+    return json.dumps(older)
+
+
+def test_what_an_older_release_could_not_record_is_not_known_to_match(tmp_path: Path) -> None:
+    older = {"environment": older_environment()}
+    runs = sides(tmp_path, older, older)
     assert in_all(runs, "not all of the compared runs recorded cpu_capability, ") == [True] * 3
     assert in_all(runs, "whether they match is not known") == [True] * 3
     assert verdict_of(runs) == "faster"
+
+
+def test_what_only_one_side_could_record_is_refused(tmp_path: Path) -> None:
+    newer = json.dumps(json.loads(Fake.environment) | {"nice": 0})
+    runs = sides(tmp_path, {"environment": older_environment()}, {"environment": newer})
+    assert in_all(runs, "the sides differ in nice: null and 0") == [True] * 3
 
 
 # --- which runs are compared
