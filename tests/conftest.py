@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.warm import warm
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
@@ -28,6 +30,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for test, cases in told.items():
         if len(cases) > 1 and not any(cases):
             raise pytest.UsageError(f"{test}: no case is one of those that its mark names")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def forks() -> Iterator[None]:
+    """Start the suite's programs with the libraries loaded already."""
+    with warm():
+        yield
 
 
 @pytest.fixture(autouse=True)
