@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.warm import warm
+from tests.compositions import once
+from tests.warm import cold, warm
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -36,6 +37,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def forks() -> Iterator[None]:
     """Start the suite's programs with the libraries loaded already."""
     with warm():
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compositions() -> Iterator[None]:
+    """Compose each configuration once."""
+    with once():
+        yield
+
+
+@pytest.fixture
+def by_exec() -> Iterator[None]:
+    """Start this test's programs as users do: nothing is loaded before."""
+    with cold():
         yield
 
 
