@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from analysis.advisor import transformer
-from analysis.advisor.links import Links, all_reduce_s, gather_s, group_of, send_s
+from analysis.advisor.links import Links, all_reduce_s, gather_s, group_of, send_s, turn_s
 from analysis.advisor.replay import pipeline_s
 
 if TYPE_CHECKING:
@@ -102,17 +102,18 @@ def step_time(layouts: Layouts, machines: Machines, fitted: Mapping[str, Values 
     kernels = layer_s(layouts, machines, fitted)
     per_pass = overlapped(kernels, launch, LAUNCH_OVERLAP)
     reductions = _tensor_s(layouts, machines, links)
-    forward = (per_pass + reductions) * layouts.layers / layouts.pipeline
-    exposed = _sharded_s(layouts, machines, links, fitted, compute_s=per_pass * passes * layouts.layers)
+    depth = layouts.layers / layouts.pipeline
+    forward = (per_pass + reductions) * depth
+    exposed = _sharded_s(layouts, machines, links, fitted, compute_s=per_pass * passes * depth)
     backward_passes = BACKWARD + layouts.recompute
     # Two all-reduces forward, two backward, two more where the forward pass is repeated.
-    backward = (per_pass * backward_passes + reductions * (1.0 + layouts.recompute)) * layouts.layers / layouts.pipeline
+    backward = (per_pass * backward_passes + reductions * (1.0 + layouts.recompute)) * depth
     logits = _logits_s(layouts, machines, fitted)
     count = np.maximum(layouts.micro_batches, 1.0)
     handover = fitted["handover_s"] * np.ones_like(logits)
     pipelined = _pipelined_s(layouts, machines, links, parts=(forward, backward, logits, handover))
     busy = count * (forward + backward + logits)
-    tensor = count * reductions * (2.0 + layouts.recompute) * layouts.layers / layouts.pipeline
+    tensor = count * reductions * (2.0 + layouts.recompute) * depth
     update, reduced = _update_s(layouts, machines, fitted), _reduced_s(layouts, machines, links, fitted)
     return StepTime(
         compute_s=busy - tensor,
@@ -140,8 +141,9 @@ def _sharded_s(
     Every layer is gathered for forward and again for backward, and its gradients are scattered, all per micro-batch.
     """
     group = group_of(layouts.data, layouts.tensor, machines.devices_per_node, layouts.devices)
-    whole = transformer.HALF * transformer.parameters(layouts) / layouts.tensor
-    moved = 3.0 * (gather_s(whole, group, links) + (layouts.layers - 1.0) * gather_s(0.0 * whole, group, links))
+    whole = transformer.HALF * transformer.device_parameters(layouts)
+    # One message per layer: all their bytes, and the turns of each.
+    moved = 3.0 * (gather_s(whole, group, links) + (layouts.layers / layouts.pipeline - 1.0) * turn_s(group, links))
     exposed = overlapped(compute_s, moved, fitted["overlap"]) - compute_s
     return np.where((layouts.sharded > 0) & (layouts.data > 1), exposed, 0.0)
 

@@ -11,8 +11,11 @@ import pytest
 from analysis.advisor import links, transformer
 from analysis.advisor.evidence import shipped_files
 from analysis.advisor.layouts import Layouts, layouts_of
+from analysis.advisor.machines import machines_of
 from analysis.advisor.measurements import read_measured
-from analysis.advisor.step_model import overlapped
+from analysis.advisor.parameters import priors
+from analysis.advisor.step_model import overlapped, step_time
+from parallelbench.spec.hardware import Hardware
 
 SMALL = {
     "hidden": 64,
@@ -118,3 +121,44 @@ def test_layouts_take_rows_and_repeat_numbers() -> None:
     assert layouts.devices.tolist() == [1, 2, 4]
     assert layouts.take(np.array([2])).row(0) == one(data=4).row(0)
     assert {field.name for field in fields(layouts)} == SMALL.keys()
+
+
+BIG = {"hidden": 4096, "layers": 32, "heads": 32, "vocabulary": 50_304, "sequence": 2048, "global_batch": 256}
+
+
+def phases(network_gbit_per_s: float = 1600.0, **changes: float) -> dict[str, float]:
+    figures = {"half_tflops": 312.0, "matmul_tflops": 271.2, "memory_gb_per_s": 2039.0, "memory_gib": 80.0}
+    links_of_it = {"link_gb_per_s": 300.0, "network_gbit_per_s": network_gbit_per_s, "oversubscription": 1.0}
+    hardware = Hardware(accelerator="a100", devices_per_node=8, source="test", **figures, **links_of_it)
+    found = step_time(one(**(BIG | changes)), machines_of([hardware]), priors())
+    return {"step_s": found.step_s.item()} | {each.name: getattr(found, each.name).item() for each in fields(found)}
+
+
+@pytest.mark.parametrize(
+    ("changes", "busy"),
+    [
+        ({}, set()),
+        ({"tensor": 8}, {"tensor_s"}),
+        ({"data": 64}, {"reduce_s"}),
+        ({"data": 64, "sharded": 1}, {"gather_s"}),
+        ({"pipeline": 8}, {"bubble_s"}),
+        ({"tensor": 4, "pipeline": 4, "data": 4}, {"tensor_s", "reduce_s", "bubble_s"}),
+    ],
+)
+def test_each_kind_of_parallelism_costs_its_own_phase(changes: dict[str, float], busy: set[str]) -> None:
+    found = phases(**changes)
+    assert {name for name in ("tensor_s", "reduce_s", "gather_s", "bubble_s") if found[name] > 1e-9} == busy
+    assert found["step_s"] == pytest.approx(sum(value for name, value in found.items() if name != "step_s"))
+
+
+def test_recomputation_repeats_the_forward_pass() -> None:
+    """A layer then takes four passes' time instead of three; what does not pass through layers stays."""
+    without, with_it = phases(vocabulary=8), phases(vocabulary=8, recompute=1)
+    assert with_it["compute_s"] / without["compute_s"] == pytest.approx(4 / 3, rel=1e-3)
+    assert with_it["update_s"] == without["update_s"]
+
+
+@pytest.mark.parametrize("changes", [{"data": 64}, {"data": 64, "sharded": 1}, {"tensor": 16, "data": 4}])
+def test_a_slower_network_costs_only_where_groups_cross_nodes(changes: dict[str, float]) -> None:
+    assert phases(100.0, **changes)["step_s"] > 1.02 * phases(1600.0, **changes)["step_s"]
+    assert phases(100.0, tensor=8)["step_s"] == phases(1600.0, tensor=8)["step_s"]
