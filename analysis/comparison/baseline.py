@@ -11,7 +11,7 @@ from analysis import text
 from analysis.comparison.exclusions import excluded
 from analysis.comparison.groups import labels
 from analysis.comparison.pairing import ComparedRun, Pairing, RepeatPair, compared_runs, paired
-from analysis.comparison.policy import BASELINE, Blocker, Issue, format_differences
+from analysis.comparison.policy import BASELINE, Blocker, Issue, format_differences, is_baseline
 from analysis.comparison.speed import SpeedVerdict, of_speed
 from analysis.metrics import efficiency
 
@@ -22,11 +22,6 @@ if TYPE_CHECKING:
 
 Configuration = tuple[str, str]
 """Group and configuration."""
-
-
-def is_baseline(strategy: str, devices: int) -> bool:
-    """Whether these runs are what others are compared with."""
-    return (strategy, devices) == BASELINE
 
 
 @lru_cache(maxsize=8)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -11,7 +11,7 @@ import msgspec
 import polars as pl
 
 from analysis.comparison.groups import definitions
-from analysis.comparison.policy import Blocker, Caveat, Issue, Remedies, is_below
+from analysis.comparison.policy import COMPARED, Blocker, Caveat, Issue, Remedies, is_baseline, is_below
 from analysis.comparison.remedy import OneRun, remedies
 from analysis.metrics import per_epoch, per_run
 from analysis.stats import ratio_of_pairs
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 One = TypeVar("One")
 Other = TypeVar("Other")
+ABOVE_IDEAL = 1.05
+"""Times the number of devices: a speed-up whose whole interval lies above is not believed."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -117,7 +119,21 @@ class Pairing:
             issues.append(Issue(Blocker.SAMPLES, _samples(shortened[0])))
         if of_times and self.unlike_environments:
             issues.append(Issue(Blocker.ENVIRONMENT, self.unlike_environments, find_remedies=self.remedies))
+        elif of_times and self.superlinear:
+            issues.append(Issue(Blocker.SUPERLINEAR, self.superlinear))
         return tuple(issues)
+
+    @cached_property
+    def superlinear(self) -> Differences:
+        """By how much several devices are faster than one, and their number, where that is less; else empty."""
+        runs = [run.definition for pair in self.pairs[:1] for run in pair.runs]
+        ways = [(run["strategy.name"], run["devices"]) for run in runs]
+        if len(ways) != 2 or sum(is_baseline(*way) for way in ways) != 1 or {*self.across} - {*COMPARED}:
+            return {}
+        ratio = (self if is_baseline(*ways[0]) else self.exchanged())._unblocked_ratio(_PER_EPOCH)
+        devices = max(devices for _, devices in ways)
+        least = None if ratio is None else ratio.low or ratio.median
+        return {"speed-up": (least, devices)} if least is not None and least > ABOVE_IDEAL * devices else {}
 
     def remedies(self) -> Remedies:
         """The commands that compare the sides in spite of what differs, or measure both alike."""
@@ -142,24 +158,16 @@ class Pairing:
 
     def speed_up(self, *, with_startup: bool = False) -> Ratio | None:
         """How many times as fast the second run trains: by time, or per sample where epochs hold unequally many."""
-        time, rate = "steady_epoch_time_s", "throughput_samples_per_s"
-        if with_startup:
-            time, rate = "total_time_s", "throughput_with_startup_samples_per_s"
-
-        def times_as_fast(one: ComparedRun, other: ComparedRun) -> tuple[float | None, float | None]:
-            if one.epoch_samples is not None and one.epoch_samples == other.epoch_samples:
-                return one.value(time), other.value(time)
-            return other.value(rate), one.value(rate)
-
-        return self._ratio(times_as_fast)
+        return self._ratio(_TO_TRAIN if with_startup else _PER_EPOCH)
 
     def exchanged(self) -> Pairing:
         """The same pairs with the sides exchanged."""
         return replace(self, pairs=tuple(RepeatPair(repeat, runs[::-1]) for repeat, runs in self.pairs))
 
     def _ratio(self, fraction: Callable[[ComparedRun, ComparedRun], tuple[float | None, float | None]]) -> Ratio | None:
-        if self.blockers():
-            return None
+        return None if self.blockers() else self._unblocked_ratio(fraction)
+
+    def _unblocked_ratio(self, fraction: Callable[..., tuple[float | None, float | None]]) -> Ratio | None:
         fractions = {pair.repeat: fraction(pair.runs[0], pair.runs[1]) for pair in self.pairs}
         above, below = ({repeat: values[side] for repeat, values in fractions.items()} for side in (0, 1))
         return paired_ratio(above, below)
@@ -188,6 +196,17 @@ class Pairing:
         unlike = [(a, b) for a, b in self._all_couples if a.environment.get(key) != b.environment.get(key)]
         set_by_launcher = environment_match.is_set_by_launcher
         return not all(set_by_launcher(key, a.definition, b.definition) for a, b in unlike)
+
+
+def _faster(one: ComparedRun, other: ComparedRun, *, time: str, rate: str) -> tuple[float | None, float | None]:
+    """Numerator and denominator of a speed-up: by time, or per sample where epochs hold unequally many."""
+    if one.epoch_samples is not None and one.epoch_samples == other.epoch_samples:
+        return one.value(time), other.value(time)
+    return other.value(rate), one.value(rate)
+
+
+_PER_EPOCH = partial(_faster, time="steady_epoch_time_s", rate="throughput_samples_per_s")
+_TO_TRAIN = partial(_faster, time="total_time_s", rate="throughput_with_startup_samples_per_s")
 
 
 def _has_same_data(one: ComparedRun, other: ComparedRun) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import time
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
@@ -11,15 +12,16 @@ import torch
 
 from parallelbench.probes import environment
 from parallelbench.probes.memory_probe import release
+from parallelbench.rank.closing import ClosingCheck
 from parallelbench.rank.devices import cpu_name
 from parallelbench.rank.epoch_boundary import EpochBoundary
+from parallelbench.rank.likeness import checks_parity, rounding, statistics_warnings, tolerance_warnings
 from parallelbench.rank.numerics import Numerics, set_precision
-from parallelbench.rank.parity import as_checked, check_parity, local_statistics
+from parallelbench.rank.parity import as_checked, check_parity
 from parallelbench.rank.train import Trainer
 from parallelbench.rank.world import World, join
 from parallelbench.spec.identity import canonical_json, run_id
 from parallelbench.store.environment_match import differences, entries
-from parallelbench.strategies.single import Single
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -45,7 +47,7 @@ class Session:
     ) -> None:
         self._run, self._attempt, self._journal, self._startup = run, attempt, journal, startup
         info = attempt.info()
-        self._warnings = [*(info.warnings if info else ()), *statistics_warnings(run)]
+        self._warnings = [*(info.warnings if info else ()), *statistics_warnings(run), *tolerance_warnings(run)]
         self._keys = {"run_id": run_id(run), "attempt": attempt.number}
         configure_torch(run, device_type)
         self._startup.done("imports")
@@ -81,9 +83,11 @@ class Session:
                 self._compile(replica, loader)
             if resumed is not None:
                 resumed.restore(replica)
-            reached_the_end = self._trainer(replica, loader).train(first=1 if resumed is None else resumed.epoch + 1)
-            if reached_the_end:
+            trainer = self._trainer(replica, loader)
+            if trainer.train(first=1 if resumed is None else resumed.epoch + 1):
                 self._finished(parity_passed)
+                if run.measure.parity:
+                    self._close(replica, loader, arrays=arrays, trainer=trainer)
                 self._attribute(replica, loader)
         replica.close()
 
@@ -92,6 +96,18 @@ class Session:
         if self._world.rank == 0:
             self._journal.event("finished", outcome="parity_failed" if parity_passed is False else "ok")
             self._journal.commit()
+
+    def _close(self, replica: Replica, loader: BatchLoader, *, arrays: Arrays, trainer: Trainer) -> None:
+        """Hold what was trained against plain code on one device: rows of `checks`, which decide the outcome."""
+        self._phase("closing check")
+        run, start = self._run, time.perf_counter()
+        loader_of = functools.partial(self._loader, arrays)
+        closing = ClosingCheck(replica, loader, run=run, world=self._world, loader_of=loader_of)
+        (loss, accuracy), sent_bytes = trainer.evaluated, trainer.step_bytes
+        findings = closing.findings(build_model(run), loss=loss, accuracy=accuracy, sent_bytes=sent_bytes)
+        self._journal.write("checks", [{**self._keys, **finding.row(run.epochs)} for finding in findings])
+        self._facts(closing_check_s=time.perf_counter() - start)
+        self._journal.commit()
 
     def _attribute(self, replica: Replica, loader: BatchLoader) -> None:
         """Attribute further steps' time to phases, where `measure` requests it."""
@@ -140,6 +156,7 @@ class Session:
         parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
         self._facts(
             parity_passed=parity_passed,
+            rounding=rounding(self._run),
             parameters=parameters,
             theoretical_state_bytes=self._run.strategy.state_bytes(self._run, parameters),
             device_name=_device_name(self._world),
@@ -250,20 +267,3 @@ def configure_torch(run: RunConfig, device_type: str) -> None:
 
 def _device_name(world: World) -> str:
     return torch.cuda.get_device_name(world.device) if world.device_type == "cuda" else cpu_name()
-
-
-def statistics_warnings(run: RunConfig) -> list[str]:
-    """Why a run does not train like one device, although its strategy could."""
-    if not local_statistics(run):
-        return []
-    piece = "data shard" if run.strategy.micro_batches_per_step(run) == 1 else "micro-batch"
-    norm, like_one_device = run.model.norm, as_checked(run).model.norm  # type: ignore[attr-defined]
-    text = f"model.norm={norm} normalises each {piece} by its own statistics, so training differs from one device"
-    if not checks_parity(run):
-        return [text]
-    return [f"{text}; parity was checked with model.norm={like_one_device}: choose that to train like one device"]
-
-
-def checks_parity(run: RunConfig) -> bool:
-    """Whether to check parity; one device compared with itself would always pass."""
-    return run.measure.parity and run.strategy.equals_one_device(run) and not isinstance(run.strategy, Single)

@@ -15,7 +15,7 @@ from parallelbench.store.telemetry_table import GPU_AND_HOST, TELEMETRY
 if TYPE_CHECKING:
     import pyarrow as pa
 
-TABLES_VERSION = 3
+TABLES_VERSION = 4
 """Version of the result tables, in manifests and Parquet files; not in run ids, so a new column reruns nothing."""
 
 EPOCH = Column("epoch", "int32", "counts from 1")
@@ -194,6 +194,29 @@ PARITY = (
     Column("passed", "bool", "all four are within the tolerance"),
 )
 
+COPIES = "copies"
+"""The one check that is made after each epoch."""
+CHECKS = (
+    *KEYS,
+    EPOCH,
+    Column(
+        "check",
+        "string",
+        "copies: of parameters, after each epoch; the rest after the last: evaluation loss and accuracy, loss, "
+        "gradients, update, buffers, bytes; steps: why none was compared",
+    ),
+    Column("detail", "string", "what was compared with what, or why nothing was"),
+    Column("step", "int32", "step over all epochs, counts from 1", null="not of a step"),
+    Column(
+        "difference",
+        "float64",
+        "difference that was found; relative, or a number of ranks or tensors",
+        null=("nothing was compared, or it is not a number"),
+    ),
+    Column("limit", "float64", "largest difference that passes", null="nothing was compared"),
+    Column("passed", "bool", "the difference is within the limit", null="nothing was compared"),
+)
+
 PUSHES = (
     *KEYS,
     EPOCH,
@@ -270,6 +293,7 @@ TABLES: dict[str, tuple[Column, ...]] = {
     "ranks": RANKS,
     "steps": STEPS,
     "parity": PARITY,
+    "checks": CHECKS,
     "pushes": PUSHES,
     "telemetry": TELEMETRY,
     "phases": PHASES,
