@@ -1,7 +1,8 @@
 """Every run against its counterpart: the run of one device that had the same seed, batches and learning rate.
 
-Both compute the same in another order of sums, so their losses differ by rounding alone. Rounding grows from step to
-step, until the two runs are as unlike as training with that number format lets them become: `allowed` says how much.
+Both compute the same in another order of sums, so their losses differ by rounding alone. Differences grow
+exponentially with the steps, until the two are as unlike as two trainings of one kind: `allowed` says how much. What is
+compared is the mean of the losses up to each epoch, in which the swings of single epochs cancel out.
 """
 
 from __future__ import annotations
@@ -23,15 +24,21 @@ NOT_ALIKE = "it does not train like one device, or an older version measured it"
 _SAME = ("group", "repeat", "global_batch_size", "learning_rate", "steps_per_epoch")
 _LOSSES = ("train_loss", "test_loss")
 
-GROWTH = 100.0
-SATURATED = 0.25
-LEAST = 0.02
+SPREAD = 50.0
+"""How many times its rounding a right run may differ after few steps, relative."""
+GROWTH_PER_STEP = 0.12
+"""By what power of e differences may grow in a step: measured where SGD is at the edge of stability."""
+SATURATED = 0.5
+"""How far the mean losses of two right runs may be apart in the end, relative."""
+LEAST_LOSS = 0.02
+"""Losses below count as this much: where all is learned, their ratio says nothing."""
 
 
 def allowed(rounding: pl.Expr, steps: pl.Expr, loss: pl.Expr) -> pl.Expr:
-    """How far a loss may be from its counterpart's after so many steps."""
-    grown = GROWTH * rounding * steps.cast(pl.Float64) ** 2
-    return pl.min_horizontal(grown, pl.lit(SATURATED)) * pl.max_horizontal(loss, pl.lit(LEAST))
+    """How far a mean loss may be from one device's `loss` after so many steps."""
+    exponent = (GROWTH_PER_STEP * steps).clip(upper_bound=100.0)
+    relative = pl.min_horizontal(SPREAD * rounding * exponent.exp(), pl.lit(SATURATED))
+    return relative * pl.max_horizontal(loss, pl.lit(LEAST_LOSS))
 
 
 def held_against_one_device(runs: Runs) -> pl.DataFrame:
@@ -51,7 +58,7 @@ def unlike_one_device(runs: Runs) -> dict[str, str]:
     rows = held_against_one_device(runs).filter(~(pl.col("excess") <= 1))
     columns = ("run_id", "epoch", "loss", "other", "limit")
     return {
-        run_id: f"after epoch {epoch} its loss is {loss:.4g}, one device's {other:.4g}: more than {limit:.2g} apart"
+        run_id: f"up to epoch {epoch} its mean loss is {loss:.4g}, one device's {other:.4g}: more than {limit:.2g} apart"
         for run_id, epoch, loss, other, limit in rows.select(columns).rows()
     }
 
@@ -79,7 +86,8 @@ def _sides(runs: Runs) -> tuple[pl.DataFrame, pl.DataFrame]:
 
 def _worst(runs: Runs, compared: pl.DataFrame) -> pl.DataFrame:
     """Of each compared run the loss that exceeds most what is allowed."""
-    epochs = numbered(runs, "epochs", "epoch", *_LOSSES)
+    means = (pl.col(name).cum_sum().over("run_id", order_by="epoch") / pl.col("epoch") for name in _LOSSES)
+    epochs = numbered(runs, "epochs", "epoch", *_LOSSES).with_columns(means)
     ids = epochs.schema["run_id"]
     pairs = compared.with_columns(pl.col("run_id", "counterpart").cast(ids))
     of_one = epochs.rename({"run_id": "counterpart", **{name: f"{name}_of_one" for name in _LOSSES}})

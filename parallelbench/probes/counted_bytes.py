@@ -6,6 +6,9 @@ this listens to. It costs time, so it listens only where nothing is timed.
 
 from __future__ import annotations
 
+import functools
+import threading
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,39 +18,81 @@ from torch.utils._python_dispatch import TorchDispatchMode
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+_CALLED_BY_THREADS = (
+    "all_gather_into_tensor",
+    "all_reduce",
+    "all_to_all_single",
+    "batch_isend_irecv",
+    "broadcast",
+    "reduce_scatter_tensor",
+    "send",
+)
+"""Of torch.distributed, what threads call that are not autograd's. `isend` must stay itself: `P2POp` compares it."""
 _CONTROL_BYTES = 1024
 """Smaller messages are statistics of norms, shapes and scalars, which the columns of bytes leave out."""
 
 
-class CountedBytes(TorchDispatchMode):
-    """Bytes that this rank sends within the context, by the formulas of `parallelbench.probes.traffic`."""
+class CountedBytes:
+    """Within its context, the bytes that this rank sends, by the formulas of `parallelbench.probes.traffic`."""
 
     def __init__(self) -> None:
-        super().__init__()
         self.sent_bytes = 0.0
         """In messages of 1 KiB or more."""
         self.control_bytes = 0.0
         """In smaller ones."""
+        self._undo = ExitStack()
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Let the operation happen, and count it where it is one of torch.distributed."""
-        if func.namespace in ("c10d", "_c10d_functional"):
-            self._count(func.namespace, func._schema.name.partition("::")[2].strip("_"), args)
-        return func(*args, **(kwargs or {}))
+    def __enter__(self) -> CountedBytes:
+        """Listen to this thread and those that autograd starts for it, and to what other threads call."""
+        listening = threading.get_ident()
+        for name in _CALLED_BY_THREADS:
+            genuine = getattr(dist, name)
+            setattr(dist, name, self._heard(genuine, listening))
+            self._undo.callback(setattr, dist, name, genuine)
+        self._undo.enter_context(_Listener(self))
+        return self
 
-    def _count(self, namespace: str, name: str, args: Any) -> None:
-        shares = _SHARES.get(name)
-        if shares is None:
+    def __exit__(self, *_: object) -> None:
+        """Stop listening."""
+        self._undo.close()
+
+    def add(self, namespace: str, name: str, args: Any) -> None:
+        """Count an operation of torch.distributed."""
+        share = _SHARES.get(name)
+        if share is None:
             return
         ranks, rank = _group(namespace, args)
-        message = args[shares.argument]
-        size_bytes = sum(tensor.numel() * tensor.element_size() for tensor in _tensors(message))
-        root = args[shares.root] if shares.root is not None else None
-        sent_bytes = size_bytes * shares.of(ranks) if root is None or root == rank else 0.0
+        size_bytes = sum(tensor.numel() * tensor.element_size() for tensor in _tensors(args[share.argument]))
+        sends = share.root is None or args[share.root] == rank
+        sent_bytes = size_bytes * share.of(ranks) if sends else 0.0
         if size_bytes < _CONTROL_BYTES:
             self.control_bytes += sent_bytes
         else:
             self.sent_bytes += sent_bytes
+
+    def _heard(self, genuine: Callable[..., Any], listening: int) -> Callable[..., Any]:
+        @functools.wraps(genuine)
+        def heard(*args: Any, **kwargs: Any) -> Any:
+            if threading.get_ident() == listening:
+                return genuine(*args, **kwargs)
+            with _Listener(self):
+                return genuine(*args, **kwargs)
+
+        return heard
+
+
+class _Listener(TorchDispatchMode):
+    """Hears the operations of one thread."""
+
+    def __init__(self, counted: CountedBytes) -> None:
+        super().__init__()
+        self._counted = counted
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Let the operation happen, and count it where it is one of torch.distributed."""
+        if func.namespace in ("c10d", "_c10d_functional"):
+            self._counted.add(func.namespace, func._schema.name.partition("::")[2].strip("_"), args)
+        return func(*args, **(kwargs or {}))
 
 
 class _Share:
