@@ -107,6 +107,8 @@ class Fake:
     """What a made-up run measures. Functions of (epoch, rank), both as in the tables."""
 
     epoch_time_s: Callable[[int, int], float] = lambda epoch, rank: 1.0
+    train_loss: Callable[[int], float] = lambda epoch: 2.0 / epoch
+    test_loss: Callable[[int], float] = lambda epoch: 2.2 / epoch
     test_accuracy: Callable[[int], float] = lambda epoch: 1 - 0.5**epoch
     train_accuracy: Callable[[int], float] | None = None
     """None: as on the test set."""
@@ -255,9 +257,9 @@ def _epoch(run: RunConfig, keys: dict[str, Any], fake: Fake, epoch: int) -> dict
     samples = run.steps_per_epoch * run.global_batch_size
     return keys | {
         "epoch": epoch,
-        "train_loss": 2.0 / epoch,
+        "train_loss": fake.train_loss(epoch),
         "train_accuracy": (fake.train_accuracy or fake.test_accuracy)(epoch),
-        "test_loss": 2.2 / epoch,
+        "test_loss": fake.test_loss(epoch),
         "test_accuracy": fake.test_accuracy(epoch),
         "train_samples": samples,
         "test_samples": run.data.test_samples,
