@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -40,13 +41,18 @@ class OnThisMachine(Launcher):
 
     name, trains_here = "local", True
 
+    @cached_property
+    def _machine(self) -> Machine:
+        """This machine, looked at once for all runs of a plan: a look asks NVML and every core's topology."""
+        return this_machine()
+
     def device_type(self, run: RunConfig) -> str:
         """CUDA where this machine has it, unless the run chooses a device."""
-        return run.device if run.device != "auto" else this_machine().device_type("auto")
+        return run.device if run.device != "auto" else self._machine.device_type("auto")
 
     def prepare(self, planned: PlannedRun) -> Prepared:
         """Check a run for this machine."""
-        return prepare_here(planned, this_machine())
+        return prepare_here(planned, self._machine)
 
     def submit(self, prepared: Sequence[Prepared], options: SubmitOptions, console: Console) -> int:
         """Train the missing runs and those to try again; 0 if all runs are ok, or running elsewhere."""
