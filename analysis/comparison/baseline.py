@@ -56,7 +56,8 @@ def refusals(runs: Runs) -> list[Refused]:
     # A configuration is compared in all groups at once, so all that differs in any must be allowed to.
     keys: dict[str, set[str]] = defaultdict(set)
     for (_, configuration), issues in blocked.items():
-        keys[configuration].update(key for issue in issues for key in issue.differences)
+        blocking = (issue for issue in issues if issue.kind is Blocker.ENVIRONMENT)
+        keys[configuration].update(key for issue in blocking for key in issue.differences)
     members: dict[tuple[str, str], list[tuple[str, Issue]]] = defaultdict(list)
     for (group, configuration), issues in blocked.items():
         for issue in issues:

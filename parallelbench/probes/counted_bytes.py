@@ -151,7 +151,7 @@ def _tensors(message: Any) -> list[torch.Tensor]:
 def _group(namespace: str, args: Any) -> tuple[int, int]:
     """The number of ranks of the operation's group, and this rank among them."""
     if namespace == "_c10d_functional":
-        group = dist.distributed_c10d._resolve_process_group(args[-1])
+        group = dist.distributed_c10d._resolve_process_group(args[-1])  # type: ignore[attr-defined]
     else:
         boxed = next(each for each in args if isinstance(each, torch.ScriptObject))
         group = dist.ProcessGroup.unbox(boxed)

@@ -8,12 +8,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from torch import Tensor, nn
+    from torch import nn
 
     from parallelbench.loaders.batch import Batch
 
@@ -47,7 +48,7 @@ class PlainModel:
         model.train()
         model.zero_grad(set_to_none=True)
         images, labels = self._inputs(batch, precision)
-        loss_sum, buffers = 0.0, {}
+        loss_sum, buffers = 0.0, dict[str, Tensor]()
         for piece, targets in zip(images.chunk(self._pieces), labels.chunk(self._pieces), strict=True):
             self._load(model, state, buffers_only=True)
             loss = F.cross_entropy(_logits(model, piece, precision), targets, reduction="sum")

@@ -187,7 +187,8 @@ class Trainer:
         copied = list(self._replica.copied())
         held, unlike = unlike_ranks(checksum(copied) if copied else None, self._world)
         if held < 2:
-            return []
+            nothing = Finding(COPIES, "no parameters that several ranks hold whole; shards and stages are not compared")
+            return [nothing.row(epoch)] if epoch == self._run.epochs else []
         what = f"ranks whose copied parameters differ from the first's, of {held} that hold them"
         return [Finding(COPIES, what, difference=float(unlike), limit=0.0).row(epoch)]
 
