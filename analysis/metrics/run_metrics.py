@@ -160,7 +160,7 @@ def _checks(runs: Runs) -> pl.DataFrame:
         unknown=pl.format("{} ({})", "check", "detail").unique(maintain_order=True)
     )  # fmt: skip
     both = names.join(unknown, on="run_id", how="full", coalesce=True)
-    parts = [
+    parts: list[pl.Expr] = [
         pl.when(pl.col(name).list.len() > 0).then(pl.format(f"{name}: {{}}", pl.col(name).list.join(", ")))
         for name in ("failed", "passed")
     ]

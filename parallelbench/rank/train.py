@@ -16,7 +16,7 @@ from parallelbench.probes.traffic import KINDS
 from parallelbench.rank.copies import checksum, unlike_ranks
 from parallelbench.rank.devices import node_name
 from parallelbench.rank.findings import Finding
-from parallelbench.store.records import COPIES
+from parallelbench.store.check_tables import COPIES
 from parallelbench.telemetry.epoch_columns import NOTHING
 
 if TYPE_CHECKING:

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 from parallelbench.errors import SupersededError
 from parallelbench.spec.identity import canonical_json, run_id, slug
 from parallelbench.spec.mapping import to_mapping
+from parallelbench.store.check_tables import COPIES
 from parallelbench.store.durable import storage_errors, sync, write_file
 from parallelbench.store.folder import RunFolder, file_sha256, new_manifest
 from parallelbench.store.journal import Row, Tables, read_tables, read_telemetry
-from parallelbench.store.records import COPIES, TABLES, check_row, schema
+from parallelbench.store.records import TABLES, check_row, schema
 from parallelbench.telemetry.sampler import WARNING
 
 if TYPE_CHECKING:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from parallelbench.store.columns import KEYS, Column, Over, Show
+from parallelbench.store.check_tables import CHECKS, PARITY
+from parallelbench.store.columns import EPOCH, KEYS, Column, Over, Show
 from parallelbench.store.run_table import RUN
 from parallelbench.store.telemetry_table import GPU_AND_HOST, TELEMETRY
 
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 TABLES_VERSION = 4
 """Version of the result tables, in manifests and Parquet files; not in run ids, so a new column reruns nothing."""
 
-EPOCH = Column("epoch", "int32", "counts from 1")
 RANK = Column("rank", "int32", "0 … processes − 1")
 
 EPOCHS = (
@@ -162,59 +162,6 @@ STEPS = (
     Column("step", "int32", "step within the epoch, counts from 1"),
     RANK,
     Column("step_time_s", "float64", "fetching the batch to the end of the optimizer step, on the device", "s"),
-)
-
-_NO_NUMBER = "it is not a number"
-PARITY = (
-    *KEYS,
-    Column("step", "int32", "counts from 1"),
-    Column("loss", "float64", "loss of the strategy", null=_NO_NUMBER),
-    Column("loss_reference", "float64", "loss of one device"),
-    Column("loss_difference", "float64", "|difference| ÷ max(1, |reference|)", null=_NO_NUMBER),
-    Column(
-        "gradient_difference",
-        "float64",
-        "largest |difference| of a gradient ÷ largest |gradient| of the model",
-        null=_NO_NUMBER,
-    ),
-    Column(
-        "parameter_difference",
-        "float64",
-        "largest |difference| of a parameter ÷ max(1, largest |parameter|)",
-        null=_NO_NUMBER,
-    ),
-    Column(
-        "evaluation_difference",
-        "float64",
-        "on 37 test samples, the larger of: |difference| of the loss ÷ max(1, |reference|); |difference| of the share "
-        "of correct predictions ÷ 10",
-        null=_NO_NUMBER,
-    ),
-    Column("tolerance", "float64", "limit of each of the four differences"),
-    Column("passed", "bool", "all four are within the tolerance"),
-)
-
-COPIES = "copies"
-"""The one check that is made after each epoch."""
-CHECKS = (
-    *KEYS,
-    EPOCH,
-    Column(
-        "check",
-        "string",
-        "copies: of parameters, after each epoch; the rest after the last: evaluation loss and accuracy, loss, "
-        "gradients, update, buffers, bytes; steps: why none was compared",
-    ),
-    Column("detail", "string", "what was compared with what, or why nothing was"),
-    Column("step", "int32", "step over all epochs, counts from 1", null="not of a step"),
-    Column(
-        "difference",
-        "float64",
-        "difference that was found; relative, or a number of ranks or tensors",
-        null=("nothing was compared, or it is not a number"),
-    ),
-    Column("limit", "float64", "largest difference that passes", null="nothing was compared"),
-    Column("passed", "bool", "the difference is within the limit", null="nothing was compared"),
 )
 
 PUSHES = (
