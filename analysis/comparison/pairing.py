@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, lru_cache
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -11,8 +11,11 @@ import msgspec
 import polars as pl
 
 from analysis.comparison.groups import definitions
+from analysis.comparison.machine import disturbances, has_same_data, unlike_contents, unlike_probes, unrecorded
+from analysis.comparison.order import one_after_the_other
 from analysis.comparison.policy import COMPARED, Blocker, Caveat, Issue, Remedies, is_baseline, is_below
 from analysis.comparison.remedy import OneRun, remedies
+from analysis.comparison.speed_up import PER_EPOCH, WITH_STARTUP, beyond_ideal
 from analysis.metrics import per_epoch, per_run
 from analysis.stats import ratio_of_pairs
 from parallelbench.store import environment_match
@@ -26,8 +29,6 @@ if TYPE_CHECKING:
 
 One = TypeVar("One")
 Other = TypeVar("Other")
-ABOVE_IDEAL = 1.05
-"""Times the number of devices: a speed-up whose whole interval lies above is not believed."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -45,9 +46,13 @@ class ComparedRun:
     """Samples of its training set; None where an old result doesn't say."""
     epoch_samples: int | None
     """Samples that it trains on in an epoch; likewise."""
+    data_sha256: str | None
+    """What its data set holds; likewise."""
+    submit: str | None
+    """The `submit` command that it was measured by; likewise."""
 
     def value(self, metric: str) -> float | None:
-        """A metric of `per_run`."""
+        """A metric of `per_run`, or a number of the run table."""
         return _values(self.runs, metric)[self.run_id]
 
     @property
@@ -81,7 +86,8 @@ class Pairing:
     @cached_property
     def unlike_environments(self) -> Differences:
         """The entries of the environment that must match and differ in any pair."""
-        return {key: values for key, values in self._differences.items() if self._must_match(key)}
+        differing = {key: values for key, values in self._differences.items() if self._must_match(key)}
+        return differing | {k: v for k, v in unlike_probes(self._sides).items() if not is_below(k, self.across)}
 
     @cached_property
     def reported(self) -> Differences:
@@ -96,13 +102,8 @@ class Pairing:
 
     @cached_property
     def is_one_after_the_other(self) -> bool:
-        """Whether all runs of one side ended before any run of the other. Runs of one sweep are interleaved."""
-        spans = [[run.span for run in side] for side in zip(*(pair.runs for pair in self.pairs), strict=True)]
-        begins, ends = (
-            [min(first for first, _ in side) for side in spans],
-            [max(last for _, last in side) for side in spans],
-        )
-        return len(self.pairs) > 1 and min(ends) < max(begins)
+        """Whether the runs of one side mostly came before those of another. Runs of one sweep are interleaved."""
+        return one_after_the_other([[run.span[0] for run in side] for side in self._sides])
 
     def blockers(self, *, of_times: bool = True, per_epoch: bool = False) -> tuple[Issue, ...]:
         """Why these runs are not compared; empty where they are.
@@ -112,9 +113,11 @@ class Pairing:
         issues = []
         # Where the data sets are what is compared, epochs hold what they hold.
         shortened = [couple for couple in self.unlike_samples if couple[0].data_samples == couple[1].data_samples]
-        other_data = [couple for couple in self.unlike_samples if couple not in shortened and _has_same_data(*couple)]
+        other_data = [couple for couple in self.unlike_samples if couple not in shortened and has_same_data(*couple)]
         if other_data:
             issues.append(Issue(Blocker.DATA, _samples(other_data[0])))
+        elif contents := unlike_contents(self.couples):
+            issues.append(Issue(Blocker.DATA, contents))
         if per_epoch and shortened:
             issues.append(Issue(Blocker.SAMPLES, _samples(shortened[0])))
         if of_times and self.unlike_environments:
@@ -130,10 +133,8 @@ class Pairing:
         ways = [(run["strategy.name"], run["devices"]) for run in runs]
         if len(ways) != 2 or sum(is_baseline(*way) for way in ways) != 1 or {*self.across} - {*COMPARED}:
             return {}
-        ratio = (self if is_baseline(*ways[0]) else self.exchanged())._unblocked_ratio(_PER_EPOCH)
-        devices = max(devices for _, devices in ways)
-        least = None if ratio is None else ratio.low or ratio.median
-        return {"speed-up": (least, devices)} if least is not None and least > ABOVE_IDEAL * devices else {}
+        ratio = (self if is_baseline(*ways[0]) else self.exchanged())._unblocked_ratio(PER_EPOCH)
+        return beyond_ideal(ratio, max(devices for _, devices in ways))
 
     def remedies(self) -> Remedies:
         """The commands that compare the sides in spite of what differs, or measure both alike."""
@@ -147,7 +148,11 @@ class Pairing:
         differences = self.reported if of_times else self.reported | self.unlike_environments
         issues = [Issue(Caveat.ENVIRONMENT, differences)] if differences else []
         if of_times and self.is_one_after_the_other:
-            issues.append(Issue(Caveat.ORDER, {}))
+            issues.append(Issue(Caveat.ORDER, {}, find_remedies=self.remedies))
+        if of_times:
+            issues += disturbances(self._runs)
+        if missing := unrecorded(self._runs, of_times=of_times):
+            issues.append(Issue(Caveat.UNRECORDED, dict.fromkeys(missing, (None, None))))
         if per_sample and self.unlike_samples:
             issues.append(Issue(Caveat.SAMPLES, _samples(self.unlike_samples[0])))
         return tuple(issues)
@@ -158,11 +163,20 @@ class Pairing:
 
     def speed_up(self, *, with_startup: bool = False) -> Ratio | None:
         """How many times as fast the second run trains: by time, or per sample where epochs hold unequally many."""
-        return self._ratio(_TO_TRAIN if with_startup else _PER_EPOCH)
+        return self._ratio(WITH_STARTUP if with_startup else PER_EPOCH)
 
     def exchanged(self) -> Pairing:
         """The same pairs with the sides exchanged."""
         return replace(self, pairs=tuple(RepeatPair(repeat, runs[::-1]) for repeat, runs in self.pairs))
+
+    @cached_property
+    def _sides(self) -> list[tuple[ComparedRun, ...]]:
+        return list(zip(*(pair.runs for pair in self.pairs), strict=True))
+
+    @cached_property
+    def _runs(self) -> list[ComparedRun]:
+        """All compared runs, each once."""
+        return list({id(run): run for pair in self.pairs for run in pair.runs}.values())
 
     def _ratio(self, fraction: Callable[[ComparedRun, ComparedRun], tuple[float | None, float | None]]) -> Ratio | None:
         return None if self.blockers() else self._unblocked_ratio(fraction)
@@ -198,23 +212,6 @@ class Pairing:
         return not all(set_by_launcher(key, a.definition, b.definition) for a, b in unlike)
 
 
-def _faster(one: ComparedRun, other: ComparedRun, *, time: str, rate: str) -> tuple[float | None, float | None]:
-    """Numerator and denominator of a speed-up: by time, or per sample where epochs hold unequally many."""
-    if one.epoch_samples is not None and one.epoch_samples == other.epoch_samples:
-        return one.value(time), other.value(time)
-    return other.value(rate), one.value(rate)
-
-
-_PER_EPOCH = partial(_faster, time="steady_epoch_time_s", rate="throughput_samples_per_s")
-_TO_TRAIN = partial(_faster, time="total_time_s", rate="throughput_with_startup_samples_per_s")
-
-
-def _has_same_data(one: ComparedRun, other: ComparedRun) -> bool:
-    """Whether two runs were asked to train on the same data set."""
-    data = [{key: value for key, value in run.definition.items() if is_below(key, ("data",))} for run in (one, other)]
-    return data[0] == data[1]
-
-
 def paired(one: Iterable[ComparedRun], other: Iterable[ComparedRun], *, across: tuple[str, ...] = ()) -> Pairing:
     """Pair the runs of two sides by their repeat. A repeat that one side lacks makes no pair."""
     sides = [{run.repeat: run for run in side} for side in (one, other)]
@@ -242,7 +239,7 @@ def paired_ratio(numerator: Mapping[int, float | None], denominator: Mapping[int
 def compared_runs(runs: Runs) -> dict[str, ComparedRun]:
     """Run id → the data of the run that a comparison needs."""
     environments, defined = environments_of(runs), definitions(runs)
-    columns = ("run_id", "repeat", "train_samples", "dropped_samples")
+    columns = ("run_id", "repeat", "train_samples", "dropped_samples", "data_sha256", "submit")
     return {
         run_id: ComparedRun(
             runs=runs,
@@ -252,8 +249,10 @@ def compared_runs(runs: Runs) -> dict[str, ComparedRun]:
             environment=environments[run_id],
             data_samples=samples,
             epoch_samples=None if samples is None or dropped is None else samples - dropped,
+            data_sha256=content,
+            submit=submit,
         )
-        for run_id, repeat, samples, dropped in runs.run.select(columns).rows()
+        for run_id, repeat, samples, dropped, content, submit in runs.run.select(columns).rows()
     }
 
 
@@ -276,7 +275,7 @@ def environments_of(runs: Runs) -> dict[str, Work]:
 
 def _relevant(environment: Mapping[str, Any]) -> Work:
     entries = environment_match.entries(environment)
-    kept = (environment_match.must_match, environment_match.is_reported)
+    kept = (environment_match.must_match, environment_match.is_reported, environment_match.VERSION.__eq__)
     return {key: value for key, value in entries.items() if any(keeps(key) for keeps in kept)}
 
 
@@ -285,9 +284,10 @@ def _samples(couple: tuple[ComparedRun, ComparedRun]) -> Differences:
     return {"train_samples": (low, high)}
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=32)
 def _values(runs: Runs, metric: str) -> dict[str, float | None]:
-    return dict(zip(runs.run["run_id"], per_run(runs)[metric], strict=True))
+    known = runs.run if metric in runs.run.columns else per_run(runs)
+    return dict(zip(runs.run["run_id"], known[metric], strict=True))
 
 
 @lru_cache(maxsize=8)

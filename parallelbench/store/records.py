@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from parallelbench.store.check_tables import CHECKS, PARITY
 from parallelbench.store.columns import EPOCH, KEYS, Column, Over, Show
+from parallelbench.store.processor_columns import PROCESSOR_SHARE
 from parallelbench.store.run_table import RUN
 from parallelbench.store.telemetry_table import GPU_AND_HOST, TELEMETRY
 
@@ -94,6 +95,7 @@ RANKS = (
     ),
     Column("training_ended_at", "float64", "Unix time at its end", "s"),
     Column("cpu_time_s", "float64", "processor time of this process in it: all threads, user and system", "s"),
+    *PROCESSOR_SHARE,
     Column(
         "evaluation_time_s",
         "float64",
