@@ -46,6 +46,7 @@ from parallelbench.strategies.single import Single
 from tests.helpers import TINY, configured
 from tests.telemetry.playback import play
 from tests.telemetry.test_nvml import FOUR
+from tests.warm import cold
 
 HERE = "tests.test_columns"
 FORCED = {
@@ -163,7 +164,8 @@ class Ran:
 def weak(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     results = tmp_path_factory.mktemp("results")
     command = [sys.executable, "-m", "parallelbench.cli", "run", *WEAK, f"results={results}"]
-    done = subprocess.run(command, capture_output=True, text=True)
+    with cold():
+        done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return Ran(Path(done.stdout.splitlines()[-1]))
 
