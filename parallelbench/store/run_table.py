@@ -168,7 +168,7 @@ RUN = (
             f"probed_{moment}_{what}",
             "float64",
             f"{meaning}, at the run's {moment}: the slowest rank's, measured on its own device and cores",
-            "bytes/s" if what == "memory_bytes_per_s" else None,
+            "bytes/s" if what == "memory_bytes_per_s" else "flop/s",
             null="not measured (`measure.probe`, or the run's times mean nothing)",
         )
         for moment in ("start", "end")
