@@ -79,6 +79,11 @@ class Runs:
         return self.tables["parity"]
 
     @property
+    def checks(self) -> pl.DataFrame:
+        """One row per run and thing that was checked during or after training, or was not."""
+        return self.tables["checks"]
+
+    @property
     def pushes(self) -> pl.DataFrame:
         """One row per run and update sent to a parameter server."""
         return self.tables["pushes"]

@@ -36,6 +36,9 @@ WITH_STARTUP = partial(faster, time="total_time_s", rate="throughput_with_startu
 
 
 def beyond_ideal(speed_up: Ratio | None, devices: int) -> Differences:
-    """By how much so many devices are faster than one, and their number, where that is not believed; else empty."""
-    least = None if speed_up is None else speed_up.low or speed_up.median
+    """By how much so many devices are faster than one, and their number, where that is not believed; else empty.
+
+    Another way to train on one device may be faster by any factor.
+    """
+    least = None if speed_up is None or devices == 1 else speed_up.low or speed_up.median
     return {"speed-up": (least, devices)} if least is not None and least > ABOVE_IDEAL * devices else {}

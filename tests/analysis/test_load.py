@@ -40,7 +40,7 @@ def test_published_runs_are_read_from_parquet_with_the_schema_of_the_records(tmp
         str(folder.path),
     )
     heights = {table: frame.height for table, frame in runs.tables.items() if frame.height}
-    assert heights == {"run": 1, "epochs": 3, "ranks": 6, "steps": 6, "parity": 3}
+    assert heights == {"run": 1, "epochs": 3, "ranks": 6, "steps": 6, "parity": 3, "checks": 1}
     for table in TABLES:
         assert dict(getattr(runs, table).schema) == table_schema(table)
 
