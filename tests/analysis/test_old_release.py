@@ -57,7 +57,7 @@ def assert_same(rows: Iterable[Mapping[str, Any]], expected: list[dict[str, Any]
     for row in rows:
         before = by_key.pop(tuple(row[key] for key in keys))
         for name, value in row.items():
-            if not isinstance(value, str):
+            if not isinstance(value, str) and name in before:  # today's rows have more columns
                 expected_value = before[name] if value is None or before[name] is None else pytest.approx(before[name])
                 assert value == expected_value, name
     assert not by_key
