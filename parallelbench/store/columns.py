@@ -145,3 +145,4 @@ KEYS = (
     ),
 )
 """The first columns of every table."""
+EPOCH = Column("epoch", "int32", "counts from 1")
