@@ -26,6 +26,11 @@ interval of the ratio of times per epoch is above the margin, for any configurat
 0 passed, 1 slower, 2 refused or undecided (too few repeats, a configuration or repeat that only A has).
 """
 
+_ADVISE_EPILOG = """
+No row is predicted by a fit that has seen it. The advisor knows decoder-only transformers under data, tensor and
+pipeline parallelism and FSDP. It can't yet rank layouts, predict the suite's own models, tell whether a model fits into
+memory, or propose runs.
+"""
 
 _UNFINISHED = "your own package; needed if some of its runs are not finished"
 
@@ -118,6 +123,7 @@ def _parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentPa
         verb.add_argument("folder", metavar="DIR", help="a results folder, a sweep's folder, or a run's")
         _add_folder_options(verb, name)
     _add_compare(verbs)
+    _add_advise(verbs)
     doctor = verbs.add_parser("doctor", help="print what this machine and its cluster have, and what is missing")
     doctor.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="with --bandwidth: site=NAME nodes=N …")
     doctor.add_argument(
@@ -164,6 +170,34 @@ def _add_compare(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         "--fail-if-slower", metavar="P%", help="exit with 1 if a configuration is slower by more, e.g. 3%%"
     )
     _add_plugin(verb, _UNFINISHED)
+
+
+def _add_advise(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    text = "predict the steps of a CSV file of measured ones, and print how wrong that is"
+    verb = verbs.add_parser("advise", help=text, description=text, epilog=_ADVISE_EPILOG)
+    verb.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="site=NAME: the cluster that was measured")
+    verb.add_argument(
+        "--check", required=True, metavar="CSV", help="measured steps, in vTrain's or llm-foundry's columns"
+    )
+    verb.add_argument(
+        "--from",
+        dest="known",
+        action="append",
+        default=[],
+        metavar="CSV",
+        help="fit to these steps instead of those shipped",
+    )
+    verb.add_argument(
+        "--fit-up-to", type=_devices, metavar="N", help="fit to rows on at most N devices only, and judge those on more"
+    )
+    verb.add_argument("--json", action="store_true", help="print one JSON object; errors and coverage are shares")
+    verb.add_argument("--conf", metavar="DIR", help="a folder of your own YAML files, laid out like conf/")
+
+
+def _devices(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not valid: expected a number of devices, e.g. 64")
+    return int(text)
 
 
 def _add_submit_options(verb: argparse.ArgumentParser) -> None:
@@ -231,8 +265,23 @@ def _verbs() -> dict[str, Callable[[argparse.Namespace], int]]:
             across=options.across,
             fail_if_slower=options.fail_if_slower,
         ),
+        "advise": _advise,
         "doctor": lambda options: watching.doctor(options.overrides, bandwidth=options.bandwidth),
     }
+
+
+def _advise(options: argparse.Namespace) -> int:
+    from launch.sweep.extension import extension
+    from launch.verbs.advising import advise
+
+    return advise(
+        options.overrides,
+        extension(options.conf, None),
+        check=options.check,
+        known=options.known,
+        fit_up_to=options.fit_up_to,
+        as_json=options.json,
+    )
 
 
 if __name__ == "__main__":

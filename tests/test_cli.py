@@ -247,7 +247,7 @@ def test_status_of_a_folder_without_runs_says_so(here: Path, capsys: pytest.Capt
 @pytest.mark.parametrize(
     ("arguments", "usage", "message"),
     [
-        (["rnu"], "parallelbench [-h]", "rnu is no verb: did you mean run? valid: run, cancel, claims, "),
+        (["rnu"], "parallelbench [-h]", "rnu is no verb: did you mean run? valid: run, advise, cancel, claims, "),
         (
             ["plan", "--max-gpu-hours", "3"],
             "parallelbench plan",

@@ -96,6 +96,10 @@ def other_values(kind: Any, value: Any) -> list[Any]:
         return [[other] for other in other_values(arguments[0], None)]
     if origin is dict:
         return [{"fc1": other} for other in other_values(arguments[1], None)]
+    if isinstance(kind, type) and issubclass(kind, Node):
+        hints = typing.get_type_hints(kind, include_extras=True)
+        each = {name: other_values(hints[name], None) for name in kind.__struct_fields__}
+        return [{name: others[min(k, len(others) - 1)] for name, others in each.items()} for k in range(3)]
     return []
 
 

@@ -1,0 +1,164 @@
+"""Parameters, FLOPs and collectives by formula, beside what torch counts and what others published."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import fields
+
+import numpy as np
+import pytest
+
+from analysis.advisor import links, transformer
+from analysis.advisor.evidence import shipped_files
+from analysis.advisor.layouts import Layouts, layouts_of
+from analysis.advisor.machines import machines_of
+from analysis.advisor.measurements import read_measured
+from analysis.advisor.parameters import priors
+from analysis.advisor.step_model import overlapped, step_time
+from parallelbench.spec.hardware import Hardware
+
+SMALL = {
+    "hidden": 64,
+    "layers": 3,
+    "heads": 4,
+    "vocabulary": 101,
+    "sequence": 16,
+    "global_batch": 8,
+    "micro_batch": 2,
+    "tensor": 1,
+    "pipeline": 1,
+    "data": 1,
+    "recompute": 0,
+    "sharded": 0,
+    "fused_attention": 0,
+    "fp8": 0,
+}
+
+
+def one(**changes: float) -> Layouts:
+    return layouts_of(SMALL | changes)
+
+
+def test_parameters_are_exactly_those_that_llm_foundry_counted() -> None:
+    """All but two models have learned positions; 30b and 70b too, which are sized like the others."""
+    (path,) = shipped_files("llm_foundry")
+    with path.open() as file:
+        published = [int(row["NumParams"]) for row in csv.DictReader(file)]
+    assert transformer.parameters(read_measured(path).layouts).tolist() == published
+
+
+def test_flops_are_those_that_torch_counts() -> None:
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    width, tokens = 64, 2 * 16
+    queries, up, down = (torch.nn.Linear(width, n * width) for n in (3, 4, 1))
+    back, out = torch.nn.Linear(4 * width, width), torch.nn.Linear(width, 101, bias=False)
+    values = torch.randn(2, 16, width)
+    with FlopCounterMode(display=False) as counter:
+        q, k, v = queries(values).view(2, 16, 3, 4, 16).permute(2, 0, 3, 1, 4)
+        mixed = down(((q @ k.transpose(2, 3)).softmax(-1) @ v).transpose(1, 2).reshape(2, 16, width))
+        back(up(mixed))
+    layer = transformer.matrix_flops(one()) + transformer.attention_flops(one())
+    assert counter.get_total_flops() == layer[0]
+    with FlopCounterMode(display=False) as counter:
+        out(values)
+    assert counter.get_total_flops() == transformer.logit_flops(one())[0] == 2 * tokens * width * 101
+
+
+def test_a_steps_model_flops_are_three_times_the_forwards() -> None:
+    layouts = one()
+    forward = layouts.layers * (transformer.matrix_flops(layouts) + transformer.attention_flops(layouts))
+    forward = (forward + transformer.logit_flops(layouts)) * layouts.micro_batches
+    assert transformer.model_flops(layouts) == pytest.approx(3 * forward)
+
+
+def test_a_tensor_group_shares_the_products() -> None:
+    for formula in (transformer.matrix_flops, transformer.attention_flops, transformer.logit_flops):
+        assert formula(one(tensor=4)) == pytest.approx(formula(one()) / 4)
+
+
+def tiers(**changes: float) -> links.Links:
+    sizes = {
+        "link_bytes_per_s": 300e9,
+        "network_bytes_per_s": 100e9,
+        "link_latency_s": 1e-6,
+        "network_latency_s": 1e-5,
+    }
+    return links.Links(**{name: np.array([value]) for name, value in (sizes | changes).items()})
+
+
+def group(size: float, stride: float = 1, devices: float = 64) -> links.Group:
+    return links.group_of(*(np.array([float(value)]) for value in (size, stride, 8, devices)))
+
+
+def test_an_all_reduce_in_a_node_is_the_rings() -> None:
+    """2·(n − 1)/n·S/β, and as many turns of latency as a tree has levels, both ways."""
+    time = links.all_reduce_s(np.array([8e9]), group(8, devices=8), tiers())
+    assert time == pytest.approx(2 * 7 / 8 * 8e9 / 300e9 + 2 * 3 * 1e-6)
+
+
+def test_an_all_reduce_between_nodes_is_bound_by_the_network() -> None:
+    time = links.all_reduce_s(np.array([8e9]), group(64), tiers())
+    assert time == pytest.approx(2 * 63 / 64 * 8e9 / 100e9 + 2 * (3 * 1e-6 + 3 * 1e-5))
+
+
+def test_groups_that_cross_nodes_share_each_nodes_network() -> None:
+    """With a tensor group in each node, its 8 data-parallel groups send through the same network at once."""
+    apart = group(8, stride=8)
+    assert (apart.within.item(), apart.nodes.item(), apart.rings.item()) == (1, 8, 8)
+    assert links.slowest_bytes_per_s(apart, tiers()).item() == 100e9 / 8
+    assert links.slowest_bytes_per_s(group(16, stride=4), tiers()).item() == 100e9 / 4
+
+
+@pytest.mark.parametrize(("gamma", "expected"), [(1.0, 7.0), (2.0, 5.0), (200.0, 4.0)])
+def test_gamma_says_how_much_is_hidden(gamma: float, expected: float) -> None:
+    assert overlapped(np.array([3.0]), np.array([4.0]), gamma) == pytest.approx(expected, rel=0.01)
+
+
+def test_layouts_take_rows_and_repeat_numbers() -> None:
+    layouts = layouts_of(SMALL | {"data": [1, 2, 4]})
+    assert layouts.devices.tolist() == [1, 2, 4]
+    assert layouts.take(np.array([2])).row(0) == one(data=4).row(0)
+    assert {field.name for field in fields(layouts)} == SMALL.keys()
+
+
+BIG = {"hidden": 4096, "layers": 32, "heads": 32, "vocabulary": 50_304, "sequence": 2048, "global_batch": 256}
+
+
+def phases(network_gbit_per_s: float = 1600.0, **changes: float) -> dict[str, float]:
+    figures = {"half_tflops": 312.0, "matmul_tflops": 271.2, "memory_gb_per_s": 2039.0, "memory_gib": 80.0}
+    links_of_it = {"link_gb_per_s": 300.0, "network_gbit_per_s": network_gbit_per_s, "oversubscription": 1.0}
+    hardware = Hardware(accelerator="a100", devices_per_node=8, source="test", **figures, **links_of_it)
+    found = step_time(one(**(BIG | changes)), machines_of([hardware]), priors())
+    return {"step_s": found.step_s.item()} | {each.name: getattr(found, each.name).item() for each in fields(found)}
+
+
+@pytest.mark.parametrize(
+    ("changes", "busy"),
+    [
+        ({}, set()),
+        ({"tensor": 8}, {"tensor_s"}),
+        ({"data": 64}, {"reduce_s"}),
+        ({"data": 64, "sharded": 1}, {"gather_s"}),
+        ({"pipeline": 8}, {"bubble_s"}),
+        ({"tensor": 4, "pipeline": 4, "data": 4}, {"tensor_s", "reduce_s", "bubble_s"}),
+    ],
+)
+def test_each_kind_of_parallelism_costs_its_own_phase(changes: dict[str, float], busy: set[str]) -> None:
+    found = phases(**changes)
+    assert {name for name in ("tensor_s", "reduce_s", "gather_s", "bubble_s") if found[name] > 1e-9} == busy
+    assert found["step_s"] == pytest.approx(sum(value for name, value in found.items() if name != "step_s"))
+
+
+def test_recomputation_repeats_the_forward_pass() -> None:
+    """A layer then takes four passes' time instead of three; what does not pass through layers stays."""
+    without, with_it = phases(vocabulary=8), phases(vocabulary=8, recompute=1)
+    assert with_it["compute_s"] / without["compute_s"] == pytest.approx(4 / 3, rel=1e-3)
+    assert with_it["update_s"] == without["update_s"]
+
+
+@pytest.mark.parametrize("changes", [{"data": 64}, {"data": 64, "sharded": 1}, {"tensor": 16, "data": 4}])
+def test_a_slower_network_costs_only_where_groups_cross_nodes(changes: dict[str, float]) -> None:
+    assert phases(100.0, **changes)["step_s"] > 1.02 * phases(1600.0, **changes)["step_s"]
+    assert phases(100.0, tensor=8)["step_s"] == phases(1600.0, tensor=8)["step_s"]
