@@ -62,7 +62,7 @@ lint: $(STAMP)  ## style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-check: lint  ## lint, types, import rules and the fast tests (under 90 s)
+check: lint  ## lint, types, import rules and the fast tests
 	$(BIN)/python -m pytest -m 'not slow and not slurm' -n 2 --dist worksteal
 
 twins: $(STAMP)  ## before a release: the small twin of each published sweep, its report and its claims (about an hour)
