@@ -18,7 +18,7 @@ from parallelbench.gpu_check import device, strategies, telemetry, training
 from parallelbench.gpu_check.check_result import FailedError, SkippedError, at_most, between, carry_out
 from parallelbench.gpu_check.ranks import Result
 from parallelbench.gpu_check.small_runs import run_of
-from parallelbench.rank.devices import Gpu
+from parallelbench.rank.gpus import Gpu
 from parallelbench.rank.numerics import Numerics
 from parallelbench.rank.world import World
 from parallelbench.strategies.parts.replicas import ModuleReplica

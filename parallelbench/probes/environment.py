@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from parallelbench.rank.devices import cpu_name
+from parallelbench.rank.world import group_kinds
 
 _PACKAGES = (
     "parallelbench",
@@ -45,6 +46,7 @@ def capture() -> dict[str, Any]:
         "cpu_governor": _read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
         "load_average_1min": os.getloadavg()[0],
         "cuda": _cuda(),
+        "process_groups": group_kinds(),
         "float32_matmul_precision": torch.get_float32_matmul_precision(),
         "cudnn_allow_tf32": torch.backends.cudnn.allow_tf32,
         "cudnn_benchmark": torch.backends.cudnn.benchmark,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from parallelbench import cuda
 from parallelbench.probes import environment
 from parallelbench.probes.memory_probe import release
 from parallelbench.rank.devices import cpu_name
@@ -49,7 +50,7 @@ class Session:
         self._keys = {"run_id": run_id(run), "attempt": attempt.number}
         configure_torch(run, device_type)
         self._startup.done("imports")
-        self._world = join(device_type, devices=run.devices, timeout_s=run.launcher.collective_timeout_s)
+        self._world = join(device_type, devices=run.devices, timeout_s=run.launcher.collective_timeout_s, nccl=run.nccl)
         self._world.wake()
         self._startup.done("process_group")
         self._boundary = EpochBoundary(run, attempt, self._world, journal=journal, warn=self._warn)
@@ -244,12 +245,13 @@ def configure_torch(run: RunConfig, device_type: str) -> None:
     if device_type == "cpu":
         torch.set_num_threads(run.cores_per_device)
     set_precision(run.precision)
+    torch.backends.cudnn.benchmark = run.cudnn_benchmark
     torch.use_deterministic_algorithms(run.measure.deterministic)
     torch.autograd.set_detect_anomaly(run.measure.detect_anomaly)
 
 
 def _device_name(world: World) -> str:
-    return torch.cuda.get_device_name(world.device) if world.device_type == "cuda" else cpu_name()
+    return cuda.device_name(world.device) if world.device_type == "cuda" else cpu_name()
 
 
 def statistics_warnings(run: RunConfig) -> list[str]:

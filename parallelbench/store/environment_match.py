@@ -21,7 +21,10 @@ SET_BY_LAUNCHER = {
     "threads": ("devices", "nodes"),
     "variables.OMP_NUM_THREADS": ("devices", "nodes"),
     "variables.GLOO_SOCKET_IFNAME": ("nodes",),
-    "variables.NCCL_SOCKET_IFNAME": ("nodes",),
+    "variables.NCCL_SOCKET_IFNAME": ("nodes", "nccl.interface"),
+    "variables.TORCH_DIST_USE_NCCL2": ("nccl.backend",),
+    "variables.TORCH_DISTRIBUTED_PIPELINE_PER_EDGE_P2P": ("nccl.per_edge",),
+    "cudnn_benchmark": ("cudnn_benchmark",),
 }
 """Entries that the launcher sets → the keys of the run that it sets them by. They must match between runs that have
 these keys in common; between others a difference is reported.
