@@ -44,26 +44,26 @@ def main() -> int:
 def carry_out_all(all_checks: Iterable[tuple[str, Check]], setting: str, *, fresh: bool) -> int:
     """Print the result of each check, and the table; returns the exit code."""
     from parallelbench.gpu_check.check_result import carry_out
-    from parallelbench.gpu_check.progress import Progress, default_path, markdown
+    from parallelbench.gpu_check.kept_results import KeptResults, default_path, markdown
 
-    progress = Progress(default_path(), setting)
+    kept = KeptResults(default_path(), setting)
     if fresh:
-        progress.passed.clear()
+        kept.passed.clear()
     results = []
     for name, check in all_checks:
-        if name in progress.passed:
-            results.append(progress.passed[name])
+        if name in kept.passed:
+            results.append(kept.passed[name])
             print(f"{'before':8}{results[-1].line()[8:]}")
             continue
         results.append(carry_out(name, check))
-        progress.add(results[-1])
+        kept.add(results[-1])
         print(results[-1].line(), flush=True)
     failed = sum(result.state == "failed" for result in results)
     print(f"\n{markdown(setting, results)}\n")
     if failed:
         print(f"{failed} check(s) failed; the next call repeats only what has not passed (all of it with --fresh)")
         return 1
-    progress.forget()
+    kept.forget()
     print("no check failed")
     return 0
 
@@ -107,7 +107,7 @@ def checks(gpus: int) -> Iterator[tuple[str, Check]]:
     """All checks, from the basic ones to those that build on them."""
     import torch
 
-    from parallelbench.gpu_check import device, strategies, telemetry, training
+    from parallelbench.gpu_check import device, launches, one_rank, strategies, telemetry, training
     from parallelbench.rank.world import World
 
     world = World(device_type="cuda", devices=(torch.device("cuda", 0),))
@@ -130,7 +130,11 @@ def checks(gpus: int) -> Iterator[tuple[str, Check]]:
     for name in ("tf32", "bf16", "fp16"):
         yield f"precision {name}", on(training.precision, world, name)
     yield "compile", on(training.compiled, world)
+    yield "captured steps (graph=true)", on(launches.captured, world)
+    yield "launches per step", on(launches.per_step, world)
+    yield "milliseconds per step", on(launches.beside_a_bare_loop, world)
     yield "waits are noticed", on(training.waits_are_seen, world)
+    yield "one rank on NCCL, sharded", on(one_rank.sharded, world)
     for model in training.MODELS:
         for name in ("fp32", "bf16", "fp16"):
             run = training.small_run(model, precision=name, channels_last=name != "fp32")

@@ -106,6 +106,8 @@ class ModuleReplica(BaseReplica):
         if run.compile:
             self._forward = torch.compile(self._forward)
         self._before_evaluation, self._count_step = before_evaluation, count_step
+        self._one: Tensor | None = None
+        """The gradient of the loss by itself."""
 
     def step(self, batch: Batch) -> Sums | None:
         """Forward, backward, update."""
@@ -131,7 +133,10 @@ class ModuleReplica(BaseReplica):
         return logits, labels, self._numerics.loss(logits, labels)
 
     def _backward(self, loss: Tensor) -> None:
-        self._numerics.scale(loss).backward()
+        scaled = self._numerics.scale(loss)
+        if self._one is None:
+            self._one = torch.ones_like(scaled)  # autograd would make one in every step: a launch
+        scaled.backward(self._one)
 
     def _update(self) -> None:
         self._numerics.update(self._optimizer)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _CELL = {"|": "\\|", "\n": " "}
 
 
-class Progress:
+class KeptResults:
     """Results of this machine's checks, kept in a file. They count for as long as the `setting` is the same."""
 
     def __init__(self, path: Path, setting: str) -> None:
