@@ -6,8 +6,7 @@ import json
 import time
 from typing import TYPE_CHECKING, Any
 
-import torch
-
+from parallelbench import cuda
 from parallelbench.probes import environment
 from parallelbench.rank.devices import cpu_name
 from parallelbench.spec.identity import canonical_json
