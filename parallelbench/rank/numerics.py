@@ -75,7 +75,7 @@ class Sums:
     together first (`+`), and then take a few launches in all.
     """
 
-    def __init__(self, parts: Sequence[_Part], known: Tensor | None = None) -> None:
+    def __init__(self, parts: Sequence[_Scored], known: Tensor | None = None) -> None:
         """`known`: sums of other samples: float64 of shape (2,)."""
         self._parts, self._known = tuple(parts), known
 
@@ -91,7 +91,7 @@ class Sums:
     def tensor(self) -> Tensor:
         """Both sums: float64 of shape (2,), on the device."""
         added = [] if self._known is None else [self._known]
-        by_size: dict[tuple[int, ...], list[_Part]] = {}
+        by_size: dict[tuple[int, ...], list[_Scored]] = {}
         for part in self._parts:
             by_size.setdefault(tuple(part.logits.shape), []).append(part)
         added += [_added(parts) for parts in by_size.values()]
@@ -112,7 +112,7 @@ _MOST_HELD, _MOST_HELD_BYTES = 64, 2**20
 """Batches whose logits wait for being added up, at most, and their bytes."""
 
 
-class _Part(NamedTuple):
+class _Scored(NamedTuple):
     """One batch: its mean loss, detached, and what correct predictions are counted from."""
 
     loss: Tensor
@@ -122,10 +122,10 @@ class _Part(NamedTuple):
 
 def sums(loss: Tensor, logits: Tensor, labels: Tensor) -> Sums:
     """Summed loss and number of correct predictions of a batch, from its mean loss. Launches nothing."""
-    return Sums([_Part(loss.detach(), logits.detach(), labels)])
+    return Sums([_Scored(loss.detach(), logits.detach(), labels)])
 
 
-def _added(parts: Sequence[_Part]) -> Tensor:
+def _added(parts: Sequence[_Scored]) -> Tensor:
     """The sums of batches of one size."""
     loss, logits, labels = parts[0]
     if labels.shape[0] == 0:  # a shard may own none of the last test samples; their mean loss is no number
