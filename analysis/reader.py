@@ -50,6 +50,8 @@ class Runs:
     """Folders that hold no readable run."""
     notes: tuple[str, ...] = ()
     """Which columns are null or ignored in results of other versions of the tables."""
+    beside: Runs | None = None
+    """All runs that these were taken from; None where these are all. A run is held against others among them."""
 
     @property
     def run(self) -> pl.DataFrame:
@@ -99,7 +101,7 @@ class Runs:
     def only(self, run_ids: Container[str]) -> Runs:
         """These runs alone."""
         kept = {table: frame.filter(pl.col("run_id").is_in(list(run_ids))) for table, frame in self.tables.items()}
-        return replace(self, tables=kept)
+        return replace(self, tables=kept, beside=self.beside or self)
 
     @property
     def phases(self) -> pl.DataFrame:

@@ -17,7 +17,7 @@ from analysis import text
 from analysis.comparison.exclusions import describe, excluded, format_exclusions
 from analysis.comparison.groups import labels, works
 from analysis.comparison.pairing import environments_of
-from analysis.comparison.policy import COMPARED, Remedies, UnlikeWork, plain
+from analysis.comparison.policy import COMPARED, Blocker, Remedies, UnlikeWork, plain
 from analysis.comparison.sides import Matched, Side, match
 from analysis.comparison.speed import SpeedVerdict, of_time
 from analysis.stats import Ratio, ratio_of_pairs
@@ -142,6 +142,7 @@ def compare(a: Runs, b: Runs, *, across: Sequence[str] = (), command: Command = 
     if not isinstance(matched, Matched):
         raise _refusal(a, b, across, matched, command=command)
     _require_two_measurements(matched.rows)
+    _require_believable(matched.rows)
     rows = tuple(map(_compared, matched.rows))
     excluded_lines = [f"{name}: {line}" for name, runs in (("A", a), ("B", b)) for line in format_exclusions(runs)]
     caveats = [text.sentence(str(caveat)) for caveat in matched.whole.caveats(per_sample=True)]
@@ -149,6 +150,14 @@ def compare(a: Runs, b: Runs, *, across: Sequence[str] = (), command: Command = 
     blockers = dict.fromkeys(text.sentence(str(issue)) for row in matched.rows for issue in row.pairing.blockers())
     notes = (*blockers, *caveats, *excluded_lines)
     return Comparison(rows, _overall(rows), matched.only_a, matched.only_b, tuple(_lost(one, other)), notes)
+
+
+def _require_believable(rows: Sequence[ComparedRow]) -> None:
+    """Refuse where several devices are faster than one by more than their number."""
+    for row in rows:
+        for issue in row.pairing.blockers():
+            if issue.kind is Blocker.SUPERLINEAR:
+                raise ConfigError(f"{row.configuration} ({row.group}) is not compared: {issue}")
 
 
 def _lost(a: Side, b: Side) -> Iterator[str]:
