@@ -33,6 +33,9 @@ class FirstOrder(Optimizer, frozen=True, kw_only=True):
     """How torch executes the update; auto: fused on CUDA (foreach where torch has no fused update of DTensors),
     torch's own default on CPU."""
 
+    can_be_captured: ClassVar[bool] = True
+    counts_on_host: ClassVar[bool] = False
+    """Whether torch counts updates on the host unless it is told that they are captured."""
     fuses_dtensors: ClassVar[bool] = False
     """Whether torch's fused update takes DTensors, which sharded strategies hold."""
 
@@ -43,6 +46,11 @@ class FirstOrder(Optimizer, frozen=True, kw_only=True):
                 f"optimizer.implementation=fused with optimizer={self.name} and strategy={run.strategy.name} is "
                 "refused: torch has no fused update of this optimizer for sharded parameters (DTensors): choose "
                 "optimizer.implementation=auto"
+            )
+        if run.graph and self.implementation in ("for_loop", "foreach"):
+            raise ConfigError(
+                f"optimizer.implementation={self.implementation} with graph=true is refused: the host's part of an "
+                "update would be captured as it was at the first step; choose optimizer.implementation=auto"
             )
         if device_type == "cuda" and run.precision == "fp16" and self.implementation in ("for_loop", "foreach"):
             raise ConfigError(
@@ -61,6 +69,8 @@ class FirstOrder(Optimizer, frozen=True, kw_only=True):
             "fused": {"fused": True},
         }[self.implementation]
         arguments = {"lr": self.scaled_lr(run), "weight_decay": self.weight_decay, **how, **self.options()}
+        if run.graph and self.counts_on_host:
+            arguments["capturable"] = True
         optimizer: torch.optim.Optimizer = getattr(torch.optim, self.torch_name)(parameters, **arguments)
         return optimizer
 
@@ -93,6 +103,7 @@ class Sgd(FirstOrder, frozen=True, kw_only=True):
 class Adam(FirstOrder, frozen=True, kw_only=True):
     """Adam (Kingma and Ba 2015, arXiv 1412.6980)."""
 
+    counts_on_host: ClassVar[bool] = True
     fuses_dtensors: ClassVar[bool] = True
     torch_name: ClassVar[str] = "Adam"
 

@@ -24,9 +24,10 @@ from parallelbench.spec.check import check_run
 from parallelbench.spec.config import RunConfig
 from parallelbench.store.records import TABLES, TABLES_VERSION
 from tests.faults import faults
+from tests.gpu_findings import FINDINGS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from parallelbench.store.columns import Column
 
@@ -197,7 +198,24 @@ def reliability_page() -> str:
         own = [fault for fault in found if fault.area == area]
         parts += [f"| {fault.name} | {fault.injection} | {fault.outcome} | `{fault.test}` |" for fault in own]
         parts.append("")
-    return "\n".join(parts)
+    return "\n".join([*parts, *_gpu_findings()])
+
+
+_FINDINGS_INTRO = """## GPUs
+
+No GPU has run the suite yet. It was read against torch 2.15, and this is what was found. A line of `make gpu-check`
+will show what only a GPU can.
+
+| found | mended | test | line of gpu-check |
+|---|---|---|---|"""
+
+
+def _gpu_findings() -> Iterator[str]:
+    yield _FINDINGS_INTRO
+    for found in FINDINGS:
+        tests = ", ".join(f"`{test}`" for test in found.tests)
+        yield f"| {found.what} | {found.mended} | {tests} | {found.gpu_check or '–'} |"
+    yield ""
 
 
 PAGES = {"reliability.md": reliability_page, "results.md": results_page, "strategies.md": strategies_page}

@@ -31,6 +31,7 @@ from parallelbench.probes import environment
 from parallelbench.probes.memory_probe import MemoryProbe
 from parallelbench.rank import session, train
 from parallelbench.rank.devices import cpu_name, node_name
+from parallelbench.rank.numerics import Sums
 from parallelbench.rank.parity import check_parity
 from parallelbench.rank.session import Session, build_model
 from parallelbench.rank.world import World
@@ -482,7 +483,7 @@ class Off(Single, frozen=True, kw_only=True):
             replica.evaluate,
         )
         samples = run.global_batch_size
-        replica.step = lambda batch: step(batch) + torch.tensor([0.5 * samples, 0.0], dtype=torch.float64)
+        replica.step = lambda batch: Sums([], step(batch).tensor() + torch.tensor([0.5 * samples, 0.0]).double())
         replica.full_gradients = lambda: {name: 1.25 * value for name, value in gradients().items()}
         replica.full_state_dict = lambda: {name: value + 0.125 for name, value in state().items()}
         replica.evaluate = lambda batches: evaluate(batches) + torch.tensor([10.0 * 30, 0.0], dtype=torch.float64)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,14 +11,16 @@ from pathlib import Path
 import pytest
 
 from parallelbench.errors import ConfigError
-from parallelbench.rank import cuda_driver, devices
-from parallelbench.rank.devices import Gpu, Machine
+from parallelbench.rank import cuda_driver, devices, gpus, worker
+from parallelbench.rank.devices import Machine
+from parallelbench.rank.gpus import Gpu
+from tests.helpers import configured
 from tests.telemetry.playback import environment, library
 
 _LOOK = """
 import dataclasses, json
-from parallelbench.rank.devices import visible_gpus
-print(json.dumps([dataclasses.asdict(gpu) for gpu in visible_gpus()]))
+from parallelbench.rank.gpus import visible_gpus
+print(json.dumps([dataclasses.asdict(gpu) for gpu in visible_gpus()], default=sorted))
 """
 
 
@@ -28,7 +31,10 @@ def gpus_of(tmp_path: Path, profile: str, **variables: str) -> list[Gpu]:
     looked = subprocess.run(
         [sys.executable, "-c", _LOOK], env=environment(path, library()) | variables, capture_output=True, check=True
     )
-    return [Gpu(**fields) for fields in json.loads(looked.stdout)]
+    return [
+        Gpu(**fields | {name: frozenset(fields[name]) for name in ("cores", "unreachable")})
+        for fields in json.loads(looked.stdout)
+    ]
 
 
 def machine(*gpus: Gpu, cores: int = 8, node_cores: int = 8) -> Machine:
@@ -100,8 +106,93 @@ def test_torchs_cuda_is_read_without_importing_it() -> None:
 
 
 def test_a_run_on_gpus_is_refused_where_the_driver_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "driver_problem", lambda: "the driver supports CUDA 12.8")
+    monkeypatch.setattr(gpus, "driver_problem", lambda: "the driver supports CUDA 12.8")
     gpu = Gpu(name="A100", uuid="GPU-a", memory_bytes=1)
     with pytest.raises(ConfigError, match="the driver supports"):
         machine(gpu).require(devices=1, device_type="cuda", cores_per_device=1, oversubscribe=False)
     assert not machine(gpu).require(devices=1, device_type="cpu", cores_per_device=1, oversubscribe=False)
+
+
+def refusal(*found: Gpu, count: int | None = None) -> str:
+    """Why a run on these GPUs is refused; it must be one line."""
+    with pytest.raises(ConfigError) as caught:
+        machine(*found).require(
+            devices=count or len(found), device_type="cuda", cores_per_device=1, oversubscribe=False
+        )
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+BAD = {
+    "lost": (
+        "device GPU-a\ndevice GPU-b lost\n",
+        2,
+        "GPU 1 can't be used (GPU is lost): hide it with CUDA_VISIBLE_DEVICES, or ask for another node",
+    ),
+    "prohibited": ("device GPU-a\nmode 2\n", 1, "GPU 0 (Imaginary GPU) is in the compute mode Prohibited"),
+    "exclusive": ("device GPU-a\nmode 3\nprocesses 1\n", 1, "Exclusive_Process, and another process uses it: wait"),
+    "sliced": ("device GPU-a mig\ndevice GPU-b\n", 2, "devices=2, but MIG slices GPU 0: NCCL connects no slices"),
+    "several types": (
+        "device GPU-a\ndevice GPU-b\nname Slower-GPU\n",
+        2,
+        "GPUs of several types (Imaginary GPU, Slower-GPU) would train together",
+    ),
+    "fewer than the site says": ("device GPU-a\n", 4, "devices=4, but this machine has 1 CUDA device(s): choose"),
+}
+"""What a GPU node may be like, for how many devices → what the user is told."""
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_node_that_can_not_do_a_run_is_named_with_the_remedy(case: str, tmp_path: Path) -> None:
+    profile, count, words = BAD[case]
+    assert words in refusal(*gpus_of(tmp_path, profile), count=count)
+
+
+def test_slices_of_a_gpu_are_one_device(tmp_path: Path) -> None:
+    """CUDA shows a process the first slice only, whatever the sizes of the others."""
+    found = gpus_of(tmp_path, "device GPU-a mig\n", CUDA_VISIBLE_DEVICES="MIG-a,MIG-b")
+    assert [(gpu.uuid, gpu.is_sliced) for gpu in found] == [("MIG-a", True)]
+    assert not machine(*found).require(devices=1, device_type="cuda", cores_per_device=1, oversubscribe=False)
+    assert "devices=2, but this machine has 1 CUDA device(s)" in refusal(*found, count=2)
+
+
+@pytest.mark.parametrize("profile", ["mode 0\nprocesses 2", "mode 3\nprocesses 0", "mode 3", "peers 5", "mode !3"])
+def test_what_only_slows_a_run_down_or_is_not_known_refuses_none(profile: str, tmp_path: Path) -> None:
+    found = gpus_of(tmp_path, f"device GPU-a\n{profile}\ndevice GPU-b\n")
+    assert not machine(*found).require(devices=2, device_type="cuda", cores_per_device=1, oversubscribe=False)
+
+
+def test_gpus_without_peer_access_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "others_running", lambda: 0)
+    found = gpus_of(tmp_path, "device GPU-a\npeers 0\ndevice GPU-b\npeers 5\ndevice GPU-c\npeers 0\n")
+    assert [sorted(gpu.unreachable) for gpu in found] == [[], ["GPU-a", "GPU-c"], []]
+    assert caveats(machine(*found), "cuda", 1) == []
+    assert caveats(machine(*found), "cuda", 3) == [
+        "no peer access between the GPUs 0 and 1, 1 and 2: messages between them go through the host"
+    ]
+
+
+def test_ranks_of_gpus_stay_on_their_numa_node(tmp_path: Path) -> None:
+    found = gpus_of(tmp_path, "device GPU-a\ncores 15\ndevice GPU-b\ncores 240\ndevice GPU-c\n")
+    assert [sorted(gpu.cores) for gpu in found] == [[0, 1, 2, 3], [4, 5, 6, 7], []]
+    here = machine(*found, cores=6)
+    assert here.near([0]) == {0, 1, 2, 3}
+    assert here.near([1]) == {4, 5}, "as far as this process may use them"
+    assert here.near([0, 1]) == {0, 1, 2, 3, 4, 5}
+    assert here.near([2]) == here.near([1, 2]) == set(), "not known"
+
+
+@pytest.mark.parametrize(("local_rank", "cores"), [("0", {0}), ("1", {1})])
+def test_a_rank_is_pinned_beside_its_gpu(local_rank: str, cores: set[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    allowed = sorted(os.sched_getaffinity(0))
+    if len(allowed) < 2:
+        pytest.skip("needs two cores")
+    near = [Gpu(name="A100", uuid=f"GPU-{core}", memory_bytes=1, cores=frozenset({core})) for core in allowed[:2]]
+    monkeypatch.setattr(worker, "this_machine", lambda: Machine(tuple(allowed), len(allowed), tuple(near)))
+    monkeypatch.setenv("LOCAL_RANK", local_rank)
+    assert worker.pin(configured("strategy=ddp", "devices=2"), "cuda") == []
+    assert os.sched_getaffinity(0) == {allowed[core] for core in cores}
+    os.sched_setaffinity(0, allowed)
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    assert worker.pin(configured("strategy=model_parallel", "devices=2", "model=mlp"), "cuda") == []
+    assert os.sched_getaffinity(0) == set(allowed[:2]), "one process drives both"

@@ -10,15 +10,18 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
 from launch.sweep import one_run
-from parallelbench.gpu_check import device, strategies, telemetry, training
-from parallelbench.gpu_check.check_result import FailedError, SkippedError, at_most, between, carry_out
+from parallelbench.gpu_check import device, one_rank, strategies, telemetry, training
+from parallelbench.gpu_check.__main__ import carry_out_all
+from parallelbench.gpu_check.check_result import CheckResult, FailedError, SkippedError, at_most, between, carry_out
+from parallelbench.gpu_check.kept_results import KeptResults
 from parallelbench.gpu_check.ranks import Result
 from parallelbench.gpu_check.small_runs import run_of
-from parallelbench.rank.devices import Gpu
+from parallelbench.rank.gpus import Gpu
 from parallelbench.rank.numerics import Numerics
 from parallelbench.rank.world import World
 from parallelbench.strategies.parts.replicas import ModuleReplica
@@ -356,3 +359,61 @@ def test_ranks_that_fail_or_hang_are_reported(monkeypatch: pytest.MonkeyPatch) -
     code, output = strategies._output_of([sys.executable, "-c", "import threading; threading.Event().wait()"])
     assert code == 1
     assert output.endswith("ended after 0.5 s")
+
+
+@pytest.mark.slow
+def test_one_rank_in_shards_is_held_against_one_that_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = one_rank.sharded(CPU)
+    assert text.startswith("largest relative difference of a loss")
+    assert text.endswith("sgd, adam, adamw, adagrad, by ProcessGroupGloo")
+    build = one_rank.replica_of
+    monkeypatch.setattr(one_rank, "replica_of", lambda run, world: build(msgspec.structs.replace(run, seed=1), world))
+    with pytest.raises(FailedError, match="largest relative difference"):
+        one_rank.sharded(CPU)
+
+
+def carried_out(folder: Path, monkeypatch: pytest.MonkeyPatch, setting: str, *, fresh: bool = False) -> list[str]:
+    """The checks that were really carried out."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+    done: list[str] = []
+
+    def check(name: str, problem: str = "") -> tuple[str, Any]:
+        def carry() -> str:
+            done.append(name)
+            if problem and not (folder / "mended").exists():
+                raise FailedError(problem)
+            return "fine | good"
+
+        return name, carry
+
+    checks = [check("a"), check("b", "3 is too much"), check("c")]
+    failed = not (folder / "mended").exists()
+    assert carry_out_all(checks, setting, fresh=fresh) == failed
+    return done
+
+
+def test_after_a_failure_only_what_has_not_passed_is_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert carried_out(tmp_path, monkeypatch, "torch 1 on A") == ["a", "b", "c"]
+    assert "| b | failed | 3 is too much |" in capsys.readouterr().out
+    assert carried_out(tmp_path, monkeypatch, "torch 1 on A") == ["b"]
+    assert carried_out(tmp_path, monkeypatch, "torch 1 on A", fresh=True) == ["a", "b", "c"]
+    assert carried_out(tmp_path, monkeypatch, "torch 2 on A") == ["a", "b", "c"], "other software shows other things"
+    (tmp_path / "mended").touch()
+    assert carried_out(tmp_path, monkeypatch, "torch 2 on A") == ["b"]
+    table = capsys.readouterr().out
+    assert "torch 2 on A\n\n| check | result | figures | s |" in table
+    assert r"| a | ok | fine \| good |" in table, "what passed before is in the table, too"
+    assert carried_out(tmp_path, monkeypatch, "torch 2 on A") == ["a", "b", "c"], "after a success all begins anew"
+
+
+def test_a_crash_costs_only_the_check_that_crashed(tmp_path: Path) -> None:
+    path = tmp_path / "kept.jsonl"
+    kept = KeptResults(path, "here")
+    kept.add(CheckResult("a", "ok", "fine", 1.0))
+    path.write_bytes(path.read_bytes() + b'{"name": "b", "sta')
+    assert KeptResults(path, "here").passed == {}, "a file that ends in the middle is not believed"
+    kept = KeptResults(path, "here")
+    kept.add(CheckResult("a", "ok", "fine", 1.0))
+    assert set(KeptResults(path, "here").passed) == {"a"}

@@ -22,6 +22,7 @@ from analysis.comparison.sides import Matched, Side, match
 from analysis.comparison.speed import SpeedVerdict, of_time
 from analysis.stats import Ratio, ratio_of_pairs
 from parallelbench.errors import ConfigError, choices
+from parallelbench.spec.mapping import LATER_OPTIONS
 from parallelbench.store.environment_match import flatten
 
 if TYPE_CHECKING:
@@ -208,7 +209,7 @@ def _configs(runs: Runs, key: str) -> list[tuple[str, str]]:
 
 
 def _value(runs: Runs, run_id: str, key: str, config_json: str) -> Any:
-    values = flatten(json.loads(config_json)) | works(runs)[run_id] | environments_of(runs)[run_id]
+    values = LATER_OPTIONS | flatten(json.loads(config_json)) | works(runs)[run_id] | environments_of(runs)[run_id]
     return values.get(f"{key}.name", values.get(key))
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from launch.attempt.outcome import publish_if_finished
 from launch.attempt.processes import Training
 from parallelbench.errors import ConfigError, StorageError
-from parallelbench.rank.devices import this_machine
+from parallelbench.rank.devices import require_interface, this_machine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -66,6 +66,7 @@ def too_small(run: RunConfig, device_type: str) -> str | None:
     """Why this machine can't do its share of a run; None where it can."""
     try:
         this_machine().require(**_share(run, device_type), oversubscribe=run.launcher.oversubscribe)
+        require_interface(run.nccl.interface)
     except ConfigError as error:
         return str(error)
     return None

@@ -14,6 +14,7 @@ import psutil
 from launch.launcher import all_launchers
 from launch.sweep import one_run
 from launch.sweep.compose import group_choices
+from parallelbench.rank import gpus
 from parallelbench.rank.cuda_driver import driver_problem
 from parallelbench.rank.devices import cpu_name, this_machine
 from parallelbench.spec.launchers import prepare_line
@@ -76,6 +77,8 @@ def _gpus(machine: Machine) -> Iterator[tuple[str, str]]:
         )
     elif problem := driver_problem():
         yield "driver", problem
+    for text in (*gpus.problems(machine.gpus), *gpus.caveats(machine.gpus)):
+        yield "GPUs", text
     if machine.gpus and (topology := _output(["nvidia-smi", "topo", "-m"])):
         yield "topology", topology
 

@@ -18,7 +18,7 @@ from launch.verbs.console import console, say
 from launch.verbs.listing import listing
 from parallelbench.errors import ConfigError
 from parallelbench.spec.identity import run_id
-from parallelbench.spec.mapping import to_mapping
+from parallelbench.spec.mapping import whole_mapping
 from parallelbench.store.folder import RunFolder
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def show(overrides: Sequence[str], extension: Extension) -> int:
 
     (planned,) = _as_tuned([one_run(overrides, extension, instead="use `parallelbench plan`")])
     run = _on_its_device(planned)
-    print(yaml.safe_dump(to_mapping(run), sort_keys=False), end="")
+    print(yaml.safe_dump(whole_mapping(run), sort_keys=False), end="")
     print(f"\nrun id      {run_id(run)}")
     print(f"run folder  {RunFolder.of(run).path}\n")
     print("choices:")

@@ -1,5 +1,6 @@
-"""Print one line per check: ok, failed with the figure and its limit, or skipped with the reason.
+"""Print one line per check: ok, failed with the figure and its limit, or skipped with the reason; then all as a table.
 
+After a failure, or a crash, the next call repeats only what has not passed; `--fresh` repeats everything.
 Exit code 1 if a check failed, or if there is a GPU that torch can't use; 2 if a package is missing. Without a GPU there
 is nothing to check; the program says so and exits with 0. Needs torch, numpy, msgspec, PyYAML and nvidia-ml-py only.
 """
@@ -15,7 +16,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from parallelbench.gpu_check.check_result import Check
 
@@ -35,15 +36,36 @@ def main() -> int:
     print(f"torch {torch.__version__}, CUDA {torch.version.cuda or 'not built in'}, {torch.cuda.device_count()} GPU(s)")
     if not torch.cuda.is_available():
         return without_a_gpu()
-    from parallelbench.gpu_check.check_result import carry_out
+    names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    setting = f"torch {torch.__version__}, CUDA {torch.version.cuda}, {len(names)} × {', '.join(sorted(set(names)))}"
+    return carry_out_all(checks(len(names)), setting, fresh="--fresh" in sys.argv[1:])
 
-    failed = 0
-    for name, check in checks(torch.cuda.device_count()):
-        result = carry_out(name, check)
-        print(result.line(), flush=True)
-        failed += result.state == "failed"
-    print(f"{failed} check(s) failed" if failed else "no check failed")
-    return 1 if failed else 0
+
+def carry_out_all(all_checks: Iterable[tuple[str, Check]], setting: str, *, fresh: bool) -> int:
+    """Print the result of each check, and the table; returns the exit code."""
+    from parallelbench.gpu_check.check_result import carry_out
+    from parallelbench.gpu_check.kept_results import KeptResults, default_path, markdown
+
+    kept = KeptResults(default_path(), setting)
+    if fresh:
+        kept.passed.clear()
+    results = []
+    for name, check in all_checks:
+        if name in kept.passed:
+            results.append(kept.passed[name])
+            print(f"{'before':8}{results[-1].line()[8:]}")
+            continue
+        results.append(carry_out(name, check))
+        kept.add(results[-1])
+        print(results[-1].line(), flush=True)
+    failed = sum(result.state == "failed" for result in results)
+    print(f"\n{markdown(setting, results)}\n")
+    if failed:
+        print(f"{failed} check(s) failed; the next call repeats only what has not passed (all of it with --fresh)")
+        return 1
+    kept.forget()
+    print("no check failed")
+    return 0
 
 
 def missing_packages() -> list[str]:
@@ -65,7 +87,7 @@ def _is_installed(module: str) -> bool:
 
 def without_a_gpu() -> int:
     """Say why torch shows no GPU."""
-    from parallelbench.rank.devices import visible_gpus
+    from parallelbench.rank.gpus import visible_gpus
 
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if gpus := visible_gpus():
@@ -85,7 +107,7 @@ def checks(gpus: int) -> Iterator[tuple[str, Check]]:
     """All checks, from the basic ones to those that build on them."""
     import torch
 
-    from parallelbench.gpu_check import device, strategies, telemetry, training
+    from parallelbench.gpu_check import device, launches, one_rank, strategies, telemetry, training
     from parallelbench.rank.world import World
 
     world = World(device_type="cuda", devices=(torch.device("cuda", 0),))
@@ -108,7 +130,11 @@ def checks(gpus: int) -> Iterator[tuple[str, Check]]:
     for name in ("tf32", "bf16", "fp16"):
         yield f"precision {name}", on(training.precision, world, name)
     yield "compile", on(training.compiled, world)
+    yield "captured steps (graph=true)", on(launches.captured, world)
+    yield "launches per step", on(launches.per_step, world)
+    yield "milliseconds per step", on(launches.beside_a_bare_loop, world)
     yield "waits are noticed", on(training.waits_are_seen, world)
+    yield "one rank on NCCL, sharded", on(one_rank.sharded, world)
     for model in training.MODELS:
         for name in ("fp32", "bf16", "fp16"):
             run = training.small_run(model, precision=name, channels_last=name != "fp32")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Literal
+
+import msgspec
 
 from parallelbench.errors import one_line
 
@@ -21,8 +22,7 @@ class SkippedError(Exception):
     """There is nothing to check here; the text says why."""
 
 
-@dataclass(frozen=True)
-class CheckResult:
+class CheckResult(msgspec.Struct, frozen=True):
     """One line of the report."""
 
     name: str

@@ -39,7 +39,7 @@ def main(arguments: list[str]) -> int:
     """Check parity, then train an epoch that must not wait."""
     run_file, device_type, result_file = arguments
     run = from_mapping(msgspec.json.decode(Path(run_file).read_bytes()))
-    world = join(device_type, devices=run.devices, timeout_s=run.launcher.collective_timeout_s)
+    world = join(device_type, devices=run.devices, timeout_s=run.launcher.collective_timeout_s, nccl=run.nccl)
     result = Result()
     try:
         if run.strategy.equals_one_device(run):

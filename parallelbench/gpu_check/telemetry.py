@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from parallelbench.gpu_check.check_result import FailedError, SkippedError, between
-from parallelbench.rank.devices import visible_gpus
+from parallelbench.rank.gpus import visible_gpus
 from parallelbench.store.journal import Journal, read_entries
 from parallelbench.telemetry.epoch_columns import Samples, columns
 from parallelbench.telemetry.nvml import WAYS, Gpus
@@ -23,7 +23,7 @@ from parallelbench.telemetry.sampler import SamplerSettings
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from parallelbench.rank.devices import Gpu
+    from parallelbench.rank.gpus import Gpu
     from parallelbench.rank.world import World
 
 Row = dict[str, Any]

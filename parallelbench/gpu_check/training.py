@@ -66,7 +66,7 @@ def batches(world: World) -> str:
 def like_a_cpu(world: World, model: str) -> str:
     """In fp64, training on the device equals training on a CPU."""
     run = as_checked(small_run(model))
-    return at_most("largest relative difference", _difference(run, world, run, World()), _TOLERANCE)
+    return at_most("largest relative difference", training_difference(run, world, run, World()), _TOLERANCE)
 
 
 def channels_last(world: World) -> str:
@@ -77,7 +77,7 @@ def channels_last(world: World) -> str:
     four = [tensor for tensor in weights.values() if tensor.dim() == 4]
     if not four or not all(tensor.is_contiguous(memory_format=torch.channels_last) for tensor in four):
         raise FailedError("channels_last=true, but the convolutions' weights are not stored so")
-    return at_most("largest relative difference", _difference(last, world, run, world), _TOLERANCE)
+    return at_most("largest relative difference", training_difference(last, world, run, world), _TOLERANCE)
 
 
 def compiled(world: World) -> str:
@@ -163,7 +163,7 @@ def waits_are_seen(world: World) -> str:
     raise FailedError("torch does not notice that reading a value waits for the device")
 
 
-def _difference(run: RunConfig, world: World, other: RunConfig, elsewhere: World) -> float:
+def training_difference(run: RunConfig, world: World, other: RunConfig, elsewhere: World) -> float:
     """Of losses and of all parameters and buffers after some steps, relative to the largest of them."""
     one, two = _trained(run, world), _trained(other, elsewhere)
     worst = 0.0

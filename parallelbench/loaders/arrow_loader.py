@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from parallelbench import cuda
 from parallelbench.loaders.batch import Batch
 from parallelbench.loaders.batch_loader import BatchLoader, Plan
 from parallelbench.loaders.images import laid_out
@@ -51,7 +52,7 @@ class StreamedLoader(BatchLoader):
         super().__init__(arrays, data, **arguments)
         self._arrays, self._prefetch = arrays, prefetch
         self._normalise = self._normaliser(self._device)
-        self._copies = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
+        self._copies = cuda.new_stream(self._device) if self._device.type == "cuda" else None
 
     def spanned(self) -> Iterable[Spanned]:
         """Waiting for the copy of a batch to a GPU: what prefetching has not hidden."""
@@ -99,7 +100,7 @@ class StreamedLoader(BatchLoader):
     def _enter_device(self) -> None:
         """In the thread: choose this rank's device, since a new thread's first CUDA call opens a context on GPU 0."""
         if self._copies is not None:
-            torch.cuda.set_device(self._device)
+            cuda.choose(self._device)
 
     def _fetch(self, rows: Rows, images: NDArray[np.uint8], labels: NDArray[np.int64]) -> _Fetched:
         """In the thread: gather the rows, and begin to copy them to the device."""
@@ -107,7 +108,7 @@ class StreamedLoader(BatchLoader):
         targets = self._taken(labels, rows) if self._shard.labels else None
         if self._copies is None:
             return _Fetched(pixels, targets, None)
-        with torch.cuda.stream(self._copies):
+        with cuda.on_stream(self._copies):
             moved = [None if part is None else part.to(self._device, non_blocking=True) for part in (pixels, targets)]
             return _Fetched(moved[0], moved[1], self._copies.record_event())
 
@@ -122,7 +123,7 @@ class StreamedLoader(BatchLoader):
     def _received(self, fetched: _Fetched) -> tuple[Tensor | None, Tensor | None]:
         """Let the device, not the host, wait for the copy."""
         if fetched.arrived is not None:
-            here = torch.cuda.current_stream(self._device)
+            here = cuda.current_stream(self._device)
             here.wait_event(fetched.arrived)
             for part in (fetched.images, fetched.labels):
                 if part is not None:

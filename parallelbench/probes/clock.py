@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-import torch
+from parallelbench import cuda
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -80,7 +80,7 @@ class StepClock:
     def _now(self) -> Any:
         if not self._cuda:
             return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
+        event = cuda.timing_event()
         event.record()
         return event
 

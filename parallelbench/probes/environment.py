@@ -15,6 +15,7 @@ import torch
 
 from parallelbench.probes.processor_share import cpu_quota_cores
 from parallelbench.rank.devices import cpu_name
+from parallelbench.rank.world import group_kinds
 from parallelbench.store.environment_match import ENTRIES_VERSION, VERSION
 
 _PACKAGES = (
@@ -59,6 +60,7 @@ def capture() -> dict[str, Any]:
         "transparent_hugepages": _chosen(_read("/sys/kernel/mm/transparent_hugepage/enabled")),
         "load_average_1min": os.getloadavg()[0],
         "cuda": _cuda(),
+        "process_groups": group_kinds(),
         "float32_matmul_precision": torch.get_float32_matmul_precision(),
         "cudnn_allow_tf32": torch.backends.cudnn.allow_tf32,
         "cudnn_benchmark": torch.backends.cudnn.benchmark,

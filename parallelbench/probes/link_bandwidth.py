@@ -15,6 +15,8 @@ import msgspec
 import torch
 import torch.distributed as dist
 
+from parallelbench import cuda
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -65,7 +67,7 @@ def _timed(tensor: torch.Tensor) -> float:
     start = time.perf_counter()
     dist.all_reduce(tensor)
     if tensor.is_cuda:
-        torch.cuda.synchronize(tensor.device)
+        cuda.synchronize(tensor.device)
     return time.perf_counter() - start
 
 

@@ -7,7 +7,7 @@ import gc
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
+from parallelbench import cuda
 
 if TYPE_CHECKING:
     from parallelbench.rank.world import World
@@ -25,15 +25,15 @@ class MemoryProbe:
     def start(self) -> None:
         """Forget earlier peaks."""
         for device in self._devices:
-            torch.cuda.reset_peak_memory_stats(device)
+            cuda.reset_peaks(device)
         self._host_resettable = reset_host_peak()
 
     def stop(self) -> dict[str, int | None]:
         """Peaks since `start`, summed over this rank's devices."""
         return {
-            "peak_allocated_bytes": self._sum(torch.cuda.max_memory_allocated),
-            "peak_reserved_bytes": self._sum(torch.cuda.max_memory_reserved),
-            "device_used_bytes": self._sum(_used_bytes),
+            "peak_allocated_bytes": self._sum(cuda.peak_allocated_bytes),
+            "peak_reserved_bytes": self._sum(cuda.peak_reserved_bytes),
+            "device_used_bytes": self._sum(cuda.used_bytes),
             "host_peak_rss_bytes": host_peak_bytes() if self._host_resettable else None,
         }
 
@@ -42,17 +42,10 @@ class MemoryProbe:
         return sum(values) if values and None not in values else None
 
 
-def _used_bytes(device: torch.device) -> int | None:
-    """Memory in use on a device by all processes, by the driver's account."""
-    free, total = torch.cuda.mem_get_info(device)
-    return total - free
-
-
 def release() -> None:
     """Return unused memory to the system and the device, so that it counts in no later peak."""
     gc.collect()
-    if torch.cuda.is_initialized():
-        torch.cuda.empty_cache()
+    cuda.release()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc only
     if trim is not None:
         trim(0)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from parallelbench import cuda
 from parallelbench.probes.link_bandwidth import all_reduces
 from parallelbench.probes.spans import PHASES, Spanned, Spans, Step
 from parallelbench.store.durable import storage_errors
@@ -103,7 +104,7 @@ class AttributionPass:
     def _now(self) -> float:
         if self._world.device_type == "cuda":
             for device in self._world.devices:
-                torch.cuda.current_stream(device).synchronize()
+                cuda.current_stream(device).synchronize()
         return time.perf_counter()
 
 

@@ -5,32 +5,18 @@ from __future__ import annotations
 import os
 import socket
 import time
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from parallelbench.errors import ConfigError
-from parallelbench.rank.cuda_driver import driver_problem
+from parallelbench.errors import ConfigError, choices
+from parallelbench.rank import gpus
+from parallelbench.rank.gpus import Gpu, require_usable, visible_gpus
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable
 
 _TOPOLOGY = Path("/sys/devices/system/cpu")
-
-
-@dataclass(frozen=True)
-class Gpu:
-    """One visible CUDA device."""
-
-    name: str
-    uuid: str
-    memory_bytes: int | None
-    """None: the driver does not say."""
-    failure: str | None = None
-    """Why the driver can't read it, e.g. since it is lost; None: it can."""
-    other_processes: int = 0
-    """Processes that compute on it at this moment."""
 
 
 @dataclass(frozen=True)
@@ -69,13 +55,14 @@ class Machine:
                 "may have slowed it down"
             )
         if device_type == "cuda":
-            caveats += [
-                f"{gpu.other_processes} other process(es) used GPU {index} ({gpu.name}) when this run started: they "
-                "may have slowed it down"
-                for index, gpu in enumerate(self.gpus[:devices])
-                if gpu.other_processes
-            ]
+            caveats += gpus.caveats(self.gpus[:devices])
         return caveats
+
+    def near(self, indices: Iterable[int]) -> set[int]:
+        """The usable cores on the NUMA nodes of these GPUs; empty where one of the nodes is not known."""
+        gpus = [self.gpus[index] for index in indices if index < len(self.gpus)]
+        known = all(gpu.cores for gpu in gpus)
+        return set().union(*(gpu.cores for gpu in gpus)) & set(self.cores) if known else set()
 
     def suffices(self, *, devices: int, device_type: str, cores_per_device: int) -> bool:
         """Whether each of `devices` devices has its own cores, or its own GPU."""
@@ -88,7 +75,7 @@ class Machine:
         (allowed only when asked).
         """
         if device_type == "cuda":
-            _require_usable(self.gpus[:devices])
+            require_usable(self.gpus[:devices])
         if self.suffices(devices=devices, device_type=device_type, cores_per_device=cores_per_device):
             return False
         if device_type == "cuda":
@@ -106,15 +93,11 @@ class Machine:
         )
 
 
-def _require_usable(gpus: Sequence[Gpu]) -> None:
-    """Refuse a driver that is too old for torch, and a GPU that fell off the bus; GPUs of other jobs may."""
-    if gpus and (problem := driver_problem()):
-        raise ConfigError(problem)
-    for index, gpu in enumerate(gpus):
-        if gpu.failure is not None:
-            raise ConfigError(
-                f"GPU {index} can't be used ({gpu.failure}): hide it with CUDA_VISIBLE_DEVICES, or ask for another node"
-            )
+def require_interface(name: str | None) -> None:
+    """Refuse a network interface that this machine lacks."""
+    here = [interface for _, interface in socket.if_nameindex()]
+    if name is not None and name not in here:
+        raise ConfigError(f"nccl.interface={name} is not on {node_name()}: {choices(name, here)}")
 
 
 def this_machine() -> Machine:
@@ -138,56 +121,6 @@ def _siblings(core: int) -> frozenset[int]:
         first, _, last = part.partition("-")
         cores.update(range(int(first), int(last or first) + 1))
     return frozenset(cores | {core})
-
-
-def visible_gpus() -> tuple[Gpu, ...]:
-    """The CUDA devices this process may use, in the order of CUDA_DEVICE_ORDER=PCI_BUS_ID; none without a driver."""
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return ()
-    try:
-        count = pynvml.nvmlDeviceGetCount()
-        gpus = [_gpu(pynvml, index) for index in range(count)]
-    finally:
-        pynvml.nvmlShutdown()
-    return select_visible(tuple(gpus), os.environ.get("CUDA_VISIBLE_DEVICES"))
-
-
-def _gpu(pynvml: Any, index: int) -> Gpu:
-    """One GPU. One that can't be read keeps its place: CUDA counts it, and it may be another job's."""
-    try:
-        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-        name, uuid = pynvml.nvmlDeviceGetName(handle), pynvml.nvmlDeviceGetUUID(handle)
-    except pynvml.NVMLError as error:
-        return Gpu(name="unreadable GPU", uuid="", memory_bytes=None, failure=str(error))
-    memory, processes = None, 0
-    with suppress(pynvml.NVMLError):
-        memory = pynvml.nvmlDeviceGetMemoryInfo(handle).total
-    with suppress(pynvml.NVMLError):
-        processes = len(pynvml.nvmlDeviceGetComputeRunningProcesses_v3(handle))
-    return Gpu(name=name, uuid=uuid, memory_bytes=memory, other_processes=processes)
-
-
-def select_visible(gpus: tuple[Gpu, ...], visible: str | None) -> tuple[Gpu, ...]:
-    """Apply `CUDA_VISIBLE_DEVICES`: indices or UUID prefixes; as in CUDA, the first invalid one ends the list."""
-    if visible is None:
-        return gpus
-    chosen: list[Gpu] = []
-    for token in (part.strip() for part in visible.split(",")):
-        if token.isdigit() and int(token) < len(gpus):
-            chosen.append(gpus[int(token)])
-            continue
-        if token.startswith("MIG-"):
-            # CUDA shows a process one slice of a GPU, and NVML lists whole ones.
-            return (*chosen, Gpu(name="MIG slice", uuid=token, memory_bytes=None))
-        named = [gpu for gpu in gpus if token and gpu.uuid.startswith(token)]
-        if len(named) != 1:
-            break
-        chosen.append(named[0])
-    return tuple(chosen)
 
 
 def others_running(samples: int = 5, interval_s: float = 0.01) -> int:

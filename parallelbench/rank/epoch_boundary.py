@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from parallelbench import cuda
 from parallelbench.probes.memory_probe import release
 from parallelbench.rank.checkpoint import Checkpoints, Key
 from parallelbench.store.journal import kept_entries
@@ -141,10 +142,10 @@ class Resumed:
 def _random_state(world: World) -> list[torch.Tensor]:
     """States of torch's generators: the suite's models draw nothing while they train, a user's may (dropout)."""
     devices = world.devices if world.device_type == "cuda" else ()
-    return [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in devices)]
+    return [torch.get_rng_state(), *(cuda.rng_state(device) for device in devices)]
 
 
 def _set_random_state(states: list[torch.Tensor], world: World) -> None:
     torch.set_rng_state(states[0])
     for device, state in zip(world.devices, states[1:], strict=False):  # a CPU run has saved none of a device
-        torch.cuda.set_rng_state(state, device)
+        cuda.set_rng_state(state, device)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 UNIT_ROUNDOFF = {"fp64": 2.0**-53, "fp32": 2.0**-24, "tf32": 2.0**-11, "fp16": 2.0**-11, "bf16": 2.0**-8}
 """Largest relative error of rounding to the format that products are computed in (IEEE 754; 8 bits in bf16)."""
@@ -66,9 +70,73 @@ def set_precision(precision: str) -> None:
     torch.backends.cudnn.allow_tf32 = tf32
 
 
-def sums(loss: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
-    """Summed loss and number of correct predictions of a batch: float64 of shape (2,), on the device."""
+class Sums:
+    """Summed loss and number of correct predictions of some samples, which are added up when somebody asks for them.
+
+    Adding them up takes a GPU as many launches as a quarter of a small model's step. So sums of many steps are put
+    together first (`+`), and then take a few launches in all.
+    """
+
+    def __init__(self, parts: Sequence[_Scored], known: Tensor | None = None) -> None:
+        """`known`: sums of other samples: float64 of shape (2,)."""
+        self._parts, self._known = tuple(parts), known
+
+    def __add__(self, other: Sums) -> Sums:
+        """Of the samples of both."""
+        known = [sums._known for sums in (self, other) if sums._known is not None]
+        together = Sums((*self._parts, *other._parts), functools.reduce(torch.add, known) if known else None)
+        held_bytes = sum(part.logits.nbytes for part in together._parts)
+        if len(together._parts) >= _MOST_HELD or held_bytes > _MOST_HELD_BYTES:
+            together.tensor()
+        return together
+
+    def tensor(self) -> Tensor:
+        """Both sums: float64 of shape (2,), on the device."""
+        added = [] if self._known is None else [self._known]
+        by_size: dict[tuple[int, ...], list[_Scored]] = {}
+        for part in self._parts:
+            by_size.setdefault(tuple(part.logits.shape), []).append(part)
+        added += [_added(parts) for parts in by_size.values()]
+        self._parts, self._known = (), functools.reduce(torch.add, added)
+        return self._known
+
+    def tolist(self) -> list[float]:
+        """Both sums, on the host."""
+        both: list[float] = self.tensor().tolist()
+        return both
+
+    def __getitem__(self, index: int) -> Tensor:
+        """0: the summed loss; 1: the number of correct predictions."""
+        return self.tensor()[index]
+
+
+_MOST_HELD, _MOST_HELD_BYTES = 64, 2**20
+"""Batches whose logits wait for being added up, at most, and their bytes."""
+
+
+class _Scored(NamedTuple):
+    """One batch: its mean loss, detached, and what correct predictions are counted from."""
+
+    loss: Tensor
+    logits: Tensor
+    labels: Tensor
+
+
+def sums(loss: Tensor, logits: Tensor, labels: Tensor) -> Sums:
+    """Summed loss and number of correct predictions of a batch, from its mean loss. Launches nothing."""
+    return Sums([_Scored(loss.detach(), logits.detach(), labels)])
+
+
+def _added(parts: Sequence[_Scored]) -> Tensor:
+    """The sums of batches of one size."""
+    loss, logits, labels = parts[0]
     if labels.shape[0] == 0:  # a shard may own none of the last test samples; their mean loss is no number
         return torch.zeros(2, dtype=torch.float64, device=logits.device)
-    correct = (logits.detach().argmax(dim=1) == labels).sum()
-    return torch.stack([loss.detach().double() * labels.shape[0], correct.double()])
+    if len(parts) > 1:
+        loss, logits, labels = (
+            torch.stack([part.loss for part in parts]),
+            torch.cat([part.logits for part in parts]),
+            torch.cat([part.labels for part in parts]),
+        )
+    correct = (logits.argmax(dim=1) == labels).sum()
+    return torch.stack([loss.double().sum() * parts[0].labels.shape[0], correct.double()])

@@ -19,6 +19,7 @@ import torch
 
 from parallelbench.loaders.batch import Shard
 from parallelbench.optimizers import Adagrad, Adam
+from parallelbench.probes.memory_probe import release
 from parallelbench.rank.numerics import set_precision
 from parallelbench.rank.world import World
 from parallelbench.strategies.single import Single
@@ -110,6 +111,7 @@ def as_reference(run: RunConfig) -> RunConfig:
         scaling="strong",
         devices=1,
         nodes=1,
+        graph=False,
     )
 
 
@@ -129,7 +131,8 @@ def check_parity(
     loader = loader_of(run, replica.data_shard)
     batches = endless(loader)
     for step in range(1, run.measure.parity_steps + 1):
-        loss_sum = _over_ranks(replica.step(next(batches)), world)[0]
+        stepped = replica.step(next(batches))
+        loss_sum = _over_ranks(None if stepped is None else stepped.tensor(), world)[0]
         gradients, state = replica.full_gradients(), replica.full_state_dict()
         evaluated = _over_ranks(replica.evaluate(loader.test(_TEST_SAMPLES)), world)
         expected = None if reference is None else reference.step()
@@ -169,24 +172,40 @@ class _Reference:
             self._batches = endless(self._loader)
         except torch.OutOfMemoryError:
             self.out_of_memory = True
+        if self.out_of_memory:
+            self._give_up()
 
     def close(self) -> None:
         """Close its loader."""
         if self._loader is not None:
             self._loader.close()
+        self._loader = None
+
+    def _give_up(self) -> None:
+        """Leave the memory to the strategy: the other ranks go on, and wait for this one in its collectives.
+
+        Not while the error is handled, since its traceback holds the tensors of the step.
+        """
+        self.close()
+        for name in ("replica", "_batches"):
+            self.__dict__.pop(name, None)
+        release()
 
     def step(self) -> _Step | None:
         """Train on the next batch and evaluate; None after the memory was too small."""
         if self.out_of_memory:
             return None
         try:
-            sums = self.replica.step(next(self._batches))
-            assert self._loader is not None
-            evaluated = self.replica.evaluate(self._loader.test(_TEST_SAMPLES))
+            return self._stepped()
         except torch.OutOfMemoryError:
-            # The other ranks go on: they wait for this one in the strategy's own collectives.
             self.out_of_memory = True
-            return None
+        self._give_up()
+        return None
+
+    def _stepped(self) -> _Step:
+        assert self._loader is not None
+        sums = self.replica.step(next(self._batches))
+        evaluated = self.replica.evaluate(self._loader.test(_TEST_SAMPLES))
         assert sums is not None
         assert evaluated is not None
         loss = sums[0].item() / self._run.global_batch_size

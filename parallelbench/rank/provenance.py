@@ -6,8 +6,7 @@ import json
 import time
 from typing import TYPE_CHECKING, Any
 
-import torch
-
+from parallelbench import cuda
 from parallelbench.probes import environment
 from parallelbench.rank.devices import cpu_name
 from parallelbench.spec.identity import canonical_json
@@ -51,4 +50,4 @@ def _elsewhere(before: Mapping[str, Any], captured: Mapping[str, Any], device: s
 
 def device_name(world: World) -> str:
     """Name of the rank's GPU or processor."""
-    return torch.cuda.get_device_name(world.device) if world.device_type == "cuda" else cpu_name()
+    return cuda.device_name(world.device) if world.device_type == "cuda" else cpu_name()

@@ -49,7 +49,7 @@ class Session:
         self._keys = {"run_id": run_id(run), "attempt": attempt.number}
         configure_torch(run, device_type)
         self._startup.done("imports")
-        self._world = join(device_type, devices=run.devices, timeout_s=run.launcher.collective_timeout_s)
+        self._world = join(device_type, devices=run.devices, timeout_s=run.launcher.collective_timeout_s, nccl=run.nccl)
         self._world.wake()
         self._startup.done("process_group")
         self._boundary = EpochBoundary(run, attempt, self._world, journal=journal, warn=self._warn)
@@ -268,5 +268,6 @@ def configure_torch(run: RunConfig, device_type: str) -> None:
     if device_type == "cpu":
         torch.set_num_threads(run.cores_per_device)
     set_precision(run.precision)
+    torch.backends.cudnn.benchmark = run.cudnn_benchmark
     torch.use_deterministic_algorithms(run.measure.deterministic)
     torch.autograd.set_detect_anomaly(run.measure.detect_anomaly)

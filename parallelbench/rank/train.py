@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from parallelbench import cuda
 from parallelbench.probes.clock import StepClock, TimedWindow
 from parallelbench.probes.loader_workers import WorkerProbe
 from parallelbench.probes.memory_probe import MemoryProbe
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from parallelbench.loaders.batch_loader import BatchLoader
     from parallelbench.probes.clock import StartUp
     from parallelbench.rank.epoch_boundary import EpochBoundary
+    from parallelbench.rank.numerics import Sums
     from parallelbench.rank.world import World
     from parallelbench.spec.config import RunConfig
     from parallelbench.store.journal import Journal
@@ -131,7 +133,7 @@ class Trainer:
 
     def _train_window(self, epoch: int) -> tuple[torch.Tensor | None, int]:
         """Sums over the samples whose loss this rank owns, and their number. Nothing here waits for a device."""
-        total: torch.Tensor | None = None
+        total: Sums | None = None
         samples = 0
         for index, batch in enumerate(self._steps.timed(self._loader.train(epoch))):
             result = self._replica.step(batch)
@@ -141,7 +143,7 @@ class Trainer:
             if index == 0 and epoch == 1 and self._startup is not None:
                 self._world.synchronize()
                 self._startup.done("first_step")  # the clock only: the journal is written outside the window
-        return total, samples
+        return None if total is None else total.tensor(), samples
 
     def _step_rows(self, epoch: int) -> list[dict[str, Any]]:
         rank = self._world.rank
@@ -234,5 +236,5 @@ def _sums(part: str, total: torch.Tensor | None, samples: int) -> dict[str, Any]
 def device_uuid(world: World) -> str:
     """UUIDs of this rank's GPUs, or the cores it is pinned to."""
     if world.device_type == "cuda":
-        return ",".join(f"GPU-{torch.cuda.get_device_properties(device).uuid}" for device in world.devices)
+        return ",".join(map(cuda.device_uuid, world.devices))
     return "cores " + ",".join(map(str, sorted(os.sched_getaffinity(0))))

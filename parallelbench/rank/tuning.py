@@ -24,11 +24,15 @@ from parallelbench.spec.mapping import from_mapping
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from torch import Tensor
+
     from parallelbench.spec.config import RunConfig
 
 Patch = dict[str, Any]
 """Keys of a configuration and their values: `{"precision": "bf16", "optimizer.implementation": "fused"}`."""
 
+LEAST_TIMED_S = 0.5
+"""On a GPU at least this long is timed: a few steps of a small model take 2 ms, whose noise exceeds `GAIN`."""
 WARM_STEPS = 2
 """Before the steps that are timed: allocations, and the search for algorithms."""
 GAIN = 0.02
@@ -48,7 +52,7 @@ class TrialRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Each stage tries each of its patches on top of the best settings so far."""
     device_type: str
     steps: int
-    """Timed in each trial."""
+    """Timed in each trial; on a GPU at least. Only their losses count."""
     steps_worth: float
     """Budget of all trials, as a number of steps with the configured settings."""
     plugin: list[str]
@@ -164,7 +168,7 @@ def _tried(request: TrialRequest, patch: Patch, plugin: str | None) -> Trial:
 
 
 def timed(run: RunConfig, device_type: str, *, steps: int) -> tuple[float, list[float]]:
-    """Mean time of a step, its batch included, in s, and the mean loss of each; after some steps that warm up.
+    """Mean time of a step, its batch included, in s, and the mean loss of the first; after some steps that warm up.
 
     As in an epoch, nothing waits for the device between steps; batches that workers have ready are consumed first.
     """
@@ -174,26 +178,48 @@ def timed(run: RunConfig, device_type: str, *, steps: int) -> tuple[float, list[
 
     configure_torch(run, device_type)
     world = join(device_type, devices=run.devices, timeout_s=run.launcher.collective_timeout_s)
+    world.wake()
     replica = run.strategy.prepare(build_model(run), run, world)
     loader = build_loader(run.loader.load(run.data, run.site.data_folder), run, world, replica.data_shard)
     ahead = getattr(run.loader, "workers", 0) * getattr(run.loader, "prefetch_factor", 0)
-    warm, start, losses = WARM_STEPS + ahead, 0.0, []
+    losses: list[Tensor] = []
     batches = chain.from_iterable(map(loader.train, count(1)))
-    try:
-        for step in range(warm + steps):
-            if step == warm:
-                world.synchronize()
-                start = time.perf_counter()
-            (batch,) = islice(batches, 1)
-            result = replica.step(batch)
-            assert result is not None, "one device owns the loss of every step"
+
+    def step() -> None:
+        (batch,) = islice(batches, 1)
+        result = replica.step(batch)
+        assert result is not None, "one device owns the loss of every step"
+        if len(losses) < WARM_STEPS + ahead + steps:
             losses.append(result[0].detach() / batch.size)
-        world.synchronize()
-        return (time.perf_counter() - start) / steps, [loss.item() for loss in losses]
+
+    try:
+        least_s = LEAST_TIMED_S if device_type == "cuda" else 0.0
+        _block_s(step, WARM_STEPS + ahead, world.synchronize)
+        step_s = mean_step_s(step, steps, world.synchronize, least_s=least_s)
+        return step_s, [loss.item() for loss in losses]
     finally:
         loader.close()
         replica.close()
         release()
+
+
+def mean_step_s(step: Callable[[], None], steps: int, synchronize: Callable[[], None], *, least_s: float) -> float:
+    """Mean time of `steps` steps, s. Where they take less than `least_s`, they wake the device, and more are timed."""
+    block_s = _block_s(step, steps, synchronize)
+    if block_s < least_s:
+        steps = math.ceil(steps * least_s / max(block_s, 1e-6))
+        block_s = _block_s(step, steps, synchronize)
+    return block_s / steps
+
+
+def _block_s(step: Callable[[], None], steps: int, synchronize: Callable[[], None]) -> float:
+    """Time of some steps together, s."""
+    synchronize()
+    start = time.perf_counter()
+    for _ in range(steps):
+        step()
+    synchronize()
+    return time.perf_counter() - start
 
 
 if __name__ == "__main__":

@@ -125,12 +125,16 @@ def _train(run: RunConfig, attempt: Attempt, rank: int, entered_at: float) -> No
 def pin(run: RunConfig, device_type: str) -> list[int]:
     """Pin this rank to its own cores, before any library counts them; on a CPU a device is that many cores.
 
-    Returns the cores that no rank is pinned to; none where ranks are not pinned.
+    A rank that drives GPUs gets the cores of their NUMA nodes, where NVML names them.
+    Returns the cores that no rank is pinned to; none where ranks drive GPUs.
     """
+    local_rank, machine = int(os.environ.get("LOCAL_RANK", "0")), this_machine()
     if device_type != "cpu":
+        gpus = run.devices // run.strategy.processes(run, device_type)
+        if near := machine.near(range(local_rank * gpus, (local_rank + 1) * gpus)):
+            os.sched_setaffinity(0, near)
         return []
-    cores = this_machine().cores
-    first = int(os.environ.get("LOCAL_RANK", "0")) * run.cores_per_device
+    cores, first = machine.cores, local_rank * run.cores_per_device
     own = {cores[index % len(cores)] for index in range(first, first + run.cores_per_device)}
     os.sched_setaffinity(0, own)
     return list(cores[run.devices // run.nodes * run.cores_per_device :])

@@ -5,9 +5,16 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
+
+from parallelbench import cuda
+from parallelbench.errors import ConfigError
+
+if TYPE_CHECKING:
+    from parallelbench.spec.settings import Nccl
 
 
 @dataclass(frozen=True)
@@ -41,7 +48,7 @@ class World:
         """Wait until this rank's devices are idle."""
         if self.device_type == "cuda":
             for device in self.devices:
-                torch.cuda.synchronize(device)
+                cuda.synchronize(device)
 
     def barrier(self) -> None:
         """Wait for all ranks, on the host."""
@@ -60,23 +67,46 @@ class World:
             dist.destroy_process_group()
 
 
-def join(device_type: str, *, devices: int, timeout_s: float) -> World:
+def join(device_type: str, *, devices: int, timeout_s: float, nccl: Nccl | None = None) -> World:
     """Join the process group, at the rank that torchrun's environment (RANK, WORLD_SIZE, LOCAL_RANK) gives.
 
     `devices`: how many the whole run has. `timeout_s`: how long a collective may wait. The process group carries CPU
-    tensors by gloo and CUDA tensors by NCCL.
+    tensors by gloo and CUDA tensors by NCCL, as `nccl` says.
     """
     rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     own = _devices(device_type, local_rank, per_process=devices // size)
     if device_type == "cuda":
-        torch.cuda.set_device(own[0])
+        cuda.choose(own[0])
     if size > 1:
-        dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo",
-            timeout=timedelta(seconds=timeout_s),
-        )
+        dist.init_process_group(backends(device_type, nccl), timeout=timedelta(seconds=timeout_s))
     return World(rank=rank, size=size, local_rank=local_rank, device_type=device_type, devices=own)
+
+
+def backends(device_type: str, nccl: Nccl | None = None) -> str:
+    """torch's name of the process group for these devices; raises `ConfigError` where this torch lacks a choice."""
+    if device_type == "cpu":
+        return "gloo"
+    if (
+        nccl is not None
+        and nccl.per_edge
+        and not getattr(getattr(dist, "config", None), "pipeline_per_edge_p2p", False)
+    ):
+        raise ConfigError(f"nccl.per_edge=true: torch {torch.__version__} can't do it; choose nccl.per_edge=false")
+    if nccl is None or nccl.backend != "lazy":
+        return "cpu:gloo,cuda:nccl"
+    if not hasattr(dist.distributed_c10d, "ProcessGroupNCCLLazy"):
+        raise ConfigError(f"nccl.backend=lazy: torch {torch.__version__} has no nccl-lazy; choose nccl.backend=default")
+    return "cpu:gloo,cuda:nccl-lazy"
+
+
+def group_kinds() -> dict[str, str] | None:
+    """Type of device → torch's class that carries its messages, e.g. ProcessGroupNCCL2; None without a group."""
+    if not dist.is_initialized():
+        return None
+    group = dist.group.WORLD
+    assert group is not None
+    return {device.type: type(group._get_backend(device)).__name__ for device in group._device_types}
 
 
 def _devices(device_type: str, local_rank: int, *, per_process: int) -> tuple[torch.device, ...]:

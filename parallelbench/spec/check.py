@@ -17,12 +17,48 @@ def check_run(run: RunConfig, device_type: str) -> None:
     run.strategy.check(run, device_type)
     run.optimizer.check(run, device_type)
     _check_batch(run)
+    _check_gpu_options(run, device_type)
     if run.precision == "tf32" and device_type == "cpu":
         raise ConfigError("precision=tf32 exists on CUDA devices only: choose precision=fp32 or bf16 on a CPU")
     if run.launcher.in_this_process and run.strategy.processes(run, device_type) > 1:
         raise ConfigError(
             f"launcher=inline runs one process, but strategy={run.strategy.name} needs more: choose launcher=local"
         )
+
+
+def _check_gpu_options(run: RunConfig, device_type: str) -> None:
+    """Refuse choices that would change nothing here, and steps that can't be captured."""
+    asked = {
+        "graph=true": run.graph,
+        "cudnn_benchmark=true": run.cudnn_benchmark,
+        f"nccl.backend={run.nccl.backend}": run.nccl.backend != "default",
+        "nccl.per_edge=true": run.nccl.per_edge,
+        f"nccl.interface={run.nccl.interface}": run.nccl.interface is not None,
+    }
+    chosen = [choice for choice, is_chosen in asked.items() if is_chosen]
+    if chosen and device_type != "cuda":
+        raise ConfigError(f"{chosen[0]} means nothing without GPUs: leave it out, or choose device=cuda")
+    if run.nccl.per_edge and not run.strategy.has_stages:
+        raise ConfigError(
+            f"nccl.per_edge=true means nothing for strategy={run.strategy.name}, which has no stages: leave it out, or "
+            "choose strategy=pipeline, dp_pp or dp_pp_tp"
+        )
+    if run.graph and (reason := _why_not_captured(run)):
+        raise ConfigError(f"graph=true is refused: {reason}; choose graph=false")
+
+
+def _why_not_captured(run: RunConfig) -> str:
+    """Why a step of this run can't be one CUDA graph; empty: it can."""
+    reasons = {
+        f"a step of strategy={run.strategy.name} can't be captured, only one of single or ddp": (
+            not run.strategy.can_be_captured
+        ),
+        f"optimizer={run.optimizer.name} can't be captured": not run.optimizer.can_be_captured,
+        "precision=fp16 adapts the scale of the loss on the host": run.precision == "fp16",
+        "compile=true makes other launches of a step": run.compile,
+        "a replayed step has no phases for measure.attribution_steps": run.measure.attribution_steps > 0,
+    }
+    return next((reason for reason, applies in reasons.items() if applies), "")
 
 
 def _check_batch(run: RunConfig) -> None:

@@ -96,6 +96,10 @@ class Strategy(Component, frozen=True, kw_only=True):
 
     shards_tensors: ClassVar[bool] = False
     """Whether parameters are torch's DTensors, for which torch lacks some fused optimizers."""
+    can_be_captured: ClassVar[bool] = False
+    """Whether a whole step can be one CUDA graph (`graph=true`)."""
+    has_stages: ClassVar[bool] = False
+    """Whether a pipeline's stages send each other what they compute."""
     waits_in_steps: ClassVar[str] = ""
     """Why a step on a GPU makes the host wait by design; empty: no step does."""
     evaluates_repeatedly: ClassVar[bool] = False
@@ -165,6 +169,9 @@ class Optimizer(Component, frozen=True, kw_only=True):
     def states_per_parameter(self) -> int | None:
         """Numbers that it keeps for each parameter; None where the number is not fixed."""
         return None
+
+    can_be_captured: ClassVar[bool] = False
+    """Whether an update can be part of a CUDA graph (`graph=true`)."""
 
     @abstractmethod
     def check(self, run: RunConfig, device_type: str) -> None:

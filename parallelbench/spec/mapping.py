@@ -30,11 +30,39 @@ COMPONENTS: dict[str, type[Component]] = {
     "loader": Loader,
 }
 """The nodes of a run that name a class in `_target_`, and what that class must be a kind of."""
+LATER_OPTIONS: dict[str, Any] = {
+    "graph": False,
+    "cudnn_benchmark": False,
+    "nccl.backend": "default",
+    "nccl.per_edge": False,
+    "nccl.interface": None,
+    "strategy.gather": "stored",
+}
+"""Options that came after results existed → their defaults: what all runs did before.
+
+With its default an option is no part of a mapping, so that run ids stay as they were.
+"""
 _BASES: dict[str, type[Node]] = COMPONENTS | {"launcher": LauncherOptions}
 
 
 def to_mapping(run: RunConfig) -> dict[str, Any]:
-    """Return the configuration as plain dicts, with the `_target_` of every component."""
+    """The configuration as plain dicts, with the `_target_` of every component.
+
+    Without `LATER_OPTIONS` at their defaults.
+    """
+    plain = whole_mapping(run)
+    for key, default in LATER_OPTIONS.items():
+        parent, _, name = key.rpartition(".")
+        node = plain[parent] if parent else plain
+        if name in node and node[name] == default:
+            del node[name]
+    if not plain["nccl"]:
+        del plain["nccl"]
+    return plain
+
+
+def whole_mapping(run: RunConfig) -> dict[str, Any]:
+    """The same with every option."""
     plain: dict[str, Any] = msgspec.to_builtins(run)
     for key in [*COMPONENTS, *([] if isinstance(run.launcher, SuiteLauncher) else ["launcher"])]:
         cls = type(getattr(run, key))

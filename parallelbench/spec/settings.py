@@ -9,7 +9,7 @@ from msgspec import Meta, field
 from parallelbench.spec.launchers import (  # noqa: TC001, msgspec resolves the types of fields
     Site,
 )
-from parallelbench.spec.structure import Count, Name, Node
+from parallelbench.spec.structure import Count, Name, Node, SlurmName
 
 
 class Measure(Node, frozen=True, kw_only=True):
@@ -35,6 +35,18 @@ class Measure(Node, frozen=True, kw_only=True):
     """Steps trained after the last epoch to divide their time among phases (`phases`); 0: none."""
     trace: bool
     """After the last epoch, write a Chrome trace of a few more steps per rank into the attempt's folder."""
+
+
+class Nccl(Node, frozen=True, kw_only=True):
+    """How GPUs of several processes exchange messages; the defaults leave it to torch, NCCL and the site."""
+
+    backend: Literal["default", "lazy", "legacy"] = "default"
+    """torch's process group for CUDA tensors. default: "nccl" of the installed torch; lazy: "nccl-lazy", whose messages
+    between different pairs of ranks overlap; legacy: "nccl" as it was before torch 2.15."""
+    per_edge: bool = False
+    """Give neighbouring stages of a pipeline a communicator of their own, one for each direction."""
+    interface: SlurmName | None = None
+    """Network interface of NCCL's sockets (NCCL_SOCKET_IFNAME), e.g. ib0; null: `site.network_interface`."""
 
 
 class SweepBlock(Node, frozen=True, kw_only=True):
@@ -84,11 +96,17 @@ class Settings(Node, frozen=True, kw_only=True):
     """Store images and convolution weights channels last."""
     compile: bool
     """Compile the model with `torch.compile`."""
+    graph: bool = False
+    """Replay each training step as one CUDA graph, so that the host launches it at once; `single` and `ddp` on GPUs."""
+    cudnn_benchmark: bool = False
+    """Let cuDNN time its algorithms for each shape and take the fastest, on GPUs."""
     seed: Annotated[int, Meta(ge=0, lt=2**31)]
     """Seed of initialisation, permutation and augmentation."""
     repeat: Annotated[int, Meta(ge=0, lt=100_000)]
     """Number of this repetition of the configuration; it trains with `seed + repeat`."""
     results: Annotated[str, Meta(min_length=1)]
     """Folder that holds the sweeps' folders."""
+    nccl: Nccl = Nccl()
+    """How GPUs of several processes exchange messages."""
     measure: Measure
     site: Site

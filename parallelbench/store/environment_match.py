@@ -40,7 +40,10 @@ SET_BY_LAUNCHER = {
     "threads": ("devices", "nodes"),
     "variables.OMP_NUM_THREADS": ("devices", "nodes"),
     "variables.GLOO_SOCKET_IFNAME": ("nodes",),
-    "variables.NCCL_SOCKET_IFNAME": ("nodes",),
+    "variables.NCCL_SOCKET_IFNAME": ("nodes", "nccl.interface"),
+    "variables.TORCH_DIST_USE_NCCL2": ("nccl.backend",),
+    "variables.TORCH_DISTRIBUTED_PIPELINE_PER_EDGE_P2P": ("nccl.per_edge",),
+    "cudnn_benchmark": ("cudnn_benchmark",),
     "variables.TORCHINDUCTOR_FORCE_DISABLE_CACHES": ("compile",),
     "variables.CUBLAS_WORKSPACE_CONFIG": ("measure.deterministic",),
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from parallelbench.strategies.parts.data_parallel_base import DdpStrategy
 
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 class Ddp(DdpStrategy, frozen=True, kw_only=True):
     """One process per device, each with the whole model; gradients are all-reduced in buckets during backward."""
+
+    can_be_captured: ClassVar[bool] = True
 
     static_graph: bool
     """Promise that every step uses the same parameters in the same way."""

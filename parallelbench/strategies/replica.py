@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from parallelbench.loaders.batch import Batch, Shard
     from parallelbench.probes.spans import Phase, Spanned
     from parallelbench.probes.traffic import Traffic
+    from parallelbench.rank.numerics import Sums
 
 
 @dataclass(frozen=True)
@@ -46,18 +47,20 @@ class Replica(Protocol):
     def spanned(self) -> Iterable[Spanned]:
         """The methods whose calls are phases of a step, for `measure.attribution_steps`; the innermost one counts."""
 
-    def step(self, batch: Batch) -> Tensor | None:
+    def step(self, batch: Batch) -> Sums | None:
         """Train on one batch without synchronising host and device.
 
-        Returns float64 of shape (2,), detached and on the device: the summed loss and the number of correct
-        predictions of the samples whose loss this rank owns; None where it owns none.
+        Returns the summed loss and the number of correct predictions of the samples whose loss this rank owns; None
+        where it owns none.
         """
 
     def compile_warmup(self, batch: Batch) -> None:
         """Compile what is compiled lazily, by forward and backward on one batch; the state stays as it was."""
 
     def evaluate(self, batches: Iterable[Batch]) -> Tensor | None:
-        """The same two sums over all `batches`, in evaluation mode, without training; None where it owns none."""
+        """The same two sums over all `batches`, in evaluation mode, without training: float64 of shape (2,), on the
+        device; None where this rank owns none.
+        """
 
     def full_state_dict(self) -> dict[str, Tensor]:
         """Parameters and buffers as one device would hold them, on the CPU; a collective. Empty except on rank 0."""

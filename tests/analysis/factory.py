@@ -79,7 +79,7 @@ def config(results: Path, **changes: Any) -> RunConfig:
         if key in COMPONENTS:
             chosen[key] = value
         else:
-            plain[key] = plain[key] | value if isinstance(value, dict) else value
+            plain[key] = plain.get(key, {}) | value if isinstance(value, dict) else value
     return from_mapping(plain | {key: component(key, chosen[key]) for key in COMPONENTS})
 
 

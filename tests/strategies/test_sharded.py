@@ -197,3 +197,27 @@ def test_zero1_refuses_what_would_wait_for_the_gpu() -> None:
     run = configure(*MLP, "strategy=zero1", "devices=2", "precision=fp16")
     with pytest.raises(ConfigError, match=r"makes the host wait .* choose precision=bf16"):
         run.strategy.check(run, "cuda")
+
+
+@pytest.mark.slow
+def test_gathering_in_bf16_sends_half_and_trains_alike(tmp_path: Path) -> None:
+    """Rounded parameters change the losses no more than the layers' own arithmetic."""
+    options = [*GATHERED, "strategy=fsdp", "devices=2", "precision=bf16"]
+    stored, rounded = (
+        run_ranks(_trained_and_sent, 2, tmp_path, configure(*options, f"strategy.gather={how}"))
+        for how in ("stored", "bf16")
+    )
+    for (losses, sent), (others, less) in zip(stored, rounded, strict=True):
+        assert others == pytest.approx(losses, rel=2e-2)
+        assert others != losses
+        assert less["parameter_bytes_sent"] * 2 == sent["parameter_bytes_sent"]
+        assert less["gradient_bytes_sent"] == sent["gradient_bytes_sent"]
+
+
+GATHERED = ["data=synthetic", "data.channels=1", "data.image_size=8", "data.train_samples=96", "model=mlp"]
+
+
+def _trained_and_sent(rank: int, size: int, run: RunConfig) -> tuple[list[float], dict[str, int]]:
+    replica = run.strategy.prepare(build_model(run), run, World(rank=rank, size=size, local_rank=rank))
+    results = [replica.step(batch) for batch in loader_of(replica, run).train(epoch=1)]
+    return [result[0].item() for result in results if result is not None], replica.traffic.take()

@@ -6,7 +6,8 @@
  *   power ~40:250000        preceded by "~40:", the call takes 40 ms; "!15" fails with that error code
  *
  * Names: energy (mJ), instant and power (mW), utilization (%), memory (bytes), clock (MHz), temperature (C),
- * throttle (bits), processes (that compute on it). What a device does not name is not supported. With -DOLD_DRIVER newer functions are absent.
+ * throttle (bits), processes (that compute on it), cores (bits: those of its NUMA node), mode (compute mode), peers
+ * (status of its access to all others), name (one word). What a device does not name is not supported. With -DOLD_DRIVER newer functions are absent.
  */
 #include <stdint.h>
 #include <stdio.h>
@@ -18,7 +19,7 @@ enum { SUCCESS, INVALID_ARGUMENT = 2, NOT_SUPPORTED, NOT_FOUND = 6, INSUFFICIENT
 
 typedef struct { int error, slow_ms; unsigned long long number; } Value;
 typedef struct { char name[16]; int count, next; Value values[MAX_VALUES]; } Row;
-typedef struct { char uuid[96]; int mig, lost, rows; Row row[9]; } Device;
+typedef struct { char uuid[96], name[96]; int mig, lost, rows; Row row[12]; } Device;
 typedef struct { uint32_t field, scope; int64_t timestamp, latency; int type, result; union { double d; unsigned u; unsigned long long ull; } value; } FieldValue;
 typedef struct { unsigned long long total, free, used; } Memory;
 typedef struct { unsigned gpu, memory; } Utilization;
@@ -50,6 +51,10 @@ static void parse_line(char *line) {
     return;
   }
   Device *device = &devices[count - 1];
+  if (!strcmp(word, "name")) {
+    strcpy(device->name, strtok(NULL, " \n"));
+    return;
+  }
   Row *row = &device->row[device->rows++];
   strcpy(row->name, word);
   while ((word = strtok(NULL, " \n"))) row->values[row->count++] = parse(word);
@@ -118,8 +123,7 @@ int nvmlDeviceGetUUID(Device *device, char *uuid, unsigned length) {
 }
 
 int nvmlDeviceGetName(Device *device, char *name, unsigned length) {
-  (void)device;
-  snprintf(name, length, "Imaginary GPU");
+  snprintf(name, length, "%s", *device->name ? device->name : "Imaginary GPU");
   return SUCCESS;
 }
 
@@ -130,6 +134,18 @@ int nvmlDeviceGetComputeRunningProcesses_v3(Device *device, unsigned *length, vo
   if (error == SUCCESS && running > *length) error = INSUFFICIENT_SIZE;  /* the caller asks again with more room */
   *length = running;
   return error;
+}
+
+int nvmlDeviceGetCpuAffinity(Device *device, unsigned size, unsigned long long *words) {
+  memset(words, 0, size * sizeof *words);
+  return next(device, "cores", words);
+}
+
+int nvmlDeviceGetComputeMode(Device *device, unsigned *mode) { return next_unsigned(device, "mode", mode); }
+
+int nvmlDeviceGetP2PStatus(Device *device, Device *other, int index, unsigned *status) {
+  (void)other;
+  return index ? INVALID_ARGUMENT : next_unsigned(device, "peers", status);
 }
 
 int nvmlDeviceGetPowerUsage(Device *device, unsigned *mw) { return next_unsigned(device, "power", mw); }

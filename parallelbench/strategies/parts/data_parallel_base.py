@@ -7,11 +7,13 @@ with torch's `fully_shard`. Importing this loads no torch.
 from __future__ import annotations
 
 from abc import abstractmethod
+from contextlib import nullcontext
 from inspect import signature
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta
 
+from parallelbench.errors import ConfigError
 from parallelbench.loaders.batch import Shard
 from parallelbench.spec.config import StateShards, Strategy
 from parallelbench.strategies.parts.refusals import check_no_fp16, check_two_devices
@@ -57,25 +59,30 @@ class DdpStrategy(DataParallelStrategy, frozen=True, kw_only=True):
         import torch.distributed as dist
         from torch.nn.parallel import DistributedDataParallel
 
+        from parallelbench import cuda
         from parallelbench.models.norms import synchronize_norms
         from parallelbench.strategies.parts.replicas import to_device
 
         module = to_device(model, run, world.device)
         synchronize_norms(module, dist.group.WORLD)
-        return DistributedDataParallel(
-            module,
-            device_ids=[world.device.index] if world.device_type == "cuda" else None,
-            bucket_cap_mb=self.bucket_mib,
-            gradient_as_bucket_view=self.gradient_as_bucket_view,
-            static_graph=static_graph,
-            **keep_buffers_local(DistributedDataParallel),
-        )
+        # A step can be captured only where DDP was made on another stream than the default one.
+        with cuda.aside(world.device) if run.graph else nullcontext():
+            return DistributedDataParallel(
+                module,
+                device_ids=[world.device.index] if world.device_type == "cuda" else None,
+                bucket_cap_mb=self.bucket_mib,
+                gradient_as_bucket_view=self.gradient_as_bucket_view,
+                static_graph=static_graph,
+                **keep_buffers_local(DistributedDataParallel),
+            )
 
     def replica(self, wrapped: DistributedDataParallel, run: RunConfig, world: World, **options: Any) -> ModuleReplica:
         """This rank's replica of a wrapped model; `options` are those of `ModuleReplica`."""
+        from parallelbench.strategies.parts.captured import CapturedReplica
         from parallelbench.strategies.parts.replicas import ModuleReplica, share_buffers
 
-        return ModuleReplica(
+        kind = CapturedReplica if run.graph else ModuleReplica
+        return kind(
             wrapped.module,
             run=run,
             world=world,
@@ -104,14 +111,22 @@ class ShardedStrategy(DataParallelStrategy, frozen=True, kw_only=True):
     reshard_after_forward: bool
     """Free each layer's gathered parameters after its forward and gather them again for its backward (ZeRO stage 3):
     least memory. False keeps them until the layer's backward ends (stage 2): a third less is sent."""
+    gather: Literal["stored", "bf16"] = "stored"
+    """Arithmetic in which parameters are gathered. stored: as the optimizer has them, in fp32; bf16: rounded first, so
+    half is sent and held, with precision=bf16 only. Gradients are summed in fp32 either way."""
 
     @abstractmethod
     def ranks_per_copy(self, run: RunConfig) -> int:
         """Neighbouring ranks that one copy of the model is sharded over."""
 
     def check(self, run: RunConfig, device_type: str) -> None:
-        """Refuse one device, and fp16."""
+        """Refuse one device, fp16, and gathering in another arithmetic than layers compute in."""
         super().check(run, device_type)
+        if self.gather == "bf16" and run.precision != "bf16":
+            raise ConfigError(
+                f"strategy.gather=bf16 with precision={run.precision} is refused: layers would compute in bf16; choose "
+                "precision=bf16, or strategy.gather=stored"
+            )
         check_no_fp16(run, "a rank would check only its own shard of the gradients for infinities")
 
     def state_shards(self, run: RunConfig) -> StateShards:
@@ -122,5 +137,12 @@ class ShardedStrategy(DataParallelStrategy, frozen=True, kw_only=True):
         """Shard layer by layer, and synchronise the copies."""
         from parallelbench.strategies.parts.fsdp_shards import shard_layers
 
-        shards = self.ranks_per_copy(run)
-        return shard_layers(model, run, world, shards=shards, reshard_after_forward=self.reshard_after_forward)
+        return shard_layers(
+            model,
+            run,
+            world,
+            shards=self.ranks_per_copy(run),
+            reshard_after_forward=self.reshard_after_forward,
+            # The parity check is fp64, whatever the run's precision.
+            gather="stored" if run.precision == "fp64" else self.gather,
+        )

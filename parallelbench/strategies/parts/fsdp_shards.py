@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import torch
 import torch.distributed as dist
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from parallelbench.loaders.batch import Shard
 from parallelbench.models.norms import synchronize_norms
@@ -33,19 +33,28 @@ if TYPE_CHECKING:
 
 
 def shard_layers(
-    model: nn.Sequential, run: RunConfig, world: World, *, shards: int, reshard_after_forward: bool
+    model: nn.Sequential, run: RunConfig, world: World, *, shards: int, reshard_after_forward: bool, gather: str
 ) -> ShardedReplica:
-    """Shard every layer over groups of `shards` neighbouring ranks; the groups hold copies of each other."""
+    """Shard every layer over groups of `shards` neighbouring ranks; the groups hold copies of each other.
+
+    `gather`: as `ShardedStrategy.gather`.
+    """
     copies = world.size // shards
     sizes = {"shard": shards} if copies == 1 else {"replicate": copies, "shard": shards}
     synchronize_norms(model, dist.group.WORLD)
     padded_bytes = shard_one_by_one(
-        model, run, world.device, device_mesh(world, **sizes), reshard_after_forward=reshard_after_forward
+        model,
+        run,
+        world.device,
+        device_mesh(world, **sizes),
+        reshard_after_forward=reshard_after_forward,
+        gather=gather,
     )
+    gathered_bytes = padded_bytes / 2 if gather == "bf16" else padded_bytes
 
     def count_step(traffic: Traffic) -> None:
         for _ in range(2 if reshard_after_forward else 1):
-            traffic.all_gather("parameter", padded_bytes, shards)
+            traffic.all_gather("parameter", gathered_bytes, shards)
         traffic.reduce_scatter("gradient", padded_bytes, shards)
         traffic.all_reduce("gradient", padded_bytes / shards, copies)
 
@@ -66,6 +75,7 @@ def shard_one_by_one(
     mesh: DeviceMesh,
     *,
     reshard_after_forward: bool,
+    gather: str = "stored",
     first: Callable[[str, nn.Module], None] | None = None,
 ) -> int:
     """Shard the parameters of every layer over a mesh; returns the bytes of all shards with their padding.
@@ -78,6 +88,9 @@ def shard_one_by_one(
     sharded. Weights stay contiguous under `channels_last`, as `fully_shard` demands; images are channels last anyway.
     """
     contiguous, total = msgspec.structs.replace(run, channels_last=False), 0
+    policy = MixedPrecisionPolicy()
+    if gather == "bf16":
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     shards = mesh.size(mesh.ndim - 1)
     for name, layer in model.named_children():
         to_device(layer, contiguous, device)
@@ -86,7 +99,7 @@ def shard_one_by_one(
         parameters = [local(parameter) for parameter in layer.parameters()]
         total += sum(_padded_bytes(values, shards) for values in parameters)
         if parameters:
-            fully_shard(layer, mesh=mesh, reshard_after_forward=reshard_after_forward)
+            fully_shard(layer, mesh=mesh, reshard_after_forward=reshard_after_forward, mp_policy=policy)
     fully_shard(model, mesh=mesh, reshard_after_forward=False)
     return total
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from parallelbench.loaders.batch import Shard
 from parallelbench.probes.spans import Phase, Spanned
-from parallelbench.rank.numerics import Numerics, sums
+from parallelbench.rank.numerics import Numerics, Sums, sums
 from parallelbench.strategies.parts.replicas import LayersReplica, to_device
 
 if TYPE_CHECKING:
@@ -96,15 +96,15 @@ class LayerSplitReplica(LayersReplica):
         self._optimizer = run.optimizer.build(self._layers.parameters(), run, "cpu")
         self._channel = Channel()
 
-    def step(self, batch: Batch) -> Tensor | None:
+    def step(self, batch: Batch) -> Sums | None:
         """Forward, backward, update, one segment after the other."""
         result = self._forward_backward(batch)
         self._update()
         return result
 
-    def _forward_backward(self, batch: Batch) -> Tensor | None:
+    def _forward_backward(self, batch: Batch) -> Sums | None:
         self._optimizer.zero_grad(set_to_none=True)
-        result: Tensor | None = None
+        result: Sums | None = None
         values: list[tuple[Segment, Tensor, Tensor]] = []
         for segment in self._segments:
             if segment.owner != self._rank:
@@ -168,7 +168,7 @@ class LayerSplitReplica(LayersReplica):
     def evaluate(self, batches: Iterable[Batch]) -> Tensor | None:
         """Sums over the test set on the last segment's owner."""
         self._layers.eval()
-        total: Tensor | None = None
+        total: Sums | None = None
         for batch in batches:
             for segment in self._segments:
                 if segment.owner == self._rank:
@@ -178,4 +178,4 @@ class LayerSplitReplica(LayersReplica):
                 result = sums(self._numerics.loss(output, batch.labels), output, batch.labels)
                 total = result if total is None else total + result
         self._layers.train()
-        return total
+        return None if total is None else total.tensor()

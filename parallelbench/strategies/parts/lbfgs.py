@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from parallelbench.loaders.batch import Batch
     from parallelbench.optimizers import Lbfgs
+    from parallelbench.rank.numerics import Sums
     from parallelbench.rank.world import World
     from parallelbench.spec.config import RunConfig
     from parallelbench.strategies.parts.wolfe import Search
@@ -41,9 +42,9 @@ class FullBatchReplica(ModuleReplica):
         """The optimizer's are directions, and the search along them: all that is neither forward nor backward."""
         return [Spanned(self, "step", "optimizer"), *super().spanned()]
 
-    def step(self, batch: Batch) -> Tensor | None:
+    def step(self, batch: Batch) -> Sums | None:
         """One iteration; the sums are those at the point where it starts."""
-        results: list[Tensor] = []
+        results: list[Sums] = []
 
         def closure() -> float:
             results.append(self._forward_backward(batch))
@@ -131,7 +132,7 @@ class SandblasterReplica(FullBatchReplica):
         self._last: tuple[Tensor, Tensor] | None = None
         """Gradient and movement of the iteration before, this rank's shards."""
 
-    def step(self, batch: Batch) -> Tensor | None:
+    def step(self, batch: Batch) -> Sums | None:
         """One iteration; the sums are those at the point where it starts."""
         result, loss = self._evaluate(batch)
         gradient = self._gradient.clone()
@@ -198,7 +199,7 @@ class SandblasterReplica(FullBatchReplica):
         dist.broadcast(message, src=0)
         return message[0].item(), bool(message[1].item())
 
-    def _evaluate(self, batch: Batch) -> tuple[Tensor, float]:
+    def _evaluate(self, batch: Batch) -> tuple[Sums, float]:
         """Sums of this rank's slice, and the mean loss of all; sets `_gradient`, this rank's shard."""
         result = self._forward_backward(batch)
         self._flat.gather_gradient()

@@ -6,7 +6,7 @@ Read on in `pipeline_schedules.py` (the order of the work) and `pipeline_stages.
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from parallelbench.spec.config import Strategy
 from parallelbench.spec.structure import Count  # noqa: TC001 - msgspec reads the annotations
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 class PipelineStrategy(Strategy, frozen=True, kw_only=True):
     """Stages of consecutive layers on different devices, in one pipeline or in several side by side."""
+
+    has_stages: ClassVar[bool] = True
 
     schedule: Schedule
     """The order in which the stages work."""

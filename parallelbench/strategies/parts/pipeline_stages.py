@@ -6,6 +6,8 @@ sharded along a tensor dimension.
 
 from __future__ import annotations
 
+import functools
+import operator
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -17,7 +19,7 @@ from torch.distributed import pipelining
 from parallelbench.loaders.batch import Shard
 from parallelbench.models.norms import synchronize_norms
 from parallelbench.probes.spans import Phase, Spanned
-from parallelbench.rank.numerics import Numerics, sums
+from parallelbench.rank.numerics import Numerics, Sums, sums
 from parallelbench.strategies.parts.partition import size_bytes, values_between
 from parallelbench.strategies.parts.replicas import LayersReplica, share, to_device
 from parallelbench.strategies.parts.state import local
@@ -107,7 +109,7 @@ class PipelineReplica(LayersReplica):
         self._optimizer = optimizer_of(self._layers.parameters(), run, world.device_type)
         self.hides_communication = position.tensor is not None and (world.device_type == "cuda" or run.compile)
         self._schedule = self._new_schedule()
-        self._sums: list[Tensor] = []
+        self._sums: list[Sums] = []
 
     def _note_shapes(self, model: nn.Sequential, stage_of: Mapping[str, int], run: RunConfig) -> None:
         """Find the shapes and bytes of what flows between stages; `model` is still whole."""
@@ -163,7 +165,7 @@ class PipelineReplica(LayersReplica):
         self._sums.append(sums(loss, logits, labels))
         return loss / self._pipeline.micro_batches
 
-    def step(self, batch: Batch) -> Tensor | None:
+    def step(self, batch: Batch) -> Sums | None:
         """All micro-batches forward and backward, gradients averaged over the copies, one update."""
         result = self._forward_backward(batch)
         self._update()
@@ -197,7 +199,7 @@ class PipelineReplica(LayersReplica):
                 total += size_bytes(self._values[stage])
         return total
 
-    def _forward_backward(self, batch: Batch) -> Tensor | None:
+    def _forward_backward(self, batch: Batch) -> Sums | None:
         self._optimizer.zero_grad(set_to_none=True)
         self._sums.clear()
         inputs = () if batch.images is None else (batch.images,)
@@ -206,8 +208,8 @@ class PipelineReplica(LayersReplica):
             self._average()
         return self._owned_sums()
 
-    def _owned_sums(self) -> Tensor | None:
-        return torch.stack(self._sums).sum(0) if self._sums and self._position.owns_loss else None
+    def _owned_sums(self) -> Sums | None:
+        return functools.reduce(operator.add, self._sums) if self._sums and self._position.owns_loss else None
 
     @torch.no_grad()
     def _average(self) -> None:
@@ -230,7 +232,8 @@ class PipelineReplica(LayersReplica):
         for batch in batches:
             self._evaluate(batch)
         self._layers.train()
-        return self._owned_sums()
+        owned = self._owned_sums()
+        return None if owned is None else owned.tensor()
 
     def _evaluate(self, batch: Batch) -> None:
         sizes = _piece_sizes(batch.size, self._pipeline.micro_batches)

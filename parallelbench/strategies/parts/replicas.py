@@ -12,7 +12,7 @@ from torch import nn
 
 from parallelbench.probes.spans import Phase, Spanned
 from parallelbench.probes.traffic import Traffic
-from parallelbench.rank.numerics import Numerics, sums
+from parallelbench.rank.numerics import Numerics, Sums, sums
 from parallelbench.strategies.parts.state import load_optimizer, load_tensors, optimizer_state, tensors_of, whole
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class BaseReplica(ABC):
         """The module with this rank's parameters and buffers, and the optimizer that updates them."""
 
     @abstractmethod
-    def _forward_backward(self, batch: Batch) -> Tensor | None:
+    def _forward_backward(self, batch: Batch) -> Sums | None:
         """Leave this rank's gradients of a batch; returns the sums that `step` returns."""
 
     def compile_warmup(self, batch: Batch) -> None:
@@ -110,8 +110,10 @@ class ModuleReplica(BaseReplica):
         if run.compile:
             self._forward = torch.compile(self._forward)
         self._before_evaluation, self._count_step = before_evaluation, count_step
+        self._one: Tensor | None = None
+        """The gradient of the loss by itself."""
 
-    def step(self, batch: Batch) -> Tensor | None:
+    def step(self, batch: Batch) -> Sums | None:
         """Forward, backward, update."""
         result = self._forward_backward(batch)
         self._update()
@@ -119,7 +121,7 @@ class ModuleReplica(BaseReplica):
             self._count_step(self.traffic)
         return result
 
-    def _forward_backward(self, batch: Batch) -> Tensor:
+    def _forward_backward(self, batch: Batch) -> Sums:
         assert batch.images is not None
         assert batch.labels is not None
         self._optimizer.zero_grad(set_to_none=True)
@@ -135,7 +137,10 @@ class ModuleReplica(BaseReplica):
         return logits, labels, self._numerics.loss(logits, labels)
 
     def _backward(self, loss: Tensor) -> None:
-        self._numerics.scale(loss).backward()
+        scaled = self._numerics.scale(loss)
+        if self._one is None:
+            self._one = torch.ones_like(scaled)  # autograd would make one in every step: a launch
+        scaled.backward(self._one)
 
     def _update(self) -> None:
         self._numerics.update(self._optimizer)
@@ -152,7 +157,7 @@ class ModuleReplica(BaseReplica):
         if self._before_evaluation is not None:
             self._before_evaluation()
         self._module.eval()
-        total: Tensor | None = None
+        total: Sums | None = None
         for batch in batches:
             assert batch.images is not None
             assert batch.labels is not None
@@ -162,7 +167,7 @@ class ModuleReplica(BaseReplica):
             result = sums(self._numerics.loss(logits, labels), logits, labels)
             total = result if total is None else total + result
         self._module.train()
-        return total
+        return None if total is None else total.tensor()
 
     def full_state_dict(self) -> dict[str, Tensor]:
         """Rank 0 copies its module: every rank has the whole model."""

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from parallelbench.loaders.batch import Batch
+    from parallelbench.rank.numerics import Sums
     from parallelbench.rank.world import World
     from parallelbench.spec.config import RunConfig
 
@@ -120,7 +121,7 @@ class WorkerReplica(ModuleReplica):
         """Release the workers' process group."""
         dist.destroy_process_group(self._group)
 
-    def _compute(self, batch: Batch) -> Tensor:
+    def _compute(self, batch: Batch) -> Sums:
         """Forward and backward, made slower by `slowdown`; counts the steps of the epoch."""
         self._step = self._step % self._steps + 1
         start = time.perf_counter()
@@ -146,7 +147,7 @@ class WorkerReplica(ModuleReplica):
 class SyncWorker(WorkerReplica):
     """Pushes and fetches in every step, and waits for both to end."""
 
-    def step(self, batch: Batch) -> Tensor | None:
+    def step(self, batch: Batch) -> Sums | None:
         """Forward, backward, push, fetch."""
         result = self._compute(batch)
         self._flat.gather_gradient()
@@ -184,7 +185,7 @@ class AsyncWorker(WorkerReplica):
         self._schedule, self._lr = schedule, run.optimizer.scaled_lr(run)
         self._accrued = torch.zeros_like(self._flat.gradient) if schedule.n_push > 1 else None
 
-    def step(self, batch: Batch) -> Tensor | None:
+    def step(self, batch: Batch) -> Sums | None:
         """Fetch if due, forward, backward, local update, push if due; after the last step, end the epoch."""
         if self._schedule.fetches_before(self._step % self._steps + 1):
             self._fetch()

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from parallelbench.loaders.batch import Batch
+    from parallelbench.rank.numerics import Sums
     from parallelbench.spec.config import RunConfig
 
 PUSH, FETCH = 1, 2
@@ -114,7 +115,7 @@ class ServerReplica(BaseReplica):
         self._values = self._parameter.detach()
         self._optimizer = run.optimizer.build([self._parameter], run, "cpu")
 
-    def _forward_backward(self, batch: Batch) -> Tensor | None:
+    def _forward_backward(self, batch: Batch) -> Sums | None:
         """The workers compute the gradients."""
         return None
 
@@ -152,7 +153,7 @@ class SyncServer(ServerReplica):
         super().__init__(shard, layout, run)
         self._received = [torch.empty_like(shard) for _ in range(layout.workers)]
 
-    def step(self, batch: Batch) -> Tensor | None:
+    def step(self, batch: Batch) -> Sums | None:
         """Serve one step of all workers."""
         wait_all([receiving(gradient, worker) for worker, gradient in enumerate(self._received)])
         self._apply(self._average())
@@ -187,7 +188,7 @@ class AsyncServer(ServerReplica):
         """Fetches in this epoch, by worker."""
         self._staleness: dict[int, list[int]] = {worker: [] for worker in range(layout.workers)}
 
-    def step(self, batch: Batch) -> Tensor | None:
+    def step(self, batch: Batch) -> Sums | None:
         """Serve this step's share of the epoch's requests; after the last step, end the epoch.
 
         All workers together make a known number of requests per epoch, so a server knows when the epoch ends.

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from parallelbench.loaders.batch import Batch
     from parallelbench.models.model import Split
+    from parallelbench.rank.numerics import Sums
     from parallelbench.rank.world import World
     from parallelbench.spec.config import RunConfig
 
@@ -146,15 +147,18 @@ class TensorReplica(ShardedReplica):
         super().__init__(module, run=run, world=world, optimizer=optimizer, **options)
         self._mesh = mesh
 
-    def step(self, batch: Batch) -> Tensor | None:
+    def step(self, batch: Batch) -> Sums | None:
         """Forward, backward, update."""
-        return self._owned(super().step(batch))
+        result = super().step(batch)
+        return result if self._owns_loss else None
 
     @torch.no_grad()
     def evaluate(self, batches: Iterable[Batch]) -> Tensor | None:
         """Sums over the samples, on the rank that owns them."""
         share_replicated(self._module, self._mesh)
-        return self._owned(super().evaluate(batches))
+        result = super().evaluate(batches)
+        return result if self._owns_loss else None
 
-    def _owned(self, result: Tensor | None) -> Tensor | None:
-        return result if self._mesh.get_local_rank() == 0 else None
+    @property
+    def _owns_loss(self) -> bool:
+        return self._mesh.get_local_rank() == 0

@@ -1,0 +1,167 @@
+"""One rank of many in one process: `python -m tests.fake_ranks` tries cases and prints what came of each.
+
+The group is torch's `fake` one: collectives do nothing, and the other ranks are made up. So what is computed means
+nothing, but everything else is the suite's and torch's own: meshes, sharding, hooks, schedules, updates, state.
+Updates are those of GPUs (fused, where torch can). Whatever would make the host wait for a GPU, reading a value, is an
+error in a step, unless the strategy waits by design.
+
+Tensors are real, on the CPU. Tensors without values (`FakeTensorMode`) are no choice here: without a GPU torch has no
+backward pass for those on CUDA, and DDP's reducer needs memory.
+
+Input: a JSON list of cases on stdin. Output: a JSON list of texts, "ok" or what failed.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import json
+import os
+import signal
+import sys
+import traceback
+from contextlib import nullcontext
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from launch.sweep import one_run
+from parallelbench.errors import ConfigError
+from parallelbench.gpu_check.ranks import waits_by_design
+from parallelbench.loaders.batch import Batch
+from parallelbench.optimizers import FirstOrder
+from parallelbench.rank.session import build_model
+from parallelbench.rank.world import World
+from parallelbench.spec.check import check_run
+from parallelbench.spec.config import RunConfig
+from parallelbench.strategies.parts import meshes
+from parallelbench.strategies.parts.data_parallel_base import DdpStrategy
+from parallelbench.strategies.replica import Replica
+
+STEPS = 2
+PRELOADED = (
+    *("torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor.parallel", "torch.distributed.pipelining"),
+    *("torch.distributed.optim", "torch.nn.parallel", "torch._subclasses.fake_tensor", "torch.utils.flop_counter"),
+    *("parallelbench.strategies.parts.tensor_shards", "parallelbench.strategies.parts.pipeline_stages"),
+    *("parallelbench.strategies.parts.servers", "parallelbench.strategies.parts.lbfgs"),
+)
+"""Loaded once, before the cases' processes are forked."""
+PATIENCE_S = 120
+READS = ("aten::_local_scalar_dense", "aten::nonzero", "aten::is_nonzero", "aten::equal", "aten::masked_select")
+
+
+class NoReads(TorchDispatchMode):
+    """Raises where the host needs a value of a tensor, for which it would wait for a GPU."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func._schema.name
+        if name in READS:
+            raise RuntimeError(f"the host would wait for the GPU: {name}")
+        return func(*args, **(kwargs or {}))
+
+
+def tried(case: dict[str, Any]) -> str:
+    """Build, step, evaluate, save and load one rank of a run."""
+    size, rank = case["size"], case["rank"]
+    try:
+        run = one_run([f"strategy={case['strategy']}", f"devices={size}", *case["overrides"]]).run
+        check_run(run, "cuda")
+    except ConfigError as error:
+        return f"refused: {error}"
+    if size > 1:
+        dist.init_process_group("fake", rank=rank, world_size=size)
+    try:
+        _drive(run, World(rank=rank, size=size, local_rank=rank))
+    except Exception as error:
+        if "-v" in sys.argv:
+            traceback.print_exc()
+        return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+    return "ok"
+
+
+def _forked(case: dict[str, Any]) -> str:
+    """What came of a case in a process of its own: DTensor remembers the groups of the first mesh of a shape."""
+    reading, writing = os.pipe()
+    if (child := os.fork()) == 0:
+        signal.alarm(PATIENCE_S)
+        os.write(writing, tried(case).encode()[:4096])
+        os._exit(0)
+    os.close(writing)
+    with open(reading, "rb") as pipe:
+        text = pipe.read().decode()
+    os.waitpid(child, 0)
+    return text or f"no answer within {PATIENCE_S} s"
+
+
+def _drive(run: RunConfig, world: World) -> None:
+    torch.manual_seed(0)
+    replica = run.strategy.prepare(build_model(run), run, world)
+    for _ in range(STEPS):
+        with nullcontext() if waits_by_design(run) else NoReads():
+            result = replica.step(_batch(run, replica))
+        if result is not None:
+            assert result.tensor().shape == (2,)
+    replica.evaluate([_batch(run, replica)])
+    state = copy.deepcopy(replica.local_state())
+    replica.close()
+    again = run.strategy.prepare(build_model(run), run, world)
+    again.load_local_state(state)
+    assert _flat(again.local_state()) == _flat(state)
+    again.step(_batch(run, again))
+    again.close()
+
+
+def _flat(state: Any) -> Any:
+    """Plain values, to compare."""
+    if isinstance(state, torch.Tensor):
+        return state.double().nan_to_num().tolist()
+    if isinstance(state, dict):
+        return {key: _flat(value) for key, value in state.items()}
+    return [_flat(value) for value in state] if isinstance(state, (list, tuple)) else state
+
+
+def _batch(run: RunConfig, replica: Replica) -> Batch:
+    shard = replica.data_shard
+    size = run.global_batch_size // shard.count
+    dtype = torch.float64 if run.precision == "fp64" else torch.float32
+    images = torch.rand(size, *run.data.shape, dtype=dtype) if shard.images else None
+    labels = torch.zeros(size, dtype=torch.int64) if shard.labels else None
+    return Batch(images, labels, size)
+
+
+def _built_for_a_gpu(self: FirstOrder, parameters: Any, run: RunConfig, device_type: str) -> Any:
+    return _build(self, parameters, run, "cuda")
+
+
+def _averaged_by_nobody(self: DdpStrategy, *arguments: Any, **options: Any) -> Any:
+    """The fake group's all-reduce gives DDP no result that its reducer could read; a hook does."""
+    wrapped = _in_ddp(self, *arguments, **options)
+    if self.name in ("ddp", "zero1"):
+        wrapped.register_comm_hook(None, _done)
+    return wrapped
+
+
+def _done(_state, bucket):  # type: ignore[no-untyped-def]  # DDP refuses annotations that are strings
+    future: Any = torch.futures.Future()
+    future.set_result(bucket.buffer())
+    return future
+
+
+_build, _in_ddp = FirstOrder.build, DdpStrategy.in_ddp
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    for module in PRELOADED:
+        importlib.import_module(module)
+    with (
+        mock.patch.object(FirstOrder, "build", _built_for_a_gpu),
+        mock.patch.object(DdpStrategy, "in_ddp", _averaged_by_nobody),
+        mock.patch.object(meshes, "_set_run_timeout"),  # fake groups never wait
+    ):
+        print(json.dumps([_forked(case) for case in json.load(sys.stdin)]))

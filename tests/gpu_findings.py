@@ -1,0 +1,105 @@
+"""What reading the CUDA and NCCL paths against torch 2.15 found, and what shows that it is mended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One finding of the desk check; no GPU has run the suite yet."""
+
+    what: str
+    mended: str
+    tests: tuple[str, ...]
+    gpu_check: str
+    """The line of gpu-check that will show it where there is a GPU; empty: no GPU is needed."""
+
+
+FINDINGS = (
+    Finding(
+        "the newer NCCL backend lacks a private method by which groups of meshes got the run's timeout",
+        "the public one is called",
+        ("tests/strategies/test_fused_updates.py::test_every_installed_process_group_takes_a_timeout",),
+        "one rank on NCCL, sharded",
+    ),
+    Finding(
+        "SGD and Adagrad have no fused update of sharded parameters",
+        "`auto` takes foreach there; `fused` is refused",
+        (
+            "tests/strategies/test_fused_updates.py::test_what_is_fused_is_what_torch_can_fuse",
+            "tests/strategies/test_fake_groups.py::test_a_selection_of_all_sizes_optimizers_and_precisions_trains",
+        ),
+        "one rank on NCCL, sharded",
+    ),
+    Finding(
+        "a rank that hangs was called killed",
+        "the words of both NCCL backends are known",
+        ("tests/launch/test_outcome.py",),
+        "",
+    ),
+    Finding(
+        "gpu-check failed where a strategy waits by design",
+        "the strategy says why, and no wait is looked for",
+        ("tests/test_gpu_check.py::test_the_ranks_findings_are_judged",),
+        "strategy parameter_server",
+    ),
+    Finding(
+        "all messages of a rank to its peers share one queue",
+        "`nccl.backend` and `nccl.per_edge` are the run's choices, recorded, and compared by `compare --by`",
+        (
+            "tests/test_gpu_choices.py::test_what_torch_and_nccl_are_told",
+            "tests/test_gpu_choices.py::test_runs_are_compared_by_backend",
+        ),
+        "",
+    ),
+    Finding(
+        "one GPU that fell off the bus broke everybody's attempts on its node",
+        "it keeps its place, and only runs that need it are refused",
+        ("tests/test_devices.py::test_a_lost_gpu_of_another_job_disturbs_nobody",),
+        "",
+    ),
+    Finding(
+        "`loader=arrow` opened a context of every rank on GPU 0",
+        "its thread chooses the rank's device first",
+        ("tests/test_scripted_cuda.py::test_the_loaders_thread_chooses_its_ranks_device_first",),
+        "",
+    ),
+    Finding(
+        "load of other jobs on a shared node was taken for the run's",
+        "it is held against all cores, and processes on the run's GPUs are counted",
+        ("tests/test_devices.py::test_gpus_that_others_compute_on_are_named",),
+        "",
+    ),
+    Finding(
+        "`tune=true` judged 2 ms on a GPU",
+        "at least 0.5 s are timed, after as many steps as wake the device",
+        ("tests/test_scripted_cuda.py::test_a_trial_on_a_gpu_times_long_enough",),
+        "",
+    ),
+    Finding(
+        "a step of a small model was 33 operations, 8 of them metrics",
+        "24, and 12 for the sums of 64 steps; `graph=true` replays a step as one",
+        (
+            "tests/strategies/test_launches.py::test_a_step_of_a_small_model_is_few_launches_and_none_that_waits",
+            "tests/strategies/test_captured.py::test_a_captured_step_trains_as_if_it_were_not",
+        ),
+        "captured steps (graph=true)",
+    ),
+    Finding(
+        "FSDP gathered fp32 under bf16; ranks floated over sockets; a reference that did not fit kept its memory",
+        "`strategy.gather=bf16`; ranks stay on their GPU's NUMA node; the reference is let go",
+        (
+            "tests/strategies/test_sharded.py::test_gathering_in_bf16_sends_half_and_trains_alike",
+            "tests/test_devices.py::test_a_rank_is_pinned_beside_its_gpu",
+            "tests/test_scripted_cuda.py::test_a_reference_that_does_not_fit_leaves_its_memory",
+        ),
+        "",
+    ),
+    Finding(
+        "a driver that is too old ended every run as an error",
+        "`plan`, `doctor` and the job's first seconds say so",
+        ("tests/test_devices.py::test_a_driver_too_old_for_torch_is_named_before_anything_starts",),
+        "",
+    ),
+)

@@ -1,0 +1,163 @@
+"""A GPU that does what a test says, in the place of `parallelbench.cuda`: a clock, streams, memory, a graph.
+
+Tensors stay on the CPU. A test that uses it sees the suite's CUDA branches at work: `World(device_type="cuda")`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+
+from parallelbench import cuda
+from parallelbench.rank.world import World
+
+CPU = torch.device("cpu")
+WORLD = World(device_type="cuda", devices=(CPU,))
+
+
+class Event:
+    """Records the device's time."""
+
+    def __init__(self, device: ScriptedCuda) -> None:
+        self._device, self._at_s = device, 0.0
+
+    def record(self) -> None:
+        self._at_s = self._device.now_s
+
+    def elapsed_time(self, other: Event) -> float:
+        """Milliseconds, as torch's."""
+        return 1000 * (other._at_s - self._at_s)
+
+
+class Stream:
+    """Notes what it is asked."""
+
+    def __init__(self, device: ScriptedCuda, name: str) -> None:
+        self._device, self.name = device, name
+
+    def synchronize(self) -> None:
+        self._device.calls.append(f"{self.name}: synchronize")
+
+    def wait_stream(self, other: Stream) -> None:
+        self._device.calls.append(f"{self.name}: wait for {other.name}")
+
+    def wait_event(self, event: Event) -> None:
+        self._device.calls.append(f"{self.name}: wait for an event")
+
+    def record_event(self) -> Event:
+        event = Event(self._device)
+        event.record()
+        return event
+
+
+@dataclass
+class ScriptedCuda:
+    """One device; `install` puts it in the place of every function of `parallelbench.cuda`."""
+
+    now_s: float = 0.0
+    allocated_bytes: int = 0
+    peak_bytes: int = 0
+    others_bytes: int = 0
+    """Memory of other processes."""
+    calls: list[str] = field(default_factory=list)
+    random: torch.Tensor = field(default_factory=lambda: torch.zeros(1, dtype=torch.uint8))
+    captured: int = 0
+    """Graphs."""
+    replayed: int = 0
+
+    def __post_init__(self) -> None:
+        self.stream = Stream(self, "main")
+
+    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name in functions():
+            monkeypatch.setattr(cuda, name, getattr(self, name))
+
+    def allocate(self, size_bytes: int) -> None:
+        self.allocated_bytes += size_bytes
+        self.peak_bytes = max(self.peak_bytes, self.allocated_bytes)
+
+    def choose(self, device: torch.device) -> None:
+        self.calls.append(f"choose {device}")
+
+    def synchronize(self, device: torch.device) -> None:
+        self.calls.append("synchronize")
+
+    def timing_event(self) -> Event:
+        return Event(self)
+
+    def new_stream(self, device: torch.device) -> Stream:
+        return Stream(self, "side")
+
+    def current_stream(self, device: torch.device) -> Stream:
+        return self.stream
+
+    @contextlib.contextmanager
+    def on_stream(self, stream: Stream | None) -> Iterator[None]:
+        before, self.stream = self.stream, stream or self.stream
+        yield
+        self.stream = before
+
+    @contextlib.contextmanager
+    def aside(self, device: torch.device) -> Iterator[None]:
+        self.calls.append("aside")
+        yield
+
+    def device_name(self, device: torch.device) -> str:
+        return "Scripted GPU"
+
+    def device_uuid(self, device: torch.device) -> str:
+        return "GPU-scripted"
+
+    def reset_peaks(self, device: torch.device) -> None:
+        self.peak_bytes = self.allocated_bytes
+
+    def peak_allocated_bytes(self, device: torch.device) -> int:
+        return self.peak_bytes
+
+    def peak_reserved_bytes(self, device: torch.device) -> int:
+        return 2 * self.peak_bytes
+
+    def used_bytes(self, device: torch.device) -> int:
+        return 2 * self.peak_bytes + self.others_bytes
+
+    def release(self) -> None:
+        self.calls.append("release")
+
+    def rng_state(self, device: torch.device) -> torch.Tensor:
+        return self.random.clone()
+
+    def set_rng_state(self, state: torch.Tensor, device: torch.device) -> None:
+        self.random = state
+
+    def capture(
+        self, work: Callable[[], None], device: torch.device, *, warm_up: Callable[[], None]
+    ) -> Callable[[], None]:
+        """Like a graph, it executes nothing when it is made, and the same work on the same memory when replayed."""
+        warm_up()
+        self.captured += 1
+
+        def replay() -> None:
+            self.replayed += 1
+            work()
+
+        return replay
+
+
+def functions() -> list[str]:
+    """The public functions of the module that the script replaces."""
+    return [
+        name
+        for name, value in vars(cuda).items()
+        if inspect.isfunction(value) and value.__module__ == cuda.__name__ and not name.startswith("_")
+    ]
+
+
+def complete(script: Any = ScriptedCuda) -> list[str]:
+    """Functions that the script lacks."""
+    return [name for name in functions() if not hasattr(script, name)]

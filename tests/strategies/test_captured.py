@@ -1,0 +1,149 @@
+"""graph=true: a captured step trains like a step, warms up without a trace, and is refused where it can't be."""
+
+from __future__ import annotations
+
+import copy
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+import torch.distributed as dist
+
+from parallelbench.errors import ConfigError
+from parallelbench.optimizers import Adam
+from parallelbench.rank.session import build_model
+from parallelbench.rank.world import World
+from parallelbench.spec.check import check_run
+from parallelbench.spec.config import RunConfig
+from parallelbench.strategies.parts.captured import WARM_STEPS, CapturedReplica
+from tests.helpers import configured
+from tests.ranks import run_ranks
+from tests.scripted_cuda import CPU, WORLD, ScriptedCuda
+from tests.strategies.training import configure, drive, loader_of, one_device
+
+DATA = ["data=synthetic", "data.channels=1", "data.train_samples=96", "data.test_samples=37", "data.image_size=8"]
+MLP = [*DATA, "model=mlp", "model.hidden=[24]"]
+NORMED = [*DATA, "data.channels=3", "data.image_size=32", "model=resnet_tiny", "model.norm=batch"]
+OPTIMIZERS = {
+    "sgd": ["optimizer=sgd", "optimizer.momentum=0.9"],
+    "adam": ["optimizer=adam"],
+    "adamw": ["optimizer=adamw"],
+    "adagrad": ["optimizer=adagrad"],
+}
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> ScriptedCuda:
+    script = ScriptedCuda()
+    script.install(monkeypatch)
+    # torch refuses capturable updates on CPUs; they are the same arithmetic.
+    monkeypatch.setattr(Adam, "counts_on_host", False)
+    return script
+
+
+def captured(run: RunConfig) -> RunConfig:
+    return msgspec.structs.replace(run, graph=True)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_captured_step_trains_as_if_it_were_not(optimizer: str, device: ScriptedCuda) -> None:
+    run = configure(*MLP, *OPTIMIZERS[optimizer])
+    expected = drive(run.strategy.prepare(build_model(run), run, WORLD), run)
+    replica = run.strategy.prepare(build_model(run), captured(run), WORLD)
+    assert isinstance(replica, CapturedReplica)
+    found = drive(replica, run)
+    assert found["steps"] == expected["steps"]
+    assert found["evaluated"] == expected["evaluated"]
+    for what in ("gradients", "state"):
+        torch.testing.assert_close(found[what], expected[what], rtol=0, atol=0)
+    assert (device.captured, device.replayed) == (1, 3)
+
+
+def test_statistics_and_random_numbers_are_as_before_the_warm_up(device: ScriptedCuda) -> None:
+    run = configure(*NORMED)
+    replica = run.strategy.prepare(build_model(run), captured(run), WORLD)
+    device.random = torch.tensor([7], dtype=torch.uint8)
+    drawn = []
+
+    def draws(batch: Any) -> Any:
+        drawn.append(device.random.clone())
+        device.random = device.random + 1
+        return type(replica)._forward_backward(replica, batch)
+
+    replica._forward_backward = draws  # type: ignore[attr-defined]
+    found, expected = drive(replica, run), one_device(run)
+    torch.testing.assert_close(found["state"], expected["state"], rtol=0, atol=1e-12)
+    assert [int(state) for state in drawn] == [*range(7, 7 + WARM_STEPS), 7, 8, 9]
+
+
+def test_a_resumed_state_is_not_lost_in_the_warm_up(device: ScriptedCuda) -> None:
+    run = configure(*MLP, *OPTIMIZERS["adam"])
+    first = run.strategy.prepare(build_model(run), run, WORLD)
+    batches = list(islice(loader_of(first, run).train(epoch=1), 4))
+    for batch in batches[:2]:
+        first.step(batch)
+    again = run.strategy.prepare(build_model(run), captured(run), WORLD)
+    again.load_local_state(copy.deepcopy(first.local_state()))
+    for batch in batches[2:]:
+        one, other = first.step(batch), again.step(batch)
+        assert one is not None
+        assert other is not None
+        assert one.tolist() == other.tolist()
+    torch.testing.assert_close(again.full_state_dict(), first.full_state_dict(), rtol=0, atol=0)
+
+
+def test_sums_of_a_step_outlast_the_next_one(device: ScriptedCuda) -> None:
+    run = configure(*MLP)
+    replica = run.strategy.prepare(build_model(run), captured(run), WORLD)
+    batches = loader_of(replica, run).train(epoch=1)
+    first = replica.step(next(batches))
+    assert first is not None
+    before = first.tolist()
+    replica.step(next(batches))
+    assert first.tolist() == before
+
+
+@pytest.mark.slow
+def test_ddp_is_captured_like_one_device(tmp_path: Path) -> None:
+    run = configure(*MLP, "strategy=ddp", "devices=2", *OPTIMIZERS["sgd"])
+    ranks = run_ranks(_train, 2, tmp_path, run)
+    expected = one_device(run)
+    torch.testing.assert_close(ranks[0]["state"], expected["state"], rtol=0, atol=1e-9)
+    torch.testing.assert_close(ranks[0]["gradients"], expected["gradients"], rtol=0, atol=1e-9)
+    traffic = [rank["sent"] for rank in ranks]
+    assert traffic == [3 * sum(v.numel() for v in expected["gradients"].values()) * 8] * 2, "warm-up steps don't count"
+
+
+def _train(rank: int, size: int, run: RunConfig) -> dict[str, Any]:
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        script = ScriptedCuda()
+        script.install(monkeypatch)
+        # DDP wants to know the index of a CUDA device.
+        world = World(rank=rank, size=dist.get_world_size(), local_rank=rank, devices=(CPU,))
+        replica = run.strategy.prepare(build_model(run), captured(run), world)
+        trained = drive(replica, run)
+        assert (script.calls[0], script.captured, script.replayed) == ("aside", 1, 3)
+        return trained | {"sent": replica.traffic.take()["gradient_bytes_sent"]}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["strategy=fsdp", "devices=2"], "a step of strategy=fsdp can't be captured"),
+        (["precision=fp16"], "precision=fp16 adapts the scale of the loss on the host"),
+        (["compile=true"], "compile=true makes other launches"),
+        (["measure.attribution_steps=5"], "no phases for measure.attribution_steps"),
+        (["optimizer=lbfgs", "batch_size=1442"], "optimizer=lbfgs can't be captured"),
+        (["optimizer.implementation=foreach"], "optimizer.implementation=foreach with graph=true is refused"),
+    ],
+)
+def test_what_can_not_be_captured_is_refused_with_the_reason(overrides: list[str], words: str) -> None:
+    check_run(configured("graph=true"), "cuda")
+    check_run(configured("graph=true", "strategy=ddp", "devices=2"), "cuda")
+    with pytest.raises(ConfigError, match=words):
+        check_run(configured("graph=true", *overrides), "cuda")
+    with pytest.raises(ConfigError, match="graph=true means nothing without GPUs"):
+        check_run(configured("graph=true"), "cpu")

@@ -1,0 +1,100 @@
+"""Every strategy × optimizer × precision at 2, 4, 8 and 64 ranks, without their devices: each builds and trains."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from launch.sweep.compose import group_choices
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+pytestmark = pytest.mark.slow
+
+SIZES = (2, 4, 8, 64)
+OPTIMIZERS = ("sgd", "adam", "adamw", "adagrad")
+PRECISIONS = ("fp64", "fp32", "tf32", "bf16", "fp16")
+DATA = ["data=synthetic", "data.channels=1", "data.image_size=8", "data.train_samples=256", "data.test_samples=64"]
+NOT_POSSIBLE = {
+    "single": "there is one rank",
+    "data_parallel": "one process drives all devices, which must be there",
+    "downpour": "its servers wait for whoever asks next, and nobody does",
+    "model_parallel_tutorial": "its first segment's input has the shape that a message says, and there is none",
+}
+"""What no made-up rank can do; other tests train it on several devices or processes."""
+LAST_ONES = ("pipeline", "dp_pp", "dp_pp_tp", "parameter_server")
+"""Strategies whose ranks do different things: the last one is tried, too."""
+STRATEGIES = [name for name in group_choices()["strategy"] if name not in NOT_POSSIBLE]
+SMALLEST = {"hsdp": 4, "dp_tp": 4, "dp_pp": 4, "dp_pp_tp": 4}
+NO_FP16 = {"fsdp", "hsdp", "zero1", "tensor_parallel", "dp_tp", "pipeline", "dp_pp", "dp_pp_tp", "model_parallel"}
+NO_FP16 |= {"parameter_server", "sandblaster_lbfgs"}
+"""Whose gradients no process could scale alone."""
+
+
+def overrides(strategy: str, size: int, optimizer: str, precision: str) -> list[str]:
+    layers = size if strategy in ("pipeline", "model_parallel") else 3
+    batch_size = {"parameter_server": 4 * (size - 1), "sandblaster_lbfgs": 256}.get(strategy, 128)
+    micro = [f"strategy.micro_batches={size}"] if strategy == "pipeline" else []
+    model = ["model=mlp", f"model.hidden={[64] * layers}".replace(" ", "")]
+    return [*DATA, *model, *micro, f"optimizer={optimizer}", f"precision={precision}", f"batch_size={batch_size}"]
+
+
+def cases(strategy: str, pairs: Iterable[tuple[str, str]]) -> list[dict[str, Any]]:
+    """All sizes with each pair of optimizer and precision."""
+    if strategy == "sandblaster_lbfgs":  # a line search resolves nothing in half precisions
+        pairs = [("lbfgs", precision) for _, precision in pairs if precision not in ("bf16", "fp16")]
+    return [
+        {"strategy": strategy, "size": size, "rank": rank, "overrides": overrides(strategy, size, *pair)}
+        for size, pair in product(SIZES, dict.fromkeys(pairs))
+        if size >= SMALLEST.get(strategy, 2)
+        for rank in ((0, size - 1) if strategy in LAST_ONES else (0,))
+    ]
+
+
+def failures(wanted: list[dict[str, Any]]) -> list[str]:
+    """Cases that did not end well, with what came of each; refusals of half precisions are expected."""
+    made = subprocess.run(
+        [sys.executable, "-m", "tests.fake_ranks"], input=json.dumps(wanted), capture_output=True, text=True
+    )
+    assert made.returncode == 0, made.stderr[-3000:]
+    texts: list[str] = json.loads(made.stdout.splitlines()[-1])
+    assert len(texts) == len(wanted)
+    return [
+        f"{case['strategy']} × {case['size']}, rank {case['rank']}, {' '.join(case['overrides'][-3:])}: {text}"
+        for case, text in zip(wanted, texts, strict=True)
+        if text != "ok" and not (text.startswith("refused: precision=fp16") and case["strategy"] in NO_FP16)
+    ]
+
+
+def test_a_selection_of_all_sizes_optimizers_and_precisions_trains() -> None:
+    """Every strategy at 4 ranks or as few as it can take, with every optimizer and four precisions; and at 64."""
+    diagonal = list(zip(OPTIMIZERS, ("bf16", "fp32", "fp16", "fp64"), strict=True))
+    chosen = []
+    for strategy in STRATEGIES:
+        few = [case for case in cases(strategy, diagonal) if case["size"] == 4 and case["rank"] == 0]
+        chosen += [*few, *(case for case in cases(strategy, [("sgd", "fp32")]) if case["size"] == 64)]
+    assert not failures(chosen)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_every_combination_trains(strategy: str) -> None:
+    assert not failures(cases(strategy, product(OPTIMIZERS, PRECISIONS)))
+
+
+def test_what_no_made_up_rank_can_do_is_all_that_is_left_out() -> None:
+    assert set(STRATEGIES) | NOT_POSSIBLE.keys() == set(group_choices()["strategy"])
+
+
+def test_what_goes_wrong_on_a_rank_is_noticed() -> None:
+    """Foreach with fp16 lets the gradient scaler read whether a gradient is infinite, which runs refuse."""
+    unknown, refused = (cases("ddp", [("sgd", "fp16")])[0] for _ in range(2))
+    unknown["overrides"] = [*unknown["overrides"], "model.hidden=[0]"]
+    refused["overrides"] = [*refused["overrides"], "optimizer.implementation=foreach"]
+    assert len(failures([unknown, refused])) == 2

@@ -1,0 +1,104 @@
+"""How many operations a training step gives a device: on a GPU each is a launch, and launches bound small models."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import islice
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from parallelbench.rank.numerics import Sums, sums
+from parallelbench.rank.session import build_model
+from parallelbench.rank.world import World
+from tests.helpers import configured
+from tests.strategies.training import loader_of
+
+MOST_LAUNCHES = 24
+"""Of one step of cnn_small in fp32, its batch included."""
+MOST_TO_ADD_UP = 12
+"""Of the sums of `STEPS` steps together."""
+STEPS = 64
+"""Sums of so many steps are added up together."""
+NO_LAUNCH = {
+    *("view", "_unsafe_view", "t", "transpose", "detach", "unbind", "select", "expand", "as_strided", "alias"),
+    *("permute", "squeeze", "unsqueeze", "slice", "empty", "empty_like", "empty_strided", "_reshape_alias"),
+}
+"""Operations that only describe memory."""
+READS = {"_local_scalar_dense", "nonzero", "is_nonzero", "equal", "masked_select"}
+"""Operations for whose result the host waits."""
+
+
+class Operations(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        space, _, name = func._schema.name.partition("::")
+        if space == "aten":  # others are a profiler's marks
+            self.seen[name] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_step_of_a_small_model_is_few_launches_and_none_that_waits() -> None:
+    run = configured(
+        *("data=synthetic", "data.channels=1", "data.image_size=28", "batch_size=8", "optimizer.implementation=fused"),
+        *(f"data.train_samples={8 * (STEPS + 2)}", "data.test_samples=10"),
+    )
+    replica = run.strategy.prepare(build_model(run), run, World())
+    batches = loader_of(replica, run).train(epoch=1)
+    for batch in islice(batches, 2):
+        replica.step(batch)
+    total = None
+    with Operations() as operations:
+        for batch in islice(batches, STEPS):
+            result = replica.step(batch)
+            assert result is not None
+            total = result if total is None else total + result
+    assert total is not None
+    with Operations() as adding:
+        total.tensor()
+    launches, more = (
+        Counter({name: n for name, n in seen.items() if name not in NO_LAUNCH})
+        for seen in (operations.seen, adding.seen)
+    )
+    few = launches.total() + more.total()
+    assert few <= STEPS * MOST_LAUNCHES + MOST_TO_ADD_UP, (launches, more)
+    assert not READS & (launches.keys() | more.keys())
+
+
+def part(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    made = torch.Generator().manual_seed(seed)
+    logits = torch.randn(count, 5, generator=made)
+    return torch.rand((), generator=made), logits, torch.randint(5, (count,), generator=made)
+
+
+@pytest.mark.parametrize("sizes", [[8], [8] * 130, [8, 8, 3], [4, 0], [0], [3, 8, 3]])
+def test_sums_added_up_together_are_those_of_each_batch(sizes: list[int]) -> None:
+    parts = [part(size, seed) for seed, size in enumerate(sizes)]
+    together: Sums | None = None
+    for each in parts:
+        together = sums(*each) if together is None else together + sums(*each)
+    loss = sum(loss.double().item() * len(labels) for loss, _, labels in parts if len(labels))
+    correct = sum((logits.argmax(1) == labels).sum().item() for _, logits, labels in parts)
+    assert together is not None
+    assert together.tolist() == [pytest.approx(loss, rel=1e-14), correct]
+    assert together.tolist() == [together[0].item(), together[1].item()], "asking changes nothing"
+    assert together.tensor().dtype == torch.float64
+
+
+def test_an_empty_batch_has_no_loss_whatever_its_mean_is() -> None:
+    nothing = (torch.tensor(float("nan")), torch.zeros(0, 5), torch.zeros(0, dtype=torch.int64))
+    assert (sums(*nothing) + sums(*part(4, 1))).tolist() == sums(*part(4, 1)).tolist()
+
+
+def test_few_logits_are_held() -> None:
+    total = sums(*part(8, 0))
+    for seed in range(1, 1000):
+        total = total + sums(*part(8, seed))
+        assert len(total._parts) < 64
+    wide = sums(torch.tensor(1.0), torch.zeros(1024, 1024), torch.zeros(1024, dtype=torch.int64))
+    assert not (wide + total)._parts, "4 MiB are added up at once"

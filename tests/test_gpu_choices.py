@@ -1,0 +1,166 @@
+"""Choices that matter on GPUs only: how they reach torch and NCCL, what is recorded, and what old runs are."""
+
+from __future__ import annotations
+
+import json
+import socket
+from itertools import product
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+import torch.distributed as dist
+import yaml
+
+from analysis import load
+from analysis.comparison.two_sides import by
+from launch.attempt.command import Rendezvous, environment
+from launch.attempt.life_cycle import too_small
+from parallelbench.errors import ConfigError
+from parallelbench.rank import world
+from parallelbench.spec.check import check_run
+from parallelbench.spec.identity import run_id
+from parallelbench.spec.mapping import LATER_OPTIONS, from_mapping, to_mapping, whole_mapping
+from parallelbench.spec.settings import Nccl, Settings
+from parallelbench.store.environment_match import flatten, is_set_by_launcher, must_match
+from parallelbench.strategies.fsdp import Fsdp
+from tests.analysis.factory import Fake, config, published
+from tests.helpers import configured, plain
+
+CHOICES = {
+    "graph": "graph=true",
+    "cudnn_benchmark": "cudnn_benchmark=true",
+    "nccl.backend": "nccl.backend=lazy",
+    "nccl.per_edge": "nccl.per_edge=true",
+    "nccl.interface": "nccl.interface=ib0",
+    "strategy.gather": "strategy.gather=bf16",
+}
+
+
+def test_defaults_of_later_options_are_the_shipped_ones_and_those_of_their_fields() -> None:
+    shipped = flatten(plain("strategy=fsdp"))
+    assert {key: shipped[key] for key in LATER_OPTIONS} == LATER_OPTIONS
+    structs = {"": Settings, "nccl": Nccl, "strategy": Fsdp}
+    for key, default in LATER_OPTIONS.items():
+        parent, _, name = key.rpartition(".")
+        (own,) = (field for field in msgspec.structs.fields(structs[parent]) if field.name == name)
+        assert own.default == default
+
+
+@pytest.mark.parametrize("key", LATER_OPTIONS)
+def test_with_its_default_a_later_option_is_no_part_of_a_run_and_else_it_is(key: str) -> None:
+    before = configured("strategy=fsdp", "devices=2")
+    run = configured("strategy=fsdp", "devices=2", CHOICES[key])
+    assert key not in flatten(to_mapping(before))
+    assert flatten(to_mapping(run))[key] == flatten(whole_mapping(run))[key] != LATER_OPTIONS[key]
+    assert flatten(whole_mapping(before))[key] == LATER_OPTIONS[key], "`show` shows it all the same"
+    assert run_id(run) != run_id(before)
+    for each in (before, run):
+        assert from_mapping(yaml.safe_load(yaml.safe_dump(to_mapping(each)))) == each
+
+
+def test_the_run_ids_of_before_are_those_of_today() -> None:
+    """As the release before these options gave them."""
+    assert run_id(configured()) == KNOWN["single"]
+    assert run_id(configured("strategy=fsdp", "devices=2", "precision=bf16")) == KNOWN["fsdp"]
+
+
+KNOWN = {
+    "single": "8245597fe4f1be5259cee3d9f8ad1cb3273f18ae92161f8b1ec17819d22d4db0",
+    "fsdp": "8c339395eb50116d87848ac7afc24f50d66df027e749c1e196d2a00eac5224d0",
+}
+
+
+@pytest.mark.parametrize(
+    ("choice", "variables"),
+    [
+        ("nccl.backend=default", {}),
+        ("nccl.backend=lazy", {}),
+        ("nccl.backend=legacy", {"TORCH_DIST_USE_NCCL2": "0"}),
+        ("nccl.per_edge=true", {"TORCH_DISTRIBUTED_PIPELINE_PER_EDGE_P2P": "1"}),
+        ("nccl.interface=ib1", {"NCCL_SOCKET_IFNAME": "ib1"}),
+    ],
+)
+def test_what_torch_and_nccl_are_told(choice: str, variables: dict[str, str]) -> None:
+    run = configured("strategy=pipeline", "devices=2", choice, "site.network_interface=ib0")
+    names = ("TORCH_DIST_USE_NCCL2", "TORCH_DISTRIBUTED_PIPELINE_PER_EDGE_P2P", "NCCL_SOCKET_IFNAME")
+
+    def told(device_type: str, rendezvous: Rendezvous | None) -> dict[str, str]:
+        found = environment(run, device_type, {}, cores=4, rendezvous=rendezvous)
+        return {name: found[name] for name in names if name in found}
+
+    nodes = Rendezvous(node=0, nodes=2, host="head", port=1, id="x")
+    assert told("cuda", None) == variables
+    assert told("cuda", nodes) == {"NCCL_SOCKET_IFNAME": "ib0"} | variables
+    assert told("cpu", None) == {}
+    for name in variables:
+        key, key_of_run = f"variables.{name}", choice.partition("=")[0]
+        assert must_match(key)
+        assert is_set_by_launcher(key, flatten(to_mapping(run)), {}), "--by compares runs that differ in it"
+        assert not is_set_by_launcher(key, {key_of_run: 1}, {key_of_run: 1})
+
+
+def test_the_process_group_is_the_chosen_one() -> None:
+    assert world.backends("cpu", Nccl(backend="lazy")) == "gloo"
+    assert world.backends("cuda") == world.backends("cuda", Nccl()) == "cpu:gloo,cuda:nccl"
+    assert world.backends("cuda", Nccl(backend="legacy")) == "cpu:gloo,cuda:nccl", "a variable says which nccl it is"
+
+
+def test_a_torch_that_lacks_a_choice_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(dist.distributed_c10d, "ProcessGroupNCCLLazy", raising=False)
+    with pytest.raises(ConfigError, match=r"nccl\.backend=lazy: torch .* has no nccl-lazy"):
+        world.backends("cuda", Nccl(backend="lazy"))
+    with pytest.raises(ConfigError, match=r"nccl\.per_edge=true: torch .* can't do it"):
+        world.backends("cuda", Nccl(per_edge=True))  # torch was not told, which is as if it did not know
+
+
+@pytest.mark.skipif(torch.__version__ < "2.15", reason="torch has no other backend for NCCL")
+def test_this_torch_has_the_lazy_one() -> None:
+    assert world.backends("cuda", Nccl(backend="lazy")) == "cpu:gloo,cuda:nccl-lazy"
+
+
+@pytest.mark.parametrize("key", sorted(CHOICES.keys() - {"graph", "strategy.gather"}))
+def test_choices_that_would_change_nothing_are_refused(key: str) -> None:
+    choice = CHOICES[key]
+    with pytest.raises(ConfigError, match=rf"{choice} means nothing without GPUs"):
+        check_run(configured("strategy=pipeline", "devices=2", choice), "cpu")
+    check_run(configured("strategy=pipeline", "devices=2", choice), "cuda")
+
+
+def test_communicators_of_their_own_need_stages() -> None:
+    with pytest.raises(ConfigError, match=r"nccl\.per_edge=true means nothing for strategy=ddp, which has no stages"):
+        check_run(configured("strategy=ddp", "devices=2", "nccl.per_edge=true"), "cuda")
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp64", "tf32"])
+def test_gathering_in_bf16_needs_layers_that_compute_in_it(precision: str) -> None:
+    run = configured("strategy=fsdp", "devices=2", "strategy.gather=bf16", f"precision={precision}")
+    with pytest.raises(ConfigError, match=rf"strategy\.gather=bf16 with precision={precision} is refused"):
+        check_run(run, "cuda")
+    check_run(configured("strategy=fsdp", "devices=2", "strategy.gather=bf16", "precision=bf16"), "cuda")
+
+
+def test_an_interface_that_is_not_there_ends_the_attempt_with_its_name() -> None:
+    run = configured("nccl.interface=ib7")
+    refusal = too_small(run, "cpu")
+    assert refusal is not None
+    assert refusal.startswith("nccl.interface=ib7 is not on ")
+    present = socket.if_nameindex()[0][1]
+    assert present in refusal
+    assert too_small(configured(f"nccl.interface={present}"), "cpu") is None
+
+
+def test_runs_are_compared_by_backend(tmp_path: Path) -> None:
+    times_s = {"default": 2.0, "lazy": 1.0, "legacy": 2.0}
+    for repeat, (backend, time_s) in product(range(3), times_s.items()):
+        chosen = {} if backend == "default" else {"nccl": {"backend": backend}}
+        run = config(tmp_path, repeat=repeat, strategy="pipeline", devices=2, device="cuda", **chosen)  # type: ignore[arg-type]
+        variables = {"TORCH_DIST_USE_NCCL2": "0"} if backend == "legacy" else {}
+        environment = json.dumps({"host": "here", "packages": {"torch": "2.15.0"}, "variables": variables})
+        published(run, Fake(lambda epoch, rank, took_s=time_s: took_s, device_type="cuda", environment=environment))  # type: ignore[misc]
+    runs = load(tmp_path)
+    for backend, ratio in (("lazy", 0.5), ("legacy", 1.0)):
+        (row,) = by(runs, "nccl.backend", "default", backend).rows
+        assert row.time is not None
+        assert row.time.median == pytest.approx(ratio)

@@ -1,0 +1,149 @@
+"""CUDA branches of what measures, driven by a scripted device."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from parallelbench.loaders.arrow_loader import StreamedLoader, _Fetched
+from parallelbench.loaders.batch import Batch, Shard
+from parallelbench.probes.clock import StepClock, TimedWindow
+from parallelbench.probes.memory_probe import MemoryProbe
+from parallelbench.rank import parity, tuning
+from parallelbench.rank.parity import as_checked, check_parity
+from parallelbench.rank.session import build_loader, build_model
+from parallelbench.rank.train import device_uuid
+from parallelbench.rank.world import World
+from parallelbench.spec.config import RunConfig
+from tests.helpers import TINY, configured
+from tests.scripted_cuda import WORLD, ScriptedCuda, complete, functions
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> ScriptedCuda:
+    script = ScriptedCuda()
+    script.install(monkeypatch)
+    return script
+
+
+def test_the_script_has_all_that_the_suite_asks_of_cuda() -> None:
+    assert complete() == []
+    assert {"synchronize", "capture", "used_bytes"} <= set(functions())
+    assert complete(object) == functions(), "the search finds what is missing"
+
+
+def test_steps_are_timed_by_the_devices_clock(device: ScriptedCuda) -> None:
+    clock = StepClock(WORLD, steps=4, sampled=4)
+    for index, _ in enumerate(clock.timed(Batch(None, None, 0) for _ in range(4))):
+        device.now_s += index + 1
+    assert clock.durations() == [(1, 1.0), (2, 2.0), (3, 3.0), (4, 4.0)]
+    assert device.calls == [], "no step waits"
+
+
+def test_a_window_waits_for_the_device_at_both_ends(device: ScriptedCuda) -> None:
+    window = TimedWindow(WORLD)
+    window.start()
+    assert device.calls == ["synchronize"]
+    window.stop()
+    assert device.calls == ["synchronize"] * 2
+
+
+def test_peaks_are_those_of_the_window(device: ScriptedCuda) -> None:
+    device.others_bytes = 7
+    device.allocate(1000)
+    device.allocate(-900)
+    probe = MemoryProbe(WORLD)
+    probe.start()
+    device.allocate(200)
+    device.allocate(-250)
+    found = probe.stop()
+    assert (found["peak_allocated_bytes"], found["peak_reserved_bytes"], found["device_used_bytes"]) == (300, 600, 607)
+
+
+def test_a_rank_is_known_by_its_gpu(device: ScriptedCuda) -> None:
+    assert device_uuid(WORLD) == "GPU-scripted"
+
+
+def test_the_loaders_thread_chooses_its_ranks_device_first(device: ScriptedCuda) -> None:
+    """A new thread's first CUDA call would open a context on GPU 0, whatever the rank's own device is."""
+    run = configured(*TINY, "loader=arrow")
+    arrays = run.data.load(Path("nowhere"))
+    loader: Any = StreamedLoader(
+        arrays, run.data, prefetch=2, device="cpu", dtype=torch.float32, seed=0, global_batch_size=32, shard=Shard(),
+        channels_last=False, steps_per_epoch=2,
+    )  # fmt: skip
+    loader._device, loader._copies = torch.device("cuda", 3), object()
+    threads = []
+
+    def fetch(*_: Any) -> _Fetched:
+        threads.append(threading.current_thread())
+        device.calls.append("fetch")
+        return _Fetched(None, None, None)
+
+    loader._fetch = fetch
+    assert len(list(loader._ahead([None, None], None, None))) == 2
+    assert device.calls == ["choose cuda:3", "fetch", "fetch"]
+    assert threading.current_thread() not in threads
+
+
+class Stopwatch:
+    """A clock that only steps move."""
+
+    def __init__(self) -> None:
+        self.now_s, self.steps = 0.0, 0
+
+    def step(self, took_s: float) -> None:
+        self.now_s, self.steps = self.now_s + took_s, self.steps + 1
+
+
+@pytest.mark.parametrize(
+    ("step_s", "least_s", "timed"), [(0.25, 0.5, 8), (2**-10, 0.5, 8 + 512), (0.25, 0.0, 8), (2**-10, 0.0, 8)]
+)
+def test_a_trial_on_a_gpu_times_long_enough(
+    step_s: float, least_s: float, timed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Stopwatch()
+    monkeypatch.setattr(tuning.time, "perf_counter", lambda: clock.now_s)
+    waits: list[int] = []
+    found = tuning.mean_step_s(lambda: clock.step(step_s), 8, lambda: waits.append(clock.steps), least_s=least_s)
+    assert (found, clock.steps) == (step_s, timed)
+    assert waits[0] == 0
+    assert waits[-1] == timed, "the host waits for the device before it reads the clock"
+
+
+@pytest.mark.parametrize("fails_in", ["prepare", "step"])
+def test_a_reference_that_does_not_fit_leaves_its_memory(fails_in: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = as_checked(configured(*TINY))
+    left: list[bool] = []
+    prepared: list[Any] = []
+    prepare = type(run.strategy).prepare
+
+    def scarce(self: Any, model: Any, run: RunConfig, world: World) -> Any:
+        prepared.append(replica := prepare(self, model, run, world))
+        if len(prepared) == 2:  # the first is the strategy's own
+            if fails_in == "prepare":
+                raise torch.OutOfMemoryError("full")
+            replica.step = full  # type: ignore[method-assign]
+        return replica
+
+    def full(batch: Any) -> Any:
+        raise torch.OutOfMemoryError("full")
+
+    monkeypatch.setattr(type(run.strategy), "prepare", scarce)
+    monkeypatch.setattr(parity, "release", lambda: left.append(not hasattr(references[0], "replica")))
+    references: list[Any] = []
+    begin = parity._Reference.__init__
+
+    def noted(self: Any, *arguments: Any) -> None:
+        references.append(self)
+        begin(self, *arguments)
+
+    monkeypatch.setattr(parity._Reference, "__init__", noted)
+    arrays = run.data.load(Path("nowhere"))
+    rows = check_parity(build_model(run), run, World(), lambda of, shard: build_loader(arrays, of, World(), shard))
+    assert rows is None
+    assert left == [True], "once, after it was let go"
