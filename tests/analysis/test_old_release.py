@@ -66,8 +66,8 @@ def assert_same(rows: Iterable[Mapping[str, Any]], expected: list[dict[str, Any]
 def assert_only_lacking(runs: Runs) -> None:
     """All were read, and nothing is said of them but which of today's columns they lack."""
     (note,) = runs.notes
-    version, _, missing = note.partition(": run.")
-    assert version == f"6 runs of tables version 3 (this program: {TABLES_VERSION})", "one more has no result"
+    version, _, missing = note.partition("): ")
+    assert version == f"6 runs of tables version 3 (this program: {TABLES_VERSION}", "one more has no result"
     assert all(column.endswith(" is missing") for column in missing.split(", "))
     assert runs.skipped == ()
 
