@@ -27,7 +27,7 @@ def _measured_apart(runs: Runs) -> list[str]:
     apart: dict[str, list[str]] = defaultdict(list)
     for (_, configuration), pairing in against_one_device(runs).items():
         for caveat in pairing.caveats():
-            if caveat.kind is Caveat.ORDER:
+            if caveat.kind in (Caveat.ORDER, Caveat.APART):
                 apart[text.sentence(str(caveat))].append(configuration)
     return [f"{text.listed(names)}: {words}" for words, names in apart.items()]
 

@@ -50,6 +50,13 @@ class Runs:
     """Folders that hold no readable run."""
     notes: tuple[str, ...] = ()
     """Which columns are null or ignored in results of other versions of the tables."""
+    loaded: Runs | None = None
+    """The runs that these were chosen from; None: these are all."""
+
+    @property
+    def whole(self) -> Runs:
+        """All runs that were loaded together."""
+        return self.loaded or self
 
     @property
     def run(self) -> pl.DataFrame:
@@ -99,7 +106,7 @@ class Runs:
     def only(self, run_ids: Container[str]) -> Runs:
         """These runs alone."""
         kept = {table: frame.filter(pl.col("run_id").is_in(list(run_ids))) for table, frame in self.tables.items()}
-        return replace(self, tables=kept)
+        return replace(self, tables=kept, loaded=self.whole)
 
     @property
     def phases(self) -> pl.DataFrame:

@@ -13,17 +13,21 @@ import polars as pl
 from analysis.comparison.groups import definitions
 from analysis.comparison.policy import Blocker, Caveat, Issue, Remedies, is_below
 from analysis.comparison.remedy import OneRun, remedies
-from analysis.metrics import per_epoch, per_run
+from analysis.comparison.sessions import UNKNOWN, blocks, in_turn, sessions_of, spans
+from analysis.metrics import per_run
 from analysis.stats import ratio_of_pairs
 from parallelbench.store import environment_match
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Hashable, Iterable, Mapping
 
     from analysis.comparison.policy import Differences, Work
+    from analysis.comparison.sessions import Span
     from analysis.reader import Runs
     from analysis.stats import Ratio
 
+PARITY = "measure.parity"
+"""Reported beside the environment where it differs."""
 One = TypeVar("One")
 Other = TypeVar("Other")
 
@@ -49,9 +53,14 @@ class ComparedRun:
         return _values(self.runs, metric)[self.run_id]
 
     @property
-    def span(self) -> tuple[float, float]:
-        """Unix times at the ends of its first and last epoch; infinite where unknown."""
-        return _spans(self.runs).get(self.run_id, (float("-inf"), float("inf")))
+    def span(self) -> Span:
+        """Unix times of the start of its first and the end of its last epoch; infinite where unknown."""
+        return spans(self.runs).get(self.run_id, UNKNOWN)
+
+    @property
+    def session(self) -> Hashable:
+        """What it was measured in, together with others."""
+        return sessions_of(self.runs)[self.run_id]
 
 
 class RepeatPair(NamedTuple):
@@ -95,12 +104,17 @@ class Pairing:
     @cached_property
     def is_one_after_the_other(self) -> bool:
         """Whether all runs of one side ended before any run of the other. Runs of one sweep are interleaved."""
-        spans = [[run.span for run in side] for side in zip(*(pair.runs for pair in self.pairs), strict=True)]
-        begins, ends = (
-            [min(first for first, _ in side) for side in spans],
-            [max(last for _, last in side) for side in spans],
-        )
-        return len(self.pairs) > 1 and min(ends) < max(begins)
+        return len(self.pairs) > 1 and not in_turn([pair.runs for pair in self.pairs])
+
+    @cached_property
+    def blocks(self) -> tuple[int, ...]:
+        """Of each pair its block (`sessions.blocks`)."""
+        return blocks([pair.runs for pair in self.pairs])
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether all pairs are in one block, so that nothing shows what the sessions have made of the ratios."""
+        return len(self.pairs) > 1 and len(set(self.blocks)) == 1
 
     def blockers(self, *, of_times: bool = True, per_epoch: bool = False) -> tuple[Issue, ...]:
         """Why these runs are not compared; empty where they are.
@@ -130,7 +144,9 @@ class Pairing:
         """What a reader must know about these runs. `per_sample`: ratios of times and energies are per sample."""
         differences = self.reported if of_times else self.reported | self.unlike_environments
         issues = [Issue(Caveat.ENVIRONMENT, differences)] if differences else []
-        if of_times and self.is_one_after_the_other:
+        if of_times and self.is_apart:
+            issues.append(Issue(Caveat.APART, {}, find_remedies=self.remedies))
+        elif of_times and self.is_one_after_the_other:
             issues.append(Issue(Caveat.ORDER, {}))
         if per_sample and self.unlike_samples:
             issues.append(Issue(Caveat.SAMPLES, _samples(self.unlike_samples[0])))
@@ -162,7 +178,7 @@ class Pairing:
             return None
         fractions = {pair.repeat: fraction(pair.runs[0], pair.runs[1]) for pair in self.pairs}
         above, below = ({repeat: values[side] for repeat, values in fractions.items()} for side in (0, 1))
-        return paired_ratio(above, below)
+        return paired_ratio(above, below, blocks=dict(zip(fractions, self.blocks, strict=True)))
 
     @cached_property
     def _differences(self) -> Differences:
@@ -209,20 +225,26 @@ def in_both(one: Mapping[int, One], other: Mapping[int, Other]) -> list[tuple[in
     return [(repeat, one[repeat], other[repeat]) for repeat in sorted(one.keys() & other.keys())]
 
 
-def paired_ratio(numerator: Mapping[int, float | None], denominator: Mapping[int, float | None]) -> Ratio | None:
+def paired_ratio(
+    numerator: Mapping[int, float | None],
+    denominator: Mapping[int, float | None],
+    *,
+    blocks: Mapping[int, int] | None = None,
+) -> Ratio | None:
     """Median of numerator ÷ denominator over the repeats that both have measured; None where there is none.
 
     Both map repeat → value. A repeat has the same seed and the same round of the sweep on both sides, so what a round
-    has in common (a warm machine, a busy neighbour) cancels out. Where a side is 0, there is no ratio.
+    has in common (a warm machine, a busy neighbour) cancels out. Where a side is 0, there is no ratio. `blocks`: those
+    of `Pairing`; without them every repeat is a block of its own.
     """
     pairs = [(repeat, above / below) for repeat, above, below in in_both(numerator, denominator) if above and below]
-    return ratio_of_pairs(pairs)
+    return ratio_of_pairs(pairs, blocks)
 
 
 @lru_cache(maxsize=8)
 def compared_runs(runs: Runs) -> dict[str, ComparedRun]:
     """Run id → the data of the run that a comparison needs."""
-    environments, defined = environments_of(runs), definitions(runs)
+    environments, defined = _circumstances(runs), definitions(runs)
     columns = ("run_id", "repeat", "train_samples", "dropped_samples")
     return {
         run_id: ComparedRun(
@@ -255,6 +277,20 @@ def environments_of(runs: Runs) -> dict[str, Work]:
     return of_runs
 
 
+def _circumstances(runs: Runs) -> dict[str, Work]:
+    """Run id → its environment, and whether parity was checked: the check warms up the devices and their libraries.
+
+    Equal ones share one object.
+    """
+    checked = pl.col("config_json").str.json_path_match(f"$.{PARITY}") == "true"
+    shared: dict[tuple[int, bool | None], Work] = {}
+    of_runs = {}
+    for run_id, parity in runs.run.select("run_id", checked).rows():
+        environment = environments_of(runs)[run_id]
+        of_runs[run_id] = shared.setdefault((id(environment), parity), environment | {PARITY: parity})
+    return of_runs
+
+
 def _relevant(environment: Mapping[str, Any]) -> Work:
     entries = environment_match.entries(environment)
     kept = (environment_match.must_match, environment_match.is_reported)
@@ -269,13 +305,3 @@ def _samples(couple: tuple[ComparedRun, ComparedRun]) -> Differences:
 @lru_cache(maxsize=16)
 def _values(runs: Runs, metric: str) -> dict[str, float | None]:
     return dict(zip(runs.run["run_id"], per_run(runs)[metric], strict=True))
-
-
-@lru_cache(maxsize=8)
-def _spans(runs: Runs) -> dict[str, tuple[float, float]]:
-    """Run id → Unix times at the ends of its first and its last epoch."""
-    rows = per_epoch(runs).group_by("run_id").agg(
-        pl.col("finished_at").min().fill_null(float("-inf")).alias("first"),
-        pl.col("finished_at").max().fill_null(float("inf")).alias("last"),
-    )  # fmt: skip
-    return {run_id: (first, last) for run_id, first, last in rows.iter_rows()}
