@@ -69,8 +69,10 @@ def _gain(row: dict[str, Any], *, named: bool) -> str:
     if row["verdict"] == SpeedVerdict.NOT_INTERLEAVED:
         apart = f"{text.repeats(row['speed_up_pairs'])}, but measured apart from it: no interval"
         return f"{what} {does} {row['speed_up']:.2f} times as fast as one device ({apart}): {rest}."
+    few = text.repeats(row["speed_up_pairs"])
     if row["verdict"] == SpeedVerdict.TOO_FEW:
-        return f"{what} {does} {row['speed_up']:.2f} times as fast as one device in a single repeat: {rest}."
+        speed = f"{row['speed_up']:.2f} times as fast as one device"
+        return f"{what} {does} {speed} in {few}, too few for an interval: {rest}."
     low, high, pairs = row["speed_up_low"], row["speed_up_high"], row["speed_up_pairs"]
     span = f"95 % interval {text.span(low, high)}, {text.repeats(pairs)}"
     if row["verdict"] == SpeedVerdict.INDISTINGUISHABLE:
@@ -143,7 +145,10 @@ def _repeats(runs: Runs) -> list[str]:
     if pairs.is_empty() or few >= FEW_REPEATS:
         return []
     if few < FEWEST_REPEATS:
-        return ["Some ratios rest on a single repeat and have no interval: measure with sweep.repeats=6 or more."]
+        return [
+            f"Some ratios rest on fewer than {FEWEST_REPEATS} repeats and have no interval: measure with "
+            "sweep.repeats=6 or more."
+        ]
     error = error_of_intervals(runs)
     widths = ", ".join(f"with {n} repeats {half_width(n, error):.1f} times" for n in (6, 10) if n > few)
     return [

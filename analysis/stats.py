@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 CONFIDENCE = 0.95
 ERROR = 1 - CONFIDENCE
 """How often an interval may leave out the true ratio, however often it is looked at while repeats are added."""
-FEWEST_REPEATS = 2
+FEWEST_REPEATS = 3
 """Fewest independent pairs for an interval and a verdict: fewer don't show how much they vary."""
 FEW_REPEATS = 4
 """Fewest pairs for a narrow interval: with 3 it reaches four times as far to each side as the pairs vary."""
@@ -59,7 +59,7 @@ class Ratio:
     @cached_property
     def median(self) -> float:
         """The median, in logarithms: with an even number, the geometric mean of the two in the middle."""
-        return math.exp(statistics.median(math.log(value) for _, value in self.pairs))
+        return ratio_median([value for _, value in self.pairs])
 
     @cached_property
     def _ends(self) -> Ends | None:
@@ -103,12 +103,17 @@ POWER = 0.8
 
 
 def ratio_of_pairs(pairs: Sequence[tuple[int, float]], blocks: Mapping[int, int] | None = None) -> Ratio | None:
-    """The ratio of these (repeat, ratio); None where there are none. `blocks`: repeat → its block; None: one of its own."""
+    """The ratio of these (repeat, ratio); None where there are none. `blocks`: repeat → its block; None: all differ."""
     if not pairs:
         return None
     return Ratio(
         tuple(pairs), tuple(place if blocks is None else blocks[repeat] for place, (repeat, _) in enumerate(pairs))
     )
+
+
+def ratio_median(ratios: Sequence[float]) -> float:
+    """The median of positive ratios in logarithms: that of their inverses is its inverse, also of an even number."""
+    return math.exp(statistics.median(map(math.log, ratios)))
 
 
 def of_blocks(values: Sequence[float], blocks: Sequence[int]) -> tuple[float, ...]:
@@ -161,12 +166,12 @@ def critical(n: int, error: float = ERROR) -> float:
 
 
 def at_one_look(n: int, error: float) -> float:
-    """What a look at n values may err, so that all looks, after each value from the second on, err `error` together.
+    """What a look at n values may err, so that all looks, after each value from the third on, err `error` together.
 
-    The shape makes the interval about 1.7 times as wide as one that is looked at once, whatever n; 2 values get little,
-    because one degree of freedom decides nothing anyway. The factors are simulated: `tests/bench/false_alarms.py`.
+    The shape makes the interval about 1.7 times as wide as one that is looked at once, whatever n. The factor and the
+    exponent of `error` are simulated: `tests/bench/false_alarms.py`.
     """
-    return 3.0 * math.pow(error, 1.125) * (math.pow(n, -1.5) if n > 2 else 0.05)
+    return 3.2 * math.pow(error, 1.125) * math.pow(n, -1.5)
 
 
 def repeats_to_reach(share: float, n: int, error: float = ERROR, *, most: int = 100) -> int | None:

@@ -20,7 +20,7 @@ from analysis.comparison.groups import varying_keys, work_label
 from analysis.comparison.pairing import Pairing, RepeatPair, compared_runs
 from analysis.comparison.policy import Blocker, Issue, canonical
 from analysis.configurations import facts
-from analysis.stats import ERROR, Ends, difference_interval, error_of_each
+from analysis.stats import ERROR, Ends, difference_interval, error_of_each, ratio_median
 from analysis.stats import interval as ratio_interval
 
 if TYPE_CHECKING:
@@ -42,10 +42,12 @@ class Case:
     """The device that it was measured on."""
     effects: tuple[tuple[int, float], ...]
     """(repeat, effect) of every repeat that both sides have."""
+    median: float
+    """Of the effects; in logarithms where they are ratios."""
     low: float | None
     high: float | None
-    """The interval of the effect; None with a single repeat. Steps and time to an accuracy are known to an epoch only,
-    so the interval reaches from their least to their largest possible value.
+    """The interval of the effect; None with too few repeats, or where the sides were not interleaved. Steps and time to
+    an accuracy are known to an epoch only, so the interval reaches from their least to their largest possible value.
     """
     verdict: Verdict
     lacks: str
@@ -58,11 +60,6 @@ class Case:
     """Further repeats of both sides that have no effect, because a run never reached the target."""
     also: float | None = None
     """Median effect on the claim's other metric, in the same runs."""
-
-    @property
-    def median(self) -> float:
-        """Of the effects."""
-        return median(effect for _, effect in self.effects)
 
     @property
     def enough(self) -> bool:
@@ -107,6 +104,15 @@ class _Compared:
             issues = (Issue(Blocker.UNREACHED, {f"{self.claim.target:g}": (len(missed), repeats)}), *issues)
         return "; ".join(map(str, issues))
 
+    @property
+    def median(self) -> float:
+        """Of the effects."""
+        values = [reading.value for reading in self.effect.values.values()]
+        return ratio_median(values) if self._is_ratio(values) else median(values)
+
+    def _is_ratio(self, values: Sequence[float]) -> bool:
+        return self.claim.compare != "difference" and min(values) > 0
+
     def interval(self, error: float) -> Ends | None:
         """From the lower end of the least possible effects to the upper end of the largest possible ones."""
         readings = self.effect.values.values()
@@ -132,7 +138,7 @@ class _Compared:
         return self.decided(error)[0] != "inconclusive"
 
     def _ends(self, values: Sequence[float], error: float) -> Ends | None:
-        of = ratio_interval if self.claim.compare != "difference" and min(values) > 0 else difference_interval
+        of = ratio_interval if self._is_ratio(values) else difference_interval
         return of(values, self.pairing.blocks if self.of_times else (), error=error)
 
 
@@ -193,6 +199,7 @@ def _case(runs: Runs, compared: _Compared, *, error: float, where: str, also: Ef
         step=", by ".join(effect.steps),
         device=str(effect.keys.get("device_name") or effect.keys.get("device_type")),
         effects=tuple((repeat, reading.value) for repeat, reading in effect.values.items()),
+        median=compared.median,
         low=low,
         high=high,
         verdict=verdict,

@@ -52,9 +52,10 @@ def test_one_pair_has_no_interval_and_no_verdict() -> None:
         ([0.8, 0.9, 0.85], "indistinguishable"),
         ([0.8, 0.82, 0.81], "slower"),
         ([0.9, 1.1, 1.3], "indistinguishable"),
-        ([1.01, 1.2], "indistinguishable"),
-        ([1.0, 1.0], "indistinguishable"),
-        ([1.1, 1.1], "faster"),
+        ([1.01, 1.2, 1.3], "indistinguishable"),
+        ([1.0, 1.0, 1.0], "indistinguishable"),
+        ([1.1, 1.1, 1.1], "faster"),
+        ([1.1, 1.1], "too few repeats"),
     ],
 )
 def test_the_verdict_is_indistinguishable_where_the_interval_holds_1(values: list[float], verdict: str) -> None:
@@ -63,7 +64,7 @@ def test_the_verdict_is_indistinguishable_where_the_interval_holds_1(values: lis
     assert of_speed(ratio) == verdict
 
 
-@pytest.mark.parametrize("n", [2, 3, 5, 6, 7, 12, 30])
+@pytest.mark.parametrize("n", [3, 5, 6, 7, 12, 30])
 def test_the_interval_is_scipys_t_interval_of_the_logarithms(n: int) -> None:
     values = np.random.default_rng(n).lognormal(0.3, 0.1, n)
     expected = np.exp(ttest_1samp(np.log(values), 0.0).confidence_interval(1 - at_one_look(n, ERROR)))
@@ -96,7 +97,7 @@ def verdicts(noise: Noise, repeats: int, *, slower: float = 1.0, trials: int = 1
     return [of_time(ratio) for ratio in found if ratio]
 
 
-@pytest.mark.parametrize("repeats", [FEWEST_REPEATS, 3, 4, 5, 6, 8, 10])
+@pytest.mark.parametrize("repeats", [FEWEST_REPEATS, 4, 5, 6, 8, 10])
 @pytest.mark.parametrize("noise", NOISE)
 def test_the_same_is_indistinguishable_from_itself_as_often_as_promised(noise: str, repeats: int) -> None:
     said = verdicts(NOISE[noise], repeats)
@@ -122,7 +123,7 @@ def test_what_is_slower_is_found_to_be() -> None:
 
 def test_the_mean_of_two_ratios_and_that_of_their_inverses_are_inverses() -> None:
     """Of 0.5 and 2 the arithmetic median would be 1.25, either way round."""
-    for values in ((0.5, 2.0), (1.1, 1.7, 0.9, 1.2)):
+    for values in ((1 / 2, 1 / 2, 2.0, 2.0), (1.1, 1.7, 0.9, 1.2)):
         one, other = (ratio_of_pairs(list(enumerate(v))) for v in (values, [1 / value for value in values]))
         assert one is not None
         assert other is not None

@@ -18,7 +18,7 @@ from analysis.claims.grammar import Expect
 from analysis.comparison.gate import SLOWER, gate
 from analysis.comparison.speed import SpeedVerdict, of_several, of_speed
 from analysis.comparison.two_sides import TIME, Compared, Comparison, together
-from analysis.stats import ERROR, Ratio, critical, error_of_each, interval, ratio_of_pairs
+from analysis.stats import ERROR, FEWEST_REPEATS, Ratio, critical, error_of_each, interval, ratio_of_pairs
 
 Shape = tuple[int, ...]
 Noise = Callable[[np.random.Generator, Shape], np.ndarray]
@@ -54,7 +54,7 @@ class Design:
     sessions: int = 0
     """Submits of each side; 0: both sides in one, in turn."""
     stops: bool = False
-    """Whether it is looked at after every repeat from the second on, and ends with the first verdict."""
+    """Whether it is looked at after every repeat from the third on, and ends with the first verdict."""
 
     def times(self, rng: np.random.Generator) -> np.ndarray:
         """Shape (configurations + 1, repeats): the baseline's first; all are equally fast."""
@@ -76,7 +76,7 @@ class Design:
 
     def looks(self, times: np.ndarray) -> Iterator[list[Ratio]]:
         """The ratios at each look."""
-        for repeats in range(2 if self.stops else self.repeats, self.repeats + 1):
+        for repeats in range(FEWEST_REPEATS if self.stops else self.repeats, self.repeats + 1):
             yield self.ratios(times, repeats)
 
 
@@ -152,23 +152,23 @@ def false_alarms(design: Design, trials: int, *, seed: int = 5) -> dict[str, int
 
 
 def misses(noise: Noise, *, most: int, trials: int, critical_of: Callable[[int], float], seed: int = 5) -> float:
-    """How often an interval leaves out the true ratio at any look from the second repeat to the last."""
+    """How often an interval leaves out the true ratio at any look from the third repeat to the last."""
     rng = np.random.default_rng(seed)
     outside = 0
     for _ in range(-(-trials // 5000)):
         times = rng.permuted(noise(rng, (5000, 2 * most)).reshape(5000, most, 2), axis=2)
         logs = np.log(times[:, :, 1] / times[:, :, 0])
-        n = np.arange(1, most + 1)
+        n, looks = np.arange(1, most + 1), slice(FEWEST_REPEATS - 1, most)
         mean = np.cumsum(logs, axis=1) / n
-        spread = np.sqrt(np.maximum(np.cumsum(logs**2, axis=1) - n * mean**2, 0)[:, 1:] / (n[1:] - 1))
-        reach = spread * [critical_of(k) for k in n[1:]] / np.sqrt(n[1:])
-        outside += int((np.abs(mean[:, 1:]) > reach).any(axis=1).sum())
+        squares = np.maximum(np.cumsum(logs**2, axis=1) - n * mean**2, 0)[:, looks]
+        reach = np.sqrt(squares / (n[looks] - 1) / n[looks]) * [critical_of(k) for k in n[looks].tolist()]
+        outside += int((np.abs(mean[:, looks]) > reach).any(axis=1).sum())
     return outside / (5000 * -(-trials // 5000))
 
 
 def main() -> None:
     """Print both tables."""
-    shown = {f"looks at 2 to {most}": most for most in (3, 6, 10, 20, 50, 100)}
+    shown = {f"looks at 3 to {most}": most for most in (3, 6, 10, 20, 50, 100)}
     print("| noise | interval |", " | ".join(shown), "|")
     for name, noise in NOISE.items():
         for title, of in (("this one", critical), ("t, 95 %", lambda n: float(stdtrit(n - 1, 1 - ERROR / 2)))):
