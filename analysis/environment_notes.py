@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from analysis import text
 from analysis.comparison.baseline import against_one_device
-from analysis.comparison.pairing import environments_of
-from analysis.comparison.policy import Caveat
+from analysis.comparison.environments import environments_of
+from analysis.comparison.policy import Caveat, format_differences
 from analysis.configurations import counted, facts
 from parallelbench.store.environment_match import flatten, is_volatile
 
@@ -19,17 +19,23 @@ if TYPE_CHECKING:
 
 def environment_warnings(runs: Runs) -> list[str]:
     """Warnings about other jobs, runs that were not interleaved, and different environments, one line each."""
-    return [*_shared(runs), *_measured_apart(runs), *_environments(runs)]
+    return [*_shared(runs), *_of_pairings(runs), *_environments(runs)]
 
 
-def _measured_apart(runs: Runs) -> list[str]:
-    """The configurations that were not interleaved with the runs on one device."""
-    apart: dict[str, list[str]] = defaultdict(list)
+_OF_PAIRINGS = (Caveat.APART, Caveat.ORDER, Caveat.UNRECORDED, Caveat.DISTURBED, Caveat.DRIFT)
+"""What is said of each configuration and the runs on one device; other differences are said of all runs together."""
+
+
+def _of_pairings(runs: Runs) -> list[str]:
+    """What limits the comparisons with one device, each with the configurations that it is true of."""
+    limited: dict[tuple[Caveat, str], list[tuple[str, str]]] = defaultdict(list)
     for (_, configuration), pairing in against_one_device(runs).items():
         for caveat in pairing.caveats():
-            if caveat.kind in (Caveat.ORDER, Caveat.APART):
-                apart[text.sentence(str(caveat))].append(configuration)
-    return [f"{text.listed(names)}: {words}" for words, names in apart.items()]
+            if caveat.kind in _OF_PAIRINGS:
+                # Commands differ between configurations: one is enough.
+                key = (caveat.kind, format_differences(caveat.differences))
+                limited[key].append((configuration, text.sentence(str(caveat))))
+    return [f"{text.listed([name for name, _ in found])}: {found[0][1]}" for found in limited.values()]
 
 
 def _shared(runs: Runs) -> list[str]:

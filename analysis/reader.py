@@ -149,6 +149,8 @@ def _without_twins(found: list[Found]) -> tuple[set[Path], list[Skipped]]:
 
     The finished run is read; of several, the one in the largest sweep, which was measured in turn with most others.
     """
+    if len({run.run_id for run in found}) == len(found):
+        return {run.folder.path for run in found}, []
     sizes = Counter(run.folder.path.parent for run in found)
     twins: dict[str, list[Found]] = defaultdict(list)
     for run in sorted(found, key=lambda run: (run.state != "done", -sizes[run.folder.path.parent])):

@@ -75,7 +75,7 @@ class SweepStatus:
 
 
 class Launcher(ABC):
-    """Where runs are executed. It has no state: it keeps its records in the sweep's folder."""
+    """Where runs are executed. It keeps no records of its own: they are in the sweep's folder."""
 
     name: ClassVar[str]
     """As in the YAML file."""

@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.compositions import once
+from tests.warm import cold, warm
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
@@ -28,6 +31,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for test, cases in told.items():
         if len(cases) > 1 and not any(cases):
             raise pytest.UsageError(f"{test}: no case is one of those that its mark names")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def forks() -> Iterator[None]:
+    """Start the suite's programs with the libraries loaded already."""
+    with warm():
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compositions() -> Iterator[None]:
+    """Compose each configuration once."""
+    with once():
+        yield
+
+
+@pytest.fixture
+def by_exec() -> Iterator[None]:
+    """Start this test's programs as users do: nothing is loaded before."""
+    with cold():
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -16,6 +16,19 @@ if TYPE_CHECKING:
 
 
 HANGS_AFTER_S = 240
+PRELOADED = (
+    "concurrent.futures.process",
+    "pytest",
+    "torch",
+    "torch._dynamo",
+    "torch.distributed.fsdp",
+    "torch.distributed.pipelining",
+    "torch.distributed.tensor.parallel",
+    "torch.nn.parallel",
+    "parallelbench.rank.session",
+    "tests.strategies.training",
+)
+"""What the process that ranks are forked from has loaded."""
 
 
 def run_ranks(function: Callable[..., Any], size: int, folder: Path, *arguments: Any) -> list[Any]:
@@ -24,7 +37,7 @@ def run_ranks(function: Callable[..., Any], size: int, folder: Path, *arguments:
     `function` must be importable. The first rank to fail decides the exception.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "torch._dynamo", "torch.nn.parallel", "parallelbench.rank.session"])
+    context.set_forkserver_preload(list(PRELOADED))
     init = folder / f"init-{function.__name__}-{size}"
     with ProcessPoolExecutor(size, mp_context=context) as pool:
         futures = [pool.submit(_rank, function, rank, size, str(init), arguments) for rank in range(size)]

@@ -46,6 +46,7 @@ from parallelbench.strategies.single import Single
 from tests.helpers import TINY, configured
 from tests.telemetry.playback import play
 from tests.telemetry.test_nvml import FOUR
+from tests.warm import cold
 
 HERE = "tests.test_columns"
 FORCED = {
@@ -55,13 +56,16 @@ FORCED = {
         "channels_last seed repeat train_samples test_samples steps_per_epoch dropped_samples learning_rate "
         "oversubscribed deterministic detect_anomaly config_json",
         f"{HERE}.test_what_the_run_was": "outcome reason device_name parameters parity_passed theoretical_state_bytes",
-        f"{HERE}.test_facts_of_a_session": "attempt compile warnings environment_json",
+        f"{HERE}.test_facts_of_a_session": "attempt compile warnings environment_json data_sha256 submit launched_at",
         f"{HERE}.test_the_parts_of_the_start": "startup_s startup_launch_s startup_imports_s startup_process_group_s "
         "startup_data_s startup_parity_s startup_model_s startup_compile_s startup_first_step_s",
         "tests.strategies.test_pipeline.test_a_whole_run_ends_well": "theoretical_bubble",
         "tests.launch.test_packed.test_packed_runs_train_bit_for_bit_like_separate_ones_and_have_no_times": "packed",
         "tests.launch.test_resume.test_a_damaged_checkpoint_gives_way_to_the_one_before": "resumed_after",
-        "tests.launch.test_resume.test_a_run_that_resumes_in_another_environment_is_not_compared": "resumed_elsewhere",
+        "tests.launch.test_resume.test_a_run_that_resumes_in_another_environment_is_not_compared": "resumed_elsewhere "
+        "attempts_json",
+        "tests.test_machine_probe.test_the_slowest_of_all_ranks_counts": "probed_start_matmul_flop_per_s "
+        "probed_start_memory_bytes_per_s probed_end_matmul_flop_per_s probed_end_memory_bytes_per_s",
         "tests.test_phases.test_known_all_reduces_make_latency_and_bandwidth": "probed_latency_s "
         "probed_bandwidth_bytes_per_s",
     },
@@ -71,7 +75,7 @@ FORCED = {
         f"{HERE}.test_times_are_those_of_the_clock": "attempt finished_at",
         "tests.telemetry.test_nvml.test_an_epochs_energy_is_exactly_that_of_the_profile": "gpu_energy_j "
         "gpu_power_mean_w gpu_power_max_w gpu_utilization_mean gpu_memory_used_max_bytes gpu_throttle_reasons "
-        "gpu_clock_mean_hz gpu_temperature_max_c telemetry_flags",
+        "gpu_clock_mean_hz gpu_temperature_max_c telemetry_flags gpu_processes_max",
         "tests.telemetry.test_process.test_known_energies_come_through_to_the_tables_and_frames": "cpu_energy_j "
         "cpu_clock_mean_hz host_memory_used_max_bytes network_sent_bytes network_received_bytes",
     },
@@ -84,6 +88,8 @@ FORCED = {
         f"{HERE}.test_a_known_tensor_is_in_the_hosts_peak": "host_peak_rss_bytes",
         "tests.test_loader_workers.test_the_use_of_workers_is_counted_whether_they_stay_or_not": "loader_cpu_time_s "
         "loader_memory_bytes",
+        "tests.test_processor_share.test_what_the_kernel_counts_is_others_less_the_ranks_own": "others_time_s "
+        "stolen_time_s run_delay_s",
         f"{HERE}.test_peaks_of_devices_are_added": "peak_allocated_bytes peak_reserved_bytes device_used_bytes",
         "tests.strategies.test_traffic.test_model_parallel_sends_an_activation_forward_and_its_gradient_back": (
             "activation_bytes_sent"
@@ -100,7 +106,7 @@ FORCED = {
     "telemetry": {
         f"{HERE}.test_whose_samples_they_are": "run_id attempt node device_uuid",
         "tests.telemetry.test_nvml.test_every_column_of_four_gpus": "time energy_j power_w utilization "
-        "memory_used_bytes clock_hz temperature_c throttle_reasons",
+        "memory_used_bytes clock_hz temperature_c throttle_reasons processes",
         "tests.telemetry.test_host.test_memory_and_network": "network_sent_bytes network_received_bytes",
     },
     "phases": {
@@ -158,7 +164,8 @@ class Ran:
 def weak(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     results = tmp_path_factory.mktemp("results")
     command = [sys.executable, "-m", "parallelbench.cli", "run", *WEAK, f"results={results}"]
-    done = subprocess.run(command, capture_output=True, text=True)
+    with cold():
+        done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return Ran(Path(done.stdout.splitlines()[-1]))
 
@@ -348,7 +355,8 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Ran, Clock]:
     first.finish("killed", "so that the next attempt is the second")
     attempt = folder.claim(after=1)
     assert attempt is not None
-    attempt.describe(processes=1, device_type="cpu", oversubscribed=False, warnings=["a known warning"])
+    warnings = ["a known warning"]
+    attempt.describe(processes=1, device_type="cpu", oversubscribed=False, warnings=warnings, submit="a command")
     with pytest.MonkeyPatch.context() as monkeypatch:
         plant(monkeypatch, clock, run)
         journal = Journal(attempt.path / "journal-rank0.jsonl")
@@ -366,6 +374,10 @@ def test_facts_of_a_session(planted: tuple[Ran, Clock]) -> None:
     assert (ran.run["attempt"], ran.run["compile"]) == (2, True)
     assert "a known warning" in ran.run["warnings"]
     assert ran.run["environment_json"] == '{"known":1}'
+    info = RunFolder(ran.folder).attempts()[-1].info()
+    assert info is not None
+    assert (ran.run["submit"], ran.run["launched_at"]) == ("a command", info.launched_at)
+    assert ran.run["data_sha256"] == configured(*SESSION).data.fingerprint(Path("nowhere"))
     assert ran.of("parity", "run_id", "attempt") == [(ran.run["run_id"], 2)]
 
 

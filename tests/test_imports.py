@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -107,11 +108,39 @@ def test_models_know_nothing_of_parallelism() -> None:
             assert not any(name.startswith("parallelbench.strategies") for name in imported(path)), module
 
 
+IMPORT_EACH = """
+import importlib, os, sys, traceback
+for name in ("altair", "hydra", "msgspec", "omegaconf", "psutil", "rich.progress", "scipy.stats", "submitit", "yaml"):
+    importlib.import_module(name)  # none of them is torch, and none starts a thread
+assert len(os.listdir("/proc/self/task")) == 1, "a fork copies one thread"
+for module in sys.argv[1:]:
+    if os.fork():
+        _, status = os.wait()
+        print(module, os.waitstatus_to_exitcode(status), flush=True)
+        continue
+    code = 2
+    try:
+        importlib.import_module(module)
+        code = int(any(name in sys.modules for name in ("torch", "torchvision")))
+    except BaseException:
+        traceback.print_exc()
+    os._exit(code)
+"""
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict[str, int]:
+    """Each module, imported first and alone: 0, 1 if it loads torch, 2 if it can't be imported."""
+    command = [sys.executable, "-c", IMPORT_EACH, *TORCH_FREE]
+    variables = os.environ | {"OPENBLAS_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=variables, stdout=subprocess.PIPE, text=True, check=True)
+    return {module: int(code) for module, code in map(str.split, done.stdout.splitlines())}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("module", TORCH_FREE)
-def test_importing_it_loads_no_torch(module: str) -> None:
-    code = f"import {module}, sys; sys.exit(any(m in sys.modules for m in ('torch', 'torchvision')))"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+def test_importing_it_loads_no_torch(module: str, alone: dict[str, int]) -> None:
+    assert alone[module] == 0
 
 
 @pytest.mark.parametrize("module", sorted(STRATEGIES))

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from analysis.comparison.groups import labels
-from analysis.metrics import miscounted
+from analysis.comparison.policy import rests_on_disturbed
+from analysis.metrics import miscounted, per_epoch, per_run
 
 if TYPE_CHECKING:
     from analysis.reader import Runs
@@ -38,6 +39,7 @@ class Exclusion(Enum):
     RESUMED_ELSEWHERE = "resumed elsewhere", "an attempt ran on another device or in another environment", True
     DETERMINISTIC = "deterministic", "it used deterministic algorithms only", True
     ANOMALY_DETECTION = "anomaly detection", "autograd searched for NaNs", True
+    DISTURBED = "disturbed", "others used its cores or GPUs in half of its steady epochs or more", True
     MISCOUNTED = "miscounted", "the ranks' samples don't add up to the epoch's"
     DUPLICATE = "duplicate", "another run of the same configuration and repeat counts"
 
@@ -61,7 +63,7 @@ def describe(exclusion: str, detail: str | None) -> str:
 @lru_cache(maxsize=8)
 def excluded(runs: Runs) -> pl.DataFrame:
     """`run_id`, `exclusion` (a value of `Exclusion`) and `exclusion_detail` (may be null) of runs that don't count."""
-    column = pl.col
+    column, disturbed = pl.col, _disturbed(runs)
     outcomes = {member.value: member.value for member in Exclusion}
     failed = column("outcome").replace_strict(outcomes, default=Exclusion.ERROR.value, return_dtype=pl.String)
     rules: list[tuple[pl.Expr, Exclusion]] = [
@@ -74,6 +76,7 @@ def excluded(runs: Runs) -> pl.DataFrame:
         (column("deterministic"), Exclusion.DETERMINISTIC),
         (column("detect_anomaly"), Exclusion.ANOMALY_DETECTION),
         (column("run_id").is_in(list(miscounted(runs))), Exclusion.MISCOUNTED),
+        (column("run_id").is_in(list(disturbed)), Exclusion.DISTURBED),
     ]
     exclusion = (
         pl.when(column("state") == "missing").then(pl.lit(Exclusion.NOT_STARTED.value))
@@ -83,18 +86,41 @@ def excluded(runs: Runs) -> pl.DataFrame:
     for condition, member in rules:
         exclusion = exclusion.when(condition).then(pl.lit(member.value))
     elsewhere = column("exclusion") == Exclusion.RESUMED_ELSEWHERE.value
-    detail = pl.when(elsewhere).then("resumed_elsewhere").when(column("outcome") != "ok").then("reason")
+    taken = column("run_id").replace_strict(disturbed, default=None, return_dtype=pl.String)
+    detail = (
+        pl.when(elsewhere).then("resumed_elsewhere")
+        .when(column("outcome") != "ok").then("reason")
+        .when(column("exclusion") == Exclusion.DISTURBED.value).then(taken)
+    )  # fmt: skip
     rows = runs.run.with_columns(exclusion=exclusion).drop_nulls("exclusion")
     table = rows.select("run_id", "exclusion", exclusion_detail=detail)
     return pl.concat([table, _duplicates(runs, table)])
 
 
+def _disturbed(runs: Runs) -> dict[str, str]:
+    """Run id → what disturbed it, and the remedy, of runs whose steady times may rest on disturbed epochs."""
+    columns = ("run_id", "disturbed_epochs", "steady_epochs", "largest_lost_share")
+    return {
+        run_id: f"{disturbed} of {steady} steady epochs, in which others took up to {share or 0:.0%} of a core or "
+        "computed on its GPU: delete its folder and submit again when the machine is free"
+        for run_id, disturbed, steady, share in per_run(runs).select(columns).rows()
+        if rests_on_disturbed(disturbed, steady)
+    }
+
+
 def _duplicates(runs: Runs, gone: pl.DataFrame) -> pl.DataFrame:
-    """Runs with another run's repeat, e.g. if only one checked parity. Pairs are by repeat, so only one run counts."""
-    rows = runs.run.select("run_id", "repeat").join(gone, on="run_id", how="anti").join(labels(runs), on="run_id")
-    again = rows.sort("run_id").filter(pl.int_range(pl.len()).over("group", "configuration", "repeat") > 0)
-    nothing = pl.lit(None, pl.String)
-    return again.select("run_id", exclusion=pl.lit(Exclusion.DUPLICATE.value), exclusion_detail=nothing)
+    """Runs with another run's repeat, e.g. if only one checked parity. Pairs are by repeat, so only one run counts.
+
+    It is the one that finished first: no later measurement can change which one counts.
+    """
+    finished = per_epoch(runs).group_by("run_id").agg(pl.col("finished_at").max())
+    rows = runs.run.select("run_id", "slug", "repeat").join(gone, on="run_id", how="anti")
+    rows = rows.join(labels(runs), on="run_id").join(finished, on="run_id", how="left")
+    key = ("group", "configuration", "repeat")
+    rows = rows.sort("finished_at", "slug", nulls_last=True).with_columns(first=pl.col("slug").first().over(key))
+    detail = pl.format("{} of the same configuration and repeat counts, which finished first", "first")
+    again = rows.filter(pl.int_range(pl.len()).over(key) > 0)
+    return again.select("run_id", exclusion=pl.lit(Exclusion.DUPLICATE.value), exclusion_detail=detail)
 
 
 def format_exclusions(runs: Runs) -> list[str]:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import combinations
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-import msgspec
-import polars as pl
-
+from analysis.comparison.environments import circumstances_of
 from analysis.comparison.groups import definitions
+from analysis.comparison.machine import disturbances, has_same_data, unlike_contents, unlike_probes, unrecorded
+from analysis.comparison.order import one_after_the_other
 from analysis.comparison.policy import Blocker, Caveat, Issue, Remedies, is_below
 from analysis.comparison.remedy import OneRun, remedies
-from analysis.comparison.sessions import UNKNOWN, blocks, in_turn, sessions_of, spans
+from analysis.comparison.sessions import UNKNOWN, blocks, sessions_of, spans
 from analysis.metrics import per_run
 from analysis.stats import ratio_of_pairs
 from parallelbench.store import environment_match
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from analysis.reader import Runs
     from analysis.stats import Ratio
 
-PARITY = "measure.parity"
-"""Reported beside the environment where it differs."""
 One = TypeVar("One")
 Other = TypeVar("Other")
 
@@ -47,9 +45,13 @@ class ComparedRun:
     """Samples of its training set; None where an old result doesn't say."""
     epoch_samples: int | None
     """Samples that it trains on in an epoch; likewise."""
+    data_sha256: str | None
+    """What its data set holds; likewise."""
+    submit: str | None
+    """The `submit` command that it was measured by; likewise."""
 
     def value(self, metric: str) -> float | None:
-        """A metric of `per_run`."""
+        """A metric of `per_run`, or a number of the run table."""
         return _values(self.runs, metric)[self.run_id]
 
     @property
@@ -88,7 +90,8 @@ class Pairing:
     @cached_property
     def unlike_environments(self) -> Differences:
         """The entries of the environment that must match and differ in any pair."""
-        return {key: values for key, values in self._differences.items() if self._must_match(key)}
+        differing = {key: values for key, values in self._differences.items() if self._must_match(key)}
+        return differing | {k: v for k, v in unlike_probes(self._sides).items() if not is_below(k, self.across)}
 
     @cached_property
     def reported(self) -> Differences:
@@ -103,8 +106,8 @@ class Pairing:
 
     @cached_property
     def is_one_after_the_other(self) -> bool:
-        """Whether all runs of one side ended before any run of the other. Runs of one sweep are interleaved."""
-        return len(self.pairs) > 1 and not in_turn([pair.runs for pair in self.pairs])
+        """Whether the runs of one side mostly came before those of another. Runs of one sweep are interleaved."""
+        return one_after_the_other([[run.span[0] for run in side] for side in self._sides])
 
     @cached_property
     def blocks(self) -> tuple[int, ...]:
@@ -124,9 +127,11 @@ class Pairing:
         issues = []
         # Where the data sets are what is compared, epochs hold what they hold.
         shortened = [couple for couple in self.unlike_samples if couple[0].data_samples == couple[1].data_samples]
-        other_data = [couple for couple in self.unlike_samples if couple not in shortened and _has_same_data(*couple)]
+        other_data = [couple for couple in self.unlike_samples if couple not in shortened and has_same_data(*couple)]
         if other_data:
             issues.append(Issue(Blocker.DATA, _samples(other_data[0])))
+        elif contents := unlike_contents(self.couples):
+            issues.append(Issue(Blocker.DATA, contents))
         if per_epoch and shortened:
             issues.append(Issue(Blocker.SAMPLES, _samples(shortened[0])))
         if of_times and self.unlike_environments:
@@ -147,7 +152,11 @@ class Pairing:
         if of_times and self.is_apart:
             issues.append(Issue(Caveat.APART, {}, find_remedies=self.remedies))
         elif of_times and self.is_one_after_the_other:
-            issues.append(Issue(Caveat.ORDER, {}))
+            issues.append(Issue(Caveat.ORDER, {}, find_remedies=self.remedies))
+        if of_times:
+            issues += disturbances(self._runs)
+        if missing := unrecorded(self._runs, of_times=of_times):
+            issues.append(Issue(Caveat.UNRECORDED, dict.fromkeys(missing, (None, None))))
         if per_sample and self.unlike_samples:
             issues.append(Issue(Caveat.SAMPLES, _samples(self.unlike_samples[0])))
         return tuple(issues)
@@ -172,6 +181,15 @@ class Pairing:
     def exchanged(self) -> Pairing:
         """The same pairs with the sides exchanged."""
         return replace(self, pairs=tuple(RepeatPair(repeat, runs[::-1]) for repeat, runs in self.pairs))
+
+    @cached_property
+    def _sides(self) -> list[tuple[ComparedRun, ...]]:
+        return list(zip(*(pair.runs for pair in self.pairs), strict=True))
+
+    @cached_property
+    def _runs(self) -> list[ComparedRun]:
+        """All compared runs, each once."""
+        return list({id(run): run for pair in self.pairs for run in pair.runs}.values())
 
     def _ratio(self, fraction: Callable[[ComparedRun, ComparedRun], tuple[float | None, float | None]]) -> Ratio | None:
         if self.blockers():
@@ -206,12 +224,6 @@ class Pairing:
         return not all(set_by_launcher(key, a.definition, b.definition) for a, b in unlike)
 
 
-def _has_same_data(one: ComparedRun, other: ComparedRun) -> bool:
-    """Whether two runs were asked to train on the same data set."""
-    data = [{key: value for key, value in run.definition.items() if is_below(key, ("data",))} for run in (one, other)]
-    return data[0] == data[1]
-
-
 def paired(one: Iterable[ComparedRun], other: Iterable[ComparedRun], *, across: tuple[str, ...] = ()) -> Pairing:
     """Pair the runs of two sides by their repeat. A repeat that one side lacks makes no pair."""
     sides = [{run.repeat: run for run in side} for side in (one, other)]
@@ -244,8 +256,8 @@ def paired_ratio(
 @lru_cache(maxsize=8)
 def compared_runs(runs: Runs) -> dict[str, ComparedRun]:
     """Run id → the data of the run that a comparison needs."""
-    environments, defined = _circumstances(runs), definitions(runs)
-    columns = ("run_id", "repeat", "train_samples", "dropped_samples")
+    environments, defined = circumstances_of(runs), definitions(runs)
+    columns = ("run_id", "repeat", "train_samples", "dropped_samples", "data_sha256", "submit")
     return {
         run_id: ComparedRun(
             runs=runs,
@@ -255,46 +267,11 @@ def compared_runs(runs: Runs) -> dict[str, ComparedRun]:
             environment=environments[run_id],
             data_samples=samples,
             epoch_samples=None if samples is None or dropped is None else samples - dropped,
+            data_sha256=content,
+            submit=submit,
         )
-        for run_id, repeat, samples, dropped in runs.run.select(columns).rows()
+        for run_id, repeat, samples, dropped, content, submit in runs.run.select(columns).rows()
     }
-
-
-@lru_cache(maxsize=8)
-def environments_of(runs: Runs) -> dict[str, Work]:
-    """Run id → the entries of its environment that must match or are reported. Equal ones share one object."""
-    read: dict[Any, Work] = {}
-    of_runs = {}
-    for run_id, text in runs.run.select("run_id", "environment_json").rows():
-        if text not in read:
-            parts = msgspec.json.decode(text or "{}", type=dict[str, msgspec.Raw])
-            # Nearly all runs have a load average of their own. What else they have in common is read once.
-            same = tuple((key, bytes(raw)) for key, raw in parts.items() if key not in environment_match.VOLATILE)
-            if same not in read:
-                read[same] = _relevant(msgspec.json.decode(text or "{}"))
-            read[text] = read[same]
-        of_runs[run_id] = read[text]
-    return of_runs
-
-
-def _circumstances(runs: Runs) -> dict[str, Work]:
-    """Run id → its environment, and whether parity was checked: the check warms up the devices and their libraries.
-
-    Equal ones share one object.
-    """
-    checked = pl.col("config_json").str.json_path_match(f"$.{PARITY}") == "true"
-    shared: dict[tuple[int, bool | None], Work] = {}
-    of_runs = {}
-    for run_id, parity in runs.run.select("run_id", checked).rows():
-        environment = environments_of(runs)[run_id]
-        of_runs[run_id] = shared.setdefault((id(environment), parity), environment | {PARITY: parity})
-    return of_runs
-
-
-def _relevant(environment: Mapping[str, Any]) -> Work:
-    entries = environment_match.entries(environment)
-    kept = (environment_match.must_match, environment_match.is_reported)
-    return {key: value for key, value in entries.items() if any(keeps(key) for keeps in kept)}
 
 
 def _samples(couple: tuple[ComparedRun, ComparedRun]) -> Differences:
@@ -302,6 +279,7 @@ def _samples(couple: tuple[ComparedRun, ComparedRun]) -> Differences:
     return {"train_samples": (low, high)}
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=32)
 def _values(runs: Runs, metric: str) -> dict[str, float | None]:
-    return dict(zip(runs.run["run_id"], per_run(runs)[metric], strict=True))
+    known = runs.run if metric in runs.run.columns else per_run(runs)
+    return dict(zip(runs.run["run_id"], known[metric], strict=True))

@@ -36,11 +36,22 @@ CIRCUMSTANCES = (
     "measure.steps_sampled",
     "measure.attribution_steps",
     "measure.trace",
+    "measure.probe",
 )
 """Keys that change neither work nor times. The columns `DEVICE` say which device `device` came to."""
 DEVICE = ("device_type", "device_name")
 """Columns of the run table that belong to a run's work."""
 
+
+PROBE_TOLERANCE = 0.25
+"""Relative difference from which two probes of a device are unlike; equal devices differ by less, see
+docs/measurement.md.
+"""
+PROBED = {
+    "probed_matmul_flop_per_s": ("probed_start_matmul_flop_per_s", "probed_end_matmul_flop_per_s"),
+    "probed_memory_bytes_per_s": ("probed_start_memory_bytes_per_s", "probed_end_memory_bytes_per_s"),
+}
+"""What is probed of a device → the columns of the run table that measured it, at the start and at the end."""
 
 Command = tuple[str, ...]
 """The words of a command line after `parallelbench`; empty where there is none."""
@@ -97,6 +108,12 @@ class Caveat(Enum):
     """The sides were measured in other sessions than each other, and nothing shows what that has made of the ratio."""
     SAMPLES = "samples"
     """Epochs hold unequally many samples, and ratios are per sample."""
+    UNRECORDED = "unrecorded"
+    """Not all runs recorded what must match."""
+    DISTURBED = "disturbed"
+    """Others disturbed some epochs, but fewer than half of any run's."""
+    DRIFT = "drift"
+    """A machine changed its speed between the start and the end of a run."""
 
 
 @dataclass(frozen=True)
@@ -121,13 +138,26 @@ class Issue:
 
 
 def _words(issue: Issue) -> str:
-    shown = format_differences(issue.differences)
-    numbers = [f"{value:,}" for pair in issue.differences.values() for value in pair if isinstance(value, int)]
+    return _words_of_blocker(issue) if isinstance(issue.kind, Blocker) else _words_of_caveat(issue)
+
+
+def _numbers(issue: Issue) -> list[str]:
+    return [f"{value:,}" for pair in issue.differences.values() for value in pair if isinstance(value, int)]
+
+
+def _words_of_blocker(issue: Issue) -> str:
+    numbers = _numbers(issue)
     match issue.kind:
         case Blocker.ENVIRONMENT:
             return refusal(issue.differences, issue.remedies, issue.differences)
         case Blocker.SAMPLES:
             return f"epochs hold {' and '.join(numbers)} samples: compare samples per second"
+        case Blocker.DATA if "data_sha256" in issue.differences:
+            contents = " and ".join(str(value)[:12] for value in issue.differences["data_sha256"])
+            return (
+                f"the data sets have the same name and options, but other contents (sha256 {contents} …): measure both "
+                "on one data set"
+            )
         case Blocker.DATA:
             return (
                 f"epochs hold {' and '.join(numbers)} samples, though the data sets have the same name and options: "
@@ -136,6 +166,12 @@ def _words(issue: Issue) -> str:
         case Blocker.UNREACHED:
             ((target, _),) = issue.differences.items()
             return f"{' of '.join(numbers)} repeats never reach {target}"
+    raise AssertionError(issue.kind)
+
+
+def _words_of_caveat(issue: Issue) -> str:
+    shown, numbers = format_differences(issue.differences), _numbers(issue)
+    match issue.kind:
         case Caveat.ENVIRONMENT:
             return f"the compared runs differ in {shown}"
         case Caveat.SAMPLES:
@@ -150,14 +186,46 @@ def _words(issue: Issue) -> str:
         case Caveat.ORDER:
             return (
                 "the compared runs were measured one after the other: the ratios include any change of the "
-                "machine in between; the runs of one sweep are interleaved"
+                f"machine in between; {_in_turn(issue.remedies)}"
             )
+        case Caveat.UNRECORDED:
+            names = ", ".join(issue.differences)
+            return f"not all of the compared runs recorded {names}: whether they match is not known"
+        case Caveat.DISTURBED:
+            return (
+                f"others disturbed {' of '.join(numbers)} steady epochs of the compared runs, fewer than half of any "
+                "run's: medians lie within the others"
+            )
+        case Caveat.DRIFT:
+            return f"the speed of a machine changed by more than {PROBE_TOLERANCE:.0%} during a run: {shown}"
+    raise AssertionError(issue.kind)
+
+
+def _in_turn(remedies: Remedies) -> str:
+    """How the sides of a comparison are measured in turn."""
+    if remedies.submit:
+        return f"`{command_line(remedies.submit)}` interleaves them"
+    return "start one repeat of each side in turn: `parallelbench run … repeat=0`, then `repeat=1`"
+
+
+def rests_on_disturbed(disturbed: int | None, steady: int | None) -> bool:
+    """Whether a median over steady epochs may rest on disturbed ones.
+
+    While fewer than half of the epochs are disturbed, their median lies between the undisturbed ones, however slow the
+    others were.
+    """
+    return bool(disturbed and steady and 2 * disturbed >= steady)
+
+
+def is_unlike(one: float, other: float) -> bool:
+    """Whether two probes of a device say that it is another one, or has changed."""
+    return max(one, other) > (1 + PROBE_TOLERANCE) * min(one, other)
 
 
 def refusal(differences: Differences, remedies: Remedies, keys: Iterable[str]) -> str:
     """Why two sides are not compared, and the remedies: to measure anew, or to let `keys` differ."""
     anew = ""
-    if any(map(environment_match.must_match, differences)):
+    if any(key in PROBED or environment_match.must_match(key) for key in differences):
         command = f"`{command_line(remedies.submit)}`" if remedies.submit else _SAME_SUBMIT
         anew = f"measure both in one environment ({command}), or "
     option = f"`{command_line(remedies.compare)}`" if remedies.compare else f"--across {','.join(keys)}"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import polars as pl
 
+from analysis.comparison.order import one_after_the_other
 from analysis.metrics import per_epoch
 
 if TYPE_CHECKING:
@@ -44,9 +45,7 @@ def sessions_of(runs: Runs) -> dict[str, Hashable]:
     All runs that were loaded together are looked at, also where `runs` are some of them.
     """
     whole = runs.whole
-    submits: dict[str, str | None] = {}
-    if "submit" in whole.run.columns:
-        submits = dict(whole.run.select("run_id", "submit").rows())
+    submits = dict(whole.run.select("run_id", "submit").rows())
     of_folder: dict[Path, list[tuple[Span, str]]] = defaultdict(list)
     for run_id, folder in whole.run.select("run_id", "folder").rows():
         of_folder[Path(folder).parent].append((spans(whole).get(run_id, UNKNOWN), run_id))
@@ -74,14 +73,8 @@ class Measured(Protocol):
         """When its first epoch began and its last one ended."""
 
 
-def in_turn(pairs: Sequence[Sequence[Measured]]) -> bool:
-    """Whether no side had ended before another began. A single pair is in turn."""
-    sides = [[run.span for run in side] for side in zip(*pairs, strict=True)]
-    begins, ends = (
-        [min(first for first, _ in side) for side in sides],
-        [max(last for _, last in side) for side in sides],
-    )
-    return len(pairs) < 2 or min(ends) >= max(begins)
+def _in_turn(pairs: Sequence[Sequence[Measured]]) -> bool:
+    return not one_after_the_other([[run.span[0] for run in side] for side in zip(*pairs, strict=True)])
 
 
 def blocks(pairs: Sequence[Sequence[Measured]]) -> tuple[int, ...]:
@@ -96,7 +89,7 @@ def blocks(pairs: Sequence[Sequence[Measured]]) -> tuple[int, ...]:
     for number, found in enumerate(sessions):
         if len(found) == 1:
             within[next(iter(found))].append(number)
-    alone = {n for numbers in within.values() if in_turn([pairs[n] for n in numbers]) for n in numbers}
+    alone = {n for numbers in within.values() if _in_turn([pairs[n] for n in numbers]) for n in numbers}
     return joined([{("alone", n)} if n in alone else found for n, found in enumerate(sessions)])
 
 

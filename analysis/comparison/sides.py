@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from analysis.comparison.environments import environments_of
 from analysis.comparison.exclusions import excluded
 from analysis.comparison.groups import labels
-from analysis.comparison.pairing import ComparedRun, Pairing, compared_runs, environments_of, paired
-from analysis.comparison.policy import canonical, format_differences, is_below, without, work_differences
+from analysis.comparison.pairing import ComparedRun, Pairing, compared_runs, paired
+from analysis.comparison.policy import PROBED, canonical, format_differences, is_below, without, work_differences
 from parallelbench.errors import ConfigError
-from parallelbench.store.environment_match import must_match
+from parallelbench.store.environment_match import VERSION
 
 if TYPE_CHECKING:
     from analysis.comparison.policy import Differences, Work
@@ -79,8 +80,8 @@ class Side:
     def names(self) -> set[str]:
         """The keys in which the other side could differ."""
         works = {key for run in self.counted for key in run.definition}
-        entries = {key for environment in environments_of(self.runs).values() for key in environment if must_match(key)}
-        return {key.removesuffix(".name") for key in works | entries if not key.endswith("._target_")}
+        entries = {key for environment in environments_of(self.runs).values() for key in environment} - {VERSION}
+        return {key.removesuffix(".name") for key in works | entries | PROBED.keys() if not key.endswith("._target_")}
 
     def work(self, key: str) -> Work:
         """The definition of a member's runs, without the keys that may differ."""

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from analysis import text
+from analysis.comparison.environments import environments_of
 from analysis.comparison.exclusions import describe, excluded, format_exclusions
 from analysis.comparison.groups import labels, works
-from analysis.comparison.pairing import environments_of
 from analysis.comparison.policy import COMPARED, Remedies, UnlikeWork, plain
 from analysis.comparison.sessions import joined
 from analysis.comparison.sides import Matched, Side, match
@@ -145,7 +145,9 @@ def compare(a: Runs, b: Runs, *, across: Sequence[str] = (), command: Command = 
     rows, overall = together(tuple(map(_compared, matched.rows)))
     excluded_lines = [f"{name}: {line}" for name, runs in (("A", a), ("B", b)) for line in format_exclusions(runs)]
     caveats = [text.sentence(str(caveat)) for caveat in matched.whole.caveats(per_sample=True)]
-    notes = (*caveats, *excluded_lines)
+    # Differences of environments were refused above; what else blocks a row leaves it without a ratio.
+    blockers = dict.fromkeys(text.sentence(str(issue)) for row in matched.rows for issue in row.pairing.blockers())
+    notes = (*blockers, *caveats, *excluded_lines)
     return Comparison(rows, overall, matched.only_a, matched.only_b, tuple(_lost(one, other)), notes)
 
 
@@ -223,6 +225,11 @@ def _require_counted(runs: Runs) -> None:
 
 def _require_known(across: Sequence[str], a: Runs, b: Runs) -> None:
     known = Side(a, ()).names | Side(b, ()).names
+    if "scaling" in across:
+        raise ConfigError(
+            "strong and weak scaling are not compared: one fixes the global batch, the other the batch per device, so "
+            "their steps hold unequally many samples; compare within each of them"
+        )
     for name in across:
         if name not in known:
             raise ConfigError(f"--across {name} is no key of these runs; {choices(name, known)}")

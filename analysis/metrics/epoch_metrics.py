@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
+from analysis.metrics import load
 from analysis.metrics.aggregates import aggregates
 from analysis.metrics.schema import epoch_aggregates, per_epoch_columns, run_aggregates
 from parallelbench.store.records import TABLES
@@ -47,15 +48,15 @@ def run_and(column: str) -> pl.Expr:
 def _epochs(runs: Runs, *columns: str) -> pl.DataFrame:
     """`per_epoch` of some columns, and `owned_samples`: those that its ranks say they trained on."""
     plain = epoch_aggregates()
-    sources = dict.fromkeys(source.name for source, _ in plain)
+    sources = dict.fromkeys((*(source.name for source, _ in plain), "train_samples", *load.SOURCES))
     over_ranks = (
-        numbered(runs, "ranks", "epoch", *{**sources, "train_samples": None})
+        numbered(runs, "ranks", "epoch", *sources)
         .lazy()
         .group_by(run_and("epoch"))
-        .agg(*aggregates(plain), owned_samples=pl.col("train_samples").sum())
+        .agg(*aggregates(plain), load.lost_time_s(), owned_samples=pl.col("train_samples").sum())
         .collect(engine="streaming")  # twice as fast here
     )
-    needed = dict.fromkeys(("epoch", "attempt", "train_samples", *columns))
+    needed = dict.fromkeys(("epoch", "attempt", "train_samples", load.GPU_PROCESSES, *columns))
     needed.pop("run_id", None)
     return (
         numbered(runs, "epochs", *needed)
@@ -63,7 +64,10 @@ def _epochs(runs: Runs, *columns: str) -> pl.DataFrame:
         .join(over_ranks, on="_both", how="left")
         .sort("_both")
         .drop("_both")
+        .join(numbered(runs, "run", "cores_per_device"), on="run_id", how="left", maintain_order="left")
         .with_columns(
+            load.lost_share(),
+            load.disturbed(),
             training_time_s=pl.when(pl.col("attempt").n_unique().over("run_id") == 1).then(
                 pl.col("slowest_epoch_time_s").cum_sum().over("run_id")
             ),

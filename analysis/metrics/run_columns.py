@@ -21,6 +21,19 @@ PER_EPOCH = (
         "samples/s",
     ),
     Column("warm_up", "bool", "whether it is the first epoch of an attempt"),
+    Column(
+        "lost_share",
+        "float64",
+        "time that others kept a rank off a core ÷ slowest_epoch_time_s, of the rank that lost most; above 1 if it "
+        "lost several cores",
+        null="no rank measured it",
+    ),
+    Column(
+        "disturbed",
+        "bool",
+        "whether others took more of it than the limit of docs/measurement.md, or computed on one of its GPUs",
+        null="not measured",
+    ),
 )
 """What is computed of each epoch, besides plain aggregates."""
 
@@ -57,6 +70,21 @@ PER_RUN = (
         repeats=Over.MEDIAN,
         heading="Second epoch",
         tables=("runs",),
+    ),
+    Column("steady_epochs", "int32", "epochs that every rank finished, without each attempt's first one", null="none"),
+    Column(
+        "disturbed_epochs",
+        "int32",
+        "those of them that were disturbed",
+        null="not measured in all of them",
+        heading="Disturbed epochs",
+        tables=("runs",),
+    ),
+    Column(
+        "largest_lost_share",
+        "float64",
+        "largest lost_share of any epoch without each attempt's first one",
+        null="not measured",
     ),
     Column(
         "startup_without_parity_s",

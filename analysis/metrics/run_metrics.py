@@ -38,6 +38,9 @@ def per_run(runs: Runs) -> pl.DataFrame:
         pl.col("train_samples").filter(steady).median().alias("_samples"),
         pl.col("train_samples").sum().alias("_all_samples"),
         pl.col("test_accuracy").last().alias("final_test_accuracy"),
+        steady.sum().cast(pl.Int32).alias("steady_epochs"),
+        aggregate(pl.col("disturbed").filter(steady), Over.SUM).cast(pl.Int32).alias("disturbed_epochs"),
+        pl.col("lost_share").filter(steady).max().alias("largest_lost_share"),
     )  # fmt: skip
     joined = numbered(runs, "run", *(name for name in runs.run.columns if name != "run_id"))
     of_rows = [_over_rows(runs, table, pairs) for table, pairs in row_aggregates().items()]

@@ -35,11 +35,13 @@ def carry_out(
     skip: Callable[[State, Sequence[Attempt]], str],
     train: Callable[[Training], Outcome],
     job: str = "",
+    submit: str = "",
 ) -> Outcome | NotBegun:
     """One attempt of a run, from its claim to its outcome.
 
     `skip` gives the reason not to begin one, empty where there is none. `train` runs the described attempt to its end,
-    with `supervise` or `in_this_process`. `job` is recorded as the supervisor's.
+    with `supervise` or `in_this_process`. `job` is recorded as the supervisor's. `submit` identifies the command that
+    asked for the attempt: attempts of one command were measured together.
     """
     # Read before the state: if another process begins an attempt after this line, the claim below fails.
     attempts = folder.attempts()
@@ -52,7 +54,7 @@ def carry_out(
         return NotBegun("was begun by another process")
     training = Training(folder, run, attempt, device_type)
     try:
-        _describe(training)
+        _describe(training, submit)
     except StorageError:
         attempt.withdraw()
         raise
@@ -69,7 +71,7 @@ def too_small(run: RunConfig, device_type: str) -> str | None:
     return None
 
 
-def _describe(training: Training) -> None:
+def _describe(training: Training, submit: str) -> None:
     """Record how and on what the attempt is started."""
     run, share = training.run, _share(training.run, training.device_type)
     training.attempt.write_config(run)
@@ -78,6 +80,7 @@ def _describe(training: Training) -> None:
         device_type=training.device_type,
         oversubscribed=run.launcher.oversubscribe and not this_machine().suffices(**share),
         warnings=this_machine().caveats(**share),
+        submit=submit,
     )
 
 

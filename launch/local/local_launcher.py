@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import replace
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -18,7 +20,7 @@ from parallelbench.errors import ConfigError
 from parallelbench.rank.devices import this_machine
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from rich.console import Console
 
@@ -40,13 +42,18 @@ class OnThisMachine(Launcher):
 
     name, trains_here = "local", True
 
+    @cached_property
+    def _machine(self) -> Machine:
+        """This machine, looked at once for all runs of a plan: a look asks NVML and every core's topology."""
+        return this_machine()
+
     def device_type(self, run: RunConfig) -> str:
         """CUDA where this machine has it, unless the run chooses a device."""
-        return run.device if run.device != "auto" else this_machine().device_type("auto")
+        return run.device if run.device != "auto" else self._machine.device_type("auto")
 
     def prepare(self, planned: PlannedRun) -> Prepared:
         """Check a run for this machine."""
-        return prepare_here(planned, this_machine())
+        return prepare_here(planned, self._machine)
 
     def submit(self, prepared: Sequence[Prepared], options: SubmitOptions, console: Console) -> int:
         """Train the missing runs and those to try again; 0 if all runs are ok, or running elsewhere."""
@@ -68,27 +75,30 @@ class OnThisMachine(Launcher):
         for item in to_start:
             item.folder.write_intent(item.planned.run, item.planned.overrides)
         done = len(prepared) - len(to_start) - failed
+        submit = secrets.token_hex(8)
         with WarmWorkers() as workers, stoppable(), display.sweep(total=len(to_start), done=done, failed=failed):
             for item in to_start:
-                self._start(item, retry, display, workers)
+                train = partial(self._train_shown, display, workers)
+                self._start(item, retry, train, submit=submit)
 
-    def _start(self, item: Prepared, retry: frozenset[str], display: Display, workers: WarmWorkers) -> None:
+    def _start(
+        self, item: Prepared, retry: frozenset[str], train: Callable[[Training], Outcome], *, submit: str
+    ) -> None:
         """Run one attempt, unless another process does."""
-        run, folder = item.planned.run, item.folder
-
-        def train(training: Training) -> Outcome:
-            with display.run(folder.path.name, epochs=run.epochs) as watcher:
-                outcome = self._train(training, watcher, workers)
-                watcher.finished(outcome)
-            return outcome
-
         carry_out(
-            folder,
-            run,
+            item.folder,
+            item.planned.run,
             device_type=item.device_type,
             skip=lambda state, _: "" if _starts(state, retry) else f"is {state.label}",
             train=train,
+            submit=submit,
         )
+
+    def _train_shown(self, display: Display, workers: WarmWorkers, training: Training) -> Outcome:
+        with display.run(training.folder.path.name, epochs=training.run.epochs) as watcher:
+            outcome = self._train(training, watcher, workers)
+            watcher.finished(outcome)
+        return outcome
 
     def _train(self, training: Training, watcher: RunWatcher, workers: WarmWorkers) -> Outcome:
         return supervise(training, watcher=watcher, begin=workers.start)

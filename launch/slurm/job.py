@@ -183,7 +183,8 @@ def lead(folder: RunFolder, run: RunConfig, job: Job) -> bool:
             return train(training, job)
 
     device_type = job.submission.device_type
-    outcome = carry_out(folder, run, device_type=device_type, skip=skip, train=leading, job=job.start)
+    submit = job.submission.submit or job.submission.token
+    outcome = carry_out(folder, run, device_type=device_type, skip=skip, train=leading, job=job.start, submit=submit)
     if isinstance(outcome, NotBegun):
         failed = outcome.published is not None and outcome.published.outcome not in PUBLISHED
         return _skip(folder, outcome.reason, ok=run.nodes == 1 and not failed)

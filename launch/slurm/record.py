@@ -53,6 +53,8 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     """A user's package and the folder it is in; empty: none."""
     umask: int = 0o077
     """Umask for run folders. The job's own folder, whose files are executed, has 077."""
+    submit: str = ""
+    """Identifies the `submit` command, which may call sbatch several times; empty in submissions of older releases."""
 
     @property
     def name(self) -> str:

@@ -46,6 +46,8 @@ class JobGroup:
     shape: Shape
     device_type: str
     runs: list[Prepared]
+    submit: str
+    """Identifies the command that submits them."""
 
     def tasks(self) -> list[list[str]]:
         """Which runs each task of the array works through."""
@@ -88,11 +90,12 @@ def check_plain(folder: Path) -> None:
 def job_groups(prepared: Sequence[Prepared]) -> list[JobGroup]:
     """Group runs by all that their jobs share: resources, launcher, site, and a user's package."""
     groups: dict[tuple[Any, ...], JobGroup] = {}
+    submit = record.new_token()
     for item in prepared:
         run, device_type = item.planned.run, item.device_type
         shape = shape_of(run, device_type)
         key = (shape, device_type, msgspec.json.encode([run.launcher, run.site, plugin_of(run)]))
-        groups.setdefault(key, JobGroup(shape, device_type, [])).runs.append(item)
+        groups.setdefault(key, JobGroup(shape, device_type, [], submit)).runs.append(item)
     return list(groups.values())
 
 
@@ -187,6 +190,7 @@ def _submit_chunk(sweep: Path, group: JobGroup, tasks: list[list[str]]) -> Submi
         site=run.site,
         plugin=plugin_of(run),
         umask=record.readable_by_others(),
+        submit=group.submit,
     )
     path = record.write(sweep, submission)
     try:

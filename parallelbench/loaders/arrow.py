@@ -7,12 +7,12 @@ processes write it at once.
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from msgspec import Meta
 
+from parallelbench.data.content import digest
 from parallelbench.data.dataset import Arrays
 from parallelbench.data.prepare import remove_stale, storage_errors, temporary_folder
 from parallelbench.errors import ConfigError
@@ -66,7 +66,7 @@ def convert(data: Data, data_dir: Path, *, progress: Callable[[str], None] = pri
     root = Path(data_dir).expanduser() / FOLDER
     fingerprint = data.fingerprint(data_dir)
     arrays = None if fingerprint else data.load(data_dir)
-    folder = root / _name(data, fingerprint or _digest(arrays))
+    folder = root / _name(data, fingerprint or digest(arrays or data.load(data_dir)))
     if not folder.exists():
         arrays = arrays or data.load(data_dir)
         progress(f"{data.name}: writing Arrow files for loader=arrow")
@@ -94,7 +94,7 @@ def _publish(temporary: Path, folder: Path) -> None:
 
 def open_arrays(data: Data, data_dir: Path) -> Arrays:
     """The arrays of a converted data set, as views of the files; `ConfigError` where these are missing or damaged."""
-    fingerprint = data.fingerprint(data_dir) or _digest(data.load(data_dir))
+    fingerprint = data.fingerprint(data_dir) or digest(data.load(data_dir))
     folder = Path(data_dir).expanduser() / FOLDER / _name(data, fingerprint)
     train_images, train_labels = _open(folder / "train.arrow", data)
     test_images, test_labels = _open(folder / "test.arrow", data)
@@ -103,19 +103,6 @@ def open_arrays(data: Data, data_dir: Path) -> Arrays:
 
 def _name(data: Data, fingerprint: str) -> str:
     return f"{data.name}-{fingerprint[:16]}"
-
-
-def _digest(arrays: Arrays | None) -> str:
-    """sha256 of all arrays, with their shapes."""
-    import numpy as np
-
-    assert arrays is not None
-    digest = hashlib.sha256()
-    for name in ("train_images", "train_labels", "test_images", "test_labels"):
-        array = np.ascontiguousarray(getattr(arrays, name))
-        digest.update(f"{name} {array.dtype} {array.shape}".encode())
-        digest.update(array.data.cast("B"))
-    return digest.hexdigest()
 
 
 def _write(path: Path, images: NDArray[np.uint8], labels: NDArray[np.int64]) -> None:

@@ -13,7 +13,9 @@ from typing import Any
 
 import torch
 
+from parallelbench.probes.processor_share import cpu_quota_cores
 from parallelbench.rank.devices import cpu_name
+from parallelbench.store.environment_match import ENTRIES_VERSION, VERSION
 
 _PACKAGES = (
     "parallelbench",
@@ -25,13 +27,19 @@ _PACKAGES = (
     "pyarrow",
     "nvidia-ml-py",
 )
-_ALLOWED = re.compile(r"^(NCCL|GLOO|OMP|MKL|SLURM|CUDA|TORCH|MALLOC|PYTORCH)_\w+$|^(RANK|LOCAL_RANK|WORLD_SIZE)$")
+_ALLOWED = re.compile(
+    r"^(NCCL|GLOO|OMP|MKL|SLURM|CUDA|TORCH|MALLOC|PYTORCH|ATEN|ONEDNN|DNNL|KMP|GOMP|CUBLAS|CUBLASLT|CUDNN"
+    r"|TORCHINDUCTOR|TORCHDYNAMO|TRITON)_\w+$"
+    r"|^(RANK|LOCAL_RANK|WORLD_SIZE|GLIBC_TUNABLES|LD_PRELOAD|NVIDIA_TF32_OVERRIDE|PYTHON(MALLOC|DEVMODE|TRACEMALLOC))$"
+)
+_POLICIES = {getattr(os, f"SCHED_{name}"): name.lower() for name in ("OTHER", "BATCH", "IDLE", "FIFO", "RR")}
 _SECRET = re.compile(r"TOKEN|KEY|SECRET|PASS|AUTH|CREDENTIAL", re.IGNORECASE)
 
 
 def capture() -> dict[str, Any]:
     """The parts of this process's environment that may change a number."""
     return {
+        VERSION: ENTRIES_VERSION,
         "host": socket.gethostname(),
         "platform": platform.platform(),
         "python": platform.python_version(),
@@ -42,7 +50,13 @@ def capture() -> dict[str, Any]:
         "logical_cores": os.cpu_count(),
         "cores_of_rank_0": sorted(os.sched_getaffinity(0)),
         "threads": torch.get_num_threads(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "cpu_governor": _read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
+        "cpu_boost": _boost(),
+        "cpu_quota_cores": cpu_quota_cores(),
+        "nice": os.getpriority(os.PRIO_PROCESS, 0),
+        "scheduling_policy": _POLICIES.get(os.sched_getscheduler(0)),
+        "transparent_hugepages": _chosen(_read("/sys/kernel/mm/transparent_hugepage/enabled")),
         "load_average_1min": os.getloadavg()[0],
         "cuda": _cuda(),
         "float32_matmul_precision": torch.get_float32_matmul_precision(),
@@ -55,10 +69,30 @@ def capture() -> dict[str, Any]:
 def allowed_variables(variables: dict[str, str]) -> dict[str, str]:
     """The variables that may change a number, without those whose name hints at a secret."""
     return {
-        name: "redacted" if _SECRET.search(name) else value
+        name: "redacted" if _SECRET.search(name) else _file_names(value) if name == "LD_PRELOAD" else value
         for name, value in sorted(variables.items())
         if _ALLOWED.match(name)
     }
+
+
+def _file_names(paths: str) -> str:
+    """The libraries of LD_PRELOAD without their folders, which differ between users who preload the same one."""
+    return " ".join(Path(path).name for path in re.split(r"[\s:]+", paths) if path)
+
+
+def _boost() -> str | None:
+    """Whether cores may exceed their base clock: on, off; None where the kernel doesn't say."""
+    cpus = "/sys/devices/system/cpu"
+    boost, no_turbo = _read(f"{cpus}/cpufreq/boost"), _read(f"{cpus}/intel_pstate/no_turbo")
+    if boost is None and no_turbo is None:
+        return None
+    return "on" if boost == "1" or no_turbo == "0" else "off"
+
+
+def _chosen(options: str | None) -> str | None:
+    """ "always [madvise] never" → "madvise"."""
+    found = re.search(r"\[(\w+)\]", options or "")
+    return found and found[1]
 
 
 def allocation() -> str | None:

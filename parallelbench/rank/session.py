@@ -3,33 +3,31 @@
 from __future__ import annotations
 
 import functools
-import json
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from parallelbench.probes import environment
+from parallelbench.data.content import content_sha256
+from parallelbench.probes.machine_probe import probe
 from parallelbench.probes.memory_probe import release
-from parallelbench.rank.devices import cpu_name
+from parallelbench.rank import provenance
 from parallelbench.rank.epoch_boundary import EpochBoundary
 from parallelbench.rank.numerics import Numerics, set_precision
 from parallelbench.rank.parity import as_checked, check_parity, local_statistics
 from parallelbench.rank.train import Trainer
 from parallelbench.rank.world import World, join
-from parallelbench.spec.identity import canonical_json, run_id
-from parallelbench.store.environment_match import differences, entries
+from parallelbench.spec.identity import run_id
 from parallelbench.strategies.single import Single
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from torch import nn
 
     from parallelbench.data.dataset import Arrays
     from parallelbench.loaders.batch import Shard
     from parallelbench.loaders.batch_loader import BatchLoader
     from parallelbench.probes.clock import StartUp
+    from parallelbench.probes.machine_probe import Moment
     from parallelbench.rank.epoch_boundary import Resumed
     from parallelbench.spec.config import RunConfig
     from parallelbench.store.attempt import Attempt
@@ -62,6 +60,9 @@ class Session:
             self._record_environment()
         arrays = self._arrays()
         self._startup.done("data")
+        if resumed is None:
+            self._record_data(arrays)
+            self._probe("start")
         parity_passed = self._check_parity(arrays) if resumed is None and checks_parity(run) else None
         self._phase("model")
         set_precision(run.precision)
@@ -84,6 +85,7 @@ class Session:
             reached_the_end = self._trainer(replica, loader).train(first=1 if resumed is None else resumed.epoch + 1)
             if reached_the_end:
                 self._finished(parity_passed)
+                self._probe("end")
                 self._attribute(replica, loader)
         replica.close()
 
@@ -92,6 +94,14 @@ class Session:
         if self._world.rank == 0:
             self._journal.event("finished", outcome="parity_failed" if parity_passed is False else "ok")
             self._journal.commit()
+
+    def _probe(self, moment: Moment) -> None:
+        """Measure how fast the devices are, outside all times; not where the run's times mean nothing anyway."""
+        launcher, info = self._run.launcher, self._attempt.info()
+        oversubscribed = info is not None and info.oversubscribed
+        if self._run.measure.probe and not (launcher.packed or launcher.in_this_process or oversubscribed):
+            self._facts(**probe(self._world, moment))
+            self._startup.skip()
 
     def _attribute(self, replica: Replica, loader: BatchLoader) -> None:
         """Attribute further steps' time to phases, where `measure` requests it."""
@@ -122,19 +132,10 @@ class Session:
         if resumed is not None:
             before = resumed.facts.get("warnings") or ""
             self._warnings = [*filter(None, [before]), *(text for text in self._warnings if text not in before)]
-            if self._world.rank == 0 and (elsewhere := self._elsewhere(resumed.facts)):
-                self._facts(resumed_elsewhere=elsewhere)
+            if self._world.rank == 0:
+                self._facts(**provenance.later_facts(self._attempt.number, self._world, before=resumed.facts))
+            self._startup.skip()
         return resumed
-
-    def _elsewhere(self, facts: Mapping[str, Any]) -> str | None:
-        """How this attempt's environment differs from the first attempt's, whose `facts` these are."""
-        first = json.loads(facts.get("environment_json") or "{}")
-        changed = differences(entries(first), entries(json.loads(canonical_json(environment.capture()))))
-        device_name = _device_name(self._world)
-        if device_name != facts.get("device_name"):
-            changed = {"device_name": (facts.get("device_name"), device_name)} | changed
-        self._startup.skip()
-        return ", ".join(f"{key}: {before} and {now}" for key, (before, now) in changed.items()) or None
 
     def _describe(self, model: nn.Module, parity_passed: bool | None) -> None:
         parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
@@ -142,7 +143,7 @@ class Session:
             parity_passed=parity_passed,
             parameters=parameters,
             theoretical_state_bytes=self._run.strategy.state_bytes(self._run, parameters),
-            device_name=_device_name(self._world),
+            device_name=provenance.device_name(self._world),
             warnings=self._warning(),
             theoretical_bubble=self._run.strategy.bubble(self._run),
         )
@@ -158,7 +159,13 @@ class Session:
     def _record_environment(self) -> None:
         """Record the environment; the time this takes does not count as start-up."""
         if self._world.rank == 0:
-            self._facts(environment_json=canonical_json(environment.capture()))
+            self._facts(**provenance.first_facts(self._attempt.number))
+        self._startup.skip()
+
+    def _record_data(self, arrays: Arrays) -> None:
+        """Record what the data set holds; likewise."""
+        if self._world.rank == 0:
+            self._facts(data_sha256=content_sha256(self._run.data, self._run.site.data_folder, arrays))
         self._startup.skip()
 
     def _arrays(self) -> Arrays:
@@ -246,10 +253,6 @@ def configure_torch(run: RunConfig, device_type: str) -> None:
     set_precision(run.precision)
     torch.use_deterministic_algorithms(run.measure.deterministic)
     torch.autograd.set_detect_anomaly(run.measure.detect_anomaly)
-
-
-def _device_name(world: World) -> str:
-    return torch.cuda.get_device_name(world.device) if world.device_type == "cuda" else cpu_name()
 
 
 def statistics_warnings(run: RunConfig) -> list[str]:

@@ -12,6 +12,7 @@ import torch
 from parallelbench.probes.clock import StepClock, TimedWindow
 from parallelbench.probes.loader_workers import WorkerProbe
 from parallelbench.probes.memory_probe import MemoryProbe
+from parallelbench.probes.processor_share import ProcessorShare
 from parallelbench.rank.devices import node_name
 from parallelbench.telemetry.epoch_columns import NOTHING
 
@@ -51,6 +52,7 @@ class Trainer:
         self._replica, self._loader, self._run, self._world = replica, loader, run, world
         self._journal, self._keys, self._startup, self._boundary = journal, keys, startup, boundary
         self._window, self._memory, self._workers = TimedWindow(world), MemoryProbe(world), WorkerProbe(loader)
+        self._share = ProcessorShare(os.sched_getaffinity(0) if world.device_type == "cpu" else ())
         self._steps = StepClock(world, steps=run.steps_per_epoch, sampled=run.measure.steps_sampled)
         self._identity = {"rank": world.rank, "local_rank": world.local_rank, "node": node_name()}
         self._device_uuid = device_uuid(world)
@@ -100,10 +102,13 @@ class Trainer:
         self._memory.start()
         self._workers.start()
         self._replica.traffic.take()  # the training window excludes what evaluation has sent
+        self._share.start()
         self._window.start()
         trained, samples = self._train_window(epoch)
         epoch_time_s = self._window.stop()
-        probes = {**self._memory.stop(), **self._workers.stop(), **self._replica.traffic.take()}
+        workers = self._workers.stop()
+        share = self._share.stop(children_s=workers["loader_cpu_time_s"] or 0.0)
+        probes = {**self._memory.stop(), **workers, **share, **self._replica.traffic.take()}
         edges = {"training_started_at": self._window.started_at, "training_ended_at": self._window.ended_at}
         times = {"epoch_time_s": epoch_time_s, **edges, "cpu_time_s": self._window.cpu_time_s}
         return {**times, **_sums("train", trained, samples), **probes}

@@ -173,14 +173,17 @@ def expanded(path: str) -> Path:
 
 
 def with_new_options(node: dict[str, Any]) -> dict[str, Any]:
-    """A configuration that an earlier release wrote, with the options of launcher and site that it could not have.
+    """A configuration that an earlier release wrote, with the options that it could not have.
 
-    They get the values of the shipped files: where and how a run is executed is no part of its identity.
+    They get the values of the shipped files. All of them are no part of a run's identity: options of launcher and site,
+    and `measure.probe`.
     """
     filled = dict(node)
     launcher, site = node.get("launcher"), node.get("site")
     if isinstance(launcher, dict):
         filled["launcher"] = _launcher_defaults(str(launcher.get("name"))) | launcher
+    if isinstance(measure := node.get("measure"), dict):
+        filled["measure"] = {"probe": (shipped("measure", "default") or {})["probe"]} | measure
     if isinstance(site, dict):
         filled["site"] = (shipped("site", "default") or {}) | site
     return filled

@@ -27,6 +27,8 @@ class Measure(Node, frozen=True, kw_only=True):
     """Use deterministic algorithms only (`torch.use_deterministic_algorithms`); slower."""
     detect_anomaly: bool
     """Let autograd name the operation that produced a NaN; much slower, for debugging."""
+    probe: bool
+    """Measure a matrix product and the memory's bandwidth on every rank before and after the training, about 0.3 s."""
     telemetry_hz: Annotated[float, Meta(ge=0, le=100)]
     """Samples of energy, power and load per second; 0: none."""
     attribution_steps: Annotated[int, Meta(ge=0, le=10_000)]

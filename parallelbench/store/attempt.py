@@ -79,6 +79,8 @@ class AttemptInfo(msgspec.Struct, frozen=True, kw_only=True):
     oversubscribed: bool
     warnings: list[str] = []
     """Caveats of this attempt's times."""
+    submit: str = ""
+    """Identifies the command that asked for it; empty: not recorded."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +125,9 @@ class Attempt:
         """Where a rank's Chrome trace goes, with `measure.trace=true`."""
         return self.path / f"trace-rank{rank}.json"
 
-    def describe(self, *, processes: int, device_type: str, oversubscribed: bool, warnings: Sequence[str] = ()) -> None:
+    def describe(
+        self, *, processes: int, device_type: str, oversubscribed: bool, warnings: Sequence[str] = (), submit: str = ""
+    ) -> None:
         """Record how this attempt is started; reserve space for its outcome and its ranks' error files."""
         info = AttemptInfo(
             launched_at=time.time(),
@@ -131,6 +135,7 @@ class Attempt:
             device_type=device_type,
             oversubscribed=oversubscribed,
             warnings=list(warnings),
+            submit=submit,
         )
         for path in (self.path / "outcome.json", *map(self.error_file, range(processes))):
             reserve(path, _RECORD_BYTES)

@@ -2,26 +2,47 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+VERSION = "entries_version"
+"""The entry that says which list of entries an environment was recorded by."""
+ENTRIES_VERSION = 2
+"""Version of that list. 2 added `ADDED` and the variables of `_ADDED_VARIABLES`."""
+ADDED = ("cpu_capability", "cpu_boost", "cpu_quota_cores", "nice", "scheduling_policy", "transparent_hugepages")
+"""Entries that results of earlier releases lack."""
 MUST_MATCH = (
     *("platform", "python", "packages.torch", "packages.torchvision", "packages.numpy"),
-    *("cpu", "logical_cores", "threads", "cpu_governor"),
+    *("cpu", "logical_cores", "threads", "cpu_governor", *ADDED),
     *("cuda.version", "cuda.cudnn", "cuda.nccl", "cuda.driver", "cuda.power_limit_w"),
     *("float32_matmul_precision", "cudnn_allow_tf32", "cudnn_benchmark"),
 )
-_VARIABLES = tuple(f"variables.{name}_" for name in ("NCCL", "GLOO", "OMP", "MKL", "MALLOC", "TORCH", "PYTORCH"))
+_VARIABLES = ("NCCL_", "GLOO_", "OMP_", "MKL_", "MALLOC_", "TORCH_", "PYTORCH_")
 """Prefixes of environment variables that must match, too."""
-REPORTED = ("git.commit", "git.dirty", "packages.parallelbench", "host", "allocation")
+_ADDED_VARIABLES = (
+    *("ATEN_", "ONEDNN_", "DNNL_", "KMP_", "GOMP_", "CUBLAS_", "CUBLASLT_", "CUDNN_", "TORCHINDUCTOR_"),
+    *("TORCHDYNAMO_", "TRITON_", "GLIBC_TUNABLES", "LD_PRELOAD", "NVIDIA_TF32_OVERRIDE"),
+    *("PYTHONMALLOC", "PYTHONDEVMODE", "PYTHONTRACEMALLOC"),
+    *("CUDA_LAUNCH_BLOCKING", "CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_MODULE_LOADING", "CUDA_FORCE_PTX_JIT"),
+    *("CUDA_AUTO_BOOST", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "CUDA_SCALE_LAUNCH_QUEUES"),
+)
+"""The same, from version 2 on. Of CUDA's variables most say where something is, or which GPUs a job has."""
+_ELSEWHERE = re.compile(r"_(DIR|PATH|HOME|ROOT|FILE|ID|HOST|PORT|ADDR)$")
+"""The ends of names of variables that hold a place: it differs between users and jobs, not between speeds."""
+OF_PROGRAM = ("git.commit", "git.dirty", "packages.parallelbench")
+"""Entries that say which version of the suite ran. One run has one version: it may not go on under another."""
+REPORTED = (*OF_PROGRAM, "host", "allocation")
 """Entries that may differ between compared runs. Comparisons report them."""
 SET_BY_LAUNCHER = {
     "threads": ("devices", "nodes"),
     "variables.OMP_NUM_THREADS": ("devices", "nodes"),
     "variables.GLOO_SOCKET_IFNAME": ("nodes",),
     "variables.NCCL_SOCKET_IFNAME": ("nodes",),
+    "variables.TORCHINDUCTOR_FORCE_DISABLE_CACHES": ("compile",),
+    "variables.CUBLAS_WORKSPACE_CONFIG": ("measure.deterministic",),
 }
 """Entries that the launcher sets → the keys of the run that it sets them by. They must match between runs that have
 these keys in common; between others a difference is reported.
@@ -38,7 +59,14 @@ _OF_EACH_GPU = ("cuda.driver", "cuda.power_limit_w")
 
 def must_match(key: str) -> bool:
     """Whether an entry must be equal in two environments for their times to be compared."""
-    return key in MUST_MATCH or (key.startswith(_VARIABLES) and key != _NO_EFFECT)
+    return key in MUST_MATCH or _is_variable(key, (*_VARIABLES, *_ADDED_VARIABLES))
+
+
+def _is_variable(key: str, prefixes: tuple[str, ...]) -> bool:
+    """Whether an entry is a variable of these, one that may change a speed."""
+    root, _, name = key.partition(".")
+    is_one = root == "variables" and name.startswith(prefixes)
+    return is_one and key != _NO_EFFECT and not _ELSEWHERE.search(name)
 
 
 def is_reported(key: str) -> bool:
@@ -46,9 +74,21 @@ def is_reported(key: str) -> bool:
     return key in REPORTED
 
 
+def is_of_program(key: str) -> bool:
+    """Whether an entry says which version of the suite ran."""
+    return key in OF_PROGRAM
+
+
 def is_volatile(key: str) -> bool:
     """Whether a difference in an entry says nothing about the compared runs."""
-    return key in VOLATILE or (key.startswith("variables.") and not must_match(key))
+    return key in (*VOLATILE, VERSION) or (key.startswith("variables.") and not must_match(key))
+
+
+def unrecorded(environment: Mapping[str, Any]) -> tuple[str, ...]:
+    """What must match, but an older release did not record: that two environments lack it does not make them equal."""
+    if int(environment.get(VERSION, 1)) >= ENTRIES_VERSION:
+        return ()
+    return (*ADDED, *(f"{name}*" if name.endswith("_") else name for name in _ADDED_VARIABLES))
 
 
 def is_set_by_launcher(key: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
@@ -64,8 +104,11 @@ def is_set_by_launcher(key: str, one: Mapping[str, Any], other: Mapping[str, Any
 def differences(
     one: Mapping[str, Any], other: Mapping[str, Any], relevant: Callable[[str], bool] = must_match
 ) -> dict[str, tuple[Any, Any]]:
-    """The relevant `entries` that differ between two environments: dotted key → both values, None for a missing one."""
-    keys = sorted(key for key in one.keys() | other.keys() if relevant(key))
+    """The relevant `entries` that differ between two environments: dotted key → both values, None for a missing one.
+
+    Of entries that neither has, `unrecorded` says whether they could have been recorded.
+    """
+    keys = sorted(key for key in one.keys() | other.keys() if relevant(key) and key != VERSION)
     return {key: (one.get(key), other.get(key)) for key in keys if one.get(key) != other.get(key)}
 
 

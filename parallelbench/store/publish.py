@@ -62,6 +62,8 @@ def run_row(run: RunConfig, attempt: Attempt, outcome: Outcome, events: list[Row
             "processes": info.processes,
             "device_type": info.device_type,
             "oversubscribed": info.oversubscribed,
+            "submit": info.submit or None,
+            "launched_at": info.launched_at,
         }
         row["cores_per_device"] = run.cores_per_device if info.device_type == "cpu" else None
     for event in events:

@@ -9,13 +9,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from parallelbench.store.columns import KEYS, Column, Over, Show
+from parallelbench.store.processor_columns import PROCESSOR_SHARE
 from parallelbench.store.run_table import RUN
 from parallelbench.store.telemetry_table import GPU_AND_HOST, TELEMETRY
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-TABLES_VERSION = 3
+TABLES_VERSION = 4
 """Version of the result tables, in manifests and Parquet files; not in run ids, so a new column reruns nothing."""
 
 EPOCH = Column("epoch", "int32", "counts from 1")
@@ -94,6 +95,7 @@ RANKS = (
     ),
     Column("training_ended_at", "float64", "Unix time at its end", "s"),
     Column("cpu_time_s", "float64", "processor time of this process in it: all threads, user and system", "s"),
+    *PROCESSOR_SHARE,
     Column(
         "evaluation_time_s",
         "float64",

@@ -85,6 +85,27 @@ RUN = (
         show=Show.PASSED,
     ),
     Column(
+        "data_sha256",
+        "string",
+        "what the data set holds: sha256 of the arrays' own",
+        null="the run ended before it was known",
+    ),
+    Column(
+        "submit",
+        "string",
+        "identifies the `submit` command that asked for this attempt: its runs were measured in turn",
+        null="not recorded",
+    ),
+    Column(
+        "launched_at", "float64", "Unix time at which the attempt's processes were started", "s", null="not recorded"
+    ),
+    Column(
+        "attempts_json",
+        "string",
+        "of each attempt that trained: number, time of day, host, commit, uncommitted changes; canonical JSON",
+        null="not recorded",
+    ),
+    Column(
         "resumed_after",
         "string",
         "epochs after which training was interrupted and a later attempt went on, as in '4, 9'",
@@ -93,7 +114,7 @@ RUN = (
     Column(
         "resumed_elsewhere",
         "string",
-        "device, software and settings in which a later attempt differed from the first one",
+        "device, software, commit and settings in which a later attempt differed from the first one",
         null="none",
     ),
     Column("warnings", "string", "what a reader should know before comparing this run", null="nothing"),
@@ -133,6 +154,20 @@ RUN = (
         "times",
         "bytes/s",
         null="one process, or no attribution pass",
+    ),
+    *(
+        Column(
+            f"probed_{moment}_{what}",
+            "float64",
+            f"{meaning}, at the run's {moment}: the slowest rank's, measured on its own device and cores",
+            "bytes/s" if what == "memory_bytes_per_s" else None,
+            null="not measured (`measure.probe`, or the run's times mean nothing)",
+        )
+        for moment in ("start", "end")
+        for what, meaning in (
+            ("matmul_flop_per_s", "floating-point operations per second of an fp32 matrix product"),
+            ("memory_bytes_per_s", "bytes read and written per second when memory is copied"),
+        )
     ),
     Column("config_json", "string", "the whole configuration, canonical JSON"),
     Column("environment_json", "string", "versions, devices, topology, allowed environment variables"),

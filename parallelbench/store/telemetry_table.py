@@ -81,6 +81,12 @@ GPU_AND_HOST = (
         null=_NO_GPU,
     ),
     Column(
+        "gpu_processes_max",
+        "int64",
+        "most processes sampled at a time that computed on one GPU; the run itself has one on each",
+        null=_NO_GPU,
+    ),
+    Column(
         "gpu_throttle_reasons",
         "int64",
         "all sampled reasons for lower clocks (bits: nvmlClocksEventReason…)",
@@ -190,6 +196,7 @@ TELEMETRY = (
     ),
     Column("temperature_c", "float64", "temperature of a GPU", "°C", null=_NOT_READ),
     Column("throttle_reasons", "int64", "reasons for a GPU's lower clocks (bits)", null=_NOT_READ),
+    Column("processes", "int64", "processes that compute on a GPU", null=_NOT_READ),
     Column(
         "network_sent_bytes",
         "int64",

@@ -85,7 +85,9 @@ class Samples:
 
 _SAMPLED = {
     **dict.fromkeys(("energy_j", "power_w", "utilization", "clock_hz", "temperature_c"), "d"),
-    **dict.fromkeys(("memory_used_bytes", "throttle_reasons", "network_sent_bytes", "network_received_bytes"), "q"),
+    **dict.fromkeys(
+        ("memory_used_bytes", "throttle_reasons", "processes", "network_sent_bytes", "network_received_bytes"), "q"
+    ),
 }
 """Column → its array's type code."""
 _SLOW = ("clock_hz",)
@@ -161,6 +163,7 @@ def _gpu_columns(gpus: Sequence[Device]) -> Row:
         "gpu_power_max_w": _of_all(gpus, "power_w", max),
         "gpu_utilization_mean": _together(gpus, lambda gpu: gpu.mean("utilization"), statistics.fmean),
         "gpu_memory_used_max_bytes": _of_all(gpus, "memory_used_bytes", max),
+        "gpu_processes_max": _of_all(gpus, "processes", max),
         "gpu_throttle_reasons": _of_all(gpus, "throttle_reasons", lambda values: reduce(operator.or_, values)),
         "gpu_clock_mean_hz": _together(gpus, lambda gpu: gpu.mean("clock_hz"), statistics.fmean),
         "gpu_temperature_max_c": _of_all(gpus, "temperature_c", max),

@@ -47,6 +47,10 @@ WAYS: dict[str, tuple[Callable[[Any], float], ...]] = {
         lambda gpu: float(pynvml.nvmlDeviceGetTemperature(gpu, pynvml.NVML_TEMPERATURE_GPU)),
         lambda gpu: float(pynvml.nvmlDeviceGetTemperatureV(gpu, pynvml.NVML_TEMPERATURE_GPU)),  # from CUDA 14 on
     ),
+    "processes": (
+        lambda gpu: len(pynvml.nvmlDeviceGetComputeRunningProcesses_v3(gpu)),
+        lambda gpu: len(pynvml.nvmlDeviceGetComputeRunningProcesses_v2(gpu)),  # before driver 510
+    ),
     "throttle_reasons": (
         lambda gpu: int(pynvml.nvmlDeviceGetCurrentClocksEventReasons(gpu)),
         lambda gpu: int(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu)),  # before driver 535

@@ -68,6 +68,7 @@ def config(results: Path, **changes: Any) -> RunConfig:
             "detect_anomaly": False,
             "telemetry_hz": 10.0,
             "attribution_steps": 0,
+            "probe": True,
             "trace": False,
         },
         "launcher": component("launcher", "local"),
@@ -139,8 +140,14 @@ class Fake:
     """The epoch after which the next attempt went on."""
     resumed_elsewhere: str | None = None
     environment: str = (
-        '{"host":"here","python":"3.12.1","packages":{"torch":"2.15.0"},"git":{"commit":"0123abc","dirty":false}}'
+        '{"entries_version":2,"host":"here","python":"3.12.1","packages":{"torch":"2.15.0"},'
+        '"git":{"commit":"0123abc","dirty":false}}'
     )
+    data_sha256: str | None = "0" * 64
+    speeds: dict[str, float] = field(default_factory=dict)
+    """The columns of the probes of its devices; empty: they were not probed."""
+    others_time_s: Callable[[int, int], float | None] = lambda epoch, rank: 0.0
+    """What other programs took of the rank's cores."""
     startup: dict[str, float | None] = field(default_factory=dict)
     owner: Callable[[int], bool] = lambda rank: True
     """Which ranks own samples; the last stage of a pipeline owns all, the others none."""
@@ -173,6 +180,8 @@ def write_epochs(run: RunConfig, attempt: Attempt, fake: Fake, *, epochs: int) -
         resumed_after=None if fake.resumed_after is None else str(fake.resumed_after),
         resumed_elsewhere=fake.resumed_elsewhere,
         environment_json=fake.environment,
+        data_sha256=fake.data_sha256,
+        **fake.speeds,
         **dict(zip(("probed_latency_s", "probed_bandwidth_bytes_per_s"), fake.probed or (None, None), strict=True)),
         **(STARTUP | fake.startup),
     )
@@ -280,6 +289,7 @@ def _rank(run: RunConfig, keys: dict[str, Any], fake: Fake, epoch: int, rank: in
         "training_started_at": fake.started_at + epoch * EPOCH_EVERY_S,
         "training_ended_at": fake.started_at + epoch * EPOCH_EVERY_S + fake.epoch_time_s(epoch, rank),
         "evaluation_time_s": 0.1,
+        "others_time_s": fake.others_time_s(epoch, rank),
         "train_samples": train,
         "train_loss_sum": 1.0 * train,
         "train_correct": train // 2,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import subprocess
@@ -38,7 +39,7 @@ class Program:
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
             start_new_session=True,
-            preexec_fn=lambda: _begin(preexec),
+            preexec_fn=functools.partial(_begin, preexec),
         )
 
     def __enter__(self) -> Program:

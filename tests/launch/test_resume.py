@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -159,6 +160,7 @@ def test_a_run_that_resumes_in_another_environment_is_not_compared(
     assert code == 0, text
     (run,) = rows(the_run(results))["run"]
     assert run["resumed_elsewhere"] == "variables.GLOO_TUNED_TO: None and the moon"
+    assert [attempt["attempt"] for attempt in json.loads(run["attempts_json"])] == [1, 2]
     (row,) = excluded(load(results)).select("exclusion", "exclusion_detail").rows()
     assert row == (Exclusion.RESUMED_ELSEWHERE.value, run["resumed_elsewhere"])
 

@@ -32,6 +32,7 @@ ENDLESS = "epochs=1000000"
 
 
 def two_cores() -> None:
+    """Runs between fork and exec."""
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
 
 
@@ -151,8 +152,12 @@ EPOCHS_UNDER_FIRE = 80
 )
 @pytest.mark.parametrize("victim", ["supervisor", "torchrun", "rank 0", "rank 1"])
 @pytest.mark.cases("supervisor", "rank 0")
-def test_kill_9_loses_no_finished_epoch_and_leaves_no_process(victim: str, tmp_path: Path) -> None:
+def test_kill_9_loses_no_finished_epoch_and_leaves_no_process(
+    victim: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     """Several kills of one process each, at instants told by the journal: from the first line to deep into training."""
+    if victim in ("torchrun", "rank 1"):
+        request.getfixturevalue("by_exec")
     chance = random.Random(victim)
     results = tmp_path / "results"
     arguments = ("run", *DDP, f"epochs={EPOCHS_UNDER_FIRE}")

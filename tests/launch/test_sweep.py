@@ -13,9 +13,12 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from launch.launcher import launcher_of
+from launch.preparation import prepare_all
 from launch.sweep.compose import NOTHING, Extension, compose_plain, parse, resolve, resolved_by_omegaconf
 from launch.sweep.expansion import PlannedRun, Point, _points, _set, expand, one_run
 from parallelbench.errors import ConfigError
+from parallelbench.rank.devices import Machine, this_machine
 from parallelbench.spec.config import RunConfig
 from parallelbench.spec.identity import run_id
 from parallelbench.spec.mapping import from_mapping
@@ -454,3 +457,18 @@ def test_whatever_is_typed_is_expanded_or_refused_with_a_config_error(overrides:
 def test_whatever_is_typed_is_parsed_or_refused(text: str) -> None:
     with contextlib.suppress(ConfigError):
         assert len(parse([text])) == 1
+
+
+def test_a_plan_looks_at_this_machine_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A look asks NVML and every core's topology: once per run made `plan` half as slow again."""
+    looks = []
+
+    def look() -> Machine:
+        looks.append(1)
+        return this_machine()
+
+    monkeypatch.setattr("launch.local.local_launcher.this_machine", look)
+    runs = expand(["strategy=single", "sweep.repeats=5", "device=auto", f"results={tmp_path}"])
+    prepared = prepare_all(runs, launcher_of(runs[0].run).prepare)
+    assert len(prepared) == 5
+    assert len(looks) == 1

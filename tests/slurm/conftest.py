@@ -13,6 +13,7 @@ from tests.slurm.cluster import Cluster
 from tests.slurm.config import VARIANTS, Variant
 from tests.slurm.packages import UnavailableError
 from tests.slurm.sweeps import Sweeps
+from tests.warm import cold
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,6 +25,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.path.is_relative_to(Path(__file__).parent):
             item.add_marker("slurm")
             item.add_marker("slow")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def genuine(forks: None) -> Iterator[None]:
+    """Start programs by exec: a cluster finds its jobs' processes by the environment that they were started with."""
+    with cold():
+        yield
 
 
 def started(variant: Variant, **options: Any) -> Iterator[Cluster]:

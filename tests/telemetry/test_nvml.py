@@ -18,10 +18,11 @@ utilization {n}0 {n}5
 memory {n}000000
 clock 1{n}00
 temperature 4{n}
-throttle {n}"""
+throttle {n}
+processes {n} {n} {n + 1} {n + 1} {n}"""
     for n, name in enumerate("abcd", start=1)
 )
-"""Counters in mJ, powers in mW, clocks in MHz; the last value repeats."""
+"""Counters in mJ, powers in mW, clocks in MHz; the last value repeats. Each look at the processes takes two."""
 
 
 def test_every_column_of_four_gpus(tmp_path: Path) -> None:
@@ -35,6 +36,7 @@ def test_every_column_of_four_gpus(tmp_path: Path) -> None:
         assert played.column(uuid, "clock_hz") == [(1000 + 100 * n) * 1e6] * 4
         assert played.column(uuid, "temperature_c") == [40 + n] * 4
         assert played.column(uuid, "throttle_reasons") == [n] * 4
+        assert played.column(uuid, "processes") == [n, n + 1, n, n], "those of others are among them"
         assert played.column(uuid, "time") == [0.0, 0.1, 0.2, 0.3]
         assert played.column(uuid, "network_sent_bytes") == [None] * 4
     assert len(played.of(None)) == 4, "the host's own"
@@ -122,6 +124,7 @@ def test_an_epochs_energy_is_exactly_that_of_the_profile(tmp_path: Path) -> None
     assert found["gpu_power_max_w"] == 4.5
     assert found["gpu_utilization_mean"] == pytest.approx(0.25 + 0.05)
     assert found["gpu_memory_used_max_bytes"] == 4_000_000
+    assert found["gpu_processes_max"] == 5, "GPU-d in its second sample"
     assert found["gpu_throttle_reasons"] == 1 | 2 | 3 | 4
     assert found["gpu_clock_mean_hz"] == pytest.approx((1100 + 1200 + 1300 + 1400) / 4 * 1e6)
     assert found["gpu_temperature_max_c"] == 44

@@ -1,0 +1,109 @@
+"""What the compared runs' machines did: whether others disturbed them, whether they are alike, what nobody recorded."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from statistics import median
+from typing import TYPE_CHECKING, Protocol
+
+from analysis.comparison.policy import PROBED, Caveat, Issue, is_below, is_unlike
+from parallelbench.store import environment_match
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from analysis.comparison.policy import Differences, Work
+
+_DEVICE = ("device_type", "device_name", "cores_per_device")
+"""What a probe depends on by design. Where runs differ in these, their probes say nothing about their machines."""
+
+
+class OnMachine(Protocol):
+    """A run, as far as its machine goes."""
+
+    @property
+    def definition(self) -> Work:
+        """Its definition."""
+
+    @property
+    def environment(self) -> Work:
+        """The entries of its environment."""
+
+    @property
+    def data_sha256(self) -> str | None:
+        """What its data set holds."""
+
+    def value(self, metric: str) -> float | None:
+        """A number of the run."""
+
+
+def unlike_probes(sides: Sequence[Sequence[OnMachine]]) -> Differences:
+    """What was probed and differs by more than the tolerance between the medians of two sides.
+
+    Of a run the faster of its two probes counts: the slower one may have been disturbed.
+    """
+    unlike: Differences = {}
+    for key in PROBED:
+        for one, other in combinations(sides, 2):
+            speeds = [_speed(side, key) for side in (one, other)]
+            if None not in speeds and _device(one) == _device(other) and is_unlike(*filter(None, speeds)):
+                unlike[key] = (f"{speeds[0]:.3g}", f"{speeds[1]:.3g}")
+    return unlike
+
+
+def _speed(side: Sequence[OnMachine], key: str) -> float | None:
+    known = [max(speeds) for run in side if (speeds := _probes(run, key))]
+    return median(known) if known else None
+
+
+def _probes(run: OnMachine, key: str) -> list[float]:
+    return [speed for column in PROBED[key] if (speed := run.value(column)) is not None]
+
+
+def _device(side: Sequence[OnMachine]) -> set[tuple[object, ...]]:
+    return {tuple(run.definition.get(key) for key in _DEVICE) for run in side}
+
+
+def disturbances(runs: Sequence[OnMachine]) -> list[Issue]:
+    """Caveats about epochs that others disturbed, and about machines that changed their speed during a run.
+
+    Runs of which half of the steady epochs were disturbed do not count, see `analysis.comparison.exclusions`.
+    """
+    issues = []
+    counts = [(run.value("disturbed_epochs"), run.value("steady_epochs")) for run in runs]
+    if disturbed := sum(int(count or 0) for count, _ in counts):
+        issues.append(
+            Issue(Caveat.DISTURBED, {"disturbed": (disturbed, sum(int(steady or 0) for _, steady in counts))})
+        )
+    changed: Differences = {}
+    for key in PROBED:
+        for run in runs:
+            speeds = _probes(run, key)
+            if key not in changed and len(speeds) > 1 and is_unlike(*speeds):
+                changed[key] = (f"{speeds[0]:.3g}", f"{speeds[1]:.3g}")
+    if changed:
+        issues.append(Issue(Caveat.DRIFT, changed))
+    return issues
+
+
+def unlike_contents(couples: Sequence[tuple[OnMachine, OnMachine]]) -> Differences:
+    """The unlike contents of a data set of one name and options, of the first two runs that differ so."""
+    contents = ((one.data_sha256, other.data_sha256) for one, other in couples if has_same_data(one, other))
+    return next(({"data_sha256": pair} for pair in contents if None not in pair and pair[0] != pair[1]), {})
+
+
+def has_same_data(one: OnMachine, other: OnMachine) -> bool:
+    """Whether two runs were asked to train on the same data set."""
+    data = [{key: value for key, value in run.definition.items() if is_below(key, ("data",))} for run in (one, other)]
+    return data[0] == data[1]
+
+
+def unrecorded(runs: Sequence[OnMachine], *, of_times: bool) -> tuple[str, ...]:
+    """What must match between runs, but not all of them recorded: results of older releases lack it."""
+    missing: tuple[str, ...] = ()
+    if of_times:
+        environments = {id(run.environment): run.environment for run in runs}
+        missing = next(filter(None, map(environment_match.unrecorded, environments.values())), ())
+        steady = [run.value("disturbed_epochs") for run in runs if run.value("steady_epochs")]
+        missing += ("the load during the run",) if None in steady else ()
+    return missing + (("the data's contents",) if any(run.data_sha256 is None for run in runs) else ())

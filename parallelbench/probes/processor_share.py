@@ -1,0 +1,141 @@
+"""What kept a rank off its processor: other processes, the hypervisor, and the quota of its cgroup."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+_UNSURE_S = 0.1
+"""How much the kernel's account of a core may miss of a window."""
+
+
+class Core(NamedTuple):
+    """What a core has done since the system started, s (proc_stat(5))."""
+
+    idle_s: float
+    """Idle, waiting for input and output included."""
+    stolen_s: float
+    """Time that the hypervisor gave to other machines."""
+    total_s: float
+
+
+class Account(NamedTuple):
+    """What a rank and its cores have done until a moment."""
+
+    time_s: float
+    own_s: float
+    """Processor time of this process, all threads."""
+    cores: Mapping[int, Core]
+    delay_s: float | None
+    """How long the calling thread was ready to run, and did not."""
+
+
+class ProcessorShare:
+    """Processor time that others took from a rank between `start` and `stop`, s; null where it can't be known.
+
+    `own_cores`: the cores that this rank is pinned to, and nobody else of the run; none where ranks are not pinned.
+    On these cores, what is neither idle nor the rank's own was taken by others. A rank that waits by design (a
+    pipeline's stage, a parameter server) leaves its cores idle, so its waiting is not counted. The delay of a thread
+    (schedstat) would count how the rank's own threads wait for each other, and it does not see the hypervisor.
+    """
+
+    def __init__(self, own_cores: Collection[int], *, proc: Path = Path("/proc")) -> None:
+        self._own, self._proc = frozenset(own_cores), proc
+
+    def start(self) -> None:
+        """Begin to count."""
+        self._before = self._read()
+
+    def stop(self, *, children_s: float = 0.0) -> dict[str, float | None]:
+        """Columns of `ranks`. `children_s`: processor time of the rank's own child processes since `start`."""
+        before, after = self._before, self._read()
+        length_s = after.time_s - before.time_s
+        spent = {core: _since(before.cores[core], after.cores[core]) for core in before.cores.keys() & after.cores}
+        columns: dict[str, float | None] = dict.fromkeys(("others_time_s", "stolen_time_s"))
+        if before.delay_s is not None and after.delay_s is not None:
+            columns["run_delay_s"] = after.delay_s - before.delay_s
+        else:
+            columns["run_delay_s"] = None
+        if self._own and spent.keys() == self._own and all(_credible(core, length_s) for core in spent.values()):
+            busy_s = sum(length_s - core.idle_s for core in spent.values())
+            columns["others_time_s"] = max(0.0, busy_s - (after.own_s - before.own_s) - children_s)
+            columns["stolen_time_s"] = sum(core.stolen_s for core in spent.values())
+        return columns
+
+    def _read(self) -> Account:
+        cores = read_cores(self._proc / "stat", self._own) if self._own else {}
+        return Account(time.perf_counter(), time.process_time(), cores, _delay_s(self._proc / "thread-self/schedstat"))
+
+
+def _since(before: Core, after: Core) -> Core:
+    return Core(*(now - then for then, now in zip(before, after, strict=True)))
+
+
+def _credible(core: Core, length_s: float) -> bool:
+    """Whether the kernel accounts for the whole window: some sandboxes show zeros, or another machine's cores."""
+    return abs(core.total_s - length_s) <= _UNSURE_S + 0.2 * length_s
+
+
+def read_cores(stat: Path, cores: Collection[int]) -> dict[int, Core]:
+    """The kernel's account of these cores; without those it does not list."""
+    try:
+        lines = stat.read_text().splitlines()
+    except OSError:
+        return {}
+    found = {}
+    for line in lines:
+        name, *ticks = line.split()
+        number = name.removeprefix("cpu")
+        if name.startswith("cpu") and number.isdigit() and int(number) in cores and len(ticks) >= 8:
+            user, nice, system, idle, waiting, interrupts, soft, stolen = (int(tick) * _TICK_S for tick in ticks[:8])
+            total_s = user + nice + system + idle + waiting + interrupts + soft + stolen
+            found[int(number)] = Core(idle + waiting, stolen, total_s)
+    return found
+
+
+def _delay_s(schedstat: Path) -> float | None:
+    """How long a thread has waited for a core since it began (Linux: scheduler/sched-stats)."""
+    try:
+        return int(schedstat.read_text().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def cpu_quota_cores(root: Path = Path("/")) -> float | None:
+    """How many cores' time the cgroups of this process allow it; None: as much as there is, or not known.
+
+    The least of all its cgroups up to the root counts (cgroup v2: `cpu.max`; v1: `cpu.cfs_quota_us`).
+    """
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return None
+    quotas = []
+    for _, controllers, path in (line.split(":", 2) for line in lines):
+        if controllers == "":
+            places = [root / "sys/fs/cgroup", root / "sys/fs/cgroup/unified"]
+        elif "cpu" in controllers.split(","):
+            places = [root / "sys/fs/cgroup" / name for name in ("cpu", controllers)]
+        else:
+            continue
+        parts = Path(path.lstrip("/")).parts
+        folders = [place.joinpath(*parts[:depth]) for place in places for depth in range(len(parts) + 1)]
+        quotas += [quota for folder in folders if (quota := _quota(folder)) is not None]
+    return min(quotas, default=None)
+
+
+def _quota(folder: Path) -> float | None:
+    try:
+        if (folder / "cpu.max").exists():
+            quota, period = (folder / "cpu.max").read_text().split()
+        else:
+            quota, period = ((folder / f"cpu.cfs_{name}_us").read_text().strip() for name in ("quota", "period"))
+        return None if quota in ("max", "-1") else int(quota) / int(period)
+    except (OSError, ValueError):
+        return None

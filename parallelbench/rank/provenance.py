@@ -1,0 +1,54 @@
+"""On what an attempt trains, and with which version of the suite; how that differs from the attempts before it."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from parallelbench.probes import environment
+from parallelbench.rank.devices import cpu_name
+from parallelbench.spec.identity import canonical_json
+from parallelbench.store.environment_match import differences, entries, is_of_program, must_match
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from parallelbench.rank.world import World
+
+
+def first_facts(attempt: int) -> dict[str, str]:
+    """Columns of the `run` table about the environment of a run's first attempt."""
+    captured = environment.capture()
+    return {"environment_json": canonical_json(captured), "attempts_json": _attempts([], attempt, captured)}
+
+
+def later_facts(attempt: int, world: World, *, before: Mapping[str, Any]) -> dict[str, str]:
+    """The same of an attempt that goes on; `before` are the columns that the attempts before it have recorded."""
+    captured = json.loads(canonical_json(environment.capture()))
+    facts = {"attempts_json": _attempts(json.loads(before.get("attempts_json") or "[]"), attempt, captured)}
+    if changed := _elsewhere(before, captured, device_name(world)):
+        facts["resumed_elsewhere"] = ", ".join(dict.fromkeys(filter(None, [before.get("resumed_elsewhere"), changed])))
+    return facts
+
+
+def _attempts(before: list[dict[str, Any]], attempt: int, captured: Mapping[str, Any]) -> str:
+    git = captured.get("git") or {}
+    own = {"attempt": attempt, "began_at": time.time(), "host": captured.get("host")}
+    return canonical_json([*before, own | {"commit": git.get("commit"), "dirty": git.get("dirty")}])
+
+
+def _elsewhere(before: Mapping[str, Any], captured: Mapping[str, Any], device: str) -> str:
+    """How this attempt's environment differs from the first attempt's; empty where it doesn't."""
+    first = json.loads(before.get("environment_json") or "{}")
+    changed = differences(entries(first), entries(captured), lambda key: must_match(key) or is_of_program(key))
+    if device != before.get("device_name"):
+        changed = {"device_name": (before.get("device_name"), device)} | changed
+    return ", ".join(f"{key}: {then} and {now}" for key, (then, now) in changed.items())
+
+
+def device_name(world: World) -> str:
+    """Name of the rank's GPU or processor."""
+    return torch.cuda.get_device_name(world.device) if world.device_type == "cuda" else cpu_name()

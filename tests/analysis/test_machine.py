@@ -1,0 +1,288 @@
+"""A verdict rests on alike and undisturbed machines, in turn: report, compare and claims say the same of it."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from analysis import UnlikeWork, by, compare, excluded, load
+from analysis.claims import judge
+from analysis.comparison.order import one_after_the_other
+from analysis.configurations import summary
+from analysis.metrics import per_epoch, per_run
+from analysis.notes import warnings
+from parallelbench.errors import ConfigError
+from parallelbench.store.environment_match import ADDED, differences, entries
+from tests.analysis.factory import Fake, config, published
+from tests.analysis.test_claims import REPEATS, claim
+from tests.analysis.test_compare import steady
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from analysis.reader import Runs
+
+DDP: dict[str, Any] = {"strategy": "ddp", "devices": 2}
+
+
+def sides(root: Path, one: dict[str, Any], other: dict[str, Any], **changes: Any) -> Runs:
+    """single × 1 and ddp × 2, twice as fast, six repeats in turn; what else their runs have measured."""
+    for repeat in REPEATS:
+        at = Fake.started_at + 1e5 * repeat
+        published(config(root, repeat=repeat, **changes), steady(10.0 + repeat / 10, **({"started_at": at} | one)))
+        fake = steady(5.0 + repeat / 10, **({"started_at": at + 5e4} | other))
+        published(config(root, repeat=repeat, **DDP, **changes), fake)
+    return load(root)
+
+
+def said(runs: Runs) -> tuple[str, str, str]:
+    """What report, `compare` and claims say of the sides; a refusal of `compare`, too."""
+    try:
+        compared = "\n".join(by(runs, "configuration", "single × 1", "ddp × 2").notes)
+    except ConfigError as error:
+        compared = str(error)
+    (case,) = judge(runs, claim(), seed="0").cases
+    return "\n".join(warnings(runs)), compared, "\n".join([case.lacks, *case.warnings])
+
+
+def in_all(runs: Runs, text: str) -> list[bool]:
+    return [text.lower() in each.lower() for each in said(runs)]
+
+
+def verdict_of(runs: Runs) -> str:
+    verdict: str = summary(runs).filter(configuration="ddp × 2")["verdict"].item()
+    return verdict
+
+
+# --- others on a rank's cores
+
+
+def lost(share: float, epochs: set[int]) -> Any:
+    """What others take of rank 0 in these epochs."""
+    return lambda epoch, rank: share * 5.0 if epoch in epochs and rank == 0 else 0.0
+
+
+def test_a_median_that_may_rest_on_disturbed_epochs_counts_nowhere(tmp_path: Path) -> None:
+    runs = sides(tmp_path, {}, {"others_time_s": lost(0.48, {3})}, epochs=3)
+    gone = excluded(runs)
+    assert set(gone["exclusion"]) == {"disturbed"}
+    assert gone.height == len(REPEATS)
+    assert "1 of 2 steady epochs, in which others took up to 48% of a core" in gone["exclusion_detail"][0]
+    assert "submit again when the machine is free" in gone["exclusion_detail"][0]
+    assert summary(runs).filter(configuration="ddp × 2")["speed_up"].item() is None
+    assert "disturbed" in "\n".join(warnings(runs))
+    with pytest.raises(ConfigError, match="disturbed"):
+        by(runs, "configuration", "single × 1", "ddp × 2")
+    finding = judge(runs, claim(), seed="0")
+    assert (finding.verdict, "6 runs don't count: disturbed" in finding.why) == ("inconclusive", True)
+
+
+def test_what_a_disturbed_run_has_learned_counts(tmp_path: Path) -> None:
+    runs = sides(tmp_path, {}, {"others_time_s": lost(0.48, {2, 3})}, epochs=3)
+    learned = judge(runs, claim(metric="final_test_accuracy", expect={"above": 0.9}), seed="0")
+    assert learned.verdict == "reproduced"
+
+
+def test_fewer_disturbed_epochs_than_half_are_a_caveat(tmp_path: Path) -> None:
+    runs = sides(tmp_path, {}, {"others_time_s": lost(0.48, {3})}, epochs=4)
+    assert excluded(runs).is_empty()
+    assert in_all(runs, "others disturbed 6 of 36 steady epochs of the compared runs") == [True] * 3
+    assert verdict_of(runs) == "faster"
+
+
+@pytest.mark.parametrize(
+    ("taken_s", "cores", "disturbed"),
+    [
+        (0.27, 1, False),  # 5 % of 5 s, and 30 ms more that the kernel may miscount
+        (0.29, 1, True),
+        (0.42, 4, False),  # three further cores of 1 % each
+        (0.44, 4, True),
+        (2.50, 4, True),  # half of one of four cores: the others wait for it
+        (None, 1, None),
+    ],
+)
+def test_the_limit_of_a_disturbance(tmp_path: Path, taken_s: float | None, cores: int, disturbed: bool | None) -> None:
+    run = config(tmp_path, cores_per_device=cores)
+    published(run, steady(5.0, others_time_s=lambda epoch, rank: taken_s))
+    found = per_epoch(load(tmp_path)).filter(epoch=2)
+    assert found["disturbed"].item() == disturbed
+    assert found["lost_share"].item() == (None if taken_s is None else pytest.approx(taken_s / 5.0))
+    counted = None if disturbed is None else 2 * disturbed
+    assert per_run(load(tmp_path))["disturbed_epochs"].item() == counted
+
+
+def test_results_without_the_load_say_so(tmp_path: Path) -> None:
+    runs = sides(tmp_path, {}, {"others_time_s": lambda epoch, rank: None})
+    assert in_all(runs, "not all of the compared runs recorded the load during the run") == [True] * 3
+    assert verdict_of(runs) == "faster"
+
+
+# --- in turn
+
+
+ROUNDS = [float(repeat) for repeat in range(6)]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "apart"),
+    [
+        (ROUNDS, [time + 0.5 for time in ROUNDS], False),
+        (ROUNDS[:2], [0.5, 1.5], False),
+        (ROUNDS[:2], [2.0, 3.0], True),
+        (ROUNDS, [time + 6 for time in ROUNDS], True),
+        (ROUNDS, [-1.0, *(time + 6 for time in ROUNDS[1:])], True),  # one early run
+        (ROUNDS, [-3.0, -2.0, -1.0, 6.0, 7.0, 8.0], False),  # half before, half after: a steady drift cancels
+        (ROUNDS[:1], [9.0], False),  # a single pair has no interval anyway
+        ([float("-inf")] * 6, ROUNDS, False),  # unknown
+    ],
+)
+def test_which_sides_were_measured_one_after_the_other(one: list[float], other: list[float], apart: bool) -> None:
+    assert one_after_the_other([one, other]) is apart
+    assert one_after_the_other([other, one]) is apart
+
+
+def test_sides_that_were_not_interleaved_are_named_with_the_command_that_would(tmp_path: Path) -> None:
+    for repeat in REPEATS:
+        published(config(tmp_path, repeat=repeat), steady(10.0, started_at=1.7e9 + 1e4 * repeat))
+        later = 1.6e9 if repeat == 0 else 1.8e9  # one early run
+        published(config(tmp_path, repeat=repeat, **DDP), steady(5.0, started_at=later + 1e4 * repeat))
+    runs = load(tmp_path)
+    assert in_all(runs, "the compared runs were measured one after the other") == [True] * 3
+    assert in_all(runs, "` interleaves them") == [True] * 3
+    assert in_all(runs, "`parallelbench submit launcher=local") == [True] * 3
+
+
+# --- unlike machines
+
+
+def speeds(start: float, end: float) -> dict[str, Any]:
+    return {"speeds": {"probed_start_matmul_flop_per_s": start, "probed_end_matmul_flop_per_s": end}}
+
+
+def test_unlike_probes_are_unlike_machines(tmp_path: Path) -> None:
+    runs = sides(tmp_path, speeds(5e10, 4e10), speeds(3e10, 3.9e10))
+    assert in_all(runs, "the sides differ in probed_matmul_flop_per_s: 5e+10 and 3.9e+10") == [True] * 3
+    assert in_all(runs, "measure both in one environment (`parallelbench submit ") == [True] * 3
+    assert verdict_of(runs) == "not comparable"
+    by(runs, "configuration", "single × 1", "ddp × 2", across=["probed_matmul_flop_per_s"])
+
+
+def test_probes_within_the_tolerance_say_nothing(tmp_path: Path) -> None:
+    runs = sides(tmp_path, speeds(5e10, 4.1e10), speeds(4.1e10, 4.1e10))
+    assert in_all(runs, "probed") == [False] * 3
+    assert verdict_of(runs) == "faster"
+
+
+def test_a_machine_that_changes_its_speed_during_a_run_is_a_caveat(tmp_path: Path) -> None:
+    runs = sides(tmp_path, speeds(5e10, 3e10), speeds(5e10, 5e10))
+    changed = "changed by more than 25% during a run: probed_matmul_flop_per_s: 5e+10 and 3e+10"
+    assert in_all(runs, changed) == [True] * 3
+    assert verdict_of(runs) == "faster"
+
+
+def test_data_of_one_name_and_other_contents_are_not_compared(tmp_path: Path) -> None:
+    runs = sides(tmp_path, {"data_sha256": "a" * 64}, {"data_sha256": "b" * 64})
+    assert in_all(runs, "other contents (sha256 aaaaaaaaaaaa and bbbbbbbbbbbb") == [True] * 3
+    assert verdict_of(runs) == "not comparable"
+    with_time = by(runs, "configuration", "single × 1", "ddp × 2")
+    assert [row.time for row in with_time.rows] == [None]
+
+
+SLOWING = [
+    *({"variables": {name: "1"}} for name in ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")),
+    *({"variables": {name: "1"}} for name in ("KMP_BLOCKTIME", "GOMP_SPINCOUNT", "LD_PRELOAD", "GLIBC_TUNABLES")),
+    *({"variables": {name: "1"}} for name in ("PYTHONMALLOC", "CUBLAS_WORKSPACE_CONFIG", "NVIDIA_TF32_OVERRIDE")),
+    *({"variables": {name: "1"}} for name in ("CUDA_LAUNCH_BLOCKING", "CUDA_DEVICE_MAX_CONNECTIONS")),
+    *({"variables": {name: "1"}} for name in ("TORCHINDUCTOR_MAX_AUTOTUNE", "TORCHDYNAMO_DISABLE")),
+    *({name: "other"} for name in ADDED),
+]
+
+
+@pytest.mark.parametrize("slowing", SLOWING, ids=lambda entry: next(iter(entry.get("variables", entry))))
+def test_what_halves_the_speed_must_match(slowing: dict[str, Any]) -> None:
+    usual = json.loads(Fake.environment)
+    assert len(differences(entries(usual), entries(usual | slowing))) == 1
+
+
+def test_a_slowing_variable_is_refused_everywhere(tmp_path: Path) -> None:
+    slowed = json.dumps(json.loads(Fake.environment) | {"variables": {"ATEN_CPU_CAPABILITY": "default"}})
+    runs = sides(tmp_path, {}, {"environment": slowed})
+    refused = "the sides differ in variables.ATEN_CPU_CAPABILITY: null and default"
+    assert in_all(runs, refused) == [True] * 3
+    assert verdict_of(runs) == "not comparable"
+
+
+@pytest.mark.parametrize("name", ["TORCHINDUCTOR_CACHE_DIR", "NCCL_DEBUG_FILE", "CUDA_VISIBLE_DEVICES", "SLURM_JOB_ID"])
+def test_where_something_is_and_which_job_it_was_need_not_match(name: str) -> None:
+    usual = json.loads(Fake.environment)
+    assert differences(entries(usual), entries(usual | {"variables": {name: "/tmp/7"}})) == {}
+
+
+def older_environment() -> str:
+    older = json.loads(Fake.environment)
+    del older["entries_version"]
+    return json.dumps(older)
+
+
+def test_what_an_older_release_could_not_record_is_not_known_to_match(tmp_path: Path) -> None:
+    older = {"environment": older_environment()}
+    runs = sides(tmp_path, older, older)
+    assert in_all(runs, "not all of the compared runs recorded cpu_capability, ") == [True] * 3
+    assert in_all(runs, "whether they match is not known") == [True] * 3
+    assert verdict_of(runs) == "faster"
+
+
+def test_what_only_one_side_could_record_is_refused(tmp_path: Path) -> None:
+    newer = json.dumps(json.loads(Fake.environment) | {"nice": 0})
+    runs = sides(tmp_path, {"environment": older_environment()}, {"environment": newer})
+    assert in_all(runs, "the sides differ in nice: null and 0") == [True] * 3
+
+
+# --- which runs are compared
+
+
+def test_of_two_measurements_of_a_repeat_the_first_to_finish_counts(tmp_path: Path) -> None:
+    first = published(config(tmp_path), steady(10.0, started_at=1.6e9))
+    for number, changes in enumerate(({"parity": False}, {"parity_steps": 2}, {"trace": True})):
+        published(config(tmp_path, measure=changes), steady(10.0, started_at=1.7e9 + number))
+    found = excluded(load(tmp_path))
+    assert set(found["exclusion"]) == {"duplicate"}
+    assert found.height == 3
+    name = first.path.name
+    assert set(found["exclusion_detail"]) == {
+        f"{name} of the same configuration and repeat counts, which finished first"
+    }
+
+
+def test_strong_and_weak_scaling_are_not_compared(tmp_path: Path) -> None:
+    for scaling in ("strong", "weak"):
+        published(config(tmp_path / scaling, scaling=scaling, **DDP), steady(10.0))
+    with pytest.raises(ConfigError, match="strong and weak scaling are not compared"):
+        compare(load(tmp_path / "strong"), load(tmp_path / "weak"), across=["scaling"])
+    for scaling in ("strong", "weak"):
+        published(config(tmp_path / "both", scaling=scaling, **DDP), steady(10.0))
+    with pytest.raises(ConfigError, match="strong and weak scaling are not compared"):
+        by(load(tmp_path / "both"), "scaling", "strong", "weak")
+
+
+def test_hosts_and_commits_are_keys_of_by(tmp_path: Path) -> None:
+    for repeat, host in enumerate(("n1", "n2")):
+        environment = json.dumps(json.loads(Fake.environment) | {"host": host})
+        published(config(tmp_path, repeat=repeat), steady(10.0, environment=environment))
+    found = by(load(tmp_path), "host", "n1", "n2")
+    assert [row.verdict.value for row in found.rows] == ["too few repeats"]
+    with pytest.raises(ConfigError, match=r"no run in .* has host=n3"):
+        by(load(tmp_path), "host", "n1", "n3")
+
+
+def test_a_probe_of_other_cores_is_no_probe_of_another_machine(tmp_path: Path) -> None:
+    """A device of two cores multiplies faster than one of one core."""
+    published(config(tmp_path / "a", repeat=0), steady(10.0, **speeds(5e10, 5e10)))
+    published(config(tmp_path / "b", repeat=0, cores_per_device=2), steady(9.0, **speeds(9e10, 9e10)))
+    a, b = load(tmp_path / "a"), load(tmp_path / "b")
+    with pytest.raises(UnlikeWork) as refused:
+        compare(a, b)
+    assert "probed" not in str(refused.value)
+    compare(a, b, across=["cores_per_device"])

@@ -1,0 +1,148 @@
+"""What others take of a rank's cores: by a kernel's made-up accounts, and by a program that really keeps one busy."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+from parallelbench.probes import processor_share
+from parallelbench.probes.processor_share import ProcessorShare, cpu_quota_cores
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TICK = os.sysconf("SC_CLK_TCK")
+NAMES = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
+
+
+class Moments:
+    """Stands in for the module `time`."""
+
+    def __init__(self) -> None:
+        self.now = self.own = 100.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def process_time(self) -> float:
+        return self.own
+
+
+class Machine:
+    """A /proc of cores 2 and 3, and a clock."""
+
+    def __init__(self, proc: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.proc, self.clock = proc, Moments()
+        self.ticks = {core: dict.fromkeys(NAMES, 10_000) for core in (2, 3)}
+        self.delay_ns = 7
+        (proc / "thread-self").mkdir()
+        monkeypatch.setattr(processor_share, "time", self.clock)
+        self.passes(0.0, 0.0)
+
+    def passes(self, seconds: float, own_s: float, **spent_s: float) -> None:
+        """Time passes; `spent_s`: what both cores did in it."""
+        self.clock.now += seconds
+        self.clock.own += own_s
+        for counts in self.ticks.values():
+            for name, value in spent_s.items():
+                counts[name] += round(value * TICK)
+        lines = [f"cpu{core} {' '.join(map(str, counts.values()))} 0 0" for core, counts in self.ticks.items()]
+        (self.proc / "stat").write_text("cpu 1 2 3\n" + "\n".join(lines) + "\nintr 9\n")
+        (self.proc / "thread-self/schedstat").write_text(f"5 {self.delay_ns} 3\n")
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    return Machine(tmp_path, monkeypatch)
+
+
+def test_what_the_kernel_counts_is_others_less_the_ranks_own(machine: Machine) -> None:
+    share = ProcessorShare({2, 3}, proc=machine.proc)
+    share.start()
+    machine.delay_ns += 250_000_000
+    machine.passes(10.0, 12.0, user=6.0, system=0.5, idle=2.0, iowait=0.5, irq=0.25, steal=0.75)
+    taken = share.stop(children_s=1.0)
+    # Of 20 s on two cores, 5 s were idle, the rank used 12 s and its loader's workers 1 s: 2 s are others'.
+    assert taken["others_time_s"] == pytest.approx(2.0)
+    assert taken["stolen_time_s"] == pytest.approx(1.5)
+    assert taken["run_delay_s"] == pytest.approx(0.25)
+
+
+def test_waiting_by_design_is_not_taken_by_others(machine: Machine) -> None:
+    share = ProcessorShare({2}, proc=machine.proc)
+    share.start()
+    machine.passes(10.0, 1.0, user=1.0, idle=9.0)
+    assert share.stop()["others_time_s"] == pytest.approx(0.0)
+
+
+def test_a_rank_without_cores_of_its_own_knows_its_delay_only(machine: Machine) -> None:
+    share = ProcessorShare((), proc=machine.proc)
+    share.start()
+    machine.passes(10.0, 1.0, user=10.0)
+    assert share.stop() == {"others_time_s": None, "stolen_time_s": None, "run_delay_s": 0.0}
+
+
+@pytest.mark.parametrize("spent_s", [{}, {"user": 4.0, "idle": 2.0}])
+def test_an_account_that_leaves_time_out_is_not_believed(machine: Machine, spent_s: dict[str, float]) -> None:
+    """Some sandboxes show zeros, or cores of another number."""
+    share = ProcessorShare({2, 3}, proc=machine.proc)
+    share.start()
+    machine.passes(10.0, 10.0, **spent_s)
+    assert share.stop()["others_time_s"] is None
+
+
+def test_a_kernel_that_says_nothing_gives_nulls(tmp_path: Path) -> None:
+    share = ProcessorShare({0}, proc=tmp_path)
+    share.start()
+    assert set(share.stop().values()) == {None}
+
+
+BUSY = "import os, sys; os.sched_setaffinity(0, {int(sys.argv[1])}); print(flush=True)\nwhile True: pass"
+
+
+def test_a_program_that_keeps_the_core_busy_is_seen() -> None:
+    core = min(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {core})
+    with subprocess.Popen([sys.executable, "-c", BUSY, str(core)], stdout=subprocess.PIPE) as program:
+        assert program.stdout is not None
+        program.stdout.readline()
+        other, share = psutil.Process(program.pid), ProcessorShare({core})
+        share.start()
+        began = other.cpu_times()
+        while other.cpu_times().user - began.user < 0.5:
+            sum(range(10_000))
+        took_s = other.cpu_times().user - began.user
+        taken = share.stop()
+        program.kill()
+    if taken["others_time_s"] is None:
+        pytest.skip("the kernel here does not account for cores")
+    # Further programs may run here, so it is the least that others took; the kernel counts in steps of 10 ms.
+    assert taken["others_time_s"] > took_s - 0.05
+
+
+def test_the_smallest_quota_of_all_groups_counts(tmp_path: Path) -> None:
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("0::/jobs/mine\n")
+    groups = tmp_path / "sys/fs/cgroup"
+    (groups / "jobs/mine").mkdir(parents=True)
+    (groups / "jobs/mine/cpu.max").write_text("max 100000\n")
+    assert cpu_quota_cores(tmp_path) is None
+    (groups / "jobs/cpu.max").write_text("150000 100000\n")
+    assert cpu_quota_cores(tmp_path) == 1.5
+
+
+def test_the_quota_of_older_groups(tmp_path: Path) -> None:
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("4:memory:/jobs\n3:cpu,cpuacct:/jobs\n")
+    group = tmp_path / "sys/fs/cgroup/cpu,cpuacct/jobs"
+    group.mkdir(parents=True)
+    (group / "cpu.cfs_period_us").write_text("100000\n")
+    (group / "cpu.cfs_quota_us").write_text("-1\n")
+    assert cpu_quota_cores(tmp_path) is None
+    (group / "cpu.cfs_quota_us").write_text("50000\n")
+    assert cpu_quota_cores(tmp_path) == 0.5

@@ -1,0 +1,50 @@
+"""What is recorded of every attempt of a run, and what of it must not change from one to the next."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from parallelbench.probes import environment
+from parallelbench.rank.devices import cpu_name
+from parallelbench.rank.provenance import first_facts, later_facts
+from parallelbench.rank.world import World
+
+
+def captured(monkeypatch: pytest.MonkeyPatch, commit: str, *, dirty: bool = False, **entries: Any) -> None:
+    found = {"host": "n1", "git": {"commit": commit, "dirty": dirty}} | entries
+    monkeypatch.setattr(environment, "capture", lambda: found)
+
+
+def going_on(facts: dict[str, Any], attempt: int) -> dict[str, Any]:
+    return facts | later_facts(attempt, World(), before=facts)
+
+
+def test_a_run_that_goes_on_under_another_commit_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    captured(monkeypatch, "aaa")
+    facts: dict[str, Any] = first_facts(1) | {"device_name": cpu_name()}
+    facts = going_on(facts, 2)
+    assert "resumed_elsewhere" not in facts, "nothing has changed"
+    captured(monkeypatch, "bbb", dirty=True)
+    facts = going_on(facts, 3)
+    assert facts["resumed_elsewhere"] == "git.commit: aaa and bbb, git.dirty: False and True"
+    captured(monkeypatch, "aaa", variables={"ATEN_CPU_CAPABILITY": "default"}, entries_version=2)
+    facts = going_on(facts, 4)
+    assert facts["resumed_elsewhere"].startswith("git.commit: aaa and bbb"), "what attempt 3 was stays"
+    attempts = json.loads(facts["attempts_json"])
+    assert [(one["attempt"], one["commit"], one["dirty"], one["host"]) for one in attempts] == [
+        (1, "aaa", False, "n1"),
+        (2, "aaa", False, "n1"),
+        (3, "bbb", True, "n1"),
+        (4, "aaa", False, "n1"),
+    ]
+    assert all(one["began_at"] > 0 for one in attempts)
+
+
+def test_another_host_of_the_same_kind_is_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    captured(monkeypatch, "aaa")
+    facts: dict[str, Any] = first_facts(1) | {"device_name": cpu_name()}
+    captured(monkeypatch, "aaa", host="n2")
+    assert "resumed_elsewhere" not in going_on(facts, 2)
