@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from analysis.comparison.baseline import against_one_device, error_of_intervals, gain, is_baseline
+from analysis.comparison.baseline import against_one_device, error_of_intervals, gain
 from analysis.comparison.exclusions import Exclusion, excluded
 from analysis.comparison.groups import labels
-from analysis.comparison.policy import BASELINE
+from analysis.comparison.policy import BASELINE, is_baseline
 from analysis.metrics import accuracy_target, energy_to_accuracy, per_run, summary_columns, time_to_accuracy
 from analysis.metrics.aggregates import aggregate
 from analysis.metrics.schema import repeated_columns

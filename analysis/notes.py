@@ -10,7 +10,7 @@ import polars as pl
 
 from analysis import text
 from analysis.comparison.baseline import error_of_intervals, refused
-from analysis.comparison.exclusions import Exclusion, describe
+from analysis.comparison.exclusions import Exclusion, describe, unchecked
 from analysis.comparison.policy import BASELINE
 from analysis.comparison.speed import SpeedVerdict
 from analysis.configurations import counted, facts, summary
@@ -98,6 +98,7 @@ def warnings(runs: Runs, *, most: int = 25) -> list[str]:
         *_energies(runs),
         *_throttled(runs),
         *_parity_off(runs),
+        *unchecked(runs),
         *_recorded(runs),
         *environment_warnings(runs),
     ]

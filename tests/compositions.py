@@ -38,5 +38,7 @@ def once() -> Iterator[None]:
         return plain
 
     compose._composed = remembered
-    yield
-    compose._composed = hydra
+    try:
+        yield
+    finally:
+        compose._composed = hydra

@@ -50,6 +50,7 @@ hold its columns' meanings and units, too.
 | `ranks` | rank and epoch |
 | `steps` | sampled step, rank and epoch |
 | `parity` | step of the parity check |
+| `checks` | thing that was checked during or after training, or was not |
 | `pushes` | update sent to a parameter server |
 | `telemetry` | sample of a GPU, or of a host |
 | `phases` | step of the pass after the last epoch, and rank |

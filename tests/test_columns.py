@@ -21,6 +21,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from launch.attempt.outcome import _unlike_one_device
 from parallelbench.loaders import resident as loader_module
 from parallelbench.loaders.batch import Shard
 from parallelbench.loaders.batch_loader import generator
@@ -55,6 +56,7 @@ FORCED = {
         "nodes processes cores_per_device device_type epochs batch_size global_batch_size scaling precision "
         "channels_last seed repeat train_samples test_samples steps_per_epoch dropped_samples learning_rate "
         "oversubscribed deterministic detect_anomaly config_json",
+        f"{HERE}.test_what_was_trained_is_checked_and_a_finding_decides": "closing_check_s rounding",
         f"{HERE}.test_what_the_run_was": "outcome reason device_name parameters parity_passed theoretical_state_bytes",
         f"{HERE}.test_facts_of_a_session": "attempt compile warnings environment_json data_sha256 submit launched_at",
         f"{HERE}.test_the_parts_of_the_start": "startup_s startup_launch_s startup_imports_s startup_process_group_s "
@@ -102,6 +104,10 @@ FORCED = {
         f"{HERE}.test_facts_of_a_session": "run_id attempt",
         f"{HERE}.test_planted_differences_are_those_of_the_check": "step loss loss_reference loss_difference "
         "gradient_difference parameter_difference evaluation_difference tolerance passed",
+    },
+    "checks": {
+        f"{HERE}.test_what_was_trained_is_checked_and_a_finding_decides": "run_id attempt epoch check detail step "
+        "difference limit passed",
     },
     "telemetry": {
         f"{HERE}.test_whose_samples_they_are": "run_id attempt node device_uuid",
@@ -196,6 +202,30 @@ def test_what_was_asked_for(weak: Ran) -> None:
     assert weak.folder.name == weak.run["slug"]
     asked = json.loads(weak.run["config_json"])
     assert asked | {"sweep_name": "adhoc"} == json.loads(canonical_json(to_mapping(run)))
+
+
+@pytest.mark.slow
+def test_what_was_trained_is_checked_and_a_finding_decides(weak: Ran) -> None:
+    assert weak.run["rounding"] == 2**-53
+    assert 0 < weak.run["closing_check_s"] < 100
+    steps = [("loss", 2), ("gradients", 2), ("update", 2)]
+    after = [name for name, epoch in steps for _ in range(3) if epoch == 2]
+    rest = ["evaluation loss", "evaluation accuracy", "rounding", "bytes"]
+    assert sorted(weak.of("checks", "check")) == sorted(["copies", "copies", *after, *rest])
+    assert set(weak.of("checks", "run_id", "attempt")) == {(weak.run["run_id"], 1)}
+    # Two epochs of three steps have been trained.
+    assert [row["step"] for row in weak.tables["checks"] if row["check"] == "update"] == [7, 8, 9]
+    for row in weak.tables["checks"]:
+        assert row["epoch"] == (1 if row is weak.tables["checks"][0] else 2)
+        assert row["difference"] <= row["limit"] <= 1e-9 or row["check"] in ("evaluation accuracy", "bytes")
+        assert row["passed"] is True
+        assert row["detail"]
+    (sent,) = [row["detail"] for row in weak.tables["checks"] if row["check"] == "bytes"]
+    assert f"{8 * VALUES * 2} bytes per step reported" in sent  # of both ranks: 2(n - 1)/n of 8 bytes per value
+    wrong = weak.tables["checks"][0] | {"passed": False, "difference": 1.0, "limit": 0.0}
+    reason = _unlike_one_device({"outcome": "ok"}, {"checks": [wrong]})
+    assert reason == f"copies after epoch 1: 1, limit 0 ({wrong['detail']})"
+    assert _unlike_one_device({"outcome": "ok"}, weak.tables) is None
 
 
 @pytest.mark.slow

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -44,6 +46,26 @@ def test_only_listed_variables_are_kept_and_no_secret_among_them() -> None:
         "RANK": "0",
         "SLURM_JWT_TOKEN": "redacted",
     }
+
+
+def test_what_may_halve_a_speed_is_recorded() -> None:
+    slowing = {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41", "KMP_BLOCKTIME": "0"}
+    slowing |= {"GLIBC_TUNABLES": "glibc.malloc.check=3", "PYTHONMALLOC": "debug", "NVIDIA_TF32_OVERRIDE": "0"}
+    slowing |= {"TORCHINDUCTOR_MAX_AUTOTUNE": "1", "CUBLAS_WORKSPACE_CONFIG": ":16:8", "CUDA_LAUNCH_BLOCKING": "1"}
+    assert environment.allowed_variables(slowing | {"NVIDIA_VISIBLE_DEVICES": "GPU-7", "PYTHONPATH": "/me"}) == slowing
+    preloaded = environment.allowed_variables({"LD_PRELOAD": "/me/lib/libjemalloc.so.2:libtcmalloc.so /x/liba.so"})
+    assert preloaded == {"LD_PRELOAD": "libjemalloc.so.2 libtcmalloc.so liba.so"}, "not whose folder it is in"
+
+
+def test_how_the_system_schedules_this_process_is_recorded() -> None:
+    program = "from parallelbench.probes.environment import capture; import json; print(json.dumps(capture()))"
+    usual, nice = (
+        json.loads(subprocess.run([*prefix, sys.executable, "-c", program], capture_output=True, check=True).stdout)
+        for prefix in ([], ["nice", "-n", "7"])
+    )
+    assert nice["nice"] == usual["nice"] + 7
+    assert (usual["scheduling_policy"], usual["entries_version"]) == ("other", 2)
+    assert set(_unlike(usual, nice)) == {"nice"}
 
 
 def test_the_state_of_a_checkout(tmp_path: Path) -> None:

@@ -155,7 +155,7 @@ def test_gpus_are_compared_by_uuid_and_order() -> None:
 
 
 READING = {"device_uuid": "GPU-a", "energy_j": 5.0, "power_w": 90.0, "utilization": 0.0, "memory_used_bytes": 10**9}
-READING |= {"clock_hz": 1.2e9, "temperature_c": 40.0, "throttle_reasons": 0}
+READING |= {"clock_hz": 1.2e9, "temperature_c": 40.0, "throttle_reasons": 0, "processes": 1}
 
 
 def test_readings_are_judged_by_what_is_possible() -> None:

@@ -14,7 +14,8 @@ from torch import nn
 
 from parallelbench.loaders.batch import Shard
 from parallelbench.loaders.resident import ResidentLoader
-from parallelbench.rank.parity import as_checked, as_reference, check_parity
+from parallelbench.rank.likeness import rounding, tolerance_warnings
+from parallelbench.rank.parity import WIDEST_TOLERANCE, as_checked, as_reference, check_parity
 from parallelbench.rank.session import build_model
 from parallelbench.rank.world import World
 from parallelbench.spec.config import RunConfig
@@ -129,6 +130,31 @@ class ForgetsToTrainOn(Ddp, frozen=True, kw_only=True):
         return replica
 
 
+class ForgetsItsStateEachEpoch(Ddp, frozen=True, kw_only=True):
+    """The optimizer starts anew in each epoch."""
+
+    def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Any:
+        replica = super().prepare(model, run, world)
+        step, taken = replica.step, 0
+
+        def forgetful(batch: Any) -> Any:
+            nonlocal taken
+            if taken % run.steps_per_epoch == 0:
+                replica.trained()[1].state.clear()  # type: ignore[attr-defined]
+            taken += 1
+            return step(batch)
+
+        replica.step = forgetful  # type: ignore[method-assign]
+        return replica
+
+
+class AsksForMuch(UnsummedGradients, frozen=True, kw_only=True):
+    """Wrong, with a tolerance that lets everything pass."""
+
+    def parity_tolerance(self) -> float:
+        return 10.0
+
+
 def gate(rank: int, size: int, run: RunConfig) -> list[dict[str, Any]]:
     world = World(rank=rank, size=size, local_rank=rank)
     arrays = run.data.load(Path("nowhere"))
@@ -230,6 +256,34 @@ def test_a_wrong_evaluation_is_caught(wrong: type, step: int, seen: set[str], tm
     differences = ("loss", "gradient", "parameter", "evaluation")
     first = rows[step - 1]
     assert {name for name in differences if not first[f"{name}_difference"] <= first["tolerance"]} == seen
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("wrong", "optimizer"), [(ForgetsItsStateEachEpoch, "adam"), (AsksForMuch, "sgd")])
+def test_forgotten_state_and_a_wide_tolerance_are_caught(wrong: type, optimizer: str, tmp_path: Path) -> None:
+    """The check passes from one epoch to the next, and what it tolerates has an end."""
+    run = configure(*DATA, "strategy=ddp", "devices=2", f"optimizer={optimizer}", "optimizer.lr=0.05")
+    options = {field: getattr(run.strategy, field) for field in run.strategy.__struct_fields__}
+    assert not passed(msgspec.structs.replace(run, strategy=wrong(**options)), tmp_path)
+
+
+def test_what_a_strategy_asks_for_is_said() -> None:
+    run = configure(*DATA, "strategy=ddp", "devices=2")
+    options = {field: getattr(run.strategy, field) for field in run.strategy.__struct_fields__}
+    assert tolerance_warnings(run) == []
+    (said,) = tolerance_warnings(msgspec.structs.replace(run, strategy=AsksForMuch(**options)))
+    assert "tolerance 10" in said
+    assert f"{WIDEST_TOLERANCE:g} was granted" in said
+    (said,) = tolerance_warnings(configure(*DATA, "strategy=ddp", "devices=2", "strategy.compression=bf16"))
+    assert "granted" not in said
+
+
+def test_the_rounding_of_a_run_is_that_of_its_coarsest_format() -> None:
+    ddp = [*DATA, "strategy=ddp", "devices=2"]
+    assert rounding(configure(*ddp)) == 2**-53
+    assert rounding(configure(*ddp, "precision=fp32")) == 2**-24
+    assert rounding(configure(*ddp, "precision=fp32", "strategy.compression=fp16")) == 1e-2
+    assert rounding(configure(*ddp, "data.image_size=32", "model=resnet_tiny", "model.norm=batch")) is None
 
 
 @pytest.mark.slow

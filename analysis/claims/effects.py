@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import polars as pl
 
 from analysis.claims.grammar import EPOCH_COLUMNS, LAST, LEARNING, RISING, Claim
-from analysis.comparison.baseline import is_baseline
 from analysis.comparison.groups import definitions
-from analysis.comparison.policy import canonical, without
+from analysis.comparison.policy import canonical, is_baseline, without
 from analysis.configurations import counted, facts, learned
 from analysis.metrics import per_epoch, step_to_accuracy, steps_to_accuracy, time_to_accuracy
 

@@ -11,7 +11,7 @@ from analysis import text
 from analysis.comparison.exclusions import excluded
 from analysis.comparison.groups import labels
 from analysis.comparison.pairing import ComparedRun, Pairing, RepeatPair, compared_runs, paired
-from analysis.comparison.policy import BASELINE, Blocker, Issue, format_differences
+from analysis.comparison.policy import BASELINE, Blocker, Issue, format_differences, is_baseline
 from analysis.comparison.speed import SpeedVerdict, of_several, of_speed
 from analysis.metrics import efficiency
 
@@ -22,11 +22,6 @@ if TYPE_CHECKING:
 
 Configuration = tuple[str, str]
 """Group and configuration."""
-
-
-def is_baseline(strategy: str, devices: int) -> bool:
-    """Whether these runs are what others are compared with."""
-    return (strategy, devices) == BASELINE
 
 
 @lru_cache(maxsize=8)
@@ -61,7 +56,8 @@ def refusals(runs: Runs) -> list[Refused]:
     # A configuration is compared in all groups at once, so all that differs in any must be allowed to.
     keys: dict[str, set[str]] = defaultdict(set)
     for (_, configuration), issues in blocked.items():
-        keys[configuration].update(key for issue in issues for key in issue.differences)
+        blocking = (issue for issue in issues if issue.kind is Blocker.ENVIRONMENT)
+        keys[configuration].update(key for issue in blocking for key in issue.differences)
     members: dict[tuple[str, str], list[tuple[str, Issue]]] = defaultdict(list)
     for (group, configuration), issues in blocked.items():
         for issue in issues:

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
+from analysis.comparison.counterparts import held_against_one_device, unlike_one_device
 from analysis.comparison.groups import labels
 from analysis.comparison.policy import rests_on_disturbed
 from analysis.metrics import miscounted, per_epoch, per_run
+from analysis.text import listed
 
 if TYPE_CHECKING:
     from analysis.reader import Runs
@@ -26,6 +28,7 @@ class Exclusion(Enum):
     NOT_STARTED = "not started", "no attempt has begun"
     RUNNING = "running", "it has not ended yet"
     PARITY_FAILED = "parity_failed", "it does not train like one device"
+    UNLIKE_ONE_DEVICE = "unlike one device", "its losses are not those of one device with the same seed"
     OOM = "oom", "out of memory"
     NAN = "nan", "a loss was not finite"
     TIMEOUT = "timeout", "it ran out of time"
@@ -63,12 +66,13 @@ def describe(exclusion: str, detail: str | None) -> str:
 @lru_cache(maxsize=8)
 def excluded(runs: Runs) -> pl.DataFrame:
     """`run_id`, `exclusion` (a value of `Exclusion`) and `exclusion_detail` (may be null) of runs that don't count."""
-    column, disturbed = pl.col, _disturbed(runs)
+    column, disturbed, unlike = pl.col, _disturbed(runs), unlike_one_device(runs)
     outcomes = {member.value: member.value for member in Exclusion}
     failed = column("outcome").replace_strict(outcomes, default=Exclusion.ERROR.value, return_dtype=pl.String)
     rules: list[tuple[pl.Expr, Exclusion]] = [
         (column("state") != "done", Exclusion.NO_RESULT),
         (~column("parity_passed"), Exclusion.PARITY_FAILED),
+        (column("run_id").is_in(list(unlike)), Exclusion.UNLIKE_ONE_DEVICE),
         (column("oversubscribed"), Exclusion.OVERSUBSCRIBED),
         (column("packed"), Exclusion.PACKED),
         (column("launcher") == "inline", Exclusion.INLINE),
@@ -85,10 +89,12 @@ def excluded(runs: Runs) -> pl.DataFrame:
     )  # fmt: skip
     for condition, member in rules:
         exclusion = exclusion.when(condition).then(pl.lit(member.value))
+    words = column("run_id").replace_strict(unlike, default=None, return_dtype=pl.String)
     elsewhere = column("exclusion") == Exclusion.RESUMED_ELSEWHERE.value
     taken = column("run_id").replace_strict(disturbed, default=None, return_dtype=pl.String)
     detail = (
         pl.when(elsewhere).then("resumed_elsewhere")
+        .when(column("exclusion") == Exclusion.UNLIKE_ONE_DEVICE.value).then(words)
         .when(column("outcome") != "ok").then("reason")
         .when(column("exclusion") == Exclusion.DISTURBED.value).then(taken)
     )  # fmt: skip
@@ -127,11 +133,23 @@ def format_exclusions(runs: Runs) -> list[str]:
     """Per configuration how many of its runs don't count and why, then the folders that were not read."""
     lines = [
         *_excluded_lines(runs),
+        *unchecked(runs),
         *(f"Skipped: {skipped.path}: {skipped.reason}." for skipped in runs.skipped[:MOST]),
     ]
     if (more := len(runs.skipped) - MOST) > 0:
         lines.append(f"Skipped: {more} more.")
     return lines
+
+
+def unchecked(runs: Runs) -> list[str]:
+    """The configurations whose losses were not held against one device's, by reason, in sentences."""
+    gone = excluded(runs).select("run_id")
+    rows = held_against_one_device(runs).drop_nulls("unchecked").join(gone, on="run_id", how="anti")
+    rows = rows.join(labels(runs), on="run_id", maintain_order="left")
+    return [
+        f"Losses not held against one device: {listed(sorted(set(members['configuration'])), most=MOST)}: {why}."
+        for (why,), members in rows.group_by("unchecked", maintain_order=True)
+    ]
 
 
 def _excluded_lines(runs: Runs) -> list[str]:

@@ -11,9 +11,10 @@ from analysis.comparison.environments import circumstances_of
 from analysis.comparison.groups import definitions
 from analysis.comparison.machine import disturbances, has_same_data, unlike_contents, unlike_probes, unrecorded
 from analysis.comparison.order import one_after_the_other
-from analysis.comparison.policy import Blocker, Caveat, Issue, Remedies, is_below
+from analysis.comparison.policy import COMPARED, Blocker, Caveat, Issue, Remedies, is_baseline, is_below
 from analysis.comparison.remedy import OneRun, remedies
 from analysis.comparison.sessions import UNKNOWN, blocks, sessions_of, spans
+from analysis.comparison.speed_up import PER_EPOCH, WITH_STARTUP, beyond_ideal
 from analysis.metrics import per_run
 from analysis.stats import ratio_of_pairs
 from parallelbench.store import environment_match
@@ -136,7 +137,19 @@ class Pairing:
             issues.append(Issue(Blocker.SAMPLES, _samples(shortened[0])))
         if of_times and self.unlike_environments:
             issues.append(Issue(Blocker.ENVIRONMENT, self.unlike_environments, find_remedies=self.remedies))
+        elif of_times and self.superlinear:
+            issues.append(Issue(Blocker.SUPERLINEAR, self.superlinear))
         return tuple(issues)
+
+    @cached_property
+    def superlinear(self) -> Differences:
+        """By how much several devices are faster than one, and their number, where that is less; else empty."""
+        runs = [run.definition for pair in self.pairs[:1] for run in pair.runs]
+        ways = [(run["strategy.name"], run["devices"]) for run in runs]
+        if len(ways) != 2 or sum(is_baseline(*way) for way in ways) != 1 or {*self.across} - {*COMPARED}:
+            return {}
+        ratio = (self if is_baseline(*ways[0]) else self.exchanged())._unblocked_ratio(PER_EPOCH)
+        return beyond_ideal(ratio, max(devices for _, devices in ways))
 
     def remedies(self) -> Remedies:
         """The commands that compare the sides in spite of what differs, or measure both alike."""
@@ -167,16 +180,7 @@ class Pairing:
 
     def speed_up(self, *, with_startup: bool = False) -> Ratio | None:
         """How many times as fast the second run trains: by time, or per sample where epochs hold unequally many."""
-        time, rate = "steady_epoch_time_s", "throughput_samples_per_s"
-        if with_startup:
-            time, rate = "total_time_s", "throughput_with_startup_samples_per_s"
-
-        def times_as_fast(one: ComparedRun, other: ComparedRun) -> tuple[float | None, float | None]:
-            if one.epoch_samples is not None and one.epoch_samples == other.epoch_samples:
-                return one.value(time), other.value(time)
-            return other.value(rate), one.value(rate)
-
-        return self._ratio(times_as_fast)
+        return self._ratio(WITH_STARTUP if with_startup else PER_EPOCH)
 
     def exchanged(self) -> Pairing:
         """The same pairs with the sides exchanged."""
@@ -192,8 +196,9 @@ class Pairing:
         return list({id(run): run for pair in self.pairs for run in pair.runs}.values())
 
     def _ratio(self, fraction: Callable[[ComparedRun, ComparedRun], tuple[float | None, float | None]]) -> Ratio | None:
-        if self.blockers():
-            return None
+        return None if self.blockers() else self._unblocked_ratio(fraction)
+
+    def _unblocked_ratio(self, fraction: Callable[..., tuple[float | None, float | None]]) -> Ratio | None:
         fractions = {pair.repeat: fraction(pair.runs[0], pair.runs[1]) for pair in self.pairs}
         above, below = ({repeat: values[side] for repeat, values in fractions.items()} for side in (0, 1))
         return paired_ratio(above, below, blocks=dict(zip(fractions, self.blocks, strict=True)))

@@ -95,6 +95,8 @@ class Blocker(Enum):
     """The data set of one name and options has unequally many samples: it is another one."""
     UNREACHED = "unreached"
     """Some of the runs never reach the target accuracy."""
+    SUPERLINEAR = "superlinear"
+    """Several devices are faster than one by more than their number."""
 
 
 class Caveat(Enum):
@@ -166,6 +168,14 @@ def _words_of_blocker(issue: Issue) -> str:
         case Blocker.UNREACHED:
             ((target, _),) = issue.differences.items()
             return f"{' of '.join(numbers)} repeats never reach {target}"
+        case Blocker.SUPERLINEAR:
+            ((_, (speed_up, devices)),) = issue.differences.items()
+            return (
+                f"{devices} devices are at least {speed_up:.3g} times as fast as one, more than {devices} times: other "
+                "programs slowed the runs of one device (measure both again, on an idle machine), work was left out "
+                "(read the checks of these runs), or one device alone lacks cache or memory (scaling=weak gives every "
+                "device the same share)"
+            )
     raise AssertionError(issue.kind)
 
 
@@ -240,6 +250,11 @@ def command_line(command: Command) -> str:
 def format_differences(differences: Differences) -> str:
     """ "precision: fp32 and bf16, packages.torch: 2.11 and 2.12"."""
     return ", ".join(f"{key}: {plain(one)} and {plain(other)}" for key, (one, other) in differences.items())
+
+
+def is_baseline(strategy: str, devices: int) -> bool:
+    """Whether these runs are what others are compared with."""
+    return (strategy, devices) == BASELINE
 
 
 def work_differences(one: Work, other: Work) -> Differences:

@@ -17,7 +17,7 @@ from analysis import text
 from analysis.comparison.environments import environments_of
 from analysis.comparison.exclusions import describe, excluded, format_exclusions
 from analysis.comparison.groups import labels, works
-from analysis.comparison.policy import COMPARED, Remedies, UnlikeWork, plain
+from analysis.comparison.policy import COMPARED, Blocker, Remedies, UnlikeWork, plain
 from analysis.comparison.sessions import joined
 from analysis.comparison.sides import Matched, Side, match
 from analysis.comparison.speed import SpeedVerdict, of_several, of_time
@@ -142,6 +142,7 @@ def compare(a: Runs, b: Runs, *, across: Sequence[str] = (), command: Command = 
     if not isinstance(matched, Matched):
         raise _refusal(a, b, across, matched, command=command)
     _require_two_measurements(matched.rows)
+    _require_believable(matched.rows)
     rows, overall = together(tuple(map(_compared, matched.rows)))
     excluded_lines = [f"{name}: {line}" for name, runs in (("A", a), ("B", b)) for line in format_exclusions(runs)]
     caveats = [text.sentence(str(caveat)) for caveat in matched.whole.caveats(per_sample=True)]
@@ -158,6 +159,14 @@ def together(rows: tuple[Compared, ...]) -> tuple[tuple[Compared, ...], Ratio | 
     return tuple(replace(row, ratios={**row.ratios, TIME: row.time and row.time.at(error)}) for row in rows), (
         overall and overall.at(error)
     )
+
+
+def _require_believable(rows: Sequence[ComparedRow]) -> None:
+    """Refuse where several devices are faster than one by more than their number."""
+    for row in rows:
+        for issue in row.pairing.blockers():
+            if issue.kind is Blocker.SUPERLINEAR:
+                raise ConfigError(f"{row.configuration} ({row.group}) is not compared: {issue}")
 
 
 def _lost(a: Side, b: Side) -> Iterator[str]:

@@ -224,5 +224,13 @@ PER_RUN = (
         tables=("runs",),
         show=Show.SCIENTIFIC,
     ),
+    Column(
+        "checks_made",
+        "string",
+        "what was checked during and after training, and failed or passed; and what was not compared",
+        null="no such check was made",
+        heading="Checks of what was trained",
+        tables=("runs",),
+    ),
 )
 """What is computed of each run, besides plain aggregates."""

@@ -44,7 +44,7 @@ def per_run(runs: Runs) -> pl.DataFrame:
     )  # fmt: skip
     joined = numbered(runs, "run", *(name for name in runs.run.columns if name != "run_id"))
     of_rows = [_over_rows(runs, table, pairs) for table, pairs in row_aggregates().items()]
-    for part in (epochs, _memory(runs), _communication(runs), _parity(runs), *of_rows):
+    for part in (epochs, _memory(runs), _communication(runs), _parity(runs), _checks(runs), *of_rows):
         joined = joined.join(part, on="run_id", how="left", maintain_order="left")
     typed = (pl.col(column.name).cast(TYPES[column.type]) for column in per_run_columns())
     return _derive(joined).select(AS_TEXT, *typed)
@@ -149,6 +149,26 @@ def _parity(runs: Runs) -> pl.DataFrame:
     differences = ("loss_difference", "gradient_difference", "parameter_difference", "evaluation_difference")
     parity = numbered(runs, "parity", *differences).group_by("run_id")
     return parity.agg(pl.max_horizontal(differences).max().alias("parity_difference"))
+
+
+def _checks(runs: Runs) -> pl.DataFrame:
+    """Names of the checks by what came of them."""
+    rows = numbered(runs, "checks", "check", "passed", "detail")
+    passed, failed = pl.col("passed").all().over("run_id", "check"), ~pl.col("passed").fill_null(True)
+    names = rows.filter(pl.col("passed").is_not_null()).group_by("run_id", maintain_order=True).agg(
+        failed=pl.col("check").filter(failed).unique(maintain_order=True),
+        passed=pl.col("check").filter(passed).unique(maintain_order=True),
+    )  # fmt: skip
+    unknown = rows.filter(pl.col("passed").is_null()).group_by("run_id", maintain_order=True).agg(
+        unknown=pl.format("{} ({})", "check", "detail").unique(maintain_order=True)
+    )  # fmt: skip
+    both = names.join(unknown, on="run_id", how="full", coalesce=True)
+    parts: list[pl.Expr] = [
+        pl.when(pl.col(name).list.len() > 0).then(pl.format(f"{name}: {{}}", pl.col(name).list.join(", ")))
+        for name in ("failed", "passed")
+    ]
+    parts.append(pl.format("not compared: {}", pl.col("unknown").list.join(", ")))
+    return both.select("run_id", checks_made=pl.concat_str(parts, separator="; ", ignore_nulls=True))
 
 
 def staleness_histogram(runs: Runs) -> pl.DataFrame:

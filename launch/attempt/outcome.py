@@ -47,9 +47,9 @@ def publish_if_finished(folder: RunFolder, run: RunConfig, attempt: Attempt) -> 
     finished = next((event for event in events if event["event"] == "finished"), None)
     if finished is None or len(tables["epochs"]) != run.epochs:
         return None
-    failed = finished["outcome"] == "parity_failed"
-    reason = _parity_reason(tables["parity"]) if failed else f"trained {run.epochs} epochs"
-    outcome = Outcome(outcome=finished["outcome"], reason=reason, finished_at=finished["time"])
+    reason = _unlike_one_device(finished, tables)
+    name: OutcomeName = "ok" if reason is None else "parity_failed"
+    outcome = Outcome(outcome=name, reason=reason or f"trained {run.epochs} epochs", finished_at=finished["time"])
     try:
         publish(folder, run, attempt, outcome)
     except SupersededError as error:
@@ -57,6 +57,20 @@ def publish_if_finished(folder: RunFolder, run: RunConfig, attempt: Attempt) -> 
     except StorageError as error:
         return attempt.finish("storage", str(error))
     return attempt.finish(outcome.outcome, outcome.reason)
+
+
+def _unlike_one_device(finished: dict[str, Any], tables: dict[str, list[dict[str, Any]]]) -> str | None:
+    """What the parity check, or one that followed it, has found; None where all passed."""
+    if finished["outcome"] == "parity_failed":
+        return _parity_reason(tables["parity"])
+    for row in tables["checks"]:
+        if row["passed"] is False:
+            step = "" if row["step"] is None else f", step {row['step']}"
+            found = "NaN" if row["difference"] is None else format(row["difference"], ".2g")
+            return (
+                f"{row['check']} after epoch {row['epoch']}{step}: {found}, limit {row['limit']:.2g} ({row['detail']})"
+            )
+    return None
 
 
 def _parity_reason(rows: list[dict[str, Any]]) -> str:

@@ -41,6 +41,7 @@ _PLAUSIBLE = {
     "clock_hz": (1e7, 1e10),
     "temperature_c": (0.0, 120.0),
     "throttle_reasons": (0.0, 2.0**63),
+    "processes": (0.0, 10_000.0),
 }
 assert _PLAUSIBLE.keys() == WAYS.keys()
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 Kind = Literal["gradient", "activation", "parameter"]
 """gradient: of parameters. activation: values between layers, and their gradients. parameter: weights and buffers."""
+KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 @dataclass
@@ -40,6 +41,6 @@ class Traffic:
 
     def take(self) -> dict[str, int]:
         """Return the columns of `ranks` and reset the counts to zero."""
-        columns = {f"{kind}_bytes_sent": round(getattr(self, kind)) for kind in ("gradient", "activation", "parameter")}
+        columns = {f"{kind}_bytes_sent": round(getattr(self, kind)) for kind in KINDS}
         self.gradient = self.activation = self.parameter = 0.0
         return columns

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+UNIT_ROUNDOFF = {"fp64": 2.0**-53, "fp32": 2.0**-24, "tf32": 2.0**-11, "fp16": 2.0**-11, "bf16": 2.0**-8}
+"""Largest relative error of rounding to the format that products are computed in (IEEE 754; 8 bits in bf16)."""
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 

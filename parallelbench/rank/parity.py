@@ -42,12 +42,16 @@ _SAMPLES = 32
 """Approximate samples per step: enough to distinguish a right strategy from a wrong one."""
 _TEST_SAMPLES = 37
 """Test samples that are evaluated after each step: a prime number, so that every split makes unequal parts."""
+WIDEST_TOLERANCE = 0.05
+"""Most that a strategy may ask for (`Strategy.parity_tolerance`): what gradients rounded to bf16 need."""
+_EPOCH_STEPS = 2
+"""Steps per epoch of the check, so that three steps pass from one epoch to the next."""
 _FLIPS = 10
 """A strategy that rounds on purpose flips nearly tied predictions: about this many times more than losses differ."""
 
 
 def as_checked(run: RunConfig) -> RunConfig:
-    """The run to check: fp64, small batches, and no batch statistics that depend on the split."""
+    """The run to check: fp64, small batches, short epochs, and no batch statistics that depend on the split."""
     checked = msgspec.structs.replace(
         run,
         precision="fp64",
@@ -55,6 +59,7 @@ def as_checked(run: RunConfig) -> RunConfig:
         batch_size=_batch_size(run),
         scaling="strong",
         optimizer=_checked_optimizer(run),
+        measure=msgspec.structs.replace(run.measure, steps_per_epoch=_EPOCH_STEPS),
     )
     if local_statistics(run):
         # Micro-batches pass a layer one after the other, so not even synchronised statistics cover the whole batch.
@@ -122,7 +127,7 @@ def check_parity(
     reference = _Reference(model, run, world, loader_of) if world.rank == 0 else None
     rows: list[dict[str, Any]] = []
     loader = loader_of(run, replica.data_shard)
-    batches = _endless(loader)
+    batches = endless(loader)
     for step in range(1, run.measure.parity_steps + 1):
         loss_sum = _over_ranks(replica.step(next(batches)), world)[0]
         gradients, state = replica.full_gradients(), replica.full_state_dict()
@@ -131,7 +136,8 @@ def check_parity(
         if expected is not None:
             observed = _Step(loss_sum / run.global_batch_size, gradients, state, evaluated)
             row = _differences(observed, expected, samples=min(_TEST_SAMPLES, run.data.test_samples))
-            rows.append({"step": step, **row, **_verdict(row, run.strategy.parity_tolerance())})
+            tolerance = min(run.strategy.parity_tolerance(), WIDEST_TOLERANCE)
+            rows.append({"step": step, **row, **_verdict(row, tolerance)})
     replica.close()
     loader.close()
     if reference is not None:
@@ -160,7 +166,7 @@ class _Reference:
         try:
             self.replica: Replica = self._run.strategy.prepare(deepcopy(model), self._run, alone)
             self._loader = loader_of(self._run, Shard())
-            self._batches = _endless(self._loader)
+            self._batches = endless(self._loader)
         except torch.OutOfMemoryError:
             self.out_of_memory = True
 
@@ -204,9 +210,9 @@ def _differences(observed: _Step, expected: _Step, *, samples: int) -> dict[str,
     }
 
 
-def _endless(loader: BatchLoader) -> Iterator[Batch]:
+def endless(loader: BatchLoader, *, first: int = 1) -> Iterator[Batch]:
     """Batches of one epoch after the other: some epochs have fewer steps than the check."""
-    return chain.from_iterable(map(loader.train, count(1)))
+    return chain.from_iterable(map(loader.train, count(first)))
 
 
 def _loss_difference(loss: float, reference: float) -> float:

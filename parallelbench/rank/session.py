@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
@@ -12,13 +13,14 @@ from parallelbench.data.content import content_sha256
 from parallelbench.probes.machine_probe import probe
 from parallelbench.probes.memory_probe import release
 from parallelbench.rank import provenance
+from parallelbench.rank.closing import ClosingCheck
 from parallelbench.rank.epoch_boundary import EpochBoundary
+from parallelbench.rank.likeness import checks_parity, rounding, statistics_warnings, tolerance_warnings
 from parallelbench.rank.numerics import Numerics, set_precision
-from parallelbench.rank.parity import as_checked, check_parity, local_statistics
+from parallelbench.rank.parity import as_checked, check_parity
 from parallelbench.rank.train import Trainer
 from parallelbench.rank.world import World, join
 from parallelbench.spec.identity import run_id
-from parallelbench.strategies.single import Single
 
 if TYPE_CHECKING:
     from torch import nn
@@ -43,7 +45,7 @@ class Session:
     ) -> None:
         self._run, self._attempt, self._journal, self._startup = run, attempt, journal, startup
         info = attempt.info()
-        self._warnings = [*(info.warnings if info else ()), *statistics_warnings(run)]
+        self._warnings = [*(info.warnings if info else ()), *statistics_warnings(run), *tolerance_warnings(run)]
         self._keys = {"run_id": run_id(run), "attempt": attempt.number}
         configure_torch(run, device_type)
         self._startup.done("imports")
@@ -82,10 +84,12 @@ class Session:
                 self._compile(replica, loader)
             if resumed is not None:
                 resumed.restore(replica)
-            reached_the_end = self._trainer(replica, loader).train(first=1 if resumed is None else resumed.epoch + 1)
-            if reached_the_end:
+            trainer = self._trainer(replica, loader)
+            if trainer.train(first=1 if resumed is None else resumed.epoch + 1):
                 self._finished(parity_passed)
                 self._probe("end")
+                if run.measure.parity:
+                    self._close(replica, loader, arrays=arrays, trainer=trainer)
                 self._attribute(replica, loader)
         replica.close()
 
@@ -102,6 +106,18 @@ class Session:
         if self._run.measure.probe and not (launcher.packed or launcher.in_this_process or oversubscribed):
             self._facts(**probe(self._world, moment))
             self._startup.skip()
+
+    def _close(self, replica: Replica, loader: BatchLoader, *, arrays: Arrays, trainer: Trainer) -> None:
+        """Hold what was trained against plain code on one device: rows of `checks`, which decide the outcome."""
+        self._phase("closing check")
+        run, start = self._run, time.perf_counter()
+        loader_of = functools.partial(self._loader, arrays)
+        closing = ClosingCheck(replica, loader, run=run, world=self._world, loader_of=loader_of)
+        (loss, accuracy), sent_bytes = trainer.evaluated, trainer.step_bytes
+        findings = closing.findings(build_model(run), loss=loss, accuracy=accuracy, sent_bytes=sent_bytes)
+        self._journal.write("checks", [{**self._keys, **finding.row(run.epochs)} for finding in findings])
+        self._facts(closing_check_s=time.perf_counter() - start)
+        self._journal.commit()
 
     def _attribute(self, replica: Replica, loader: BatchLoader) -> None:
         """Attribute further steps' time to phases, where `measure` requests it."""
@@ -141,6 +157,7 @@ class Session:
         parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
         self._facts(
             parity_passed=parity_passed,
+            rounding=rounding(self._run),
             parameters=parameters,
             theoretical_state_bytes=self._run.strategy.state_bytes(self._run, parameters),
             device_name=provenance.device_name(self._world),
@@ -253,20 +270,3 @@ def configure_torch(run: RunConfig, device_type: str) -> None:
     set_precision(run.precision)
     torch.use_deterministic_algorithms(run.measure.deterministic)
     torch.autograd.set_detect_anomaly(run.measure.detect_anomaly)
-
-
-def statistics_warnings(run: RunConfig) -> list[str]:
-    """Why a run does not train like one device, although its strategy could."""
-    if not local_statistics(run):
-        return []
-    piece = "data shard" if run.strategy.micro_batches_per_step(run) == 1 else "micro-batch"
-    norm, like_one_device = run.model.norm, as_checked(run).model.norm  # type: ignore[attr-defined]
-    text = f"model.norm={norm} normalises each {piece} by its own statistics, so training differs from one device"
-    if not checks_parity(run):
-        return [text]
-    return [f"{text}; parity was checked with model.norm={like_one_device}: choose that to train like one device"]
-
-
-def checks_parity(run: RunConfig) -> bool:
-    """Whether to check parity; one device compared with itself would always pass."""
-    return run.measure.parity and run.strategy.equals_one_device(run) and not isinstance(run.strategy, Single)

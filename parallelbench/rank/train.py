@@ -13,7 +13,11 @@ from parallelbench.probes.clock import StepClock, TimedWindow
 from parallelbench.probes.loader_workers import WorkerProbe
 from parallelbench.probes.memory_probe import MemoryProbe
 from parallelbench.probes.processor_share import ProcessorShare
+from parallelbench.probes.traffic import KINDS
+from parallelbench.rank.copies import checksum, unlike_ranks
 from parallelbench.rank.devices import node_name
+from parallelbench.rank.findings import Finding
+from parallelbench.store.check_tables import COPIES
 from parallelbench.telemetry.epoch_columns import NOTHING
 
 if TYPE_CHECKING:
@@ -56,6 +60,10 @@ class Trainer:
         self._steps = StepClock(world, steps=run.steps_per_epoch, sampled=run.measure.steps_sampled)
         self._identity = {"rank": world.rank, "local_rank": world.local_rank, "node": node_name()}
         self._device_uuid = device_uuid(world)
+        self.evaluated: tuple[float, float] = (math.nan, math.nan)
+        """Mean loss and share of correct predictions on the test set after the last epoch, over all ranks."""
+        self.step_bytes = 0.0
+        """What this rank has reported to send in a step of the last epoch."""
 
     def train(self, *, first: int = 1) -> bool:
         """Train the epochs from `first` to the last; returns False after a stop before the last.
@@ -161,9 +169,13 @@ class Trainer:
         train_loss, _, train_samples, test_loss, _, test_samples = total
         assert train_samples == self._run.steps_per_epoch * self._run.global_batch_size, f"{train_samples} trained on"
         assert test_samples == self._run.data.test_samples, f"{test_samples} test samples evaluated"
+        copies = self._copies(epoch)
         if self._world.rank == 0:
             self._journal.write("epochs", [self._epoch_row(epoch, total)])
+            self._journal.write("checks", [{**self._keys, **row} for row in copies])
             self._journal.commit()
+        self.evaluated = (test_loss / test_samples, total[4] / test_samples)
+        self.step_bytes = sum(row[f"{kind}_bytes_sent"] for kind in KINDS) / self._run.steps_per_epoch
         if not (math.isfinite(train_loss) and math.isfinite(test_loss)):
             which = "training" if not math.isfinite(train_loss) else "test"
             raise NotFiniteError(
@@ -174,6 +186,18 @@ class Trainer:
         if self._boundary is not None and stop:
             self._boundary.stop(epoch)
         return bool(stop)
+
+    def _copies(self, epoch: int) -> list[dict[str, Any]]:
+        """Compare the copies that ranks hold of the same parameters: the row of `checks`; none without copies."""
+        if self._world.size == 1 or not self._run.measure.parity:
+            return []
+        copied = list(self._replica.copied())
+        held, unlike = unlike_ranks(checksum(copied) if copied else None, self._world)
+        if held < 2:
+            nothing = Finding(COPIES, "no parameters that several ranks hold whole; shards and stages are not compared")
+            return [nothing.row(epoch)] if epoch == self._run.epochs else []
+        what = f"ranks whose copied parameters differ from the first's, of {held} that hold them"
+        return [Finding(COPIES, what, difference=float(unlike), limit=0.0).row(epoch)]
 
     def _epoch_row(self, epoch: int, total: list[float]) -> dict[str, Any]:
         train_loss, train_correct, train_samples, test_loss, test_correct, test_samples = total

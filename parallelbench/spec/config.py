@@ -73,6 +73,10 @@ class RunConfig(Settings, frozen=True, kw_only=True):
         return expanded(self.results) / self.sweep_name
 
 
+EXACT = 1e-9
+"""Largest relative difference from one device, in fp64, of a strategy that computes the same."""
+
+
 class StateShards(NamedTuple):
     """Fractions, 0 to 1, of a model's training state that each device holds; equal on all devices but for rounding."""
 
@@ -136,7 +140,7 @@ class Strategy(Component, frozen=True, kw_only=True):
 
     def parity_tolerance(self) -> float:
         """Largest relative difference from one device that the parity check allows, in fp64."""
-        return 1e-9
+        return EXACT
 
     @abstractmethod
     def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Replica:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from parallelbench.errors import SupersededError
 from parallelbench.spec.identity import canonical_json, run_id, slug
 from parallelbench.spec.mapping import to_mapping
+from parallelbench.store.check_tables import COPIES
 from parallelbench.store.durable import storage_errors, sync, write_file
 from parallelbench.store.folder import RunFolder, file_sha256, new_manifest
 from parallelbench.store.journal import Row, Tables, read_tables, read_telemetry
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 _SEE_LOG = "failed after the last epoch, see the attempt's log"
 NO_PHASES = f"what steps are spent on was not measured on every rank: its pass {_SEE_LOG}"
+NO_CLOSING = f"what was trained was not held against plain code on one device: the closing check {_SEE_LOG}"
 NO_TRACE = f"there is no trace of every rank: writing it {_SEE_LOG}"
 
 
@@ -124,6 +126,8 @@ def _lacking(run: RunConfig, attempt: Attempt, tables: Tables) -> Iterator[str]:
         yield NO_PHASES
     if run.measure.trace and not all(attempt.trace_file(rank).exists() for rank in range(processes)):
         yield NO_TRACE
+    if run.measure.parity and all(row["check"] == COPIES for row in tables["checks"]):
+        yield NO_CLOSING
 
 
 def _check_complete(tables: Tables, run: RunConfig) -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from parallelbench.store.columns import KEYS, Column, Over, Show
+from parallelbench.store.check_tables import CHECKS, PARITY
+from parallelbench.store.columns import EPOCH, KEYS, Column, Over, Show
 from parallelbench.store.processor_columns import PROCESSOR_SHARE
 from parallelbench.store.run_table import RUN
 from parallelbench.store.telemetry_table import GPU_AND_HOST, TELEMETRY
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 TABLES_VERSION = 4
 """Version of the result tables, in manifests and Parquet files; not in run ids, so a new column reruns nothing."""
 
-EPOCH = Column("epoch", "int32", "counts from 1")
 RANK = Column("rank", "int32", "0 … processes − 1")
 
 EPOCHS = (
@@ -166,36 +166,6 @@ STEPS = (
     Column("step_time_s", "float64", "fetching the batch to the end of the optimizer step, on the device", "s"),
 )
 
-_NO_NUMBER = "it is not a number"
-PARITY = (
-    *KEYS,
-    Column("step", "int32", "counts from 1"),
-    Column("loss", "float64", "loss of the strategy", null=_NO_NUMBER),
-    Column("loss_reference", "float64", "loss of one device"),
-    Column("loss_difference", "float64", "|difference| ÷ max(1, |reference|)", null=_NO_NUMBER),
-    Column(
-        "gradient_difference",
-        "float64",
-        "largest |difference| of a gradient ÷ largest |gradient| of the model",
-        null=_NO_NUMBER,
-    ),
-    Column(
-        "parameter_difference",
-        "float64",
-        "largest |difference| of a parameter ÷ max(1, largest |parameter|)",
-        null=_NO_NUMBER,
-    ),
-    Column(
-        "evaluation_difference",
-        "float64",
-        "on 37 test samples, the larger of: |difference| of the loss ÷ max(1, |reference|); |difference| of the share "
-        "of correct predictions ÷ 10",
-        null=_NO_NUMBER,
-    ),
-    Column("tolerance", "float64", "limit of each of the four differences"),
-    Column("passed", "bool", "all four are within the tolerance"),
-)
-
 PUSHES = (
     *KEYS,
     EPOCH,
@@ -272,6 +242,7 @@ TABLES: dict[str, tuple[Column, ...]] = {
     "ranks": RANKS,
     "steps": STEPS,
     "parity": PARITY,
+    "checks": CHECKS,
     "pushes": PUSHES,
     "telemetry": TELEMETRY,
     "phases": PHASES,

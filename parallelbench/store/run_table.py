@@ -85,6 +85,13 @@ RUN = (
         show=Show.PASSED,
     ),
     Column(
+        "rounding",
+        "float64",
+        "relative rounding of the coarsest number format in training: losses differ from one device's by this alone, "
+        "and by what steps make of it",
+        null="it does not train like one device by design",
+    ),
+    Column(
         "data_sha256",
         "string",
         "what the data set holds: sha256 of the arrays' own",
@@ -139,6 +146,7 @@ RUN = (
     Column("startup_parity_s", "float64", "the parity check", "s", null="not checked"),
     Column("startup_model_s", "float64", "building the model and wrapping it in the strategy", "s"),
     Column("startup_compile_s", "float64", "torch.compile", "s", null="not compiled"),
+    Column("closing_check_s", "float64", "the closing check after the last epoch, on rank 0", "s", null="not checked"),
     Column("startup_first_step_s", "float64", "the first training step, synchronised", "s"),
     Column(
         "probed_latency_s",
@@ -160,7 +168,7 @@ RUN = (
             f"probed_{moment}_{what}",
             "float64",
             f"{meaning}, at the run's {moment}: the slowest rank's, measured on its own device and cores",
-            "bytes/s" if what == "memory_bytes_per_s" else None,
+            "bytes/s" if what == "memory_bytes_per_s" else "flop/s",
             null="not measured (`measure.probe`, or the run's times mean nothing)",
         )
         for moment in ("start", "end")

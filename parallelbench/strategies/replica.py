@@ -65,6 +65,9 @@ class Replica(Protocol):
     def full_gradients(self) -> dict[str, Tensor]:
         """Gradients of the last step as one device would hold them, on the CPU; a collective. Empty but on rank 0."""
 
+    def copied(self) -> Iterable[Tensor]:
+        """Parameters of this rank that others hold with the same bits between two epochs, in the same order."""
+
     def local_state(self) -> dict[str, Any]:
         """This rank's state between two epochs: tensors, numbers, and dicts and lists of them.
 

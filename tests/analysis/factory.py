@@ -108,6 +108,8 @@ class Fake:
     """What a made-up run measures. Functions of (epoch, rank), both as in the tables."""
 
     epoch_time_s: Callable[[int, int], float] = lambda epoch, rank: 1.0
+    train_loss: Callable[[int], float] = lambda epoch: 2.0 / epoch
+    test_loss: Callable[[int], float] = lambda epoch: 2.2 / epoch
     test_accuracy: Callable[[int], float] = lambda epoch: 1 - 0.5**epoch
     train_accuracy: Callable[[int], float] | None = None
     """None: as on the test set."""
@@ -135,6 +137,7 @@ class Fake:
     device_name: str = "Imaginary CPU"
     oversubscribed: bool = False
     parity_passed: bool | None = True
+    rounding: float | None = 2.0**-24
     warnings: str | None = None
     resumed_after: int | None = None
     """The epoch after which the next attempt went on."""
@@ -174,6 +177,7 @@ def write_epochs(run: RunConfig, attempt: Attempt, fake: Fake, *, epochs: int) -
         device_name=fake.device_name,
         parameters=fake.parameters,
         parity_passed=fake.parity_passed,
+        rounding=fake.rounding,
         theoretical_bubble=fake.theoretical_bubble,
         theoretical_state_bytes=fake.theoretical_state_bytes,
         warnings=fake.warnings,
@@ -187,6 +191,7 @@ def write_epochs(run: RunConfig, attempt: Attempt, fake: Fake, *, epochs: int) -
     )
     if fake.parity_passed is not None:
         _write(journals[0], "parity", [_parity(keys, step, passed=fake.parity_passed) for step in (1, 2, 3)])
+    _write(journals[0], "checks", [keys | {"epoch": epochs, "check": "steps", "detail": "made up"}])
     for epoch in range(1, epochs + 1):
         keys["attempt"] = attempt.number + (fake.resumed_after is not None and epoch > fake.resumed_after)
         for rank, journal in enumerate(journals):
@@ -261,9 +266,9 @@ def _epoch(run: RunConfig, keys: dict[str, Any], fake: Fake, epoch: int) -> dict
     samples = run.steps_per_epoch * run.global_batch_size
     return keys | {
         "epoch": epoch,
-        "train_loss": 2.0 / epoch,
+        "train_loss": fake.train_loss(epoch),
         "train_accuracy": (fake.train_accuracy or fake.test_accuracy)(epoch),
-        "test_loss": 2.2 / epoch,
+        "test_loss": fake.test_loss(epoch),
         "test_accuracy": fake.test_accuracy(epoch),
         "train_samples": samples,
         "test_samples": run.data.test_samples,

@@ -151,7 +151,7 @@ def sampled(attempt: Any, *, of: str, node: str = "here", uuid: str = "GPU-a", p
     """Ten samples in nine seconds, in the attempt's journal."""
     journal = Journal(attempt.path / f"journal-telemetry-node{node}.jsonl")
     names = {"energy_j", "power_w", "utilization", "memory_used_bytes", "clock_hz", "temperature_c"}
-    blank = dict.fromkeys(names | {"throttle_reasons", "network_sent_bytes", "network_received_bytes"})
+    blank = dict.fromkeys(names | {"throttle_reasons", "processes", "network_sent_bytes", "network_received_bytes"})
     keys = {"run_id": of, "attempt": attempt.number, "node": node}
     for second in range(10):
         gpu = {"device_uuid": uuid, "energy_j": second * power_w, "power_w": power_w}

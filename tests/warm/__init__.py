@@ -30,6 +30,14 @@ _SERVER = Path(__file__).with_name("server.py")
 _ROOT = Path(__file__).parents[2]
 _ROOM = "-" * 8192
 """For the command lines of forks."""
+_HEAVY = (
+    "parallelbench.cli",
+    "parallelbench.gpu_check",
+    "parallelbench.rank.",
+    "tests.warm.says",
+    "torch.distributed.run",
+)
+"""Modules that load torch, or start what does."""
 _PR_SET_CHILD_SUBREAPER = 36
 _exec = subprocess._fork_exec  # type: ignore[attr-defined]
 
@@ -52,13 +60,16 @@ def cold() -> Iterator[None]:
 def _with(start: Any) -> Iterator[None]:
     before = subprocess._fork_exec  # type: ignore[attr-defined]
     subprocess._fork_exec = start  # type: ignore[attr-defined]
-    yield
-    subprocess._fork_exec = before  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        subprocess._fork_exec = before  # type: ignore[attr-defined]
 
 
 def _fork_or_exec(*arguments: Any) -> int:
     """In the place of `_posixsubprocess.fork_exec`, with its arguments."""
-    asked = _request(*arguments) if "-m" in arguments[0] or b"-m" in arguments[0] else None
+    heavy = any(os.fsdecode(word).startswith(_HEAVY) for word in arguments[0])
+    asked = _request(*arguments) if heavy else None
     pid = _ask(*asked) if asked is not None else None
     return int(_exec(*arguments)) if pid is None else pid
 
@@ -103,8 +114,10 @@ def _adopting() -> Iterator[None]:
     """Let what the server forks become a child of this process; other orphans are for init, before and after."""
     prctl = ctypes.CDLL(None).prctl
     prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    yield
-    prctl(_PR_SET_CHILD_SUBREAPER, 0)
+    try:
+        yield
+    finally:
+        prctl(_PR_SET_CHILD_SUBREAPER, 0)
 
 
 @functools.cache

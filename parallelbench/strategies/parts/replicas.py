@@ -64,6 +64,10 @@ class BaseReplica(ABC):
         load_tensors(module, state["tensors"])
         load_optimizer(optimizer, state["optimizer"])
 
+    def copied(self) -> Iterable[Tensor]:
+        """None, but where a replica says so."""
+        return ()
+
     def take_pushes(self) -> list[Push]:
         """None: there is no parameter server."""
         return []
@@ -175,6 +179,10 @@ class ModuleReplica(BaseReplica):
     def trained(self) -> tuple[nn.Module, torch.optim.Optimizer]:
         """The module and its optimizer."""
         return self._module, self._optimizer
+
+    def copied(self) -> Iterable[Tensor]:
+        """All parameters that are not sharded."""
+        return [parameter for parameter in self._module.parameters() if not hasattr(parameter, "to_local")]
 
     def local_state(self) -> dict[str, Any]:
         """Also the scale of the loss."""

@@ -28,6 +28,8 @@ from parallelbench.strategies.parts.servers import (
 from parallelbench.strategies.replica import Push
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from parallelbench.loaders.batch import Batch
     from parallelbench.rank.world import World
     from parallelbench.spec.config import RunConfig
@@ -162,6 +164,10 @@ class AsyncWorker(WorkerReplica):
     """Pushes and fetches on its own schedule: `DownpourSGDClient` in the appendix of Dean et al. 2012."""
 
     whole_epochs: ClassVar[bool] = True
+
+    def copied(self) -> Iterable[Tensor]:
+        """None: each worker has fetched at another time."""
+        return ()
 
     def __init__(
         self,

@@ -1,0 +1,121 @@
+"""Every run against its counterpart: the run of one device that had the same seed, batches and learning rate.
+
+Both compute the same in another order of sums, so their losses differ by rounding alone. But training is chaotic:
+differences grow exponentially with the steps, until two right runs are as unlike as two trainings of one kind. What is
+compared is the geometric mean of the losses up to each epoch, in which the swings of single epochs cancel out.
+`allowed` says how much it may differ. What needs a closer look has one: the closing check compares single steps.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from analysis.comparison.groups import labels
+from analysis.comparison.policy import BASELINE
+from analysis.metrics.epoch_metrics import AS_TEXT, numbered
+
+if TYPE_CHECKING:
+    from analysis.reader import Runs
+
+NO_COUNTERPART = "no run of one device with its seed, batch size and learning rate"
+NOT_ALIKE = "it does not train like one device, or an older version measured it"
+_SAME = ("group", "repeat", "global_batch_size", "learning_rate", "steps_per_epoch")
+_LOSSES = ("train_loss", "test_loss")
+
+SPREAD = 50.0
+"""How many times its rounding a right run may differ after few steps, relative."""
+GROWTH_PER_STEP = 0.25
+"""By what power of e differences may grow in a step of SGD; measured: up to 0.2 where it is about to diverge."""
+SATURATED, COARSE_SATURATED = 0.5, 1.0
+"""How far the mean losses of two right runs may be apart in the end, relative, and where rounding is coarse (half
+types, TF32); measured: up to 0.17 and 0.41, in few epochs of SGD that is about to diverge."""
+COARSE = 1e-4
+"""Rounding above is coarse."""
+LEAST_LOSS = 0.02
+"""Losses below count as this much: where all is learned, their ratio says nothing."""
+SMOOTH = ("sgd",)
+"""Optimizers that don't divide by a gradient: the others make whole steps of the last bits of one that is zero."""
+
+
+def allowed(rounding: pl.Expr, steps: pl.Expr, optimizer: pl.Expr) -> pl.Expr:
+    """How far a mean loss may be from one device's after so many steps, relative."""
+    grown = SPREAD * rounding * (GROWTH_PER_STEP * steps).clip(upper_bound=100.0).exp()
+    end = pl.when(rounding > COARSE).then(COARSE_SATURATED).otherwise(SATURATED)
+    return pl.when(optimizer.is_in(SMOOTH)).then(pl.min_horizontal(grown, end)).otherwise(end)
+
+
+def mean_loss(losses: pl.Expr) -> pl.Expr:
+    """The geometric mean of the losses up to each epoch, in the order of the epochs."""
+    return (losses.clip(lower_bound=LEAST_LOSS).log().cum_sum() / losses.cum_count()).exp()
+
+
+def held_against_one_device(runs: Runs) -> pl.DataFrame:
+    """One row per published run that is none of one device: `run_id` and
+
+    - `counterpart`: its run id; null without one
+    - `unchecked`: why its losses were not compared, in words; null where they were
+    - `excess`: the largest difference of a loss ÷ what is allowed. Above 1 it has trained something else
+    - `epoch`, `loss`, `other`, `limit`: where that is, both losses, and what is allowed
+    """
+    whole = runs.beside or runs
+    return _held(whole).filter(pl.col("run_id").is_in(runs.run["run_id"].implode()))
+
+
+def unlike_one_device(runs: Runs) -> dict[str, str]:
+    """Run id → what differs, of the runs whose losses are not their counterpart's."""
+    rows = held_against_one_device(runs).filter(~(pl.col("excess") <= 1))
+    columns = ("run_id", "epoch", "loss", "other", "limit")
+    return {
+        run_id: f"its mean loss up to epoch {epoch} is {loss:.4g}, one device's {other:.4g}: over {limit:.2g} apart"
+        for run_id, epoch, loss, other, limit in rows.select(columns).rows()
+    }
+
+
+@lru_cache(maxsize=8)
+def _held(runs: Runs) -> pl.DataFrame:
+    several, counterparts = _sides(runs)
+    rows = several.join(counterparts, on=_SAME, how="left").with_columns(
+        unchecked=pl.when(pl.col("rounding").is_null()).then(pl.lit(NOT_ALIKE))
+        .when(pl.col("counterpart").is_null()).then(pl.lit(NO_COUNTERPART))
+    )  # fmt: skip
+    compared = rows.filter(pl.col("unchecked").is_null()).select(
+        "run_id", "counterpart", "rounding", "steps_per_epoch", "optimizer"
+    )
+    return rows.select("run_id", "counterpart", "unchecked").join(_worst(runs, compared), on="run_id", how="left")
+
+
+def _sides(runs: Runs) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """The runs on several devices, and those on one: of several of one kind the first."""
+    groups = labels(runs).select("run_id", "group")
+    rows = runs.run.filter(pl.col("state") == "done").join(groups, on="run_id")
+    single = (pl.col("strategy") == BASELINE[0]) & (pl.col("devices") == BASELINE[1])
+    counterparts = rows.filter(single, pl.col("outcome") == "ok").select(*_SAME, counterpart="run_id")
+    several = rows.filter(~single).select("run_id", *_SAME, "rounding", "optimizer")
+    return several, counterparts.unique(_SAME, keep="first", maintain_order=True)
+
+
+def _worst(runs: Runs, compared: pl.DataFrame) -> pl.DataFrame:
+    """Of each compared run the loss that exceeds most what is allowed."""
+    means = (mean_loss(pl.col(name)).over("run_id", order_by="epoch") for name in _LOSSES)
+    epochs = numbered(runs, "epochs", "epoch", *_LOSSES).with_columns(means)
+    ids = epochs.schema["run_id"]
+    pairs = compared.with_columns(pl.col("run_id", "counterpart").cast(ids))
+    of_one = epochs.rename({"run_id": "counterpart", **{name: f"{name}_of_one" for name in _LOSSES}})
+    both = pairs.join(epochs, on="run_id").join(of_one, on=("counterpart", "epoch"))
+    steps = pl.col("epoch") * pl.col("steps_per_epoch")
+    each = [
+        both.select(
+            "run_id",
+            "epoch",
+            loss=name,
+            other=f"{name}_of_one",
+            limit=allowed(pl.col("rounding"), steps, pl.col("optimizer")) * pl.col(f"{name}_of_one"),
+        )
+        for name in _LOSSES
+    ]
+    rows = pl.concat(each).with_columns(excess=(pl.col("loss") - pl.col("other")).abs() / pl.col("limit"))
+    worst = rows.sort("excess", descending=True, nulls_last=True).unique("run_id", keep="first", maintain_order=True)
+    return worst.with_columns(AS_TEXT)

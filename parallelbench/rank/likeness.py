@@ -1,0 +1,50 @@
+"""Whether a run trains like one device, how closely, and what a reader must know where it doesn't. Loads torch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from parallelbench.rank.numerics import UNIT_ROUNDOFF
+from parallelbench.rank.parity import WIDEST_TOLERANCE, as_checked, local_statistics
+from parallelbench.spec.config import EXACT
+from parallelbench.strategies.single import Single
+
+if TYPE_CHECKING:
+    from parallelbench.spec.config import RunConfig
+
+
+def statistics_warnings(run: RunConfig) -> list[str]:
+    """Why a run does not train like one device, although its strategy could."""
+    if not local_statistics(run):
+        return []
+    piece = "data shard" if run.strategy.micro_batches_per_step(run) == 1 else "micro-batch"
+    norm, like_one_device = run.model.norm, as_checked(run).model.norm  # type: ignore[attr-defined]
+    text = f"model.norm={norm} normalises each {piece} by its own statistics, so training differs from one device"
+    if not checks_parity(run):
+        return [text]
+    return [f"{text}; parity was checked with model.norm={like_one_device}: choose that to train like one device"]
+
+
+def tolerance_warnings(run: RunConfig) -> list[str]:
+    """What a strategy asks of the checks, where that is more than an exact one needs."""
+    asked = run.strategy.parity_tolerance()
+    if asked <= EXACT or not checks_parity(run):
+        return []
+    granted = "" if asked <= WIDEST_TOLERANCE else f", of which {WIDEST_TOLERANCE:g} was granted"
+    return [f"parity was checked with the tolerance {asked:g} that the strategy asks for, not {EXACT:g}{granted}"]
+
+
+def rounding(run: RunConfig) -> float | None:
+    """Relative rounding of the coarsest format that a run's gradients pass through.
+
+    None where the run does not train like one device: by its strategy, or by batch statistics of its own.
+    """
+    if not run.strategy.equals_one_device(run) or local_statistics(run):
+        return None
+    asked = min(run.strategy.parity_tolerance(), WIDEST_TOLERANCE)
+    return max(UNIT_ROUNDOFF[run.precision], asked if asked > EXACT else 0.0)
+
+
+def checks_parity(run: RunConfig) -> bool:
+    """Whether to check parity; one device compared with itself would always pass."""
+    return run.measure.parity and run.strategy.equals_one_device(run) and not isinstance(run.strategy, Single)

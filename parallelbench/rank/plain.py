@@ -1,0 +1,104 @@
+"""Training and evaluation of one step in plain PyTorch on one device, from a state that is given.
+
+It shares no code with the strategies and their replicas, so it can judge them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from torch import nn
+
+    from parallelbench.loaders.batch import Batch
+
+HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
+"""Precisions whose forward passes are autocast."""
+
+
+class PlainStep(NamedTuple):
+    """What one step from a given state must leave."""
+
+    loss: float
+    """Mean over the global batch."""
+    gradients: dict[str, Tensor]
+    """On the CPU, in fp64."""
+    buffers: dict[str, Tensor]
+    """After the step, as the first data shard has them; likewise. Counters are left out."""
+
+
+class PlainModel:
+    """The run's model on one device.
+
+    `pieces`: slices of a global batch that are computed one after the other, each by its own batch statistics.
+    """
+
+    def __init__(self, model: nn.Module, *, device: torch.device, pieces: int) -> None:
+        self._model, self._device, self._pieces = model, device, pieces
+
+    def step(self, state: Mapping[str, Tensor], batch: Batch, *, precision: str) -> PlainStep:
+        """Loss and gradients of a global batch at `state`; nothing is updated but buffers."""
+        model = self._at(state, precision)
+        model.train()
+        model.zero_grad(set_to_none=True)
+        images, labels = self._inputs(batch, precision)
+        loss_sum, buffers = 0.0, dict[str, Tensor]()
+        for piece, targets in zip(images.chunk(self._pieces), labels.chunk(self._pieces), strict=True):
+            self._load(model, state, buffers_only=True)
+            loss = F.cross_entropy(_logits(model, piece, precision), targets, reduction="sum")
+            (loss / len(labels)).backward()
+            loss_sum += loss.item()
+            buffers = buffers or {
+                name: _wide(buffer) for name, buffer in model.named_buffers() if buffer.is_floating_point()
+            }
+        gradients = {name: _wide(p.grad) for name, p in model.named_parameters() if p.grad is not None}
+        return PlainStep(loss_sum / len(labels), gradients, buffers)
+
+    @torch.no_grad()
+    def evaluate(self, state: Mapping[str, Tensor], batches: Iterable[Batch], *, precision: str) -> tuple[float, float]:
+        """Mean loss over these batches at `state`, and the share of correct predictions."""
+        model = self._at(state, precision)
+        model.eval()
+        loss_sum, correct, samples = 0.0, 0, 0
+        for batch in batches:
+            images, labels = self._inputs(batch, precision)
+            logits = _logits(model, images, precision)
+            loss_sum += F.cross_entropy(logits, labels, reduction="sum").item()
+            correct += int((logits.argmax(dim=1) == labels).sum().item())
+            samples += len(labels)
+        return loss_sum / samples, correct / samples
+
+    def _at(self, state: Mapping[str, Tensor], precision: str) -> nn.Module:
+        model = self._model.to(self._device, torch.float64 if precision == "fp64" else torch.float32)
+        self._load(model, state)
+        return model
+
+    @torch.no_grad()
+    def _load(self, model: nn.Module, state: Mapping[str, Tensor], *, buffers_only: bool = False) -> None:
+        own = dict(model.named_buffers()) if buffers_only else model.state_dict()
+        for name in own.keys() & state.keys():  # a buffer that is not persistent is in no state
+            own[name].copy_(state[name])
+
+    def _inputs(self, batch: Batch, precision: str) -> tuple[Tensor, Tensor]:
+        assert batch.images is not None
+        assert batch.labels is not None
+        dtype = torch.float64 if precision == "fp64" else torch.float32
+        return batch.images.to(self._device, dtype), batch.labels.to(self._device)
+
+
+def _logits(model: nn.Module, images: Tensor, precision: str) -> Tensor:
+    """Logits, in the parameters' dtype."""
+    if precision not in HALF:
+        return model(images)  # type: ignore[no-any-return]
+    with torch.autocast(images.device.type, dtype=HALF[precision]):
+        return model(images).to(images.dtype)  # type: ignore[no-any-return]
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu", torch.float64, copy=True)

@@ -1,0 +1,58 @@
+"""The tables of what was compared with one device: `parity` before training, `checks` during and after it."""
+
+from __future__ import annotations
+
+from parallelbench.store.columns import EPOCH, KEYS, Column
+
+_NO_NUMBER = "it is not a number"
+PARITY = (
+    *KEYS,
+    Column("step", "int32", "counts from 1"),
+    Column("loss", "float64", "loss of the strategy", null=_NO_NUMBER),
+    Column("loss_reference", "float64", "loss of one device"),
+    Column("loss_difference", "float64", "|difference| ÷ max(1, |reference|)", null=_NO_NUMBER),
+    Column(
+        "gradient_difference",
+        "float64",
+        "largest |difference| of a gradient ÷ largest |gradient| of the model",
+        null=_NO_NUMBER,
+    ),
+    Column(
+        "parameter_difference",
+        "float64",
+        "largest |difference| of a parameter ÷ max(1, largest |parameter|)",
+        null=_NO_NUMBER,
+    ),
+    Column(
+        "evaluation_difference",
+        "float64",
+        "on 37 test samples, the larger of: |difference| of the loss ÷ max(1, |reference|); |difference| of the share "
+        "of correct predictions ÷ 10",
+        null=_NO_NUMBER,
+    ),
+    Column("tolerance", "float64", "limit of each of the four differences"),
+    Column("passed", "bool", "all four are within the tolerance"),
+)
+
+COPIES = "copies"
+"""The one check that is made after each epoch."""
+CHECKS = (
+    *KEYS,
+    EPOCH,
+    Column(
+        "check",
+        "string",
+        "copies: of parameters, after each epoch; the rest after the last: evaluation loss and accuracy, loss, "
+        "gradients, update, buffers, bytes; steps: why none was compared",
+    ),
+    Column("detail", "string", "what was compared with what, or why nothing was"),
+    Column("step", "int32", "step over all epochs, counts from 1", null="not of a step"),
+    Column(
+        "difference",
+        "float64",
+        "difference that was found; relative, or a number of ranks or tensors",
+        null=("nothing was compared, or it is not a number"),
+    ),
+    Column("limit", "float64", "largest difference that passes", null="nothing was compared"),
+    Column("passed", "bool", "the difference is within the limit", null="nothing was compared"),
+)

@@ -1,0 +1,203 @@
+"""Every run is held against one device of the same seed; more than the ideal speed-up is not believed."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+import pytest
+import torch
+
+from analysis import by, compare, format_exclusions, load
+from analysis.comparison.counterparts import (
+    COARSE_SATURATED,
+    GROWTH_PER_STEP,
+    NO_COUNTERPART,
+    NOT_ALIKE,
+    SATURATED,
+    SPREAD,
+    allowed,
+    held_against_one_device,
+    mean_loss,
+)
+from analysis.comparison.exclusions import Exclusion, excluded
+from analysis.configurations import summary
+from analysis.notes import warnings
+from parallelbench.errors import ConfigError
+from parallelbench.loaders.batch import Shard
+from parallelbench.rank.numerics import UNIT_ROUNDOFF, Numerics, sums
+from parallelbench.rank.session import build_model
+from tests.analysis.factory import Fake, config, published
+from tests.strategies.training import configure
+from tests.test_closing import loader_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from analysis.reader import Runs
+    from parallelbench.spec.config import RunConfig
+
+DDP: dict[str, Any] = {"strategy": "ddp", "devices": 2}
+
+
+def two_sides(root: Path, fake: Fake, *, repeats: int = 2, **changes: Any) -> Runs:
+    """Single × 1 that takes 10 s per epoch, and ddp × 2."""
+    for repeat in range(repeats):
+        published(config(root, repeat=repeat, **changes), Fake(epoch_time_s=lambda epoch, rank: 10.0))
+        published(config(root, repeat=repeat, **DDP, **changes), fake)
+    return load(root)
+
+
+def of_ddp(runs: Runs) -> dict[str, Any]:
+    rows = held_against_one_device(runs)
+    return rows.sort("excess", descending=True, nulls_last=True).row(0, named=True)
+
+
+def six_seconds(**changes: Any) -> Fake:
+    return Fake(epoch_time_s=lambda epoch, rank: 6.0 + epoch / 100, **changes)
+
+
+def test_equal_losses_pass_and_others_exclude_a_run_everywhere(tmp_path: Path) -> None:
+    same = two_sides(tmp_path / "same", six_seconds())
+    assert of_ddp(same)["excess"] == 0.0
+    assert excluded(same).is_empty()
+    unlike = two_sides(tmp_path / "unlike", six_seconds(train_loss=lambda epoch: 2.0 / epoch + 0.01))
+    gone = excluded(unlike)
+    assert gone["exclusion"].to_list() == [Exclusion.UNLIKE_ONE_DEVICE.value] * 2
+    assert "2.01" in gone["exclusion_detail"][0]
+    assert format_exclusions(unlike) == ["ddp × 2: 2 of 2 runs do not count (2 unlike one device)."]
+    assert summary(unlike).filter(pl.col("strategy") == "ddp")["speed_up"].to_list() == [None]
+    with pytest.raises(ConfigError):
+        by(unlike, "strategy", "single", "ddp")
+    with pytest.raises(ConfigError):
+        compare(unlike, unlike.only(set(gone["run_id"])))
+
+
+def test_the_difference_may_be_as_large_as_rounding_explains(tmp_path: Path) -> None:
+    steps = config(tmp_path).steps_per_epoch
+    limit = SPREAD * UNIT_ROUNDOFF["fp32"] * math.exp(GROWTH_PER_STEP * steps)
+    for share, excluded_runs in ((0.9, 0), (1.1, 2)):
+        root = tmp_path / f"{share}"
+        runs = two_sides(root, six_seconds(test_loss=lambda epoch, share=share: 2.2 / epoch * (1 + share * limit)))
+        assert of_ddp(runs)["excess"] == pytest.approx(share, rel=1e-3)
+        assert excluded(runs).height == excluded_runs
+
+
+@pytest.mark.parametrize(
+    ("fake", "single", "why"),
+    [
+        (six_seconds(rounding=None), {}, NOT_ALIKE),
+        (six_seconds(), {"repeat": 5}, NO_COUNTERPART),
+        (six_seconds(), {"scaling": "weak"}, NO_COUNTERPART),
+    ],
+)
+def test_what_was_not_held_against_one_device_is_said(
+    tmp_path: Path, fake: Fake, single: dict[str, Any], why: str
+) -> None:
+    published(config(tmp_path, **single), Fake(epoch_time_s=lambda epoch, rank: 10.0))
+    published(config(tmp_path, **DDP, **{k: v for k, v in single.items() if k != "repeat"}), fake)
+    line = f"Losses not held against one device: ddp × 2: {why}."
+    assert line in format_exclusions(load(tmp_path))
+    assert line in warnings(load(tmp_path))
+
+
+def test_a_run_that_failed_is_no_counterpart(tmp_path: Path) -> None:
+    published(config(tmp_path), Fake(parity_passed=False))
+    published(config(tmp_path, **DDP), six_seconds())
+    assert of_ddp(load(tmp_path))["unchecked"] == NO_COUNTERPART
+
+
+@pytest.mark.parametrize(("time_s", "believed"), [(5.2, True), (4.9, True), (4.6, False), (1.96, False)])
+def test_more_than_the_ideal_speed_up_is_not_believed(tmp_path: Path, time_s: float, believed: bool) -> None:
+    runs = two_sides(tmp_path, Fake(epoch_time_s=lambda epoch, rank: time_s), repeats=3)
+    row = summary(runs).filter(pl.col("strategy") == "ddp").row(0, named=True)
+    assert (row["speed_up"] is not None) == believed
+    if not believed:
+        assert row["verdict"] == "not comparable"
+        with pytest.raises(ConfigError, match="times as fast as one"):
+            by(runs, "configuration", "single × 1", "ddp × 2")
+
+
+# --- the limit itself: right trainings that differ in the order of sums, and wrong ones
+
+
+def losses(run: RunConfig, *, pieces: int = 1, fault: str = "") -> list[tuple[float, float]]:
+    """Losses of each epoch, in training and on the test set; gradients are summed over `pieces` of a batch."""
+    torch.set_num_threads(1)
+    numerics, loader = Numerics(run.precision, "cpu"), loader_of(run, Shard())
+    model = build_model(run).to(numerics.dtype)
+    optimizer = run.optimizer.build(model.parameters(), run, "cpu")
+    taken, train, test = 0, [], []
+    for epoch in range(1, run.epochs + 1):
+        model.train()
+        total = torch.zeros(2, dtype=torch.float64)
+        for batch in loader.train(epoch):
+            taken += 1
+            optimizer.zero_grad()
+            for images, labels in zip(batch.images.chunk(pieces), batch.labels.chunk(pieces), strict=True):
+                with numerics.autocast():
+                    logits = model(images)
+                loss = numerics.loss(logits, labels)
+                (loss * len(labels) / batch.size).backward()
+                total += sums(loss, logits, labels)
+            if not (fault == "idles" and taken > 5 and taken % 2):
+                optimizer.step()
+        model.eval()
+        evaluated = torch.zeros(2, dtype=torch.float64)
+        with torch.no_grad():
+            for batch in loader.test():
+                with numerics.autocast():
+                    logits = model(batch.images)
+                evaluated += sums(numerics.loss(logits, batch.labels), logits, batch.labels)
+        train.append(total[0].item() / (run.steps_per_epoch * run.global_batch_size))
+        test.append(evaluated[0].item() / run.data.test_samples)
+    return list(zip(train, test, strict=True))
+
+
+def excess(run: RunConfig, one: list[tuple[float, float]], other: list[tuple[float, float]]) -> float:
+    """The largest difference ÷ what is allowed."""
+    rounding, optimizer = UNIT_ROUNDOFF[run.precision], run.optimizer.name
+    worst = 0.0
+    for kind in (0, 1):
+        frame = pl.DataFrame({"one": [pair[kind] for pair in one], "other": [pair[kind] for pair in other]})
+        means = frame.select(mean_loss(pl.col("one", "other")), epoch=pl.int_range(1, pl.len() + 1))
+        off = (pl.col("other") / pl.col("one") - 1).abs()
+        limit = allowed(pl.lit(rounding), pl.col("epoch") * run.steps_per_epoch, pl.lit(optimizer))
+        worst = max(worst, means.select((off / limit).max()).item())
+    return worst
+
+
+def digits(*overrides: str) -> RunConfig:
+    return configure("data=digits", "epochs=4", "batch_size=128", *overrides)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp64"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adagrad"])
+@pytest.mark.parametrize("model", ["mlp", "cnn_small"])
+@pytest.mark.cases("mlp-sgd-*", "mlp-adam-fp32")
+def test_right_trainings_stay_within_the_limit(model: str, optimizer: str, precision: str) -> None:
+    rate = [] if optimizer == "sgd" else ["optimizer.lr=0.001"]
+    run = digits(f"model={model}", f"optimizer={optimizer}", f"precision={precision}", *rate)
+    one = losses(run)
+    assert excess(run, one, losses(run, pieces=4)) <= 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("optimizer", "fault"), [("sgd", "idles"), ("adam", "idles")])
+def test_wrong_trainings_exceed_it(optimizer: str, fault: str) -> None:
+    """Even where nothing else is looked at; the closing check compares single steps, and finds smaller faults."""
+    rate = [] if optimizer == "sgd" else ["optimizer.lr=0.001"]
+    run = digits("model=mlp", f"optimizer={optimizer}", "precision=fp32", *rate)
+    assert excess(run, losses(run), losses(run, fault=fault)) > 1
+
+
+def test_the_limit_grows_with_rounding_and_steps_up_to_an_end() -> None:
+    def limit(precision: str, steps: int, optimizer: str = "sgd") -> float:
+        frame = pl.DataFrame({"rounding": UNIT_ROUNDOFF[precision], "steps": steps, "optimizer": optimizer})
+        return float(frame.select(allowed(pl.col("rounding"), pl.col("steps"), pl.col("optimizer"))).item())
+
+    assert limit("fp64", 20) < limit("fp32", 20) < limit("fp32", 40) < limit("bf16", 40) == COARSE_SATURATED
+    assert limit("fp64", 10**7) == SATURATED
+    assert limit("fp64", 1, optimizer="adagrad") == SATURATED

@@ -1,0 +1,71 @@
+"""Two data sets of one name may hold other samples: the sha256 of what they hold."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from parallelbench.data import content
+from parallelbench.data.content import CACHE, content_sha256
+from parallelbench.data.dataset import Arrays
+from tests.helpers import configured
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class Unmarked:
+    """A user's data set, which has no fingerprint of its own."""
+
+    def fingerprint(self, data_dir: Path) -> None:
+        return None
+
+
+MINE: Any = Unmarked()
+SAMPLES = np.arange(2 * 1 * 4 * 4, dtype=np.uint8).reshape(2, 1, 4, 4)
+LABELS = np.array([0, 1])
+
+
+def in_memory(samples: Any = SAMPLES) -> Arrays:
+    return Arrays(samples, LABELS, samples, LABELS)
+
+
+def mapped(folder: Path, samples: Any = SAMPLES) -> Arrays:
+    for name, array in (("images", samples), ("labels", LABELS)):
+        np.save(folder / f"{name}.npy", array)
+    images, labels = (np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("images", "labels"))
+    return Arrays(images, labels, images, labels)
+
+
+def test_a_single_other_pixel_is_another_content(tmp_path: Path) -> None:
+    other = SAMPLES.copy()
+    other[1, 0, 3, 3] += 1
+    digests = [content_sha256(MINE, tmp_path, in_memory(samples)) for samples in (SAMPLES, SAMPLES.copy(), other)]
+    assert digests[0] == digests[1] != digests[2]
+    assert content_sha256(MINE, tmp_path, mapped(tmp_path)) == digests[0], "wherever it lies"
+    assert content_sha256(MINE, tmp_path, in_memory(SAMPLES.reshape(2, 1, 2, 8))) != digests[0]
+
+
+def test_a_file_that_did_not_change_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+    digest = content.digest
+    monkeypatch.setattr(content, "digest", lambda arrays: read.append(1) or digest(arrays))
+    first = content_sha256(MINE, tmp_path, mapped(tmp_path))
+    arrays = mapped(tmp_path)
+    os.utime(tmp_path / "images.npy", ns=(1, 1))
+    os.utime(tmp_path / "labels.npy", ns=(1, 1))
+    assert [content_sha256(MINE, tmp_path, arrays) for _ in range(3)] == [first] * 3
+    assert len(read) == 2, "once with each time of change"
+    changed = mapped(tmp_path, SAMPLES + 1)
+    assert content_sha256(MINE, tmp_path, changed) != first
+    (tmp_path / CACHE).write_text("damaged")
+    assert content_sha256(MINE, tmp_path, changed) != first
+
+
+def test_what_identifies_itself_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(content, "digest", lambda _: pytest.fail("it was read"))
+    data = configured("data=synthetic").data
+    assert content_sha256(data, tmp_path, in_memory()) == data.fingerprint(tmp_path)
