@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from analysis import text
 from analysis.comparison.baseline import against_one_device
-from analysis.comparison.pairing import environments_of
+from analysis.comparison.environments import environments_of
 from analysis.comparison.policy import Caveat, format_differences
 from analysis.configurations import counted, facts
 from parallelbench.store.environment_match import flatten, is_volatile
@@ -22,7 +22,7 @@ def environment_warnings(runs: Runs) -> list[str]:
     return [*_shared(runs), *_of_pairings(runs), *_environments(runs)]
 
 
-_OF_PAIRINGS = (Caveat.ORDER, Caveat.UNRECORDED, Caveat.DISTURBED, Caveat.DRIFT)
+_OF_PAIRINGS = (Caveat.APART, Caveat.ORDER, Caveat.UNRECORDED, Caveat.DISTURBED, Caveat.DRIFT)
 """What is said of each configuration and the runs on one device; other differences are said of all runs together."""
 
 

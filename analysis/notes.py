@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from analysis import text
-from analysis.comparison.baseline import refused
+from analysis.comparison.baseline import error_of_intervals, refused
 from analysis.comparison.exclusions import Exclusion, describe, unchecked
 from analysis.comparison.policy import BASELINE
 from analysis.comparison.speed import SpeedVerdict
 from analysis.configurations import counted, facts, summary
 from analysis.environment_notes import environment_warnings
-from analysis.stats import CONFIDENCE, FEW_REPEATS, FEWEST_REPEATS, half_width
+from analysis.stats import FEW_REPEATS, FEWEST_REPEATS, half_width
 
 if TYPE_CHECKING:
     from analysis.reader import Runs
@@ -66,8 +66,13 @@ def _gain(row: dict[str, Any], *, named: bool) -> str:
     steady, whole = text.percent(row["efficiency"]), text.percent(row["efficiency_with_startup"])
     share = f"{steady} of theoretical scaling, {whole}"
     rest = f"{share} including start-up" if row["devices"] > 1 else f"{text.repeats(row['speed_up_pairs'])}"
+    if row["verdict"] == SpeedVerdict.NOT_INTERLEAVED:
+        apart = f"{text.repeats(row['speed_up_pairs'])}, but measured apart from it: no interval"
+        return f"{what} {does} {row['speed_up']:.2f} times as fast as one device ({apart}): {rest}."
+    few = text.repeats(row["speed_up_pairs"])
     if row["verdict"] == SpeedVerdict.TOO_FEW:
-        return f"{what} {does} {row['speed_up']:.2f} times as fast as one device in a single repeat: {rest}."
+        speed = f"{row['speed_up']:.2f} times as fast as one device"
+        return f"{what} {does} {speed} in {few}, too few for an interval: {rest}."
     low, high, pairs = row["speed_up_low"], row["speed_up_high"], row["speed_up_pairs"]
     span = f"95 % interval {text.span(low, high)}, {text.repeats(pairs)}"
     if row["verdict"] == SpeedVerdict.INDISTINGUISHABLE:
@@ -141,23 +146,22 @@ def _repeats(runs: Runs) -> list[str]:
     if pairs.is_empty() or few >= FEW_REPEATS:
         return []
     if few < FEWEST_REPEATS:
-        return ["Some ratios rest on a single repeat and have no interval: measure with sweep.repeats=4 or more."]
+        return [
+            f"Some ratios rest on fewer than {FEWEST_REPEATS} repeats and have no interval: measure with "
+            "sweep.repeats=6 or more."
+        ]
+    error = error_of_intervals(runs)
+    widths = ", ".join(f"with {n} repeats {half_width(n, error):.1f} times" for n in (6, 10) if n > few)
     return [
-        f"Some intervals rest on {text.repeats(few)} only and are wide: they reach {half_width(few):.1f} times as far "
-        f"to each side as the repeats vary; with 4 repeats {half_width(4):.1f} times, with 6 {half_width(6):.1f}."
+        f"Some intervals rest on {text.repeats(few)} only and are wide: they reach {half_width(few, error):.1f} times "
+        f"as far to each side as the repeats vary; {widths}."
     ]
 
 
 def _by_chance(runs: Runs) -> list[str]:
-    """How many of many verdicts would be wrong if nothing differed."""
+    """What holds of many verdicts."""
     verdicts = summary(runs).drop_nulls("speed_up_low").height
-    expected = (1 - CONFIDENCE) * verdicts
-    if expected < 1:
-        return []
-    return [
-        f"Of {verdicts} verdicts, about {expected:.0f} would say faster or slower by chance alone, if all "
-        "configurations were as fast as one device."
-    ]
+    return [text.together(verdicts)] if verdicts > 1 else []
 
 
 def _energies(runs: Runs) -> list[str]:

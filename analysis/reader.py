@@ -54,6 +54,11 @@ class Runs:
     """All runs that these were taken from; None where these are all. A run is held against others among them."""
 
     @property
+    def whole(self) -> Runs:
+        """All runs that were loaded together."""
+        return self.beside or self
+
+    @property
     def run(self) -> pl.DataFrame:
         """One row per run, plus `state` (done, failed, running or missing) and `folder`."""
         return self.tables["run"]

@@ -1,26 +1,33 @@
 """Ratios that come with their uncertainty.
 
 The interval is Student's t on the logarithms of the paired ratios (Student, "The probable error of a mean", Biometrika
-1908). A percentile bootstrap, which never leaves the span of the values, holds the true ratio in 73 % of cases at three
-repeats and in 87 % at four; the t interval in 95 %, from two repeats on (docs/measurement.md).
+1908), wide enough that it may be looked at after every further repeat: a group-sequential boundary (Pocock, Biometrika
+1977; Lan and DeMets, Biometrika 1983) for t statistics (docs/measurement.md has its simulated coverage, and what other
+intervals would reach).
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from dataclasses import dataclass
-from functools import lru_cache
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 CONFIDENCE = 0.95
-FEWEST_REPEATS = 2
-"""Fewest pairs for an interval and a verdict: fewer pairs don't show how much they vary."""
+ERROR = 1 - CONFIDENCE
+"""How often an interval may leave out the true ratio, however often it is looked at while repeats are added."""
+FEWEST_REPEATS = 3
+"""Fewest independent pairs for an interval and a verdict: fewer don't show how much they vary."""
 FEW_REPEATS = 4
-"""Fewest pairs for a narrow interval: with fewer it is more than twice as wide, to each side, as the pairs vary."""
+"""Fewest pairs for a narrow interval: with 3 it reaches four times as far to each side as the pairs vary."""
+
+Ends = tuple[float, float]
+"""Lower and upper end of an interval."""
 
 
 @dataclass(frozen=True)
@@ -29,57 +36,161 @@ class Ratio:
 
     pairs: tuple[tuple[int, float], ...]
     """(repeat, ratio) of every repeat that both sides have, in order."""
-    median: float
-    low: float | None
-    high: float | None
+    blocks: tuple[int, ...]
+    """Of each pair, what it was measured in: pairs of one block share what differed between the sides' submits."""
+    error: float = ERROR
+    """How often the interval may leave out the true ratio."""
 
     @property
     def n(self) -> int:
         """Number of pairs."""
         return len(self.pairs)
 
+    @cached_property
+    def logarithms(self) -> tuple[float, ...]:
+        """Of each block, the mean logarithm of its ratios: what the interval rests on."""
+        return of_blocks([math.log(value) for _, value in self.pairs], self.blocks)
 
-def ratio_of_pairs(pairs: Sequence[tuple[int, float]]) -> Ratio | None:
-    """The ratio of these (repeat, ratio); None where there are none."""
+    @property
+    def is_apart(self) -> bool:
+        """Whether all pairs share what was another between the sides' submits, so that no interval holds it."""
+        return self.n > 1 and len(self.logarithms) == 1
+
+    @cached_property
+    def median(self) -> float:
+        """The median, in logarithms: with an even number, the geometric mean of the two in the middle."""
+        return ratio_median([value for _, value in self.pairs])
+
+    @cached_property
+    def _ends(self) -> Ends | None:
+        ends = _interval(self.logarithms, self.error)
+        return ends and (min(math.exp(ends[0]), self.median), max(math.exp(ends[1]), self.median))
+
+    @property
+    def low(self) -> float | None:
+        """Lower end of the interval."""
+        return self._ends[0] if self._ends else None
+
+    @property
+    def high(self) -> float | None:
+        """Upper end of the interval."""
+        return self._ends[1] if self._ends else None
+
+    def at(self, error: float) -> Ratio:
+        """The same with an interval that leaves out the true ratio so often at most."""
+        return replace(self, error=error)
+
+    def differs_from_1(self, error: float) -> bool:
+        """Whether the interval with this error leaves out 1."""
+        ends = self.at(error)._ends
+        return ends is not None and not ends[0] <= 1 <= ends[1]
+
+    def smallest_seen(self, margin: float) -> float | None:
+        """The ratio that would leave the lower end above `margin` in `POWER` of all cases, with as many blocks that
+        vary as these; None where there is no interval.
+        """
+        from scipy.special import nctdtrinc
+
+        n = len(self.logarithms)
+        if n < FEWEST_REPEATS:
+            return None
+        further = nctdtrinc(n - 1, 1 - POWER, critical(n, self.error)) / math.sqrt(n)
+        return margin * math.exp(float(further) * statistics.stdev(self.logarithms))
+
+
+POWER = 0.8
+"""How often a gate fails on the slow-down that it says it would have seen."""
+
+
+def ratio_of_pairs(pairs: Sequence[tuple[int, float]], blocks: Mapping[int, int] | None = None) -> Ratio | None:
+    """The ratio of these (repeat, ratio); None where there are none. `blocks`: repeat → its block; None: all differ."""
     if not pairs:
         return None
-    values = tuple(value for _, value in pairs)
-    low, high = interval(values) or (None, None)
-    return Ratio(tuple(pairs), _median(values), low, high)
+    return Ratio(
+        tuple(pairs), tuple(place if blocks is None else blocks[repeat] for place, (repeat, _) in enumerate(pairs))
+    )
 
 
-@lru_cache(maxsize=4096)
-def interval(ratios: tuple[float, ...]) -> tuple[float, float] | None:
-    """95 % interval of positive ratios: exp(m ± t·s/√n), m and s of their logarithms; None below `FEWEST_REPEATS`.
+def ratio_median(ratios: Sequence[float]) -> float:
+    """The median of positive ratios in logarithms: that of their inverses is its inverse, also of an even number."""
+    return math.exp(statistics.median(map(math.log, ratios)))
+
+
+def of_blocks(values: Sequence[float], blocks: Sequence[int]) -> tuple[float, ...]:
+    """The mean of each block's values; the values themselves where there are no blocks."""
+    if not blocks:
+        return tuple(values)
+    members: dict[int, list[float]] = defaultdict(list)
+    for value, block in zip(values, blocks, strict=True):
+        members[block].append(value)
+    return tuple(map(statistics.fmean, members.values()))
+
+
+def interval(ratios: Sequence[float], blocks: Sequence[int] = (), *, error: float = ERROR) -> Ends | None:
+    """Interval of positive ratios: exp(m ± t·s/√n), m and s of their logarithms; None below `FEWEST_REPEATS`.
 
     Both sides of a ratio vary alike, so the logarithms vary symmetrically: their mean, which the interval is about, and
     their median, which is shown as less depends on one bad repeat, estimate the same. With 9 lopsided repeats or more
     the median can lie outside; it is taken in.
     """
-    ends = difference_interval(tuple(math.log(ratio) for ratio in ratios))
-    if ends is None:
-        return None
-    median = _median(ratios)
-    return min(math.exp(ends[0]), median), max(math.exp(ends[1]), median)
+    ends = difference_interval([math.log(ratio) for ratio in ratios], blocks, error=error)
+    return ends and (math.exp(ends[0]), math.exp(ends[1]))
 
 
-def difference_interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """95 % interval of paired differences, m ± t·s/√n, likewise; None below `FEWEST_REPEATS`."""
+def difference_interval(values: Sequence[float], blocks: Sequence[int] = (), *, error: float = ERROR) -> Ends | None:
+    """Interval of paired differences, m ± t·s/√n, likewise."""
+    ends = _interval(of_blocks(values, blocks), error)
+    median = statistics.median(values)
+    return ends and (min(ends[0], median), max(ends[1], median))
+
+
+@lru_cache(maxsize=4096)
+def _interval(values: tuple[float, ...], error: float) -> Ends | None:
     if len(values) < FEWEST_REPEATS:
         return None
-    mean, reach, median = statistics.fmean(values), half_width(len(values)) * statistics.stdev(values), _median(values)
-    return min(mean - reach, median), max(mean + reach, median)
+    mean, reach = statistics.fmean(values), half_width(len(values), error) * statistics.stdev(values)
+    return mean - reach, mean + reach
 
 
-def half_width(n: int) -> float:
-    """How far the interval of n values reaches to each side, in standard deviations: t ÷ √n, t with n − 1 degrees.
+def half_width(n: int, error: float = ERROR) -> float:
+    """How far the interval of n values reaches to each side, in standard deviations: t ÷ √n."""
+    return critical(n, error) / math.sqrt(n)
 
-    9.0 of 2 values, 2.5 of 3, 1.6 of 4, 1.0 of 6, 0.7 of 10.
-    """
+
+@lru_cache(maxsize=4096)
+def critical(n: int, error: float = ERROR) -> float:
+    """The t statistic of n values that equal ones exceed with a probability of `at_one_look(n, error)`."""
     from scipy.special import stdtrit  # a twentieth of a second to import
 
-    return float(stdtrit(n - 1, (1 + CONFIDENCE) / 2)) / math.sqrt(n)
+    return float(stdtrit(n - 1, 1 - at_one_look(n, error) / 2))
 
 
-def _median(values: Sequence[float]) -> float:
-    return float(statistics.median(values))
+def at_one_look(n: int, error: float) -> float:
+    """What a look at n values may err, so that all looks, after each value from the third on, err `error` together.
+
+    The shape makes the interval about 1.7 times as wide as one that is looked at once, whatever n. The factor and the
+    exponent of `error` are simulated: `tests/bench/false_alarms.py`.
+    """
+    return 3.2 * math.pow(error, 1.125) * math.pow(n, -1.5)
+
+
+def repeats_to_reach(share: float, n: int, error: float = ERROR, *, most: int = 100) -> int | None:
+    """How many values reach only `share` as far as n of them, if they vary alike; None for more than `most`."""
+    goal = share * half_width(n, error)
+    return next((more for more in range(n + 1, most + 1) if half_width(more, error) <= goal), None)
+
+
+def error_of_each(decided: Sequence[Callable[[float], bool]]) -> float:
+    """The error of each of several intervals, so that on average 5 % of the verdicts are wrong at most.
+
+    `decided`: of each comparison, whether its interval with a given error decides it. Where nothing differs, none of
+    all verdicts is wrong in 95 % of cases. (Benjamini and Hochberg, J. R. Stat. Soc. B 1995; intervals: Benjamini and
+    Yekutieli, J. Am. Stat. Assoc. 2005.)
+    """
+    found = len(decided)
+    while found > 1:
+        still = sum(decides(ERROR * found / len(decided)) for decides in decided)
+        if still == found:
+            break
+        found = still
+    return ERROR * max(found, 1) / max(len(decided), 1)

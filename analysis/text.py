@@ -64,12 +64,32 @@ def interval(value: float | None, low: float | None, high: float | None, *, digi
     """A value with its interval, where there are such: "1.43 (1.38–1.49)"."""
     if value is None:
         return MISSING
-    return f"{value:.{digits}f}" + ("" if low is None or high is None else f" ({span(low, high, digits=digits)})")
+    if low is None or high is None:
+        return f"{value:.{digits}f}"
+    return f"{value:.{_telling(digits, low, high)}f} ({span(low, high, digits=digits)})"
 
 
 def span(low: float, high: float, *, digits: int = 2) -> str:
-    """ "1.38–1.49"; ends of 10 and more have three digits in all."""
+    """ "1.38–1.49"; ends of 10 and more have three digits in all. Ends near 1 have as many as tell them from 1."""
+    digits = _telling(digits, low, high)
     return "–".join(number(end) if end >= 10 else f"{end:.{digits}f}" for end in (low, high))
+
+
+_MOST_DIGITS = 6
+
+
+def _telling(digits: int, *ends: float) -> int:
+    """Digits after the point that show on which side of 1 each end lies, because the verdict depends on it."""
+    enough = (n for n in range(digits, _MOST_DIGITS) if all(end == 1 or f"{end:.{n}f}" != f"{1:.{n}f}" for end in ends))
+    return next(enough, _MOST_DIGITS)
+
+
+def together(verdicts: int) -> str:
+    """What holds of several verdicts that are looked at together."""
+    return (
+        f"The intervals allow for {verdicts} verdicts: of those that say faster or slower, 1 in 20 is wrong at most, "
+        "on average."
+    )
 
 
 def sentence(words: str) -> str:

@@ -23,7 +23,8 @@ Exit codes: 0 success; 1 a run failed (compare: a configuration is slower); 2 th
 _COMPARE_EPILOG = """
 Runs are paired by configuration and repeat. With --fail-if-slower, slower means that the lower end of the 95 %
 interval of the ratio of times per epoch is above the margin, for any configuration or all together; exit codes are then
-0 passed, 1 slower, 2 refused or undecided (too few repeats, a configuration or repeat that only A has).
+0 passed (all upper ends are within the margin), 1 slower, 2 refused or undecided (wide intervals, too few repeats,
+sides measured apart, a configuration or repeat that only A has).
 """
 
 _ADVISE_EPILOG = """

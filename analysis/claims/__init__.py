@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from analysis.claims.grammar import Claim, Publication, publications
-from analysis.claims.verdict import Case, Judgement, judge
+from analysis.claims.verdict import Case, Judgement, judge, judge_together
 from parallelbench.errors import ConfigError, choices
 
 if TYPE_CHECKING:
@@ -20,11 +20,8 @@ __all__ = ["Case", "Claim", "Judgement", "Publication", "chosen", "judge", "judg
 
 def judge_all(runs: Runs, of: Sequence[Publication] | None = None) -> list[Judgement]:
     """Judge every claim of these publications (default: the suite's own), in their order."""
-    return [
-        judge(runs, claim, seed=publication.seed)
-        for publication in (publications() if of is None else of)
-        for claim in publication.claims
-    ]
+    of = publications() if of is None else of
+    return judge_together(runs, [(publication.seed, claim) for publication in of for claim in publication.claims])
 
 
 def chosen(of: Sequence[Publication] | None, names: Sequence[str]) -> list[Publication]:

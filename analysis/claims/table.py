@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from analysis import text
-from analysis.claims.verdict import VERDICTS, Case, Judgement
+from analysis.claims.decision import VERDICTS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from analysis.claims.grammar import Claim
+    from analysis.claims.verdict import Case, Judgement
 
 _COLOURS = {"reproduced": "green", "refuted": "red", "inconclusive": "yellow"}
 _MOST_CASES = 4

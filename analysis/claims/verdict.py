@@ -4,22 +4,23 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from statistics import median
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import msgspec
 import polars as pl
 
 from analysis import text
 from analysis.claims.contrasts import effects, is_unreached
+from analysis.claims.decision import ENOUGH_REPEATS, VERDICTS, Verdict, decide
 from analysis.claims.effects import Effect, usable
-from analysis.claims.grammar import EPOCH_COLUMNS, LEARNING, OF_SAMPLES, Claim, Expect, written
+from analysis.claims.grammar import EPOCH_COLUMNS, LEARNING, OF_SAMPLES, Claim, written
 from analysis.comparison.groups import varying_keys, work_label
 from analysis.comparison.pairing import Pairing, RepeatPair, compared_runs
 from analysis.comparison.policy import Blocker, Issue, canonical
 from analysis.configurations import facts
-from analysis.stats import difference_interval
+from analysis.stats import ERROR, Ends, difference_interval, error_of_each, ratio_median
 from analysis.stats import interval as ratio_interval
 
 if TYPE_CHECKING:
@@ -27,12 +28,6 @@ if TYPE_CHECKING:
 
     from analysis.comparison.policy import Work
     from analysis.reader import Runs
-
-Verdict = Literal["reproduced", "refuted", "inconclusive"]
-VERDICTS: tuple[Verdict, ...] = ("reproduced", "refuted", "inconclusive")
-
-ENOUGH_REPEATS = 6
-"""Fewest repeats for a verdict: with fewer, an interval depends on the shape of the noise."""
 
 
 @dataclass(frozen=True)
@@ -47,10 +42,12 @@ class Case:
     """The device that it was measured on."""
     effects: tuple[tuple[int, float], ...]
     """(repeat, effect) of every repeat that both sides have."""
+    median: float
+    """Of the effects; in logarithms where they are ratios."""
     low: float | None
     high: float | None
-    """The interval of the effect; None with a single repeat. Steps and time to an accuracy are known to an epoch only,
-    so the interval reaches from their least to their largest possible value.
+    """The interval of the effect; None with too few repeats, or where the sides were not interleaved. Steps and time to
+    an accuracy are known to an epoch only, so the interval reaches from their least to their largest possible value.
     """
     verdict: Verdict
     lacks: str
@@ -63,11 +60,6 @@ class Case:
     """Further repeats of both sides that have no effect, because a run never reached the target."""
     also: float | None = None
     """Median effect on the claim's other metric, in the same runs."""
-
-    @property
-    def median(self) -> float:
-        """Of the effects."""
-        return median(effect for _, effect in self.effects)
 
     @property
     def enough(self) -> bool:
@@ -87,15 +79,98 @@ class Judgement:
     """In how many cases it holds, or what is missing for a verdict."""
 
 
+@dataclass(frozen=True)
+class _Compared:
+    """An effect, and the runs behind it."""
+
+    effect: Effect
+    claim: Claim
+    pairing: Pairing
+    choice: Pairing
+    """Of the runs that the smallest value was chosen from: choosing compares, too."""
+
+    @property
+    def of_times(self) -> bool:
+        """Whether it depends on the machine, and on when it was measured."""
+        return self.claim.metric not in LEARNING
+
+    @cached_property
+    def forbidden(self) -> str:
+        """Why the effect decides nothing, whatever it is; empty where it may."""
+        kinds = {"of_times": self.of_times, "per_epoch": self.claim.metric in OF_SAMPLES}
+        issues = next(filter(None, (pairing.blockers(**kinds) for pairing in (self.pairing, self.choice))), ())
+        if missed := self.effect.missed:
+            repeats = len(missed | self.effect.values.keys())
+            issues = (Issue(Blocker.UNREACHED, {f"{self.claim.target:g}": (len(missed), repeats)}), *issues)
+        return "; ".join(map(str, issues))
+
+    @property
+    def median(self) -> float:
+        """Of the effects."""
+        values = [reading.value for reading in self.effect.values.values()]
+        return ratio_median(values) if self._is_ratio(values) else median(values)
+
+    def _is_ratio(self, values: Sequence[float]) -> bool:
+        return self.claim.compare != "difference" and min(values) > 0
+
+    def interval(self, error: float) -> Ends | None:
+        """From the lower end of the least possible effects to the upper end of the largest possible ones."""
+        readings = self.effect.values.values()
+        least, most = (
+            self._ends([reading.least for reading in readings], error),
+            self._ends([reading.most for reading in readings], error),
+        )
+        return (least[0], most[1]) if least and most else None
+
+    def decided(self, error: float) -> tuple[Verdict, str]:
+        """The verdict, and what would decide it where nothing does."""
+        if self.forbidden:
+            return "inconclusive", self.forbidden
+        values, expect = [reading.value for reading in self.effect.values.values()], self.claim.expect
+        verdict, lacks = decide(values, self.interval(error), expect, error=error)
+        exact = self._ends(values, error)
+        if verdict == "inconclusive" and decide(values, exact, expect)[0] != "inconclusive":
+            lacks = "accuracy is measured too rarely: lower measure.steps_per_epoch"
+        return verdict, lacks
+
+    def is_decided(self, error: float) -> bool:
+        """Whether there is a verdict."""
+        return self.decided(error)[0] != "inconclusive"
+
+    def _ends(self, values: Sequence[float], error: float) -> Ends | None:
+        of = ratio_interval if self._is_ratio(values) else difference_interval
+        return of(values, self.pairing.blocks if self.of_times else (), error=error)
+
+
 def judge(runs: Runs, claim: Claim, *, seed: str) -> Judgement:
     """Evaluate one claim."""
-    compared = effects(runs, claim)
+    (judgement,) = judge_together(runs, [(seed, claim)])
+    return judgement
+
+
+def judge_together(runs: Runs, claims: Sequence[tuple[str, Claim]]) -> list[Judgement]:
+    """Evaluate claims with the numbers of their publications; the intervals allow for all of their verdicts."""
+    of_claims = [_compared(runs, claim) for _, claim in claims]
+    able = [case for cases in of_claims for case in cases if not case.forbidden and case.interval(ERROR) is not None]
+    error = error_of_each([case.is_decided for case in able])
+    return [
+        _judge(runs, claim, cases, seed=seed, error=error)
+        for (seed, claim), cases in zip(claims, of_claims, strict=True)
+    ]
+
+
+def _compared(runs: Runs, claim: Claim) -> list[_Compared]:
+    found = effects(runs, claim)
     if claim.gpus_only:
-        compared = [effect for effect in compared if effect.keys["device_type"] == "cuda"]
+        found = [effect for effect in found if effect.keys["device_type"] == "cuda"]
+    return [_Compared(e, claim, _pairing(runs, e.runs), _pairing(runs, e.candidates)) for e in found]
+
+
+def _judge(runs: Runs, claim: Claim, compared: Sequence[_Compared], *, seed: str, error: float) -> Judgement:
     others = {_identity(effect): effect for effect in _also(runs, claim)}
     cases = tuple(
-        _case(runs, effect, claim, where=where, also=others.get(_identity(effect)))
-        for effect, where in zip(compared, _labels(compared), strict=True)
+        _case(runs, case, error=error, where=where, also=others.get(_identity(case.effect)))
+        for case, where in zip(compared, _labels([case.effect for case in compared]), strict=True)
     )
     verdict, why = _overall(cases, claim) if cases else ("inconclusive", _missing(runs, claim))
     return Judgement(seed, claim, cases, verdict, why)
@@ -112,19 +187,19 @@ def _identity(effect: Effect) -> str:
     return canonical([effect.keys, effect.steps])
 
 
-def _case(runs: Runs, effect: Effect, claim: Claim, *, where: str, also: Effect | None) -> Case:
-    known, pairing, choice = _known(runs), _pairing(runs, effect.runs), _pairing(runs, effect.candidates)
+def _case(runs: Runs, compared: _Compared, *, error: float, where: str, also: Effect | None) -> Case:
+    known, effect = _known(runs), compared.effect
     ids = dict.fromkeys(run_id for used in effect.runs.values() for run_id in used)
-    caveats = pairing.caveats(of_times=claim.metric not in LEARNING)
+    caveats = compared.pairing.caveats(of_times=compared.of_times)
     warnings = [known[run_id][1] for run_id in ids] + list(map(str, caveats))
-    interval = _interval(effect, claim)
-    verdict, lacks = _decided((pairing, choice), effect, claim, interval)
-    low, high = interval or (None, None)
+    verdict, lacks = compared.decided(error)
+    low, high = compared.interval(error) or (None, None)
     return Case(
         where=where,
         step=", by ".join(effect.steps),
         device=str(effect.keys.get("device_name") or effect.keys.get("device_type")),
         effects=tuple((repeat, reading.value) for repeat, reading in effect.values.items()),
+        median=compared.median,
         low=low,
         high=high,
         verdict=verdict,
@@ -142,85 +217,10 @@ def _pairing(runs: Runs, ids_of_repeats: Mapping[int, tuple[str, ...]]) -> Pairi
     return Pairing(tuple(pairs))
 
 
-def _blockers(pairings: Sequence[Pairing], effect: Effect, claim: Claim) -> str:
-    """Why the effect decides nothing, whatever it is; empty where it may.
-
-    `pairings`: of the compared runs, and of those that the smallest value was chosen from: choosing compares, too.
-    """
-    kinds = {"of_times": claim.metric not in LEARNING, "per_epoch": claim.metric in OF_SAMPLES}
-    issues = next(filter(None, (pairing.blockers(**kinds) for pairing in pairings)), ())
-    if effect.missed:
-        repeats = len(effect.missed | effect.values.keys())
-        issues = (Issue(Blocker.UNREACHED, {f"{claim.target:g}": (len(effect.missed), repeats)}), *issues)
-    return "; ".join(map(str, issues))
-
-
-def _decided(
-    pairings: Sequence[Pairing], effect: Effect, claim: Claim, interval: tuple[float, float] | None
-) -> tuple[Verdict, str]:
-    """The verdict on an effect, and what would decide it where nothing does."""
-    if forbidden := _blockers(pairings, effect, claim):
-        return "inconclusive", forbidden
-    values = [reading.value for reading in effect.values.values()]
-    verdict, lacks = decide(values, interval, claim.expect)
-    if verdict == "inconclusive" and decide(values, _ends(values, claim), claim.expect)[0] != "inconclusive":
-        lacks = "accuracy is measured too rarely: lower measure.steps_per_epoch"
-    return verdict, lacks
-
-
 @lru_cache(maxsize=8)
 def _known(runs: Runs) -> dict[str, tuple[str, str | None]]:
     """Run id → the name of its folder, and its warnings."""
     return {run_id: (slug, warned) for run_id, slug, warned in runs.run.select("run_id", "slug", "warnings").rows()}
-
-
-def _interval(effect: Effect, claim: Claim) -> tuple[float, float] | None:
-    """From the lower end of the least possible effects to the upper end of the largest possible ones."""
-    least = _ends([reading.least for reading in effect.values.values()], claim)
-    most = _ends([reading.most for reading in effect.values.values()], claim)
-    return (least[0], most[1]) if least and most else None
-
-
-def _ends(values: Sequence[float], claim: Claim) -> tuple[float, float] | None:
-    of = ratio_interval if claim.compare != "difference" and min(values) > 0 else difference_interval
-    return of(tuple(values))
-
-
-def decide(values: Sequence[float], interval: tuple[float, float] | None, expect: Expect) -> tuple[Verdict, str]:
-    """The verdict on an effect, and what would decide it where nothing does.
-
-    Reproduced: the interval lies in the region. Refuted: it lies on the other side of the bound. Effects within the
-    margin decide nothing. Fewer than `ENOUGH_REPEATS` repeats decide nothing.
-    """
-    if interval is None or len(values) < ENOUGH_REPEATS:
-        return "inconclusive", f"{text.repeats(len(values))} of {ENOUGH_REPEATS}: sweep.repeats={ENOUGH_REPEATS}"
-    if expect.region[0] < interval[0] and interval[1] < expect.region[1]:
-        return "reproduced", ""
-    if interval[1] <= expect.open[0] or interval[0] >= expect.open[1]:
-        return "refuted", ""
-    return "inconclusive", _undecided(values, interval, expect)
-
-
-def _undecided(values: Sequence[float], interval: tuple[float, float], expect: Expect) -> str:
-    bounds = sorted({*expect.region, *expect.open})
-    held = [bound for bound in bounds if interval[0] <= bound <= interval[1]]
-    if not held:  # it lies within the margin
-        return f"the effect is within the margin ({expect.by:g})"
-    return _more_repeats(len(values), median(values), interval, held)
-
-
-def _more_repeats(n: int, middle: float, interval: tuple[float, float], held: Sequence[float]) -> str:
-    """Repeats needed to decide, if the median stays: intervals narrow with the root of n."""
-    needed = max(_repeats_to_leave(edge, n, middle, interval) for edge in held)
-    holds = f"the interval holds {text.listed([f'{edge:g}' for edge in held])}"
-    if needed > 100:
-        return f"{holds}, which is too near the median for any feasible number of repeats"
-    return f"{holds}: about {max(n + 1, round(needed + 0.5))} repeats are needed, if the median stays"
-
-
-def _repeats_to_leave(edge: float, n: int, middle: float, interval: tuple[float, float]) -> float:
-    reach = interval[1] - middle if edge > middle else middle - interval[0]
-    return n * (reach / abs(middle - edge)) ** 2 if middle != edge else float("inf")
 
 
 def _overall(cases: Sequence[Case], claim: Claim) -> tuple[Verdict, str]:

@@ -12,7 +12,7 @@ from analysis.comparison.exclusions import excluded
 from analysis.comparison.groups import labels
 from analysis.comparison.pairing import ComparedRun, Pairing, RepeatPair, compared_runs, paired
 from analysis.comparison.policy import BASELINE, Blocker, Issue, format_differences, is_baseline
-from analysis.comparison.speed import SpeedVerdict, of_speed
+from analysis.comparison.speed import SpeedVerdict, of_several, of_speed
 from analysis.metrics import efficiency
 
 if TYPE_CHECKING:
@@ -102,10 +102,23 @@ def _way(run: ComparedRun) -> tuple[str, int]:
     return run.definition["strategy.name"], run.definition["devices"]
 
 
-def gain(pairing: Pairing | None, *, devices: int, baseline: bool) -> dict[str, Any]:
-    """The columns of `summary` that compare with one device."""
+@lru_cache(maxsize=8)
+def error_of_intervals(runs: Runs) -> float:
+    """The error of each speed-up's interval: all that are not one device's own are looked at together."""
+    pairings = against_one_device(runs)
+    return of_several(pairing.speed_up() for pairing in pairings.values() if not _is_own(pairing))
+
+
+def _is_own(pairing: Pairing) -> bool:
+    """Whether one device is compared with itself."""
+    return all(is_baseline(*_way(run)) for pair in pairing.pairs for run in pair.runs)
+
+
+def gain(pairing: Pairing | None, *, devices: int, baseline: bool, error: float) -> dict[str, Any]:
+    """The columns of `summary` that compare with one device. `error`: of the speed-up's interval."""
     pairing = pairing or Pairing(())
     steady, energy = pairing.speed_up(), pairing.ratio("gpu_energy_per_sample_j")
+    steady = steady and steady.at(error)
     whole = pairing.speed_up(with_startup=True)
     verdict = of_speed(steady) if steady else None
     if pairing.blockers():

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
 from analysis import text
 from analysis.comparison.speed import SpeedVerdict
 from analysis.comparison.two_sides import OVERALL, TIME
-from analysis.stats import CONFIDENCE
+from analysis.stats import ERROR, POWER, repeats_to_reach
 from parallelbench.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -90,10 +91,7 @@ def notes(comparison: Comparison) -> list[str]:
             lines.append(f"Only {side} has counted runs of {text.listed(names, most=8)}.")
     lines += [f"{lost} are missing on side B." for lost in comparison.lost]
     if verdicts > 1:
-        lines.append(
-            f"Of {verdicts} verdicts, {(1 - CONFIDENCE) * verdicts:.2g} are expected to say faster or slower by chance "
-            "alone where nothing differs."
-        )
+        lines.append(text.together(verdicts))
     return lines
 
 
@@ -108,17 +106,20 @@ def percentage(given: str) -> float:
 def gate(comparison: Comparison, *, margin: float) -> Gate:
     """Whether any configuration, or all together, is slower by more than `margin` (0.03: 3 %) with confidence.
 
-    It is where the lower end of the 95 % interval of the ratio of times exceeds 1 + margin. Of changes that are slower
-    by exactly the margin, 2.5 % fail; of harmless ones, fewer. An undecided comparison does not pass.
+    It fails where the lower end of an interval exceeds 1 + margin. The intervals are those for so many configurations
+    (Bonferroni): of changes that are slower by exactly the margin, 2.5 % fail at most, however many configurations
+    there are, and of harmless ones fewer. It passes where all intervals end at or below 1 + margin. Everything else is
+    undecided: what was not seen for lack of repeats does not pass.
     """
     judged = [(row.configuration, row.time) for row in comparison.rows]
     undecided = [f"{row.configuration}: {row.shown_verdict}" for row in comparison.rows if not _has_interval(row.time)]
     if len(judged) > 1 and not undecided:
         judged.append((OVERALL, comparison.overall))
         undecided += [] if _has_interval(comparison.overall) else [f"{OVERALL}: {comparison.shown_verdict}"]
+    known = [(name, time) for name, time in judged if time is not None and _has_interval(time)]
+    together = [(name, time.at(ERROR / len(known))) for name, time in known]
     allowed = _percent(margin)
-    slower = [(name, time) for name, time in judged if time and time.low is not None and time.low > 1 + margin]
-    if slower:
+    if slower := [(name, time) for name, time in together if (time.low or 0) > 1 + margin]:
         worst = [
             f"{name} by {_percent(time.median - 1)} (at least {_percent((time.low or 0) - 1)})" for name, time in slower
         ]
@@ -127,21 +128,44 @@ def gate(comparison: Comparison, *, margin: float) -> Gate:
     undecided += [f"{lost} are missing on side B" for lost in comparison.lost]
     if undecided:
         return Gate(UNDECIDED, f"UNDECIDED: {text.listed(undecided, sep='; ')}. Measure the missing runs, then compare")
-    return Gate(PASSED, f"PASS: nothing is slower by more than {allowed} with confidence; {_left_open(judged, margin)}")
+    # All must pass, so each may be judged as if it were alone (intersection–union).
+    return _not_slower([(name, time.at(ERROR)) for name, time in known], margin, _power(together, margin))
 
 
 def _has_interval(time: Ratio | None) -> bool:
     return time is not None and time.low is not None
 
 
-def _left_open(judged: Sequence[tuple[str, Ratio | None]], margin: float) -> str:
-    """How much slower B may still be: a gate with wide intervals rarely fails."""
-    name, high = max(((name, time.high) for name, time in judged if time and time.high), key=lambda end: end[1])
-    if high <= 1:
-        return "all are faster"
+def _not_slower(judged: Sequence[tuple[str, Ratio]], margin: float, power: str) -> Gate:
+    """Passed where nothing slower is left open."""
+    name, worst = max(judged, key=lambda each: each[1].high or 0)
+    high, allowed = worst.high or 0, _percent(margin)
     if high <= 1 + margin:
-        return f"the intervals end at {_percent(high - 1)} ({name})"
-    return f"but up to {_percent(high - 1)} is not excluded ({name}): more repeats narrow that"
+        ends = (
+            f"all are faster, by {_percent(1 - high)} at least"
+            if high < 1
+            else f"at most {_percent(high - 1)} ({name})"
+        )
+        return Gate(PASSED, f"PASS: nothing is slower by more than {allowed} with confidence: {ends}; {power}")
+    return Gate(
+        UNDECIDED,
+        f"UNDECIDED: {name} may be slower by up to {_percent(high - 1)}, and {allowed} are allowed; {power}; "
+        f"{_advice(worst, margin)}",
+    )
+
+
+def _power(judged: Sequence[tuple[str, Ratio]], margin: float) -> str:
+    """The slow-down that these repeats would have shown."""
+    seen, name = max((time.smallest_seen(1 + margin) or 0, name) for name, time in judged)
+    return (
+        f"with these repeats a slow-down of {_percent(seen - 1)} or more fails in {100 * POWER:.0f} % of cases ({name})"
+    )
+
+
+def _advice(worst: Ratio, margin: float) -> str:
+    room, reach = math.log((1 + margin) / worst.median), math.log((worst.high or 1) / worst.median)
+    needed = repeats_to_reach(room / reach, len(worst.logarithms)) if room > 0 else None
+    return f"about {needed} repeats decide, if the ratio stays" if needed else "more repeats alone decide it hardly"
 
 
 def _percent(share: float) -> str:

@@ -5,25 +5,25 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import combinations
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-import msgspec
-import polars as pl
-
+from analysis.comparison.environments import circumstances_of
 from analysis.comparison.groups import definitions
 from analysis.comparison.machine import disturbances, has_same_data, unlike_contents, unlike_probes, unrecorded
 from analysis.comparison.order import one_after_the_other
 from analysis.comparison.policy import COMPARED, Blocker, Caveat, Issue, Remedies, is_baseline, is_below
 from analysis.comparison.remedy import OneRun, remedies
+from analysis.comparison.sessions import UNKNOWN, blocks, sessions_of, spans
 from analysis.comparison.speed_up import PER_EPOCH, WITH_STARTUP, beyond_ideal
-from analysis.metrics import per_epoch, per_run
+from analysis.metrics import per_run
 from analysis.stats import ratio_of_pairs
 from parallelbench.store import environment_match
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Hashable, Iterable, Mapping
 
     from analysis.comparison.policy import Differences, Work
+    from analysis.comparison.sessions import Span
     from analysis.reader import Runs
     from analysis.stats import Ratio
 
@@ -56,9 +56,14 @@ class ComparedRun:
         return _values(self.runs, metric)[self.run_id]
 
     @property
-    def span(self) -> tuple[float, float]:
-        """Unix times at the ends of its first and last epoch; infinite where unknown."""
-        return _spans(self.runs).get(self.run_id, (float("-inf"), float("inf")))
+    def span(self) -> Span:
+        """Unix times of the start of its first and the end of its last epoch; infinite where unknown."""
+        return spans(self.runs).get(self.run_id, UNKNOWN)
+
+    @property
+    def session(self) -> Hashable:
+        """What it was measured in, together with others."""
+        return sessions_of(self.runs)[self.run_id]
 
 
 class RepeatPair(NamedTuple):
@@ -105,6 +110,16 @@ class Pairing:
         """Whether the runs of one side mostly came before those of another. Runs of one sweep are interleaved."""
         return one_after_the_other([[run.span[0] for run in side] for side in self._sides])
 
+    @cached_property
+    def blocks(self) -> tuple[int, ...]:
+        """Of each pair its block (`sessions.blocks`)."""
+        return blocks([pair.runs for pair in self.pairs])
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether all pairs are in one block, so that nothing shows what the sessions have made of the ratios."""
+        return len(self.pairs) > 1 and len(set(self.blocks)) == 1
+
     def blockers(self, *, of_times: bool = True, per_epoch: bool = False) -> tuple[Issue, ...]:
         """Why these runs are not compared; empty where they are.
 
@@ -147,7 +162,9 @@ class Pairing:
         """What a reader must know about these runs. `per_sample`: ratios of times and energies are per sample."""
         differences = self.reported if of_times else self.reported | self.unlike_environments
         issues = [Issue(Caveat.ENVIRONMENT, differences)] if differences else []
-        if of_times and self.is_one_after_the_other:
+        if of_times and self.is_apart:
+            issues.append(Issue(Caveat.APART, {}, find_remedies=self.remedies))
+        elif of_times and self.is_one_after_the_other:
             issues.append(Issue(Caveat.ORDER, {}, find_remedies=self.remedies))
         if of_times:
             issues += disturbances(self._runs)
@@ -184,7 +201,7 @@ class Pairing:
     def _unblocked_ratio(self, fraction: Callable[..., tuple[float | None, float | None]]) -> Ratio | None:
         fractions = {pair.repeat: fraction(pair.runs[0], pair.runs[1]) for pair in self.pairs}
         above, below = ({repeat: values[side] for repeat, values in fractions.items()} for side in (0, 1))
-        return paired_ratio(above, below)
+        return paired_ratio(above, below, blocks=dict(zip(fractions, self.blocks, strict=True)))
 
     @cached_property
     def _differences(self) -> Differences:
@@ -225,20 +242,26 @@ def in_both(one: Mapping[int, One], other: Mapping[int, Other]) -> list[tuple[in
     return [(repeat, one[repeat], other[repeat]) for repeat in sorted(one.keys() & other.keys())]
 
 
-def paired_ratio(numerator: Mapping[int, float | None], denominator: Mapping[int, float | None]) -> Ratio | None:
+def paired_ratio(
+    numerator: Mapping[int, float | None],
+    denominator: Mapping[int, float | None],
+    *,
+    blocks: Mapping[int, int] | None = None,
+) -> Ratio | None:
     """Median of numerator ÷ denominator over the repeats that both have measured; None where there is none.
 
     Both map repeat → value. A repeat has the same seed and the same round of the sweep on both sides, so what a round
-    has in common (a warm machine, a busy neighbour) cancels out. Where a side is 0, there is no ratio.
+    has in common (a warm machine, a busy neighbour) cancels out. Where a side is 0, there is no ratio. `blocks`: those
+    of `Pairing`; without them every repeat is a block of its own.
     """
     pairs = [(repeat, above / below) for repeat, above, below in in_both(numerator, denominator) if above and below]
-    return ratio_of_pairs(pairs)
+    return ratio_of_pairs(pairs, blocks)
 
 
 @lru_cache(maxsize=8)
 def compared_runs(runs: Runs) -> dict[str, ComparedRun]:
     """Run id → the data of the run that a comparison needs."""
-    environments, defined = environments_of(runs), definitions(runs)
+    environments, defined = circumstances_of(runs), definitions(runs)
     columns = ("run_id", "repeat", "train_samples", "dropped_samples", "data_sha256", "submit")
     return {
         run_id: ComparedRun(
@@ -256,29 +279,6 @@ def compared_runs(runs: Runs) -> dict[str, ComparedRun]:
     }
 
 
-@lru_cache(maxsize=8)
-def environments_of(runs: Runs) -> dict[str, Work]:
-    """Run id → the entries of its environment that must match or are reported. Equal ones share one object."""
-    read: dict[Any, Work] = {}
-    of_runs = {}
-    for run_id, text in runs.run.select("run_id", "environment_json").rows():
-        if text not in read:
-            parts = msgspec.json.decode(text or "{}", type=dict[str, msgspec.Raw])
-            # Nearly all runs have a load average of their own. What else they have in common is read once.
-            same = tuple((key, bytes(raw)) for key, raw in parts.items() if key not in environment_match.VOLATILE)
-            if same not in read:
-                read[same] = _relevant(msgspec.json.decode(text or "{}"))
-            read[text] = read[same]
-        of_runs[run_id] = read[text]
-    return of_runs
-
-
-def _relevant(environment: Mapping[str, Any]) -> Work:
-    entries = environment_match.entries(environment)
-    kept = (environment_match.must_match, environment_match.is_reported, environment_match.VERSION.__eq__)
-    return {key: value for key, value in entries.items() if any(keeps(key) for keeps in kept)}
-
-
 def _samples(couple: tuple[ComparedRun, ComparedRun]) -> Differences:
     low, high = sorted(run.epoch_samples or 0 for run in couple)
     return {"train_samples": (low, high)}
@@ -288,13 +288,3 @@ def _samples(couple: tuple[ComparedRun, ComparedRun]) -> Differences:
 def _values(runs: Runs, metric: str) -> dict[str, float | None]:
     known = runs.run if metric in runs.run.columns else per_run(runs)
     return dict(zip(runs.run["run_id"], known[metric], strict=True))
-
-
-@lru_cache(maxsize=8)
-def _spans(runs: Runs) -> dict[str, tuple[float, float]]:
-    """Run id → Unix times at the ends of its first and its last epoch."""
-    rows = per_epoch(runs).group_by("run_id").agg(
-        pl.col("finished_at").min().fill_null(float("-inf")).alias("first"),
-        pl.col("finished_at").max().fill_null(float("inf")).alias("last"),
-    )  # fmt: skip
-    return {run_id: (first, last) for run_id, first, last in rows.iter_rows()}

@@ -106,6 +106,8 @@ class Caveat(Enum):
     """Entries of the environment differ that may."""
     ORDER = "order"
     """All runs of one side ended before any of the other began."""
+    APART = "apart"
+    """The sides were measured in other sessions than each other, and nothing shows what that has made of the ratio."""
     SAMPLES = "samples"
     """Epochs hold unequally many samples, and ratios are per sample."""
     UNRECORDED = "unrecorded"
@@ -184,6 +186,13 @@ def _words_of_caveat(issue: Issue) -> str:
             return f"the compared runs differ in {shown}"
         case Caveat.SAMPLES:
             return f"epochs hold {' and '.join(numbers)} samples: ratios of times and energies are per sample"
+        case Caveat.APART:
+            command = issue.remedies.submit
+            anew = f"`{command_line(command)}`" if command else "the same sweep"
+            return (
+                "the two sides were measured apart, so the ratios include any change of the machine in between and "
+                f"have neither interval nor verdict: measure both in turn ({anew}), or each in two submits or more"
+            )
         case Caveat.ORDER:
             return (
                 "the compared runs were measured one after the other: the ratios include any change of the "

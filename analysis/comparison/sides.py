@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from analysis.comparison.environments import environments_of
 from analysis.comparison.exclusions import excluded
 from analysis.comparison.groups import labels
-from analysis.comparison.pairing import ComparedRun, Pairing, compared_runs, environments_of, paired
+from analysis.comparison.pairing import ComparedRun, Pairing, compared_runs, paired
 from analysis.comparison.policy import PROBED, canonical, format_differences, is_below, without, work_differences
 from parallelbench.errors import ConfigError
 from parallelbench.store.environment_match import VERSION

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from analysis import text
+from analysis.comparison.environments import environments_of
 from analysis.comparison.exclusions import describe, excluded, format_exclusions
 from analysis.comparison.groups import labels, works
-from analysis.comparison.pairing import environments_of
 from analysis.comparison.policy import COMPARED, Blocker, Remedies, UnlikeWork, plain
+from analysis.comparison.sessions import joined
 from analysis.comparison.sides import Matched, Side, match
-from analysis.comparison.speed import SpeedVerdict, of_time
+from analysis.comparison.speed import SpeedVerdict, of_several, of_time
 from analysis.stats import Ratio, ratio_of_pairs
 from parallelbench.errors import ConfigError, choices
 from parallelbench.spec.mapping import LATER_OPTIONS
@@ -122,7 +123,7 @@ def _figures(ratio: Ratio | None) -> list[Any]:
 
 def shown_verdict(verdict: SpeedVerdict, time: Ratio | None) -> str:
     """A verdict, with the number of pairs where these are too few."""
-    return f"{verdict}: n={time.n if time else 0}" if verdict is SpeedVerdict.TOO_FEW else verdict.value
+    return f"{verdict}: n={time.n}" if time and verdict is SpeedVerdict.TOO_FEW else verdict.value
 
 
 def compare(a: Runs, b: Runs, *, across: Sequence[str] = (), command: Command = ()) -> Comparison:
@@ -143,13 +144,22 @@ def compare(a: Runs, b: Runs, *, across: Sequence[str] = (), command: Command = 
         raise _refusal(a, b, across, matched, command=command)
     _require_two_measurements(matched.rows)
     _require_believable(matched.rows)
-    rows = tuple(map(_compared, matched.rows))
+    rows, overall = together(tuple(map(_compared, matched.rows)))
     excluded_lines = [f"{name}: {line}" for name, runs in (("A", a), ("B", b)) for line in format_exclusions(runs)]
     caveats = [text.sentence(str(caveat)) for caveat in matched.whole.caveats(per_sample=True)]
     # Differences of environments were refused above; what else blocks a row leaves it without a ratio.
     blockers = dict.fromkeys(text.sentence(str(issue)) for row in matched.rows for issue in row.pairing.blockers())
     notes = (*blockers, *caveats, *excluded_lines)
-    return Comparison(rows, _overall(rows), matched.only_a, matched.only_b, tuple(_lost(one, other)), notes)
+    return Comparison(rows, overall, matched.only_a, matched.only_b, tuple(_lost(one, other)), notes)
+
+
+def together(rows: tuple[Compared, ...]) -> tuple[tuple[Compared, ...], Ratio | None]:
+    """The rows, and all together, with intervals for as many verdicts as there are."""
+    overall = _overall(rows)
+    error = of_several([*(row.time for row in rows), *([overall] if len(rows) > 1 else [])])
+    return tuple(replace(row, ratios={**row.ratios, TIME: row.time and row.time.at(error)}) for row in rows), (
+        overall and overall.at(error)
+    )
 
 
 def _require_believable(rows: Sequence[ComparedRow]) -> None:
@@ -283,4 +293,7 @@ def _overall(rows: Sequence[Compared]) -> Ratio | None:
         return None
     repeats = sorted(set.intersection(*(set(time) for time in times)))
     means = [(r, math.exp(sum(math.log(time[r]) for time in times) / len(times))) for r in repeats]
-    return ratio_of_pairs(means)
+    # Repeats that share a block in any row share one in all rows together.
+    of_row = [dict(zip((r for r, _ in row.time.pairs), row.time.blocks, strict=True)) for row in rows if row.time]
+    groups = [{(place, blocks[r]) for place, blocks in enumerate(of_row)} for r in repeats]
+    return ratio_of_pairs(means, dict(zip(repeats, joined(groups), strict=True)))

@@ -1,4 +1,4 @@
-"""Training time until a test accuracy that all compared runs reach."""
+"""Training time until a test accuracy that most compared runs reach."""
 
 from __future__ import annotations
 
@@ -37,11 +37,12 @@ def figure(runs: Runs) -> alt.FacetChart | None:
 def finding(runs: Runs) -> str:
     """Who reaches the target first."""
     reached = summary(runs).drop_nulls("time_to_accuracy_s")
-    return ranked(runs, reached, _reached) or "No target accuracy is reached by all runs that count."
+    return ranked(runs, reached, _reached) or "No target accuracy is reached by all configurations."
 
 
 def _reached(rows: pl.DataFrame) -> str:
     target = f"{100 * rows['accuracy_target'][0]:g}\u202f%"
     ordered = rows.sort("time_to_accuracy_s").select("configuration", "time_to_accuracy_s").rows()
     shown = [f"{name} after {text.seconds(time)}" for name, time in ordered]
-    return f"{target} test accuracy, the highest target that all reach, is reached by {text.listed(shown)}"
+    most = "the highest target that most runs of every configuration reach"
+    return f"{target} test accuracy, {most}, is reached by {text.listed(shown)}"

@@ -36,9 +36,10 @@ PER_FACT = (
     Column(
         "accuracy_target",
         "float64",
-        "highest step of a fixed ladder of accuracies that all runs of the group reach; chosen after training",
+        "highest step of a fixed ladder of accuracies that more than half of each configuration's runs reach; chosen "
+        "after training",
         "share",
-        null="one reaches no step of the ladder",
+        null="one configuration reaches no step of the ladder",
         repeats=Over.SAME,
         heading="Target",
         tables=("energy",),
@@ -48,7 +49,7 @@ PER_FACT = (
         "float64",
         "training time to accuracy_target",
         "s",
-        null="no target, or the run was resumed",
+        null="no target, a repeat of the configuration never reaches it, or the run was resumed",
         repeats=Over.MEDIAN,
     ),
     Column(
@@ -56,7 +57,7 @@ PER_FACT = (
         "float64",
         "the GPUs' energy while training to accuracy_target",
         "J",
-        null="no target, or an epoch without energy",
+        null="no target, a repeat of the configuration never reaches it, or an epoch without energy",
         repeats=Over.MEDIAN,
         heading="GPU energy to the target accuracy",
         tables=("energy",),
@@ -64,7 +65,7 @@ PER_FACT = (
 )
 """What `facts` adds to the table `run` and to `per_run`."""
 
-_INTERVAL = "end of the 95 % interval of"
+_INTERVAL = "end of the interval (95 %, or more where several verdicts are given) of"
 _TOO_FEW = "too few pairs, or one device itself"
 _NO_PAIR = "no pair of repeats"
 PER_CONFIGURATION = (
@@ -97,6 +98,7 @@ PER_CONFIGURATION = (
         "verdict",
         "string",
         "faster or slower than one device; indistinguishable where the interval holds 1; too few repeats for one; "
+        "not interleaved where the sides were measured apart; no repeat in common; "
         "not comparable where the environments differ in what must match",
         null=_NO_PAIR,
         heading="Against one device",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from statistics import median_low
 from typing import TYPE_CHECKING
 
 import polars as pl
@@ -10,23 +11,22 @@ import polars as pl
 from analysis.metrics.epoch_metrics import AS_TEXT, measured
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from analysis.reader import Runs
 
 ACCURACY_LADDER = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.97, 0.98, 0.99, 0.995, 0.999)
-"""Candidates for the target of `time_to_accuracy_s`: the highest that all compared runs reach is taken."""
+"""Candidates for the target of `time_to_accuracy_s`."""
 
 
-def accuracy_target(best_test_accuracies: Iterable[float | None]) -> float | None:
-    """The highest step of `ACCURACY_LADDER` that all of them reach; None where one reaches none or has
+def accuracy_target(best_test_accuracies: Iterable[Sequence[float | None]]) -> float | None:
+    """The highest step of `ACCURACY_LADDER` that more than half of each configuration's runs reach; None where there is
     none.
+
+    `best_test_accuracies`: of each configuration, those of its runs. A run that has none reaches no step.
     """
-    best = list(best_test_accuracies)
-    known = [accuracy for accuracy in best if accuracy is not None]
-    if not known or len(known) < len(best):
-        return None
-    return max((step for step in ACCURACY_LADDER if step <= min(known)), default=None)
+    reached = [median_low([accuracy or 0.0 for accuracy in runs]) for runs in best_test_accuracies if runs]
+    return max((step for step in ACCURACY_LADDER if reached and step <= min(reached)), default=None)
 
 
 _THERE = pl.col("test_accuracy") >= pl.col("_target")

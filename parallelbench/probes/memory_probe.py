@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 _STATUS = Path("/proc/self/status")
 _CLEAR_REFS = Path("/proc/self/clear_refs")
+NOTICEABLE_BYTES = 4 * 2**20
+"""Growth during an evaluation that is given back."""
 
 
 class MemoryProbe:
@@ -36,6 +38,18 @@ class MemoryProbe:
             "device_used_bytes": self._sum(cuda.used_bytes),
             "host_peak_rss_bytes": host_peak_bytes() if self._host_resettable else None,
         }
+
+    def held_bytes(self) -> int:
+        """What the process holds now: of its devices by torch's allocator, and of the host."""
+        return sum(map(cuda.reserved_bytes, self._devices)) + (_status_bytes("VmRSS") or 0)
+
+    def give_back(self, held_bytes: int) -> None:
+        """Release unused memory where noticeably more is held than then, so that it counts in no later peak.
+
+        Only then: what training uses again would have to be asked for again, within its window.
+        """
+        if self.held_bytes() > held_bytes + NOTICEABLE_BYTES:
+            release()
 
     def _sum(self, read: object) -> int | None:
         values = [read(device) for device in self._devices]  # type: ignore[operator]
@@ -62,8 +76,13 @@ def reset_host_peak() -> bool:
 
 def host_peak_bytes() -> int | None:
     """Peak resident size of this process since the last reset (VmHWM)."""
+    return _status_bytes("VmHWM")
+
+
+def _status_bytes(field: str) -> int | None:
+    """A size in the kernel's account of this process."""
     try:
         lines = _STATUS.read_text().splitlines()
     except OSError:
         return None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), None)
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:")), None)

@@ -124,10 +124,12 @@ class Trainer:
         return {**times, **_sums("train", trained, samples), **probes}
 
     def _evaluate(self) -> dict[str, Any]:
-        """The evaluation window: columns of `ranks`."""
+        """The evaluation window: columns of `ranks`. What it takes is given back, so that no later peak holds it."""
+        held_bytes = self._memory.held_bytes()
         self._window.start()
         evaluated = self._replica.evaluate(counted := _Counted(self._loader.test()))
         evaluation_time_s = self._window.stop()
+        self._memory.give_back(held_bytes)
         samples = counted.samples if evaluated is not None else 0
         return {"evaluation_time_s": evaluation_time_s, **_sums("test", evaluated, samples)}
 

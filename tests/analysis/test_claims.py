@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from analysis import load
 from analysis.claims import Publication, chosen, judge, judge_all, publications
+from analysis.claims.decision import decide
 from analysis.claims.grammar import Claim, Expect
-from analysis.claims.verdict import decide
 from launch.sweep.compose import group_choices
 from parallelbench.cli import main
 from parallelbench.errors import ConfigError

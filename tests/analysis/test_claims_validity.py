@@ -10,8 +10,8 @@ import pytest
 
 from analysis import load
 from analysis.claims import judge, judge_all
+from analysis.claims.decision import APART, decide
 from analysis.claims.table import expected
-from analysis.claims.verdict import decide
 from tests.analysis.factory import Fake, config, published
 from tests.analysis.test_claims import REPEATS, WOBBLE, claim, steady, two_devices
 
@@ -88,13 +88,10 @@ def test_what_is_learned_in_unlike_environments_is_reported(tmp_path: Path) -> N
 
 def test_sides_that_were_measured_one_after_the_other_are_told(tmp_path: Path) -> None:
     (case,) = judge(in_environments(tmp_path, {}, {}, later_s=1e6), claim(), seed="0").cases
-    assert case.verdict == "reproduced"
-    (warning,) = case.warnings
-    assert warning.startswith(
-        "the compared runs were measured one after the other: the ratios include any change of the machine in "
-        "between; `parallelbench submit "
-    )
-    assert warning.endswith("` interleaves them")
+    assert (case.verdict, case.low, case.lacks) == ("inconclusive", None, APART)
+    assert len(case.warnings) == 1
+    assert "measured apart" in case.warnings[0]
+    assert "measure both in turn (`parallelbench submit " in case.warnings[0]
 
 
 @pytest.mark.parametrize(("missing", "why"), [(0, ""), (2, "2 of 8 repeats never reach 0.6")])

@@ -68,7 +68,7 @@ def test_runs_that_do_not_count_are_in_no_rate(tmp_path: Path) -> None:
 
 
 def test_models_are_beside_each_other_by_configuration(tmp_path: Path) -> None:
-    for repeat in range(2):
+    for repeat in range(3):
         for model, one, two in (("mlp", 4.0, 6.0), ("cnn_small", 40.0, 20.0)):
             fake = Fake(epoch_time_s=lambda epoch, rank, s=one: s)  # type: ignore[misc]
             published(config(tmp_path, repeat=repeat, model=model), fake)

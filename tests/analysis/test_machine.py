@@ -272,7 +272,7 @@ def test_hosts_and_commits_are_keys_of_by(tmp_path: Path) -> None:
         environment = json.dumps(json.loads(Fake.environment) | {"host": host})
         published(config(tmp_path, repeat=repeat), steady(10.0, environment=environment))
     found = by(load(tmp_path), "host", "n1", "n2")
-    assert [row.verdict.value for row in found.rows] == ["too few repeats"]
+    assert [row.verdict.value for row in found.rows] == ["no repeat in common"]
     with pytest.raises(ConfigError, match=r"no run in .* has host=n3"):
         by(load(tmp_path), "host", "n1", "n3")
 

@@ -280,9 +280,21 @@ def test_a_configurations_energy_is_paired_with_one_devices(tmp_path: Path) -> N
 
 @pytest.mark.parametrize(
     ("best", "target"),
-    [([0.96, 0.951, 0.99], 0.95), ([0.95], 0.95), ([0.1, 0.99], None), ([], None), ([0.9, None], None), ([1.0], 0.999)],
+    [
+        ([[0.96, 0.951, 0.99]], 0.95),
+        ([[0.95]], 0.95),
+        ([[0.1], [0.99]], None),
+        ([], None),
+        ([[0.9], [None]], None),
+        ([[1.0]], 0.999),
+        ([[0.96, 0.951, 0.1], [0.99, 0.98, 0.97]], 0.95),
+        ([[0.96, None, 0.951]], 0.95),
+        ([[0.96, 0.1]], None),
+    ],
 )
-def test_the_target_is_the_highest_step_that_all_reach(best: list[float | None], target: float | None) -> None:
+def test_the_target_is_the_highest_step_that_most_runs_of_each_configuration_reach(
+    best: list[list[float | None]], target: float | None
+) -> None:
     assert accuracy_target(best) == target
 
 

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import nbformat
 import pytest
+import torch
 from msgspec import structs
 from nbclient import NotebookClient
 
 from analysis import notebook
 from analysis.notebook import latest
+from parallelbench.cli import main
 from parallelbench.errors import ConfigError
 from tests.analysis.factory import Fake, config, published
 from tests.launch.plans import plan
@@ -32,6 +34,8 @@ SWEEPS = {
     "strategy_comparison": ["strategy_comparison_small"],
 }
 """Notebook → the sweeps that it looks at."""
+PLAIN = "plain_pytorch_losses"
+"""It trains again what was trained, so it needs a genuine run."""
 
 
 def fake(run: RunConfig) -> Fake:
@@ -52,8 +56,8 @@ def cells(name: str) -> Any:
 
 
 def test_every_notebook_is_tested_and_none_holds_outputs() -> None:
-    assert {path.stem for path in FOLDER.glob("*.ipynb")} == SWEEPS.keys()
-    for name in SWEEPS:
+    assert {path.stem for path in FOLDER.glob("*.ipynb")} == {*SWEEPS, PLAIN}
+    for name in (*SWEEPS, PLAIN):
         assert not any(cell.get("outputs") or cell.get("execution_count") for cell in cells(name).cells)
 
 
@@ -73,6 +77,21 @@ def test_a_notebook_runs_from_top_to_bottom(name: str, tmp_path: Path, monkeypat
     if name != "strategy_comparison":
         tables = [output["data"]["text/plain"] for output in outputs if "text/plain" in output.get("data", {})]
         assert any("claims:" in table for table in tables)
+
+
+@pytest.mark.slow
+def test_losses_come_out_again_in_plain_pytorch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the documentation alone: the notebook takes nothing of the suite but the run's configuration."""
+    threads = torch.get_num_threads()
+    run = ("run", "data=digits", "model=cnn_small", "epochs=2", "seed=3", "measure.telemetry_hz=0", "launcher=inline")
+    assert main([*run, f"results={tmp_path / 'results'}"]) == 0
+    torch.set_num_threads(threads)
+    monkeypatch.setenv(notebook.RESULTS, str(tmp_path / "results"))
+    page = cells(PLAIN)
+    NotebookClient(page, timeout=120, kernel_name="python3", resources={"metadata": {"path": tmp_path}}).execute()
+    (shown,) = [output["data"]["text/plain"] for output in page.cells[-1].outputs]
+    assert float(shown.rpartition(":")[2].strip(" ')")) < 1e-4
+    assert not any("parallelbench." in cell.source for cell in page.cells if cell.cell_type == "code")
 
 
 def test_the_latest_sweep_is_the_one_that_was_written_to_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

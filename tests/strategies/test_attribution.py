@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 from parallelbench.loaders.batch import Batch
 from parallelbench.loaders.resident import ResidentLoader
@@ -245,6 +246,32 @@ def test_a_slow_rank_is_what_the_others_wait_for(tmp_path: Path) -> None:
     assert {name: share for name, share in waited.items() if share < 0.5} == {}
     assert {name: share for name, share in worked.items() if share < 0.5} == {}
     assert all(row["forward_s"] is None for row in ranks[1]["parameter_server"])  # a server has none
+
+
+def with_slow_hooks(rank: int, size: int, runs: list[RunConfig]) -> list[list[Row]]:
+    """DDP's communication hook sleeps before its work, on every rank alike."""
+    world = World(rank=rank, size=size, local_rank=rank)
+    found = []
+    for run in runs:
+        replica: Any = run.strategy.prepare(build_model(run), run, world)
+        wrapped = replica._forward
+        if run.strategy.name == "ddp":
+            wrapped.register_comm_hook(None, default_hooks.allreduce_hook)
+        hook = wrapped._hook
+        wrapped._hook = lambda state, bucket, hook=hook: (time.sleep(DELAY_S), hook(state, bucket))[1]
+        found.append(AttributionPass(replica, loader_of(replica, run), run=run, world=world).attribute(3))
+        replica.close()
+    return found
+
+
+@pytest.mark.slow
+def test_a_delay_in_ddps_communication_hook_is_communication_and_no_part_of_backward(tmp_path: Path) -> None:
+    runs = [configure(*MLP, f"strategy={name}", "devices=2") for name in ("ddp", "ring_ddp")]
+    for rows in run_ranks(with_slow_hooks, 2, tmp_path, runs):
+        for of_run in rows:
+            quickest = min(of_run, key=lambda row: row["step_time_s"])
+            assert quickest["communication_s"] >= DELAY_S
+            assert quickest["backward_s"] < DELAY_S / 2
 
 
 @pytest.mark.slow

@@ -57,23 +57,23 @@ class DdpStrategy(DataParallelStrategy, frozen=True, kw_only=True):
     ) -> DistributedDataParallel:
         """Move the model to this rank's device and wrap it; every rank then holds rank 0's parameters."""
         import torch.distributed as dist
-        from torch.nn.parallel import DistributedDataParallel
 
         from parallelbench import cuda
         from parallelbench.models.norms import synchronize_norms
+        from parallelbench.strategies.parts.hooked_ddp import HookedDdp
         from parallelbench.strategies.parts.replicas import to_device
 
         module = to_device(model, run, world.device)
         synchronize_norms(module, dist.group.WORLD)
         # A step can be captured only where DDP was made on another stream than the default one.
         with cuda.aside(world.device) if run.graph else nullcontext():
-            return DistributedDataParallel(
+            return HookedDdp(
                 module,
                 device_ids=[world.device.index] if world.device_type == "cuda" else None,
                 bucket_cap_mb=self.bucket_mib,
                 gradient_as_bucket_view=self.gradient_as_bucket_view,
                 static_graph=static_graph,
-                **keep_buffers_local(DistributedDataParallel),
+                **keep_buffers_local(HookedDdp),
             )
 
     def replica(self, wrapped: DistributedDataParallel, run: RunConfig, world: World, **options: Any) -> ModuleReplica:

@@ -13,6 +13,7 @@ from torch import nn
 from parallelbench.probes.spans import Phase, Spanned
 from parallelbench.probes.traffic import Traffic
 from parallelbench.rank.numerics import Numerics, Sums, sums
+from parallelbench.strategies.parts.hooked_ddp import HookedDdp
 from parallelbench.strategies.parts.state import load_optimizer, load_tensors, optimizer_state, tensors_of, whole
 
 if TYPE_CHECKING:
@@ -106,6 +107,7 @@ class ModuleReplica(BaseReplica):
         self._module, self._world = module, world
         self._numerics = Numerics(run.precision, world.device_type)
         self._optimizer = optimizer or run.optimizer.build(module.parameters(), run, world.device_type)
+        self._hooked = wrapped if isinstance(wrapped, HookedDdp) else None
         self._forward: Callable[[Tensor], Tensor] = wrapped if wrapped is not None else module
         if run.compile:
             self._forward = torch.compile(self._forward)
@@ -146,9 +148,10 @@ class ModuleReplica(BaseReplica):
         self._numerics.update(self._optimizer)
 
     def spanned(self) -> Iterable[Spanned]:
-        """Forward, backward, update."""
+        """Forward, backward, DDP's communication hook, update."""
         yield Spanned(self, "_predict", "forward")
         yield Spanned(self, "_backward", "backward", reduces=True)
+        yield from self._hooked.spanned() if self._hooked is not None else ()
         yield from super().spanned()
 
     @torch.no_grad()

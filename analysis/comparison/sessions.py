@@ -1,0 +1,105 @@
+"""Sessions: runs that were measured together, so that what changes slowly on a machine was the same for all of them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import polars as pl
+
+from analysis.comparison.order import one_after_the_other
+from analysis.metrics import per_epoch
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Hashable, Sequence
+
+    from analysis.reader import Runs
+
+GAP_S = 600.0
+"""Pause after which the next run belongs to another session."""
+
+Span = tuple[float, float]
+"""Unix times; infinite where unknown."""
+UNKNOWN: Span = (float("-inf"), float("inf"))
+
+
+@lru_cache(maxsize=8)
+def spans(runs: Runs) -> dict[str, Span]:
+    """Run id → Unix times of the start of its first epoch and of the end of its last one."""
+    end = pl.col("finished_at")
+    begin = end - pl.col("slowest_epoch_time_s").fill_null(0.0)
+    rows = per_epoch(runs).group_by("run_id").agg(
+        begin.min().fill_null(UNKNOWN[0]).alias("first"),
+        end.max().fill_null(UNKNOWN[1]).alias("last"),
+    )  # fmt: skip
+    return {run_id: (first, last) for run_id, first, last in rows.iter_rows()}
+
+
+@lru_cache(maxsize=8)
+def sessions_of(runs: Runs) -> dict[str, Hashable]:
+    """Run id → its session: the `submit` that started it. Where none was recorded: the sweep's folder, and a stretch of
+    time without a pause of `GAP_S`.
+
+    All runs that were loaded together are looked at, also where `runs` are some of them.
+    """
+    whole = runs.whole
+    submits = dict(whole.run.select("run_id", "submit").rows())
+    of_folder: dict[Path, list[tuple[Span, str]]] = defaultdict(list)
+    for run_id, folder in whole.run.select("run_id", "folder").rows():
+        of_folder[Path(folder).parent].append((spans(whole).get(run_id, UNKNOWN), run_id))
+    sessions: dict[str, Hashable] = {}
+    for sweep, members in of_folder.items():
+        number, until = 0, UNKNOWN[0]
+        for (first, last), run_id in sorted(members):
+            known = (first, last) != UNKNOWN
+            if known:
+                number += first > until + GAP_S
+                until = max(last, until)
+            sessions[run_id] = submits.get(run_id) or (sweep, number if known else None)
+    return sessions
+
+
+class Measured(Protocol):
+    """A run, as far as its session goes."""
+
+    @property
+    def session(self) -> Hashable:
+        """What it was measured in, together with others."""
+
+    @property
+    def span(self) -> Span:
+        """When its first epoch began and its last one ended."""
+
+
+def _in_turn(pairs: Sequence[Sequence[Measured]]) -> bool:
+    return not one_after_the_other([[run.span[0] for run in side] for side in zip(*pairs, strict=True)])
+
+
+def blocks(pairs: Sequence[Sequence[Measured]]) -> tuple[int, ...]:
+    """Of each pair of runs its block. Blocks are independent of each other; the pairs of one need not be.
+
+    A pair that was measured in turn with the others of its session is a block of its own: what changes slowly was the
+    same for both sides. Pairs across sessions are in one block where they share a session, directly or through others:
+    what differed between these sessions is in all their ratios.
+    """
+    sessions = [{run.session for run in pair} for pair in pairs]
+    within: dict[Hashable, list[int]] = defaultdict(list)
+    for number, found in enumerate(sessions):
+        if len(found) == 1:
+            within[next(iter(found))].append(number)
+    alone = {n for numbers in within.values() if _in_turn([pairs[n] for n in numbers]) for n in numbers}
+    return joined([{("alone", n)} if n in alone else found for n, found in enumerate(sessions)])
+
+
+def joined(groups: Sequence[Collection[Hashable]]) -> tuple[int, ...]:
+    """Number groups so that those with a common member, directly or through others, have one number."""
+    number_of: dict[Hashable, int] = {}
+    numbers: list[int] = []
+    for number, group in enumerate(groups):
+        joined = {number_of[member] for member in group if member in number_of}
+        numbers = [number if old in joined else old for old in numbers] + [number]
+        number_of = {member: number if old in joined else old for member, old in number_of.items()}
+        number_of |= dict.fromkeys(group, number)
+    return tuple(numbers)
