@@ -15,7 +15,7 @@ from parallelbench.loaders.batch import Batch, Shard
 from parallelbench.loaders.resident import ResidentLoader
 from parallelbench.rank.closing import MARGIN, STEPS, ClosingCheck, relative_difference
 from parallelbench.rank.copies import checksum
-from parallelbench.rank.numerics import Numerics, sums
+from parallelbench.rank.numerics import Numerics, Sums, sums
 from parallelbench.rank.session import build_model
 from parallelbench.rank.train import Trainer
 from parallelbench.rank.world import World
@@ -136,7 +136,7 @@ def drops_what_exceeds_chunks_of_16(replica: Any, k: int) -> None:
 
     def drop(batch: Batch) -> Any:
         result = step(Batch(batch.images[:16], batch.labels[:16], batch.size))  # type: ignore[index]
-        return result * (batch.size / 16)
+        return Sums((), result.tensor() * (batch.size / 16))
 
     replica.step = drop
 

@@ -52,9 +52,11 @@ def test_the_tables_hold_exactly_the_columns_of_the_schema(tmp_path: Path) -> No
     rows = {table: pq.read_table(folder.result / f"{table}.parquet") for table in TABLES}
     for table, content in rows.items():
         assert content.schema.equals(schema(table), check_metadata=True), table
-    assert {table: content.num_rows for table, content in rows.items()} | {"steps": 0, "parity": 0} == dict.fromkeys(
-        TABLES, 0
-    ) | {
+    assert {table: content.num_rows for table, content in rows.items()} | {
+        "steps": 0,
+        "parity": 0,
+        "checks": 0,
+    } == dict.fromkeys(TABLES, 0) | {
         "run": 1,
         "epochs": 3,
         "ranks": 6,

@@ -145,7 +145,7 @@ def pipeline_s(
     compares with the whole replay.
     """
     stages = len(forward_s)
-    rounds = (micro_batches - 2 * stages) // stages
+    rounds = (micro_batches - 6 * stages) // stages
     if kind == "gpipe" or rounds <= 1:
         return replayed(kind, micro_batches, forward_s, backward_s, send_s=send_s)
     short = replayed(kind, micro_batches - rounds * stages, forward_s, backward_s, send_s=send_s)

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Protocol
 import polars as pl
 
 from analysis.comparison.order import one_after_the_other
-from analysis.metrics import per_epoch
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Hashable, Sequence
@@ -28,13 +27,11 @@ UNKNOWN: Span = (float("-inf"), float("inf"))
 @lru_cache(maxsize=8)
 def spans(runs: Runs) -> dict[str, Span]:
     """Run id → Unix times of the start of its first epoch and of the end of its last one."""
-    end = pl.col("finished_at")
-    begin = end - pl.col("slowest_epoch_time_s").fill_null(0.0)
-    rows = per_epoch(runs).group_by("run_id").agg(
-        begin.min().fill_null(UNKNOWN[0]).alias("first"),
-        end.max().fill_null(UNKNOWN[1]).alias("last"),
-    )  # fmt: skip
-    return {run_id: (first, last) for run_id, first, last in rows.iter_rows()}
+    begins = runs.ranks.group_by("run_id").agg(first=pl.col("training_started_at").min())
+    ends = runs.epochs.group_by("run_id").agg(last=pl.col("finished_at").max())
+    rows = begins.join(ends, on="run_id", how="full", coalesce=True)
+    first, last = pl.col("first").fill_null(UNKNOWN[0]), pl.col("last").fill_null(UNKNOWN[1])
+    return {run_id: (begin, end) for run_id, begin, end in rows.select("run_id", first, last).iter_rows()}
 
 
 @lru_cache(maxsize=8)
@@ -61,7 +58,7 @@ def sessions_of(runs: Runs) -> dict[str, Hashable]:
     return sessions
 
 
-class Measured(Protocol):
+class Sessional(Protocol):
     """A run, as far as its session goes."""
 
     @property
@@ -73,11 +70,11 @@ class Measured(Protocol):
         """When its first epoch began and its last one ended."""
 
 
-def _in_turn(pairs: Sequence[Sequence[Measured]]) -> bool:
+def _in_turn(pairs: Sequence[Sequence[Sessional]]) -> bool:
     return not one_after_the_other([[run.span[0] for run in side] for side in zip(*pairs, strict=True)])
 
 
-def blocks(pairs: Sequence[Sequence[Measured]]) -> tuple[int, ...]:
+def blocks(pairs: Sequence[Sequence[Sessional]]) -> tuple[int, ...]:
     """Of each pair of runs its block. Blocks are independent of each other; the pairs of one need not be.
 
     A pair that was measured in turn with the others of its session is a block of its own: what changes slowly was the

@@ -89,7 +89,7 @@ def test_noise_decides_nothing_and_says_what_would(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("n", [1, 2, 5])
 def test_few_repeats_decide_nothing_however_large_the_effect(tmp_path: Path, n: int) -> None:
-    finding = judge(two_devices(tmp_path, (0.1,) * n), claim(), seed="000")
+    finding = judge(two_devices(tmp_path, (0.52,) * n), claim(), seed="000")
     assert finding.verdict == "inconclusive"
     assert f"{n} repeat" in finding.why
     assert "sweep.repeats=6" in finding.why

@@ -97,10 +97,10 @@ def test_sides_that_were_measured_one_after_the_other_are_told(tmp_path: Path) -
 @pytest.mark.parametrize(("missing", "why"), [(0, ""), (2, "2 of 8 repeats never reach 0.6")])
 def test_survivors_decide_nothing(tmp_path: Path, missing: int, why: str) -> None:
     for repeat in range(8):
-        published(config(tmp_path, repeat=repeat), steady(10.0, test_accuracy=reached(1).test_accuracy))
+        published(config(tmp_path, repeat=repeat), steady(10.0, test_accuracy=reached(3).test_accuracy))
         lost = reached(9 if repeat < missing else 1)
         published(
-            config(tmp_path, repeat=repeat, strategy="ddp", devices=2), steady(0.1, test_accuracy=lost.test_accuracy)
+            config(tmp_path, repeat=repeat, strategy="ddp", devices=2), steady(5.2, test_accuracy=lost.test_accuracy)
         )
     finding = judge(load(tmp_path), claim(metric="time_to_accuracy_s", target=0.6), seed="0")
     assert (finding.verdict, finding.why) == ("inconclusive" if why else "reproduced", why)
@@ -111,9 +111,9 @@ def test_survivors_are_no_work_with_too_few_repeats(tmp_path: Path) -> None:
     for repeat in REPEATS:
         for batch in (64, 128):
             lost = batch == 64 and repeat > 1
-            fake = steady(10.0, test_accuracy=reached(1).test_accuracy)
+            fake = steady(10.0, test_accuracy=reached(3).test_accuracy)
             published(config(tmp_path, repeat=repeat, batch_size=batch), fake)
-            fake = steady(0.1, test_accuracy=reached(9 if lost else 1).test_accuracy)
+            fake = steady(5.2, test_accuracy=reached(9 if lost else 1).test_accuracy)
             published(config(tmp_path, repeat=repeat, batch_size=batch, strategy="ddp", devices=2), fake)
     finding = judge(load(tmp_path), claim(metric="time_to_accuracy_s", target=0.6), seed="0")
     assert sorted(case.verdict for case in finding.cases) == ["inconclusive", "reproduced"]

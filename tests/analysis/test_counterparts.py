@@ -140,7 +140,7 @@ def losses(run: RunConfig, *, pieces: int = 1, fault: str = "") -> list[tuple[fl
                     logits = model(images)
                 loss = numerics.loss(logits, labels)
                 (loss * len(labels) / batch.size).backward()
-                total += sums(loss, logits, labels)
+                total += sums(loss, logits, labels).tensor()
             if not (fault == "idles" and taken > 5 and taken % 2):
                 optimizer.step()
         model.eval()
@@ -149,7 +149,7 @@ def losses(run: RunConfig, *, pieces: int = 1, fault: str = "") -> list[tuple[fl
             for batch in loader.test():
                 with numerics.autocast():
                     logits = model(batch.images)
-                evaluated += sums(numerics.loss(logits, batch.labels), logits, batch.labels)
+                evaluated += sums(numerics.loss(logits, batch.labels), logits, batch.labels).tensor()
         train.append(total[0].item() / (run.steps_per_epoch * run.global_batch_size))
         test.append(evaluated[0].item() / run.data.test_samples)
     return list(zip(train, test, strict=True))

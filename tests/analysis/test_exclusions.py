@@ -29,7 +29,7 @@ def measured(root: Path, times: list[float], *, fake: dict[str, Any] | None = No
     """Repeats that take these times per epoch."""
     for repeat, time_s in enumerate(times):  # each in a submit of its own
         at = (fake or {}).get("started_at", Fake.started_at) + 1e5 * repeat
-        published(config(root, repeat=repeat, **changes), steady(time_s, started_at=at))
+        published(config(root, repeat=repeat, **changes), steady(time_s, **(fake or {}) | {"started_at": at}))
     return load(root)
 
 

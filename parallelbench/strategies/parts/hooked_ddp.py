@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, Any
 
 from torch.nn.parallel import DistributedDataParallel
@@ -29,7 +30,9 @@ class HookedDdp(DistributedDataParallel):
     def register_comm_hook(self, state: object, hook: Hook) -> None:
         """Register a hook, as DDP does."""
         self._hook = hook
-        super().register_comm_hook(state, lambda state, bucket: self.reduce_bucket(state, bucket))
+        # The reducer, in C++, would keep a module that its hook refers to, with its memory and connections, for good.
+        module = weakref.ref(self)
+        super().register_comm_hook(state, lambda state, bucket: _alive(module).reduce_bucket(state, bucket))
 
     def reduce_bucket(self, state: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Call the hook with a full bucket, while backward goes on."""
@@ -39,3 +42,9 @@ class HookedDdp(DistributedDataParallel):
     def spanned(self) -> Iterable[Spanned]:
         """The hook is communication: what it computes and how long it waits is no part of backward."""
         return [Spanned(self, "reduce_bucket", "communication")] if self._hook is not None else []
+
+
+def _alive(module: weakref.ref[HookedDdp]) -> HookedDdp:
+    this = module()
+    assert this is not None, "a reducer works for a living module only"
+    return this

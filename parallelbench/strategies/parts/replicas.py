@@ -213,13 +213,7 @@ class LayersReplica(BaseReplica):
     _optimizer: torch.optim.Optimizer
 
     def __init__(
-        self,
-        model: nn.Sequential,
-        owners: Mapping[str, int],
-        *,
-        data_shard: Shard,
-        rank: int,
-        dtype: torch.dtype,
+        self, model: nn.Sequential, owners: Mapping[str, int], *, data_shard: Shard, rank: int, dtype: torch.dtype
     ) -> None:
         super().__init__(data_shard)
         self._owners, self._rank = owners, rank
