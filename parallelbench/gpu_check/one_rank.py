@@ -30,7 +30,7 @@ def sharded(world: World) -> str:
         meeting = f"file://{Path(folder) / 'group'}"
         dist.init_process_group(backends(world.device_type), init_method=meeting, rank=0, world_size=1)
         try:
-            kinds = ", ".join((group_kinds() or {}).values())
+            kinds = ", ".join(dict.fromkeys((group_kinds() or {}).values()))
             worst = max(_difference(world, optimizer) for optimizer in OPTIMIZERS)
         finally:
             dist.destroy_process_group()
