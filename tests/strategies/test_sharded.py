@@ -200,16 +200,17 @@ def test_zero1_refuses_what_would_wait_for_the_gpu() -> None:
 
 
 @pytest.mark.slow
-def test_gathering_in_bf16_sends_half_and_trains_alike(tmp_path: Path) -> None:
-    """Rounded parameters change the losses no more than the layers' own arithmetic."""
+def test_gathering_in_bf16_sends_half_and_trains_alike(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Autocast rounds parameters for the layers anyway, so the losses are the same."""
     options = [*GATHERED, "strategy=fsdp", "devices=2", "precision=bf16"]
     stored, rounded = (
-        run_ranks(_trained_and_sent, 2, tmp_path, configure(*options, f"strategy.gather={how}"))
-        for how in ("stored", "bf16")
+        run_ranks(_trained_and_sent, 2, folder, configure(*options, f"strategy.gather={how}"))
+        for how, folder in (("stored", tmp_path), ("bf16", tmp_path_factory.mktemp("rounded")))
     )
     for (losses, sent), (others, less) in zip(stored, rounded, strict=True):
         assert others == pytest.approx(losses, rel=2e-2)
-        assert others != losses
         assert less["parameter_bytes_sent"] * 2 == sent["parameter_bytes_sent"]
         assert less["gradient_bytes_sent"] == sent["gradient_bytes_sent"]
 
