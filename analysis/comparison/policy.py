@@ -44,8 +44,8 @@ DEVICE = ("device_type", "device_name")
 
 
 PROBE_TOLERANCE = 0.25
-"""Relative difference from which two probes of a device are unlike; equal devices differ by less, see
-docs/measurement.md.
+"""Relative difference from which two probes of a device are unlike: chosen well below the factor of two that the probe
+is to tell, not derived from runs of equal devices.
 """
 PROBED = {
     "probed_matmul_flop_per_s": ("probed_start_matmul_flop_per_s", "probed_end_matmul_flop_per_s"),

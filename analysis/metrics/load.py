@@ -1,6 +1,6 @@
 """Which epochs were disturbed: others took a rank's cores, or computed on its GPU.
 
-The limits follow from runs that nobody disturbed and from planted load, see docs/measurement.md.
+The limits are chosen, not derived: a planted busy program exceeds them, a test shows. See docs/measurement.md.
 """
 
 from __future__ import annotations
