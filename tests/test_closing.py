@@ -11,11 +11,10 @@ import pytest
 import torch
 
 from parallelbench.errors import ConfigError
-from parallelbench.loaders.batch import Batch, Shard
-from parallelbench.loaders.resident import ResidentLoader
+from parallelbench.loaders.batch import Batch
 from parallelbench.rank.closing import MARGIN, STEPS, ClosingCheck, relative_difference
 from parallelbench.rank.copies import checksum
-from parallelbench.rank.numerics import Numerics, Sums, sums
+from parallelbench.rank.numerics import Sums, sums
 from parallelbench.rank.session import build_model
 from parallelbench.rank.train import Trainer
 from parallelbench.rank.world import World
@@ -23,7 +22,7 @@ from parallelbench.spec.config import RunConfig
 from parallelbench.strategies.single import Single
 from tests.ranks import run_ranks
 from tests.strategies.test_parity import OVERRIDES, SHIPPED
-from tests.strategies.training import configure
+from tests.strategies.training import configure, shard_loader
 
 DATA = ["data=synthetic", "data.channels=1", "data.train_samples=384", "data.test_samples=100", "batch_size=64"]
 SMALL = [*DATA, "model=mlp", "data.image_size=28", "precision=fp32", "epochs=2"]
@@ -49,30 +48,16 @@ class Rows:
     def commit(self) -> None: ...
 
 
-def loader_of(run: RunConfig, shard: Shard) -> ResidentLoader:
-    return ResidentLoader(
-        run.data.load(Path("nowhere")),
-        run.data,
-        device="cpu",
-        dtype=Numerics(run.precision, "cpu").dtype,
-        seed=run.effective_seed,
-        global_batch_size=run.global_batch_size,
-        shard=shard,
-        channels_last=run.channels_last,
-        steps_per_epoch=run.steps_per_epoch,
-    )
-
-
 def closed(world: World, run: RunConfig, fault: Fault | None = None, k: int = 0) -> list[Row]:
     """Train a run, with a fault or without; the rows of `checks` on rank 0."""
     torch.set_num_threads(1)
     replica = run.strategy.prepare(build_model(run), run, world)
     if fault is not None:
         fault(replica, k)
-    loader, rows = loader_of(run, replica.data_shard), Rows()
+    loader, rows = shard_loader(run, replica.data_shard), Rows()
     trainer = Trainer(replica, loader, run=run, world=world, journal=rows, keys={})  # type: ignore[arg-type]
     trainer.train()
-    closing = ClosingCheck(replica, loader, run=run, world=world, loader_of=loader_of)
+    closing = ClosingCheck(replica, loader, run=run, world=world, loader_of=shard_loader)
     (loss, accuracy), sent_bytes = trainer.evaluated, trainer.step_bytes
     found = closing.findings(build_model(run), loss=loss, accuracy=accuracy, sent_bytes=sent_bytes)
     replica.close()

@@ -29,8 +29,7 @@ from parallelbench.loaders.batch import Shard
 from parallelbench.rank.numerics import UNIT_ROUNDOFF, Numerics, sums
 from parallelbench.rank.session import build_model
 from tests.analysis.factory import Fake, config, published
-from tests.strategies.training import configure
-from tests.test_closing import loader_of
+from tests.strategies.training import configure, shard_loader
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -125,7 +124,7 @@ def test_more_than_the_ideal_speed_up_is_not_believed(tmp_path: Path, time_s: fl
 def losses(run: RunConfig, *, pieces: int = 1, fault: str = "") -> list[tuple[float, float]]:
     """Losses of each epoch, in training and on the test set; gradients are summed over `pieces` of a batch."""
     torch.set_num_threads(1)
-    numerics, loader = Numerics(run.precision, "cpu"), loader_of(run, Shard())
+    numerics, loader = Numerics(run.precision, "cpu"), shard_loader(run, Shard())
     model = build_model(run).to(numerics.dtype)
     optimizer = run.optimizer.build(model.parameters(), run, "cpu")
     taken, train, test = 0, [], []

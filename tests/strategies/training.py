@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from launch.sweep import one_run
+from parallelbench.loaders.batch import Shard
 from parallelbench.loaders.resident import ResidentLoader
 from parallelbench.rank.numerics import Numerics
 from parallelbench.rank.parity import as_reference
@@ -53,6 +54,11 @@ def drive(replica: Replica, run: RunConfig) -> dict[str, Any]:
 
 def loader_of(replica: Replica, run: RunConfig) -> ResidentLoader:
     """The batches that the replica's rank reads."""
+    return shard_loader(run, replica.data_shard)
+
+
+def shard_loader(run: RunConfig, shard: Shard) -> ResidentLoader:
+    """The batches of a shard."""
     return ResidentLoader(
         run.data.load(Path("nowhere")),
         run.data,
@@ -60,7 +66,7 @@ def loader_of(replica: Replica, run: RunConfig) -> ResidentLoader:
         dtype=Numerics(run.precision, "cpu").dtype,
         seed=run.effective_seed,
         global_batch_size=run.global_batch_size,
-        shard=replica.data_shard,
+        shard=shard,
         channels_last=run.channels_last,
         steps_per_epoch=run.steps_per_epoch,
     )
