@@ -213,13 +213,14 @@ class _Judge:
 
         loss, own_loss = (_loss_difference(each, exact.loss) for each in (taken.loss, own.loss))
         found("loss", loss, own_loss, self._least_loss)
-        if not isinstance(run.optimizer, Lbfgs):  # its last gradient is one of a line search
-            off, rounded = (relative_difference(each, exact.gradients) for each in (gradients, own.gradients))
-            self._gradients.append((off, rounded))
-            found("gradients", off, rounded, STEP_FLOOR if run.precision != "fp64" else self._least_gradient)
-            stayed = _stayed(taken, exact.gradients, run.optimizer.scaled_lr(run))
-            what = "tensors with a gradient that the step left as they were"
-            findings.append(Finding("update", what, step=taken.number, difference=float(stayed), limit=0.0))
+        if isinstance(run.optimizer, Lbfgs):  # its line search leaves the gradient and statistics of its last point
+            return findings
+        off, rounded = (relative_difference(each, exact.gradients) for each in (gradients, own.gradients))
+        self._gradients.append((off, rounded))
+        found("gradients", off, rounded, STEP_FLOOR if run.precision != "fp64" else self._least_gradient)
+        stayed = _stayed(taken, exact.gradients, run.optimizer.scaled_lr(run))
+        what = "tensors with a gradient that the step left as they were"
+        findings.append(Finding("update", what, step=taken.number, difference=float(stayed), limit=0.0))
         if exact.buffers and run.strategy.micro_batches_per_step(run) == 1:
             after = {name: taken.after[name].double() for name in exact.buffers}
             off, rounded = (relative_difference(each, exact.buffers) for each in (after, own.buffers))
