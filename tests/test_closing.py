@@ -195,11 +195,13 @@ def faulty(tmp_path_factory: pytest.TempPathFactory) -> list[set[str]]:
     return list(map(failed, run_ranks(on_ranks, 2, tmp_path_factory.mktemp("ranks"), run, mutants)[0]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(FAULTS)), ids=[fault.__name__ for fault, *_ in FAULTS])
 def test_a_fault_is_caught(number: int, faulty: list[set[str]]) -> None:
     assert FAULTS[number][2] <= faulty[number]
 
 
+@pytest.mark.slow
 def test_a_fault_that_begins_after_any_step_is_caught(tmp_path: Path) -> None:
     run = configure(*SMALL, "strategy=ddp", "devices=2")
     kinds = [idles_every_other_step, stops_updating, stops_communicating]
@@ -208,6 +210,7 @@ def test_a_fault_that_begins_after_any_step_is_caught(tmp_path: Path) -> None:
         assert failed(rows), f"{fault.__name__} after {k} steps"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "seen"),
     [(evaluates_with_first_statistics, "evaluation loss"), (keeps_its_statistics, "buffers")],
@@ -261,6 +264,7 @@ def test_single_is_held_against_plain_code_too() -> None:
     assert failed(closed(World(), run, idles_every_other_step, 3)) >= {"gradients"}
 
 
+@pytest.mark.slow
 def test_the_limit_follows_what_the_number_format_does() -> None:
     """In bf16 gradients differ from fp64's by some per cent already on one device, and the limit says so."""
     limits = {}
