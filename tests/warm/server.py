@@ -226,8 +226,9 @@ def _forked(begin: Callable[[], None], command: list[str], environment: dict[str
         begin()
         code = _become(command, environment)
     except BaseException:
-        traceback.print_exc()
-    os._exit(code)
+        _print_exception()
+    finally:
+        os._exit(code)  # whatever happens: the frames above belong to the parent, and so do the files they would close
 
 
 def _close_all_but(kept: tuple[int, ...]) -> None:
@@ -312,10 +313,10 @@ def _exit_code(module: str) -> int:
         if isinstance(error.code, str):
             print(error.code, file=sys.stderr)
     except KeyboardInterrupt:
-        traceback.print_exc()
+        _print_exception()
         interrupted = True
     except BaseException:
-        traceback.print_exc()
+        _print_exception()
         code = 1
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
@@ -328,6 +329,12 @@ def _exit_code(module: str) -> int:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
     return code & 0xFF
+
+
+def _print_exception() -> None:
+    """As Python at its end: silently nothing where the disk is full."""
+    with contextlib.suppress(OSError):
+        traceback.print_exc()
 
 
 def _die_with_parent() -> None:
