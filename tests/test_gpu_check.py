@@ -68,6 +68,7 @@ def test_without_a_gpu_it_says_so_and_needs_few_packages() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_all_checks_can_be_loaded_with_these_packages() -> None:
     code = (
         "from parallelbench.gpu_check.__main__ import checks\n"
@@ -90,6 +91,7 @@ def test_a_missing_package_is_named() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_gpu_that_torch_can_not_use_is_a_failure(tmp_path: Path) -> None:
     profile = tmp_path / "profile.txt"
     profile.write_text("device GPU-a\nenergy 1\nmemory 7\n")
@@ -352,6 +354,7 @@ def test_a_strategys_ranks_are_started_and_checked() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_ranks_that_fail_or_hang_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     run = strategies.choose("ddp", "cpu", 2)
     _, error = strategies._carried_out(run, "cuda")  # there is none: torch says so, or NCCL

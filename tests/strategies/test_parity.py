@@ -40,7 +40,7 @@ SHIPPED = [name for name in group_choices()["strategy"] if name != "single"]
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("strategy", SHIPPED)
-@pytest.mark.cases("*-resnet_group-2", "*-mlp-4", "dp_*-cnn_small-4")
+@pytest.mark.cases("ddp-resnet_group-2", "fsdp-resnet_group-2", "pipeline-resnet_group-2", "*-mlp-4")
 def test_every_shipped_strategy_trains_like_one_device(strategy: str, model: str, size: int, tmp_path: Path) -> None:
     try:
         overrides = OVERRIDES.get(strategy, [])
@@ -57,7 +57,7 @@ def test_every_shipped_strategy_trains_like_one_device(strategy: str, model: str
 
 @pytest.mark.parametrize("model", ["vit_tiny", "resnet_group", "mlp"])
 @pytest.mark.parametrize("strategy", SHIPPED)
-@pytest.mark.cases("*-mlp")
+@pytest.mark.cases("ddp-mlp", "fsdp-mlp", "pipeline-mlp", "dp_pp_tp-mlp")
 def test_a_state_passes_through_every_strategy(strategy: str, model: str, tmp_path: Path) -> None:
     """So it does between any two: what each leaves has one device's names and layout, as the test above shows."""
     overrides = OVERRIDES.get(strategy, [])
