@@ -97,6 +97,8 @@ class Blocker(Enum):
     """Some of the runs never reach the target accuracy."""
     SUPERLINEAR = "superlinear"
     """Several devices are faster than one by more than their number."""
+    ABOVE_PEAK = "above peak"
+    """A device computes more than it can."""
 
 
 class Caveat(Enum):
@@ -175,6 +177,14 @@ def _words_of_blocker(issue: Issue) -> str:
                 "programs slowed the runs of one device (measure both again, on an idle machine), work was left out "
                 "(read the checks of these runs), or one device alone lacks cache or memory (scaling=weak gives every "
                 "device the same share)"
+            )
+        case Blocker.ABOVE_PEAK:
+            ((_, (rate, peak)),) = issue.differences.items()
+            return (
+                f"a device would have to compute {rate:.3g} flop/s at least, but a matrix product on it reaches "
+                f"{peak:.3g}: work was left out (read the checks of these runs), the times are too short (a clock that "
+                "was changed, or a window that does not wait for the device), or other programs slowed the probe "
+                "(measure again, on an idle machine)"
             )
     raise AssertionError(issue.kind)
 

@@ -175,6 +175,20 @@ def test_probes_within_the_tolerance_say_nothing(tmp_path: Path) -> None:
     assert verdict_of(runs) == "faster"
 
 
+@pytest.mark.parametrize(
+    ("flop", "precision", "believed"), [(6e9, "fp32", True), (8e9, "fp32", False), (8e9, "bf16", True)]
+)
+def test_more_than_a_device_can_compute_is_not_believed(
+    tmp_path: Path, flop: float, precision: str, believed: bool
+) -> None:
+    """1,408 samples of an epoch in 10 s, or in 5 s on two devices: 141 samples per second and device."""
+    fake = {"speeds": speeds(5e8 * 141, 6e8 * 141)["speeds"] | {"least_flop_per_sample": flop / 10}}
+    runs = sides(tmp_path, fake, fake, precision=precision)
+    words = "flop/s at least, but a matrix product on it reaches 8.46e+10"
+    assert in_all(runs, words) == [not believed] * 3
+    assert verdict_of(runs) == ("faster" if believed else "not comparable")
+
+
 def test_a_machine_that_changes_its_speed_during_a_run_is_a_caveat(tmp_path: Path) -> None:
     runs = sides(tmp_path, speeds(5e10, 3e10), speeds(5e10, 5e10))
     changed = "changed by more than 25% during a run: probed_matmul_flop_per_s: 5e+10 and 3e+10"
