@@ -149,13 +149,17 @@ def _numbers(issue: Issue) -> list[str]:
     return [f"{value:,}" for pair in issue.differences.values() for value in pair if isinstance(value, int)]
 
 
+def _of_unequal_epochs(issue: Issue) -> str:
+    return f"epochs hold {' and '.join(_numbers(issue))} samples"
+
+
 def _words_of_blocker(issue: Issue) -> str:
     numbers = _numbers(issue)
     match issue.kind:
         case Blocker.ENVIRONMENT:
             return refusal(issue.differences, issue.remedies, issue.differences)
         case Blocker.SAMPLES:
-            return f"epochs hold {' and '.join(numbers)} samples: compare samples per second"
+            return f"{_of_unequal_epochs(issue)}: compare samples per second"
         case Blocker.DATA if "data_sha256" in issue.differences:
             contents = " and ".join(str(value)[:12] for value in issue.differences["data_sha256"])
             return (
@@ -164,7 +168,7 @@ def _words_of_blocker(issue: Issue) -> str:
             )
         case Blocker.DATA:
             return (
-                f"epochs hold {' and '.join(numbers)} samples, though the data sets have the same name and options: "
+                f"{_of_unequal_epochs(issue)}, though the data sets have the same name and options: "
                 "they are not the same data; measure both on one data set"
             )
         case Blocker.UNREACHED:
@@ -195,7 +199,7 @@ def _words_of_caveat(issue: Issue) -> str:
         case Caveat.ENVIRONMENT:
             return f"the compared runs differ in {shown}"
         case Caveat.SAMPLES:
-            return f"epochs hold {' and '.join(numbers)} samples: ratios of times and energies are per sample"
+            return f"{_of_unequal_epochs(issue)}: ratios of times and energies are per sample"
         case Caveat.APART:
             command = issue.remedies.submit
             anew = f"`{command_line(command)}`" if command else "the same sweep"

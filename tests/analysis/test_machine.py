@@ -119,6 +119,31 @@ def test_results_without_the_load_say_so(tmp_path: Path) -> None:
     assert verdict_of(runs) == "faster"
 
 
+def test_parity_on_one_side_only_is_said(tmp_path: Path) -> None:
+    """The check warms up devices and libraries before the first epoch."""
+    for repeat in REPEATS:
+        published(config(tmp_path, repeat=repeat, measure={"parity": False}), steady(10.0, parity_passed=None))
+        published(config(tmp_path, repeat=repeat, **DDP), steady(5.0 + repeat / 10))
+    runs = load(tmp_path)
+    _, compared, claimed = said(runs)
+    assert "measure.parity: false and true" in compared
+    assert "measure.parity: false and true" in claimed
+    both = tmp_path / "both"
+    for repeat in REPEATS:
+        published(config(both, repeat=repeat), steady(10.0))
+        published(config(both, repeat=repeat, **DDP), steady(5.0 + repeat / 10))
+    assert "measure.parity" not in "".join(said(load(both)))
+
+
+def test_epochs_of_unequal_length_are_said_in_the_same_words(tmp_path: Path) -> None:
+    """Report and `compare` go on per sample; a claim about epochs is refused."""
+    runs = sides(tmp_path, {}, {}, scaling="weak", batch_size=100)
+    assert in_all(runs, "epochs hold 1,400 samples and 1,400 samples") == [False] * 3
+    lengths = sorted(set((runs.run["train_samples"] - runs.run["dropped_samples"]).to_list()))
+    assert len(lengths) == 2
+    assert in_all(runs, f"epochs hold {lengths[0]:,} and {lengths[1]:,} samples") == [True] * 3
+
+
 # --- in turn
 
 
