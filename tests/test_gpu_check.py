@@ -515,6 +515,7 @@ def test_a_run_that_ended_otherwise_than_it_should_is_a_failure(tmp_path: Path) 
     attempt = Attempt(tmp_path)
     with pytest.raises(FailedError, match="should be oom with “memory”, and is none"):
         whole_runs._expect(attempt, "oom", "memory")
+    (tmp_path / "outcome.json").touch()  # as attempts reserve it
     attempt.finish("error", "no such thing")
     with pytest.raises(FailedError, match="should be oom with “memory”, and is error: no such thing"):
         whole_runs._expect(attempt, "oom", "memory")
@@ -530,9 +531,10 @@ def test_one_gpu_is_too_few_for_a_rank_that_hangs() -> None:
         whole_runs.hangs("cuda", 1)
 
 
-@pytest.mark.parametrize("name", ["tensor_dataset", "dataloader", "arrow"])
 @pytest.mark.slow
-def test_other_loaders_are_held_against_the_resident_one(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["tensor_dataset", "dataloader", "arrow"])
+@pytest.mark.cases("arrow")
+def test_other_loaders_are_held_against_the_resident_one(name: str) -> None:
     assert "from the resident loader's" in training.loaded(CPU, name)
 
 

@@ -1,7 +1,7 @@
 """`make gpu-check LAUNCHER=slurm`: the checks of a GPU in a job, on all GPUs of one node or several.
 
 On the login node: `python -m launch.slurm.gpu_check_job [OPTION …] [OVERRIDE …]`, with gpu-check's options, and
-`site=…` and `nodes=…`. It waits for the job and shows what that prints. On each node: `… on-node FOLDER INTERFACE OPTION …`.
+`site=…` and `nodes=…`. It waits for the job and shows what that prints. On each node: `… on-node FOLDER INTERFACE …`.
 """
 
 from __future__ import annotations
