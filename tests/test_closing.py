@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from parallelbench.errors import ConfigError
 from parallelbench.loaders.batch import Batch
-from parallelbench.rank.closing import MARGIN, STEPS, ClosingCheck, relative_difference
+from parallelbench.rank.closing import MARGIN, STEPS, ClosingCheck, _stayed, _Taken, relative_difference
 from parallelbench.rank.copies import _unlike, checksum
 from parallelbench.rank.numerics import Sums, sums
 from parallelbench.rank.session import build_model
@@ -308,6 +308,16 @@ def test_single_is_held_against_plain_code_too() -> None:
     (unchecked,) = [row for row in rows if row["check"] == "bytes"]
     assert unchecked["passed"] is None
     assert failed(closed(World(), run, idles_every_other_step, 3)) >= {"gradients"}
+
+
+def test_a_tensor_without_a_gradient_may_stay_where_it_began() -> None:
+    """An attention's key bias begins at zero, and its gradient is rounding; fp16 makes it zero."""
+    before = {"weight": torch.ones(3), "key_bias": torch.zeros(3)}
+    gradients = {"weight": torch.ones(3).double(), "key_bias": torch.full((3,), 1e-17).double()}
+    for after, stayed in ((before | {"weight": torch.zeros(3)}, 0), (before, 1)):
+        assert _stayed(_Taken(1, 0.0, gradients, before, after), gradients, lr=0.1) == stayed
+    small = gradients | {"key_bias": torch.full((3,), 1e-6).double()}
+    assert _stayed(_Taken(1, 0.0, small, before, before), small, lr=0.1) == 2, "a small gradient is none too small"
 
 
 @pytest.mark.slow
