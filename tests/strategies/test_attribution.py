@@ -66,7 +66,7 @@ def pipelines(rank: int, size: int, runs: list[RunConfig]) -> list[list[Row]]:
     return found
 
 
-ATTEMPTS = 8
+ATTEMPTS = 12
 """A busy machine only ever lengthens a step: any undisturbed one shows the schedule's own bubble."""
 SCHEDULES = ("gpipe", "1f1b", "looped_bfs", "interleaved_1f1b-2", "interleaved_zero_bubble-1", "zbv", "dualpipev")
 
