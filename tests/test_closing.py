@@ -126,6 +126,19 @@ def drops_what_exceeds_chunks_of_16(replica: Any, k: int) -> None:
     replica.step = drop
 
 
+def drops_half_of_a_batch(replica: Any, k: int) -> None:
+    """For two steps only; the batch that it says it has trained on is whole."""
+    step, taken = replica.step, 0
+
+    def drop(batch: Batch) -> Any:
+        nonlocal taken
+        taken += 1
+        half = batch.size // 2 if k < taken <= k + 2 else batch.size
+        return step(Batch(batch.images[:half], batch.labels[:half], batch.size))  # type: ignore[index]
+
+    replica.step = drop
+
+
 def rounds_to_fp8(replica: Any, k: int) -> None:
     update = replica._update
 
@@ -177,10 +190,11 @@ def counts_no_bytes(replica: Any, k: int) -> None:
 
 
 FAULTS: list[tuple[Fault, int, set[str]]] = [
-    (idles_every_other_step, 5, {"gradients"}),
+    (idles_every_other_step, 5, {"gradients", "samples"}),
     (stops_updating, 5, {"update"}),
     (stops_communicating, 10, {"gradients", "copies"}),
-    (drops_what_exceeds_chunks_of_16, 0, {"gradients"}),
+    (drops_what_exceeds_chunks_of_16, 0, {"gradients", "samples"}),
+    (drops_half_of_a_batch, 9, {"samples"}),
     (rounds_to_fp8, 0, {"rounding"}),
     (keeps_the_last_batch_only, 0, {"evaluation loss", "evaluation accuracy"}),
     (counts_no_bytes, 0, {"bytes"}),

@@ -225,6 +225,12 @@ PER_RUN = (
         show=Show.SCIENTIFIC,
     ),
     Column(
+        "closed",
+        "bool",
+        "whether the closing check, which follows the last epoch, ended",
+        null="not asked for, or the run has no result",
+    ),
+    Column(
         "checks_made",
         "string",
         "what was checked during and after training, and failed or passed; and what was not compared",

@@ -101,4 +101,4 @@ def test_few_logits_are_held() -> None:
         total = total + sums(*part(8, seed))
         assert len(total._parts) < 64
     wide = sums(torch.tensor(1.0), torch.zeros(1024, 1024), torch.zeros(1024, dtype=torch.int64))
-    assert not (wide + total)._parts, "4 MiB are added up at once"
+    assert not (total + wide)._parts, "4 MiB are added up at once"

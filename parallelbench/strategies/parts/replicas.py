@@ -128,8 +128,9 @@ class ModuleReplica(BaseReplica):
         assert batch.labels is not None
         self._optimizer.zero_grad(set_to_none=True)
         logits, labels, loss = self._predict(batch.images, batch.labels)
+        result = sums(loss, logits, labels)
         self._backward(loss)
-        return sums(loss, logits, labels)
+        return result
 
     def _predict(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Logits, labels on the same device, and the mean loss."""
