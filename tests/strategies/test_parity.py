@@ -16,7 +16,7 @@ from parallelbench.rank.parity import local_statistics
 from parallelbench.rank.session import build_model
 from parallelbench.rank.world import World
 from parallelbench.spec.config import RunConfig
-from tests.ranks import run_ranks
+from tests.ranks import PATIENCE_S, run_ranks
 from tests.strategies.training import STEPS, configure, one_device, summed, train
 
 pytestmark = pytest.mark.slow
@@ -83,12 +83,12 @@ def hand_on(rank: int, size: int, run: RunConfig, state: dict[str, torch.Tensor]
 @pytest.mark.cases("ddp", "fsdp", "pipeline", "dp_pp_tp")
 def test_every_group_of_ranks_has_the_runs_timeout(strategy: str, tmp_path: Path) -> None:
     """torch gives a new group half an hour, however short the run's own patience."""
-    overrides = ["launcher.collective_timeout_s=60", *OVERRIDES.get(strategy, [])]
+    overrides = [f"launcher.collective_timeout_s={PATIENCE_S}", *OVERRIDES.get(strategy, [])]
     try:
         run = configure(*SYNTHETIC, *MODELS["mlp"], f"strategy={strategy}", "devices=4", *overrides)
     except ConfigError as error:
         pytest.skip(f"refused: {error}")
-    assert set().union(*run_ranks(timeouts, run.strategy.processes(run, "cpu"), tmp_path, run)) == {60.0}
+    assert set().union(*run_ranks(timeouts, run.strategy.processes(run, "cpu"), tmp_path, run)) == {PATIENCE_S}
 
 
 def timeouts(rank: int, size: int, run: RunConfig) -> set[float]:
