@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from analysis.comparison.speed_up import Scaling
     from analysis.stats import Ratio
 
+_ROUNDING = 1e-9
+"""Relative: twice as fast on two devices is no more than that."""
 One = TypeVar("One")
 Other = TypeVar("Other")
 
@@ -108,7 +110,7 @@ class Pairing:
         """Of the first two sides beyond this limit, the speed-up, the limit, and their devices; empty without such."""
         for ratio, scaled in self._scalings:
             value, at = value_of(ratio), scaled.ideal if limit == "ideal" else scaled.most
-            if value > at:
+            if value > at * (1 + _ROUNDING):
                 return {"speed-up": (value, at), "devices": (scaled.fewer, scaled.more)}
         return {}
 
