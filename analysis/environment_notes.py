@@ -21,7 +21,7 @@ def environment_warnings(runs: Runs) -> list[str]:
     return [*_shared(runs), *limited(runs, _OF_PAIRINGS), *_environments(runs)]
 
 
-_OF_PAIRINGS = (*LIMITS, Caveat.UNRECORDED, Caveat.DISTURBED, Caveat.DRIFT)
+_OF_PAIRINGS = (*LIMITS, Caveat.SAMPLES, Caveat.UNRECORDED, Caveat.DISTURBED, Caveat.DRIFT)
 """What is said of each configuration and the runs on one device; other differences are said of all runs together."""
 
 

@@ -8,7 +8,14 @@ from functools import cached_property
 from itertools import combinations, permutations
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
-from analysis.comparison.machine import disturbances, has_same_data, unlike_contents, unlike_probes, unrecorded
+from analysis.comparison.machine import (
+    beyond_peak,
+    disturbances,
+    has_same_data,
+    unlike_contents,
+    unlike_probes,
+    unrecorded,
+)
 from analysis.comparison.order import one_after_the_other
 from analysis.comparison.policy import COMPARED, Blocker, Caveat, Issue, Remedies, is_below
 from analysis.comparison.pools import pools
@@ -104,6 +111,8 @@ class Pairing:
             issues.append(Issue(Blocker.ENVIRONMENT, self.unlike_environments, find_remedies=self.remedies))
         elif of_times and (beyond := self._beyond("most", lambda ratio: ratio.low or ratio.median)):
             issues.append(Issue(Blocker.SUPERLINEAR, beyond))
+        if of_times and (beyond := beyond_peak(self._runs)):
+            issues.append(Issue(Blocker.ABOVE_PEAK, beyond))
         return tuple(issues)
 
     def _beyond(self, limit: Literal["ideal", "most"], value_of: Callable[[Ratio], float]) -> Differences:

@@ -82,6 +82,7 @@ def _derive(joined: pl.DataFrame) -> pl.DataFrame:
             )
         )
         .with_columns(
+            least_flop_per_s=pl.col("least_flop_per_sample") * pl.col("throughput_samples_per_s") / pl.col("devices"),
             throughput_with_startup_samples_per_s=pl.col("_all_samples") / pl.col("total_time_s"),
             gpu_hours=pl.when(pl.col("device_type") == "cuda").then(
                 pl.col("devices") * pl.col("total_time_s") / SECONDS_PER_HOUR

@@ -127,7 +127,7 @@ class Trainer:
         return {**times, **_sums("train", trained and trained.tensor(), samples), **probes}
 
     def _evaluate(self) -> dict[str, Any]:
-        """The evaluation window: columns of `ranks`. What it takes is given back, so that no later peak holds it."""
+        """The evaluation window: columns of `ranks`. No later peak counts what it takes."""
         held_bytes = self._memory.held_bytes()
         self._window.start()
         evaluated = self._replica.evaluate(counted := _Counted(self._loader.test()))
@@ -210,9 +210,10 @@ class Trainer:
         if self._world.size == 1 or not self._run.measure.parity:
             return []
         copied = list(self._replica.copied())
-        held, unlike = unlike_ranks(checksum(copied) if copied else None, self._world)
+        own = checksum(copied) if copied else None
+        held, unlike = unlike_ranks(own, self._world, group=self._replica.copy_group)
         if held < 2:
-            nothing = Finding(COPIES, "no parameters that several ranks hold whole; shards and stages are not compared")
+            nothing = Finding(COPIES, "no two ranks hold the same parameters, shards or stages")
             return [nothing] if epoch == self._run.epochs else []
         what = f"ranks whose copied parameters differ from the first's, of {held} that hold them"
         return [Finding(COPIES, what, difference=float(unlike), limit=0.0)]

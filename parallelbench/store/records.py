@@ -127,7 +127,13 @@ RANKS = (
         "bytes",
         null="no GPU",
     ),
-    Column("peak_reserved_bytes", "int64", "peak of device memory held by torch's allocator", "bytes", null="no GPU"),
+    Column(
+        "peak_reserved_bytes",
+        "int64",
+        "peak of device memory held by torch's allocator, what earlier evaluations left in its cache included",
+        "bytes",
+        null="no GPU",
+    ),
     Column(
         "device_used_bytes",
         "int64",
