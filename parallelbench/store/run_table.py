@@ -180,7 +180,7 @@ RUN = (
         )
         for moment in ("start", "end")
         for what, meaning in (
-            ("matmul_flop_per_s", "floating-point operations per second of an fp32 matrix product"),
+            ("matmul_flop_per_s", "floating-point operations per second of a matrix product (CPU: fp32, GPU: fp16)"),
             ("memory_bytes_per_s", "bytes read and written per second when memory is copied"),
         )
     ),
