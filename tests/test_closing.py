@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from parallelbench.errors import ConfigError
 from parallelbench.loaders.batch import Batch
-from parallelbench.rank.closing import MARGIN, STEPS, ClosingCheck, relative_difference
+from parallelbench.rank.closing import MARGIN, STEPS, ClosingCheck, _stayed, _Taken, relative_difference
 from parallelbench.rank.copies import _unlike, checksum
 from parallelbench.rank.numerics import Sums, sums
 from parallelbench.rank.session import build_model
@@ -210,6 +210,7 @@ def faulty(tmp_path_factory: pytest.TempPathFactory) -> list[set[str]]:
     return list(map(failed, run_ranks(on_ranks, 2, tmp_path_factory.mktemp("ranks"), run, mutants)[0]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(FAULTS)), ids=[fault.__name__ for fault, *_ in FAULTS])
 def test_a_fault_is_caught(number: int, faulty: list[set[str]]) -> None:
     assert FAULTS[number][2] <= faulty[number]
@@ -246,6 +247,7 @@ def test_copies_are_compared_within_their_group() -> None:
     assert _unlike([(0, 1, 1), (0, 1, 1), (1, 5, 5)]) == (2, 0)
 
 
+@pytest.mark.slow
 def test_a_fault_that_begins_after_any_step_is_caught(tmp_path: Path) -> None:
     run = configure(*SMALL, "strategy=ddp", "devices=2")
     kinds = [idles_every_other_step, stops_updating, stops_communicating]
@@ -254,6 +256,7 @@ def test_a_fault_that_begins_after_any_step_is_caught(tmp_path: Path) -> None:
         assert failed(rows), f"{fault.__name__} after {k} steps"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "seen"),
     [(evaluates_with_first_statistics, "evaluation loss"), (keeps_its_statistics, "buffers")],
@@ -307,6 +310,17 @@ def test_single_is_held_against_plain_code_too() -> None:
     assert failed(closed(World(), run, idles_every_other_step, 3)) >= {"gradients"}
 
 
+def test_a_tensor_without_a_gradient_may_stay_where_it_began() -> None:
+    """An attention's key bias begins at zero, and its gradient is rounding; fp16 makes it zero."""
+    before = {"weight": torch.ones(3), "key_bias": torch.zeros(3)}
+    gradients = {"weight": torch.ones(3).double(), "key_bias": torch.full((3,), 1e-17).double()}
+    for after, stayed in ((before | {"weight": torch.zeros(3)}, 0), (before, 1)):
+        assert _stayed(_Taken(1, 0.0, gradients, before, after), gradients, lr=0.1) == stayed
+    small = gradients | {"key_bias": torch.full((3,), 1e-6).double()}
+    assert _stayed(_Taken(1, 0.0, small, before, before), small, lr=0.1) == 2, "a small gradient is none too small"
+
+
+@pytest.mark.slow
 def test_the_limit_follows_what_the_number_format_does() -> None:
     """In bf16 gradients differ from fp64's by some per cent already on one device, and the limit says so."""
     limits = {}

@@ -403,6 +403,7 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Ran, Clock]:
     return Ran(folder.path), clock
 
 
+@pytest.mark.slow
 def test_facts_of_a_session(planted: tuple[Ran, Clock]) -> None:
     ran, _ = planted
     assert (ran.run["attempt"], ran.run["compile"]) == (2, True)

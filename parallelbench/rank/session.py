@@ -51,6 +51,7 @@ class Session:
         configure_torch(run, device_type)
         self._startup.done("imports")
         self._world = join(device_type, devices=run.devices, timeout_s=run.launcher.collective_timeout_s, nccl=run.nccl)
+        provenance.require_one_type(self._world)
         self._world.wake()
         self._startup.done("process_group")
         self._boundary = EpochBoundary(run, attempt, self._world, journal=journal, warn=self._warn)

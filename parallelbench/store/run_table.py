@@ -190,7 +190,7 @@ RUN = (
         "bytes that all ranks send per optimizer step as gloo sends them, messages of any size: counted in the closing "
         "check's steps; a reduce-scatter goes as an all-reduce, which is twice the textbook's bytes",
         "bytes",
-        null="one process, another library (NCCL does not say), or not counted (measure.parity, compile)",
+        null="one process, another library (NCCL does not say), or not counted (measure.parity, compile, graph)",
         repeats=Over.MEDIAN,
         heading="Sent per step by gloo, all processes",
         show=Show.SENT,

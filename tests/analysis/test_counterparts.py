@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from analysis.reader import Runs
     from parallelbench.spec.config import RunConfig
 
+pytestmark = pytest.mark.slow
+
 DDP: dict[str, Any] = {"strategy": "ddp", "devices": 2}
 
 
@@ -187,7 +189,6 @@ def digits(*overrides: str) -> RunConfig:
     return configure("data=digits", "epochs=4", "batch_size=128", *overrides)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp64"])
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adagrad"])
 @pytest.mark.parametrize("model", ["mlp", "cnn_small"])
@@ -199,7 +200,6 @@ def test_right_trainings_stay_within_the_limit(model: str, optimizer: str, preci
     assert excess(run, one, losses(run, pieces=4)) <= 1
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("optimizer", "fault"), [("sgd", "idles"), ("adam", "idles")])
 def test_wrong_trainings_exceed_it(optimizer: str, fault: str) -> None:
     """Even where nothing else is looked at; the closing check compares single steps, and finds smaller faults."""

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     from analysis.reader import Runs
 
+pytestmark = pytest.mark.slow
+
 DDP: dict[str, Any] = {"strategy": "ddp", "devices": 2}
 
 
