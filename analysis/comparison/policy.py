@@ -187,7 +187,7 @@ def _words_of_blocker(issue: Issue) -> str:
             return (
                 f"a device would have to compute {rate:.3g} flop/s at least, but a matrix product on it reaches "
                 f"{peak:.3g}: work was left out (read the checks of these runs), the times are too short (a window "
-                "that does not wait for the device), or other programs slowed the probe (measure again, on an idle machine)"
+                "that does not wait for the device), or other programs slowed the probe (measure again, alone)"
             )
     raise AssertionError(issue.kind)
 
