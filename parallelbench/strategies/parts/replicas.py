@@ -39,6 +39,7 @@ class BaseReplica(ABC):
     waiting: ClassVar[Phase] = "communication"
     hides_communication: bool = False
     whole_epochs: ClassVar[bool] = False
+    copy_group: int = 0
 
     def __init__(self, data_shard: Shard) -> None:
         self.data_shard = data_shard
@@ -73,11 +74,6 @@ class BaseReplica(ABC):
     def copied(self) -> Iterable[Tensor]:
         """None, but where a replica says so."""
         return ()
-
-    @property
-    def copy_group(self) -> int:
-        """One for all ranks, but where a replica says so."""
-        return 0
 
     def take_pushes(self) -> list[Push]:
         """None: there is no parameter server."""
