@@ -187,9 +187,8 @@ def _words_of_blocker(issue: Issue) -> str:
             ((_, (rate, peak)),) = issue.differences.items()
             return (
                 f"a device would have to compute {rate:.3g} flop/s at least, but a matrix product on it reaches "
-                f"{peak:.3g}: work was left out (read the checks of these runs), the times are too short (a clock that "
-                "was changed, or a window that does not wait for the device), or other programs slowed the probe "
-                "(measure again, on an idle machine)"
+                f"{peak:.3g}: work was left out (read the checks of these runs), the times are too short (a window "
+                "that does not wait for the device), or other programs slowed the probe (measure again, alone)"
             )
     raise AssertionError(issue.kind)
 
