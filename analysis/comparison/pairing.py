@@ -17,10 +17,11 @@ from analysis.comparison.machine import (
     unrecorded,
 )
 from analysis.comparison.order import one_after_the_other
-from analysis.comparison.policy import COMPARED, Blocker, Caveat, Issue, Remedies, is_below
+from analysis.comparison.policy import COMPARED, Blocker, Caveat, Issue, Remedies
 from analysis.comparison.pools import pools
 from analysis.comparison.remedy import OneRun, remedies
 from analysis.comparison.speed_up import PER_EPOCH, WITH_STARTUP, scaling
+from analysis.comparison.work import is_below
 from analysis.stats import is_apart, ratio_of_pairs
 from parallelbench.store import environment_match
 
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from analysis.comparison.compared_run import ComparedRun
-    from analysis.comparison.policy import Differences
     from analysis.comparison.speed_up import Scaling
+    from analysis.comparison.work import Differences
     from analysis.stats import Ratio
 
 _ROUNDING = 1e-9
