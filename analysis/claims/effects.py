@@ -11,7 +11,8 @@ import polars as pl
 
 from analysis.claims.grammar import EPOCH_COLUMNS, LAST, LEARNING, RISING, Claim
 from analysis.comparison.groups import definitions
-from analysis.comparison.policy import canonical, is_baseline, without
+from analysis.comparison.policy import is_baseline
+from analysis.comparison.work import canonical, without
 from analysis.configurations import counted, facts, learned
 from analysis.metrics import (
     resting_on_disturbed,

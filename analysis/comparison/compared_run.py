@@ -15,8 +15,8 @@ from analysis.metrics import per_run, resting_on_disturbed
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
-    from analysis.comparison.policy import Work
     from analysis.comparison.sessions import Span
+    from analysis.comparison.work import Work
     from analysis.reader import Runs
 
 

@@ -159,7 +159,7 @@ def disturbed_lines(runs: Runs) -> list[str]:
     }
     return [
         f"Others disturbed {members['disturbed'].sum()} runs of {listed(_names(members), most=MOST)}: they took up to "
-        f"{members['share'].max() or 0:.0%} of a core, or computed on a GPU. {withheld[none]} {again}"
+        f"{max(members['share'].fill_null(0.0)):.0%} of a core, or computed on a GPU. {withheld[none]} {again}"
         for (none,), members in rows.group_by("none", maintain_order=True)
     ]
 

@@ -6,7 +6,8 @@ from itertools import combinations
 from statistics import median
 from typing import TYPE_CHECKING
 
-from analysis.comparison.policy import PROBE_TOLERANCE, PROBED, Caveat, Issue, is_below
+from analysis.comparison.policy import PROBE_TOLERANCE, PROBED, Caveat, Issue
+from analysis.comparison.work import is_below
 from analysis.metrics.disturbed_times import partly_unmeasured
 from parallelbench.store import environment_match
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from analysis.comparison.compared_run import ComparedRun
-    from analysis.comparison.policy import Differences
+    from analysis.comparison.work import Differences
 
 _DEVICE = ("device_type", "device_name", "cores_per_device")
 """What a probe depends on by design. Where runs differ in these, their probes say nothing about their machines."""
