@@ -109,10 +109,8 @@ class PipelineReplica(LayersReplica):
         self._optimizer = optimizer_of(self._layers.parameters(), run, world.device_type)
         self.hides_communication = position.tensor is not None and waits_are_hidden(run, world)
         # Its place within its pipeline, and among the ranks that share its layers.
-        shards, shard = (
-            (1, 0) if position.tensor is None else (position.tensor.size(), position.tensor.get_local_rank())
-        )
-        self.copy_group = position.ranks.index(world.rank) * shards + shard
+        ways, way = (1, 0) if position.tensor is None else (position.tensor.size(), position.tensor.get_local_rank())
+        self.copy_group = position.ranks.index(world.rank) * ways + way
         self._schedule = self._new_schedule()
         self._sums: list[Sums] = []
 
