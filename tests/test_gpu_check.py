@@ -228,6 +228,7 @@ def test_clocks_are_held_against_a_stopwatch(monkeypatch: pytest.MonkeyPatch) ->
         device.clocks(CPU)
 
 
+@pytest.mark.slow
 def test_a_known_tensor_is_in_the_hosts_peak(monkeypatch: pytest.MonkeyPatch) -> None:
     assert device.host_memory().startswith("growth of the peak")
     monkeypatch.setattr(device, "host_peak_bytes", lambda: 1)
@@ -237,6 +238,7 @@ def test_a_known_tensor_is_in_the_hosts_peak(monkeypatch: pytest.MonkeyPatch) ->
         device.device_memory(CPU)
 
 
+@pytest.mark.slow
 def test_arithmetic_that_is_too_rough_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "error of a convolution in fp32" in device.arithmetic(CPU)
     product = torch.Tensor.__matmul__

@@ -49,6 +49,7 @@ def captured(run: RunConfig) -> RunConfig:
     return msgspec.structs.replace(run, graph=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_a_captured_step_trains_as_if_it_were_not(optimizer: str, device: ScriptedCuda) -> None:
     run = configure(*MLP, *OPTIMIZERS[optimizer])
@@ -63,6 +64,7 @@ def test_a_captured_step_trains_as_if_it_were_not(optimizer: str, device: Script
     assert (device.captured, device.replayed) == (1, 3)
 
 
+@pytest.mark.slow
 def test_statistics_and_random_numbers_are_as_before_the_warm_up(device: ScriptedCuda) -> None:
     run = configure(*NORMED)
     replica = run.strategy.prepare(build_model(run), captured(run), WORLD)

@@ -12,6 +12,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 
 from parallelbench.loaders.batch import Shard
 from parallelbench.models.norms import synchronize_norms
@@ -110,6 +111,12 @@ def _padded_bytes(values: Tensor, shards: int) -> int:
     return size_bytes(values) // rows * ceil(rows / shards) * shards
 
 
+def _replicated_over(parameter: Tensor) -> DeviceMesh | None:
+    """The mesh over which a parameter is cut one way and copied the other; None where it has no copies."""
+    mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
+    return mesh if mesh is not None and "replicate" in (mesh.mesh_dim_names or ()) else None
+
+
 class ShardedReplica(ModuleReplica):
     """A module whose parameters are sharded over ranks; layers may gather them when they need them."""
 
@@ -124,6 +131,16 @@ class ShardedReplica(ModuleReplica):
             if isinstance(layer, FSDPModule):
                 layer.reshard()  # without reshard_after_forward, only a backward would
         return result
+
+    def copied(self) -> Iterable[Tensor]:
+        """The shards, where several groups of ranks hold them."""
+        return [local(parameter) for parameter in self._module.parameters() if _replicated_over(parameter)]
+
+    @property
+    def copy_group(self) -> int:
+        """The shard that this rank holds."""
+        meshes = (mesh for parameter in self._module.parameters() if (mesh := _replicated_over(parameter)))
+        return next((mesh.get_local_rank("shard") for mesh in meshes), 0)
 
     @torch.no_grad()
     def _copy(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

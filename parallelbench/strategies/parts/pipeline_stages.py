@@ -220,6 +220,17 @@ class PipelineReplica(LayersReplica):
         for grad, mean in zip(grads, _unflatten_dense_tensors(flat, grads), strict=True):
             grad.copy_(mean)
 
+    def copied(self) -> Iterable[Tensor]:
+        """This rank's layers, or its shards of them, where other pipelines train the same."""
+        return [local(parameter) for parameter in self._layers.parameters()] if self._position.copies > 1 else []
+
+    @property
+    def copy_group(self) -> int:
+        """This rank's place within its pipeline, and among the ranks that share its layers."""
+        tensor = self._position.tensor
+        place = self._position.ranks.index(self._rank)
+        return place if tensor is None else place * tensor.size() + tensor.get_local_rank()
+
     @torch.no_grad()
     def evaluate(self, batches: Iterable[Batch]) -> Tensor | None:
         """Sums over the test set on the last stage's rank; batches of any size go through the stages in pieces."""
