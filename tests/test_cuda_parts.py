@@ -23,6 +23,7 @@ from parallelbench.errors import ConfigError
 from parallelbench.loaders import arrow_loader
 from parallelbench.loaders.batch import Shard
 from parallelbench.probes import link_bandwidth, machine_probe, memory_probe, step_attribution
+from parallelbench.probes.spans import waits_are_hidden
 from parallelbench.probes.step_attribution import AttributionPass
 from parallelbench.rank import tuning, worker, world
 from parallelbench.rank.devices import Machine
@@ -31,7 +32,6 @@ from parallelbench.rank.session import build_loader, build_model
 from parallelbench.spec.check import check_run
 from parallelbench.strategies import ring_ddp
 from parallelbench.strategies.parts import hooked_ddp
-from parallelbench.strategies.parts.replicas import waits_are_hidden
 from tests.cuda_branches import ROOT, places
 from tests.helpers import TINY, configured
 from tests.scripted_cuda import CPU, WORLD, ScriptedCuda
@@ -281,9 +281,9 @@ def test_a_ring_goes_round_beside_backward(device: ScriptedCuda, monkeypatch: py
 
 
 def test_streams_hide_waiting() -> None:
-    assert waits_are_hidden(configured(), WORLD)
-    assert waits_are_hidden(configured("compile=true"), world.World())
-    assert not waits_are_hidden(configured(), world.World())
+    assert waits_are_hidden("cuda", compiled=False)
+    assert waits_are_hidden("cpu", compiled=True)
+    assert not waits_are_hidden("cpu", compiled=False)
 
 
 # --- all of them
