@@ -9,7 +9,7 @@ BIN := .venv/bin
 PARALLELBENCH := $(BIN)/parallelbench
 STAMP := .venv/.installed
 
-.PHONY: help demo sweep report notebook debug twins test test-all test-slurm cluster-up cluster-down lint check gpu-check bench docs format clean
+.PHONY: help install demo sweep report notebook debug twins test test-all test-slurm cluster-up cluster-down lint check gpu-check bench docs format clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -21,6 +21,8 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	@touch $@
+
+install: $(STAMP)  ## only install into .venv, e.g. on a login node
 
 demo: $(STAMP)  ## a small comparison on real images, and its report (under 3 minutes)
 	$(PARALLELBENCH) submit sweep=demo results=$(RESULTS) $(ARGS)
