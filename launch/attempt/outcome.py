@@ -49,7 +49,7 @@ def publish_if_finished(folder: RunFolder, run: RunConfig, attempt: Attempt) -> 
         return None
     reason = _unlike_one_device(finished, tables)
     name: OutcomeName = "ok" if reason is None else "parity_failed"
-    outcome = Outcome(outcome=name, reason=reason or f"trained {run.epochs} epochs", finished_at=finished["time"])
+    outcome = Outcome(outcome=name, reason=reason or _done(run), finished_at=finished["time"])
     try:
         publish(folder, run, attempt, outcome)
     except SupersededError as error:
@@ -57,6 +57,10 @@ def publish_if_finished(folder: RunFolder, run: RunConfig, attempt: Attempt) -> 
     except StorageError as error:
         return attempt.finish("storage", str(error))
     return attempt.finish(outcome.outcome, outcome.reason)
+
+
+def _done(run: RunConfig) -> str:
+    return f"trained {run.epochs} epochs" if run.epochs else "prepared the training set"
 
 
 def _unlike_one_device(finished: dict[str, Any], tables: dict[str, list[dict[str, Any]]]) -> str | None:

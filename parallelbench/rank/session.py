@@ -18,6 +18,7 @@ from parallelbench.rank.epoch_boundary import EpochBoundary
 from parallelbench.rank.likeness import checks_parity, rounding, statistics_warnings, tolerance_warnings
 from parallelbench.rank.numerics import Numerics, set_precision
 from parallelbench.rank.parity import as_checked, check_parity
+from parallelbench.rank.preprocessing import Preprocessing, data_facts
 from parallelbench.rank.train import Trainer
 from parallelbench.rank.world import World, join
 from parallelbench.spec.identity import run_id
@@ -65,6 +66,13 @@ class Session:
         if resumed is None:
             self._record_data(arrays)
             self._probe("start")
+        arrays = self._prepared(arrays, first=resumed is None)
+        run = self._run
+        if not run.epochs:
+            self._facts(device_name=provenance.device_name(self._world), **self._startup.facts() | {"startup_s": None})
+            self._finished(None)
+            self._probe("end")
+            return
         parity_passed = self._check_parity(arrays) if resumed is None and checks_parity(run) else None
         self._phase("model")
         set_precision(run.precision)
@@ -92,6 +100,22 @@ class Session:
                     self._close(replica, loader, arrays=arrays, trainer=trainer)
                 self._attribute(replica, loader)
         replica.close()
+
+    def _prepared(self, arrays: Arrays, *, first: bool) -> Arrays:
+        """What the run trains on: the data set, or what an engine has made of it, which is no part of the start-up."""
+        if self._run.preprocess.engine == "none":
+            return arrays
+        self._phase("preprocessing")
+        prepared = Preprocessing(self._run, self._attempt, self._world)
+        prepared.carry_out(arrays)
+        if first and self._world.rank == 0:
+            self._journal.write("preprocess", [{**self._keys, **row} for row in prepared.rows])
+            self._facts(**prepared.facts)
+        if self._run.epochs:
+            self._run, arrays = prepared.training_set(arrays)
+            self._facts(**data_facts(self._run))
+        self._startup.skip()
+        return arrays
 
     def _finished(self, parity_passed: bool | None) -> None:
         """Record that all epochs are in the journals: a later failure does not prevent the result."""

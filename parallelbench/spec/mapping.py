@@ -37,6 +37,7 @@ LATER_OPTIONS: dict[str, Any] = {
     "nccl.per_edge": False,
     "nccl.interface": None,
     "strategy.gather": "stored",
+    "preprocess": {"engine": "none", "recipe": None, "threads": 1, "executions": 1},
 }
 """Options that came after results existed → their defaults: what all runs did before.
 

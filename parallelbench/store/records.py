@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from parallelbench.store.check_tables import CHECKS, PARITY
 from parallelbench.store.columns import EPOCH, KEYS, Column, Over, Show
+from parallelbench.store.preprocess_table import PREPROCESS
 from parallelbench.store.processor_columns import PROCESSOR_SHARE
 from parallelbench.store.run_table import RUN
 from parallelbench.store.telemetry_table import GPU_AND_HOST, TELEMETRY
@@ -17,7 +18,7 @@ from parallelbench.store.telemetry_table import GPU_AND_HOST, TELEMETRY
 if TYPE_CHECKING:
     import pyarrow as pa
 
-TABLES_VERSION = 4
+TABLES_VERSION = 5
 """Version of the result tables, in manifests and Parquet files; not in run ids, so a new column reruns nothing."""
 
 RANK = Column("rank", "int32", "0 … processes − 1")
@@ -246,6 +247,7 @@ TABLES: dict[str, tuple[Column, ...]] = {
     "pushes": PUSHES,
     "telemetry": TELEMETRY,
     "phases": PHASES,
+    "preprocess": PREPROCESS,
 }
 
 
