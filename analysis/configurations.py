@@ -69,6 +69,12 @@ def counted(runs: Runs) -> pl.DataFrame:
     return facts(runs).filter(pl.col("exclusion").is_null())
 
 
+def prepared(runs: Runs) -> pl.DataFrame:
+    """The rows of `facts` whose preprocessing counts: an engine's process starts anew in packed runs, too."""
+    allowed = pl.col("exclusion").is_null() | (pl.col("exclusion") == Exclusion.PACKED.value)
+    return facts(runs).filter(allowed, pl.col("preprocess_cold_time_s").is_not_null())
+
+
 def learned(runs: Runs) -> pl.DataFrame:
     """The rows of `facts` whose losses, accuracies and bytes count: also those of which the times alone are invalid."""
     timing_only = [exclusion.value for exclusion in Exclusion if exclusion.timing_only]

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import polars as pl
 
-from analysis.claims.grammar import EPOCH_COLUMNS, LAST, LEARNING, RISING, Claim
+from analysis.claims.grammar import EPOCH_COLUMNS, LAST, LEARNING, OF_ENGINES, RISING, Claim
 from analysis.comparison.groups import definitions
 from analysis.comparison.policy import canonical, is_baseline, without
-from analysis.configurations import counted, facts, learned
+from analysis.configurations import counted, facts, learned, prepared
 from analysis.metrics import per_epoch, step_to_accuracy, steps_to_accuracy, time_to_accuracy
 
 if TYPE_CHECKING:
@@ -54,6 +54,8 @@ class Effect:
 
 def usable(runs: Runs, claim: Claim) -> pl.DataFrame:
     """The rows of `facts` that a claim may use. Metrics of learning also use runs whose times alone are invalid."""
+    if claim.metric in OF_ENGINES:
+        return prepared(runs)
     return learned(runs) if claim.metric in LEARNING else counted(runs)
 
 

@@ -74,7 +74,10 @@ class Preprocessing:
             columns = in_order(self._task, self._columns)
             self._columns = {}
             images = np.ascontiguousarray(columns["pixels"], np.uint8).reshape(-1, *self._run.data.shape)
-            parts: list[NDArray[Any]] = [images, columns["group" if self._task.recipe == "join" else "label"].astype(np.int64)]
+            parts: list[NDArray[Any]] = [
+                images,
+                columns["group" if self._task.recipe == "join" else "label"].astype(np.int64),
+            ]
         if self._world.size > 1:
             if self._world.rank == 0:
                 with storage_errors(self._files[0]):
