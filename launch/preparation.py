@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from parallelbench.errors import ConfigError
-from parallelbench.preprocess.environments import interpreter
+from parallelbench.preprocess.engine_environments import interpreter
 from parallelbench.spec.check import check_run
 from parallelbench.spec.launchers import expanded, prepare_line
 from parallelbench.store.folder import RunFolder

@@ -29,7 +29,7 @@ _WAYS = ("preprocess",)
 
 
 def figure(runs: Runs) -> alt.FacetChart | None:
-    """Seconds to the first result, stacked by part: a bar per engine, a panel per recipe; None without preprocessing."""
+    """Seconds to the first result, stacked by part: a bar per engine, a panel per recipe; None where nothing was."""
     measured = _per_engine(runs)
     if measured.is_empty():
         return None

@@ -14,7 +14,7 @@ import psutil
 from launch.launcher import all_launchers
 from launch.sweep import one_run
 from launch.sweep.compose import group_choices
-from parallelbench.preprocess.environments import velox_state
+from parallelbench.preprocess.engine_environments import velox_state
 from parallelbench.rank import gpus
 from parallelbench.rank.cuda_driver import driver_problem
 from parallelbench.rank.devices import cpu_name, this_machine

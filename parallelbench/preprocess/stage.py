@@ -18,7 +18,7 @@ import numpy as np
 from parallelbench.die_with_parent import die_with_parent
 from parallelbench.errors import EngineError, one_line
 from parallelbench.preprocess import tables
-from parallelbench.preprocess.environments import OWN_ENVIRONMENT, interpreter
+from parallelbench.preprocess.engine_environments import OWN_ENVIRONMENT, interpreter
 from parallelbench.preprocess.reference import Columns, prepare
 from parallelbench.preprocess.task import Request, Task
 from parallelbench.store.durable import storage_errors

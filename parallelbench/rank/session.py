@@ -18,7 +18,6 @@ from parallelbench.rank.epoch_boundary import EpochBoundary
 from parallelbench.rank.likeness import checks_parity, rounding, statistics_warnings, tolerance_warnings
 from parallelbench.rank.numerics import Numerics, set_precision
 from parallelbench.rank.parity import as_checked, check_parity
-from parallelbench.rank.preprocessing import Preprocessing, data_facts
 from parallelbench.rank.train import Trainer
 from parallelbench.rank.world import World, join
 from parallelbench.spec.identity import run_id
@@ -105,6 +104,9 @@ class Session:
         """What the run trains on: the data set, or what an engine has made of it, which is no part of the start-up."""
         if self._run.preprocess.engine == "none":
             return arrays
+        # Arrow's threads would keep a warm process, which imports this module, from forking.
+        from parallelbench.rank.prepared_set import Preprocessing, data_facts
+
         self._phase("preprocessing")
         prepared = Preprocessing(self._run, self._attempt, self._world)
         prepared.carry_out(arrays)
