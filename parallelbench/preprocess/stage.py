@@ -53,7 +53,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True)
-class Prepared:
+class EngineResult:
     """What an engine has made of the training set."""
 
     columns: Columns
@@ -76,7 +76,7 @@ def task_of(run: RunConfig) -> Task:
     )
 
 
-def preprocess(run: RunConfig, arrays: Arrays, folder: Path) -> Prepared:
+def preprocess(run: RunConfig, arrays: Arrays, folder: Path) -> EngineResult:
     """Carry out the run's recipe; `folder` holds the table meanwhile. Raises `EngineError` where the engine fails.
 
     The stage's time is that of the engine's process and of reading its result; writing its input and the comparison
@@ -96,7 +96,7 @@ def preprocess(run: RunConfig, arrays: Arrays, folder: Path) -> Prepared:
         _compare(request, found)
     rows = [row | {"input_rows": rows_in, "input_bytes": report["input_bytes"]} for row in report["executions"]]
     facts = {"preprocess_version": report["version"], "preprocess_time_s": stage_s}
-    return Prepared(found, rows, facts)
+    return EngineResult(found, rows, facts)
 
 
 @contextmanager

@@ -78,7 +78,9 @@ def difference(found: Columns, expected: Columns, *, tolerance: float) -> str:
         own = found[name]
         if len(own) != len(values):
             return f"it has {len(own)} rows, not {len(values)}"
-        if values.size and own.shape != values.shape:
+        if not values.size:
+            continue
+        if own.shape != values.shape:
             return f"{name} has the shape {own.shape}, not {values.shape}"
         floats = np.issubdtype(values.dtype, np.floating)
         if floats and own.dtype != values.dtype:
@@ -87,7 +89,7 @@ def difference(found: Columns, expected: Columns, *, tolerance: float) -> str:
             unlike = ~(np.abs(own - values) <= tolerance * np.maximum(1, np.abs(values)))
         else:
             unlike = _bits(own) != _bits(values)
-        if values.size and unlike.any():
+        if unlike.any():
             return f"{int(unlike.sum())} of {values.size} values of {name}"
     return ""
 

@@ -66,6 +66,12 @@ class Preprocessing:
                 f"samples of data={data.name}, too few for a global batch of {run.global_batch_size}: choose a smaller "
                 "batch_size, or more data"
             )
+        self.facts |= {
+            "train_samples": len(labels),
+            "test_samples": len(test_labels),
+            "steps_per_epoch": run.steps_per_epoch,
+            "dropped_samples": len(labels) - run.steps_per_epoch * run.global_batch_size,
+        }
         return run, Arrays(images, labels, test_images, test_labels)
 
     def _on_all_ranks(self) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
@@ -99,14 +105,3 @@ class Preprocessing:
         kept = prepare(self._task, {"sample": places, "label": np.asarray(arrays.test_labels)})
         labels = kept["group" if self._task.recipe == "join" else "label"].astype(np.int64)
         return arrays.test_images[kept["sample"]], labels
-
-
-def data_facts(run: RunConfig) -> dict[str, int]:
-    """Columns of the table `run` that follow from the number of samples."""
-    steps = run.steps_per_epoch
-    return {
-        "train_samples": run.data.train_samples,
-        "test_samples": run.data.test_samples,
-        "steps_per_epoch": steps,
-        "dropped_samples": run.data.train_samples - steps * run.global_batch_size,
-    }

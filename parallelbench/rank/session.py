@@ -56,21 +56,12 @@ class Session:
 
     def train(self) -> None:
         """Check parity, then train, or resume where an earlier attempt stopped; results go to the journal."""
-        run = self._run
         resumed = self._resume()
         if resumed is None:
             self._record_environment()
-        arrays = self._arrays()
-        self._startup.done("data")
-        if resumed is None:
-            self._record_data(arrays)
-            self._probe("start")
-        arrays = self._prepared(arrays, first=resumed is None)
-        run = self._run
+        arrays, run = self._training_set(first=resumed is None), self._run
         if not run.epochs:
-            self._facts(device_name=provenance.device_name(self._world), **self._startup.facts() | {"startup_s": None})
-            self._finished(None)
-            self._probe("end")
+            self._end_untrained()
             return
         parity_passed = self._check_parity(arrays) if resumed is None and checks_parity(run) else None
         self._phase("model")
@@ -100,24 +91,34 @@ class Session:
                 self._attribute(replica, loader)
         replica.close()
 
-    def _prepared(self, arrays: Arrays, *, first: bool) -> Arrays:
+    def _training_set(self, *, first: bool) -> Arrays:
         """What the run trains on: the data set, or what an engine has made of it, which is no part of the start-up."""
+        arrays = self._arrays()
+        self._startup.done("data")
+        if first:
+            self._record_data(arrays)
+            self._probe("start")
         if self._run.preprocess.engine == "none":
             return arrays
         # Arrow's threads would keep a warm process, which imports this module, from forking.
-        from parallelbench.rank.prepared_set import Preprocessing, data_facts
+        from parallelbench.rank.prepared_set import Preprocessing
 
         self._phase("preprocessing")
         prepared = Preprocessing(self._run, self._attempt, self._world)
         prepared.carry_out(arrays)
-        if first and self._world.rank == 0:
-            self._journal.write("preprocess", [{**self._keys, **row} for row in prepared.rows])
-            self._facts(**prepared.facts)
         if self._run.epochs:
             self._run, arrays = prepared.training_set(arrays)
-            self._facts(**data_facts(self._run))
+        if first:
+            self._journal.write("preprocess", [{**self._keys, **row} for row in prepared.rows])
+            self._facts(**prepared.facts)
         self._startup.skip()
         return arrays
+
+    def _end_untrained(self) -> None:
+        """End a run that only preprocesses."""
+        self._facts(device_name=provenance.device_name(self._world), **self._startup.facts() | {"startup_s": None})
+        self._finished(None)
+        self._probe("end")
 
     def _finished(self, parity_passed: bool | None) -> None:
         """Record that all epochs are in the journals: a later failure does not prevent the result."""

@@ -34,7 +34,7 @@ class WithDuckdb(Engine):
 
     def compute(self, data: str) -> pa.Table:
         """Run the query to its end; DuckDB builds the Arrow table as it goes, so that is part of it."""
-        return self._connection.execute(self.query(data)).to_arrow_table()
+        return self._connection.sql(self.query(data)).to_arrow_table()
 
     def give_out(self, result: pa.Table) -> pa.Table:
         """The table itself."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING
 
 import torch
@@ -30,6 +31,7 @@ class WithTorch(Engine):
 
     def take_in(self, table: pa.Table) -> Tensors:
         """Tensors over the table's buffers; several batches are joined, which copies them."""
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")  # nothing writes to them
         return {name: torch.from_numpy(values) for name, values in columns_of(table).items()}
 
     def compute(self, data: Tensors) -> Tensors:
