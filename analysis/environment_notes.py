@@ -22,7 +22,7 @@ def environment_warnings(runs: Runs) -> list[str]:
     return [*_shared(runs), *_of_pairings(runs), *_environments(runs)]
 
 
-_OF_PAIRINGS = (Caveat.APART, Caveat.ORDER, Caveat.UNRECORDED, Caveat.DISTURBED, Caveat.DRIFT)
+_OF_PAIRINGS = (Caveat.APART, Caveat.ORDER, Caveat.SAMPLES, Caveat.UNRECORDED, Caveat.DISTURBED, Caveat.DRIFT)
 """What is said of each configuration and the runs on one device; other differences are said of all runs together."""
 
 
@@ -30,7 +30,7 @@ def _of_pairings(runs: Runs) -> list[str]:
     """What limits the comparisons with one device, each with the configurations that it is true of."""
     limited: dict[tuple[Caveat, str], list[tuple[str, str]]] = defaultdict(list)
     for (_, configuration), pairing in against_one_device(runs).items():
-        for caveat in pairing.caveats():
+        for caveat in pairing.caveats(per_sample=True):
             if caveat.kind in _OF_PAIRINGS:
                 # Commands differ between configurations: one is enough.
                 key = (caveat.kind, format_differences(caveat.differences))

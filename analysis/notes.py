@@ -10,7 +10,7 @@ import polars as pl
 
 from analysis import text
 from analysis.comparison.baseline import error_of_intervals, refused
-from analysis.comparison.exclusions import Exclusion, describe, unchecked
+from analysis.comparison.exclusions import Exclusion, describe, disturbed_lines, unchecked
 from analysis.comparison.policy import BASELINE
 from analysis.comparison.speed import SpeedVerdict
 from analysis.configurations import counted, facts, summary
@@ -36,23 +36,26 @@ _SLOWED = {
     0x80: "the power supply",
 }
 """Bits of `gpu_throttle_reasons` (nvml.h) that slow down some runs on a GPU and not others → their cause."""
-_REPORTED_TOGETHER = (Exclusion.OVERSUBSCRIBED.value, Exclusion.PACKED.value)
-"""Exclusions with one line for all runs."""
+_REPORTED_TOGETHER = (Exclusion.OVERSUBSCRIBED.value, Exclusion.PACKED.value, Exclusion.DISTURBED.value)
+"""Exclusions with one line for all runs of a kind."""
 
 
 def headline(runs: Runs, *, most: int = 4) -> list[str]:
     """The speed-ups over one device in sentences, the largest first, then the configurations that are not compared."""
     compared = _compared(runs)
     not_compared = refused(runs)
+    disturbed = disturbed_lines(runs)
     if compared.is_empty():
-        return not_compared[:most] or ["No configuration can be compared with one device: see the warnings."]
+        return [*not_compared[:most], *disturbed] or [
+            "No configuration can be compared with one device: see the warnings."
+        ]
     several = compared["group"].n_unique() > 1
     ordered = compared.sort("speed_up", descending=True)
     # Of several groups of like work, the fastest of each; of a single one, all.
     rows = (ordered.unique("group", keep="first", maintain_order=True) if several else ordered).to_dicts()[:most]
     more = compared.height - len(rows)
     lines = [_gain(row, named=several) for row in rows] + ([f"{more} more are in the table."] if more else [])
-    return lines + not_compared[:most]
+    return lines + not_compared[:most] + disturbed
 
 
 def _compared(runs: Runs) -> pl.DataFrame:
@@ -85,6 +88,7 @@ def warnings(runs: Runs, *, most: int = 25) -> list[str]:
     return [
         *refused(runs),
         *_excluded(runs, most=most),
+        *disturbed_lines(runs),
         *_oversubscribed(runs),
         *_packed(runs),
         *(f"Skipped: {_relative(runs, str(s.path))}: {s.reason}." for s in runs.skipped),

@@ -114,8 +114,11 @@ def _is_own(pairing: Pairing) -> bool:
     return all(is_baseline(*_way(run)) for pair in pairing.pairs for run in pair.runs)
 
 
-def gain(pairing: Pairing | None, *, devices: int, baseline: bool, error: float) -> dict[str, Any]:
-    """The columns of `summary` that compare with one device. `error`: of the speed-up's interval."""
+def gain(pairing: Pairing | None, *, devices: int, baseline: bool, disturbed: bool, error: float) -> dict[str, Any]:
+    """The columns of `summary` that compare with one device.
+
+    `disturbed`: whether others disturbed all runs of a side. `error`: of the speed-up's interval.
+    """
     pairing = pairing or Pairing(())
     steady, energy = pairing.speed_up(), pairing.ratio("gpu_energy_per_sample_j")
     steady = steady and steady.at(error)
@@ -123,6 +126,8 @@ def gain(pairing: Pairing | None, *, devices: int, baseline: bool, error: float)
     verdict = of_speed(steady) if steady else None
     if pairing.blockers():
         verdict = SpeedVerdict.NOT_COMPARABLE
+    elif disturbed and verdict is None:
+        verdict = SpeedVerdict.DISTURBED
     columns: dict[str, Any] = {
         "speed_up_pairs": steady.n if steady else 0,
         "verdict": SpeedVerdict.BASELINE.value if baseline else verdict and verdict.value,

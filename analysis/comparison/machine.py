@@ -51,6 +51,23 @@ def unlike_probes(sides: Sequence[Sequence[OnMachine]]) -> Differences:
     return unlike
 
 
+ABOVE_PEAK = 1.25
+"""Times what a matrix product reaches: a run that needs more floating-point operations per second is not believed. The
+product is a small one, and probes of equal devices differ by up to as much."""
+_EXACT = ("fp32", "fp64")
+"""Precisions whose products the probe of a CPU is a bound for; on GPUs it is in fp16, the fastest."""
+
+
+def beyond_peak(runs: Sequence[OnMachine]) -> Differences:
+    """Least and largest flop/s of a device, of the first run that would have to compute more than it can."""
+    for run in runs:
+        rate, peaks = run.value("least_flop_per_s"), _probes(run, "probed_matmul_flop_per_s")
+        bounded = run.definition.get("device_type") == "cuda" or run.definition.get("precision") in _EXACT
+        if rate and peaks and bounded and rate > ABOVE_PEAK * max(peaks):
+            return {"flop/s": (rate, max(peaks))}
+    return {}
+
+
 def _speed(side: Sequence[OnMachine], key: str) -> float | None:
     known = [max(speeds) for run in side if (speeds := _probes(run, key))]
     return median(known) if known else None

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from analysis.comparison.environments import circumstances_of
 from analysis.comparison.groups import definitions
-from analysis.comparison.machine import disturbances, has_same_data, unlike_contents, unlike_probes, unrecorded
+from analysis.comparison.machine import (
+    beyond_peak,
+    disturbances,
+    has_same_data,
+    unlike_contents,
+    unlike_probes,
+    unrecorded,
+)
 from analysis.comparison.order import one_after_the_other
 from analysis.comparison.policy import COMPARED, Blocker, Caveat, Issue, Remedies, is_baseline, is_below
 from analysis.comparison.remedy import OneRun, remedies
@@ -139,6 +146,8 @@ class Pairing:
             issues.append(Issue(Blocker.ENVIRONMENT, self.unlike_environments, find_remedies=self.remedies))
         elif of_times and self.superlinear:
             issues.append(Issue(Blocker.SUPERLINEAR, self.superlinear))
+        if of_times and (beyond := beyond_peak(self._runs)):
+            issues.append(Issue(Blocker.ABOVE_PEAK, beyond))
         return tuple(issues)
 
     @cached_property

@@ -97,6 +97,8 @@ class Blocker(Enum):
     """Some of the runs never reach the target accuracy."""
     SUPERLINEAR = "superlinear"
     """Several devices are faster than one by more than their number."""
+    ABOVE_PEAK = "above peak"
+    """A device computes more than it can."""
 
 
 class Caveat(Enum):
@@ -147,13 +149,17 @@ def _numbers(issue: Issue) -> list[str]:
     return [f"{value:,}" for pair in issue.differences.values() for value in pair if isinstance(value, int)]
 
 
+def _of_unequal_epochs(issue: Issue) -> str:
+    return f"epochs hold {' and '.join(_numbers(issue))} samples"
+
+
 def _words_of_blocker(issue: Issue) -> str:
     numbers = _numbers(issue)
     match issue.kind:
         case Blocker.ENVIRONMENT:
             return refusal(issue.differences, issue.remedies, issue.differences)
         case Blocker.SAMPLES:
-            return f"epochs hold {' and '.join(numbers)} samples: compare samples per second"
+            return f"{_of_unequal_epochs(issue)}: compare samples per second"
         case Blocker.DATA if "data_sha256" in issue.differences:
             contents = " and ".join(str(value)[:12] for value in issue.differences["data_sha256"])
             return (
@@ -162,7 +168,7 @@ def _words_of_blocker(issue: Issue) -> str:
             )
         case Blocker.DATA:
             return (
-                f"epochs hold {' and '.join(numbers)} samples, though the data sets have the same name and options: "
+                f"{_of_unequal_epochs(issue)}, though the data sets have the same name and options: "
                 "they are not the same data; measure both on one data set"
             )
         case Blocker.UNREACHED:
@@ -176,6 +182,14 @@ def _words_of_blocker(issue: Issue) -> str:
                 "(read the checks of these runs), or one device alone lacks cache or memory (scaling=weak gives every "
                 "device the same share)"
             )
+        case Blocker.ABOVE_PEAK:
+            ((_, (rate, peak)),) = issue.differences.items()
+            return (
+                f"a device would have to compute {rate:.3g} flop/s at least, but a matrix product on it reaches "
+                f"{peak:.3g}: work was left out (read the checks of these runs), the times are too short (a clock that "
+                "was changed, or a window that does not wait for the device), or other programs slowed the probe "
+                "(measure again, on an idle machine)"
+            )
     raise AssertionError(issue.kind)
 
 
@@ -185,7 +199,7 @@ def _words_of_caveat(issue: Issue) -> str:
         case Caveat.ENVIRONMENT:
             return f"the compared runs differ in {shown}"
         case Caveat.SAMPLES:
-            return f"epochs hold {' and '.join(numbers)} samples: ratios of times and energies are per sample"
+            return f"{_of_unequal_epochs(issue)}: ratios of times and energies are per sample"
         case Caveat.APART:
             command = issue.remedies.submit
             anew = f"`{command_line(command)}`" if command else "the same sweep"

@@ -163,10 +163,10 @@ def together(rows: tuple[Compared, ...]) -> tuple[tuple[Compared, ...], Ratio | 
 
 
 def _require_believable(rows: Sequence[ComparedRow]) -> None:
-    """Refuse where several devices are faster than one by more than their number."""
+    """Refuse where several devices are faster than one by more than their number, or one computes more than it can."""
     for row in rows:
         for issue in row.pairing.blockers():
-            if issue.kind is Blocker.SUPERLINEAR:
+            if issue.kind in (Blocker.SUPERLINEAR, Blocker.ABOVE_PEAK):
                 raise ConfigError(f"{row.configuration} ({row.group}) is not compared: {issue}")
 
 

@@ -12,7 +12,7 @@ import polars as pl
 from analysis import text
 from analysis.comparison.groups import groups_across
 from analysis.comparison.pairing import Pairing, compared_runs, paired
-from analysis.configurations import counted
+from analysis.configurations import displayed
 from analysis.figures._chart import lines
 from analysis.figures._sentences import per_group
 
@@ -29,13 +29,14 @@ class Across(NamedTuple):
 
 
 def rates(runs: Runs, across: Across) -> pl.DataFrame:
-    """Samples per second in steady state of every counted run that another differs from in the quantity only.
+    """Samples per second in steady state of every displayed run that another differs from in the quantity only.
 
-    Columns: run_id, panel, group, configuration, variant, strategy, devices, repeat, x, throughput_samples_per_s.
+    Columns: run_id, panel, group, configuration, variant, strategy, devices, repeat, disturbed, x,
+    throughput_samples_per_s.
     """
     labels = groups_across(runs, across.roots)
-    names = ("group", "configuration", "variant", "strategy", "devices", "repeat")
-    rows = counted(runs).select(
+    names = ("group", "configuration", "variant", "strategy", "devices", "repeat", "disturbed")
+    rows = displayed(runs).select(
         "run_id",
         pl.col("run_id").replace_strict(labels, return_dtype=pl.String).alias("panel"),
         *names,
@@ -65,7 +66,8 @@ def figure(runs: Runs, across: Across, *, title: str) -> alt.FacetChart | None:
 def finding(runs: Runs, across: Across) -> str:
     """How the rate changes from the smallest to the largest level, per configuration; repeats are paired."""
     nothing = f"No two runs that count differ in {across.name.lower()} only."
-    return per_group(rates(runs, across), partial(_changes, runs, across), by="panel") or nothing
+    compared = rates(runs, across).filter(~pl.col("disturbed"))
+    return per_group(compared, partial(_changes, runs, across), by="panel") or nothing
 
 
 def _changes(runs: Runs, across: Across, rows: pl.DataFrame) -> str:

@@ -12,8 +12,8 @@ from analysis import text
 from analysis.comparison.baseline import against_one_device, refused
 from analysis.comparison.groups import component_labels, groups_across
 from analysis.comparison.policy import BASELINE
-from analysis.configurations import counted
-from analysis.figures._chart import PANEL_WIDTH, drawn, panels, records, series, with_medians
+from analysis.configurations import displayed
+from analysis.figures._chart import HOLLOW, PANEL_WIDTH, drawn, panels, records, series, with_medians
 from analysis.figures._sentences import per_group
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def _measured(runs: Runs) -> pl.DataFrame:
     that tell it from others of its name, and the columns of `facts`, the smallest model first.
     """
     works, names = groups_across(runs, ("model",)), component_labels(runs, "model")
-    rows = counted(runs).with_columns(
+    rows = displayed(runs).with_columns(
         work=pl.col("run_id").replace_strict(works, return_dtype=pl.String),
         model=pl.col("run_id").replace_strict(names, return_dtype=pl.String),
     )
@@ -44,7 +44,7 @@ def _measured(runs: Runs) -> pl.DataFrame:
 def figure(runs: Runs) -> alt.FacetChart | None:
     """A row per model, a colour per configuration; None where all runs of like work have the same model."""
     rows = _measured(runs)
-    names = ("work", "group", "configuration", "variant", "strategy", "model", "repeat")
+    names = ("work", "group", "configuration", "variant", "strategy", "model", "repeat", "disturbed")
     memory = pl.col("memory_kind").replace_strict(_MEMORY, default=None)
     data = pl.concat(
         [
@@ -76,8 +76,9 @@ def _dots(data: pl.DataFrame) -> alt.FacetChart:
         color=colour,
         tooltip=[*tooltip, alt.Tooltip("median:Q", format=".4~g")],
     )
-    repeat = base.mark_point(filled=True, size=16, opacity=0.5)
+    repeat = base.mark_point(filled=True, size=16, strokeOpacity=0.5, strokeWidth=0.8)
     repeat = repeat.encode(
+        fillOpacity=HOLLOW,
         x=alt.X("value:Q", scale=scale),
         y=y,
         color=colour,

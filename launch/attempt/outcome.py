@@ -49,7 +49,7 @@ def publish_if_finished(folder: RunFolder, run: RunConfig, attempt: Attempt) -> 
         return None
     reason = _unlike_one_device(finished, tables)
     name: OutcomeName = "ok" if reason is None else "parity_failed"
-    outcome = Outcome(outcome=name, reason=reason or _done(run), finished_at=finished["time"])
+    outcome = Outcome(outcome=name, reason=reason or _done(run, events), finished_at=finished["time"])
     try:
         publish(folder, run, attempt, outcome)
     except SupersededError as error:
@@ -59,8 +59,17 @@ def publish_if_finished(folder: RunFolder, run: RunConfig, attempt: Attempt) -> 
     return attempt.finish(outcome.outcome, outcome.reason)
 
 
-def _done(run: RunConfig) -> str:
-    return f"trained {run.epochs} epochs" if run.epochs else "prepared the training set"
+def _done(run: RunConfig, events: list[dict[str, Any]]) -> str:
+    """What an attempt has done that found nothing wrong."""
+    if not run.epochs:
+        return "prepared the training set"
+    unchecked = "" if _was_closed(run, events) else "; not checked: the closing check did not end"
+    return f"trained {run.epochs} epochs{unchecked}"
+
+
+def _was_closed(run: RunConfig, events: list[dict[str, Any]]) -> bool:
+    """Whether the closing check ended, where it was asked for: rank 0 records how long it took as its last act."""
+    return not run.measure.parity or any("closing_check_s" in event for event in events)
 
 
 def _unlike_one_device(finished: dict[str, Any], tables: dict[str, list[dict[str, Any]]]) -> str | None:

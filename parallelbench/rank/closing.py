@@ -52,6 +52,9 @@ LOSS_FLOORS = {"fp64": 1e-9, "fp32": 1e-4, "tf32": 1e-2, "fp16": 1e-2, "bf16": 5
 """Least limit of losses, of an evaluation, and of buffers, relative; predictions may differ by as large a share."""
 BYTES_LIMIT = 0.01
 """Largest share by which bytes that a strategy reports may differ from those that are counted."""
+_NOISE = 1e-9
+"""A gradient in fp64 that is this much smaller than the largest is rounding: in truth it may be zero, as an attention's
+key bias's is, and a strategy that rounds gradients leaves such a tensor where it began."""
 _LEAST_SHARE = 0.01
 """A tensor counts at least as this share of all gradients: one that is zero in truth holds nothing but rounding."""
 
@@ -124,8 +127,7 @@ class ClosingCheck:
         """
         counts = [counted.sent_bytes / STEPS, counted.control_bytes / STEPS]
         reported, trained, large, small = self._over_ranks([reported, trained, *counts])
-        if self._world.size == 1 or self._run.compile:
-            why = "one process sends nothing through torch.distributed" if self._world.size == 1 else "compile=true"
+        if why := self._why_bytes_not_counted():
             self._findings.append(Finding("bytes", why))
             return
         if isinstance(self._run.optimizer, Lbfgs):
@@ -133,6 +135,12 @@ class ClosingCheck:
         off = max(max(large - each, each - large - small, 0.0) for each in (reported, trained)) / max(large, 1.0)
         what = f"{trained:.0f} bytes per step reported, {large:.0f} and {small:.0f} in messages below 1 KiB counted"
         self._findings.append(Finding("bytes", what, difference=off, limit=BYTES_LIMIT))
+
+    def _why_bytes_not_counted(self) -> str:
+        """Empty: they are. Only what passes torch's dispatcher can be counted."""
+        if self._world.size == 1:
+            return "one process sends nothing through torch.distributed"
+        return "compile=true" if self._run.compile else "graph=true" if self._run.graph else ""
 
     def _over_ranks(self, values: list[float]) -> list[float]:
         total: list[float] = self._world.sum(torch.tensor(values, dtype=torch.float64)).tolist()
@@ -278,8 +286,10 @@ def _unscaled(gradients: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -
 
 def _stayed(taken: _Taken, gradients: Mapping[str, Tensor], lr: float) -> int:
     """Tensors that a step left as they were, though the rate times their gradient is far above their last bit."""
-    stayed = 0
+    stayed, largest = 0, max((gradient.abs().max().item() for gradient in gradients.values()), default=0.0)
     for name, gradient in gradients.items():
+        if gradient.abs().max().item() <= _NOISE * largest:
+            continue
         before, after = taken.before[name], taken.after[name]
         visible = 1024 * torch.finfo(before.dtype).eps * before.abs().max().item()
         if lr * gradient.abs().max().item() > visible:

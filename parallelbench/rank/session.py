@@ -15,8 +15,9 @@ from parallelbench.probes.memory_probe import release
 from parallelbench.rank import provenance
 from parallelbench.rank.closing import ClosingCheck
 from parallelbench.rank.epoch_boundary import EpochBoundary
+from parallelbench.rank.least_flop import least_flop_per_sample
 from parallelbench.rank.likeness import checks_parity, rounding, statistics_warnings, tolerance_warnings
-from parallelbench.rank.numerics import Numerics, set_precision
+from parallelbench.rank.numerics import Numerics, configure_torch, set_precision
 from parallelbench.rank.parity import as_checked, check_parity
 from parallelbench.rank.train import Trainer
 from parallelbench.rank.world import World, join
@@ -50,6 +51,7 @@ class Session:
         configure_torch(run, device_type)
         self._startup.done("imports")
         self._world = join(device_type, devices=run.devices, timeout_s=run.launcher.collective_timeout_s, nccl=run.nccl)
+        provenance.require_one_type(self._world)
         self._world.wake()
         self._startup.done("process_group")
         self._boundary = EpochBoundary(run, attempt, self._world, journal=journal, warn=self._warn)
@@ -85,6 +87,7 @@ class Session:
             trainer = self._trainer(replica, loader)
             if trainer.train(first=1 if resumed is None else resumed.epoch + 1):
                 self._finished(parity_passed)
+                self._count_flop()
                 self._probe("end")
                 if run.measure.parity:
                     self._close(replica, loader, arrays=arrays, trainer=trainer)
@@ -125,6 +128,11 @@ class Session:
         if self._world.rank == 0:
             self._journal.event("finished", outcome="parity_failed" if parity_passed is False else "ok")
             self._journal.commit()
+
+    def _count_flop(self) -> None:
+        """Record what training takes at least, outside all times."""
+        if self._world.rank == 0:
+            self._facts(least_flop_per_sample=least_flop_per_sample(self._run))
 
     def _probe(self, moment: Moment) -> None:
         """Measure how fast the devices are, outside all times; not where the run's times mean nothing anyway."""
@@ -288,13 +296,3 @@ def build_model(run: RunConfig) -> nn.Sequential:
     torch.manual_seed(run.effective_seed)
     channels, height, _ = run.data.shape
     return run.model.build(in_channels=channels, image_size=height, num_classes=run.data.num_classes)
-
-
-def configure_torch(run: RunConfig, device_type: str) -> None:
-    """Set threads, precision and determinism of this process."""
-    if device_type == "cpu":
-        torch.set_num_threads(run.cores_per_device)
-    set_precision(run.precision)
-    torch.backends.cudnn.benchmark = run.cudnn_benchmark
-    torch.use_deterministic_algorithms(run.measure.deterministic)
-    torch.autograd.set_detect_anomaly(run.measure.detect_anomaly)

@@ -118,11 +118,13 @@ def forked(work: Callable[[], int]) -> int:
     try:
         code = work()
     except BaseException:
-        traceback.print_exc()
+        with contextlib.suppress(OSError):  # the disk may be full
+            traceback.print_exc()
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)  # the child must not run the parent's exit handlers
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError):
+                stream.flush()
+        os._exit(code)  # the child must not go on in the parent's frames, nor run its exit handlers
 
 
 def lead(request: ForkRequest) -> int:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from analysis.comparison.policy import Command, Remedies
     from analysis.reader import Runs
 
+pytestmark = pytest.mark.slow
+
 GPIPE = {"name": "pipeline", "schedule": "gpipe", "micro_batches": 4}
 TWO = ({"strategy": "ddp"}, {"strategy": "pipeline"}, {"strategy": GPIPE})
 """Strategies on two devices. Two are called pipeline, so the names of these configurations have commas."""

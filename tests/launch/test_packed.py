@@ -28,7 +28,7 @@ from launch.attempt.warm_workers import WarmWorkers, _Parent
 from launch.slurm.submit import job_groups, prepare_for_site
 from launch.sweep import expand, one_run
 from parallelbench.errors import ConfigError
-from parallelbench.rank.warm import PRELOADED, unforkable
+from parallelbench.rank.warm import PRELOADED, forked, unforkable
 from parallelbench.store.folder import RunFolder, find_runs
 from tests.helpers import TINY
 from tests.launch.programs import Program, completed
@@ -187,6 +187,29 @@ def test_a_run_that_goes_wrong_has_its_own_outcome_and_the_next_is_fine(
         for run in find_runs(tmp_path / "results")
     }
     assert found == OUTCOMES
+
+
+def test_a_fork_that_fails_on_a_full_disk_ends_there() -> None:
+    reading, writing = os.pipe()
+
+    def fail() -> int:
+        full = os.open("/dev/full", os.O_WRONLY)
+        os.dup2(full, 1)
+        os.dup2(full, 2)
+        sys.stdout = sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
+        raise OSError("no space left")
+
+    me = os.getpid()
+    try:
+        child = forked(fail)
+    finally:
+        if os.getpid() != me:
+            os.write(writing, b"went on")
+            os._exit(9)
+    os.close(writing)
+    _, status = os.waitpid(child, 0)
+    assert (os.waitstatus_to_exitcode(status), os.read(reading, 10)) == (1, b"")
+    os.close(reading)
 
 
 @pytest.mark.slow

@@ -36,12 +36,14 @@ from pathlib import Path
 from typing import Any
 
 PRELOADED = (
+    "altair",
     "hydra",
     "msgspec",
     "omegaconf",
     "psutil",
     "rich.console",
     "rich.progress",
+    "scipy.stats",
     "submitit",
     "torch",
     "torch._dynamo",
@@ -84,6 +86,9 @@ def main(descriptor: int) -> None:
         importlib.import_module(module)
     _base_path[:] = sys.path
     _base_environment.update(os.environ)
+    _warm_hydra()
+    # Only a machine that loses its power could tell.
+    os.fsync = os.fstat  # type: ignore[assignment]
     threads = os.listdir("/proc/self/task")
     assert len(threads) == 1, f"a fork copies one thread, and there are {len(threads)} after the imports"
     # Otherwise the first garbage collection of each child would copy all pages with objects.
@@ -94,6 +99,16 @@ def main(descriptor: int) -> None:
         client.send(b"ready")
         while content := _receive(client):
             _serve(client, *content)
+
+
+def _warm_hydra() -> None:
+    """Let Hydra find its plugins and learn the grammar of overrides, which takes most of a first composition."""
+    learned = ["a.b_c=1", "d=1e-3", "e=null", "f=/g/h-1", "i='j'", "k=[l,{m:[0.5,true]}]", "n=o,p", "q=[1,2]"]
+    with sys.modules["hydra"].initialize_config_dir(str(Path(__file__).parents[2] / "conf"), version_base="1.3"):
+        sys.modules["hydra"].compose("config", overrides=[f"+warm.{text}" for text in learned if "," not in text])
+    parser = importlib.import_module("hydra.core.override_parser.overrides_parser").OverridesParser.create()
+    for text in learned:
+        parser.parse_override(text)
 
 
 def _receive(client: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
@@ -211,8 +226,9 @@ def _forked(begin: Callable[[], None], command: list[str], environment: dict[str
         begin()
         code = _become(command, environment)
     except BaseException:
-        traceback.print_exc()
-    os._exit(code)
+        _print_exception()
+    finally:
+        os._exit(code)  # whatever happens: the frames above belong to the parent, and so do the files they would close
 
 
 def _close_all_but(kept: tuple[int, ...]) -> None:
@@ -297,10 +313,10 @@ def _exit_code(module: str) -> int:
         if isinstance(error.code, str):
             print(error.code, file=sys.stderr)
     except KeyboardInterrupt:
-        traceback.print_exc()
+        _print_exception()
         interrupted = True
     except BaseException:
-        traceback.print_exc()
+        _print_exception()
         code = 1
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
@@ -313,6 +329,12 @@ def _exit_code(module: str) -> int:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
     return code & 0xFF
+
+
+def _print_exception() -> None:
+    """As Python at its end: silently nothing where the disk is full."""
+    with contextlib.suppress(OSError):
+        traceback.print_exc()
 
 
 def _die_with_parent() -> None:
