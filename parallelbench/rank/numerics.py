@@ -13,8 +13,6 @@ from torch.nn import functional as F
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from parallelbench.spec.config import RunConfig
-
 UNIT_ROUNDOFF = {"fp64": 2.0**-53, "fp32": 2.0**-24, "tf32": 2.0**-11, "fp16": 2.0**-11, "bf16": 2.0**-8}
 """Largest relative error of rounding to the format that products are computed in (IEEE 754; 8 bits in bf16)."""
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -188,13 +186,3 @@ def _added(parts: Sequence[_Scored]) -> tuple[Tensor, Tensor]:
     correct = (logits.argmax(dim=1) == labels).sum()
     losses = loss.double().reshape(-1) * size
     return torch.stack([losses.sum() if len(parts) > 1 else losses[0], correct.double()]), losses
-
-
-def configure_torch(run: RunConfig, device_type: str) -> None:
-    """Set threads, precision and determinism of this process."""
-    if device_type == "cpu":
-        torch.set_num_threads(run.cores_per_device)
-    set_precision(run.precision)
-    torch.backends.cudnn.benchmark = run.cudnn_benchmark
-    torch.use_deterministic_algorithms(run.measure.deterministic)
-    torch.autograd.set_detect_anomaly(run.measure.detect_anomaly)

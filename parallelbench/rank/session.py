@@ -17,8 +17,9 @@ from parallelbench.rank.closing import ClosingCheck
 from parallelbench.rank.epoch_boundary import EpochBoundary
 from parallelbench.rank.least_flop import least_flop_per_sample
 from parallelbench.rank.likeness import checks_parity, rounding, statistics_warnings, tolerance_warnings
-from parallelbench.rank.numerics import Numerics, configure_torch, set_precision
+from parallelbench.rank.numerics import Numerics, set_precision
 from parallelbench.rank.parity import as_checked, check_parity
+from parallelbench.rank.torch_settings import configure_torch
 from parallelbench.rank.train import Trainer
 from parallelbench.rank.world import World, join
 from parallelbench.spec.identity import run_id
