@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from analysis.comparison.baseline import against_one_device, error_of_intervals, gain
+from analysis.comparison.baseline import against_one_device, gain
 from analysis.comparison.exclusions import Exclusion, excluded
 from analysis.comparison.groups import labels
-from analysis.comparison.policy import BASELINE, is_baseline
+from analysis.comparison.policy import BASELINE, IS_BASELINE, is_baseline
 from analysis.metrics import accuracy_target, energy_to_accuracy, per_run, summary_columns, time_to_accuracy
 from analysis.metrics.aggregates import aggregate
 from analysis.metrics.schema import repeated_columns
@@ -37,8 +37,7 @@ def facts(runs: Runs) -> pl.DataFrame:
         .join(excluded(runs), on="run_id", how="left")
         .with_columns(displayed=_is_displayed())
     )
-    baseline_first = (pl.col("strategy") == BASELINE[0]) & (pl.col("devices") == BASELINE[1])
-    order = (pl.col("group"), ~baseline_first, pl.col("devices"), pl.col("configuration"), pl.col("repeat"))
+    order = (pl.col("group"), ~IS_BASELINE, pl.col("devices"), pl.col("configuration"), pl.col("repeat"))
     return _with_targets(runs, joined).sort(*order, maintain_order=True)
 
 
@@ -176,9 +175,9 @@ def _row(runs: Runs, configuration: dict[str, Any]) -> dict[str, Any]:
     outcomes, parity = _counts(configuration["labels"]), _parity(configuration)
     pairing = against_one_device(runs).get((configuration["group"], configuration["configuration"]))
     devices = configuration["devices"]
-    own, error = is_baseline(configuration["strategy"], devices), error_of_intervals(runs)
+    own = is_baseline(configuration["strategy"], devices)
     disturbed = configuration["disturbed"] or configuration["group"] in _disturbed_baselines(runs)
-    compared = gain(pairing, devices=devices, baseline=own, disturbed=disturbed, error=error)
+    compared = gain(runs, pairing, devices=devices, baseline=own, disturbed=disturbed)
     return {"outcomes": outcomes, "parity": parity, **compared}
 
 

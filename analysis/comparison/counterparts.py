@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from analysis.comparison.groups import labels
-from analysis.comparison.policy import BASELINE
+from analysis.comparison.policy import IS_BASELINE
 from analysis.metrics.epoch_metrics import AS_TEXT, numbered
 
 if TYPE_CHECKING:
@@ -61,8 +61,7 @@ def held_against_one_device(runs: Runs) -> pl.DataFrame:
     - `excess`: the largest difference of a loss ÷ what is allowed. Above 1 it has trained something else
     - `epoch`, `step` (null: after the epoch), `loss`, `other`, `limit`: where that is, both losses, what is allowed
     """
-    whole = runs.beside or runs
-    return _held(whole).filter(pl.col("run_id").is_in(runs.run["run_id"].implode()))
+    return _held(runs.whole).filter(pl.col("run_id").is_in(runs.run["run_id"].implode()))
 
 
 def unlike_one_device(runs: Runs) -> dict[str, str]:
@@ -93,9 +92,8 @@ def _sides(runs: Runs) -> tuple[pl.DataFrame, pl.DataFrame]:
     """The runs on several devices, and those on one: of several of one kind the first."""
     groups = labels(runs).select("run_id", "group")
     rows = runs.run.filter(pl.col("state") == "done").join(groups, on="run_id")
-    single = (pl.col("strategy") == BASELINE[0]) & (pl.col("devices") == BASELINE[1])
-    counterparts = rows.filter(single, pl.col("outcome") == "ok").select(*_SAME, counterpart="run_id")
-    several = rows.filter(~single).select("run_id", *_SAME, "rounding", "optimizer")
+    counterparts = rows.filter(IS_BASELINE, pl.col("outcome") == "ok").select(*_SAME, counterpart="run_id")
+    several = rows.filter(~IS_BASELINE).select("run_id", *_SAME, "rounding", "optimizer")
     return several, counterparts.unique(_SAME, keep="first", maintain_order=True)
 
 

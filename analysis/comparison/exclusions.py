@@ -11,7 +11,7 @@ import polars as pl
 
 from analysis.comparison.counterparts import held_against_one_device, unlike_one_device
 from analysis.comparison.groups import labels
-from analysis.comparison.policy import rests_on_disturbed
+from analysis.comparison.machine import rests_on_disturbed
 from analysis.metrics import miscounted, per_epoch, per_run
 from analysis.text import listed
 
@@ -87,7 +87,8 @@ def excluded(runs: Runs) -> pl.DataFrame:
         .when(column("state") == "running").then(pl.lit(Exclusion.RUNNING.value))
         .when(column("outcome") != "ok").then(failed)
     )  # fmt: skip
-    for condition, member in rules:
+    # Of several reasons the gravest counts: what is timing-only would let a wrong run's losses and bytes count.
+    for condition, member in sorted(rules, key=lambda rule: rule[1].timing_only):
         exclusion = exclusion.when(condition).then(pl.lit(member.value))
     words = column("run_id").replace_strict(unlike, default=None, return_dtype=pl.String)
     elsewhere = column("exclusion") == Exclusion.RESUMED_ELSEWHERE.value

@@ -9,9 +9,9 @@ import altair as alt
 import polars as pl
 
 from analysis import text
-from analysis.comparison.baseline import against_one_device, refused
+from analysis.comparison.baseline import against_one_device, error_of_intervals, limited, refused
 from analysis.comparison.groups import component_labels, groups_across
-from analysis.comparison.policy import BASELINE
+from analysis.comparison.policy import BASELINE_LABEL
 from analysis.configurations import displayed
 from analysis.figures._chart import HOLLOW, PANEL_WIDTH, drawn, panels, records, series, with_medians
 from analysis.figures._sentences import per_group
@@ -90,33 +90,32 @@ def _dots(data: pl.DataFrame) -> alt.FacetChart:
 def finding(runs: Runs) -> str:
     """How fast each configuration trains, and what memory it takes, beside one device: its two extreme models."""
     speeds = per_group(_measured(runs), partial(_speeds, runs), by="work")
-    lines = filter(None, [speeds, *refused(runs)])
+    lines = filter(None, [speeds, *refused(runs), *limited(runs)])
     return "\n".join(lines) or "No two runs that count differ in the model only, beside one device."
 
 
 def _speeds(runs: Runs, rows: pl.DataFrame) -> str:
     shown = []
     for (configuration,), members in rows.group_by("configuration", maintain_order=True):
-        speed = _against_one_device(runs, members, "throughput_samples_per_s")
+        speed = _against_one_device(runs, members)
         memory = _against_one_device(runs, members, "peak_memory_sum_bytes")
-        if speed and configuration != _BASELINE:
+        if speed and configuration != BASELINE_LABEL:
             taking = f", taking {_ends(memory)} times the memory" if memory else ""
             shown.append(f"{configuration} trains {_ends(speed)} times as fast, once warm{taking}")
-    return f"beside {_BASELINE}, {text.listed(shown, most=4, sep='; ')}" if shown else ""
+    return f"beside {BASELINE_LABEL}, {text.listed(shown, most=4, sep='; ')}" if shown else ""
 
 
-_BASELINE = f"{BASELINE[0]} × {BASELINE[1]}"
-
-
-def _against_one_device(runs: Runs, rows: pl.DataFrame, metric: str) -> list[tuple[Ratio, str]]:
-    """The paired ratio of the metric to one device's, and the model; in ascending order."""
-    pairings = against_one_device(runs)
-    ratios = [
-        (pairings[group, configuration].ratio(metric), model)
+def _against_one_device(runs: Runs, rows: pl.DataFrame, metric: str | None = None) -> list[tuple[Ratio, str]]:
+    """The paired ratio of the metric to one device's (None: the speed-up), and the model; in ascending order."""
+    pairings, error = against_one_device(runs), error_of_intervals(runs, metric)
+    of_models = [
+        (pairings[group, configuration], model)
         for group, configuration, model in rows.select("group", "configuration", "model").unique().rows()
         if (group, configuration) in pairings
     ]
-    return sorted([(ratio, model) for ratio, model in ratios if ratio], key=lambda pair: (pair[0].median, pair[1]))
+    ratios = [(pairing.speed_up() if metric is None else pairing.ratio(metric), model) for pairing, model in of_models]
+    known = [(ratio.at(error), model) for ratio, model in ratios if ratio]
+    return sorted(known, key=lambda pair: (pair[0].median, pair[1]))
 
 
 def _ends(ratios: list[tuple[Ratio, str]]) -> str:
