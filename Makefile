@@ -75,7 +75,7 @@ lint: $(STAMP)  ## style and types
 check: lint  ## lint, types, import rules and the fast tests
 	$(BIN)/python -m pytest -m 'not slow and not slurm' -n 2 --dist worksteal
 
-twins: $(STAMP)  ## before a release: the small twin of each published sweep, its report and its claims (about an hour)
+twins: $(STAMP) velox  ## before a release: the small twin of each published sweep, its report and its claims (about an hour)
 	@for sweep in $(notdir $(basename $(wildcard conf/sweep/*_small.yaml))); do \
 		echo "== $$sweep" && $(PARALLELBENCH) submit sweep=$$sweep results=$(RESULTS) $(ARGS) && \
 		$(PARALLELBENCH) report $(RESULTS)/$$sweep && $(PARALLELBENCH) claims $(RESULTS)/$$sweep || exit 1; done
