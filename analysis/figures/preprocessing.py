@@ -40,7 +40,7 @@ def figure(runs: Runs) -> alt.FacetChart | None:
 
 
 def _label(row: dict[str, float | None]) -> str:
-    warm = "" if row["warm"] is None else f", warm {text.number(row['warm'])} s"
+    warm = "" if row["warm"] is None else f", warm {text.number(row['warm'] * 1e3)} ms"
     return f"{text.number(row['total'])} s{warm}"
 
 
@@ -77,6 +77,6 @@ def finding(runs: Runs) -> str:
         warm = rows.drop_nulls("warm").sort("warm")
         if not warm.is_empty():
             best = warm.row(0, named=True)
-            words += f"; once warm {best['configuration']} takes the least, {text.number(best['warm'])} s"
+            words += f"; once warm {best['configuration']} takes the least, {text.number(best['warm'] * 1e3)} ms"
         lines.append(words)
     return f"{text.listed(lines, sep='; ')}."
