@@ -6,8 +6,12 @@ import os
 import sys
 from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from parallelbench.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 OWN_ENVIRONMENT = ("velox",)
 """Engines that can't live in the suite's environment: their libraries need other versions of its packages."""
@@ -59,10 +63,13 @@ def installed(python: Path) -> dict[str, str]:
     return {each.name.lower(): each.version for each in there if each.name.lower() in VELOX}
 
 
-def velox_state() -> str:
-    """One line on Velox's environment, for `doctor`."""
-    try:
-        python = _velox()
-    except ConfigError as error:
-        return str(error)
-    return f"{python}: " + ", ".join(f"{package} {version}" for package, version in VELOX.items())
+def engine_states() -> Iterator[tuple[str, str]]:
+    """The engines that the suite's own dependencies don't bring, and where each is or how to get it; for `doctor`."""
+    for engine, packages in (("duckdb", ("duckdb",)), ("velox", tuple(VELOX))):
+        try:
+            python = interpreter(engine)
+        except ConfigError as error:
+            yield f"preprocess.engine={engine}", str(error)
+            continue
+        known = VELOX if engine == "velox" else {name: metadata.version(name) for name in packages}
+        yield f"preprocess.engine={engine}", f"{python}: " + ", ".join(f"{name} {known[name]}" for name in packages)

@@ -204,19 +204,21 @@ def test_without_velox_or_with_another_nothing_starts(
     assert main(["run", *TINY, *VELOX, f"results={results}"]) == 2
     assert capsys.readouterr().err.count("\n") == 1
     assert not results.exists()
-    assert "make velox" in engine_environments.velox_state()
+    assert "make velox" in dict(engine_environments.engine_states())["preprocess.engine=velox"]
 
 
 def test_doctors_line_names_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     python = fake_environment(tmp_path, PyVelox="0.2.0", pyarrow="19.0.1")
     monkeypatch.setenv(engine_environments.PYTHON, str(python))
-    assert engine_environments.velox_state() == f"{python}: pyvelox 0.2.0, pyarrow 19.0.1"
+    state = dict(engine_environments.engine_states())["preprocess.engine=velox"]
+    assert state == f"{python}: pyvelox 0.2.0, pyarrow 19.0.1"
 
 
 def test_a_library_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(engine_environments._IN_OWN, "duckdb", "no-such-duck")
     with pytest.raises(ConfigError, match=r"engine=duckdb needs no-such-duck.*pip install 'parallelbench\[duckdb\]'"):
         engine_environments.interpreter("duckdb")
+    assert "pip install" in dict(engine_environments.engine_states())["preprocess.engine=duckdb"]
 
 
 class Alone:

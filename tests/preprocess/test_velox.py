@@ -97,4 +97,5 @@ leave(run(scan, []))
 
 def test_the_environment_is_beside_the_suites_own(python: Path) -> None:
     assert os.access(python, os.X_OK)
-    assert engine_environments.velox_state() == f"{python}: pyvelox 0.2.0, pyarrow 19.0.1"
+    state = dict(engine_environments.engine_states())["preprocess.engine=velox"]
+    assert state == f"{python}: pyvelox 0.2.0, pyarrow 19.0.1"
