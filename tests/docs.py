@@ -56,6 +56,7 @@ hold its columns' meanings and units, too.
 | `pushes` | update sent to a parameter server |
 | `telemetry` | sample of a GPU, or of a host |
 | `phases` | step of the pass after the last epoch, and rank |
+| `preprocess` | execution of the recipe that prepares the training set |
 """
 _DERIVED = """# Derived columns
 
