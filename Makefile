@@ -9,7 +9,7 @@ BIN := .venv/bin
 PARALLELBENCH := $(BIN)/parallelbench
 STAMP := .venv/.installed
 
-.PHONY: help demo sweep report notebook debug twins test test-all test-slurm test-velox velox cluster-up cluster-down lint check gpu-check bench docs format clean
+.PHONY: help install demo sweep report notebook debug twins test test-all test-slurm test-velox velox cluster-up cluster-down lint check gpu-check bench docs format clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -21,6 +21,8 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	@touch $@
+
+install: $(STAMP)  ## only install into .venv, e.g. on a login node
 
 .venv-velox/.installed: constraints-velox.txt
 	$(PYTHON) -m venv .venv-velox
@@ -56,7 +58,7 @@ test-all: $(STAMP)  ## the same with every case of every test
 	$(BIN)/python -m pytest -m 'not slurm' -n 2 --dist worksteal --durations=15
 
 test-slurm: $(STAMP)  ## tests on real Slurm clusters that are started here (needs root; installs Debian's Slurm)
-	$(BIN)/python -m pytest -m slurm -rs --durations=15 -n 2 --dist loadfile tests/slurm
+	$(BIN)/python -m pytest -m slurm -rs --durations=15 -n 2 --dist worksteal tests/slurm
 
 test-velox: $(STAMP) velox  ## tests of preprocess.engine=velox, in its own environment
 	$(BIN)/python -m pytest -m velox -rs --durations=5 tests/preprocess

@@ -43,9 +43,10 @@ def facts(runs: Runs) -> pl.DataFrame:
 
 def _is_displayed() -> pl.Expr:
     """Whether a configuration's numbers are computed from a run: others may have disturbed it, where none counts."""
-    counts = pl.col("exclusion").is_null()
-    disturbed = (pl.col("exclusion") == Exclusion.DISTURBED.value).fill_null(False)
-    return counts | (disturbed & ~counts.any().over("group", "configuration"))
+    counts: pl.Expr = pl.col("exclusion").is_null()
+    disturbed: pl.Expr = (pl.col("exclusion") == Exclusion.DISTURBED.value).fill_null(False)
+    alone: pl.Expr = disturbed & ~counts.any().over("group", "configuration")
+    return counts | alone
 
 
 def _with_targets(runs: Runs, rows: pl.DataFrame) -> pl.DataFrame:

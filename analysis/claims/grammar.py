@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from msgspec import Meta, field
 
-from analysis.comparison.policy import plain
+from analysis.comparison.work import plain
 from parallelbench.errors import ConfigError, choices
 from parallelbench.spec.config import RunConfig
 from parallelbench.spec.structure import Name, Node, structure

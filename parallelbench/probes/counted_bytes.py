@@ -33,13 +33,19 @@ _CONTROL_BYTES = 1024
 
 
 class CountedBytes:
-    """Within its context, the bytes that this rank sends, by the formulas of `parallelbench.probes.traffic`."""
+    """Within its context, the bytes that this rank sends, by the formulas of `parallelbench.probes.traffic`.
+
+    `gloo_bytes` are those that gloo sends for the same operations: what the kernel's counters of the loopback interface
+    see (tests/test_counted_bytes.py).
+    """
 
     def __init__(self) -> None:
         self.sent_bytes = 0.0
         """In messages of 1 KiB or more."""
         self.control_bytes = 0.0
         """In smaller ones."""
+        self.gloo_bytes: float | None = 0.0
+        """Of all sizes, as gloo sends them; None once another library was asked."""
         self._undo = ExitStack()
 
     def __enter__(self) -> CountedBytes:
@@ -69,6 +75,9 @@ class CountedBytes:
             self.control_bytes += sent_bytes
         else:
             self.sent_bytes += sent_bytes
+        on_gloo = all(tensor.device.type == "cpu" for tensor in _tensors(args[share.argument]))
+        if self.gloo_bytes is not None:
+            self.gloo_bytes = self.gloo_bytes + sent_bytes * (_ON_GLOO.get(name, 1.0)) if on_gloo else None
 
     def _heard(self, genuine: Callable[..., Any], listening: int) -> Callable[..., Any]:
         @functools.wraps(genuine)
@@ -140,6 +149,10 @@ _SHARES = {
     "all_to_all_single": _Share(_once),
 }
 """Operation of either namespace, without underscores at its ends → the bytes that each rank sends."""
+
+
+_ON_GLOO = {name: 2.0 for name in _SHARES if name.startswith("reduce_scatter")}
+"""How many times the bytes above gloo sends: it carries a reduce-scatter out as an all-reduce."""
 
 
 def _tensors(message: Any) -> list[torch.Tensor]:

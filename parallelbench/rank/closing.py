@@ -68,6 +68,8 @@ class ClosingCheck:
         self._replica, self._loader, self._run, self._world, self._loader_of = replica, loader, run, world, loader_of
         self._findings: list[Finding] = []
         self._judge: _Judge | None = None
+        self.gloo_bytes_per_step_sum: float | None = None
+        """Bytes that all ranks sent in a step, as gloo sends them; None where another library, or nobody, sent them."""
 
     def findings(self, model: nn.Module, *, loss: float, accuracy: float, sent_bytes: float) -> list[Finding]:
         """Compare; what is found is on rank 0, elsewhere nothing. A collective.
@@ -113,8 +115,8 @@ class ClosingCheck:
             gradients, after = self._replica.full_gradients(), self._replica.full_state_dict()
             if self._judge is not None:
                 loss = loss_sum / self._run.global_batch_size
-                taken = _Taken(self._run.epochs * self._run.steps_per_epoch + step, loss, gradients, state, after)
-                self._findings += self._judge.step(taken)
+                number = self._run.epochs * self._run.steps_per_epoch + step
+                self._findings += self._judge.step(_Taken(number, loss, gradients, state, after))
             state = after
         if self._judge is not None:
             self._findings += self._judge.rounding()
@@ -125,11 +127,13 @@ class ClosingCheck:
 
         Small messages may be in the report or not: statistics of norms and control messages are not, biases are.
         """
-        counts = [counted.sent_bytes / STEPS, counted.control_bytes / STEPS]
-        reported, trained, large, small = self._over_ranks([reported, trained, *counts])
+        gloo_bytes = math.nan if counted.gloo_bytes is None else counted.gloo_bytes
+        counts = [each / STEPS for each in (counted.sent_bytes, counted.control_bytes, gloo_bytes)]
+        reported, trained, large, small, on_gloo = self._over_ranks([reported, trained, *counts])
         if why := self._why_bytes_not_counted():
             self._findings.append(Finding("bytes", why))
             return
+        self.gloo_bytes_per_step_sum = None if math.isnan(on_gloo) else on_gloo
         if isinstance(self._run.optimizer, Lbfgs):
             trained = reported  # each line search evaluates as often as it needs
         off = max(max(large - each, each - large - small, 0.0) for each in (reported, trained)) / max(large, 1.0)
@@ -143,8 +147,7 @@ class ClosingCheck:
         return "compile=true" if self._run.compile else "graph=true" if self._run.graph else ""
 
     def _over_ranks(self, values: list[float]) -> list[float]:
-        total: list[float] = self._world.sum(torch.tensor(values, dtype=torch.float64)).tolist()
-        return total
+        return self._world.sum(torch.tensor(values, dtype=torch.float64)).tolist()
 
 
 class _Taken(NamedTuple):

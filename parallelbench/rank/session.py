@@ -152,6 +152,7 @@ class Session:
         (loss, accuracy), sent_bytes = trainer.evaluated, trainer.step_bytes
         findings = closing.findings(build_model(run), loss=loss, accuracy=accuracy, sent_bytes=sent_bytes)
         self._journal.write("checks", [{**self._keys, **finding.row(run.epochs)} for finding in findings])
+        self._facts(gloo_bytes_per_step_sum=closing.gloo_bytes_per_step_sum)
         self._facts(closing_check_s=time.perf_counter() - start)
         self._journal.commit()
 

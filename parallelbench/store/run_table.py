@@ -196,9 +196,20 @@ RUN = (
         )
         for moment in ("start", "end")
         for what, meaning in (
-            ("matmul_flop_per_s", "floating-point operations per second of an fp32 matrix product"),
+            ("matmul_flop_per_s", "floating-point operations per second of a matrix product (CPU: fp32, GPU: fp16)"),
             ("memory_bytes_per_s", "bytes read and written per second when memory is copied"),
         )
+    ),
+    Column(
+        "gloo_bytes_per_step_sum",
+        "float64",
+        "bytes that all ranks send per optimizer step as gloo sends them, messages of any size: counted in the closing "
+        "check's steps; a reduce-scatter goes as an all-reduce, which is twice the textbook's bytes",
+        "bytes",
+        null="one process, another library (NCCL does not say), or not counted (measure.parity, compile, graph)",
+        repeats=Over.MEDIAN,
+        heading="Sent per step by gloo, all processes",
+        show=Show.SENT,
     ),
     Column("config_json", "string", "the whole configuration, canonical JSON"),
     Column("environment_json", "string", "versions, devices, topology, allowed environment variables"),

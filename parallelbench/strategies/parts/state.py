@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from torch import Tensor, nn
 
 
@@ -73,3 +76,13 @@ def _like(parameter: Tensor, shard: Tensor) -> Tensor:
     tensor = torch.zeros_like(parameter.detach(), dtype=shard.dtype)
     local(tensor).copy_(shard)
     return tensor
+
+
+@contextmanager
+def unchanged_buffers(module: nn.Module) -> Iterator[None]:
+    """Restore the buffers (running statistics) at the end."""
+    before = [buffer.clone() for buffer in module.buffers()]
+    yield
+    with torch.no_grad():
+        for buffer, old in zip(module.buffers(), before, strict=True):
+            buffer.copy_(old)
