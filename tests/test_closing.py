@@ -12,8 +12,10 @@ import torch
 
 from parallelbench.errors import ConfigError
 from parallelbench.loaders.batch import Batch
-from parallelbench.rank.closing import MARGIN, STEPS, ClosingCheck, relative_difference
+from parallelbench.rank.closing import STEPS, ClosingCheck
 from parallelbench.rank.copies import checksum
+from parallelbench.rank.differences import relative_difference
+from parallelbench.rank.judge import MARGIN
 from parallelbench.rank.numerics import Sums, sums
 from parallelbench.rank.session import build_model
 from parallelbench.rank.train import Trainer
@@ -176,6 +178,65 @@ def counts_no_bytes(replica: Any, k: int) -> None:
     replica._count_step = None
 
 
+def scales_gradients(factor: float) -> Fault:
+    """Before the update, so that the update is that of these gradients."""
+
+    def fault(replica: Any, k: int) -> None:
+        update, taken = replica._update, 0
+
+        def scaled() -> None:
+            nonlocal taken
+            taken += 1
+            for parameter in replica._module.parameters():
+                if taken > k:
+                    parameter.grad.mul_(factor)
+            update()
+
+        replica._update = scaled
+
+    return fault
+
+
+def scales_rate(factor: float) -> Fault:
+    def fault(replica: Any, k: int) -> None:
+        (group,) = replica._optimizer.param_groups
+        after(replica, k, lambda: group.update(lr=group["lr"] * factor))
+
+    return fault
+
+
+def forgets(replica: Any, k: int) -> None:
+    """The optimizer's state is lost before every step but the first k."""
+    before_each(replica, k, replica._optimizer.state.clear)
+
+
+def remembers_nothing(replica: Any, k: int) -> None:
+    """It is lost after every step but the first k, so that nothing of it is ever seen between two steps."""
+    update, taken = replica._update, 0
+
+    def forgetful() -> None:
+        nonlocal taken
+        taken += 1
+        update()
+        if taken > k:
+            replica._optimizer.state.clear()
+
+    replica._update = forgetful
+
+
+def before_each(replica: Any, k: int, change: Callable[[], None]) -> None:
+    step, taken = replica.step, 0
+
+    def changed(batch: Batch) -> Any:
+        nonlocal taken
+        taken += 1
+        if taken > k:
+            change()
+        return step(batch)
+
+    replica.step = changed
+
+
 FAULTS: list[tuple[Fault, int, set[str]]] = [
     (idles_every_other_step, 5, {"gradients"}),
     (stops_updating, 5, {"update"}),
@@ -216,6 +277,24 @@ def test_stale_statistics_are_caught(fault: Fault, seen: str) -> None:
     run = configure(*NORMED, "strategy=single")
     assert failed(closed(World(), run)) == set()
     assert seen in failed(closed(World(), run, fault, 7))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("factor", [0.5, 2.0, 1e-9, 0.0])
+def test_gradients_of_another_size_are_caught(factor: float, precision: str) -> None:
+    run = configure(*SMALL, "strategy=single", f"precision={precision}")
+    assert "gradients" in failed(closed(World(), run, scales_gradients(factor), 3))
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize(
+    ("fault", "k"),
+    [(scales_rate(0.5), 10), (scales_rate(0.1), 1), (scales_rate(1.01), 3), (forgets, 3), (remembers_nothing, 3)],
+    ids=["half the rate", "a tenth of the rate", "1 % more", "forgets", "remembers nothing"],
+)
+def test_an_update_of_another_size_is_caught(fault: Fault, k: int, optimizer: str) -> None:
+    run = configure(*SMALL, "strategy=single", f"optimizer={optimizer}", "optimizer.lr=0.01")
+    assert failed(closed(World(), run, fault, k)) == {"update"}
 
 
 @pytest.mark.slow

@@ -40,6 +40,8 @@ class CountedBytes:
         """In messages of 1 KiB or more."""
         self.control_bytes = 0.0
         """In smaller ones."""
+        self.unknown: set[str] = set()
+        """Operations whose bytes are not known, so that the counts are too small."""
         self._undo = ExitStack()
 
     def __enter__(self) -> CountedBytes:
@@ -60,6 +62,8 @@ class CountedBytes:
         """Count an operation of torch.distributed."""
         share = _SHARES.get(name)
         if share is None:
+            if name not in _SENDS_NOTHING:
+                self.unknown.add(f"{namespace}::{name}")
             return
         ranks, rank = _group(namespace, args)
         size_bytes = sum(tensor.numel() * tensor.element_size() for tensor in _tensors(args[share.argument]))
@@ -140,6 +144,12 @@ _SHARES = {
     "all_to_all_single": _Share(_once),
 }
 """Operation of either namespace, without underscores at its ends → the bytes that each rank sends."""
+
+_SENDS_NOTHING = {
+    *("barrier", "monitored_barrier", "check_for_nan", "wait_tensor", "wait_tensors"),
+    *("recv", "recv_any_source", "irecv"),
+}
+"""Likewise. What is in neither list is unknown: a result that lacks its bytes would look like a strategy's fault."""
 
 
 def _tensors(message: Any) -> list[torch.Tensor]:

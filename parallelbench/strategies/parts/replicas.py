@@ -14,7 +14,14 @@ from parallelbench.probes.spans import Phase, Spanned
 from parallelbench.probes.traffic import Traffic
 from parallelbench.rank.numerics import Numerics, Sums, sums
 from parallelbench.strategies.parts.hooked_ddp import HookedDdp
-from parallelbench.strategies.parts.state import load_optimizer, load_tensors, optimizer_state, tensors_of, whole
+from parallelbench.strategies.parts.state import (
+    kept_by,
+    load_optimizer,
+    load_tensors,
+    optimizer_state,
+    tensors_of,
+    whole,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -63,6 +70,10 @@ class BaseReplica(ABC):
         module, optimizer = self.trained()
         load_tensors(module, state["tensors"])
         load_optimizer(optimizer, state["optimizer"])
+
+    def full_optimizer_state(self, key: str) -> dict[str, Tensor] | None:
+        """None, but where a replica gathers it."""
+        return None
 
     def copied(self) -> Iterable[Tensor]:
         """None, but where a replica says so."""
@@ -181,6 +192,10 @@ class ModuleReplica(BaseReplica):
         grads = {name: parameter.grad for name, parameter in self._module.named_parameters()}
         return self._copy({name: grad for name, grad in grads.items() if grad is not None})
 
+    def full_optimizer_state(self, key: str) -> dict[str, Tensor] | None:
+        """Likewise."""
+        return self._copy(kept_by(self._optimizer, self._module.named_parameters(), key))
+
     def trained(self) -> tuple[nn.Module, torch.optim.Optimizer]:
         """The module and its optimizer."""
         return self._module, self._optimizer
@@ -237,6 +252,10 @@ class LayersReplica(BaseReplica):
         """As the last step left them."""
         gradients = {name: p.grad for name, p in self._layers.named_parameters() if p.grad is not None}
         return self._gather(gradients, self._parameter_names)
+
+    def full_optimizer_state(self, key: str) -> dict[str, Tensor] | None:
+        """Likewise."""
+        return self._gather(kept_by(self._optimizer, self._layers.named_parameters(), key), self._parameter_names)
 
     def _gather(self, own: Mapping[str, Tensor], names: Iterable[str]) -> dict[str, Tensor]:
         """Collect the ranks' tensors on rank 0's CPU in the order of `names`; all owners of layers must call it."""
