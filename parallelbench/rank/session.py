@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from parallelbench.data.content import content_sha256
+from parallelbench.errors import ConfigError
 from parallelbench.probes.machine_probe import probe
 from parallelbench.probes.memory_probe import release
 from parallelbench.rank import provenance
@@ -62,8 +63,8 @@ class Session:
             self._record_environment()
         arrays = self._arrays()
         self._startup.done("data")
+        self._record_data(arrays, resumed)
         if resumed is None:
-            self._record_data(arrays)
             self._probe("start")
         parity_passed = self._check_parity(arrays) if resumed is None and checks_parity(run) else None
         self._phase("model")
@@ -179,10 +180,17 @@ class Session:
             self._facts(**provenance.first_facts(self._attempt.number))
         self._startup.skip()
 
-    def _record_data(self, arrays: Arrays) -> None:
-        """Record what the data set holds; likewise."""
+    def _record_data(self, arrays: Arrays, resumed: Resumed | None) -> None:
+        """Record what the data set holds, likewise; a run that goes on must find what it began with."""
+        problem = ""
         if self._world.rank == 0:
-            self._facts(data_sha256=content_sha256(self._run.data, self._run.site.data_folder, arrays))
+            content = content_sha256(self._run.data, self._run.site.data_folder, arrays)
+            if resumed is None:
+                self._facts(data_sha256=content)
+            else:
+                problem = provenance.other_data(resumed.facts, content)
+        if self._world.sum(torch.tensor([float(bool(problem))], dtype=torch.float64)).item():
+            raise ConfigError(problem or "the data set has changed, as rank 0 says")
         self._startup.skip()
 
     def _arrays(self) -> Arrays:
