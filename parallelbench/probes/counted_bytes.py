@@ -146,7 +146,7 @@ _SHARES = {
 """Operation of either namespace, without underscores at its ends → the bytes that each rank sends."""
 
 _SENDS_NOTHING = {
-    *("barrier", "monitored_barrier", "check_for_nan", "wait_tensor", "wait_tensors"),
+    *("barrier", "monitored_barrier", "check_for_nan", "wait_tensor", "wait_tensors", "wrap_tensor_autograd"),
     *("recv", "recv_any_source", "irecv"),
 }
 """Likewise. What is in neither list is unknown: a result that lacks its bytes would look like a strategy's fault."""
