@@ -74,7 +74,8 @@ class Session:
             self._describe(model, parity_passed)
         else:  # the columns of earlier attempts stay
             parity_passed = resumed.facts.get("parity_passed")
-            self._facts(resumed_after=resumed.again(), warnings=self._warning())
+            self._facts(resumed_after=resumed.again())
+            self._record_warnings()
         replica = run.strategy.prepare(model, run, self._world)
         self._startup.done("model")
         loader = self._loader(arrays, run, replica.data_shard)
@@ -147,8 +148,7 @@ class Session:
         self._phase("resume")
         resumed = self._boundary.resume()
         if resumed is not None:
-            before = resumed.facts.get("warnings") or ""
-            self._warnings = [*filter(None, [before]), *(text for text in self._warnings if text not in before)]
+            self._warnings = [*dict.fromkeys([*resumed.warnings, *self._warnings])]
             if self._world.rank == 0:
                 self._facts(**provenance.later_facts(self._attempt.number, self._world, before=resumed.facts))
             self._startup.skip()
@@ -162,17 +162,20 @@ class Session:
             parameters=parameters,
             theoretical_state_bytes=self._run.strategy.state_bytes(self._run, parameters),
             device_name=provenance.device_name(self._world),
-            warnings=self._warning(),
             theoretical_bubble=self._run.strategy.bubble(self._run),
         )
+        self._record_warnings()
 
     def _warn(self, text: str) -> None:
         """Add a warning at any point of the run."""
         self._warnings.append(text)
-        self._facts(warnings=self._warning())
+        self._record_warnings()
 
-    def _warning(self) -> str | None:
-        return "; ".join(self._warnings) or None
+    def _record_warnings(self) -> None:
+        """As a column, and one by one for a later attempt."""
+        self._facts(warnings="; ".join(self._warnings) or None)
+        if self._world.rank == 0:
+            self._journal.event("warned", texts=self._warnings)
 
     def _record_environment(self) -> None:
         """Record the environment; the time this takes does not count as start-up."""
