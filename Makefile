@@ -70,8 +70,9 @@ twins: $(STAMP)  ## before a release: the small twin of each published sweep, it
 		echo "== $$sweep" && $(PARALLELBENCH) submit sweep=$$sweep results=$(RESULTS) $(ARGS) && \
 		$(PARALLELBENCH) report $(RESULTS)/$$sweep && $(PARALLELBENCH) claims $(RESULTS)/$$sweep || exit 1; done
 
-gpu-check:  ## what only a GPU can show: clocks, energy, waits, precisions, strategies (a few minutes; needs no installation)
-	@$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m parallelbench.gpu_check
+gpu-check:  ## what only a GPU can show (needs no installation but for whole runs); in a job with LAUNCHER=slurm SITE=… ARGS=nodes=2
+	@$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m \
+		$(if $(filter slurm,$(LAUNCHER)),launch.slurm.gpu_check_job site=$(SITE) results=$(RESULTS),parallelbench.gpu_check) $(ARGS)
 
 bench: $(STAMP)  ## paired benchmarks of the suite itself; writes docs/benchmarks.md
 	$(BIN)/python -m tests.bench

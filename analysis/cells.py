@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from analysis import text
-from analysis.comparison.exclusions import describe
+from analysis.comparison.exclusions import Exclusion, describe
 from analysis.comparison.speed import SpeedVerdict
 from parallelbench.store.columns import Show
 
@@ -35,8 +35,21 @@ def cells(row: Mapping[str, Any], columns: Iterable[Column]) -> list[Cell]:
     return [Cell(column, row[column.name], _shown(row, column)) for column in columns]
 
 
+DISTURBED_MARK = "*"
+"""After the times of runs that others disturbed."""
+_OF_TIME = ("s", "samples/s", "J")
+"""Units of what other programs change."""
+
+
 def _shown(row: Mapping[str, Any], column: Column) -> str:
-    return _WRITERS[column.shown](*(row[name] for name in (column.name, *column.beside)))
+    words = _WRITERS[column.shown](*(row[name] for name in (column.name, *column.beside)))
+    marked = column.unit in _OF_TIME and row[column.name] is not None and is_disturbed(row)
+    return words + DISTURBED_MARK if marked else words
+
+
+def is_disturbed(row: Mapping[str, Any]) -> bool:
+    """Whether a row of `summary` or `facts` rests on what others have disturbed."""
+    return bool(row.get("disturbed")) or row.get("exclusion") == Exclusion.DISTURBED.value
 
 
 def _plain(value: Any) -> str:
@@ -70,8 +83,8 @@ def _exclusion(value: str | None, detail: str | None) -> str:
     return text.MISSING if value is None else describe(value, detail)
 
 
-def _counted(counted: int, runs: int, outcomes: str) -> str:
-    return f"{counted} of {runs}" + ("" if counted else f": {outcomes}")
+def _counted(counted: int, runs: int, outcomes: str, disturbed: bool) -> str:
+    return f"{counted} of {runs}" + ("" if counted else f": {Exclusion.DISTURBED.value if disturbed else outcomes}")
 
 
 _WRITERS: dict[Show, Callable[..., str]] = {

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from analysis.comparison.baseline import against_one_device, error_of_intervals, gain
+from analysis.comparison.baseline import against_one_device, gain
 from analysis.comparison.exclusions import Exclusion, excluded
 from analysis.comparison.groups import labels
-from analysis.comparison.policy import BASELINE, is_baseline
+from analysis.comparison.policy import BASELINE, IS_BASELINE, is_baseline
 from analysis.metrics import accuracy_target, energy_to_accuracy, per_run, summary_columns, time_to_accuracy
 from analysis.metrics.aggregates import aggregate
 from analysis.metrics.schema import repeated_columns
@@ -35,15 +35,22 @@ def facts(runs: Runs) -> pl.DataFrame:
         runs.run.join(labels(runs), on="run_id")
         .join(per_run(runs), on="run_id")
         .join(excluded(runs), on="run_id", how="left")
+        .with_columns(displayed=_is_displayed())
     )
-    baseline_first = (pl.col("strategy") == BASELINE[0]) & (pl.col("devices") == BASELINE[1])
-    order = (pl.col("group"), ~baseline_first, pl.col("devices"), pl.col("configuration"), pl.col("repeat"))
+    order = (pl.col("group"), ~IS_BASELINE, pl.col("devices"), pl.col("configuration"), pl.col("repeat"))
     return _with_targets(runs, joined).sort(*order, maintain_order=True)
+
+
+def _is_displayed() -> pl.Expr:
+    """Whether a configuration's numbers are computed from a run: others may have disturbed it, where none counts."""
+    counts = pl.col("exclusion").is_null()
+    disturbed = (pl.col("exclusion") == Exclusion.DISTURBED.value).fill_null(False)
+    return counts | (disturbed & ~counts.any().over("group", "configuration"))
 
 
 def _with_targets(runs: Runs, rows: pl.DataFrame) -> pl.DataFrame:
     """Add the accuracy target of each run's group, and the run's time and energy to it."""
-    usable = rows.filter(pl.col("exclusion").is_null())
+    usable = rows.filter("displayed")
     best: dict[str, list[list[float | None]]] = defaultdict(list)
     for group, accuracies in (
         usable.group_by("group", "configuration").agg("best_test_accuracy").drop("configuration").rows()
@@ -55,7 +62,7 @@ def _with_targets(runs: Runs, rows: pl.DataFrame) -> pl.DataFrame:
     )
     of_run = dict(rows.select("run_id", "accuracy_target").rows())
     # A median over those that arrive would leave out the slowest: where one repeat does not, none has a time.
-    arrives = (pl.col("best_test_accuracy") >= pl.col("accuracy_target")) | pl.col("exclusion").is_not_null()
+    arrives = (pl.col("best_test_accuracy") >= pl.col("accuracy_target")) | ~pl.col("displayed")
     all_arrive = arrives.fill_null(False).all().over("group", "configuration")
     for how_much in (time_to_accuracy(runs, of_run), energy_to_accuracy(runs, of_run)):
         (name,) = set(how_much.columns) - {"run_id"}
@@ -67,6 +74,11 @@ def _with_targets(runs: Runs, rows: pl.DataFrame) -> pl.DataFrame:
 def counted(runs: Runs) -> pl.DataFrame:
     """The rows of `facts` that may enter comparisons of time and memory."""
     return facts(runs).filter(pl.col("exclusion").is_null())
+
+
+def displayed(runs: Runs) -> pl.DataFrame:
+    """The rows of `facts` whose times are shown, with `disturbed`: such a run is compared with nothing."""
+    return facts(runs).filter("displayed").with_columns(disturbed=pl.col("exclusion").is_not_null())
 
 
 def learned(runs: Runs) -> pl.DataFrame:
@@ -130,34 +142,43 @@ def _members(runs: Runs) -> list[dict[str, Any]]:
     """Of each configuration what follows from its runs alone, as in `summary`, and besides: `labels`, and how many
     passed the parity check or were not checked.
     """
-    usable, passed = pl.col("exclusion").is_null(), pl.col("parity_passed")
+    usable, taken, passed = pl.col("exclusion").is_null(), pl.col("displayed"), pl.col("parity_passed")
     known = facts(runs)
     keys = ("group", "configuration")
     rows = known.group_by(keys, maintain_order=True).agg(
-        *(_over_repeats(column, usable) for column in repeated_columns() if column.name not in keys),
+        *(_over_repeats(column, taken) for column in repeated_columns() if column.name not in keys),
         pl.len().alias("runs"),
         usable.sum().alias("repeats"),
+        (taken & ~usable).any().alias("disturbed"),
         pl.coalesce("outcome", "state").alias("labels"),
         passed.sum().alias("passed"),
         passed.count().alias("checked"),
         # A run that ended before its check says nothing either way.
         ((pl.col("state") == "done") & passed.is_null()).sum().alias("unchecked"),
+        (~pl.col("closed")).sum().alias("unclosed"),
     )
     return rows.to_dicts()
 
 
-def _over_repeats(column: Column, usable: pl.Expr) -> pl.Expr:
+def _over_repeats(column: Column, taken: pl.Expr) -> pl.Expr:
     every = column.excluded_too or column.repeats is Over.SAME
-    return aggregate(pl.col(column.name) if every else pl.col(column.name).filter(usable), column.repeats)
+    return aggregate(pl.col(column.name) if every else pl.col(column.name).filter(taken), column.repeats)
 
 
 def _row(runs: Runs, configuration: dict[str, Any]) -> dict[str, Any]:
     outcomes, parity = _counts(configuration["labels"]), _parity(configuration)
     pairing = against_one_device(runs).get((configuration["group"], configuration["configuration"]))
     devices = configuration["devices"]
-    own, error = is_baseline(configuration["strategy"], devices), error_of_intervals(runs)
-    compared = gain(pairing, devices=devices, baseline=own, error=error)
+    own = is_baseline(configuration["strategy"], devices)
+    disturbed = configuration["disturbed"] or configuration["group"] in _disturbed_baselines(runs)
+    compared = gain(runs, pairing, devices=devices, baseline=own, disturbed=disturbed)
     return {"outcomes": outcomes, "parity": parity, **compared}
+
+
+@lru_cache(maxsize=8)
+def _disturbed_baselines(runs: Runs) -> set[str]:
+    """The groups whose runs on one device have all been disturbed."""
+    return {row["group"] for row in _members(runs) if row["disturbed"] and is_baseline(row["strategy"], row["devices"])}
 
 
 def _counts(names: list[str]) -> str:
@@ -167,7 +188,9 @@ def _counts(names: list[str]) -> str:
 
 
 def _parity(configuration: Mapping[str, Any]) -> str:
-    checked, unchecked = configuration["checked"], configuration["unchecked"]
-    if not checked:
-        return "reference" if configuration["strategy"] == BASELINE[0] else "not checked"
-    return f"{configuration['passed']} of {checked}" + (f", {unchecked} not checked" if unchecked else "")
+    checked, unchecked, unclosed = (configuration[name] for name in ("checked", "unchecked", "unclosed"))
+    if checked:
+        words = f"{configuration['passed']} of {checked}" + (f", {unchecked} not checked" if unchecked else "")
+    else:
+        words = "reference" if configuration["strategy"] == BASELINE[0] else "not checked"
+    return words + (f", {unclosed} not checked after training" if unclosed else "")

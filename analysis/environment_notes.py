@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from analysis import text
-from analysis.comparison.baseline import against_one_device
+from analysis.comparison.baseline import LIMITS, limited
 from analysis.comparison.environments import environments_of
-from analysis.comparison.policy import Caveat, format_differences
+from analysis.comparison.policy import Caveat
 from analysis.configurations import counted, facts
 from parallelbench.store.environment_match import flatten, is_volatile
 
@@ -19,23 +18,11 @@ if TYPE_CHECKING:
 
 def environment_warnings(runs: Runs) -> list[str]:
     """Warnings about other jobs, runs that were not interleaved, and different environments, one line each."""
-    return [*_shared(runs), *_of_pairings(runs), *_environments(runs)]
+    return [*_shared(runs), *limited(runs, _OF_PAIRINGS), *_environments(runs)]
 
 
-_OF_PAIRINGS = (Caveat.APART, Caveat.ORDER, Caveat.UNRECORDED, Caveat.DISTURBED, Caveat.DRIFT)
+_OF_PAIRINGS = (*LIMITS, Caveat.SAMPLES, Caveat.UNRECORDED, Caveat.DISTURBED, Caveat.DRIFT)
 """What is said of each configuration and the runs on one device; other differences are said of all runs together."""
-
-
-def _of_pairings(runs: Runs) -> list[str]:
-    """What limits the comparisons with one device, each with the configurations that it is true of."""
-    limited: dict[tuple[Caveat, str], list[tuple[str, str]]] = defaultdict(list)
-    for (_, configuration), pairing in against_one_device(runs).items():
-        for caveat in pairing.caveats():
-            if caveat.kind in _OF_PAIRINGS:
-                # Commands differ between configurations: one is enough.
-                key = (caveat.kind, format_differences(caveat.differences))
-                limited[key].append((configuration, text.sentence(str(caveat))))
-    return [f"{text.listed([name for name, _ in found])}: {found[0][1]}" for found in limited.values()]
 
 
 def _shared(runs: Runs) -> list[str]:

@@ -76,5 +76,5 @@ def claims(runs: Runs, publication: str | None = None) -> None:
     texts = publications()
     if publication is not None and publication not in (known := [text.seed for text in texts]):
         raise ConfigError(f"{publication} is no publication: choose one of {', '.join(known)}")
-    chosen = [text for text in texts if publication in (None, text.seed)]
-    Console(width=_WIDTH).print(judgements_table(judge_all(runs, chosen)))
+    judgements = [each for each in judge_all(runs) if publication in (None, each.seed)]
+    Console(width=_WIDTH).print(judgements_table(judgements))

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from analysis import text
-from analysis.comparison.baseline import error_of_intervals, refused
-from analysis.comparison.exclusions import Exclusion, describe, unchecked
-from analysis.comparison.policy import BASELINE
+from analysis.comparison.baseline import error_of_intervals, refused, speed_ups
+from analysis.comparison.exclusions import Exclusion, describe, disturbed_lines, unchecked
+from analysis.comparison.policy import BASELINE, IS_BASELINE
 from analysis.comparison.speed import SpeedVerdict
 from analysis.configurations import counted, facts, summary
 from analysis.environment_notes import environment_warnings
-from analysis.stats import FEW_REPEATS, FEWEST_REPEATS, half_width
+from analysis.stats import ENOUGH_REPEATS, FEW_REPEATS, FEWEST_REPEATS, half_width
 
 if TYPE_CHECKING:
     from analysis.reader import Runs
@@ -36,23 +36,26 @@ _SLOWED = {
     0x80: "the power supply",
 }
 """Bits of `gpu_throttle_reasons` (nvml.h) that slow down some runs on a GPU and not others → their cause."""
-_REPORTED_TOGETHER = (Exclusion.OVERSUBSCRIBED.value, Exclusion.PACKED.value)
-"""Exclusions with one line for all runs."""
+_REPORTED_TOGETHER = (Exclusion.OVERSUBSCRIBED.value, Exclusion.PACKED.value, Exclusion.DISTURBED.value)
+"""Exclusions with one line for all runs of a kind."""
 
 
 def headline(runs: Runs, *, most: int = 4) -> list[str]:
     """The speed-ups over one device in sentences, the largest first, then the configurations that are not compared."""
     compared = _compared(runs)
     not_compared = refused(runs)
+    disturbed = disturbed_lines(runs)
     if compared.is_empty():
-        return not_compared[:most] or ["No configuration can be compared with one device: see the warnings."]
+        return [*not_compared[:most], *disturbed] or [
+            "No configuration can be compared with one device: see the warnings."
+        ]
     several = compared["group"].n_unique() > 1
     ordered = compared.sort("speed_up", descending=True)
     # Of several groups of like work, the fastest of each; of a single one, all.
     rows = (ordered.unique("group", keep="first", maintain_order=True) if several else ordered).to_dicts()[:most]
     more = compared.height - len(rows)
     lines = [_gain(row, named=several) for row in rows] + ([f"{more} more are in the table."] if more else [])
-    return lines + not_compared[:most]
+    return lines + not_compared[:most] + disturbed
 
 
 def _compared(runs: Runs) -> pl.DataFrame:
@@ -66,6 +69,8 @@ def _gain(row: dict[str, Any], *, named: bool) -> str:
     steady, whole = text.percent(row["efficiency"]), text.percent(row["efficiency_with_startup"])
     share = f"{steady} of theoretical scaling, {whole}"
     rest = f"{share} including start-up" if row["devices"] > 1 else f"{text.repeats(row['speed_up_pairs'])}"
+    if row["devices"] > 1 and max(row["efficiency"], row["efficiency_with_startup"] or 0) > 1:
+        rest += " (more than the ideal: by chance, or an error of the measurement)"
     if row["verdict"] == SpeedVerdict.NOT_INTERLEAVED:
         apart = f"{text.repeats(row['speed_up_pairs'])}, but measured apart from it: no interval"
         return f"{what} {does} {row['speed_up']:.2f} times as fast as one device ({apart}): {rest}."
@@ -85,6 +90,7 @@ def warnings(runs: Runs, *, most: int = 25) -> list[str]:
     return [
         *refused(runs),
         *_excluded(runs, most=most),
+        *disturbed_lines(runs),
         *_oversubscribed(runs),
         *_packed(runs),
         *(f"Skipped: {_relative(runs, str(s.path))}: {s.reason}." for s in runs.skipped),
@@ -141,17 +147,16 @@ def _packed(runs: Runs) -> list[str]:
 
 
 def _repeats(runs: Runs) -> list[str]:
-    pairs = _compared(runs)["speed_up_pairs"]
-    few = int(pairs.min() or 0)  # type: ignore[arg-type]
-    if pairs.is_empty() or few >= FEW_REPEATS:
+    """How many repeats would narrow the intervals; sides that were measured apart are told of elsewhere."""
+    pairs = [len(ratio.logarithms) for ratio in speed_ups(runs) if not ratio.is_apart]
+    few = min(pairs, default=ENOUGH_REPEATS)
+    if few >= FEW_REPEATS:
         return []
     if few < FEWEST_REPEATS:
-        return [
-            f"Some ratios rest on fewer than {FEWEST_REPEATS} repeats and have no interval: measure with "
-            "sweep.repeats=6 or more."
-        ]
+        advice = f"{text.to_add(ENOUGH_REPEATS - few)} (sweep.repeats={ENOUGH_REPEATS})"
+        return [f"Some ratios rest on {text.repeats(few)} only and have no interval: {advice}."]
     error = error_of_intervals(runs)
-    widths = ", ".join(f"with {n} repeats {half_width(n, error):.1f} times" for n in (6, 10) if n > few)
+    widths = ", ".join(f"with {n - few} more per side {half_width(n, error):.1f} times" for n in (6, 10) if n > few)
     return [
         f"Some intervals rest on {text.repeats(few)} only and are wide: they reach {half_width(few, error):.1f} times "
         f"as far to each side as the repeats vary; {widths}."
@@ -202,7 +207,7 @@ def _baselines(runs: Runs) -> list[str]:
     without = [
         str(group)
         for (group,), rows in counted(runs).group_by("group", maintain_order=True)
-        if rows.filter(strategy=BASELINE[0], devices=BASELINE[1]).is_empty()
+        if rows.filter(IS_BASELINE).is_empty()
     ]
     fix = f"no counted run of strategy={BASELINE[0]} devices={BASELINE[1]} did the same work"
     return [f"No speed-up for {group}: {fix}." for group in without]

@@ -50,13 +50,13 @@ class Runs:
     """Folders that hold no readable run."""
     notes: tuple[str, ...] = ()
     """Which columns are null or ignored in results of other versions of the tables."""
-    beside: Runs | None = None
-    """All runs that these were taken from; None where these are all. A run is held against others among them."""
+    taken_from: Runs | None = None
+    """None where these are all."""
 
     @property
     def whole(self) -> Runs:
-        """All runs that were loaded together."""
-        return self.beside or self
+        """All runs that were loaded together. A run is held against others among them."""
+        return self.taken_from or self
 
     @property
     def run(self) -> pl.DataFrame:
@@ -111,7 +111,7 @@ class Runs:
     def only(self, run_ids: Container[str]) -> Runs:
         """These runs alone."""
         kept = {table: frame.filter(pl.col("run_id").is_in(list(run_ids))) for table, frame in self.tables.items()}
-        return replace(self, tables=kept, beside=self.beside or self)
+        return replace(self, tables=kept, taken_from=self.whole)
 
     @property
     def phases(self) -> pl.DataFrame:

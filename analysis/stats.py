@@ -23,6 +23,8 @@ ERROR = 1 - CONFIDENCE
 """How often an interval may leave out the true ratio, however often it is looked at while repeats are added."""
 FEWEST_REPEATS = 3
 """Fewest independent pairs for an interval and a verdict: fewer don't show how much they vary."""
+ENOUGH_REPEATS = 6
+"""Fewest repeats for a verdict on a claim: with fewer, an interval depends on the shape of the noise."""
 FEW_REPEATS = 4
 """Fewest pairs for a narrow interval: with 3 it reaches four times as far to each side as the pairs vary."""
 
@@ -36,8 +38,8 @@ class Ratio:
 
     pairs: tuple[tuple[int, float], ...]
     """(repeat, ratio) of every repeat that both sides have, in order."""
-    blocks: tuple[int, ...]
-    """Of each pair, what it was measured in: pairs of one block share what differed between the sides' submits."""
+    pools: tuple[int, ...]
+    """Of each pair its pool: pairs of one pool share what differed between the sides' submits."""
     error: float = ERROR
     """How often the interval may leave out the true ratio."""
 
@@ -48,13 +50,13 @@ class Ratio:
 
     @cached_property
     def logarithms(self) -> tuple[float, ...]:
-        """Of each block, the mean logarithm of its ratios: what the interval rests on."""
-        return of_blocks([math.log(value) for _, value in self.pairs], self.blocks)
+        """Of each pool, the mean logarithm of its ratios: what the interval rests on."""
+        return of_pools([math.log(value) for _, value in self.pairs], self.pools)
 
     @property
     def is_apart(self) -> bool:
-        """Whether all pairs share what was another between the sides' submits, so that no interval holds it."""
-        return self.n > 1 and len(self.logarithms) == 1
+        """Whether the pairs share what was another between the sides' submits, so that no interval holds it."""
+        return is_apart(self.n, len(self.logarithms))
 
     @cached_property
     def median(self) -> float:
@@ -63,7 +65,11 @@ class Ratio:
 
     @cached_property
     def _ends(self) -> Ends | None:
-        ends = _interval(self.logarithms, self.error)
+        return self.after(0)
+
+    def after(self, more: int) -> Ends | None:
+        """The interval after so many more repeats of each side, measured in turn, if the ratios vary alike."""
+        ends = _interval(self.logarithms, self.error, more)
         return ends and (min(math.exp(ends[0]), self.median), max(math.exp(ends[1]), self.median))
 
     @property
@@ -86,7 +92,7 @@ class Ratio:
         return ends is not None and not ends[0] <= 1 <= ends[1]
 
     def smallest_seen(self, margin: float) -> float | None:
-        """The ratio that would leave the lower end above `margin` in `POWER` of all cases, with as many blocks that
+        """The ratio that would leave the lower end above `margin` in `POWER` of all cases, with as many pools that
         vary as these; None where there is no interval.
         """
         from scipy.special import nctdtrinc
@@ -102,12 +108,12 @@ POWER = 0.8
 """How often a gate fails on the slow-down that it says it would have seen."""
 
 
-def ratio_of_pairs(pairs: Sequence[tuple[int, float]], blocks: Mapping[int, int] | None = None) -> Ratio | None:
-    """The ratio of these (repeat, ratio); None where there are none. `blocks`: repeat → its block; None: all differ."""
+def ratio_of_pairs(pairs: Sequence[tuple[int, float]], pools: Mapping[int, int] | None = None) -> Ratio | None:
+    """The ratio of these (repeat, ratio); None where there are none. `pools`: repeat → its pool; None: all differ."""
     if not pairs:
         return None
     return Ratio(
-        tuple(pairs), tuple(place if blocks is None else blocks[repeat] for place, (repeat, _) in enumerate(pairs))
+        tuple(pairs), tuple(place if pools is None else pools[repeat] for place, (repeat, _) in enumerate(pairs))
     )
 
 
@@ -116,39 +122,46 @@ def ratio_median(ratios: Sequence[float]) -> float:
     return math.exp(statistics.median(map(math.log, ratios)))
 
 
-def of_blocks(values: Sequence[float], blocks: Sequence[int]) -> tuple[float, ...]:
-    """The mean of each block's values; the values themselves where there are no blocks."""
-    if not blocks:
+def is_apart(pairs: int, pools: int) -> bool:
+    """Whether enough pairs were measured, of which too few are independent: more pairs like them change nothing."""
+    return pools < min(pairs, FEWEST_REPEATS)
+
+
+def of_pools(values: Sequence[float], pools: Sequence[int]) -> tuple[float, ...]:
+    """The mean of each pool's values; the values themselves where there are no pools."""
+    if not pools:
         return tuple(values)
     members: dict[int, list[float]] = defaultdict(list)
-    for value, block in zip(values, blocks, strict=True):
-        members[block].append(value)
+    for value, pool in zip(values, pools, strict=True):
+        members[pool].append(value)
     return tuple(map(statistics.fmean, members.values()))
 
 
-def interval(ratios: Sequence[float], blocks: Sequence[int] = (), *, error: float = ERROR) -> Ends | None:
+def interval(ratios: Sequence[float], pools: Sequence[int] = (), *, error: float = ERROR, more: int = 0) -> Ends | None:
     """Interval of positive ratios: exp(m ± t·s/√n), m and s of their logarithms; None below `FEWEST_REPEATS`.
 
     Both sides of a ratio vary alike, so the logarithms vary symmetrically: their mean, which the interval is about, and
     their median, which is shown as less depends on one bad repeat, estimate the same. With 9 lopsided repeats or more
-    the median can lie outside; it is taken in.
+    the median can lie outside; it is taken in. `more`: the interval after so many more repeats, if these vary alike.
     """
-    ends = difference_interval([math.log(ratio) for ratio in ratios], blocks, error=error)
+    ends = difference_interval([math.log(ratio) for ratio in ratios], pools, error=error, more=more)
     return ends and (math.exp(ends[0]), math.exp(ends[1]))
 
 
-def difference_interval(values: Sequence[float], blocks: Sequence[int] = (), *, error: float = ERROR) -> Ends | None:
+def difference_interval(
+    values: Sequence[float], pools: Sequence[int] = (), *, error: float = ERROR, more: int = 0
+) -> Ends | None:
     """Interval of paired differences, m ± t·s/√n, likewise."""
-    ends = _interval(of_blocks(values, blocks), error)
+    ends = _interval(of_pools(values, pools), error, more)
     median = statistics.median(values)
     return ends and (min(ends[0], median), max(ends[1], median))
 
 
 @lru_cache(maxsize=4096)
-def _interval(values: tuple[float, ...], error: float) -> Ends | None:
+def _interval(values: tuple[float, ...], error: float, more: int) -> Ends | None:
     if len(values) < FEWEST_REPEATS:
         return None
-    mean, reach = statistics.fmean(values), half_width(len(values), error) * statistics.stdev(values)
+    mean, reach = statistics.fmean(values), half_width(len(values) + more, error) * statistics.stdev(values)
     return mean - reach, mean + reach
 
 
@@ -174,10 +187,9 @@ def at_one_look(n: int, error: float) -> float:
     return 3.2 * math.pow(error, 1.125) * math.pow(n, -1.5)
 
 
-def repeats_to_reach(share: float, n: int, error: float = ERROR, *, most: int = 100) -> int | None:
-    """How many values reach only `share` as far as n of them, if they vary alike; None for more than `most`."""
-    goal = share * half_width(n, error)
-    return next((more for more in range(n + 1, most + 1) if half_width(more, error) <= goal), None)
+def repeats_to_add(decides: Callable[[int], bool], *, most: int = 100) -> int | None:
+    """How many more repeats of each side decide; None for more than `most`. `decides`: whether so many do."""
+    return next((more for more in range(1, most + 1) if decides(more)), None)
 
 
 def error_of_each(decided: Sequence[Callable[[float], bool]]) -> float:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from analysis.cells import cells
+from analysis.cells import DISTURBED_MARK, cells
 from analysis.configurations import facts, summary
 from analysis.metrics.schema import brief_columns
 
@@ -33,7 +33,8 @@ def summary_table(runs: Runs) -> Table:
     shown.caption, shown.caption_justify = (
         "medians over runs; speed-up over one device, in brackets its 95 % interval; "
         "sent to other processes per step, and peak memory: sums over all processes"
-        + ("; nothing of runs with more devices than cores" if facts(runs)["oversubscribed"].any() else ""),
+        + ("; nothing of runs with more devices than cores" if facts(runs)["oversubscribed"].any() else "")
+        + (f"; {DISTURBED_MARK} others disturbed these runs" if rows["disturbed"].any() else ""),
         "left",
     )
     columns = brief_columns()

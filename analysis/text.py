@@ -55,6 +55,11 @@ def repeats(n: int) -> str:
     return f"{n} repeat{'' if n == 1 else 's'}"
 
 
+def to_add(n: int) -> str:
+    """ "add 3 repeats per side, in turn": the unit of all advice on how much to measure."""
+    return f"add {repeats(n)} per side, in turn"
+
+
 def ratio(row: Mapping[str, Any], name: str) -> str:
     """A ratio of a row of `summary`, with its interval, which is in the columns `_low` and `_high` of its name."""
     return interval(row[name], row[f"{name}_low"], row[f"{name}_high"])

@@ -6,16 +6,23 @@ import ctypes
 import fnmatch
 import os
 import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.compositions import once
+from tests.costs import recorded
 from tests.warm import cold, warm
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Generator, Iterator
     from pathlib import Path
+
+
+# Every process that a test starts would compile the suite's sources anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -33,10 +40,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             raise pytest.UsageError(f"{test}: no case is one of those that its mark names")
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Record what the test takes, where that is asked for."""
+    with recorded(item.nodeid):
+        return (yield)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def forks() -> Iterator[None]:
     """Start the suite's programs with the libraries loaded already."""
     with warm():
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_disks() -> Iterator[None]:
+    """Don't wait for the disk: only a machine that loses its power could tell."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(os, "fsync", os.fstat)
         yield
 
 

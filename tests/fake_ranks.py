@@ -40,6 +40,7 @@ from parallelbench.spec.config import RunConfig
 from parallelbench.strategies.parts import meshes
 from parallelbench.strategies.parts.data_parallel_base import DdpStrategy
 from parallelbench.strategies.replica import Replica
+from tests.compositions import once
 
 STEPS = 2
 PRELOADED = (
@@ -72,13 +73,16 @@ def _reads_a_step_count() -> bool:
 
 
 def tried(case: dict[str, Any]) -> str:
-    """Build, step, evaluate, save and load one rank of a run."""
-    size, rank = case["size"], case["rank"]
+    """Build, step, evaluate, save and load one rank of a run, in a process of its own."""
     try:
-        run = one_run([f"strategy={case['strategy']}", f"devices={size}", *case["overrides"]]).run
+        run = one_run([f"strategy={case['strategy']}", f"devices={case['size']}", *case["overrides"]]).run
         check_run(run, "cuda")
     except ConfigError as error:
         return f"refused: {error}"
+    return _forked(run, case["rank"], case["size"])
+
+
+def _trained(run: RunConfig, rank: int, size: int) -> str:
     if size > 1:
         dist.init_process_group("fake", rank=rank, world_size=size)
     try:
@@ -93,12 +97,12 @@ def tried(case: dict[str, Any]) -> str:
     return "ok"
 
 
-def _forked(case: dict[str, Any]) -> str:
-    """What came of a case in a process of its own: DTensor remembers the groups of the first mesh of a shape."""
+def _forked(run: RunConfig, rank: int, size: int) -> str:
+    """What came of a rank in a process of its own: DTensor remembers the groups of the first mesh of a shape."""
     reading, writing = os.pipe()
     if (child := os.fork()) == 0:
         signal.alarm(PATIENCE_S)
-        os.write(writing, tried(case).encode()[:4096])
+        os.write(writing, _trained(run, rank, size).encode()[:4096])
         os._exit(0)
     os.close(writing)
     with open(reading, "rb") as pipe:
@@ -167,9 +171,12 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     for module in PRELOADED:
         importlib.import_module(module)
+    cases = json.load(sys.stdin)
+    importlib.import_module("tests.frozen")
     with (
+        once(),
         mock.patch.object(FirstOrder, "build", _built_for_a_gpu),
         mock.patch.object(DdpStrategy, "in_ddp", _averaged_by_nobody),
         mock.patch.object(meshes, "_set_run_timeout"),  # fake groups never wait
     ):
-        print(json.dumps([_forked(case) for case in json.load(sys.stdin)]))
+        print(json.dumps([tried(case) for case in cases]))

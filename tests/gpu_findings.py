@@ -21,7 +21,7 @@ FINDINGS = (
         "the newer NCCL backend lacks a private method by which groups of meshes got the run's timeout",
         "the public one is called",
         ("tests/strategies/test_fused_updates.py::test_every_installed_process_group_takes_a_timeout",),
-        "one rank on NCCL, sharded",
+        "one rank, sharded",
     ),
     Finding(
         "SGD and Adagrad have no fused update of sharded parameters",
@@ -30,7 +30,7 @@ FINDINGS = (
             "tests/strategies/test_fused_updates.py::test_what_is_fused_is_what_torch_can_fuse",
             "tests/strategies/test_fake_groups.py::test_a_selection_of_all_sizes_optimizers_and_precisions_trains",
         ),
-        "one rank on NCCL, sharded",
+        "one rank, sharded",
     ),
     Finding(
         "a rank that hangs was called killed",

@@ -21,14 +21,23 @@ PRELOADED = (
     "pytest",
     "torch",
     "torch._dynamo",
+    "torch.distributed.algorithms.ddp_comm_hooks.default_hooks",
     "torch.distributed.fsdp",
+    "torch.distributed.optim",
     "torch.distributed.pipelining",
     "torch.distributed.tensor.parallel",
     "torch.nn.parallel",
+    "torch.utils.flop_counter",
+    "torchvision",
     "parallelbench.rank.session",
+    "parallelbench.strategies.parts.captured",
+    "parallelbench.strategies.parts.fsdp_shards",
+    "parallelbench.strategies.parts.pipeline_stages",
+    "parallelbench.strategies.parts.tensor_shards",
     "tests.strategies.training",
+    "tests.frozen",
 )
-"""What the process that ranks are forked from has loaded."""
+"""What the process that ranks are forked from has loaded, in this order."""
 
 
 def run_ranks(function: Callable[..., Any], size: int, folder: Path, *arguments: Any) -> list[Any]:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from parallelbench import cuda
 from parallelbench.rank.world import World
@@ -22,13 +23,13 @@ WORLD = World(device_type="cuda", devices=(CPU,))
 
 
 class Event:
-    """Records the device's time."""
+    """Records when the work that is launched so far ends."""
 
     def __init__(self, device: ScriptedCuda) -> None:
         self._device, self._at_s = device, 0.0
 
     def record(self) -> None:
-        self._at_s = self._device.now_s
+        self._at_s = self._device.stream.ends_s
 
     def elapsed_time(self, other: Event) -> float:
         """Milliseconds, as torch's."""
@@ -36,19 +37,30 @@ class Event:
 
 
 class Stream:
-    """Notes what it is asked."""
+    """Notes what it is asked, and does one piece of work after the other, while the host goes on."""
 
     def __init__(self, device: ScriptedCuda, name: str) -> None:
-        self._device, self.name = device, name
+        self._device, self.name, self._busy_until_s = device, name, 0.0
+
+    @property
+    def ends_s(self) -> float:
+        """When all its work is done."""
+        return max(self._busy_until_s, self._device.now_s)
+
+    def launch(self, took_s: float) -> None:
+        self._busy_until_s = self.ends_s + took_s
 
     def synchronize(self) -> None:
         self._device.calls.append(f"{self.name}: synchronize")
+        self._device.now_s = self.ends_s
 
     def wait_stream(self, other: Stream) -> None:
         self._device.calls.append(f"{self.name}: wait for {other.name}")
+        self._busy_until_s = max(self._busy_until_s, other.ends_s)
 
     def wait_event(self, event: Event) -> None:
         self._device.calls.append(f"{self.name}: wait for an event")
+        self._busy_until_s = max(self._busy_until_s, event._at_s)
 
     def record_event(self) -> Event:
         event = Event(self._device)
@@ -61,6 +73,7 @@ class ScriptedCuda:
     """One device; `install` puts it in the place of every function of `parallelbench.cuda`."""
 
     now_s: float = 0.0
+    """The host's time."""
     allocated_bytes: int = 0
     peak_bytes: int = 0
     others_bytes: int = 0
@@ -73,6 +86,7 @@ class ScriptedCuda:
 
     def __post_init__(self) -> None:
         self.stream = Stream(self, "main")
+        self.streams = [self.stream]
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         for name in functions():
@@ -85,14 +99,20 @@ class ScriptedCuda:
     def choose(self, device: torch.device) -> None:
         self.calls.append(f"choose {device}")
 
+    def launch(self, took_s: float) -> None:
+        """Give the current stream work of so many seconds."""
+        self.stream.launch(took_s)
+
     def synchronize(self, device: torch.device) -> None:
         self.calls.append("synchronize")
+        self.now_s = max(stream.ends_s for stream in self.streams)
 
     def timing_event(self) -> Event:
         return Event(self)
 
     def new_stream(self, device: torch.device) -> Stream:
-        return Stream(self, "side")
+        self.streams.append(Stream(self, "side"))
+        return self.streams[-1]
 
     def current_stream(self, device: torch.device) -> Stream:
         return self.stream
@@ -141,13 +161,17 @@ class ScriptedCuda:
     def capture(
         self, work: Callable[[], None], device: torch.device, *, warm_up: Callable[[], None]
     ) -> Callable[[], None]:
-        """Like a graph, it executes nothing when it is made, and the same work on the same memory when replayed."""
+        """Like a graph, it executes nothing when it is made, and the same work on the same memory when replayed.
+
+        Nothing that listens to torch's operations hears a replay.
+        """
         warm_up()
         self.captured += 1
 
         def replay() -> None:
             self.replayed += 1
-            work()
+            with _disable_current_modes():
+                work()
 
         return replay
 

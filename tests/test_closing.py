@@ -14,8 +14,8 @@ import torch.distributed as dist
 from parallelbench.errors import ConfigError
 from parallelbench.loaders.batch import Batch
 from parallelbench.rank.closing import STEPS, ClosingCheck
-from parallelbench.rank.copies import checksum
-from parallelbench.rank.differences import relative_difference
+from parallelbench.rank.copies import _unlike, checksum
+from parallelbench.rank.differences import relative_difference, unmoved
 from parallelbench.rank.judge import MARGIN
 from parallelbench.rank.numerics import Sums, sums
 from parallelbench.rank.session import build_model
@@ -125,6 +125,19 @@ def drops_what_exceeds_chunks_of_16(replica: Any, k: int) -> None:
     def drop(batch: Batch) -> Any:
         result = step(Batch(batch.images[:16], batch.labels[:16], batch.size))  # type: ignore[index]
         return Sums((), result.tensor() * (batch.size / 16))
+
+    replica.step = drop
+
+
+def drops_half_of_a_batch(replica: Any, k: int) -> None:
+    """For two steps only; the batch that it says it has trained on is whole."""
+    step, taken = replica.step, 0
+
+    def drop(batch: Batch) -> Any:
+        nonlocal taken
+        taken += 1
+        half = batch.size // 2 if k < taken <= k + 2 else batch.size
+        return step(Batch(batch.images[:half], batch.labels[:half], batch.size))  # type: ignore[index]
 
     replica.step = drop
 
@@ -244,10 +257,11 @@ def reduces_as_well(replica: Any, k: int) -> None:
 
 
 FAULTS: list[tuple[Fault, int, set[str]]] = [
-    (idles_every_other_step, 5, {"gradients"}),
+    (idles_every_other_step, 5, {"gradients", "samples"}),
     (stops_updating, 5, {"update"}),
     (stops_communicating, 10, {"gradients", "copies"}),
-    (drops_what_exceeds_chunks_of_16, 0, {"gradients"}),
+    (drops_what_exceeds_chunks_of_16, 0, {"gradients", "samples"}),
+    (drops_half_of_a_batch, 9, {"samples"}),
     (rounds_to_fp8, 0, {"rounding"}),
     (keeps_the_last_batch_only, 0, {"evaluation loss", "evaluation accuracy"}),
     (counts_no_bytes, 0, {"bytes"}),
@@ -262,11 +276,44 @@ def faulty(tmp_path_factory: pytest.TempPathFactory) -> list[set[str]]:
     return list(map(failed, run_ranks(on_ranks, 2, tmp_path_factory.mktemp("ranks"), run, mutants)[0]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(FAULTS)), ids=[fault.__name__ for fault, *_ in FAULTS])
 def test_a_fault_is_caught(number: int, faulty: list[set[str]]) -> None:
     assert FAULTS[number][2] <= faulty[number]
 
 
+def stays_right(replica: Any, k: int) -> None: ...
+
+
+def drifts_on_the_last_rank(replica: Any, k: int) -> None:
+    """One value of what others hold, too, by far less than any loss shows."""
+
+    def drift() -> None:
+        with torch.no_grad():
+            next(iter(replica.copied())).view(-1)[0] += 1e-6
+
+    if dist.get_rank() == dist.get_world_size() - 1:
+        after(replica, k, drift)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", [["hsdp", "strategy.shard=2"], ["dp_tp"], ["dp_pp"]], ids=lambda each: each[0])
+def test_copies_of_shards_and_stages_are_compared(strategy: list[str], tmp_path: Path) -> None:
+    run = configure(*SMALL, f"strategy={strategy[0]}", *strategy[1:], "devices=4", "epochs=1")
+    right, wrong = run_ranks(on_ranks, 4, tmp_path, run, [(stays_right, 0), (drifts_on_the_last_rank, 5)])[0]
+    assert "copies" in passed(right)
+    assert "copies" in failed(wrong)
+
+
+def test_copies_are_compared_within_their_group() -> None:
+    shards = [(0, 1, 1), (1, 2, 2), (0, 1, 1), (1, 2, 2)]
+    assert _unlike(shards) == (4, 0)
+    assert _unlike([*shards[:3], (1, 2, 3)]) == (4, 1)
+    assert _unlike([(0, 1, 1), (1, 2, 2), (2, 3, 3)]) == (0, 0), "nobody holds a copy"
+    assert _unlike([(0, 1, 1), (0, 1, 1), (1, 5, 5)]) == (2, 0)
+
+
+@pytest.mark.slow
 def test_a_fault_that_begins_after_any_step_is_caught(tmp_path: Path) -> None:
     run = configure(*SMALL, "strategy=ddp", "devices=2")
     kinds = [idles_every_other_step, stops_updating, stops_communicating]
@@ -275,6 +322,7 @@ def test_a_fault_that_begins_after_any_step_is_caught(tmp_path: Path) -> None:
         assert failed(rows), f"{fault.__name__} after {k} steps"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "seen"),
     [(evaluates_with_first_statistics, "evaluation loss"), (keeps_its_statistics, "buffers")],
@@ -357,6 +405,17 @@ def test_single_is_held_against_plain_code_too() -> None:
     assert failed(closed(World(), run, idles_every_other_step, 3)) >= {"gradients"}
 
 
+def test_a_tensor_without_a_gradient_may_stay_where_it_began() -> None:
+    """An attention's key bias begins at zero, and its gradient is rounding; fp16 makes it zero."""
+    before = {"weight": torch.ones(3), "key_bias": torch.zeros(3)}
+    gradients = {"weight": torch.ones(3).double(), "key_bias": torch.full((3,), 1e-17).double()}
+    for after, stayed in ((before | {"weight": torch.zeros(3)}, 0), (before, 1)):
+        assert unmoved(before, after, gradients, lr=0.1) == stayed
+    small = gradients | {"key_bias": torch.full((3,), 1e-6).double()}
+    assert unmoved(before, before, small, lr=0.1) == 2, "a small gradient is none too small"
+
+
+@pytest.mark.slow
 def test_the_limit_follows_what_the_number_format_does() -> None:
     """In bf16 gradients differ from fp64's by some per cent already on one device, and the limit says so."""
     limits = {}

@@ -27,7 +27,7 @@ from parallelbench.loaders.batch import Shard
 from parallelbench.loaders.batch_loader import generator
 from parallelbench.loaders.resident import ResidentLoader
 from parallelbench.probes import clock as clock_module
-from parallelbench.probes import environment
+from parallelbench.probes import environment, memory_probe
 from parallelbench.probes.memory_probe import MemoryProbe
 from parallelbench.rank import session, train
 from parallelbench.rank.devices import cpu_name, node_name
@@ -98,6 +98,9 @@ FORCED = {
             "activation_bytes_sent"
         ),
         "tests.strategies.test_traffic.test_an_owner_sends_its_whole_tensors_to_all_others": "parameter_bytes_sent",
+    },
+    "losses": {
+        "tests.test_step_losses.test_rows_are_those_of_a_loop_by_hand": "run_id attempt epoch step steps train_loss"
     },
     "steps": {f"{HERE}.test_times_are_those_of_the_clock": "run_id attempt epoch step rank step_time_s"},
     "pushes": {f"{HERE}.test_pushes_of_a_worker": "run_id attempt epoch rank step staleness"},
@@ -211,7 +214,7 @@ def test_what_was_trained_is_checked_and_a_finding_decides(weak: Ran) -> None:
     assert 0 < weak.run["closing_check_s"] < 100
     steps = [("loss", 2), ("gradients", 2), ("update", 2)]
     after = [name for name, epoch in steps for _ in range(3) if epoch == 2]
-    rest = ["evaluation loss", "evaluation accuracy", "rounding", "bytes"]
+    rest = ["evaluation loss", "evaluation accuracy", "rounding", "bytes", "samples"]
     assert sorted(weak.of("checks", "check")) == sorted(["copies", "copies", *after, *rest])
     assert set(weak.of("checks", "run_id", "attempt")) == {(weak.run["run_id"], 1)}
     # Two epochs of three steps have been trained.
@@ -400,6 +403,7 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Ran, Clock]:
     return Ran(folder.path), clock
 
 
+@pytest.mark.slow
 def test_facts_of_a_session(planted: tuple[Ran, Clock]) -> None:
     ran, _ = planted
     assert (ran.run["attempt"], ran.run["compile"]) == (2, True)
@@ -470,6 +474,22 @@ def test_peaks_of_devices_are_added(monkeypatch: pytest.MonkeyPatch) -> None:
     assert tuple(reset) == devices
     found = probe.stop()
     assert (found["peak_allocated_bytes"], found["peak_reserved_bytes"], found["device_used_bytes"]) == (201, 401, 601)
+
+
+@pytest.mark.parametrize(("device_type", "grown_mib", "given_back"), [("cpu", 5, 1), ("cpu", 3, 0), ("cuda", 500, 0)])
+def test_memory_of_an_evaluation_is_given_back_without_touching_a_gpus_cache(
+    device_type: str, grown_mib: int, given_back: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held_bytes, trimmed = [100 * 2**20], []
+    monkeypatch.setattr(memory_probe, "_status_bytes", lambda field: held_bytes[0] if field == "VmRSS" else None)
+    monkeypatch.setattr(memory_probe, "_trim", lambda: trimmed.append(True))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: pytest.fail("the next window would ask for it again"))
+    devices = (torch.device("cuda", 0),) if device_type == "cuda" else (torch.device("cpu"),)
+    probe = MemoryProbe(World(device_type=device_type, devices=devices))
+    before = probe.held_bytes()
+    held_bytes[0] += grown_mib * 2**20
+    probe.give_back(before)
+    assert len(trimmed) == given_back
 
 
 class Off(Single, frozen=True, kw_only=True):

@@ -66,7 +66,8 @@ def test_gpus_that_others_compute_on_are_named(tmp_path: Path, monkeypatch: pyte
     assert [gpu.other_processes for gpu in found] == [0, 3]
     assert caveats(machine(*found), "cuda", 1) == []
     assert caveats(machine(*found), "cuda", 2) == [
-        "3 other process(es) used GPU 1 (Imaginary GPU) when this run started: they may have slowed it down"
+        "3 other process(es) used GPU 1 (Imaginary GPU) when this run started: they may have slowed it down; "
+        "hide it with CUDA_VISIBLE_DEVICES, or ask for a node of your own"
     ]
 
 

@@ -4,26 +4,31 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import pytest
 import torch
 
 from launch.sweep import one_run
-from parallelbench.gpu_check import device, one_rank, strategies, telemetry, training
+from parallelbench.gpu_check import device, one_rank, strategies, telemetry, training, variants, whole_runs
 from parallelbench.gpu_check.__main__ import carry_out_all
+from parallelbench.gpu_check.__main__ import main as gpu_check_main
 from parallelbench.gpu_check.check_result import CheckResult, FailedError, SkippedError, at_most, between, carry_out
 from parallelbench.gpu_check.kept_results import KeptResults
-from parallelbench.gpu_check.ranks import Result
+from parallelbench.gpu_check.on_node import Nodes
+from parallelbench.gpu_check.ranks import Result, has_parity
 from parallelbench.gpu_check.small_runs import run_of
 from parallelbench.rank.gpus import Gpu
 from parallelbench.rank.numerics import Numerics
 from parallelbench.rank.world import World
+from parallelbench.store.attempt import Attempt
+from parallelbench.strategies.parts.pipeline_schedules import Schedule
 from parallelbench.strategies.parts.replicas import ModuleReplica
 from parallelbench.telemetry.nvml import WAYS
 from tests.telemetry.playback import environment, library
@@ -74,13 +79,19 @@ def test_all_checks_can_be_loaded_with_these_packages() -> None:
         "import parallelbench.gpu_check.ranks, torch\n"
         "torch.cuda.set_device = lambda _: None\n"
         "from unittest import mock\n"
-        "print(*[name for name, _ in checks(2)], sep='|')\n"
+        "print(*[name for name, _ in checks('cuda', 2)], sep='|')\n"
     )
     done = program(OTHERS, code)
     assert done.returncode == 0, done.stderr
     found = done.stdout.strip().split("|")
     assert len(found) == len(set(found))
-    assert {"energy, and the sampler's process", "compile", "no waits: cnn_small bf16", "strategy ddp"} <= set(found)
+    assert {
+        "energy, and the sampler's process",
+        "compile",
+        "no waits: cnn_small bf16",
+        "strategy ddp",
+        "whole run",
+    } <= set(found)
 
 
 def test_a_missing_package_is_named() -> None:
@@ -217,6 +228,7 @@ def test_clocks_are_held_against_a_stopwatch(monkeypatch: pytest.MonkeyPatch) ->
         device.clocks(CPU)
 
 
+@pytest.mark.slow
 def test_a_known_tensor_is_in_the_hosts_peak(monkeypatch: pytest.MonkeyPatch) -> None:
     assert device.host_memory().startswith("growth of the peak")
     monkeypatch.setattr(device, "host_peak_bytes", lambda: 1)
@@ -226,6 +238,7 @@ def test_a_known_tensor_is_in_the_hosts_peak(monkeypatch: pytest.MonkeyPatch) ->
         device.device_memory(CPU)
 
 
+@pytest.mark.slow
 def test_arithmetic_that_is_too_rough_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "error of a convolution in fp32" in device.arithmetic(CPU)
     product = torch.Tensor.__matmul__
@@ -308,10 +321,23 @@ def test_waits_are_forbidden_from_the_first_batch_to_the_last_and_allowed_again(
 
 
 @pytest.mark.parametrize("name", strategies.names())
-def test_every_strategy_has_a_run_on_four_gpus(name: str) -> None:
-    run = strategies.choose(name, "cuda", 4)
-    assert run.strategy.name == name
-    assert run.devices in (2, 3, 4)
+def test_every_strategy_has_runs_on_four_gpus(name: str) -> None:
+    runs = variants.runs(name, "cuda", 4)
+    assert {run.strategy.name for run in runs.values()} == {name}
+    assert {run.devices for run in runs.values()} <= {2, 3, 4}
+    assert next(iter(runs)) == "plain"
+    possible = {"plain", *variants.ALIKE, *variants.OWN.get(name, {})}
+    assert runs.keys() <= possible
+    first_order = {"sgd", "adamw", "adagrad"} if name not in ("downpour", "sandblaster_lbfgs") else set()
+    compiles = {"compile"} if name != "data_parallel" else set()
+    assert first_order | compiles <= runs.keys()
+    assert "bf16" in runs or name == "sandblaster_lbfgs"
+
+
+def test_all_schedules_of_pipelines_are_tried() -> None:
+    for gpus in (2, 4, 8):
+        found = {run.strategy.schedule for run in variants.runs("pipeline", "cuda", gpus).values()}  # type: ignore[attr-defined]
+        assert found == set(get_args(Schedule))
 
 
 def test_one_gpu_is_too_few_for_a_strategy() -> None:
@@ -321,42 +347,86 @@ def test_one_gpu_is_too_few_for_a_strategy() -> None:
         strategies.strategy("dp_tp", "cuda", 2)
 
 
-def test_the_ranks_findings_are_judged() -> None:
-    run = strategies.choose("ddp", "cuda", 2)
-    good = Result(difference=1e-12, tolerance=1e-9, watched=True)
-    assert "1e-12 (limit 1e-09), 10 steps without a wait" in strategies.judge(run, "cuda", good, None)
-    downpour = strategies.choose("downpour", "cuda", 2)
-    assert "asynchronous: no comparison with one device, waits by design" in strategies.judge(
-        downpour, "cuda", Result(), None
-    )
-    with pytest.raises(FailedError, match="no result of the parity check"):
-        strategies.judge(run, "cuda", Result(), None)
-    with pytest.raises(FailedError, match="vit_tiny, rank 0: MemoryError"):
-        strategies.judge(run, "cuda", Result(), "rank 0: MemoryError")
-    with pytest.raises(FailedError, match="no word of an epoch in which waits were looked for"):
-        strategies.judge(run, "cuda", Result(difference=0.0, tolerance=1e-9), None)
-    lbfgs = strategies.choose("sandblaster_lbfgs", "cuda", 2)
-    assert "L-BFGS reads each loss" in strategies.judge(lbfgs, "cuda", Result(difference=0.0, tolerance=1e-9), None)
-    with pytest.raises(FailedError, match=r"one device 0\.1"):
-        strategies.judge(run, "cuda", Result(difference=0.1, tolerance=1e-9), None)
-    with pytest.raises(FailedError, match="rank 1: RuntimeError: a wait"):
-        strategies.judge(run, "cuda", Result(difference=0.0, tolerance=1e-9), "rank 1: RuntimeError: a wait")
+def test_one_gpu_on_each_of_two_nodes_is_enough() -> None:
+    plain = variants.runs("ddp", "cuda", 1, nodes=2)["plain"]
+    assert (plain.devices, plain.nodes) == (2, 2)
+
+
+GOOD = Result(difference=1e-12, tolerance=1e-9, trained=True, watched=True)
+
+
+@pytest.mark.parametrize(
+    ("result", "error", "words"),
+    [
+        (Result(), None, "no result of the parity check"),
+        (Result(), "plain, rank 0: MemoryError", "vit_tiny, plain: .*, plain, rank 0: MemoryError"),
+        (Result(difference=0.0, tolerance=1e-9), None, "no word of having trained"),
+        (Result(difference=0.1, tolerance=1e-9, trained=True, watched=True), None, r"from one device 0\.1 \(limit"),
+        (Result(difference=math.nan, tolerance=1e-9, trained=True, watched=True), None, "from one device nan"),
+        (Result(difference=0.0, tolerance=1e-9, trained=True), None, "no word of an epoch in which waits"),
+        (GOOD, "plain, rank 1: RuntimeError: a wait", "rank 1: RuntimeError: a wait"),
+        (msgspec.structs.replace(GOOD, unlike=["gradients 0.5 (limit 0.1)"]), None, r"not like one device: gradients"),
+    ],
+)
+def test_what_is_wrong_with_the_ranks_results_is_said(result: Result, error: str | None, words: str) -> None:
+    plain = {"plain": variants.runs("ddp", "cuda", 2)["plain"]}
+    with pytest.raises(FailedError, match=words):
+        strategies.judge(plain, "cuda", {"plain": result}, error)
+
+
+def test_the_ranks_results_are_judged() -> None:
+    runs = variants.runs("ddp", "cuda", 2)
+    results = {label: GOOD if has_parity(run) else Result(trained=True, watched=True) for label, run in runs.items()}
+    text = strategies.judge(runs, "cuda", results, None)
+    assert text.startswith("2 devices, vit_tiny, largest difference from one device 1e-12; trained like plain code: ")
+    assert text.endswith("; no step waited")
+    assert {"sgd", "bf16", "compile", "graph"} <= set(text.partition("plain code: ")[2].partition(";")[0].split(", "))
+    with pytest.raises(FailedError, match="compile: rank 0 has left no word of having trained"):
+        strategies.judge(runs, "cuda", results | {"compile": Result()}, None)
+    for name, words in (
+        ("downpour", "asynchronous, so not compared in steps: plain, bf16, compile; trained"),
+        ("sandblaster_lbfgs", "waits by design, so none was looked for: L-BFGS reads each loss"),
+    ):
+        runs = variants.runs(name, "cuda", 2)
+        done = dict.fromkeys(runs, Result(difference=0.0, tolerance=1e-9, trained=True))
+        assert words in strategies.judge(runs, "cuda", done, None)
+
+
+def only(monkeypatch: pytest.MonkeyPatch, *labels: str) -> None:
+    """Check strategies by a small model, and these variants."""
+    monkeypatch.setattr(variants, "MODELS", variants.MODELS[1:])
+    monkeypatch.setattr(variants, "ALIKE", {label: variants.ALIKE[label] for label in labels})
+    monkeypatch.setattr(variants, "OWN", {})
 
 
 @pytest.mark.slow
-def test_a_strategys_ranks_are_started_and_checked() -> None:
+def test_a_strategys_ranks_are_started_and_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    only(monkeypatch, "sgd", "bf16")
     text = strategies.strategy("ddp", "cpu", 2)
-    assert text.startswith("2 devices, vit_tiny, largest difference from one device")
+    assert text.startswith("2 devices, mlp, largest difference from one device")
+    assert text.endswith("; trained like plain code: plain, sgd, bf16")
 
 
 @pytest.mark.slow
-def test_ranks_that_fail_or_hang_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = strategies.choose("ddp", "cpu", 2)
-    _, error = strategies._carried_out(run, "cuda")  # there is none: torch says so, or NCCL
+def test_strategies_are_checked_on_several_nodes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Both nodes are this machine."""
+    only(monkeypatch)
+    other = [sys.executable, "-m", "parallelbench.gpu_check.on_node", str(tmp_path), "1"]
+    nodes = Nodes(2, "127.0.0.1", tmp_path)
+    with subprocess.Popen(other) as follower:
+        for name in ("ddp", "fsdp"):
+            assert strategies.strategy(name, "cpu", 1, nodes).startswith("2 devices, mlp, 2 nodes, largest difference")
+        nodes.end()
+    assert follower.returncode == 0
+
+
+@pytest.mark.slow
+def test_ranks_that_fail_or_hang_are_reported() -> None:
+    run = variants.runs("ddp", "cpu", 2)["plain"]
+    _, error = strategies._carried_out({"plain": run}, "cuda")  # there is none: torch says so, or NCCL
     if not torch.cuda.is_available():
         assert error is not None
-    monkeypatch.setattr(strategies, "_TIMEOUT_S", 0.5)
-    code, output = strategies._output_of([sys.executable, "-c", "import threading; threading.Event().wait()"])
+    code, output = strategies.output_of([sys.executable, "-c", "import threading; threading.Event().wait()"], 0.5)
     assert code == 1
     assert output.endswith("ended after 0.5 s")
 
@@ -372,9 +442,8 @@ def test_one_rank_in_shards_is_held_against_one_that_is_not(monkeypatch: pytest.
         one_rank.sharded(CPU)
 
 
-def carried_out(folder: Path, monkeypatch: pytest.MonkeyPatch, setting: str, *, fresh: bool = False) -> list[str]:
+def carried_out(folder: Path, setting: str, *, fresh: bool = False) -> list[str]:
     """The checks that were really carried out."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
     done: list[str] = []
 
     def check(name: str, problem: str = "") -> tuple[str, Any]:
@@ -388,24 +457,24 @@ def carried_out(folder: Path, monkeypatch: pytest.MonkeyPatch, setting: str, *, 
 
     checks = [check("a"), check("b", "3 is too much"), check("c")]
     failed = not (folder / "mended").exists()
-    assert carry_out_all(checks, setting, fresh=fresh) == failed
+    assert carry_out_all(checks, setting, path=folder / "kept.jsonl", fresh=fresh, some=False) == failed
     return done
 
 
 def test_after_a_failure_only_what_has_not_passed_is_repeated(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert carried_out(tmp_path, monkeypatch, "torch 1 on A") == ["a", "b", "c"]
+    assert carried_out(tmp_path, "torch 1 on A") == ["a", "b", "c"]
     assert "| b | failed | 3 is too much |" in capsys.readouterr().out
-    assert carried_out(tmp_path, monkeypatch, "torch 1 on A") == ["b"]
-    assert carried_out(tmp_path, monkeypatch, "torch 1 on A", fresh=True) == ["a", "b", "c"]
-    assert carried_out(tmp_path, monkeypatch, "torch 2 on A") == ["a", "b", "c"], "other software shows other things"
+    assert carried_out(tmp_path, "torch 1 on A") == ["b"]
+    assert carried_out(tmp_path, "torch 1 on A", fresh=True) == ["a", "b", "c"]
+    assert carried_out(tmp_path, "torch 2 on A") == ["a", "b", "c"], "other software shows other things"
     (tmp_path / "mended").touch()
-    assert carried_out(tmp_path, monkeypatch, "torch 2 on A") == ["b"]
+    assert carried_out(tmp_path, "torch 2 on A") == ["b"]
     table = capsys.readouterr().out
     assert "torch 2 on A\n\n| check | result | figures | s |" in table
     assert r"| a | ok | fine \| good |" in table, "what passed before is in the table, too"
-    assert carried_out(tmp_path, monkeypatch, "torch 2 on A") == ["a", "b", "c"], "after a success all begins anew"
+    assert carried_out(tmp_path, "torch 2 on A") == ["a", "b", "c"], "after a success all begins anew"
 
 
 def test_a_crash_costs_only_the_check_that_crashed(tmp_path: Path) -> None:
@@ -417,3 +486,67 @@ def test_a_crash_costs_only_the_check_that_crashed(tmp_path: Path) -> None:
     kept = KeptResults(path, "here")
     kept.add(CheckResult("a", "ok", "fine", 1.0))
     assert set(KeptResults(path, "here").passed) == {"a"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("check", "words"),
+    [
+        (functools.partial(whole_runs.ends_well, "cpu"), "2 epochs, "),
+        (functools.partial(whole_runs.ends_well, "cpu", "loader=arrow", devices=2), "2 × "),
+        (functools.partial(whole_runs.resumes, "cpu"), "stopped after epoch 1, went on with epoch 2"),
+        (functools.partial(whole_runs.packed, "cpu"), "2 runs of one warm process"),
+        (functools.partial(whole_runs.debugged, "cpu"), "5 deterministic steps"),
+        (functools.partial(whole_runs.hangs, "cpu", 2), "the outcome is timeout: rank 1 hangs: rank 0 waited"),
+    ],
+    ids=["whole", "two", "resumed", "packed", "debugged", "hangs"],
+)
+@pytest.mark.cases("whole")
+def test_whole_runs_are_judged(check: Any, words: str) -> None:
+    assert words in check()
+
+
+@pytest.mark.slow
+def test_too_little_memory_is_expected_to_be_an_outcome() -> None:
+    if Path("/proc/sys/vm/overcommit_memory").read_text().strip() == "1":
+        pytest.skip("this system promises any process any memory")
+    assert whole_runs.runs_out_of_memory("cpu").startswith("the outcome is oom: out of memory")
+
+
+def test_a_run_that_ended_otherwise_than_it_should_is_a_failure(tmp_path: Path) -> None:
+    attempt = Attempt(tmp_path)
+    with pytest.raises(FailedError, match="should be oom with “memory”, and is none"):
+        whole_runs._expect(attempt, "oom", "memory")
+    (tmp_path / "outcome.json").touch()  # as attempts reserve it
+    attempt.finish("error", "no such thing")
+    with pytest.raises(FailedError, match="should be oom with “memory”, and is error: no such thing"):
+        whole_runs._expect(attempt, "oom", "memory")
+
+
+def test_what_a_finished_run_lacks_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FailedError, match=r"lacks epochs, .*a trace, .*memory of the device|telemetry of 2 GPU"):
+        whole_runs.judge(Attempt(tmp_path), "cuda", 2, phases=True)
+
+
+def test_one_gpu_is_too_few_for_a_rank_that_hangs() -> None:
+    with pytest.raises(SkippedError, match="needs two devices; here: 1"):
+        whole_runs.hangs("cuda", 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["tensor_dataset", "dataloader", "arrow"])
+@pytest.mark.cases("arrow")
+def test_other_loaders_are_held_against_the_resident_one(name: str) -> None:
+    assert "from the resident loader's" in training.loaded(CPU, name)
+
+
+def test_only_some_checks_can_be_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    tried = {name: lambda: "fine" for name in ("a", "strategy x", "strategy y")}
+    monkeypatch.setattr("parallelbench.gpu_check.__main__.checks", lambda *_: iter(tried.items()))
+    assert gpu_check_main(["--rehearse", "--only", "strategy *"]) == 0
+    table = capsys.readouterr().out
+    assert "2 × processes on CPUs in the place of GPUs" in table
+    assert [line.split("|")[1].strip() for line in table.splitlines() if " ok | fine" in line] == [*tried][1:]
+    gpu_check_main(["--rehearse"])
+    assert "before  strategy x" in capsys.readouterr().out

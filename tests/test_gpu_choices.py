@@ -151,6 +151,7 @@ def test_an_interface_that_is_not_there_ends_the_attempt_with_its_name() -> None
     assert too_small(configured(f"nccl.interface={present}"), "cpu") is None
 
 
+@pytest.mark.slow
 def test_runs_are_compared_by_backend(tmp_path: Path) -> None:
     times_s = {"default": 2.0, "lazy": 1.0, "legacy": 2.0}
     for repeat, (backend, time_s) in product(range(3), times_s.items()):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from analysis.claims.grammar import Claim, Publication, publications
 from analysis.claims.verdict import Case, Judgement, judge, judge_together
 from parallelbench.errors import ConfigError, choices
@@ -15,23 +13,23 @@ if TYPE_CHECKING:
 
     from analysis.reader import Runs
 
-__all__ = ["Case", "Claim", "Judgement", "Publication", "chosen", "judge", "judge_all", "publications"]
+__all__ = ["Case", "Claim", "Judgement", "Publication", "judge", "judge_all", "publications", "require_claims"]
 
 
-def judge_all(runs: Runs, of: Sequence[Publication] | None = None) -> list[Judgement]:
-    """Judge every claim of these publications (default: the suite's own), in their order."""
+def judge_all(runs: Runs, of: Sequence[Publication] | None = None, *, names: Sequence[str] = ()) -> list[Judgement]:
+    """The verdicts on the claims of these publications (default: the suite's own), in their order.
+
+    `names`: return only those. All are judged in any case, so that naming a claim doesn't change its verdict: intervals
+    allow for all verdicts.
+    """
     of = publications() if of is None else of
-    return judge_together(runs, [(publication.seed, claim) for publication in of for claim in publication.claims])
+    judged = judge_together(runs, [(publication.seed, claim) for publication in of for claim in publication.claims])
+    return [judgement for judgement in judged if not names or judgement.claim.name in names]
 
 
-def chosen(of: Sequence[Publication] | None, names: Sequence[str]) -> list[Publication]:
-    """The publications (default: the suite's own), with only the claims of these names if any are given."""
-    all_of = list(publications() if of is None else of)
-    valid = [claim.name for publication in all_of for claim in publication.claims]
+def require_claims(names: Sequence[str], of: Sequence[Publication] | None = None) -> None:
+    """Raise `ConfigError` for a name that is no claim of these publications (default: the suite's own)."""
+    valid = [claim.name for publication in (publications() if of is None else of) for claim in publication.claims]
     for name in names:
         if name not in valid:
             raise ConfigError(f"{name} is no claim: {choices(name, valid)}")
-    if not names:
-        return all_of
-    kept = [(publication, [c for c in publication.claims if c.name in names]) for publication in all_of]
-    return [msgspec.structs.replace(publication, claims=claims) for publication, claims in kept if claims]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from analysis.claims.effects import Effect, Reading, as_every_strategy, best, measured
 from analysis.claims.grammar import LAST, Claim, Contrast, Level
+from analysis.comparison.groups import varying_keys, work_label
 from analysis.comparison.pairing import in_both
 from analysis.comparison.policy import canonical, without
 from parallelbench.spec.mapping import COMPONENTS
@@ -15,6 +16,7 @@ from parallelbench.spec.mapping import COMPONENTS
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from analysis.comparison.policy import Work
     from analysis.reader import Runs
 
     Combine = Callable[[float, float, Effect, Effect], float | None]
@@ -152,3 +154,17 @@ _COMBINE: dict[str, Combine] = {
     "difference": _difference,
     "efficiency": _efficiency,
 }
+
+
+def labels(compared: Sequence[Effect]) -> list[str]:
+    """Data and model of each effect, and the keys in which it differs from others of the same."""
+    works = [effect.keys for effect in compared]
+    return [_label(work, varying) for work, varying in zip(works, varying_keys(works), strict=True)]
+
+
+def _label(work: Work, varying: list[str]) -> str:
+    ways = {"strategy.name", "devices"}
+    if not (ways <= work.keys() and ways & set(varying)):
+        return work_label(work, varying)
+    rest = [key for key in varying if key not in ways]
+    return work_label(work, rest, way=f"{work['strategy.name']} × {work['devices']}")

@@ -12,21 +12,20 @@ import msgspec
 import polars as pl
 
 from analysis import text
-from analysis.claims.contrasts import effects, is_unreached
-from analysis.claims.decision import ENOUGH_REPEATS, VERDICTS, Verdict, decide
+from analysis.claims.contrasts import effects, is_unreached, labels
+from analysis.claims.decision import VERDICTS, Verdict, decide, verdict_on
 from analysis.claims.effects import Effect, usable
 from analysis.claims.grammar import EPOCH_COLUMNS, LEARNING, OF_SAMPLES, Claim, written
-from analysis.comparison.groups import varying_keys, work_label
-from analysis.comparison.pairing import Pairing, RepeatPair, compared_runs
+from analysis.comparison.compared_run import compared_runs
+from analysis.comparison.pairing import Pairing, RepeatPair
 from analysis.comparison.policy import Blocker, Issue, canonical
 from analysis.configurations import facts
-from analysis.stats import ERROR, Ends, difference_interval, error_of_each, ratio_median
+from analysis.stats import ENOUGH_REPEATS, ERROR, Ends, difference_interval, error_of_each, ratio_median
 from analysis.stats import interval as ratio_interval
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from analysis.comparison.policy import Work
     from analysis.reader import Runs
 
 
@@ -107,39 +106,44 @@ class _Compared:
     @property
     def median(self) -> float:
         """Of the effects."""
-        values = [reading.value for reading in self.effect.values.values()]
-        return ratio_median(values) if self._is_ratio(values) else median(values)
+        return ratio_median(self._values) if self._is_ratio(self._values) else median(self._values)
 
     def _is_ratio(self, values: Sequence[float]) -> bool:
         return self.claim.compare != "difference" and min(values) > 0
 
-    def interval(self, error: float) -> Ends | None:
+    def interval(self, error: float, more: int = 0) -> Ends | None:
         """From the lower end of the least possible effects to the upper end of the largest possible ones."""
         readings = self.effect.values.values()
-        least, most = (
-            self._ends([reading.least for reading in readings], error),
-            self._ends([reading.most for reading in readings], error),
-        )
+        least = self._ends([reading.least for reading in readings], error, more)
+        most = self._ends([reading.most for reading in readings], error, more)
         return (least[0], most[1]) if least and most else None
 
     def decided(self, error: float) -> tuple[Verdict, str]:
         """The verdict, and what would decide it where nothing does."""
         if self.forbidden:
             return "inconclusive", self.forbidden
-        values, expect = [reading.value for reading in self.effect.values.values()], self.claim.expect
-        verdict, lacks = decide(values, self.interval(error), expect, error=error)
-        exact = self._ends(values, error)
-        if verdict == "inconclusive" and decide(values, exact, expect)[0] != "inconclusive":
+        expect = self.claim.expect
+        verdict, lacks = decide(
+            self._values, self.interval(error), expect, after=lambda more: self.interval(error, more)
+        )
+        exact = self._ends(self._values, error, 0)
+        if verdict == "inconclusive" and verdict_on(self._values, exact, expect) != "inconclusive":
             lacks = "accuracy is measured too rarely: lower measure.steps_per_epoch"
         return verdict, lacks
 
     def is_decided(self, error: float) -> bool:
         """Whether there is a verdict."""
-        return self.decided(error)[0] != "inconclusive"
+        return (
+            not self.forbidden and verdict_on(self._values, self.interval(error), self.claim.expect) != "inconclusive"
+        )
 
-    def _ends(self, values: Sequence[float], error: float) -> Ends | None:
+    @property
+    def _values(self) -> list[float]:
+        return [reading.value for reading in self.effect.values.values()]
+
+    def _ends(self, values: Sequence[float], error: float, more: int) -> Ends | None:
         of = ratio_interval if self._is_ratio(values) else difference_interval
-        return of(values, self.pairing.blocks if self.of_times else (), error=error)
+        return of(values, self.pairing.pools if self.of_times else (), error=error, more=more)
 
 
 def judge(runs: Runs, claim: Claim, *, seed: str) -> Judgement:
@@ -163,14 +167,14 @@ def _compared(runs: Runs, claim: Claim) -> list[_Compared]:
     found = effects(runs, claim)
     if claim.gpus_only:
         found = [effect for effect in found if effect.keys["device_type"] == "cuda"]
-    return [_Compared(e, claim, _pairing(runs, e.runs), _pairing(runs, e.candidates)) for e in found]
+    return [_Compared(e, claim, _pairing(runs, e.runs), _choice(runs, e.candidates)) for e in found]
 
 
 def _judge(runs: Runs, claim: Claim, compared: Sequence[_Compared], *, seed: str, error: float) -> Judgement:
     others = {_identity(effect): effect for effect in _also(runs, claim)}
     cases = tuple(
         _case(runs, case, error=error, where=where, also=others.get(_identity(case.effect)))
-        for case, where in zip(compared, _labels([case.effect for case in compared]), strict=True)
+        for case, where in zip(compared, labels([case.effect for case in compared]), strict=True)
     )
     verdict, why = _overall(cases, claim) if cases else ("inconclusive", _missing(runs, claim))
     return Judgement(seed, claim, cases, verdict, why)
@@ -215,6 +219,15 @@ def _pairing(runs: Runs, ids_of_repeats: Mapping[int, tuple[str, ...]]) -> Pairi
     known = compared_runs(runs)
     pairs = [RepeatPair(repeat, tuple(known[run_id] for run_id in ids)) for repeat, ids in ids_of_repeats.items()]
     return Pairing(tuple(pairs))
+
+
+def _choice(runs: Runs, ids_of_repeats: Mapping[int, tuple[str, ...]]) -> Pairing:
+    """The candidates of every repeat that has all of them; those of the others stand alone."""
+    every = _pairing(runs, ids_of_repeats).pairs
+    kinds = {pair.repeat: [id(run.definition) for run in pair.runs] for pair in every}
+    most = max(kinds.values(), key=len, default=[])
+    whole = tuple(pair for pair in every if kinds[pair.repeat] == most)
+    return Pairing(whole, alone=tuple(run for pair in every if pair not in whole for run in pair.runs))
 
 
 @lru_cache(maxsize=8)
@@ -277,17 +290,3 @@ def _excluded(runs: Runs, claim: Claim) -> str:
     if claim.metric in LEARNING or exclusions.is_empty():
         return ""
     return f" ({gone.height} runs don't count: {text.listed(exclusions.to_list())})"
-
-
-def _labels(compared: Sequence[Effect]) -> list[str]:
-    """Data and model of each effect, and the keys in which it differs from others of the same."""
-    works = [effect.keys for effect in compared]
-    return [_label(work, varying) for work, varying in zip(works, varying_keys(works), strict=True)]
-
-
-def _label(work: Work, varying: list[str]) -> str:
-    ways = {"strategy.name", "devices"}
-    if not (ways <= work.keys() and ways & set(varying)):
-        return work_label(work, varying)
-    rest = [key for key in varying if key not in ways]
-    return work_label(work, rest, way=f"{work['strategy.name']} × {work['devices']}")

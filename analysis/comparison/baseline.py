@@ -8,17 +8,20 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from analysis import text
+from analysis.comparison.compared_run import ComparedRun, compared_runs
 from analysis.comparison.exclusions import excluded
 from analysis.comparison.groups import labels
-from analysis.comparison.pairing import ComparedRun, Pairing, RepeatPair, compared_runs, paired
-from analysis.comparison.policy import BASELINE, Blocker, Issue, format_differences, is_baseline
+from analysis.comparison.limits import said_once
+from analysis.comparison.pairing import Pairing, RepeatPair, paired
+from analysis.comparison.policy import BASELINE_LABEL, Blocker, Caveat, Issue, format_differences, is_baseline
 from analysis.comparison.speed import SpeedVerdict, of_several, of_speed
 from analysis.metrics import efficiency
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from analysis.reader import Runs
+    from analysis.stats import Ratio
 
 Configuration = tuple[str, str]
 """Group and configuration."""
@@ -69,12 +72,26 @@ def refusals(runs: Runs) -> list[Refused]:
 def refused(runs: Runs) -> list[str]:
     """What is not compared with one device, with what differs and the remedies, in sentences."""
     several = len({group for group, _ in against_one_device(runs)}) > 1
-    baseline = " × ".join(map(str, BASELINE))
     return [
-        f"{text.listed(each.configurations)}{f' ({each.group})' if several else ''} can't be compared with {baseline}: "
-        f"{each.issue}{_likewise(each.configurations)}."
+        f"{text.listed(each.configurations)}{f' ({each.group})' if several else ''} can't be compared with "
+        f"{BASELINE_LABEL}: {each.issue}{_likewise(each.configurations)}."
         for each in refusals(runs)
     ]
+
+
+LIMITS = (Caveat.APART, Caveat.ORDER, Caveat.ABOVE_IDEAL)
+"""What is said beside every speed-up; what else limits them is in the warnings."""
+
+
+def limited(runs: Runs, kinds: Collection[Caveat] = LIMITS) -> list[str]:
+    """What limits the comparisons with one device, in sentences, each with the configurations that it is true of."""
+    pairings = against_one_device(runs).items()
+    caveats = (
+        (configuration, caveat)
+        for (_, configuration), pairing in pairings
+        for caveat in pairing.caveats(per_sample=True)
+    )
+    return said_once((name, caveat) for name, caveat in caveats if caveat.kind in kinds)
 
 
 def _likewise(configurations: Sequence[str]) -> str:
@@ -83,46 +100,68 @@ def _likewise(configurations: Sequence[str]) -> str:
 
 @lru_cache(maxsize=8)
 def unlike_groups(runs: Runs) -> dict[str, Issue]:
-    """Group → why its configurations can't be ranked: any two of its counted runs differ in what must match."""
-    members: dict[str, list[ComparedRun]] = defaultdict(list)
+    """Group → why its configurations can't be ranked: what blocks a comparison of any two, or withholds its verdict."""
+    members: dict[str, dict[str, list[ComparedRun]]] = defaultdict(lambda: defaultdict(list))
     known = compared_runs(runs)
-    rows = labels(runs).join(excluded(runs), on="run_id", how="anti").select("group", "run_id")
-    for group, run_id in rows.rows():
-        members[group].append(known[run_id])
-    issues = {}
-    for group, of_group in members.items():
-        first, *others = sorted(of_group, key=lambda run: not is_baseline(*_way(run)))
-        pairing = Pairing(tuple(RepeatPair(run.repeat, (first, run)) for run in others))
-        if pairing.unlike_environments:
-            issues[group] = Issue(Blocker.ENVIRONMENT, pairing.unlike_environments, find_remedies=pairing.remedies)
-    return issues
+    rows = labels(runs).join(excluded(runs), on="run_id", how="anti").select("group", "configuration", "run_id")
+    for group, configuration, run_id in rows.rows():
+        members[group][configuration].append(known[run_id])
+    issues = {group: _unlike(list(of_group.values())) for group, of_group in members.items()}
+    return {group: issue for group, issue in issues.items() if issue}
 
 
-def _way(run: ComparedRun) -> tuple[str, int]:
-    return run.definition["strategy.name"], run.definition["devices"]
+def _unlike(configurations: list[list[ComparedRun]]) -> Issue | None:
+    first, *others = sorted(configurations, key=lambda of_one: not of_one[0].is_baseline)
+    every = [run for of_one in (first, *others) for run in of_one]
+    alike = Pairing(tuple(RepeatPair(run.repeat, (every[0], run)) for run in every[1:]))
+    if alike.unlike_environments:
+        return Issue(Blocker.ENVIRONMENT, alike.unlike_environments, find_remedies=alike.remedies)
+    pairings = [paired(first, other) for other in others]
+    blockers = (issue for pairing in pairings for issue in pairing.blockers())
+    withheld = (issue for pairing in pairings for issue in pairing.caveats() if issue.kind is Caveat.APART)
+    return next(blockers, None) or next(withheld, None)
 
 
 @lru_cache(maxsize=8)
-def error_of_intervals(runs: Runs) -> float:
-    """The error of each speed-up's interval: all that are not one device's own are looked at together."""
-    pairings = against_one_device(runs)
-    return of_several(pairing.speed_up() for pairing in pairings.values() if not _is_own(pairing))
+def error_of_intervals(runs: Runs, metric: str | None = None) -> float:
+    """The error of each interval of a metric's ratio (None: of the speed-up): all that are not one device's own are
+    looked at together.
+    """
+    return of_several(speed_ups(runs) if metric is None else (pairing.ratio(metric) for pairing in _others(runs)))
+
+
+def speed_ups(runs: Runs) -> list[Ratio]:
+    """Those of all configurations but one device itself."""
+    return [ratio for pairing in _others(runs) if (ratio := pairing.speed_up())]
+
+
+def _others(runs: Runs) -> list[Pairing]:
+    return [pairing for pairing in against_one_device(runs).values() if not _is_own(pairing)]
+
+
+ENERGY = "gpu_energy_per_sample_j"
 
 
 def _is_own(pairing: Pairing) -> bool:
     """Whether one device is compared with itself."""
-    return all(is_baseline(*_way(run)) for pair in pairing.pairs for run in pair.runs)
+    return all(run.is_baseline for pair in pairing.pairs for run in pair.runs)
 
 
-def gain(pairing: Pairing | None, *, devices: int, baseline: bool, error: float) -> dict[str, Any]:
-    """The columns of `summary` that compare with one device. `error`: of the speed-up's interval."""
+def gain(runs: Runs, pairing: Pairing | None, *, devices: int, baseline: bool, disturbed: bool) -> dict[str, Any]:
+    """The columns of `summary` that compare with one device.
+
+    `disturbed`: whether others disturbed all runs of a side.
+    """
     pairing = pairing or Pairing(())
-    steady, energy = pairing.speed_up(), pairing.ratio("gpu_energy_per_sample_j")
-    steady = steady and steady.at(error)
+    steady, energy = pairing.speed_up(), pairing.ratio(ENERGY)
+    steady = steady and steady.at(error_of_intervals(runs))
+    energy = energy and energy.at(error_of_intervals(runs, ENERGY))
     whole = pairing.speed_up(with_startup=True)
     verdict = of_speed(steady) if steady else None
     if pairing.blockers():
         verdict = SpeedVerdict.NOT_COMPARABLE
+    elif disturbed and verdict is None:
+        verdict = SpeedVerdict.DISTURBED
     columns: dict[str, Any] = {
         "speed_up_pairs": steady.n if steady else 0,
         "verdict": SpeedVerdict.BASELINE.value if baseline else verdict and verdict.value,

@@ -11,7 +11,7 @@ import polars as pl
 
 from analysis.comparison.counterparts import held_against_one_device, unlike_one_device
 from analysis.comparison.groups import labels
-from analysis.comparison.policy import rests_on_disturbed
+from analysis.comparison.machine import rests_on_disturbed
 from analysis.metrics import miscounted, per_epoch, per_run
 from analysis.text import listed
 
@@ -87,7 +87,8 @@ def excluded(runs: Runs) -> pl.DataFrame:
         .when(column("state") == "running").then(pl.lit(Exclusion.RUNNING.value))
         .when(column("outcome") != "ok").then(failed)
     )  # fmt: skip
-    for condition, member in rules:
+    # Of several reasons the gravest counts: what is timing-only would let a wrong run's losses and bytes count.
+    for condition, member in sorted(rules, key=lambda rule: rule[1].timing_only):
         exclusion = exclusion.when(condition).then(pl.lit(member.value))
     words = column("run_id").replace_strict(unlike, default=None, return_dtype=pl.String)
     elsewhere = column("exclusion") == Exclusion.RESUMED_ELSEWHERE.value
@@ -132,6 +133,7 @@ def _duplicates(runs: Runs, gone: pl.DataFrame) -> pl.DataFrame:
 def format_exclusions(runs: Runs) -> list[str]:
     """Per configuration how many of its runs don't count and why, then the folders that were not read."""
     lines = [
+        *disturbed_lines(runs),
         *_excluded_lines(runs),
         *unchecked(runs),
         *(f"Skipped: {skipped.path}: {skipped.reason}." for skipped in runs.skipped[:MOST]),
@@ -139,6 +141,30 @@ def format_exclusions(runs: Runs) -> list[str]:
     if (more := len(runs.skipped) - MOST) > 0:
         lines.append(f"Skipped: {more} more.")
     return lines
+
+
+def disturbed_lines(runs: Runs) -> list[str]:
+    """The configurations whose runs others disturbed, what of them is withheld and what is shown, with the remedy."""
+    known = labels(runs).join(excluded(runs), on="run_id", how="left").join(per_run(runs), on="run_id")
+    disturbed = pl.col("exclusion") == Exclusion.DISTURBED.value
+    rows = known.group_by("configuration", "group", maintain_order=True).agg(
+        disturbed=disturbed.sum(), none=pl.col("exclusion").is_not_null().all(),
+        share=pl.col("largest_lost_share").filter(disturbed).max(),
+    ).filter(pl.col("disturbed") > 0)  # fmt: skip
+    again = "When the machine is free, delete the folders of these runs and submit again."
+    withheld = {
+        True: "Their times are shown (*), without speed-up or verdict.",
+        False: "Other runs of the same count; these do not.",
+    }
+    return [
+        f"Others disturbed {members['disturbed'].sum()} runs of {listed(_names(members), most=MOST)}: they took up to "
+        f"{members['share'].max() or 0:.0%} of a core, or computed on a GPU. {withheld[none]} {again}"
+        for (none,), members in rows.group_by("none", maintain_order=True)
+    ]
+
+
+def _names(rows: pl.DataFrame) -> list[str]:
+    return list(rows["configuration"].unique(maintain_order=True))
 
 
 def unchecked(runs: Runs) -> list[str]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
 from analysis import text
 from analysis.comparison.speed import SpeedVerdict
 from analysis.comparison.two_sides import OVERALL, TIME
-from analysis.stats import ERROR, POWER, repeats_to_reach
+from analysis.stats import ERROR, FEWEST_REPEATS, POWER, repeats_to_add
 from parallelbench.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -112,34 +111,55 @@ def gate(comparison: Comparison, *, margin: float) -> Gate:
     undecided: what was not seen for lack of repeats does not pass.
     """
     judged = [(row.configuration, row.time) for row in comparison.rows]
-    undecided = [f"{row.configuration}: {row.shown_verdict}" for row in comparison.rows if not _has_interval(row.time)]
+    undecided = {
+        f"{row.configuration}: {row.shown_verdict}": _remedy(row.verdict, row.time)
+        for row in comparison.rows
+        if not _has_interval(row.time)
+    }
     if len(judged) > 1 and not undecided:
         judged.append((OVERALL, comparison.overall))
-        undecided += [] if _has_interval(comparison.overall) else [f"{OVERALL}: {comparison.shown_verdict}"]
+        if not _has_interval(comparison.overall):
+            remedy = _remedy(comparison.verdict, comparison.overall)
+            undecided[f"{OVERALL}: {comparison.shown_verdict}"] = remedy
     known = [(name, time) for name, time in judged if time is not None and _has_interval(time)]
     together = [(name, time.at(ERROR / len(known))) for name, time in known]
-    allowed = _percent(margin)
     if slower := [(name, time) for name, time in together if (time.low or 0) > 1 + margin]:
         worst = [
             f"{name} by {_percent(time.median - 1)} (at least {_percent((time.low or 0) - 1)})" for name, time in slower
         ]
-        return Gate(SLOWER, f"FAIL: slower by more than {allowed}: {', '.join(worst)}")
-    undecided += [f"{name}: no counted run on side B" for name in comparison.only_a]
-    undecided += [f"{lost} are missing on side B" for lost in comparison.lost]
+        return Gate(SLOWER, f"FAIL: slower by more than {_percent(margin)}: {', '.join(worst)}")
+    undecided |= {f"{name}: no counted run on side B": _MISSING for name in comparison.only_a}
+    undecided |= {f"{lost} are missing on side B": _MISSING for lost in comparison.lost}
     if undecided:
-        return Gate(UNDECIDED, f"UNDECIDED: {text.listed(undecided, sep='; ')}. Measure the missing runs, then compare")
-    # All must pass, so each may be judged as if it were alone (intersection–union).
-    return _not_slower([(name, time.at(ERROR)) for name, time in known], margin, _power(together, margin))
+        remedies = text.sentence(f"{text.listed(list(dict.fromkeys(undecided.values())), sep='; ')}, then compare")
+        return Gate(UNDECIDED, f"UNDECIDED: {text.listed(list(undecided), sep='; ')}. {remedies.removesuffix('.')}")
+    return _not_slower(known, together, margin)
+
+
+_MISSING = "measure the missing runs"
+
+
+def _remedy(verdict: SpeedVerdict, time: Ratio | None) -> str:
+    """What gives a row an interval."""
+    match verdict:
+        case SpeedVerdict.TOO_FEW if time is not None:
+            return text.to_add(FEWEST_REPEATS - time.n)
+        case SpeedVerdict.NOT_INTERLEAVED:
+            return "measure both sides in turn"
+        case SpeedVerdict.NO_STEADY_EPOCH:
+            return "train more epochs"
+    return _MISSING
 
 
 def _has_interval(time: Ratio | None) -> bool:
     return time is not None and time.low is not None
 
 
-def _not_slower(judged: Sequence[tuple[str, Ratio]], margin: float, power: str) -> Gate:
-    """Passed where nothing slower is left open."""
-    name, worst = max(judged, key=lambda each: each[1].high or 0)
-    high, allowed = worst.high or 0, _percent(margin)
+def _not_slower(known: Sequence[tuple[str, Ratio]], together: Sequence[tuple[str, Ratio]], margin: float) -> Gate:
+    """Passed where nothing slower is left open. `together`: the same, with intervals for so many configurations."""
+    # All must pass, so each may be judged as if it were alone (intersection–union).
+    name, worst = max(((name, time.at(ERROR)) for name, time in known), key=lambda each: each[1].high or 0)
+    high, allowed, power = worst.high or 0, _percent(margin), _power(together, margin)
     if high <= 1 + margin:
         ends = (
             f"all are faster, by {_percent(1 - high)} at least"
@@ -147,11 +167,25 @@ def _not_slower(judged: Sequence[tuple[str, Ratio]], margin: float, power: str) 
             else f"at most {_percent(high - 1)} ({name})"
         )
         return Gate(PASSED, f"PASS: nothing is slower by more than {allowed} with confidence: {ends}; {power}")
+    needed = repeats_to_add(lambda more: _is_decided_after(more, known, together, margin=margin))
+    advice = (
+        f"{text.to_add(needed)}, which decides if the ratios stay"
+        if needed
+        else "the ratio is too near the margin for any feasible number of repeats"
+    )
     return Gate(
         UNDECIDED,
-        f"UNDECIDED: {name} may be slower by up to {_percent(high - 1)}, and {allowed} are allowed; {power}; "
-        f"{_advice(worst, margin)}",
+        f"UNDECIDED: {name} may be slower by up to {_percent(high - 1)}, and {allowed} are allowed; {power}; {advice}",
     )
+
+
+def _is_decided_after(
+    more: int, known: Sequence[tuple[str, Ratio]], together: Sequence[tuple[str, Ratio]], *, margin: float
+) -> bool:
+    """Whether so many more repeats pass all, or fail any, if the ratios stay."""
+    ends = [time.at(ERROR).after(more) for _, time in known]
+    wider = [time.after(more) for _, time in together]
+    return all(e and e[1] <= 1 + margin for e in ends) or any(e and e[0] > 1 + margin for e in wider)
 
 
 def _power(judged: Sequence[tuple[str, Ratio]], margin: float) -> str:
@@ -160,12 +194,6 @@ def _power(judged: Sequence[tuple[str, Ratio]], margin: float) -> str:
     return (
         f"with these repeats a slow-down of {_percent(seen - 1)} or more fails in {100 * POWER:.0f} % of cases ({name})"
     )
-
-
-def _advice(worst: Ratio, margin: float) -> str:
-    room, reach = math.log((1 + margin) / worst.median), math.log((worst.high or 1) / worst.median)
-    needed = repeats_to_reach(room / reach, len(worst.logarithms)) if room > 0 else None
-    return f"about {needed} repeats decide, if the ratio stays" if needed else "more repeats alone decide it hardly"
 
 
 def _percent(share: float) -> str:

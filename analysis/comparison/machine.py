@@ -4,40 +4,22 @@ from __future__ import annotations
 
 from itertools import combinations
 from statistics import median
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from analysis.comparison.policy import PROBED, Caveat, Issue, is_below, is_unlike
+from analysis.comparison.policy import PROBE_TOLERANCE, PROBED, Caveat, Issue, is_below
 from parallelbench.store import environment_match
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from analysis.comparison.policy import Differences, Work
+    from analysis.comparison.compared_run import ComparedRun
+    from analysis.comparison.policy import Differences
 
 _DEVICE = ("device_type", "device_name", "cores_per_device")
 """What a probe depends on by design. Where runs differ in these, their probes say nothing about their machines."""
 
 
-class OnMachine(Protocol):
-    """A run, as far as its machine goes."""
-
-    @property
-    def definition(self) -> Work:
-        """Its definition."""
-
-    @property
-    def environment(self) -> Work:
-        """The entries of its environment."""
-
-    @property
-    def data_sha256(self) -> str | None:
-        """What its data set holds."""
-
-    def value(self, metric: str) -> float | None:
-        """A number of the run."""
-
-
-def unlike_probes(sides: Sequence[Sequence[OnMachine]]) -> Differences:
+def unlike_probes(sides: Sequence[Sequence[ComparedRun]]) -> Differences:
     """What was probed and differs by more than the tolerance between the medians of two sides.
 
     Of a run the faster of its two probes counts: the slower one may have been disturbed.
@@ -46,25 +28,56 @@ def unlike_probes(sides: Sequence[Sequence[OnMachine]]) -> Differences:
     for key in PROBED:
         for one, other in combinations(sides, 2):
             speeds = [_speed(side, key) for side in (one, other)]
-            if None not in speeds and _device(one) == _device(other) and is_unlike(*filter(None, speeds)):
+            if None not in speeds and _device(one) == _device(other) and _is_unlike(*filter(None, speeds)):
                 unlike[key] = (f"{speeds[0]:.3g}", f"{speeds[1]:.3g}")
     return unlike
 
 
-def _speed(side: Sequence[OnMachine], key: str) -> float | None:
+ABOVE_PEAK = 1.25
+"""Times what a matrix product reaches: a run that needs more floating-point operations per second is not believed. The
+product is a small one, and probes of equal devices differ by up to as much."""
+_EXACT = ("fp32", "fp64")
+"""Precisions whose products the probe of a CPU is a bound for; on GPUs it is in fp16, the fastest."""
+
+
+def beyond_peak(runs: Sequence[ComparedRun]) -> Differences:
+    """Least and largest flop/s of a device, of the first run that would have to compute more than it can."""
+    for run in runs:
+        rate, peaks = run.value("least_flop_per_s"), _probes(run, "probed_matmul_flop_per_s")
+        bounded = run.definition.get("device_type") == "cuda" or run.definition.get("precision") in _EXACT
+        if rate and peaks and bounded and rate > ABOVE_PEAK * max(peaks):
+            return {"flop/s": (rate, max(peaks))}
+    return {}
+
+
+def _is_unlike(one: float, other: float) -> bool:
+    """Whether two probes of a device say that it is another one, or has changed."""
+    return max(one, other) > (1 + PROBE_TOLERANCE) * min(one, other)
+
+
+def _speed(side: Sequence[ComparedRun], key: str) -> float | None:
     known = [max(speeds) for run in side if (speeds := _probes(run, key))]
     return median(known) if known else None
 
 
-def _probes(run: OnMachine, key: str) -> list[float]:
+def _probes(run: ComparedRun, key: str) -> list[float]:
     return [speed for column in PROBED[key] if (speed := run.value(column)) is not None]
 
 
-def _device(side: Sequence[OnMachine]) -> set[tuple[object, ...]]:
+def _device(side: Sequence[ComparedRun]) -> set[tuple[object, ...]]:
     return {tuple(run.definition.get(key) for key in _DEVICE) for run in side}
 
 
-def disturbances(runs: Sequence[OnMachine]) -> list[Issue]:
+def rests_on_disturbed(disturbed: int | None, steady: int | None) -> bool:
+    """Whether a median over steady epochs may rest on disturbed ones.
+
+    While fewer than half of the epochs are disturbed, their median lies between the undisturbed ones, however slow the
+    others were.
+    """
+    return bool(disturbed and steady and 2 * disturbed >= steady)
+
+
+def disturbances(runs: Sequence[ComparedRun]) -> list[Issue]:
     """Caveats about epochs that others disturbed, and about machines that changed their speed during a run.
 
     Runs of which half of the steady epochs were disturbed do not count, see `analysis.comparison.exclusions`.
@@ -79,26 +92,26 @@ def disturbances(runs: Sequence[OnMachine]) -> list[Issue]:
     for key in PROBED:
         for run in runs:
             speeds = _probes(run, key)
-            if key not in changed and len(speeds) > 1 and is_unlike(*speeds):
+            if key not in changed and len(speeds) > 1 and _is_unlike(*speeds):
                 changed[key] = (f"{speeds[0]:.3g}", f"{speeds[1]:.3g}")
     if changed:
         issues.append(Issue(Caveat.DRIFT, changed))
     return issues
 
 
-def unlike_contents(couples: Sequence[tuple[OnMachine, OnMachine]]) -> Differences:
+def unlike_contents(couples: Sequence[tuple[ComparedRun, ComparedRun]]) -> Differences:
     """The unlike contents of a data set of one name and options, of the first two runs that differ so."""
     contents = ((one.data_sha256, other.data_sha256) for one, other in couples if has_same_data(one, other))
     return next(({"data_sha256": pair} for pair in contents if None not in pair and pair[0] != pair[1]), {})
 
 
-def has_same_data(one: OnMachine, other: OnMachine) -> bool:
+def has_same_data(one: ComparedRun, other: ComparedRun) -> bool:
     """Whether two runs were asked to train on the same data set."""
     data = [{key: value for key, value in run.definition.items() if is_below(key, ("data",))} for run in (one, other)]
     return data[0] == data[1]
 
 
-def unrecorded(runs: Sequence[OnMachine], *, of_times: bool) -> tuple[str, ...]:
+def unrecorded(runs: Sequence[ComparedRun], *, of_times: bool) -> tuple[str, ...]:
     """What must match between runs, but not all of them recorded: results of older releases lack it."""
     missing: tuple[str, ...] = ()
     if of_times:

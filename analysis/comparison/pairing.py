@@ -2,68 +2,38 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
-from itertools import combinations
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from functools import cached_property
+from itertools import combinations, permutations
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
-from analysis.comparison.environments import circumstances_of
-from analysis.comparison.groups import definitions
-from analysis.comparison.machine import disturbances, has_same_data, unlike_contents, unlike_probes, unrecorded
+from analysis.comparison.machine import (
+    beyond_peak,
+    disturbances,
+    has_same_data,
+    unlike_contents,
+    unlike_probes,
+    unrecorded,
+)
 from analysis.comparison.order import one_after_the_other
-from analysis.comparison.policy import COMPARED, Blocker, Caveat, Issue, Remedies, is_baseline, is_below
+from analysis.comparison.policy import COMPARED, Blocker, Caveat, Issue, Remedies, is_below
+from analysis.comparison.pools import pools
 from analysis.comparison.remedy import OneRun, remedies
-from analysis.comparison.sessions import UNKNOWN, blocks, sessions_of, spans
-from analysis.comparison.speed_up import PER_EPOCH, WITH_STARTUP, beyond_ideal
-from analysis.metrics import per_run
-from analysis.stats import ratio_of_pairs
+from analysis.comparison.speed_up import PER_EPOCH, WITH_STARTUP, scaling
+from analysis.stats import is_apart, ratio_of_pairs
 from parallelbench.store import environment_match
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
-    from analysis.comparison.policy import Differences, Work
-    from analysis.comparison.sessions import Span
-    from analysis.reader import Runs
+    from analysis.comparison.compared_run import ComparedRun
+    from analysis.comparison.policy import Differences
+    from analysis.comparison.speed_up import Scaling
     from analysis.stats import Ratio
 
 One = TypeVar("One")
 Other = TypeVar("Other")
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class ComparedRun:
-    """The data of a run that a comparison needs."""
-
-    runs: Runs
-    run_id: str
-    repeat: int
-    definition: Work
-    """Its definition, without its repeat."""
-    environment: Work
-    """The entries of its environment that must match, or are reported."""
-    data_samples: int | None
-    """Samples of its training set; None where an old result doesn't say."""
-    epoch_samples: int | None
-    """Samples that it trains on in an epoch; likewise."""
-    data_sha256: str | None
-    """What its data set holds; likewise."""
-    submit: str | None
-    """The `submit` command that it was measured by; likewise."""
-
-    def value(self, metric: str) -> float | None:
-        """A metric of `per_run`, or a number of the run table."""
-        return _values(self.runs, metric)[self.run_id]
-
-    @property
-    def span(self) -> Span:
-        """Unix times of the start of its first and the end of its last epoch; infinite where unknown."""
-        return spans(self.runs).get(self.run_id, UNKNOWN)
-
-    @property
-    def session(self) -> Hashable:
-        """What it was measured in, together with others."""
-        return sessions_of(self.runs)[self.run_id]
 
 
 class RepeatPair(NamedTuple):
@@ -111,14 +81,14 @@ class Pairing:
         return one_after_the_other([[run.span[0] for run in side] for side in self._sides])
 
     @cached_property
-    def blocks(self) -> tuple[int, ...]:
-        """Of each pair its block (`sessions.blocks`)."""
-        return blocks([pair.runs for pair in self.pairs])
+    def pools(self) -> tuple[int, ...]:
+        """Of each pair its pool (`pools.pools`)."""
+        return pools([pair.runs for pair in self.pairs])
 
     @property
     def is_apart(self) -> bool:
-        """Whether all pairs are in one block, so that nothing shows what the sessions have made of the ratios."""
-        return len(self.pairs) > 1 and len(set(self.blocks)) == 1
+        """Whether too few pairs are independent to show what the sessions have made of the ratios."""
+        return is_apart(len(self.pairs), len(set(self.pools)))
 
     def blockers(self, *, of_times: bool = True, per_epoch: bool = False) -> tuple[Issue, ...]:
         """Why these runs are not compared; empty where they are.
@@ -137,19 +107,39 @@ class Pairing:
             issues.append(Issue(Blocker.SAMPLES, _samples(shortened[0])))
         if of_times and self.unlike_environments:
             issues.append(Issue(Blocker.ENVIRONMENT, self.unlike_environments, find_remedies=self.remedies))
-        elif of_times and self.superlinear:
-            issues.append(Issue(Blocker.SUPERLINEAR, self.superlinear))
+        elif of_times and (beyond := self._beyond("most", lambda ratio: ratio.low or ratio.median)):
+            issues.append(Issue(Blocker.SUPERLINEAR, beyond))
+        if of_times and (beyond := beyond_peak(self._runs)):
+            issues.append(Issue(Blocker.ABOVE_PEAK, beyond))
         return tuple(issues)
 
+    def _beyond(self, limit: Literal["ideal", "most"], value_of: Callable[[Ratio], float]) -> Differences:
+        """Of the first two sides beyond this limit, the speed-up, the limit, and their devices; empty without such."""
+        for ratio, scaled in self._scalings:
+            value, at = value_of(ratio), scaled.ideal if limit == "ideal" else scaled.most
+            if value > at:
+                return {"speed-up": (value, at), "devices": (scaled.fewer, scaled.more)}
+        return {}
+
     @cached_property
-    def superlinear(self) -> Differences:
-        """By how much several devices are faster than one, and their number, where that is less; else empty."""
-        runs = [run.definition for pair in self.pairs[:1] for run in pair.runs]
-        ways = [(run["strategy.name"], run["devices"]) for run in runs]
-        if len(ways) != 2 or sum(is_baseline(*way) for way in ways) != 1 or {*self.across} - {*COMPARED}:
-            return {}
-        ratio = (self if is_baseline(*ways[0]) else self.exchanged())._unblocked_ratio(PER_EPOCH)
-        return beyond_ideal(ratio, max(devices for _, devices in ways))
+    def _scalings(self) -> list[tuple[Ratio, Scaling]]:
+        """Of every two sides that nothing but their devices tells apart, the speed-up by the further devices."""
+        if not self.pairs or {*self.across} - {*COMPARED}:
+            return []
+        found = []
+        known: dict[tuple[int, int], Scaling | None] = {}  # runs of one configuration share their definition
+        for one, other in permutations(range(len(self.pairs[0].runs)), 2):
+            alike: dict[Scaling, list[RepeatPair]] = defaultdict(list)
+            for repeat, runs in self.pairs:
+                couple = runs[one], runs[other]
+                key = id(couple[0].definition), id(couple[1].definition)
+                if key not in known:
+                    known[key] = scaling(*couple)
+                if scaled := known[key]:
+                    alike[scaled].append(RepeatPair(repeat, couple))
+            ratios = ((Pairing(tuple(of))._unblocked_ratio(PER_EPOCH), scaled) for scaled, of in alike.items())
+            found += [(ratio, scaled) for ratio, scaled in ratios if ratio]
+        return found
 
     def remedies(self) -> Remedies:
         """The commands that compare the sides in spite of what differs, or measure both alike."""
@@ -168,6 +158,9 @@ class Pairing:
             issues.append(Issue(Caveat.ORDER, {}, find_remedies=self.remedies))
         if of_times:
             issues += disturbances(self._runs)
+            # What is beyond belief blocks.
+            above = self._beyond("ideal", lambda ratio: ratio.median)
+            issues += [Issue(Caveat.ABOVE_IDEAL, above)] if above and not self.blockers() else []
         if missing := unrecorded(self._runs, of_times=of_times):
             issues.append(Issue(Caveat.UNRECORDED, dict.fromkeys(missing, (None, None))))
         if per_sample and self.unlike_samples:
@@ -201,7 +194,7 @@ class Pairing:
     def _unblocked_ratio(self, fraction: Callable[..., tuple[float | None, float | None]]) -> Ratio | None:
         fractions = {pair.repeat: fraction(pair.runs[0], pair.runs[1]) for pair in self.pairs}
         above, below = ({repeat: values[side] for repeat, values in fractions.items()} for side in (0, 1))
-        return paired_ratio(above, below, blocks=dict(zip(fractions, self.blocks, strict=True)))
+        return paired_ratio(above, below, pools=dict(zip(fractions, self.pools, strict=True)))
 
     @cached_property
     def _differences(self) -> Differences:
@@ -246,45 +239,18 @@ def paired_ratio(
     numerator: Mapping[int, float | None],
     denominator: Mapping[int, float | None],
     *,
-    blocks: Mapping[int, int] | None = None,
+    pools: Mapping[int, int] | None = None,
 ) -> Ratio | None:
     """Median of numerator ÷ denominator over the repeats that both have measured; None where there is none.
 
     Both map repeat → value. A repeat has the same seed and the same round of the sweep on both sides, so what a round
-    has in common (a warm machine, a busy neighbour) cancels out. Where a side is 0, there is no ratio. `blocks`: those
-    of `Pairing`; without them every repeat is a block of its own.
+    has in common (a warm machine, a busy neighbour) cancels out. Where a side is 0, there is no ratio. `pools`: those
+    of `Pairing`; without them every repeat is a pool of its own.
     """
     pairs = [(repeat, above / below) for repeat, above, below in in_both(numerator, denominator) if above and below]
-    return ratio_of_pairs(pairs, blocks)
-
-
-@lru_cache(maxsize=8)
-def compared_runs(runs: Runs) -> dict[str, ComparedRun]:
-    """Run id → the data of the run that a comparison needs."""
-    environments, defined = circumstances_of(runs), definitions(runs)
-    columns = ("run_id", "repeat", "train_samples", "dropped_samples", "data_sha256", "submit")
-    return {
-        run_id: ComparedRun(
-            runs=runs,
-            run_id=run_id,
-            repeat=repeat,
-            definition=defined[run_id],
-            environment=environments[run_id],
-            data_samples=samples,
-            epoch_samples=None if samples is None or dropped is None else samples - dropped,
-            data_sha256=content,
-            submit=submit,
-        )
-        for run_id, repeat, samples, dropped, content, submit in runs.run.select(columns).rows()
-    }
+    return ratio_of_pairs(pairs, pools)
 
 
 def _samples(couple: tuple[ComparedRun, ComparedRun]) -> Differences:
     low, high = sorted(run.epoch_samples or 0 for run in couple)
     return {"train_samples": (low, high)}
-
-
-@lru_cache(maxsize=32)
-def _values(runs: Runs, metric: str) -> dict[str, float | None]:
-    known = runs.run if metric in runs.run.columns else per_run(runs)
-    return dict(zip(runs.run["run_id"], known[metric], strict=True))

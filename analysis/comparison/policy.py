@@ -1,6 +1,4 @@
-"""The policy of all comparisons: what defines a run's work, what must match, what blocks a comparison and what limits
-it.
-"""
+"""The policy of all comparisons: what defines a run's work, what must match, what blocks and what limits them."""
 
 from __future__ import annotations
 
@@ -10,6 +8,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import polars as pl
+
+from analysis.stats import FEWEST_REPEATS
 from parallelbench.errors import ConfigError
 from parallelbench.store import environment_match
 
@@ -23,6 +24,7 @@ Differences = dict[str, tuple[Any, Any]]
 
 BASELINE = ("single", 1)
 """Strategy and devices of what every other configuration of a group is compared with."""
+BASELINE_LABEL = f"{BASELINE[0]} × {BASELINE[1]}"
 COMPARED = ("strategy", "devices", "nodes", "repeat")
 """Keys in which runs of the same work may differ."""
 CIRCUMSTANCES = (
@@ -41,7 +43,6 @@ CIRCUMSTANCES = (
 """Keys that change neither work nor times. The columns `DEVICE` say which device `device` came to."""
 DEVICE = ("device_type", "device_name")
 """Columns of the run table that belong to a run's work."""
-
 
 PROBE_TOLERANCE = 0.25
 """Relative difference from which two probes of a device are unlike: chosen well below the factor of two that the probe
@@ -96,7 +97,9 @@ class Blocker(Enum):
     UNREACHED = "unreached"
     """Some of the runs never reach the target accuracy."""
     SUPERLINEAR = "superlinear"
-    """Several devices are faster than one by more than their number."""
+    """More devices are faster than fewer by more than they can be."""
+    ABOVE_PEAK = "above peak"
+    """A device computes more than it can."""
 
 
 class Caveat(Enum):
@@ -105,7 +108,7 @@ class Caveat(Enum):
     ENVIRONMENT = "environment"
     """Entries of the environment differ that may."""
     ORDER = "order"
-    """All runs of one side ended before any of the other began."""
+    """Most runs of one side began before those of the other."""
     APART = "apart"
     """The sides were measured in other sessions than each other, and nothing shows what that has made of the ratio."""
     SAMPLES = "samples"
@@ -114,6 +117,8 @@ class Caveat(Enum):
     """Not all runs recorded what must match."""
     DISTURBED = "disturbed"
     """Others disturbed some epochs, but fewer than half of any run's."""
+    ABOVE_IDEAL = "above ideal"
+    """More devices seem faster than fewer by more than their number explains, but may not be."""
     DRIFT = "drift"
     """A machine changed its speed between the start and the end of a run."""
 
@@ -147,13 +152,17 @@ def _numbers(issue: Issue) -> list[str]:
     return [f"{value:,}" for pair in issue.differences.values() for value in pair if isinstance(value, int)]
 
 
+def _of_unequal_epochs(issue: Issue) -> str:
+    return f"epochs hold {' and '.join(_numbers(issue))} samples"
+
+
 def _words_of_blocker(issue: Issue) -> str:
     numbers = _numbers(issue)
     match issue.kind:
         case Blocker.ENVIRONMENT:
             return refusal(issue.differences, issue.remedies, issue.differences)
         case Blocker.SAMPLES:
-            return f"epochs hold {' and '.join(numbers)} samples: compare samples per second"
+            return f"{_of_unequal_epochs(issue)}: compare samples per second"
         case Blocker.DATA if "data_sha256" in issue.differences:
             contents = " and ".join(str(value)[:12] for value in issue.differences["data_sha256"])
             return (
@@ -162,19 +171,25 @@ def _words_of_blocker(issue: Issue) -> str:
             )
         case Blocker.DATA:
             return (
-                f"epochs hold {' and '.join(numbers)} samples, though the data sets have the same name and options: "
+                f"{_of_unequal_epochs(issue)}, though the data sets have the same name and options: "
                 "they are not the same data; measure both on one data set"
             )
         case Blocker.UNREACHED:
             ((target, _),) = issue.differences.items()
             return f"{' of '.join(numbers)} repeats never reach {target}"
         case Blocker.SUPERLINEAR:
-            ((_, (speed_up, devices)),) = issue.differences.items()
+            speed_up, most, fewer, more = _scaling(issue)
             return (
-                f"{devices} devices are at least {speed_up:.3g} times as fast as one, more than {devices} times: other "
-                "programs slowed the runs of one device (measure both again, on an idle machine), work was left out "
-                "(read the checks of these runs), or one device alone lacks cache or memory (scaling=weak gives every "
-                "device the same share)"
+                f"{more} are at least {speed_up:.3g} times as fast as {fewer}, and more than {most:.3g} times is not "
+                f"believed: {_CAUSES}"
+            )
+        case Blocker.ABOVE_PEAK:
+            ((_, (rate, peak)),) = issue.differences.items()
+            return (
+                f"a device would have to compute {rate:.3g} flop/s at least, but a matrix product on it reaches "
+                f"{peak:.3g}: work was left out (read the checks of these runs), the times are too short (a clock that "
+                "was changed, or a window that does not wait for the device), or other programs slowed the probe "
+                "(measure again, on an idle machine)"
             )
     raise AssertionError(issue.kind)
 
@@ -185,13 +200,14 @@ def _words_of_caveat(issue: Issue) -> str:
         case Caveat.ENVIRONMENT:
             return f"the compared runs differ in {shown}"
         case Caveat.SAMPLES:
-            return f"epochs hold {' and '.join(numbers)} samples: ratios of times and energies are per sample"
+            return f"{_of_unequal_epochs(issue)}: ratios of times and energies are per sample"
         case Caveat.APART:
             command = issue.remedies.submit
             anew = f"`{command_line(command)}`" if command else "the same sweep"
             return (
                 "the two sides were measured apart, so the ratios include any change of the machine in between and "
-                f"have neither interval nor verdict: measure both in turn ({anew}), or each in two submits or more"
+                f"have neither interval nor verdict: measure both in turn ({anew}), or submit each side "
+                f"{FEWEST_REPEATS} times or more, in alternation"
             )
         case Caveat.ORDER:
             return (
@@ -206,9 +222,29 @@ def _words_of_caveat(issue: Issue) -> str:
                 f"others disturbed {' of '.join(numbers)} steady epochs of the compared runs, fewer than half of any "
                 "run's: medians lie within the others"
             )
+        case Caveat.ABOVE_IDEAL:
+            speed_up, ideal, fewer, more = _scaling(issue)
+            return (
+                f"{more} are {speed_up:.3g} times as fast as {fewer}, more than the ideal {ideal:.3g} times: by "
+                f"chance, or {_CAUSES}"
+            )
         case Caveat.DRIFT:
             return f"the speed of a machine changed by more than {PROBE_TOLERANCE:.0%} during a run: {shown}"
     raise AssertionError(issue.kind)
+
+
+_CAUSES = (
+    "other programs slowed the runs on fewer devices (measure both again, on an idle machine), work was left out (read "
+    "the checks of these runs), or fewer devices alone lack cache or memory (scaling=weak gives every device the same "
+    "share)"
+)
+"""Why more devices may be faster by more than their number."""
+
+
+def _scaling(issue: Issue) -> tuple[float, float, str, str]:
+    """The speed-up, its limit, and the fewer and the more devices in words."""
+    devices = [f"{number} device{'' if number == 1 else 's'}" for number in issue.differences["devices"]]
+    return (*issue.differences["speed-up"], devices[0], devices[1])
 
 
 def _in_turn(remedies: Remedies) -> str:
@@ -216,20 +252,6 @@ def _in_turn(remedies: Remedies) -> str:
     if remedies.submit:
         return f"`{command_line(remedies.submit)}` interleaves them"
     return "start one repeat of each side in turn: `parallelbench run … repeat=0`, then `repeat=1`"
-
-
-def rests_on_disturbed(disturbed: int | None, steady: int | None) -> bool:
-    """Whether a median over steady epochs may rest on disturbed ones.
-
-    While fewer than half of the epochs are disturbed, their median lies between the undisturbed ones, however slow the
-    others were.
-    """
-    return bool(disturbed and steady and 2 * disturbed >= steady)
-
-
-def is_unlike(one: float, other: float) -> bool:
-    """Whether two probes of a device say that it is another one, or has changed."""
-    return max(one, other) > (1 + PROBE_TOLERANCE) * min(one, other)
 
 
 def refusal(differences: Differences, remedies: Remedies, keys: Iterable[str]) -> str:
@@ -255,6 +277,10 @@ def format_differences(differences: Differences) -> str:
 def is_baseline(strategy: str, devices: int) -> bool:
     """Whether these runs are what others are compared with."""
     return (strategy, devices) == BASELINE
+
+
+IS_BASELINE = (pl.col("strategy") == BASELINE[0]) & (pl.col("devices") == BASELINE[1])
+"""The same of each row."""
 
 
 def work_differences(one: Work, other: Work) -> Differences:

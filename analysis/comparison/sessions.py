@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections import defaultdict
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import polars as pl
 
-from analysis.comparison.order import one_after_the_other
-
 if TYPE_CHECKING:
-    from collections.abc import Collection, Hashable, Sequence
+    from collections.abc import Hashable
 
     from analysis.reader import Runs
 
@@ -56,47 +54,3 @@ def sessions_of(runs: Runs) -> dict[str, Hashable]:
                 until = max(last, until)
             sessions[run_id] = submits.get(run_id) or (sweep, number if known else None)
     return sessions
-
-
-class Sessional(Protocol):
-    """A run, as far as its session goes."""
-
-    @property
-    def session(self) -> Hashable:
-        """What it was measured in, together with others."""
-
-    @property
-    def span(self) -> Span:
-        """When its first epoch began and its last one ended."""
-
-
-def _in_turn(pairs: Sequence[Sequence[Sessional]]) -> bool:
-    return not one_after_the_other([[run.span[0] for run in side] for side in zip(*pairs, strict=True)])
-
-
-def blocks(pairs: Sequence[Sequence[Sessional]]) -> tuple[int, ...]:
-    """Of each pair of runs its block. Blocks are independent of each other; the pairs of one need not be.
-
-    A pair that was measured in turn with the others of its session is a block of its own: what changes slowly was the
-    same for both sides. Pairs across sessions are in one block where they share a session, directly or through others:
-    what differed between these sessions is in all their ratios.
-    """
-    sessions = [{run.session for run in pair} for pair in pairs]
-    within: dict[Hashable, list[int]] = defaultdict(list)
-    for number, found in enumerate(sessions):
-        if len(found) == 1:
-            within[next(iter(found))].append(number)
-    alone = {n for numbers in within.values() if _in_turn([pairs[n] for n in numbers]) for n in numbers}
-    return joined([{("alone", n)} if n in alone else found for n, found in enumerate(sessions)])
-
-
-def joined(groups: Sequence[Collection[Hashable]]) -> tuple[int, ...]:
-    """Number groups so that those with a common member, directly or through others, have one number."""
-    number_of: dict[Hashable, int] = {}
-    numbers: list[int] = []
-    for number, group in enumerate(groups):
-        joined = {number_of[member] for member in group if member in number_of}
-        numbers = [number if old in joined else old for old in numbers] + [number]
-        number_of = {member: number if old in joined else old for member, old in number_of.items()}
-        number_of |= dict.fromkeys(group, number)
-    return tuple(numbers)

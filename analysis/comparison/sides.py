@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from analysis.comparison.compared_run import ComparedRun, compared_runs
 from analysis.comparison.environments import environments_of
 from analysis.comparison.exclusions import excluded
 from analysis.comparison.groups import labels
-from analysis.comparison.pairing import ComparedRun, Pairing, compared_runs, paired
+from analysis.comparison.limits import said_once
+from analysis.comparison.pairing import Pairing, paired
 from analysis.comparison.policy import PROBED, canonical, format_differences, is_below, without, work_differences
 from parallelbench.errors import ConfigError
 from parallelbench.store.environment_match import VERSION
@@ -41,10 +43,15 @@ class Matched:
     only_b: tuple[str, ...]
 
     @property
-    def whole(self) -> Pairing:
-        """The pairs of all rows."""
-        pairs = tuple(pair for row in self.rows for pair in row.pairing.pairs)
-        return Pairing(pairs, self.rows[0].pairing.across if self.rows else ())
+    def notes(self) -> list[str]:
+        """What blocks the rows, and what limits them, in sentences."""
+        names = [row.configuration for row in self.rows]
+        full = [f"{row.configuration} ({row.group})" if names.count(row.configuration) > 1 else name
+                for row, name in zip(self.rows, names, strict=True)]  # fmt: skip
+        pairings = [(name, row.pairing) for name, row in zip(full, self.rows, strict=True)]
+        blockers = ((name, issue) for name, pairing in pairings for issue in pairing.blockers())
+        caveats = ((name, issue) for name, pairing in pairings for issue in pairing.caveats(per_sample=True))
+        return [*said_once(blockers, of=len(pairings)), *said_once(caveats, of=len(pairings))]
 
 
 @dataclass(frozen=True)

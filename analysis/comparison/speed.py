@@ -24,6 +24,7 @@ class SpeedVerdict(StrEnum):
     NO_PAIR = "no repeat in common"
     NOT_INTERLEAVED = "not interleaved"
     NOT_COMPARABLE = "not comparable"
+    DISTURBED = "disturbed"
     NO_STEADY_EPOCH = "no steady epoch"
     INCOMPLETE = "not all have a time"
 

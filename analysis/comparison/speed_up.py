@@ -3,28 +3,18 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple
+
+from analysis.comparison.policy import COMPARED, without
 
 if TYPE_CHECKING:
-    from analysis.comparison.policy import Differences
-    from analysis.stats import Ratio
+    from analysis.comparison.compared_run import ComparedRun
 
 ABOVE_IDEAL = 1.05
 """Times the number of devices: a speed-up whose whole interval lies above is not believed."""
 
 
-class Timed(Protocol):
-    """A run, as far as its speed goes."""
-
-    @property
-    def epoch_samples(self) -> int | None:
-        """Samples that it trains on in an epoch."""
-
-    def value(self, metric: str) -> float | None:
-        """A number of the run."""
-
-
-def faster(one: Timed, other: Timed, *, time: str, rate: str) -> tuple[float | None, float | None]:
+def faster(one: ComparedRun, other: ComparedRun, *, time: str, rate: str) -> tuple[float | None, float | None]:
     """Numerator and denominator of a speed-up: by time, or per sample where epochs hold unequally many."""
     if one.epoch_samples is not None and one.epoch_samples == other.epoch_samples:
         return one.value(time), other.value(time)
@@ -35,10 +25,32 @@ PER_EPOCH = partial(faster, time="steady_epoch_time_s", rate="throughput_samples
 WITH_STARTUP = partial(faster, time="total_time_s", rate="throughput_with_startup_samples_per_s")
 
 
-def beyond_ideal(speed_up: Ratio | None, devices: int) -> Differences:
-    """By how much so many devices are faster than one, and their number, where that is not believed; else empty.
+class Scaling(NamedTuple):
+    """Two runs of the same work, the second on more devices: how much faster that may make it."""
 
-    Another way to train on one device may be faster by any factor.
+    fewer: int
+    more: int
+    """Devices of the one, and of the other."""
+    ideal: float
+    """Times as fast as the further devices explain."""
+    most: float
+    """Times as fast as nothing explains. One strategy may be slow on few devices, say for stages of unequal length, so
+    that more devices help by more than their number; but it is rarely slower on them than one device is.
     """
-    least = None if speed_up is None or devices == 1 else speed_up.low or speed_up.median
-    return {"speed-up": (least, devices)} if least is not None and least > ABOVE_IDEAL * devices else {}
+
+
+def scaling(one: ComparedRun, other: ComparedRun) -> Scaling | None:
+    """How much faster the second run may be for its devices; None unless it has more, and nothing else differs.
+
+    The first run is on one device, or of the same strategy. Another way to train on one device may be faster by any
+    factor.
+    """
+    fewer, more = one.definition["devices"], other.definition["devices"]
+    if fewer >= more or without(one.definition, COMPARED) != without(other.definition, COMPARED):
+        return None
+    if one.is_baseline:
+        return Scaling(fewer, more, ideal=more, most=ABOVE_IDEAL * more)
+    if without(one.definition, ("devices", "nodes")) != without(other.definition, ("devices", "nodes")):
+        return None
+    servers = one.definition.get("strategy.servers", 0)
+    return Scaling(fewer, more, ideal=(more - servers) / (fewer - servers), most=ABOVE_IDEAL * more)

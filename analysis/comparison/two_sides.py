@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from analysis import text
 from analysis.comparison.environments import environments_of
 from analysis.comparison.exclusions import describe, excluded, format_exclusions
 from analysis.comparison.groups import labels, works
 from analysis.comparison.policy import COMPARED, Blocker, Remedies, UnlikeWork, plain
-from analysis.comparison.sessions import joined
+from analysis.comparison.pools import joined
 from analysis.comparison.sides import Matched, Side, match
 from analysis.comparison.speed import SpeedVerdict, of_several, of_time
 from analysis.stats import Ratio, ratio_of_pairs
@@ -34,8 +33,8 @@ if TYPE_CHECKING:
     from analysis.comparison.sides import ComparedRow
     from analysis.reader import Runs
 
-TIME = "steady_epoch_time_s"
-MEASURED = (TIME, "throughput_samples_per_s", "gpu_energy_per_sample_j", "peak_memory_sum_bytes")
+TIME, RATE = "steady_epoch_time_s", "throughput_samples_per_s"
+MEASURED = (TIME, RATE, "gpu_energy_per_sample_j", "peak_memory_sum_bytes")
 """The metrics of `per_run` that are compared."""
 OVERALL = "all configurations"
 CONFIGURATION = "configuration"
@@ -146,27 +145,28 @@ def compare(a: Runs, b: Runs, *, across: Sequence[str] = (), command: Command = 
     _require_believable(matched.rows)
     rows, overall = together(tuple(map(_compared, matched.rows)))
     excluded_lines = [f"{name}: {line}" for name, runs in (("A", a), ("B", b)) for line in format_exclusions(runs)]
-    caveats = [text.sentence(str(caveat)) for caveat in matched.whole.caveats(per_sample=True)]
     # Differences of environments were refused above; what else blocks a row leaves it without a ratio.
-    blockers = dict.fromkeys(text.sentence(str(issue)) for row in matched.rows for issue in row.pairing.blockers())
-    notes = (*blockers, *caveats, *excluded_lines)
+    notes = (*matched.notes, *excluded_lines)
     return Comparison(rows, overall, matched.only_a, matched.only_b, tuple(_lost(one, other)), notes)
 
 
 def together(rows: tuple[Compared, ...]) -> tuple[tuple[Compared, ...], Ratio | None]:
-    """The rows, and all together, with intervals for as many verdicts as there are."""
+    """The rows, and all together: of each metric intervals for as many ratios as there are."""
     overall = _overall(rows)
-    error = of_several([*(row.time for row in rows), *([overall] if len(rows) > 1 else [])])
-    return tuple(replace(row, ratios={**row.ratios, TIME: row.time and row.time.at(error)}) for row in rows), (
-        overall and overall.at(error)
+    errors = {name: of_several(row.ratios.get(name) for row in rows) for name in MEASURED}
+    # A rate is a time the other way round: its interval is, too.
+    errors[TIME] = errors[RATE] = of_several([*(row.time for row in rows), *([overall] if len(rows) > 1 else [])])
+    widened = ({name: ratio and ratio.at(errors[name]) for name, ratio in row.ratios.items()} for row in rows)
+    return tuple(replace(row, ratios=ratios) for row, ratios in zip(rows, widened, strict=True)), (
+        overall and overall.at(errors[TIME])
     )
 
 
 def _require_believable(rows: Sequence[ComparedRow]) -> None:
-    """Refuse where several devices are faster than one by more than their number."""
+    """Refuse where several devices are faster than one by more than their number, or one computes more than it can."""
     for row in rows:
         for issue in row.pairing.blockers():
-            if issue.kind is Blocker.SUPERLINEAR:
+            if issue.kind in (Blocker.SUPERLINEAR, Blocker.ABOVE_PEAK):
                 raise ConfigError(f"{row.configuration} ({row.group}) is not compared: {issue}")
 
 
@@ -293,7 +293,7 @@ def _overall(rows: Sequence[Compared]) -> Ratio | None:
         return None
     repeats = sorted(set.intersection(*(set(time) for time in times)))
     means = [(r, math.exp(sum(math.log(time[r]) for time in times) / len(times))) for r in repeats]
-    # Repeats that share a block in any row share one in all rows together.
-    of_row = [dict(zip((r for r, _ in row.time.pairs), row.time.blocks, strict=True)) for row in rows if row.time]
-    groups = [{(place, blocks[r]) for place, blocks in enumerate(of_row)} for r in repeats]
+    # Repeats that share a pool in any row share one in all rows together.
+    of_row = [dict(zip((r for r, _ in row.time.pairs), row.time.pools, strict=True)) for row in rows if row.time]
+    groups = [{(place, pools[r]) for place, pools in enumerate(of_row)} for r in repeats]
     return ratio_of_pairs(means, dict(zip(repeats, joined(groups), strict=True)))

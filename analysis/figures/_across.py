@@ -4,20 +4,28 @@ from __future__ import annotations
 
 from collections import defaultdict
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import altair as alt
 import polars as pl
 
 from analysis import text
+from analysis.comparison.baseline import LIMITS
+from analysis.comparison.compared_run import compared_runs
 from analysis.comparison.groups import groups_across
-from analysis.comparison.pairing import Pairing, compared_runs, paired
-from analysis.configurations import counted
+from analysis.comparison.limits import said_once
+from analysis.comparison.pairing import Pairing, paired
+from analysis.comparison.speed import of_several, of_speed
+from analysis.comparison.two_sides import RATE
+from analysis.configurations import displayed
 from analysis.figures._chart import lines
 from analysis.figures._sentences import per_group
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from analysis.reader import Runs
+    from analysis.stats import Ratio
 
 
 class Across(NamedTuple):
@@ -29,13 +37,14 @@ class Across(NamedTuple):
 
 
 def rates(runs: Runs, across: Across) -> pl.DataFrame:
-    """Samples per second in steady state of every counted run that another differs from in the quantity only.
+    """Samples per second in steady state of every displayed run that another differs from in the quantity only.
 
-    Columns: run_id, panel, group, configuration, variant, strategy, devices, repeat, x, throughput_samples_per_s.
+    Columns: run_id, panel, group, configuration, variant, strategy, devices, repeat, disturbed, x,
+    throughput_samples_per_s.
     """
     labels = groups_across(runs, across.roots)
-    names = ("group", "configuration", "variant", "strategy", "devices", "repeat")
-    rows = counted(runs).select(
+    names = ("group", "configuration", "variant", "strategy", "devices", "repeat", "disturbed")
+    rows = displayed(runs).select(
         "run_id",
         pl.col("run_id").replace_strict(labels, return_dtype=pl.String).alias("panel"),
         *names,
@@ -65,25 +74,37 @@ def figure(runs: Runs, across: Across, *, title: str) -> alt.FacetChart | None:
 def finding(runs: Runs, across: Across) -> str:
     """How the rate changes from the smallest to the largest level, per configuration; repeats are paired."""
     nothing = f"No two runs that count differ in {across.name.lower()} only."
-    return per_group(rates(runs, across), partial(_changes, runs, across), by="panel") or nothing
+    compared = rates(runs, across).filter(~pl.col("disturbed"))
+    pairings = {
+        (panel, configuration): _smallest_and_largest(runs, members)
+        for (panel, configuration), members in compared.group_by("panel", "configuration", maintain_order=True)
+    }
+    error = of_several(pairing.ratio(RATE) for pairing in pairings.values())
+    return per_group(compared, partial(_changes, across, pairings, error=error), by="panel") or nothing
 
 
-def _changes(runs: Runs, across: Across, rows: pl.DataFrame) -> str:
+def _changes(across: Across, pairings: Mapping[tuple[Any, Any], Pairing], rows: pl.DataFrame, *, error: float) -> str:
     # Not all need have been measured over the same levels: the largest batch may not have fitted all.
     shown: dict[tuple[int, int], list[str]] = defaultdict(list)
-    refused = []
-    for (configuration,), members in rows.group_by("configuration", maintain_order=True):
-        pairing = _smallest_and_largest(runs, members)
+    refused, caveats = [], []
+    for (panel, configuration), members in rows.group_by("panel", "configuration", maintain_order=True):
+        pairing = pairings[panel, configuration]
         refused += [f"{configuration} is not compared: {issue}" for issue in pairing.blockers()]
-        if ratio := pairing.ratio("throughput_samples_per_s"):
-            span = "" if ratio.low is None else f" ({ratio.low:.2f}–{ratio.high:.2f})"
+        if ratio := pairing.ratio(RATE):
+            caveats += [(str(configuration), caveat) for caveat in pairing.caveats() if caveat.kind in LIMITS]
             ends = members.select(low=pl.col("x").min(), high=pl.col("x").max()).row(0)
-            shown[ends].append(f"{ratio.median:.2f} times as many{span} with {configuration}")
+            shown[ends].append(f"{_gain(ratio.at(error))} with {configuration}")
     steps = [
         f"from {across.name.lower()} {low:,} to {high:,}, samples per second are {text.listed(gains, most=4)}"
         for (low, high), gains in shown.items()
     ]
-    return "; ".join([*steps, *refused])
+    return "; ".join([*steps, *refused, *(line.removesuffix(".") for line in said_once(caveats))])
+
+
+def _gain(ratio: Ratio) -> str:
+    why = f" ({of_speed(ratio)})" if ratio.is_apart else ""
+    span = f" ({ratio.low:.2f}–{ratio.high:.2f})" if ratio.low is not None else why
+    return f"{ratio.median:.2f} times as many{span}"
 
 
 def _smallest_and_largest(runs: Runs, rows: pl.DataFrame) -> Pairing:

@@ -11,7 +11,8 @@ import altair as alt
 import polars as pl
 from altair.utils.schemapi import debug_mode
 
-from analysis.configurations import counted
+from analysis.cells import DISTURBED_MARK
+from analysis.configurations import displayed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -55,6 +56,7 @@ MOST_PANELS = 24
 """Most panels of a figure that are drawn."""
 MOST_POINTS = 12_000
 """Most points of a figure's repeats; with more, medians are drawn."""
+DISTURBED = f"Paler, hollow or marked {DISTURBED_MARK}: others disturbed these runs. They are compared with nothing."
 LEGEND = alt.Legend(
     title=None, symbolLimit=0, symbolType="stroke", symbolOpacity=1, symbolSize=500, symbolStrokeWidth=2.5
 )
@@ -79,7 +81,7 @@ def panels(
 ) -> alt.FacetChart:
     """Lay out one panel per value of the column `panel`, with its own axes under `own_axes`, and style it.
 
-    With more than `MOST_PANELS` panels, a subtitle says how many are drawn.
+    With more than `MOST_PANELS` panels, a subtitle says how many are drawn; so it does what marks disturbed runs.
     """
     order = list(data["panel"].unique(maintain_order=True))
     header = alt.Header(
@@ -97,7 +99,7 @@ def panels(
     facet = alt.Facet("panel:N", sort=order, header=header)
     laid_out: alt.FacetChart = (
         chart.facet(facet=facet, columns=min(COLUMNS, len(order)))
-        .properties(title=_title(title, len(order)), spacing=28)
+        .properties(title=_title(title, len(order), disturbed=bool(_disturbed(data).any())), spacing=28)
         .configure(font="Arial, Helvetica, 'Liberation Sans', sans-serif", background="white")
         .configure_axis(
             **axis,
@@ -115,11 +117,23 @@ def panels(
     return laid_out
 
 
-def _title(title: str, count: int) -> alt.Title:
-    shown = alt.Title(title, anchor="start", fontSize=15, offset=12, color=INK)
-    if count > MOST_PANELS:
-        shown.subtitle = f"The first {MOST_PANELS} of {count} panels are drawn; the tables are whole."
-    return shown
+def _title(title: str, count: int, *, disturbed: bool) -> alt.Title:
+    words = alt.Title(title, anchor="start", fontSize=15, offset=12, color=INK)
+    lines = [f"The first {MOST_PANELS} of {count} panels are drawn; the tables are whole."] * (count > MOST_PANELS)
+    if lines := [*lines, *[DISTURBED] * disturbed]:
+        words.subtitle = " ".join(lines)
+    return words
+
+
+def _disturbed(data: pl.DataFrame) -> pl.Series:
+    """Of each row, whether others disturbed its run; rows of no run were not."""
+    known = data["disturbed"] if "disturbed" in data.columns else pl.repeat(False, data.height, eager=True)
+    return known.fill_null(False)
+
+
+def pale(value: float) -> Any:
+    """An opacity, or less of it for disturbed runs."""
+    return alt.condition("datum.disturbed", alt.value(value / 2), alt.value(value))
 
 
 def panel(data: pl.DataFrame, label: str | pl.Expr) -> pl.DataFrame:
@@ -180,13 +194,15 @@ def bars(
     data = with_medians(drawn(data, columns), ("panel", "configuration"))
     ends = pl.max_horizontal("largest", goal, 0) if goal else pl.col("largest")
     # Room for the text: the panels of one group share their scale, groups of other work have their own.
-    data = data.with_columns(label=labels, largest=ends, room=ends.max().over("group") * room)
+    mark = pl.when(_disturbed(data)).then(pl.lit(DISTURBED_MARK)).otherwise(pl.lit(""))
+    data = data.with_columns(label=labels + mark, largest=ends, room=ends.max().over("group") * room)
     y = names_axis(data)
     tooltip = [alt.Tooltip(f"{name}:N") for name in ("configuration", "repeat")]
     base = alt.Chart(records(data)).properties(width=PANEL_WIDTH, height={"step": 34})
     only_first, measured = base.transform_filter("datum.first"), base.transform_filter("datum.value != null")
-    bar = only_first.transform_filter("datum.median != null").mark_bar(height={"band": 0.68}, opacity=0.85)
+    bar = only_first.transform_filter("datum.median != null").mark_bar(height={"band": 0.68})
     bar = bar.encode(
+        opacity=pale(0.85),
         x=alt.X("median:Q", title=unit, axis=alt.Axis(tickCount=5)),
         y=y,
         color=bar_colour(data),
@@ -201,6 +217,10 @@ def bars(
         )
         marks.insert(1, line.encode(x=alt.X(f"{goal}:Q", title=unit), y=y, tooltip=[tooltip[0], f"{goal}:Q"]))
     return panels(alt.layer(*marks), data, title=title, own_axes=True)
+
+
+HOLLOW: Any = alt.condition("datum.disturbed", alt.value(0.0), alt.value(0.45))
+"""How filled a point of lines is: disturbed runs have none."""
 
 
 def names_axis(data: pl.DataFrame) -> alt.Y:
@@ -241,8 +261,8 @@ def lines(data: pl.DataFrame, *, columns: Sequence[str] = ("value",), title: str
         alt.Tooltip("x:Q", title=x["title"]),
         alt.Tooltip("value:Q", title=y["title"], format=".4~g"),
     ]
-    dots = base.mark_point(filled=True, size=26, opacity=0.45)
-    points = dots.encode(x=x, y=y, color=key["color"], tooltip=tooltip)
+    dots = base.mark_point(filled=True, size=26, strokeOpacity=0.45, strokeWidth=0.8)
+    points = dots.encode(x=x, y=y, color=key["color"], tooltip=tooltip, fillOpacity=HOLLOW)
     return panels(alt.layer(line, points), data, title=title)
 
 
@@ -276,9 +296,9 @@ def series(data: pl.DataFrame, *, points: bool = False) -> dict[str, Any]:
 
 
 def timed(runs: Runs, labels: Mapping[str, str | pl.Expr]) -> pl.DataFrame:
-    """What `bars` needs of every run that counts: a row per column that it has measured, in the panel of its label."""
+    """What `bars` needs of every displayed run: a row per column that it has measured, in the panel of its label."""
     names = ("group", "configuration", "variant", "strategy", "devices", "repeat")
-    of_some = ("memory_kind", "accuracy_target", "theoretical_state_bytes")
-    rows = counted(runs)
+    of_some = ("memory_kind", "accuracy_target", "theoretical_state_bytes", "disturbed")
+    rows = displayed(runs)
     parts = [panel(rows.select(*names, *of_some, name).drop_nulls(name), label) for name, label in labels.items()]
     return pl.concat(parts, how="diagonal").sort("group", maintain_order=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from analysis import text
 from analysis.comparison.baseline import unlike_groups
 
 if TYPE_CHECKING:
@@ -15,12 +16,16 @@ if TYPE_CHECKING:
 
 
 def ranked(runs: Runs, rows: pl.DataFrame, sentence: Callable[[pl.DataFrame], str]) -> str:
-    """`per_group` of sentences that rank configurations: where environments differ, each says that it ranks nothing."""
+    """`per_group` of sentences that rank configurations: where environments differ, or others disturbed all runs of a
+    configuration, each says that it ranks nothing.
+    """
     unlike = unlike_groups(runs)
 
     def with_refusal(members: pl.DataFrame) -> str:
         issue = unlike.get(members["group"][0])
-        return sentence(members) + (f"; this does not rank them, since {issue}" if issue else "")
+        disturbed = members.filter("disturbed")["configuration"].to_list()
+        why = issue or (disturbed and f"others disturbed all runs of {text.listed(disturbed)}")
+        return sentence(members) + (f"; this does not rank them, since {why}" if why else "")
 
     return per_group(rows, with_refusal)
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from analysis import text
-from analysis.configurations import counted
+from analysis.cells import DISTURBED_MARK
+from analysis.configurations import displayed
 from analysis.figures._chart import panel
 from analysis.figures._sentences import per_group
 from analysis.figures._stacked import stacked_bars
@@ -39,8 +40,9 @@ def figure(runs: Runs) -> alt.FacetChart | None:
         return None
     total = pl.col("step_time_s") * 1e3
     times = {name: pl.col(f"{phase}_s") * 1e3 for phase, (name, _) in _NAMES.items()}
-    label = total.map_elements(lambda value: f"{text.number(value)} ms", return_dtype=pl.String)
-    rows = measured.select("group", "configuration", total=total, label=label, **times)
+    mark = pl.when("disturbed").then(pl.lit(DISTURBED_MARK)).otherwise(pl.lit(""))
+    label = total.map_elements(lambda value: f"{text.number(value)} ms", return_dtype=pl.String) + mark
+    rows = measured.select("group", "configuration", "disturbed", total=total, label=label, **times)
     return stacked_bars(
         panel(rows, "Mean over ranks, steps and repeats"),
         dict(_NAMES.values()),
@@ -55,10 +57,10 @@ def _per_configuration(runs: Runs) -> pl.DataFrame:
     """Means over repeats, one row per configuration; a phase that no run of it has is null."""
     times = [f"{phase}_s" for phase in PHASES]
     return (
-        counted(runs)
+        displayed(runs)
         .join(phase_times(runs), on="run_id", maintain_order="left")
         .group_by("group", "configuration", maintain_order=True)
-        .agg(pl.col("step_time_s", *times).mean())
+        .agg(pl.col("step_time_s", *times).mean(), pl.col("disturbed").any())
     )
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from analysis import text
-from analysis.configurations import counted, gains, summary
+from analysis.configurations import displayed, gains, summary
 from analysis.figures._chart import bars, panel
 from analysis.figures._sentences import per_group
 from analysis.metrics import measured_bubbles
@@ -40,7 +40,7 @@ def figure(runs: Runs) -> alt.FacetChart | None:
 
 def _measured(runs: Runs) -> pl.DataFrame:
     """The bubbles of the runs that were attributed."""
-    rows = counted(runs).drop_nulls("theoretical_bubble").join(measured_bubbles(runs), on="run_id")
+    rows = displayed(runs).drop_nulls("theoretical_bubble").join(measured_bubbles(runs), on="run_id")
     return panel(rows, "Bubble as measured after the last epoch").with_columns(
         value=100 * pl.col("measured_bubble"), bubble=100 * pl.col("theoretical_bubble")
     )

@@ -9,11 +9,11 @@ import altair as alt
 import polars as pl
 
 from analysis import text
-from analysis.comparison.baseline import against_one_device, refused
+from analysis.comparison.baseline import against_one_device, error_of_intervals, limited, refused
 from analysis.comparison.groups import component_labels, groups_across
-from analysis.comparison.policy import BASELINE
-from analysis.configurations import counted
-from analysis.figures._chart import PANEL_WIDTH, drawn, panels, records, series, with_medians
+from analysis.comparison.policy import BASELINE_LABEL
+from analysis.configurations import displayed
+from analysis.figures._chart import HOLLOW, PANEL_WIDTH, drawn, panels, records, series, with_medians
 from analysis.figures._sentences import per_group
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def _measured(runs: Runs) -> pl.DataFrame:
     that tell it from others of its name, and the columns of `facts`, the smallest model first.
     """
     works, names = groups_across(runs, ("model",)), component_labels(runs, "model")
-    rows = counted(runs).with_columns(
+    rows = displayed(runs).with_columns(
         work=pl.col("run_id").replace_strict(works, return_dtype=pl.String),
         model=pl.col("run_id").replace_strict(names, return_dtype=pl.String),
     )
@@ -44,7 +44,7 @@ def _measured(runs: Runs) -> pl.DataFrame:
 def figure(runs: Runs) -> alt.FacetChart | None:
     """A row per model, a colour per configuration; None where all runs of like work have the same model."""
     rows = _measured(runs)
-    names = ("work", "group", "configuration", "variant", "strategy", "model", "repeat")
+    names = ("work", "group", "configuration", "variant", "strategy", "model", "repeat", "disturbed")
     memory = pl.col("memory_kind").replace_strict(_MEMORY, default=None)
     data = pl.concat(
         [
@@ -76,8 +76,9 @@ def _dots(data: pl.DataFrame) -> alt.FacetChart:
         color=colour,
         tooltip=[*tooltip, alt.Tooltip("median:Q", format=".4~g")],
     )
-    repeat = base.mark_point(filled=True, size=16, opacity=0.5)
+    repeat = base.mark_point(filled=True, size=16, strokeOpacity=0.5, strokeWidth=0.8)
     repeat = repeat.encode(
+        fillOpacity=HOLLOW,
         x=alt.X("value:Q", scale=scale),
         y=y,
         color=colour,
@@ -89,33 +90,32 @@ def _dots(data: pl.DataFrame) -> alt.FacetChart:
 def finding(runs: Runs) -> str:
     """How fast each configuration trains, and what memory it takes, beside one device: its two extreme models."""
     speeds = per_group(_measured(runs), partial(_speeds, runs), by="work")
-    lines = filter(None, [speeds, *refused(runs)])
+    lines = filter(None, [speeds, *refused(runs), *limited(runs)])
     return "\n".join(lines) or "No two runs that count differ in the model only, beside one device."
 
 
 def _speeds(runs: Runs, rows: pl.DataFrame) -> str:
     shown = []
     for (configuration,), members in rows.group_by("configuration", maintain_order=True):
-        speed = _against_one_device(runs, members, "throughput_samples_per_s")
+        speed = _against_one_device(runs, members)
         memory = _against_one_device(runs, members, "peak_memory_sum_bytes")
-        if speed and configuration != _BASELINE:
+        if speed and configuration != BASELINE_LABEL:
             taking = f", taking {_ends(memory)} times the memory" if memory else ""
             shown.append(f"{configuration} trains {_ends(speed)} times as fast, once warm{taking}")
-    return f"beside {_BASELINE}, {text.listed(shown, most=4, sep='; ')}" if shown else ""
+    return f"beside {BASELINE_LABEL}, {text.listed(shown, most=4, sep='; ')}" if shown else ""
 
 
-_BASELINE = f"{BASELINE[0]} × {BASELINE[1]}"
-
-
-def _against_one_device(runs: Runs, rows: pl.DataFrame, metric: str) -> list[tuple[Ratio, str]]:
-    """The paired ratio of the metric to one device's, and the model; in ascending order."""
-    pairings = against_one_device(runs)
-    ratios = [
-        (pairings[group, configuration].ratio(metric), model)
+def _against_one_device(runs: Runs, rows: pl.DataFrame, metric: str | None = None) -> list[tuple[Ratio, str]]:
+    """The paired ratio of the metric to one device's (None: the speed-up), and the model; in ascending order."""
+    pairings, error = against_one_device(runs), error_of_intervals(runs, metric)
+    of_models = [
+        (pairings[group, configuration], model)
         for group, configuration, model in rows.select("group", "configuration", "model").unique().rows()
         if (group, configuration) in pairings
     ]
-    return sorted([(ratio, model) for ratio, model in ratios if ratio], key=lambda pair: (pair[0].median, pair[1]))
+    ratios = [(pairing.speed_up() if metric is None else pairing.ratio(metric), model) for pairing, model in of_models]
+    known = [(ratio.at(error), model) for ratio, model in ratios if ratio]
+    return sorted(known, key=lambda pair: (pair[0].median, pair[1]))
 
 
 def _ends(ratios: list[tuple[Ratio, str]]) -> str:

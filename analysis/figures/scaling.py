@@ -10,7 +10,7 @@ import altair as alt
 import polars as pl
 
 from analysis import text
-from analysis.comparison.baseline import refused
+from analysis.comparison.baseline import limited, refused
 from analysis.configurations import gains, summary
 from analysis.figures._chart import INK, LEGEND, PANEL_WIDTH, bars, panel, panels, records, variants
 from analysis.figures._sentences import per_group
@@ -138,7 +138,7 @@ def _axes(data: pl.DataFrame, devices: list[int]) -> tuple[alt.X, Any]:
 def finding(runs: Runs) -> str:
     """Real ÷ theoretical scaling on the most devices, with start-up and at steady state."""
     several = summary(runs).filter(pl.col("devices") > 1).drop_nulls("efficiency")
-    lines = filter(None, [per_group(several, _efficiencies), *refused(runs)])
+    lines = filter(None, [per_group(several, _efficiencies), *refused(runs), *limited(runs)])
     return "\n".join(lines) or "Scaling needs single × 1 and a run on several devices."
 
 

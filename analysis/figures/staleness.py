@@ -8,7 +8,7 @@ import altair as alt
 import polars as pl
 
 from analysis import text
-from analysis.configurations import counted, summary
+from analysis.configurations import displayed, summary
 from analysis.figures._chart import PANEL_WIDTH, bar_colour, panel, panels, records
 from analysis.figures._sentences import per_group
 from analysis.metrics import staleness_histogram
@@ -50,8 +50,8 @@ def _binned(runs: Runs) -> pl.DataFrame:
 
     A bin that some other repeat of the configuration has is 0, not missing.
     """
-    names = ("group", "configuration", "variant", "strategy", "repeat")
-    members = counted(runs).select("run_id", *names)
+    names = ("group", "configuration", "variant", "strategy", "repeat", "disturbed")
+    members = displayed(runs).select("run_id", *names)
     shares = members.join(staleness_histogram(runs), on="run_id", maintain_order="left_right")
     if shares.is_empty():
         return shares

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from analysis import text
-from analysis.configurations import counted
+from analysis.configurations import displayed
 from analysis.figures._chart import bars, panel
 from analysis.figures._sentences import per_group
 from analysis.metrics import ring_times
@@ -24,12 +24,12 @@ TITLE = "Exposed communication against the ring's formula"
 def _measured(runs: Runs) -> pl.DataFrame:
     """The counted runs that all-reduce and were attributed, with both times in ms per step."""
     times = pl.col("exposed_s", "ring_s") * 1e3
-    return counted(runs).join(ring_times(runs).with_columns(times), on="run_id", maintain_order="left")
+    return displayed(runs).join(ring_times(runs).with_columns(times), on="run_id", maintain_order="left")
 
 
 def figure(runs: Runs) -> alt.FacetChart | None:
     """Bars of the waiting time, a line at the formula; None where nothing was attributed."""
-    columns = ("group", "configuration", "variant", "strategy", "devices", "repeat")
+    columns = ("group", "configuration", "variant", "strategy", "devices", "repeat", "disturbed")
     ring = pl.col("ring_s").median().over("group", "configuration")
     rows = _measured(runs).select(*columns, "exposed_s", ring=ring)
     if rows.is_empty():

@@ -34,6 +34,12 @@ PER_FACT = (
     ),
     Column("exclusion_detail", "string", "the run's own reason for its exclusion", null="it has none"),
     Column(
+        "displayed",
+        "bool",
+        "whether the numbers of its configuration are computed from it: it counts, or others disturbed it and none of "
+        "its configuration counts",
+    ),
+    Column(
         "accuracy_target",
         "float64",
         "highest step of a fixed ladder of accuracies that more than half of each configuration's runs reach; chosen "
@@ -74,11 +80,17 @@ PER_CONFIGURATION = (
     Column(
         "repeats",
         "int32",
-        "runs that the numbers of this row are computed from: those that are not excluded",
+        "runs that count: the numbers of this row are computed from them, or from disturbed ones where none counts",
         heading="Runs counted",
         show=Show.COUNTED,
-        beside=("runs", "outcomes"),
+        beside=("runs", "outcomes", "disturbed"),
         brief="runs",
+    ),
+    Column(
+        "disturbed",
+        "bool",
+        "whether the numbers of this row are those of runs that others disturbed: they are shown, and compared with "
+        "nothing",
     ),
     Column(
         "speed_up",
@@ -99,6 +111,7 @@ PER_CONFIGURATION = (
         "string",
         "faster or slower than one device; indistinguishable where the interval holds 1; too few repeats for one; "
         "not interleaved where the sides were measured apart; no repeat in common; "
+        "disturbed where others took cores or GPUs of all runs of a side; "
         "not comparable where the environments differ in what must match",
         null=_NO_PAIR,
         heading="Against one device",
@@ -137,7 +150,8 @@ PER_CONFIGURATION = (
     Column(
         "parity",
         "string",
-        "runs that passed the parity check of those that were checked, and how many were not",
+        "runs that passed the parity check of those that were checked, how many were not, and of how many the closing "
+        "check after training did not end",
         heading="Parity passed",
     ),
 )

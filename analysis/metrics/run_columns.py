@@ -124,6 +124,14 @@ PER_RUN = (
         heading="Throughput",
     ),
     Column(
+        "least_flop_per_s",
+        "float64",
+        "floating-point operations per second and device that this throughput takes at least: least_flop_per_sample × "
+        "throughput_samples_per_s ÷ devices",
+        "flop/s",
+        null="no throughput, or the model was not counted",
+    ),
+    Column(
         "throughput_with_startup_samples_per_s",
         "float64",
         "samples trained on in all epochs ÷ total_time_s",
@@ -223,6 +231,12 @@ PER_RUN = (
         heading="Parity difference",
         tables=("runs",),
         show=Show.SCIENTIFIC,
+    ),
+    Column(
+        "closed",
+        "bool",
+        "whether the closing check, which follows the last epoch, ended",
+        null="not asked for, or the run has no result",
     ),
     Column(
         "checks_made",

@@ -11,6 +11,7 @@ from analysis.metrics.aggregates import aggregate, aggregates
 from analysis.metrics.epoch_metrics import AS_TEXT, measured, numbered, run_and
 from analysis.metrics.schema import per_run_columns, row_aggregates, run_aggregates
 from analysis.published import TYPES
+from parallelbench.store.check_tables import CLOSING
 from parallelbench.store.columns import Over
 
 if TYPE_CHECKING:
@@ -69,6 +70,10 @@ def _derive(joined: pl.DataFrame) -> pl.DataFrame:
             total_training_time_s=pl.when(pl.col("resumed_after").is_null()).then(pl.col("total_training_time_s")),
             throughput_samples_per_s=pl.col("_samples") / pl.col("steady_epoch_time_s"),
             # Null: there was no parity check, so nothing is subtracted.
+            closed=pl.when("_unclosed")
+            .then(pl.lit(False))
+            .when(pl.col("closing_check_s").is_not_null())
+            .then(pl.lit(True)),
             startup_without_parity_s=pl.col("startup_s") - pl.col("startup_parity_s").fill_null(0),
         )
         .with_columns(
@@ -77,6 +82,7 @@ def _derive(joined: pl.DataFrame) -> pl.DataFrame:
             )
         )
         .with_columns(
+            least_flop_per_s=pl.col("least_flop_per_sample") * pl.col("throughput_samples_per_s") / pl.col("devices"),
             throughput_with_startup_samples_per_s=pl.col("_all_samples") / pl.col("total_time_s"),
             gpu_hours=pl.when(pl.col("device_type") == "cuda").then(
                 pl.col("devices") * pl.col("total_time_s") / SECONDS_PER_HOUR
@@ -168,7 +174,9 @@ def _checks(runs: Runs) -> pl.DataFrame:
         for name in ("failed", "passed")
     ]
     parts.append(pl.format("not compared: {}", pl.col("unknown").list.join(", ")))
-    return both.select("run_id", checks_made=pl.concat_str(parts, separator="; ", ignore_nulls=True))
+    return both.select("run_id", checks_made=pl.concat_str(parts, separator="; ", ignore_nulls=True)).join(
+        rows.group_by("run_id").agg(_unclosed=(pl.col("check") == CLOSING).any()), on="run_id", how="left"
+    )
 
 
 def staleness_histogram(runs: Runs) -> pl.DataFrame:

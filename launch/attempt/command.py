@@ -75,7 +75,7 @@ def environment(
         # numpy starts a thread pool on import. Nothing here uses it, and it would not survive a fork.
         "OPENBLAS_NUM_THREADS": "1",
         **_network(run, rendezvous),
-        **_nccl(run, device_type),
+        **(run.nccl.variables() if device_type == "cuda" else {}),
         **MALLOC,
     }
     if run.compile:
@@ -93,20 +93,6 @@ def _network(run: RunConfig, rendezvous: Rendezvous | None) -> dict[str, str]:
     if interface is None:
         return {}
     return {"GLOO_SOCKET_IFNAME": interface} | ({} if rendezvous is None else {"NCCL_SOCKET_IFNAME": interface})
-
-
-def _nccl(run: RunConfig, device_type: str) -> dict[str, str]:
-    """Variables by which torch and NCCL learn the run's choices; torch reads them when it is imported."""
-    if device_type != "cuda":
-        return {}
-    variables = {}
-    if run.nccl.backend == "legacy":
-        variables["TORCH_DIST_USE_NCCL2"] = "0"
-    if run.nccl.per_edge:
-        variables["TORCH_DISTRIBUTED_PIPELINE_PER_EDGE_P2P"] = "1"
-    if run.nccl.interface is not None:
-        variables["NCCL_SOCKET_IFNAME"] = run.nccl.interface
-    return variables
 
 
 def threads_per_process(run: RunConfig, device_type: str, cores: int) -> int:

@@ -66,7 +66,9 @@ def too_small(run: RunConfig, device_type: str) -> str | None:
     """Why this machine can't do its share of a run; None where it can."""
     try:
         this_machine().require(**_share(run, device_type), oversubscribe=run.launcher.oversubscribe)
-        require_interface(run.nccl.interface)
+        require_interface("nccl.interface", run.nccl.interface)
+        if run.nodes > 1:
+            require_interface("site.network_interface", run.site.network_interface)
     except ConfigError as error:
         return str(error)
     return None

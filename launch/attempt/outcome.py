@@ -49,7 +49,10 @@ def publish_if_finished(folder: RunFolder, run: RunConfig, attempt: Attempt) -> 
         return None
     reason = _unlike_one_device(finished, tables)
     name: OutcomeName = "ok" if reason is None else "parity_failed"
-    outcome = Outcome(outcome=name, reason=reason or f"trained {run.epochs} epochs", finished_at=finished["time"])
+    unchecked = "" if _was_closed(run, events) else "; not checked: the closing check did not end"
+    outcome = Outcome(
+        outcome=name, reason=reason or f"trained {run.epochs} epochs{unchecked}", finished_at=finished["time"]
+    )
     try:
         publish(folder, run, attempt, outcome)
     except SupersededError as error:
@@ -57,6 +60,11 @@ def publish_if_finished(folder: RunFolder, run: RunConfig, attempt: Attempt) -> 
     except StorageError as error:
         return attempt.finish("storage", str(error))
     return attempt.finish(outcome.outcome, outcome.reason)
+
+
+def _was_closed(run: RunConfig, events: list[dict[str, Any]]) -> bool:
+    """Whether the closing check ended, where it was asked for: rank 0 records how long it took as its last act."""
+    return not run.measure.parity or any("closing_check_s" in event for event in events)
 
 
 def _unlike_one_device(finished: dict[str, Any], tables: dict[str, list[dict[str, Any]]]) -> str | None:

@@ -37,15 +37,19 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
 
 def offer(folder: Path, start: str, *, nodes: int, interface: str | None = None) -> Rendezvous:
     """Choose a free port of this host, and tell the other nodes."""
-    host = address(interface)
-    if nodes > 1 and interface is None and host.startswith("127."):
-        host = _address_of_route()
+    host = address_of(interface, nodes=nodes)
     with socket.socket() as probe:
         probe.bind((host, 0))
         port = probe.getsockname()[1]
     with private():  # anybody who knows the port and the id could join the ranks
         write_file(folder / "rendezvous.json", msgspec.json.encode(Offer(start=start, host=host, port=port)))
     return Rendezvous(node=0, nodes=nodes, host=host, port=port, id=start)
+
+
+def address_of(interface: str | None, *, nodes: int) -> str:
+    """This host's address for the other ones of so many nodes."""
+    host = address(interface)
+    return _address_of_route() if nodes > 1 and interface is None and host.startswith("127.") else host
 
 
 def address(interface: str | None) -> str:

@@ -67,9 +67,9 @@ def _memory() -> str:
 
 def _gpus(machine: Machine) -> Iterator[tuple[str, str]]:
     for index, gpu in enumerate(machine.gpus):
-        memory = "memory unknown" if gpu.memory_bytes is None else f"{gpu.memory_bytes / 2**30:.0f} GiB"
-        state = f"can't be used: {gpu.failure}" if gpu.failure else f"{gpu.name}, {memory}, {gpu.uuid}"
-        yield f"GPU {index}", state
+        if gpu.failure is None:  # others are named with the problems
+            memory = "memory unknown" if gpu.memory_bytes is None else f"{gpu.memory_bytes / 2**30:.0f} GiB"
+            yield f"GPU {index}", f"{gpu.name}, {memory}, {gpu.uuid}"
     if not machine.gpus:
         yield (
             "GPUs",

@@ -33,16 +33,17 @@ def report(folder: str, extension: Extension, *, out: str | None) -> int:
 def claims(folder: str, names: Sequence[str], extension: Extension, *, file: str | None) -> int:
     """Claims of publications, compared with the runs below a folder: all in one table, or the named ones in full."""
     from analysis import format_exclusions, load
-    from analysis.claims import Publication, chosen, judge_all
+    from analysis.claims import Publication, judge_all, require_claims
     from analysis.claims.table import details, judgements_table
 
     root = existing(folder)
-    of = chosen([Publication.read(Path(file))] if file else None, names)
+    of = [Publication.read(Path(file))] if file else None
+    require_claims(names, of)
     runs = load(root, plugin=extension.plugin)
     if runs.run.is_empty():
         why = f" ({runs.skipped[0].path}: {runs.skipped[0].reason})" if runs.skipped else ""
         raise ConfigError(f"{folder} holds no readable run{why}: {instead_of(root)}")
-    judgements = judge_all(runs, of)
+    judgements = judge_all(runs, of, names=names)
     for shown in map(details, judgements) if names else [judgements_table(judgements)]:
         console().print(shown)
     _remark(format_exclusions(runs))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable
 from typing import Literal
@@ -29,6 +30,8 @@ class CheckResult(msgspec.Struct, frozen=True):
     state: Literal["ok", "failed", "skipped"]
     text: str
     took_s: float
+    node: str = ""
+    """Where it was found."""
 
     def line(self) -> str:
         """As it is printed."""
@@ -47,7 +50,7 @@ def carry_out(name: str, check: Check) -> CheckResult:
         state, text = "failed", str(failed)
     except Exception as error:
         state, text = "failed", f"{type(error).__name__}: {error}"
-    return CheckResult(name, state, one_line(text), time.perf_counter() - start)
+    return CheckResult(name, state, one_line(text), time.perf_counter() - start, socket.gethostname())
 
 
 def at_most(what: str, value: float, limit: float) -> str:

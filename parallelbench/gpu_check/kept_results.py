@@ -51,17 +51,19 @@ class KeptResults:
         self._path.write_bytes(b"".join(line + b"\n" for line in lines))
 
 
-def default_path() -> Path:
+def default_path(*, rehearsed: bool = False) -> Path:
     """One file per machine: home folders are often shared."""
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(cache).expanduser() / "parallelbench" / f"gpu-check-{socket.gethostname()}.jsonl"
+    name = "gpu-check-rehearsal" if rehearsed else "gpu-check"
+    return Path(cache).expanduser() / "parallelbench" / f"{name}-{socket.gethostname()}.jsonl"
 
 
 def markdown(setting: str, results: Iterable[CheckResult]) -> str:
     """A table to paste into an issue."""
+    here = socket.gethostname()
     lines = [setting, "", "| check | result | figures | s |", "|---|---|---|---|"]
     for result in results:
-        text = result.text
+        text = result.text if result.node in ("", here) else f"{result.text} (on {result.node})"
         for letter, written in _CELL.items():
             text = text.replace(letter, written)
         lines.append(f"| {result.name} | {result.state} | {text} | {result.took_s:.1f} |")

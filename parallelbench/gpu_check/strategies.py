@@ -1,40 +1,42 @@
-"""Every strategy on several devices, in processes of its own: parity with one device, and steps that never wait."""
+"""Every strategy on several devices, in processes of its own, by the runs of `variants`.
+
+Each run is held against one device before, during and after training, as any run is, and its steps must never wait.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from parallelbench.errors import ConfigError
-from parallelbench.gpu_check.check_result import FailedError, SkippedError, at_most
-from parallelbench.gpu_check.ranks import Result, waits_by_design
-from parallelbench.gpu_check.small_runs import BATCH_SIZE, names_of, run_of
-from parallelbench.spec.check import check_run
+from parallelbench.gpu_check.check_result import FailedError
+from parallelbench.gpu_check.on_node import Nodes, torchrun
+from parallelbench.gpu_check.ranks import Result, has_parity, waits_by_design
+from parallelbench.gpu_check.small_runs import names_of
+from parallelbench.gpu_check.variants import PLAIN
+from parallelbench.gpu_check.variants import runs as runs_of
 from parallelbench.spec.identity import canonical_json
 from parallelbench.spec.mapping import to_mapping
+from parallelbench.spec.settings import Nccl
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from parallelbench.spec.config import RunConfig
 
-_MODELS: tuple[dict[str, Any], ...] = (
-    {"model": "vit_tiny"},
-    {"model": "mlp", "data": ("synthetic", {"channels": 1})},
-    {"model": "cnn_small"},
-    # For what takes the training set as one batch.
-    {"model": "mlp", "data": ("synthetic", {"channels": 1, "train_samples": BATCH_SIZE}), "optimizer": "lbfgs"},
-    {"model": "mlp", "data": ("synthetic", {"channels": 1}), "optimizer": "adagrad"},
-)
-"""Tried in this order; a strategy takes the first that its check allows."""
-_DEVICES = (8, 4, 3, 2)
-_TIMEOUT_S = 240.0
-_COLLECTIVE_TIMEOUT_S = 60.0
+WAYS = {
+    "nccl.backend=lazy": Nccl(backend="lazy"),
+    "nccl.backend=legacy": Nccl(backend="legacy"),
+    "nccl.per_edge=true": Nccl(per_edge=True),
+}
+"""Ways of exchanging messages besides the default."""
+_START_S, _RUN_S = 120.0, 60.0
+"""How long the processes may take to start, and then for each run; compiling takes most."""
 
 
 def names() -> list[str]:
@@ -42,77 +44,101 @@ def names() -> list[str]:
     return [name for name in names_of("strategy") if name != "single"]
 
 
-def strategy(name: str, device_type: str, devices: int) -> str:
-    """Check one strategy on as many of the devices as it can use."""
-    if devices < 2:
-        raise SkippedError(f"needs two devices or more; here: {devices}")
-    run = choose(name, device_type, devices)
-    return judge(run, device_type, *_carried_out(run, device_type))
+def strategy(name: str, device_type: str, devices: int, nodes: Nodes | None = None) -> str:
+    """Check one strategy on as many devices as it can use; `devices`: of each node; `nodes` None: only this one."""
+    runs = runs_of(name, device_type, devices, 1 if nodes is None else nodes.count)
+    return judge(runs, device_type, *_carried_out(runs, device_type, nodes))
 
 
-def choose(name: str, device_type: str, devices: int) -> RunConfig:
-    """A run that the strategy's own check allows, on the most devices."""
-    reason = ""
-    for count in (count for count in _DEVICES if count <= devices):
-        for options in _MODELS:
-            run = run_of(strategy=name, devices=count, **options)
-            try:
-                check_run(run, device_type)
-            except ConfigError as error:
-                reason = reason or str(error)
-                continue
-            return msgspec.structs.replace(
-                run, launcher=msgspec.structs.replace(run.launcher, collective_timeout_s=_COLLECTIVE_TIMEOUT_S)
-            )
-    raise SkippedError(f"no run of it fits {devices} devices: {reason}")
+def exchanged(how: str, devices: int, nodes: Nodes | None = None) -> str:
+    """Check a pipeline whose GPUs exchange messages in one of the ways of `WAYS`."""
+    plain = runs_of("pipeline", "cuda", devices, 1 if nodes is None else nodes.count)[PLAIN]
+    runs = {how: msgspec.structs.replace(plain, nccl=WAYS[how])}
+    return judge(runs, "cuda", *_carried_out(runs, "cuda", nodes))
 
 
-def judge(run: RunConfig, device_type: str, result: Result, error: str | None) -> str:
-    """The verdict on the ranks' result."""
-    texts = [f"{run.devices} devices, {run.model.name}"]
-    if not run.strategy.equals_one_device(run):
-        texts.append("asynchronous: no comparison with one device")
-    elif result.difference is not None and result.tolerance is not None:
-        texts.append(at_most("largest difference from one device", result.difference, result.tolerance))
-    elif error is None:
-        error = "rank 0 has left no result of the parity check"
-    reason = waits_by_design(run)
-    if error is None and device_type == "cuda" and not (result.watched or reason):
-        error = "rank 0 has left no word of an epoch in which waits were looked for"
+def judge(runs: dict[str, RunConfig], device_type: str, results: dict[str, Result], error: str | None) -> str:
+    """The verdict on the ranks' results."""
+    first = next(iter(runs.values()))
+    where = f"{first.devices} devices, {first.model.name}" + (f", {first.nodes} nodes" if first.nodes > 1 else "")
+    for label, run in runs.items():
+        if problem := _problem(run, device_type, results.get(label, Result())):
+            raise FailedError(", ".join(filter(None, [where, f"{label}: {problem}", error])))
     if error is not None:
-        raise FailedError(", ".join([*texts, error]))
-    if result.watched:
-        texts.append(f"{run.steps_per_epoch} steps without a wait")
-    elif device_type == "cuda":
-        texts.append(f"waits by design, so none was looked for: {reason}")
-    return ", ".join(texts)
+        raise FailedError(f"{where}, {error}")
+    return f"{where}, {'; '.join(_texts(runs, device_type, results))}"
 
 
-def _carried_out(run: RunConfig, device_type: str) -> tuple[Result, str | None]:
-    """Rank 0's result, and the error of the first rank that failed."""
-    with tempfile.TemporaryDirectory() as folder:
-        run_file, result_file = Path(folder) / "run.json", Path(folder) / "result.json"
-        run_file.write_text(canonical_json(to_mapping(run)))
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        ranks = [f"--nproc-per-node={run.strategy.processes(run, device_type)}", "-m", "parallelbench.gpu_check.ranks"]
-        code, output = _output_of([*torchrun, *ranks, str(run_file), device_type, str(result_file)])
+def _problem(run: RunConfig, device_type: str, result: Result) -> str:
+    """What is wrong with a result; empty: nothing."""
+    if run.strategy.equals_one_device(run) and has_parity(run):
+        if result.difference is None or result.tolerance is None:
+            return "rank 0 has left no result of the parity check"
+        if not result.difference <= result.tolerance:
+            return f"difference from one device {result.difference:.3g} (limit {result.tolerance:g})"
+    if not result.trained:
+        return "rank 0 has left no word of having trained"
+    if result.unlike:
+        return f"not like one device: {', '.join(result.unlike)}"
+    if device_type == "cuda" and not (result.watched or waits_by_design(run)):
+        return "rank 0 has left no word of an epoch in which waits were looked for"
+    return ""
+
+
+def _texts(runs: dict[str, RunConfig], device_type: str, results: dict[str, Result]) -> Iterator[str]:
+    compared = [result.difference for result in results.values() if result.difference is not None]
+    if compared:
+        yield f"largest difference from one device {max(compared):.3g}"
+    if apart := [label for label, run in runs.items() if not run.strategy.equals_one_device(run)]:
+        yield f"asynchronous, so not compared in steps: {', '.join(apart)}"
+    yield f"trained like plain code: {', '.join(runs)}"
+    if device_type != "cuda":
+        return
+    reasons = {waits_by_design(run) for run in runs.values()}
+    if reasons != {""}:
+        yield f"waits by design, so none was looked for: {', '.join(filter(None, sorted(reasons)))}"
+    else:
+        yield "no step waited"
+
+
+def _carried_out(
+    runs: dict[str, RunConfig], device_type: str, nodes: Nodes | None = None
+) -> tuple[dict[str, Result], str | None]:
+    """Rank 0's results, and the error of the first rank that failed."""
+    with tempfile.TemporaryDirectory(dir=None if nodes is None else nodes.folder) as folder:
+        runs_file, result_file = Path(folder) / "runs.json", Path(folder) / "results.json"
+        runs_file.write_text(canonical_json({label: to_mapping(run) for label, run in runs.items()}))
+        program = ["parallelbench.gpu_check.ranks", str(runs_file), device_type, str(result_file)]
+        first = next(iter(runs.values()))
+        processes = first.strategy.processes(first, device_type) // first.nodes
+        variables, timeout_s = first.nccl.variables(), _START_S + _RUN_S * len(runs)
+        if nodes is None:
+            code, output = output_of(torchrun(program, processes), timeout_s, variables)
+        else:
+            with nodes.taking_part(program, processes, variables) as command:
+                code, output = output_of(command, timeout_s, variables)
         result = result_file.read_bytes() if result_file.exists() else b"{}"
         error_file = Path(f"{result_file}.error")
         error = None if code == 0 else error_file.read_text() if error_file.exists() else _last_line(code, output)
-        return msgspec.json.decode(result, type=Result), error
+        return msgspec.json.decode(result, type=dict[str, Result]), error
 
 
-def _output_of(command: list[str]) -> tuple[int, str]:
-    """Exit code and output; after `_TIMEOUT_S` all processes of the command are ended."""
+def output_of(command: list[str], timeout_s: float, variables: dict[str, str] | None = None) -> tuple[int, str]:
+    """Exit code and output; after `timeout_s` all processes of the command are ended."""
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        command,
+        env=os.environ | (variables or {}),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
     ) as process:
         try:
-            output, _ = process.communicate(timeout=_TIMEOUT_S)
+            output, _ = process.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             output, _ = process.communicate()
-            return 1, f"{output}\nended after {_TIMEOUT_S:g} s"
+            return 1, f"{output}\nended after {timeout_s:g} s"
     return process.returncode, output
 
 

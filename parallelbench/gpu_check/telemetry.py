@@ -107,12 +107,12 @@ def energy(world: World, uuid: str, busy: Callable[[], object], load_s: float = 
         )
         with sampling(settings, log):
             # The GPU warms up while the sampler starts; before it ends, it takes one more sample.
-            _keep_busy(world, busy, until=lambda: bool(_sampled(journal)), at_most_s=STARTS_S)
+            _keep_busy(world, busy, until=lambda: bool(samples(journal)), at_most_s=STARTS_S)
             started_at = time.time()
             _keep_busy(world, busy, until=lambda: False, at_most_s=load_s)
             ended_at = time.time()
         log.close()
-        rows = _sampled(journal)
+        rows = samples(journal)
     window = {"training_started_at": started_at, "training_ended_at": ended_at}
     return judge_energy(rows, {"attempt": 1, "node": "here", "device_uuid": uuid} | window)
 
@@ -138,7 +138,8 @@ def judge_energy(rows: Sequence[Row], rank: Row) -> str:
     return f"{ratio}; {counted_j:.0f} J in {length_s:.1f} s; {interval}"
 
 
-def _sampled(journal: Path) -> list[Row]:
+def samples(journal: Path) -> list[Row]:
+    """The rows of `telemetry` that a sampler has written so far."""
     return [entry["row"] for entry in read_entries(journal) if entry.get("table") == "telemetry"]
 
 

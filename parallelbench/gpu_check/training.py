@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import tempfile
+from contextlib import closing
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -12,11 +13,12 @@ import torch
 
 from parallelbench.gpu_check.check_result import FailedError, SkippedError, at_most
 from parallelbench.gpu_check.small_runs import STEPS, loader_of, replica_of, run_of
+from parallelbench.loaders.batch import Shard
 from parallelbench.rank.numerics import set_precision
 from parallelbench.rank.parity import as_checked
+from parallelbench.rank.session import build_loader
 from parallelbench.rank.train import Trainer
 from parallelbench.rank.world import World
-from parallelbench.store.journal import Journal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
     Mode = Callable[[str], None]
 
 MODELS = ("mlp", "cnn_small", "cnn", "resnet_tiny", "vit_tiny")
+EPOCHS = 2
+"""Of a training that is watched; the first warms up."""
 _GRAY = ("synthetic", {"channels": 1})
 _STEPS_COMPARED = 3
 _TOLERANCE = 1e-9
@@ -106,6 +110,41 @@ def precision(world: World, name: str) -> str:
     return at_most("largest relative difference of a loss from fp32's", difference, 0.1)
 
 
+def loaded(world: World, name: str) -> str:
+    """Another loader makes the batches that the resident one makes, and an epoch trains on them."""
+    if name == "arrow":
+        _require("pyarrow")
+    with tempfile.TemporaryDirectory() as folder:
+        run = run_of(loader=name)
+        run = msgspec.structs.replace(run, site=msgspec.structs.replace(run.site, data_dir=folder))
+        if run.loader.writes_files:
+            run.loader.prepare(run.data, run.site.data_folder)
+        loader = build_loader(run.loader.load(run.data, run.site.data_folder), run, world, Shard())
+        with closing(loader):
+            worst = _difference_of_batches(loader, loader_of(run_of(), world))
+            replica = replica_of(run, world)
+            train_watched(replica, loader, run=run, world=world, set_mode=lambda _: None)
+    return at_most("largest difference of a pixel from the resident loader's", worst, 1e-5)
+
+
+def _require(module: str) -> None:
+    if importlib.util.find_spec(module) is None:
+        raise SkippedError(f"needs {module}, which is not installed")
+
+
+def _difference_of_batches(loader: BatchLoader, expected: BatchLoader) -> float:
+    worst = 0.0
+    for batch, right in zip(loader.train(epoch=1), expected.train(epoch=1), strict=True):
+        assert batch.images is not None
+        assert right.images is not None
+        assert batch.labels is not None
+        assert right.labels is not None
+        if batch.images.device != right.images.device or not torch.equal(batch.labels, right.labels):
+            raise FailedError("other labels than the resident loader's, or on another device")
+        worst = max(worst, (batch.images - right.images).abs().max().item())
+    return worst
+
+
 def watched(world: World, run: RunConfig, mode: Mode | None = None) -> str:
     """Train an epoch by the real loop; any wait of the host for the device is an error.
 
@@ -118,22 +157,41 @@ def watched(world: World, run: RunConfig, mode: Mode | None = None) -> str:
     return f"{run.steps_per_epoch} steps without a wait"
 
 
-def train_watched(replica: Replica, loader: BatchLoader, *, run: RunConfig, world: World, set_mode: Mode) -> None:
-    """Train one epoch to warm up and one in which waits are errors."""
-    with tempfile.TemporaryDirectory() as folder:
-        journal = Journal(Path(folder) / "journal.jsonl")
-        watching: Any = _Watching(loader, set_mode)
-        for epoch, source in ((1, loader), (2, watching)):
-            try:
-                Trainer(replica, source, run=run, world=world, journal=journal, keys={}).train_epoch(epoch)
-            finally:
-                if epoch == 2:
-                    set_mode("default")
-        journal.close()
+def train_watched(
+    replica: Replica, loader: BatchLoader, *, run: RunConfig, world: World, set_mode: Mode
+) -> tuple[Trainer, Checks]:
+    """Train one epoch to warm up and one in which waits are errors, as runs do; what was checked meanwhile."""
+    watching: Any = _Watching(loader, set_mode)
+    checks: Any = Checks()
+    keys = {"run_id": "gpu-check", "attempt": 1}
+    run = msgspec.structs.replace(run, epochs=EPOCHS)
+    trainer = Trainer(replica, watching, run=run, world=world, journal=checks, keys=keys)
+    try:
+        trainer.train()
+    finally:
+        set_mode("default")
+    return trainer, checks
+
+
+class Checks:
+    """Takes the place of a journal, and keeps what was checked while training: rows of `checks`."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+
+    def write(self, table: str, rows: list[dict[str, Any]]) -> None:
+        """Keep some."""
+        self.rows += rows if table == "checks" else []
+
+    def event(self, name: str, **details: Any) -> None:
+        """Nobody asks."""
+
+    def commit(self) -> None:
+        """Nothing to write."""
 
 
 class _Watching:
-    """A loader that forbids waits from its first batch on, and allows them again after its last."""
+    """A loader that forbids waits from the last epoch's first batch on, and allows them again after its last."""
 
     def __init__(self, loader: BatchLoader, set_mode: Mode) -> None:
         self._loader, self._set_mode = loader, set_mode
@@ -143,6 +201,9 @@ class _Watching:
 
     def train(self, epoch: int) -> Iterator[Batch]:
         batches = self._loader.train(epoch)
+        if epoch < EPOCHS:
+            yield from batches
+            return
         first = next(batches)
         self._set_mode("error")
         yield first

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _STATUS = Path("/proc/self/status")
 _CLEAR_REFS = Path("/proc/self/clear_refs")
 NOTICEABLE_BYTES = 4 * 2**20
-"""Growth during an evaluation that is given back."""
+"""Growth of host memory during an evaluation that is given back."""
 
 
 class MemoryProbe:
@@ -40,16 +40,17 @@ class MemoryProbe:
         }
 
     def held_bytes(self) -> int:
-        """What the process holds now: of its devices by torch's allocator, and of the host."""
-        return sum(map(cuda.reserved_bytes, self._devices)) + (_status_bytes("VmRSS") or 0)
+        """Resident host memory of the process."""
+        return _status_bytes("VmRSS") or 0
 
     def give_back(self, held_bytes: int) -> None:
-        """Release unused memory where noticeably more is held than then, so that it counts in no later peak.
+        """On a CPU, return unused host memory where noticeably more is held than then: a peak is of resident memory.
 
-        Only then: what training uses again would have to be asked for again, within its window.
+        On a GPU nothing is done: a peak of what tensors hold begins anew with each window, whatever the allocator has
+        cached. Emptying its cache would let the next window ask for all of its memory again.
         """
-        if self.held_bytes() > held_bytes + NOTICEABLE_BYTES:
-            release()
+        if not self._devices and self.held_bytes() > held_bytes + NOTICEABLE_BYTES:
+            release_host()
 
     def _sum(self, read: object) -> int | None:
         values = [read(device) for device in self._devices]  # type: ignore[operator]
@@ -60,6 +61,16 @@ def release() -> None:
     """Return unused memory to the system and the device, so that it counts in no later peak."""
     gc.collect()
     cuda.release()
+    _trim()
+
+
+def release_host() -> None:
+    """Return unused host memory to the system."""
+    gc.collect()
+    _trim()
+
+
+def _trim() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc only
     if trim is not None:
         trim(0)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from parallelbench.rank.world import World
 
@@ -30,14 +31,23 @@ def checksum(tensors: Iterable[torch.Tensor]) -> int:
     return int(total)
 
 
-def unlike_ranks(own: int | None, world: World) -> tuple[int, int]:
-    """How many ranks have a checksum, and how many have another one than the first of them.
+def unlike_ranks(own: int | None, world: World, *, group: int = 0) -> tuple[int, int]:
+    """How many ranks have a checksum that others should have, too; how many have another one than the first of them.
 
-    `own`: None on ranks that hold no copies. The same numbers on every rank; a collective.
+    Ranks of one `group` hold copies of each other. `own`: None on ranks that hold none. A collective; the same numbers
+    on every rank.
     """
-    parts = torch.zeros(world.size, 3, dtype=torch.float64)
+    parts = torch.zeros(world.size, 4, dtype=torch.float64)
     if own is not None:
-        parts[world.rank] = torch.tensor([1, *divmod(own % 2**64, _HALF)], dtype=torch.float64)
+        parts[world.rank] = torch.tensor([1, group, *divmod(own % 2**64, _HALF)], dtype=torch.float64)
     world.sum(parts)
-    held = parts[parts[:, 0] == 1]
-    return len(held), int((held != held[:1]).any(dim=1).sum().item())
+    return _unlike([tuple(row[1:]) for row in parts.tolist() if row[0]])
+
+
+def _unlike(held: Sequence[tuple[float, ...]]) -> tuple[int, int]:
+    """The same of group and checksum of each rank."""
+    groups: dict[float, list[tuple[float, ...]]] = defaultdict(list)
+    for group, *checksum in held:
+        groups[group].append(tuple(checksum))
+    copied = [members for members in groups.values() if len(members) > 1]
+    return sum(map(len, copied)), sum(one != members[0] for members in copied for one in members)

@@ -93,11 +93,11 @@ class Machine:
         )
 
 
-def require_interface(name: str | None) -> None:
-    """Refuse a network interface that this machine lacks."""
+def require_interface(key: str, name: str | None) -> None:
+    """Refuse a network interface that this machine lacks; `key` is where it was chosen."""
     here = [interface for _, interface in socket.if_nameindex()]
     if name is not None and name not in here:
-        raise ConfigError(f"nccl.interface={name} is not on {node_name()}: {choices(name, here)}")
+        raise ConfigError(f"{key}={name} is not on {node_name()}: {choices(name, here)}")
 
 
 def this_machine() -> Machine:

@@ -11,6 +11,9 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+_NOISE = 1e-9
+"""A gradient in fp64 that is this much smaller than the largest is rounding: in truth it may be zero, as an attention's
+key bias's is, and a strategy that rounds gradients leaves such a tensor where it began."""
 _LEAST_SHARE = 0.01
 """A tensor counts at least as this share of all gradients: one that is zero in truth holds nothing but rounding."""
 
@@ -80,8 +83,10 @@ def unmoved(
     before: Mapping[str, Tensor], after: Mapping[str, Tensor], gradients: Mapping[str, Tensor], lr: float
 ) -> int:
     """Tensors that a step left as they were, though the rate times their gradient is far above their last bit."""
-    stayed = 0
+    stayed, largest = 0, max((gradient.abs().max().item() for gradient in gradients.values()), default=0.0)
     for name, gradient in gradients.items():
+        if gradient.abs().max().item() <= _NOISE * largest:
+            continue
         visible = 1024 * torch.finfo(before[name].dtype).eps * before[name].abs().max().item()
         if lr * gradient.abs().max().item() > visible:
             stayed += torch.equal(before[name], after[name])

@@ -148,7 +148,7 @@ def caveats(gpus: Sequence[Gpu]) -> list[str]:
     """What may have slowed a run on these GPUs down."""
     found = [
         f"{gpu.other_processes} other process(es) used GPU {index} ({gpu.name}) when this run started: they may have "
-        "slowed it down"
+        "slowed it down; hide it with CUDA_VISIBLE_DEVICES, or ask for a node of your own"
         for index, gpu in enumerate(gpus)
         if gpu.other_processes
     ]

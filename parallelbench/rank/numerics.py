@@ -77,28 +77,54 @@ class Sums:
     together first (`+`), and then take a few launches in all.
     """
 
-    def __init__(self, parts: Sequence[_Scored], known: Tensor | None = None) -> None:
-        """`known`: sums of other samples: float64 of shape (2,)."""
-        self._parts, self._known = tuple(parts), known
+    def __init__(self, parts: Sequence[_Scored], known: Tensor | None = None, *, samples: int = 0) -> None:
+        """`known`: sums of one other part, float64 of shape (2,); its loss was differentiated for `samples`."""
+        self._parts, self._known = tuple(parts), () if known is None else (known,)
+        self._total: Tensor | None = None
+        self._losses: tuple[Tensor, ...] = ()
+        """Of the parts that `_total` holds, in their order, the summed losses."""
+        self._samples = samples
 
     def __add__(self, other: Sums) -> Sums:
         """Of the samples of both."""
-        known = [sums._known for sums in (self, other) if sums._known is not None]
-        together = Sums((*self._parts, *other._parts), functools.reduce(torch.add, known) if known else None)
+        if other._losses:
+            self.tensor()  # what is added up comes before what waits
+        together = Sums((*self._parts, *other._parts), samples=self._samples + other._samples)
+        together._known = (*self._known, *other._known)
+        together._losses = (*self._losses, *other._losses)
+        totals = [sums._total for sums in (self, other) if sums._total is not None]
+        together._total = functools.reduce(torch.add, totals) if totals else None
         held_bytes = sum(part.logits.nbytes for part in together._parts)
-        if len(together._parts) >= _MOST_HELD or held_bytes > _MOST_HELD_BYTES:
+        if len(together._parts) + len(together._known) >= _MOST_HELD or held_bytes > _MOST_HELD_BYTES:
             together.tensor()
         return together
 
     def tensor(self) -> Tensor:
         """Both sums: float64 of shape (2,), on the device."""
-        added = [] if self._known is None else [self._known]
+        added = [] if self._total is None else [self._total]
         by_size: dict[tuple[int, ...], list[_Scored]] = {}
         for part in self._parts:
             by_size.setdefault(tuple(part.logits.shape), []).append(part)
-        added += [_added(parts) for parts in by_size.values()]
-        self._parts, self._known = (), functools.reduce(torch.add, added)
-        return self._known
+        found = [_added(parts) for parts in by_size.values()]
+        if self._known:
+            sums = torch.stack(self._known)
+            found.append((sums.sum(0) if len(sums) > 1 else sums[0], sums[:, 0]))
+        added += [total for total, _ in found]
+        self._samples, self._losses = self.samples, (*self._losses, *(losses for _, losses in found))
+        if len(self._losses) >= _MOST_HELD:
+            self._losses = (torch.cat(self._losses),)
+        self._parts, self._known, self._total = (), (), functools.reduce(torch.add, added)
+        return self._total
+
+    @property
+    def samples(self) -> int:
+        """For how many of these samples a gradient was taken: those whose logits backward has reached until now."""
+        return self._samples + sum(part.reached.samples for part in self._parts)
+
+    def losses(self) -> Tensor:
+        """The summed loss of each part, in the order in which they were added: float64, on the device."""
+        self.tensor()
+        return torch.cat(self._losses)
 
     def tolist(self) -> list[float]:
         """Both sums, on the host."""
@@ -114,24 +140,43 @@ _MOST_HELD, _MOST_HELD_BYTES = 64, 2**20
 """Batches whose logits wait for being added up, at most, and their bytes."""
 
 
+class _Reached:
+    """Counts the samples whose logits get a gradient. A backward that passes twice (zero bubble) counts once."""
+
+    def __init__(self) -> None:
+        self.samples = 0
+
+    def __call__(self, gradient: Tensor) -> None:
+        """A hook of the logits."""
+        self.samples = gradient.shape[0]
+
+
 class _Scored(NamedTuple):
     """One batch: its mean loss, detached, and what correct predictions are counted from."""
 
     loss: Tensor
     logits: Tensor
     labels: Tensor
+    reached: _Reached
 
 
 def sums(loss: Tensor, logits: Tensor, labels: Tensor) -> Sums:
-    """Summed loss and number of correct predictions of a batch, from its mean loss. Launches nothing."""
-    return Sums([_Scored(loss.detach(), logits.detach(), labels)])
+    """Summed loss and number of correct predictions of a batch, from its mean loss. Launches nothing.
+
+    In training it is called before backward, which then counts the samples that a gradient is taken of.
+    """
+    reached = _Reached()
+    if logits.requires_grad:
+        logits.register_hook(reached)
+    return Sums([_Scored(loss.detach(), logits.detach(), labels, reached)])
 
 
-def _added(parts: Sequence[_Scored]) -> Tensor:
-    """The sums of batches of one size."""
-    loss, logits, labels = parts[0]
-    if labels.shape[0] == 0:  # a shard may own none of the last test samples; their mean loss is no number
-        return torch.zeros(2, dtype=torch.float64, device=logits.device)
+def _added(parts: Sequence[_Scored]) -> tuple[Tensor, Tensor]:
+    """The sums of batches of one size, and the summed loss of each."""
+    loss, logits, labels, _ = parts[0]
+    size = labels.shape[0]
+    if size == 0:  # a shard may own none of the last test samples; their mean loss is no number
+        return torch.zeros(2, dtype=torch.float64, device=logits.device), loss.new_zeros(len(parts)).double()
     if len(parts) > 1:
         loss, logits, labels = (
             torch.stack([part.loss for part in parts]),
@@ -139,4 +184,5 @@ def _added(parts: Sequence[_Scored]) -> Tensor:
             torch.cat([part.labels for part in parts]),
         )
     correct = (logits.argmax(dim=1) == labels).sum()
-    return torch.stack([loss.double().sum() * parts[0].labels.shape[0], correct.double()])
+    losses = loss.double().reshape(-1) * size
+    return torch.stack([losses.sum() if len(parts) > 1 else losses[0], correct.double()]), losses

@@ -6,7 +6,10 @@ import json
 import time
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from parallelbench import cuda
+from parallelbench.errors import ConfigError
 from parallelbench.probes import environment
 from parallelbench.rank.devices import cpu_name
 from parallelbench.spec.identity import canonical_json
@@ -57,6 +60,28 @@ def _elsewhere(before: Mapping[str, Any], captured: Mapping[str, Any], device: s
     if device != before.get("device_name"):
         changed = {"device_name": (before.get("device_name"), device)} | changed
     return ", ".join(f"{key}: {then} and {now}" for key, (then, now) in changed.items())
+
+
+_NAME_BYTES = 128
+"""Of a GPU's name, what ranks tell each other."""
+
+
+def require_one_type(world: World) -> None:
+    """Refuse GPUs of several types under one run; a node sees only its own. A collective."""
+    if world.size == 1 or world.device_type != "cuda":
+        return
+    own = device_name(world).encode()[:_NAME_BYTES]
+    letters = torch.zeros(world.size, _NAME_BYTES, dtype=torch.int64)
+    letters[world.rank, : len(own)] = torch.tensor(list(own))
+    ranks: dict[str, list[str]] = {}
+    for rank, row in enumerate(world.sum(letters).tolist()):
+        ranks.setdefault(bytes(filter(None, row)).decode(errors="replace"), []).append(str(rank))
+    if len(ranks) > 1:
+        found = "; ".join(f"{name} on rank {', '.join(those)}" for name, those in sorted(ranks.items()))
+        raise ConfigError(
+            f"GPUs of several types would train together, at the slowest one's pace ({found}): choose a type with "
+            "site.gpu_type, or nodes of one kind with site.constraint"
+        )
 
 
 def device_name(world: World) -> str:

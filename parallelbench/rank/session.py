@@ -16,6 +16,7 @@ from parallelbench.probes.memory_probe import release
 from parallelbench.rank import provenance
 from parallelbench.rank.closing import ClosingCheck
 from parallelbench.rank.epoch_boundary import EpochBoundary
+from parallelbench.rank.least_flop import least_flop_per_sample
 from parallelbench.rank.likeness import checks_parity, rounding, statistics_warnings, tolerance_warnings
 from parallelbench.rank.numerics import Numerics, set_precision
 from parallelbench.rank.parity import as_checked, check_parity
@@ -51,6 +52,7 @@ class Session:
         configure_torch(run, device_type)
         self._startup.done("imports")
         self._world = join(device_type, devices=run.devices, timeout_s=run.launcher.collective_timeout_s, nccl=run.nccl)
+        provenance.require_one_type(self._world)
         self._world.wake()
         self._startup.done("process_group")
         self._boundary = EpochBoundary(run, attempt, self._world, journal=journal, warn=self._warn)
@@ -89,6 +91,7 @@ class Session:
             trainer = self._trainer(replica, loader)
             if trainer.train(first=1 if resumed is None else resumed.epoch + 1):
                 self._finished(parity_passed)
+                self._count_flop()
                 self._probe("end")
                 if run.measure.parity:
                     self._close(replica, loader, arrays=arrays, trainer=trainer)
@@ -100,6 +103,11 @@ class Session:
         if self._world.rank == 0:
             self._journal.event("finished", outcome="parity_failed" if parity_passed is False else "ok")
             self._journal.commit()
+
+    def _count_flop(self) -> None:
+        """Record what training takes at least, outside all times."""
+        if self._world.rank == 0:
+            self._facts(least_flop_per_sample=least_flop_per_sample(self._run))
 
     def _probe(self, moment: Moment) -> None:
         """Measure how fast the devices are, outside all times; not where the run's times mean nothing anyway."""

@@ -18,7 +18,8 @@ from parallelbench.probes.traffic import KINDS
 from parallelbench.rank.copies import checksum, unlike_ranks
 from parallelbench.rank.devices import node_name
 from parallelbench.rank.findings import Finding
-from parallelbench.store.check_tables import COPIES
+from parallelbench.rank.step_losses import by_step, rows_of
+from parallelbench.store.check_tables import COPIES, SAMPLES
 from parallelbench.telemetry.epoch_columns import NOTHING
 
 if TYPE_CHECKING:
@@ -114,17 +115,19 @@ class Trainer:
         self._replica.traffic.take()  # the training window excludes what evaluation has sent
         self._share.start()
         self._window.start()
-        trained, samples = self._train_window(epoch)
+        trained = self._train_window(epoch)
         epoch_time_s = self._window.stop()
         workers = self._workers.stop()
         share = self._share.stop(children_s=workers["loader_cpu_time_s"] or 0.0)
         probes = {**self._memory.stop(), **workers, **share, **self._replica.traffic.take()}
         edges = {"training_started_at": self._window.started_at, "training_ended_at": self._window.ended_at}
         times = {"epoch_time_s": epoch_time_s, **edges, "cpu_time_s": self._window.cpu_time_s}
-        return {**times, **_sums("train", trained, samples), **probes}
+        self._step_losses = by_step(trained, self._run.steps_per_epoch)
+        samples = 0 if trained is None else trained.samples
+        return {**times, **_sums("train", trained and trained.tensor(), samples), **probes}
 
     def _evaluate(self) -> dict[str, Any]:
-        """The evaluation window: columns of `ranks`. What it takes is given back, so that no later peak holds it."""
+        """The evaluation window: columns of `ranks`. No later peak counts what it takes."""
         held_bytes = self._memory.held_bytes()
         self._window.start()
         evaluated = self._replica.evaluate(counted := _Counted(self._loader.test()))
@@ -133,19 +136,19 @@ class Trainer:
         samples = counted.samples if evaluated is not None else 0
         return {"evaluation_time_s": evaluation_time_s, **_sums("test", evaluated, samples)}
 
-    def _train_window(self, epoch: int) -> tuple[torch.Tensor | None, int]:
-        """Sums over the samples whose loss this rank owns, and their number. Nothing here waits for a device."""
+    def _train_window(self, epoch: int) -> Sums | None:
+        """Sums over the samples whose loss this rank owns. Nothing here waits for a device."""
         total: Sums | None = None
-        samples = 0
         for index, batch in enumerate(self._steps.timed(self._loader.train(epoch))):
             result = self._replica.step(batch)
             if result is not None:
                 total = result if total is None else total + result
-                samples += batch.size
             if index == 0 and epoch == 1 and self._startup is not None:
                 self._world.synchronize()
                 self._startup.done("first_step")  # the clock only: the journal is written outside the window
-        return None if total is None else total.tensor(), samples
+        if total is not None:
+            total.tensor()
+        return total
 
     def _step_rows(self, epoch: int) -> list[dict[str, Any]]:
         rank = self._world.rank
@@ -166,15 +169,16 @@ class Trainer:
         names = [f"{part}_{what}" for part in ("train", "test") for what in ("loss_sum", "correct", "samples")]
         took_s = row["epoch_time_s"] + row["evaluation_time_s"]
         requests = [0.0, 0.0] if self._boundary is None else self._boundary.requests(epoch, took_s)
-        values = [float(row[name]) for name in names] + requests
-        *total, stop, save = self._world.sum(torch.tensor(values, dtype=torch.float64)).tolist()
+        values = [float(row[name]) for name in names] + requests + self._step_losses
+        summed = self._world.sum(torch.tensor(values, dtype=torch.float64)).tolist()
+        total, (stop, save), losses = summed[:6], summed[6:8], summed[8:]
         train_loss, _, train_samples, test_loss, _, test_samples = total
-        assert train_samples == self._run.steps_per_epoch * self._run.global_batch_size, f"{train_samples} trained on"
         assert test_samples == self._run.data.test_samples, f"{test_samples} test samples evaluated"
-        copies = self._copies(epoch)
+        checks = [*self._samples(epoch, int(train_samples)), *self._copies(epoch)]
         if self._world.rank == 0:
             self._journal.write("epochs", [self._epoch_row(epoch, total)])
-            self._journal.write("checks", [{**self._keys, **row} for row in copies])
+            self._journal.write("losses", self._loss_rows(epoch, losses))
+            self._journal.write("checks", [{**self._keys, **finding.row(epoch)} for finding in checks])
             self._journal.commit()
         self.evaluated = (test_loss / test_samples, total[4] / test_samples)
         self.step_bytes = sum(row[f"{kind}_bytes_sent"] for kind in KINDS) / self._run.steps_per_epoch
@@ -189,25 +193,39 @@ class Trainer:
             self._boundary.stop(epoch)
         return bool(stop)
 
-    def _copies(self, epoch: int) -> list[dict[str, Any]]:
-        """Compare the copies that ranks hold of the same parameters: the row of `checks`; none without copies."""
+    def _loss_rows(self, epoch: int, losses: list[float]) -> list[dict[str, Any]]:
+        before, samples = (epoch - 1) * self._run.steps_per_epoch, self._run.global_batch_size
+        return [{**self._keys, "epoch": epoch, **row} for row in rows_of(losses, before=before, samples=samples)]
+
+    def _samples(self, epoch: int, taken: int) -> list[Finding]:
+        """Whether gradients were taken of all samples; where they were, said after the last epoch only."""
+        asked = self._run.steps_per_epoch * self._run.global_batch_size
+        if taken == asked and epoch < self._run.epochs:
+            return []
+        what = f"gradients taken of {taken:,} samples in an epoch of {asked:,}"
+        return [Finding(SAMPLES, what, difference=float(abs(taken - asked)), limit=0.0)]
+
+    def _copies(self, epoch: int) -> list[Finding]:
+        """Compare the copies that ranks hold of the same parameters; none without copies."""
         if self._world.size == 1 or not self._run.measure.parity:
             return []
         copied = list(self._replica.copied())
-        held, unlike = unlike_ranks(checksum(copied) if copied else None, self._world)
+        own = checksum(copied) if copied else None
+        held, unlike = unlike_ranks(own, self._world, group=self._replica.copy_group)
         if held < 2:
-            nothing = Finding(COPIES, "no parameters that several ranks hold whole; shards and stages are not compared")
-            return [nothing.row(epoch)] if epoch == self._run.epochs else []
+            nothing = Finding(COPIES, "no two ranks hold the same parameters, shards or stages")
+            return [nothing] if epoch == self._run.epochs else []
         what = f"ranks whose copied parameters differ from the first's, of {held} that hold them"
-        return [Finding(COPIES, what, difference=float(unlike), limit=0.0).row(epoch)]
+        return [Finding(COPIES, what, difference=float(unlike), limit=0.0)]
 
     def _epoch_row(self, epoch: int, total: list[float]) -> dict[str, Any]:
         train_loss, train_correct, train_samples, test_loss, test_correct, test_samples = total
+        asked = self._run.steps_per_epoch * self._run.global_batch_size
         return {
             **self._keys,
             "epoch": epoch,
-            "train_loss": train_loss / train_samples,
-            "train_accuracy": train_correct / train_samples,
+            "train_loss": train_loss / asked,
+            "train_accuracy": train_correct / asked,
             "test_loss": test_loss / test_samples,
             "test_accuracy": test_correct / test_samples,
             "train_samples": int(train_samples),

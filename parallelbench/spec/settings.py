@@ -48,6 +48,15 @@ class Nccl(Node, frozen=True, kw_only=True):
     interface: SlurmName | None = None
     """Network interface of NCCL's sockets (NCCL_SOCKET_IFNAME), e.g. ib0; null: `site.network_interface`."""
 
+    def variables(self) -> dict[str, str]:
+        """Variables by which torch and NCCL learn these choices; torch reads them when it is imported."""
+        chosen = {
+            "TORCH_DIST_USE_NCCL2": "0" if self.backend == "legacy" else None,
+            "TORCH_DISTRIBUTED_PIPELINE_PER_EDGE_P2P": "1" if self.per_edge else None,
+            "NCCL_SOCKET_IFNAME": self.interface,
+        }
+        return {name: value for name, value in chosen.items() if value is not None}
+
 
 class SweepBlock(Node, frozen=True, kw_only=True):
     """One part of a sweep: the product of `grid` and `zip`, less what `exclude` matches."""

@@ -34,16 +34,19 @@ PARITY = (
     Column("passed", "bool", "all four are within the tolerance"),
 )
 
-COPIES = "copies"
-"""The one check that is made after each epoch."""
+COPIES, SAMPLES = "copies", "samples"
+"""Checks that are made after each epoch."""
+CLOSING = "closing check"
+"""Stands for all checks after the last epoch, where they did not end."""
 CHECKS = (
     *KEYS,
     EPOCH,
     Column(
         "check",
         "string",
-        "copies: of parameters, after each epoch; the rest after the last: evaluation loss and accuracy, loss, "
-        "gradients, update, buffers, bytes; steps: why none was compared",
+        "copies: of parameters, after each epoch; samples: those that gradients were taken of, after the last one or "
+        "where they are not all; the rest after the last: evaluation loss and accuracy, loss, gradients, update, "
+        "buffers, bytes; steps: why none was compared; closing check: it did not end",
     ),
     Column("detail", "string", "what was compared with what, or why nothing was"),
     Column("step", "int32", "step over all epochs, counts from 1", null="not of a step"),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from parallelbench.errors import SupersededError
 from parallelbench.spec.identity import canonical_json, run_id, slug
 from parallelbench.spec.mapping import to_mapping
-from parallelbench.store.check_tables import COPIES
+from parallelbench.store.check_tables import CLOSING
 from parallelbench.store.durable import storage_errors, sync, write_file
 from parallelbench.store.folder import RunFolder, file_sha256, new_manifest
 from parallelbench.store.journal import Row, Tables, read_tables, read_telemetry
@@ -28,7 +28,10 @@ if TYPE_CHECKING:
 
 _SEE_LOG = "failed after the last epoch, see the attempt's log"
 NO_PHASES = f"what steps are spent on was not measured on every rank: its pass {_SEE_LOG}"
-NO_CLOSING = f"what was trained was not held against plain code on one device: the closing check {_SEE_LOG}"
+NO_CLOSING = (
+    "what was trained was not checked: the closing check, which holds it against plain code on one device, did "
+    "not end; see the attempt's log, delete the run's folder, and submit again"
+)
 NO_TRACE = f"there is no trace of every rank: writing it {_SEE_LOG}"
 
 
@@ -93,6 +96,8 @@ def publish(folder: RunFolder, run: RunConfig, attempt: Attempt, outcome: Outcom
     tables, events = read_tables(attempt.path)
     row = run_row(run, attempt, outcome, events)
     row["oversubscribed"] = _oversubscribed(folder, tables["ranks"])
+    if run.measure.parity and row["closing_check_s"] is None:
+        tables["checks"].append(_not_closed(run, attempt))
     tables["run"] = [row]
     row["warnings"] = "; ".join(filter(None, [row["warnings"], *_lacking(run, attempt, tables)])) or None
     _check_complete(tables, run)
@@ -119,6 +124,13 @@ def _oversubscribed(folder: RunFolder, ranks: list[Row]) -> bool:
     return any(info is not None and info.oversubscribed for info in infos)
 
 
+def _not_closed(run: RunConfig, attempt: Attempt) -> Row:
+    """The row of `checks` of a run whose closing check did not end: it was killed, it crashed, or it hung."""
+    unknown: Row = dict.fromkeys((column.name for column in TABLES["checks"]), None)
+    keys = {"run_id": run_id(run), "attempt": attempt.number, "epoch": run.epochs}
+    return unknown | keys | {"check": CLOSING, "detail": "it did not end"}
+
+
 def _lacking(run: RunConfig, attempt: Attempt, tables: Tables) -> Iterator[str]:
     """Warnings about requested results of the pass after the last epoch that are missing."""
     processes = tables["run"][0]["processes"]
@@ -126,7 +138,7 @@ def _lacking(run: RunConfig, attempt: Attempt, tables: Tables) -> Iterator[str]:
         yield NO_PHASES
     if run.measure.trace and not all(attempt.trace_file(rank).exists() for rank in range(processes)):
         yield NO_TRACE
-    if run.measure.parity and all(row["check"] == COPIES for row in tables["checks"]):
+    if any(row["check"] == CLOSING for row in tables["checks"]):
         yield NO_CLOSING
 
 

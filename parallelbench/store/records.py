@@ -17,7 +17,7 @@ from parallelbench.store.telemetry_table import GPU_AND_HOST, TELEMETRY
 if TYPE_CHECKING:
     import pyarrow as pa
 
-TABLES_VERSION = 4
+TABLES_VERSION = 5
 """Version of the result tables, in manifests and Parquet files; not in run ids, so a new column reruns nothing."""
 
 RANK = Column("rank", "int32", "0 … processes − 1")
@@ -111,7 +111,7 @@ RANKS = (
             ),
         ),
     ),
-    Column("train_samples", "int64", "training samples whose loss this rank owned"),
+    Column("train_samples", "int64", "training samples whose loss this rank owned, and took a gradient of"),
     Column("train_loss_sum", "float64", "summed loss of those samples"),
     Column("train_correct", "int64", "correct predictions among them"),
     Column("test_samples", "int64", "test samples whose loss this rank owned"),
@@ -127,7 +127,13 @@ RANKS = (
         "bytes",
         null="no GPU",
     ),
-    Column("peak_reserved_bytes", "int64", "peak of device memory held by torch's allocator", "bytes", null="no GPU"),
+    Column(
+        "peak_reserved_bytes",
+        "int64",
+        "peak of device memory held by torch's allocator, what earlier evaluations left in its cache included",
+        "bytes",
+        null="no GPU",
+    ),
     Column(
         "device_used_bytes",
         "int64",
@@ -156,6 +162,14 @@ RANKS = (
         "bytes",
         null="there are none then",
     ),
+)
+
+LOSSES = (
+    *KEYS,
+    EPOCH,
+    Column("step", "int32", "step within the epoch, counts from 1; of several, the first"),
+    Column("steps", "int32", "steps that this row is of: 1 for the first 64 of a run, then up to 64 together"),
+    Column("train_loss", "float64", "mean cross entropy over their samples, over all ranks"),
 )
 
 STEPS = (
@@ -240,6 +254,7 @@ TABLES: dict[str, tuple[Column, ...]] = {
     "run": RUN,
     "epochs": EPOCHS,
     "ranks": RANKS,
+    "losses": LOSSES,
     "steps": STEPS,
     "parity": PARITY,
     "checks": CHECKS,

@@ -92,6 +92,13 @@ RUN = (
         null="it does not train like one device by design",
     ),
     Column(
+        "least_flop_per_sample",
+        "float64",
+        "floating-point operations that training on a sample takes at least: matrix products, and a quarter of "
+        "convolutions, as the fastest algorithms need",
+        null="it has neither, or the run ended before",
+    ),
+    Column(
         "data_sha256",
         "string",
         "what the data set holds: sha256 of the arrays' own",

@@ -74,7 +74,11 @@ class Replica(Protocol):
         """
 
     def copied(self) -> Iterable[Tensor]:
-        """Parameters of this rank that others hold with the same bits between two epochs, in the same order."""
+        """Parameters of this rank, or shards, that others hold with the same bits between two epochs, in one order."""
+
+    @property
+    def copy_group(self) -> int:
+        """Ranks with equal numbers hold the same of what `copied` returns."""
 
     def local_state(self) -> dict[str, Any]:
         """This rank's state between two epochs: tensors, numbers, and dicts and lists of them.

@@ -97,6 +97,7 @@ def test_rows_of_one_layout_are_in_one_fold_wherever_they_stand() -> None:
     assert set(folds(layouts)) == set(range(FOLDS))
 
 
+@pytest.mark.slow
 def test_intervals_hold_as_many_measurements_as_they_promise() -> None:
     within = []
     for seed in range(3):

@@ -37,6 +37,7 @@ STARTUP = {
     "startup_model_s": 0.1,
     "startup_compile_s": None,
     "startup_first_step_s": 0.2,
+    "closing_check_s": 0.5,
 }
 
 

@@ -11,7 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from analysis import load
-from analysis.claims import Publication, chosen, judge, judge_all, publications
+from analysis.claims import Publication, judge, judge_all, publications, require_claims
 from analysis.claims.decision import decide
 from analysis.claims.grammar import Claim, Expect
 from launch.sweep.compose import group_choices
@@ -344,7 +344,7 @@ def test_a_broken_file_is_refused_with_the_reason(tmp_path: Path, changes: dict[
 
 def test_names_that_are_no_claims_are_refused() -> None:
     with pytest.raises(ConfigError, match="scaling_stead is no claim: did you mean scaling_steady"):
-        chosen(None, ["scaling_stead"])
+        require_claims(["scaling_stead"])
 
 
 def test_the_verb_prints_verdicts_and_what_is_lacking(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -28,6 +28,8 @@ from tests.analysis.factory import Fake, begin, config, failed, published, write
 if TYPE_CHECKING:
     from analysis import Runs
 
+pytestmark = pytest.mark.slow
+
 OLD = 1_600_000_000.0
 
 
@@ -137,7 +139,6 @@ CHANGES = st.lists(
 )
 
 
-@pytest.mark.slow
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(changes=CHANGES)
 def test_after_any_changes_it_is_what_a_scan_finds(
@@ -301,7 +302,6 @@ def test_what_a_killed_process_left_is_removed_once_it_is_old(tmp_path: Path) ->
     assert young.exists()
 
 
-@pytest.mark.slow
 def test_many_readers_and_writers_at_once(tmp_path: Path) -> None:
     """Every reader sees each finished run whole, with the times of one of its results, while runs come and change."""
     for repeat in range(4):
@@ -329,7 +329,6 @@ def test_many_readers_and_writers_at_once(tmp_path: Path) -> None:
     assert_same(tmp_path)
 
 
-@pytest.mark.slow
 def test_killed_while_writing(tmp_path: Path) -> None:
     for repeat in range(2):
         finished(tmp_path, repeat)

@@ -91,6 +91,7 @@ def test_a_repeat_without_its_partner_is_no_pair(tmp_path: Path) -> None:
     assert (row["repeats"], row["speed_up_pairs"], row["speed_up"]) == (3, 2, pytest.approx(math.sqrt(1.25 * 2)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "difference"),
     [

@@ -15,6 +15,8 @@ from tests.analysis.test_metrics import powered
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def sweep(tmp_path: Path) -> Path:
@@ -28,7 +30,6 @@ def sweep(tmp_path: Path) -> Path:
     return tmp_path / "demo"
 
 
-@pytest.mark.slow
 def test_energies_are_in_the_page_and_what_was_not_measured_is_a_dash(sweep: Path) -> None:
     text = write_report(sweep).read_text(encoding="utf-8")
     table = text.partition('<table id="energy"')[2].partition("</table>")[0].replace("\u2060", "")
@@ -83,7 +84,6 @@ def test_flags_are_said_in_words(tmp_path: Path) -> None:
     assert lines[1].startswith("Telemetry of single × 1: samples more than 1 s apart"), "hosts without energy have gaps"
 
 
-@pytest.mark.slow
 def test_without_energy_there_is_no_table_of_it(tmp_path: Path) -> None:
     published(config(tmp_path), Fake())
     assert '<table id="energy"' not in write_report(tmp_path).read_text(encoding="utf-8")

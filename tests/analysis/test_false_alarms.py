@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
 
 import pytest
 
 from analysis import text
-from analysis.comparison.sessions import Span, blocks
-from tests.bench.false_alarms import DESIGNS, ROOMS, false_alarms
+from analysis.comparison.pools import pools
+from tests.bench.false_alarms import DESIGNS, FIRST, ROOMS, Start, false_alarms
 
 TRIALS = 60
 
@@ -21,20 +21,18 @@ def test_equals_are_rarely_called_different(name: str) -> None:
     assert max(found.values()) <= 9, found
 
 
-def test_sides_of_one_submit_each_are_never_called_different() -> None:
-    name = "one submit per side, 3 % drift between them"
+@pytest.mark.parametrize(
+    "name",
+    [
+        "one submit per side, 3 % drift between them",
+        f"6 submits per side, {FIRST}, drift shared by consecutive submits",
+    ],
+)
+def test_sides_that_were_measured_one_after_the_other_are_never_called_different(name: str) -> None:
     assert set(false_alarms(DESIGNS[name], TRIALS).values()) == {0}
 
 
 # --- what is independent of what
-
-
-@dataclass(frozen=True)
-class Run:
-    """A run, as far as its session goes."""
-
-    session: str
-    span: Span
 
 
 @pytest.mark.parametrize(
@@ -50,15 +48,26 @@ class Run:
         ([("a", 0, "b", 2), ("a", 1, "b", 3), ("c", 4, "d", 6), ("c", 5, "d", 7)], 2),
         # The other side's second submit has nothing that the first one hadn't: both share the first side's.
         ([("a", 0, "b", 2), ("a", 1, "c", 3)], 1),
+        # Three submits of each side, one after the other: what changed in between is in all pairs.
+        ([("a", 0, "d", 3), ("b", 1, "e", 4), ("c", 2, "f", 5)], 1),
+        ([("a", 3, "d", 0), ("b", 4, "e", 1), ("c", 5, "f", 2)], 1),
+        # In turn, in either order; and in twos.
+        ([("a", 0, "d", 1), ("b", 2, "e", 3), ("c", 4, "f", 5)], 3),
+        ([("a", 0, "d", 1), ("b", 3, "e", 2), ("c", 4, "f", 5)], 3),
+        ([("a", 0, "d", 2), ("b", 1, "e", 3), ("c", 4, "f", 6), ("g", 5, "h", 7)], 2),
+        # One pair in turn, then all others of one side first.
+        ([("a", 0, "d", 1), ("b", 2, "e", 4), ("c", 3, "f", 5)], 2),
+        # Times that nobody knows.
+        ([("a", -math.inf, "d", 1), ("b", 2, "e", 3)], 1),
         # Two repeats in turn; two more of the second side were added later.
         ([("a", 0, "a", 1), ("a", 3, "a", 2), ("a", 4, "b", 8), ("a", 5, "b", 9)], 3),
     ],
 )
-def test_pairs_that_share_what_differs_between_submits_are_one_block(
-    pairs: list[tuple[str, int, str, int]], expected: int
+def test_pairs_that_share_what_differs_between_submits_are_one_pool(
+    pairs: list[tuple[str, float, str, float]], expected: int
 ) -> None:
-    measured = [(Run(a, (at, at + 0.5)), Run(b, (then, then + 0.5))) for a, at, b, then in pairs]
-    assert len(set(blocks(measured))) == expected
+    measured = [(Start((a, 0), at), Start((b, 0), then)) for a, at, b, then in pairs]
+    assert len(set(pools(measured))) == expected  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

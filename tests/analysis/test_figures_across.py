@@ -12,6 +12,8 @@ from analysis import load
 from analysis.figures import batch_regimes, models, throughput_batch, throughput_data
 from tests.analysis.factory import Fake, config, published
 
+pytestmark = pytest.mark.slow
+
 
 def rate_of(root: Path, samples_per_s: float, **changes: Any) -> None:
     run = config(root, **changes)
@@ -130,7 +132,6 @@ def regimes(root: Path, *, least: float, critical: float) -> None:
             published(run, Fake(test_accuracy=lambda epoch, n=needed: 0.92 if epoch >= n else 0.3, parity_passed=None))
 
 
-@pytest.mark.slow
 def test_the_regimes_of_a_planted_curve(tmp_path: Path) -> None:
     regimes(tmp_path, least=20, critical=72)
     runs = load(tmp_path)

@@ -240,6 +240,7 @@ def test_pandas_frames_hold_the_same(tmp_path: Path) -> None:
     assert pl.from_pandas(frames["ranks"])["epoch_time_s"].to_list() == runs.ranks["epoch_time_s"].to_list()
 
 
+@pytest.mark.slow
 def test_analysis_never_loads_torch_and_importing_it_loads_nothing_that_draws_or_tests() -> None:
     code = (
         "import sys, analysis; early = set(sys.modules); import analysis.report\n"

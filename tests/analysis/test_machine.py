@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     from analysis.reader import Runs
 
+pytestmark = pytest.mark.slow
+
 DDP: dict[str, Any] = {"strategy": "ddp", "devices": 2}
 
 
@@ -119,6 +121,31 @@ def test_results_without_the_load_say_so(tmp_path: Path) -> None:
     assert verdict_of(runs) == "faster"
 
 
+def test_parity_on_one_side_only_is_said(tmp_path: Path) -> None:
+    """The check warms up devices and libraries before the first epoch."""
+    for repeat in REPEATS:
+        published(config(tmp_path, repeat=repeat, measure={"parity": False}), steady(10.0, parity_passed=None))
+        published(config(tmp_path, repeat=repeat, **DDP), steady(5.0 + repeat / 10))
+    runs = load(tmp_path)
+    _, compared, claimed = said(runs)
+    assert "measure.parity: false and true" in compared
+    assert "measure.parity: false and true" in claimed
+    both = tmp_path / "both"
+    for repeat in REPEATS:
+        published(config(both, repeat=repeat), steady(10.0))
+        published(config(both, repeat=repeat, **DDP), steady(5.0 + repeat / 10))
+    assert "measure.parity" not in "".join(said(load(both)))
+
+
+def test_epochs_of_unequal_length_are_said_in_the_same_words(tmp_path: Path) -> None:
+    """Report and `compare` go on per sample; a claim about epochs is refused."""
+    runs = sides(tmp_path, {}, {}, scaling="weak", batch_size=100)
+    assert in_all(runs, "epochs hold 1,400 samples and 1,400 samples") == [False] * 3
+    lengths = sorted(set((runs.run["train_samples"] - runs.run["dropped_samples"]).to_list()))
+    assert len(lengths) == 2
+    assert in_all(runs, f"epochs hold {lengths[0]:,} and {lengths[1]:,} samples") == [True] * 3
+
+
 # --- in turn
 
 
@@ -173,6 +200,20 @@ def test_probes_within_the_tolerance_say_nothing(tmp_path: Path) -> None:
     runs = sides(tmp_path, speeds(5e10, 4.1e10), speeds(4.1e10, 4.1e10))
     assert in_all(runs, "probed") == [False] * 3
     assert verdict_of(runs) == "faster"
+
+
+@pytest.mark.parametrize(
+    ("flop", "precision", "believed"), [(6e9, "fp32", True), (8e9, "fp32", False), (8e9, "bf16", True)]
+)
+def test_more_than_a_device_can_compute_is_not_believed(
+    tmp_path: Path, flop: float, precision: str, believed: bool
+) -> None:
+    """1,408 samples of an epoch in 10 s, or in 5 s on two devices: 141 samples per second and device."""
+    fake = {"speeds": speeds(5e8 * 141, 6e8 * 141)["speeds"] | {"least_flop_per_sample": flop / 10}}
+    runs = sides(tmp_path, fake, fake, precision=precision)
+    words = "flop/s at least, but a matrix product on it reaches 8.46e+10"
+    assert in_all(runs, words) == [not believed] * 3
+    assert verdict_of(runs) == ("faster" if believed else "not comparable")
 
 
 def test_a_machine_that_changes_its_speed_during_a_run_is_a_caveat(tmp_path: Path) -> None:

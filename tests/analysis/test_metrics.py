@@ -158,6 +158,7 @@ def test_without_pushes_there_is_no_staleness_and_pushes_without_delay_have_0(tm
     assert (row["staleness_mean"], row["staleness_max"]) == (0.0, 0)
 
 
+@pytest.mark.slow
 def test_memory_is_drawn_beside_the_formula_on_gpus_only(tmp_path: Path) -> None:
     for kind, name in (("cuda", "GPU"), ("cpu", "CPU")):
         fake = Fake(

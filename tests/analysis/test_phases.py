@@ -15,6 +15,8 @@ from analysis.metrics import PHASES, measured_bubbles, phase_times, ring_times
 from parallelbench.probes import spans
 from tests.analysis.factory import Fake, config, published
 
+pytestmark = pytest.mark.slow
+
 BUSY = {"data_wait": 1.0, "forward": 4.0, "backward": 8.0, "optimizer": 2.0, "other": 1.0}
 
 

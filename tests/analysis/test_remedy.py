@@ -10,7 +10,8 @@ from analysis import UnlikeWork, by, load, notes, summary
 from analysis.claims.contrasts import effects
 from analysis.claims.verdict import _pairing
 from analysis.comparison.baseline import against_one_device, refusals
-from analysis.comparison.pairing import compared_runs, paired
+from analysis.comparison.compared_run import compared_runs
+from analysis.comparison.pairing import paired
 from analysis.comparison.policy import command_line
 from launch.sweep.expansion import expand
 from parallelbench.cli import main
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
     from analysis.comparison.policy import Command, Remedies
     from analysis.reader import Runs
+
+pytestmark = pytest.mark.slow
 
 GPIPE = {"name": "pipeline", "schedule": "gpipe", "micro_batches": 4}
 TWO = ({"strategy": "ddp"}, {"strategy": "pipeline"}, {"strategy": GPIPE})

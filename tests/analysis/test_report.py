@@ -31,6 +31,8 @@ from tests.analysis.test_compare import pair, steady
 if TYPE_CHECKING:
     from analysis import Runs
 
+pytestmark = pytest.mark.slow
+
 FIGURES = ["runtime", "scaling", "memory", "accuracy", "loss", "time_to_accuracy"]
 """What every comparison shows."""
 RARER = ["communication", "bubble", "staleness", "attribution", "energy", "power", "waiting"]
@@ -75,7 +77,6 @@ def page(sweep: Path) -> Page:
     return Page((sweep / "report" / "index.html").read_text(encoding="utf-8"))
 
 
-@pytest.mark.slow
 def test_the_page_loads_nothing(sweep: Path, page: Page) -> None:
     assert page.loads
     assert all(target.startswith(("data:", "#")) for target in page.loads), page.loads
@@ -85,7 +86,6 @@ def test_the_page_loads_nothing(sweep: Path, page: Page) -> None:
     assert "vega.github.io/schema" not in "".join(re.findall(r'class="spec">(.*?)</script>', text, re.DOTALL))
 
 
-@pytest.mark.slow
 def test_the_pages_numbers_are_those_of_the_csv_file(sweep: Path, page: Page) -> None:
     with (sweep / "report" / "tables" / "configurations.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
@@ -98,7 +98,6 @@ def test_the_pages_numbers_are_those_of_the_csv_file(sweep: Path, page: Page) ->
     assert rows[1]["speed_up"] == str(math.exp(statistics.median([math.log(1.25), math.log(2.0)])))
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("page")
 def test_every_figure_is_valid_svg_and_pdf(sweep: Path) -> None:
     folder = sweep / "report" / "figures"
@@ -160,7 +159,6 @@ def test_of_very_long_curves_some_epochs_are_drawn_the_last_always(many: Runs) -
     assert found["value"].max() == 2.2
 
 
-@pytest.mark.slow
 def test_very_many_epochs_are_a_parquet_file(many: Runs, tmp_path: Path) -> None:
     write_report(many.root, tmp_path / "report")
     found = pl.read_parquet(tmp_path / "report" / "tables" / "epochs.parquet")
@@ -168,7 +166,6 @@ def test_very_many_epochs_are_a_parquet_file(many: Runs, tmp_path: Path) -> None
     assert not (tmp_path / "report" / "tables" / "epochs.csv").exists()
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("page")
 def test_the_page_says_what_a_sceptic_must_know(sweep: Path) -> None:
     text = (sweep / "report" / "index.html").read_text(encoding="utf-8").replace("\u202f", " ")
@@ -261,7 +258,6 @@ def test_a_folder_with_no_finished_run_is_refused_with_the_fix(tmp_path: Path) -
     assert not (tmp_path / "report").exists()
 
 
-@pytest.mark.slow
 def test_runs_that_do_not_count_make_a_report_that_says_so(tmp_path: Path) -> None:
     published(config(tmp_path, measure={"deterministic": True}, epochs=1))
     published(config(tmp_path, strategy="ddp", devices=2), Fake(parity_passed=False))
@@ -290,7 +286,6 @@ def test_nulls_are_dashes_and_never_zero(tmp_path: Path) -> None:
     assert next(table)["peak_memory_max_bytes"] == ""
 
 
-@pytest.mark.slow
 def test_many_groups_and_devices_are_drawn(tmp_path: Path) -> None:
     for model in ("cnn_small", "cnn_large"):
         for devices in (1, 2, 4, 16):
@@ -344,7 +339,6 @@ def every_strategy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root / "demo"
 
 
-@pytest.mark.slow
 def test_findings_about_bytes_bubble_and_staleness(every_strategy: Path) -> None:
     found = {figure.name: figure.finding.replace("\u202f", " ") for figure in draw(load(every_strategy))}
     assert found["communication"] == (
@@ -359,7 +353,6 @@ def test_findings_about_bytes_bubble_and_staleness(every_strategy: Path) -> None
     )
 
 
-@pytest.mark.slow
 def test_the_new_figures_draw_the_numbers_of_the_tables(every_strategy: Path) -> None:
     charts = {figure.name: figure.chart for figure in draw(load(every_strategy)) if figure.chart}
     assert [name for name in charts if name in NAMED] == [*FIGURES, *RARER[:3]]
@@ -376,7 +369,6 @@ def test_the_new_figures_draw_the_numbers_of_the_tables(every_strategy: Path) ->
     assert shares == [(0, 50.0), (1, 25.0), (3, 25.0)]
 
 
-@pytest.mark.slow
 def test_every_strategy_side_by_side(every_strategy: Path) -> None:
     text = write_report(every_strategy).read_text(encoding="utf-8").replace("\u202f", " ").replace("\u00a0", " ")
     assert all(f'<th scope="row">{name} × 2</th>' in text for name in STRATEGIES)
@@ -389,7 +381,6 @@ def test_every_strategy_side_by_side(every_strategy: Path) -> None:
     assert ">11.1 %</data>" in text
 
 
-@pytest.mark.slow
 def test_more_than_the_ideal_is_not_a_lack(tmp_path: Path) -> None:
     published(config(tmp_path))
     pipeline = foreign(config(tmp_path, devices=2), "pipeline")
@@ -400,7 +391,6 @@ def test_more_than_the_ideal_is_not_a_lack(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.slow
 def test_small_differences_of_accuracy_are_not_none(tmp_path: Path) -> None:
     """Nor are runs of one configuration, with the parity check and without, compared with each other."""
 

@@ -20,7 +20,7 @@ from analysis.stats import (
     half_width,
     interval,
     ratio_of_pairs,
-    repeats_to_reach,
+    repeats_to_add,
 )
 from tests.bench.false_alarms import NOISE, Noise, Shape, misses
 
@@ -97,6 +97,7 @@ def verdicts(noise: Noise, repeats: int, *, slower: float = 1.0, trials: int = 1
     return [of_time(ratio) for ratio in found if ratio]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("repeats", [FEWEST_REPEATS, 4, 5, 6, 8, 10])
 @pytest.mark.parametrize("noise", NOISE)
 def test_the_same_is_indistinguishable_from_itself_as_often_as_promised(noise: str, repeats: int) -> None:
@@ -150,7 +151,7 @@ def test_smaller_errors_hold_as_well(error: float) -> None:
     assert found <= error + 3 * math.sqrt(error / trials)
 
 
-def test_pairs_of_one_block_are_one_value() -> None:
+def test_pairs_of_one_pool_are_one_value() -> None:
     pairs = [(0, 1.0), (1, 1.2), (2, 2.0), (3, 2.4)]
     ratio = ratio_of_pairs(pairs, {0: 7, 1: 7, 2: 9, 3: 9})
     assert ratio is not None
@@ -158,13 +159,35 @@ def test_pairs_of_one_block_are_one_value() -> None:
     apart = ratio_of_pairs(pairs, dict.fromkeys(range(4), 0))
     assert apart is not None
     assert (apart.low, apart.is_apart, of_speed(apart)) == (None, True, "not interleaved")
+    # Four pairs, of which two are independent: more pairs like them would not help.
+    assert (ratio.low, ratio.is_apart, of_speed(ratio)) == (None, True, "not interleaved")
 
 
-def test_as_many_repeats_reach_as_far_as_asked() -> None:
-    needed = repeats_to_reach(0.5, 6)
+def test_two_independent_pairs_are_too_few_and_not_apart() -> None:
+    ratio = ratio_of_pairs([(0, 1.1), (1, 1.2)])
+    assert ratio is not None
+    assert (ratio.is_apart, of_speed(ratio)) == (False, "too few repeats")
+
+
+@pytest.mark.parametrize("pairs_of_a_pool", [1, 2])
+def test_as_many_repeats_as_are_told_decide(pairs_of_a_pool: int) -> None:
+    """The unit is a repeat of each side: in turn each is independent, whatever those before shared."""
+    limit, means = 1.024, [1.01, 1.02, 1.03] * 3
+    values = [mean for mean in means for _ in range(pairs_of_a_pool)]
+    pools = {repeat: repeat // pairs_of_a_pool for repeat in range(len(values))}
+    ratio = ratio_of_pairs(list(enumerate(values)), pools)
+    assert ratio is not None
+    needed = repeats_to_add(lambda more: (ratio.after(more) or (0.0, math.inf))[1] <= limit)
     assert needed is not None
-    assert half_width(needed) <= 0.5 * half_width(6) < half_width(needed - 1)
-    assert repeats_to_reach(0.01, 6) is None
+
+    def high_after(more: int) -> float:
+        further = {len(values) + place: means[place % 3] for place in range(more)}
+        whole = ratio_of_pairs([*enumerate(values), *further.items()], pools | {repeat: repeat for repeat in further})
+        assert whole is not None
+        return whole.high or math.inf
+
+    assert high_after(needed) <= limit < high_after(needed - 6)
+    assert repeats_to_add(lambda _: False) is None
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,10 @@ Times are simulated; what is said of them is said by the analysis itself.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from scipy.signal import lfilter
@@ -16,6 +18,8 @@ from scipy.special import stdtrit
 from analysis.claims.decision import decide
 from analysis.claims.grammar import Expect
 from analysis.comparison.gate import SLOWER, gate
+from analysis.comparison.pools import pools
+from analysis.comparison.sessions import Span
 from analysis.comparison.speed import SpeedVerdict, of_several, of_speed
 from analysis.comparison.two_sides import TIME, Compared, Comparison, together
 from analysis.stats import ERROR, FEWEST_REPEATS, Ratio, critical, error_of_each, interval, ratio_of_pairs
@@ -26,6 +30,8 @@ Noise = Callable[[np.random.Generator, Shape], np.ndarray]
 CONFIGURATIONS = 4
 MOST_REPEATS = 12
 DRIFT = 0.03
+SHARED = 0.95
+"""How much like the submit before a submit is, where drift is shared: a machine that changes from day to day."""
 
 
 def _drifting(rng: np.random.Generator, shape: Shape) -> np.ndarray:
@@ -46,6 +52,23 @@ NOISE: dict[str, Noise] = {
 
 
 @dataclass(frozen=True)
+class Start:
+    """When and in which submit a simulated run began: all that its pool depends on."""
+
+    session: tuple[str, int]
+    at: float
+
+    @property
+    def span(self) -> Span:
+        """When it began and ended."""
+        return self.at, self.at + 0.1
+
+
+IN_TURN, FIRST, IN_TWOS = "in turn", "first", "in twos"
+"""Orders of submits: A B A B, all of A first, A A B B."""
+
+
+@dataclass(frozen=True)
 class Design:
     """How the repeats of a simulated comparison were measured."""
 
@@ -55,6 +78,9 @@ class Design:
     """Submits of each side; 0: both sides in one, in turn."""
     stops: bool = False
     """Whether it is looked at after every repeat from the third on, and ends with the first verdict."""
+    shared: float = 0.0
+    """Of the machine's drift of 3 % between submits, the autocorrelation from each submit to the next one."""
+    order: str = IN_TURN
 
     def times(self, rng: np.random.Generator) -> np.ndarray:
         """Shape (configurations + 1, repeats): the baseline's first; all are equally fast."""
@@ -62,17 +88,41 @@ class Design:
         times = self.noise(rng, (self.repeats * sides,)).reshape(self.repeats, sides)
         times = rng.permuted(times, axis=1).T  # each round in an order of its own, as sweeps are
         if self.sessions:
-            of_session = rng.normal(0, DRIFT, (2, self.sessions))
-            session = np.arange(self.repeats) * self.sessions // self.repeats
-            times *= np.exp(of_session[[0] + [1] * CONFIGURATIONS][:, session])
+            own = rng.normal(0, DRIFT, 2 * self.sessions)
+            own[1:] *= math.sqrt(1 - self.shared**2)
+            drift = lfilter([1.0], [1, -self.shared], own)
+            times *= np.exp(drift[self._submits()][[0] + [1] * CONFIGURATIONS])
         return times
+
+    def _submits(self) -> np.ndarray:
+        """Shape (2, repeats): of each side and repeat the place of its submit among all."""
+        session = np.arange(self.repeats) * self.sessions // self.repeats
+        before = {
+            IN_TURN: lambda side: 2 * session + side,
+            FIRST: lambda side: session + side * self.sessions,
+            IN_TWOS: lambda side: 4 * (session // 2) + 2 * side + session % 2,
+        }
+        return np.stack([before[self.order](side) for side in (0, 1)])
 
     def ratios(self, times: np.ndarray, repeats: int) -> list[Ratio]:
         """Of each configuration to the baseline, by the first repeats."""
-        session = np.arange(self.repeats) * self.sessions // self.repeats
-        blocks = dict(enumerate(session.tolist())) if self.sessions else None
-        found = [ratio_of_pairs(list(enumerate((of / times[0])[:repeats].tolist())), blocks) for of in times[1:]]
+        found = [
+            ratio_of_pairs(list(enumerate((of / times[0])[:repeats].tolist())), self._pools[repeats])
+            for of in times[1:]
+        ]
         return [ratio for ratio in found if ratio]
+
+    @cached_property
+    def _pools(self) -> dict[int, dict[int, int]]:
+        """Number of repeats → the pool of each."""
+        if self.sessions:
+            starts = [
+                [Start(("submit", at), at + 1e-3 * r) for r, at in enumerate(s)] for s in self._submits().tolist()
+            ]
+        else:
+            starts = [[Start(("submit", 0), 2 * r + (r + side) % 2) for r in range(self.repeats)] for side in (0, 1)]
+        pairs = list(zip(*starts, strict=True))
+        return {n: dict(enumerate(pools(pairs[:n]))) for n in range(1, self.repeats + 1)}  # type: ignore[arg-type]
 
     def looks(self, times: np.ndarray) -> Iterator[list[Ratio]]:
         """The ratios at each look."""
@@ -111,7 +161,7 @@ def claims(ratios: list[Ratio]) -> bool:
 
     def decides(ratio: Ratio, error: float) -> bool:
         values = [value for _, value in ratio.pairs]
-        return decide(values, interval(values, ratio.blocks, error=error), EXPECT)[0] != "inconclusive"
+        return decide(values, interval(values, ratio.pools, error=error), EXPECT)[0] != "inconclusive"
 
     able = [ratio for ratio in ratios if ratio.low is not None]
     error = error_of_each([lambda error, ratio=ratio: decides(ratio, error) for ratio in able])  # type: ignore[misc]
@@ -129,10 +179,19 @@ DESIGNS: dict[str, Design] = {
     "one submit per side, 3 % drift between them": Design(NOISE["even"], 6, sessions=1),
     "3 submits per side, 3 % drift between them": Design(NOISE["even"], 6, sessions=3),
     "6 submits per side, likewise": Design(NOISE["even"], 6, sessions=6),
+    **{
+        f"6 submits per side, {name}, drift shared by consecutive submits": Design(
+            NOISE["even"], 6, sessions=6, shared=SHARED, order=name
+        )
+        for name in (IN_TURN, IN_TWOS, FIRST)
+    },
     f"even, looked at after each of {MOST_REPEATS} repeats": Design(NOISE["even"], MOST_REPEATS, stops=True),
     f"skewed, looked at after each of {MOST_REPEATS} repeats": Design(NOISE["skewed"], MOST_REPEATS, stops=True),
     f"{MOST_REPEATS} submits per side, 3 % drift, looked at after each": Design(
         NOISE["even"], MOST_REPEATS, sessions=MOST_REPEATS, stops=True
+    ),
+    f"{MOST_REPEATS} submits per side, {IN_TURN}, shared drift, looked at after each": Design(
+        NOISE["even"], MOST_REPEATS, sessions=MOST_REPEATS, stops=True, shared=SHARED
     ),
 }
 

@@ -133,6 +133,7 @@ def reference(arrays: Arrays, data: Data, *, seed: int, epoch: int) -> torch.Ten
     return normalised(np.stack(result), data)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize("cls", [Coloured, Upright])
 @pytest.mark.parametrize("size", [16, 31])

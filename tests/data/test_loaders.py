@@ -89,6 +89,7 @@ def batches(one: BatchLoader) -> list[Batch]:
         return [*one.train(1), *one.test(), *one.train(2), *one.test(37)]
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_all_loaders_feed_the_same_bits(data: st.DataObject) -> None:

@@ -19,6 +19,8 @@ from parallelbench.errors import ConfigError
 from parallelbench.spec.check import check_run
 from tests.launch.plans import plan
 
+pytestmark = pytest.mark.slow
+
 CONFIGURATIONS = {
     # 4 models × 2 data sets × (one GPU, then 2 and 4 by two strategies); times 10, 30, 50 and 100 epochs
     "asu_data_parallel": 4 * 2 * (1 + 2 * 2),
@@ -71,7 +73,6 @@ def test_a_small_twin_needs_two_cores_and_no_preparation(name: str) -> None:
         assert planned.run.data.missing_files(Path("/nowhere")) == []
 
 
-@pytest.mark.slow
 def test_repeats_are_enough_for_an_interval_unless_the_sweep_is_faithful() -> None:
     counts = {name: Counter(p.run.repeat for p in expand([f"sweep={name}"])) for name in CONFIGURATIONS}
     few = {name for name, repeats in counts.items() if len(repeats) < 6}
@@ -115,7 +116,6 @@ def test_uw_has_the_published_sizes_and_optimizer() -> None:
     assert values(runs, "optimizer.weight_decay", "epochs", "scaling") == {(0.0, 2, "strong")}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in CONFIGURATIONS if not name.endswith("_small")])
 def test_a_cluster_with_four_gpus_takes_the_whole_sweep(name: str, tmp_path: Path) -> None:
     for data in ("mnist", "cifar10", "cifar100"):
@@ -127,7 +127,6 @@ def test_a_cluster_with_four_gpus_takes_the_whole_sweep(name: str, tmp_path: Pat
         assert prepare_for_site(planned).device_type == "cuda"
 
 
-@pytest.mark.slow
 def test_a_long_run_passes_through_the_states_of_a_short_one(tmp_path: Path) -> None:
     """What lets a run of 100 epochs answer for 10, 30 and 50."""
     run = ["run", "data=digits", "data.image_size=8", "model=mlp", "optimizer=adam", f"results={tmp_path}"]
@@ -143,7 +142,6 @@ def test_a_long_run_passes_through_the_states_of_a_short_one(tmp_path: Path) -> 
     assert_frame_equal(long.head(2), short, check_exact=True)
 
 
-@pytest.mark.slow
 def test_faithful_does_as_was_published() -> None:
     letter = expand(["sweep=asu_data_parallel", "faithful=true"])
     assert letter == expand(["sweep=asu_data_parallel_faithful"])

@@ -8,6 +8,8 @@ from launch.sweep.compose import group_choices
 from parallelbench.spec.check import check_run
 from tests.launch.plans import plan
 
+pytestmark = pytest.mark.slow
+
 GPUS_ONLY = {"data_parallel"}
 """Strategies that a CPU can't do; their runs are checked as runs on GPUs."""
 

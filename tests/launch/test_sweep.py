@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from launch.launcher import launcher_of
 from launch.preparation import prepare_all
-from launch.sweep.compose import NOTHING, Extension, compose_plain, parse, resolve, resolved_by_omegaconf
+from launch.sweep.compose import NOTHING, Extension, parse, resolve, resolved_by_omegaconf
 from launch.sweep.expansion import PlannedRun, Point, _points, _set, expand, one_run
 from parallelbench.errors import ConfigError
 from parallelbench.rank.devices import Machine, this_machine
@@ -23,6 +23,7 @@ from parallelbench.spec.config import RunConfig
 from parallelbench.spec.identity import run_id
 from parallelbench.spec.mapping import from_mapping
 from parallelbench.spec.settings import SweepBlock
+from tests.compositions import by_hydra
 from tests.helpers import plain
 
 if TYPE_CHECKING:
@@ -183,6 +184,7 @@ def outcome_of(resolving: Callable[[], Any]) -> str:
         return str(error)[:40]
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=100)
 @given(st.dictionaries(KEYS, VALUES, max_size=3))
 def test_references_lead_where_omegaconf_leads_them(point: Point) -> None:
@@ -228,6 +230,7 @@ def test_repeats_go_on_from_the_one_asked_for() -> None:
 # --- the short way equals the long way
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "overrides",
     [
@@ -250,7 +253,7 @@ def test_a_run_is_what_hydra_composes_from_its_overrides(overrides: list[str]) -
 
 
 def composed_in_full(planned: PlannedRun, extension: Extension = NOTHING) -> RunConfig:
-    plain = resolve(compose_plain(planned.overrides, extension.conf))
+    plain = resolve(by_hydra(planned.overrides, extension.conf))
     plain["sweep_name"] = plain.pop("sweep")["name"]
     return from_mapping(plain)
 
@@ -294,6 +297,7 @@ def test_any_run_of_any_sweep_is_what_hydra_composes(overrides: list[str], draw:
         assert composed_in_full(each) == each.run
 
 
+@pytest.mark.slow
 def test_options_of_one_file_beside_choices_of_other_groups() -> None:
     for each in expand(["strategy=ddp,fsdp", "model=resnet50,resnet_tiny", "model.norm=sync", "devices=2"]):
         assert composed_in_full(each) == each.run

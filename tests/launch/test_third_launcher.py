@@ -199,6 +199,7 @@ def test_a_broken_module_of_its_package_is_named(package: Path, capsys: pytest.C
     assert "lab.broken can't be imported: " in refused(capsys, "cancel", "--plugin", "lab", "results")
 
 
+@pytest.mark.slow
 def test_its_options_are_checked_and_identify_no_run(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "launcher.priority=10 is not valid" in refused(capsys, "plan", *RUNS, "launcher.priority=10")
     assert "this queue has one: choose nodes=1" in printed(

@@ -54,6 +54,7 @@ class Trials:
 # --- what is shared
 
 
+@pytest.mark.slow
 def test_all_runs_of_a_model_share_a_choice_and_other_models_have_their_own(tmp_path: Path) -> None:
     trials = Trials(FAST)
     sweep = ["strategy=ddp,model_parallel", "devices=1,2", "sweep.repeats=2", "batch_size=8,16", f"results={tmp_path}"]

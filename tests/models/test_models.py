@@ -81,6 +81,7 @@ def test_sizes_that_are_ours_follow_from_the_layers() -> None:
     assert parameters(spec("vit"), channels=3, size=32) == vit
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_every_model_composes_builds_and_gives_finite_logits(name: str) -> None:
     model = spec(name)
@@ -97,12 +98,14 @@ def test_every_model_composes_builds_and_gives_finite_logits(name: str) -> None:
     assert x.isfinite().all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "vit_b_16"])
 def test_models_take_the_28_pixel_grey_images_of_the_digits(name: str) -> None:
     x = images(2, channels=1, size=28)
     assert built(spec(name), channels=1, size=28)(x).shape == (2, 10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL)
 def test_every_parameter_gets_a_gradient_from_every_sample_alone(name: str) -> None:
     layers = built(spec(name)).double().eval()
@@ -114,6 +117,7 @@ def test_every_parameter_gets_a_gradient_from_every_sample_alone(name: str) -> N
     assert x.grad[[0, 2]].abs().max() == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL)
 def test_a_seed_decides_the_weights(name: str) -> None:
     model = spec(name)
@@ -122,6 +126,7 @@ def test_a_seed_decides_the_weights(name: str) -> None:
     assert any(not torch.equal(first[key], other[key]) for key in first)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL)
 def test_models_are_built_in_the_default_dtype(name: str) -> None:
     torch.set_default_dtype(torch.float64)
@@ -134,6 +139,7 @@ def test_models_are_built_in_the_default_dtype(name: str) -> None:
     assert layers(images(2, dtype=torch.float64)).dtype == torch.float64
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL)
 def test_channels_last_changes_no_number(name: str) -> None:
     layers = built(spec(name)).double()
@@ -223,6 +229,7 @@ def test_vit_with_torchvisions_weights_gives_torchvisions_logits() -> None:
     torch.testing.assert_close(ours(x), theirs(x), rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["cnn", "resnet_tiny"])
 @pytest.mark.parametrize(
     ("norm", "kind"), [("batch", nn.BatchNorm2d), ("sync", SyncBatchNorm), ("group", nn.GroupNorm)]
@@ -282,6 +289,7 @@ def test_unsuitable_images_are_refused_with_the_fix(name: str, channels: int, si
     assert all(word in str(error.value) for word in words), str(error.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "size"), [("cnn_small", 2), ("cnn_large", 8), ("cnn", 8), ("vit", 4)])
 def test_the_smallest_images_are_taken(name: str, size: int) -> None:
     assert built(spec(name), size=size)(images(2, size=size)).shape == (2, 10)

@@ -101,7 +101,7 @@ def slurm_conf(options: Options, ports: Ports, *, folder: Path, host: str, first
         "JobAcctGatherType=jobacct_gather/linux",
         "JobAcctGatherFrequency=task=5",
         "JobAcctGatherParams=OverMemoryKill",
-        "SchedulerParameters=bf_interval=1,sched_interval=5",
+        "SchedulerParameters=bf_interval=1,sched_interval=1,batch_sched_delay=0",
         "PreemptType=preempt/partition_prio",
         f"PreemptMode={options.preempt_mode}",
         *(["SlurmctldParameters=preempt_send_user_signal"] if options.preempt_send_user_signal else []),

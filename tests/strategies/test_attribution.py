@@ -16,12 +16,14 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 from parallelbench.loaders.batch import Batch
 from parallelbench.loaders.resident import ResidentLoader
+from parallelbench.probes import step_attribution
 from parallelbench.probes.spans import PHASES, Spans
 from parallelbench.probes.step_attribution import AttributionPass, installed
 from parallelbench.rank.session import build_loader, build_model
 from parallelbench.rank.world import World
 from parallelbench.spec.config import RunConfig
 from tests.ranks import run_ranks
+from tests.scripted_cuda import CPU, WORLD, ScriptedCuda
 from tests.strategies.test_pipeline import pipeline_of, pipelined
 from tests.strategies.training import configure, loader_of
 
@@ -188,6 +190,37 @@ def test_outside_of_the_pass_nothing_is_installed() -> None:
         assert dist.Work.wait is not waits[0]
     assert vars(replica) == before
     assert (dist.Work.wait, torch.ops._c10d_functional.wait_tensor) == waits
+
+
+def test_on_a_gpu_each_phase_lasts_until_its_stream_is_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host launches in no time; what other streams do goes on, and belongs to no phase."""
+    device = ScriptedCuda()
+    device.install(monkeypatch)
+    monkeypatch.setattr(step_attribution.time, "perf_counter", lambda: device.now_s)
+    replica, run = single()
+    side = device.new_stream(CPU)
+    for method, took_s in (("_predict", 2.0), ("_backward", 3.0), ("_update", 0.5)):
+        launch(device, replica, method, took_s)
+    slow_down(replica, "_backward", lambda *_: side.launch(100.0) or 0.0)
+    rows = AttributionPass(replica, loader_of(replica, run), run=run, world=WORLD).attribute(2)
+    for row in rows:
+        assert (row["forward_s"], row["backward_s"], row["optimizer_s"]) == (2.0, 3.0, 0.5)
+        assert row["step_time_s"] == 5.5
+        assert row["other_s"] == row["data_wait_s"] == 0.0
+        assert row["communication_s"] is None
+    assert side.ends_s >= 300.0, "nobody has waited for the other stream"
+    assert "synchronize" not in device.calls, "nor for the whole device"
+
+
+def launch(device: ScriptedCuda, owner: Any, name: str, took_s: float) -> None:
+    """Let a method give the device work besides its own."""
+    method = getattr(owner, name)
+
+    def launching(*args: Any, **kwargs: Any) -> Any:
+        device.launch(took_s)
+        return method(*args, **kwargs)
+
+    setattr(owner, name, launching)
 
 
 # --- several

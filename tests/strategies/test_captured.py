@@ -23,6 +23,7 @@ from tests.helpers import configured
 from tests.ranks import run_ranks
 from tests.scripted_cuda import CPU, WORLD, ScriptedCuda
 from tests.strategies.training import configure, drive, loader_of, one_device
+from tests.test_closing import SMALL, closed, failed, passed, stops_updating
 
 DATA = ["data=synthetic", "data.channels=1", "data.train_samples=96", "data.test_samples=37", "data.image_size=8"]
 MLP = [*DATA, "model=mlp", "model.hidden=[24]"]
@@ -48,6 +49,7 @@ def captured(run: RunConfig) -> RunConfig:
     return msgspec.structs.replace(run, graph=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_a_captured_step_trains_as_if_it_were_not(optimizer: str, device: ScriptedCuda) -> None:
     run = configure(*MLP, *OPTIMIZERS[optimizer])
@@ -62,6 +64,7 @@ def test_a_captured_step_trains_as_if_it_were_not(optimizer: str, device: Script
     assert (device.captured, device.replayed) == (1, 3)
 
 
+@pytest.mark.slow
 def test_statistics_and_random_numbers_are_as_before_the_warm_up(device: ScriptedCuda) -> None:
     run = configure(*NORMED)
     replica = run.strategy.prepare(build_model(run), captured(run), WORLD)
@@ -127,6 +130,31 @@ def _train(rank: int, size: int, run: RunConfig) -> dict[str, Any]:
         trained = drive(replica, run)
         assert (script.calls[0], script.captured, script.replayed) == ("aside", 1, 3)
         return trained | {"sent": replica.traffic.take()["gradient_bytes_sent"]}
+
+
+def test_after_training_captured_steps_are_held_against_plain_code(device: ScriptedCuda) -> None:
+    """All batches of a run have one shape, so the graph takes the closing check's, too."""
+    run = captured(configure(*SMALL, "strategy=single"))
+    rows = closed(WORLD, run)
+    assert not failed(rows)
+    assert {"loss", "gradients", "update", "rounding", "evaluation loss"} <= passed(rows)
+    assert device.captured == 1
+    assert "update" in failed(closed(WORLD, run, stops_updating, 0))
+
+
+@pytest.mark.slow
+def test_a_replayed_all_reduce_is_counted_by_nobody_and_no_fault(tmp_path: Path) -> None:
+    run = configure(*SMALL, "strategy=ddp", "devices=2")
+    for rows in run_ranks(_close, 2, tmp_path, run)[0]:
+        assert not failed(rows)
+        assert {"loss", "gradients", "update", "rounding"} <= passed(rows)
+        assert [row["detail"] for row in rows if row["check"] == "bytes"] == ["graph=true"]
+
+
+def _close(rank: int, size: int, run: RunConfig) -> list[Any]:
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        ScriptedCuda().install(monkeypatch)
+        return [closed(World(rank=rank, size=size, local_rank=rank, devices=(CPU,)), captured(run))]
 
 
 @pytest.mark.parametrize(

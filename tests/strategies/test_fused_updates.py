@@ -61,6 +61,7 @@ def test_a_fused_update_that_torch_lacks_is_refused(strategy: str, devices: int,
     configured(*asked).optimizer.check(configured(*asked), "cuda")
 
 
+@pytest.mark.slow
 def test_every_strategy_that_shards_tensors_says_so() -> None:
     names = ("single", "ddp", "zero1", "dp_pp", "pipeline", "parameter_server", *(name for name, _ in SHARDED))
     sharding = [name for name in names if configured(f"strategy={name}", "devices=8").strategy.shards_tensors]

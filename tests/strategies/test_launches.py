@@ -43,6 +43,7 @@ class Operations(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+@pytest.mark.slow
 def test_a_step_of_a_small_model_is_few_launches_and_none_that_waits() -> None:
     run = configured(
         *("data=synthetic", "data.channels=1", "data.image_size=28", "batch_size=8", "optimizer.implementation=fused"),
@@ -101,4 +102,4 @@ def test_few_logits_are_held() -> None:
         total = total + sums(*part(8, seed))
         assert len(total._parts) < 64
     wide = sums(torch.tensor(1.0), torch.zeros(1024, 1024), torch.zeros(1024, dtype=torch.int64))
-    assert not (wide + total)._parts, "4 MiB are added up at once"
+    assert not (total + wide)._parts, "4 MiB are added up at once"

@@ -241,6 +241,7 @@ def test_v_schedules_go_down_and_up_again() -> None:
     assert Pipeline("interleaved_1f1b", 8, 2, 3).stage_devices() == [0, 1, 2, 0, 1, 2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "looped_bfs", "interleaved_1f1b", "zbv", "dualpipev"])
 @pytest.mark.parametrize(("devices", "batch_size", "m"), [(2, 24, 7), (2, 25, 1), (3, 128, 2), (4, 18, 9), (4, 7, 3)])
 def test_the_advised_number_of_micro_batches_is_accepted(schedule: str, devices: int, batch_size: int, m: int) -> None:

@@ -36,12 +36,14 @@ from pathlib import Path
 from typing import Any
 
 PRELOADED = (
+    "altair",
     "hydra",
     "msgspec",
     "omegaconf",
     "psutil",
     "rich.console",
     "rich.progress",
+    "scipy.stats",
     "submitit",
     "torch",
     "torch._dynamo",
@@ -84,6 +86,9 @@ def main(descriptor: int) -> None:
         importlib.import_module(module)
     _base_path[:] = sys.path
     _base_environment.update(os.environ)
+    _warm_hydra()
+    # Only a machine that loses its power could tell.
+    os.fsync = os.fstat  # type: ignore[assignment]
     threads = os.listdir("/proc/self/task")
     assert len(threads) == 1, f"a fork copies one thread, and there are {len(threads)} after the imports"
     # Otherwise the first garbage collection of each child would copy all pages with objects.
@@ -94,6 +99,16 @@ def main(descriptor: int) -> None:
         client.send(b"ready")
         while content := _receive(client):
             _serve(client, *content)
+
+
+def _warm_hydra() -> None:
+    """Let Hydra find its plugins and learn the grammar of overrides, which takes most of a first composition."""
+    learned = ["a.b_c=1", "d=1e-3", "e=null", "f=/g/h-1", "i='j'", "k=[l,{m:[0.5,true]}]", "n=o,p", "q=[1,2]"]
+    with sys.modules["hydra"].initialize_config_dir(str(Path(__file__).parents[2] / "conf"), version_base="1.3"):
+        sys.modules["hydra"].compose("config", overrides=[f"+warm.{text}" for text in learned if "," not in text])
+    parser = importlib.import_module("hydra.core.override_parser.overrides_parser").OverridesParser.create()
+    for text in learned:
+        parser.parse_override(text)
 
 
 def _receive(client: socket.socket) -> tuple[dict[str, Any], list[int]] | None:

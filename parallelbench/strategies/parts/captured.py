@@ -41,7 +41,7 @@ class CapturedReplica(ModuleReplica):
         self._replay()
         if self._count_step is not None:
             self._count_step(self.traffic)
-        return Sums([], self._sums.clone())  # the next replay overwrites them
+        return Sums([], self._sums.clone(), samples=self._samples)  # the next replay overwrites them
 
     def _captured(self, images: Tensor, labels: Tensor) -> Callable[[], None]:
         device = self._world.device
@@ -53,6 +53,7 @@ class CapturedReplica(ModuleReplica):
             result = self._forward_backward(batch)
             self._update()
             self._sums.copy_(result.tensor())
+            self._samples = result.samples  # as captured: a replay takes the same gradients
 
         def warm_up() -> None:
             tensors, random = self._tensors(), cuda.rng_state(device)

@@ -12,12 +12,13 @@ import msgspec
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 
 from parallelbench.loaders.batch import Shard
 from parallelbench.models.norms import synchronize_norms
 from parallelbench.strategies.parts.meshes import device_mesh
 from parallelbench.strategies.parts.partition import size_bytes
-from parallelbench.strategies.parts.replicas import ModuleReplica, share_buffers, to_device
+from parallelbench.strategies.parts.replicas import ModuleReplica, share_buffers, to_device, waits_are_hidden
 from parallelbench.strategies.parts.state import local, whole
 
 if TYPE_CHECKING:
@@ -110,13 +111,18 @@ def _padded_bytes(values: Tensor, shards: int) -> int:
     return size_bytes(values) // rows * ceil(rows / shards) * shards
 
 
+def _replicated_over(parameter: Tensor) -> DeviceMesh | None:
+    """The mesh over which a parameter is cut one way and copied the other; None where it has no copies."""
+    mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
+    return mesh if mesh is not None and "replicate" in (mesh.mesh_dim_names or ()) else None
+
+
 class ShardedReplica(ModuleReplica):
     """A module whose parameters are sharded over ranks; layers may gather them when they need them."""
 
     def __init__(self, module: nn.Module, *, run: RunConfig, world: World, **options: Any) -> None:
         super().__init__(module, run=run, world=world, **options)
-        # On CUDA, streams wait for each other during forward and backward; compiled code contains its own waits.
-        self.hides_communication = world.device_type == "cuda" or run.compile
+        self.hides_communication = waits_are_hidden(run, world)
 
     def evaluate(self, batches: Iterable[Batch]) -> Tensor | None:
         """Sums over this rank's part of the test set; layers gather their parameters for each batch, as in training."""
@@ -125,6 +131,16 @@ class ShardedReplica(ModuleReplica):
             if isinstance(layer, FSDPModule):
                 layer.reshard()  # without reshard_after_forward, only a backward would
         return result
+
+    def copied(self) -> Iterable[Tensor]:
+        """The shards, where several groups of ranks hold them."""
+        return [local(parameter) for parameter in self._module.parameters() if _replicated_over(parameter)]
+
+    @property
+    def copy_group(self) -> int:
+        """The shard that this rank holds."""
+        meshes = (mesh for parameter in self._module.parameters() if (mesh := _replicated_over(parameter)))
+        return next((mesh.get_local_rank("shard") for mesh in meshes), 0)
 
     @torch.no_grad()
     def _copy(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -79,6 +79,11 @@ class BaseReplica(ABC):
         """None, but where a replica says so."""
         return ()
 
+    @property
+    def copy_group(self) -> int:
+        """One for all ranks, but where a replica says so."""
+        return 0
+
     def take_pushes(self) -> list[Push]:
         """None: there is no parameter server."""
         return []
@@ -139,8 +144,9 @@ class ModuleReplica(BaseReplica):
         assert batch.labels is not None
         self._optimizer.zero_grad(set_to_none=True)
         logits, labels, loss = self._predict(batch.images, batch.labels)
+        result = sums(loss, logits, labels)
         self._backward(loss)
-        return sums(loss, logits, labels)
+        return result
 
     def _predict(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Logits, labels on the same device, and the mean loss."""
@@ -214,9 +220,8 @@ class ModuleReplica(BaseReplica):
         self._numerics.load_local_state(state["scaler"])
 
     def _copy(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        if self._world.rank:
-            return {}
-        return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
+        mine = tensors.items() if self._world.rank == 0 else ()
+        return {name: tensor.detach().to("cpu", copy=True) for name, tensor in mine}
 
 
 class LayersReplica(BaseReplica):
@@ -274,6 +279,14 @@ class LayersReplica(BaseReplica):
                 gathered[name] = torch.empty_like(template, device="cpu", memory_format=torch.contiguous_format)
                 dist.recv(gathered[name], owner)
         return gathered
+
+
+def waits_are_hidden(run: RunConfig, world: World) -> bool:
+    """Whether waiting for other ranks within a layer can't be told from computing.
+
+    On CUDA, streams wait for each other during forward and backward; compiled code contains its own waits.
+    """
+    return world.device_type == "cuda" or run.compile
 
 
 def to_device(module: nn.Module, run: RunConfig, device: torch.device) -> nn.Module:

@@ -159,6 +159,16 @@ class TensorReplica(ShardedReplica):
         result = super().evaluate(batches)
         return result if self._owns_loss else None
 
+    def copied(self) -> Iterable[Tensor]:
+        """What every tensor rank holds: parameters that the plan leaves whole, or this data rank's shards of them."""
+        uncut = [local(parameter) for parameter in self._module.parameters() if not _is_cut(parameter)]
+        return [values for values in uncut if values.numel()]
+
+    @property
+    def copy_group(self) -> int:
+        """The data rank, whose tensor ranks hold the same."""
+        return self.data_shard.index
+
     @property
     def _owns_loss(self) -> bool:
         return self._mesh.get_local_rank() == 0

@@ -1,0 +1,107 @@
+"""The runs by which a strategy is checked: its plain one, then other optimizers, precisions, schedules and options."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, get_args
+
+import msgspec
+
+from parallelbench.errors import ConfigError
+from parallelbench.gpu_check.check_result import SkippedError
+from parallelbench.gpu_check.small_runs import BATCH_SIZE, run_of
+from parallelbench.spec.check import check_run
+from parallelbench.strategies.parts.pipeline_schedules import Schedule
+
+if TYPE_CHECKING:
+    from parallelbench.spec.config import RunConfig
+
+MODELS: tuple[dict[str, Any], ...] = (
+    {"model": "vit_tiny"},
+    {"model": "mlp", "data": ("synthetic", {"channels": 1})},
+    {"model": "cnn_small"},
+    # For what takes the training set as one batch.
+    {"model": "mlp", "data": ("synthetic", {"channels": 1, "train_samples": BATCH_SIZE}), "optimizer": "lbfgs"},
+    {"model": "mlp", "data": ("synthetic", {"channels": 1}), "optimizer": "adagrad"},
+)
+"""Tried in this order; a strategy takes the first that its check allows."""
+ALIKE: dict[str, dict[str, Any]] = {
+    "sgd": {"optimizer": "sgd"},
+    "adamw": {"optimizer": "adamw"},
+    "adagrad": {"optimizer": "adagrad"},
+    "bf16": {"precision": "bf16"},
+    "fp16": {"precision": "fp16"},
+    "compile": {"compile": True},
+    "norm=sync": {"model": ("resnet_tiny", {"norm": "sync"}), "data": ("synthetic", {})},
+}
+"""What every strategy is tried with, as far as its check allows."""
+_DEEP = {"model": ("vit_tiny", {"depth": 16}), "data": ("synthetic", {})}
+"""Has layers for two stages on each of 8 devices."""
+OWN: dict[str, dict[str, dict[str, Any]]] = {
+    "ddp": {
+        "graph": {"graph": True},
+        "compression=fp16": {"strategy": {"compression": "fp16"}},
+        "compression=bf16": {"strategy": {"compression": "bf16"}},
+    },
+    "fsdp": {"gather=bf16": {"precision": "bf16", "strategy": {"gather": "bf16"}}},
+    "hsdp": {"gather=bf16": {"precision": "bf16", "strategy": {"gather": "bf16"}}},
+    "parameter_server": {"mode=async": {"optimizer": "adagrad", "strategy": {"mode": "async"}}},
+    "pipeline": {
+        schedule: _DEEP
+        | {
+            "strategy": {
+                "schedule": schedule,
+                "stages_per_rank": 1 if schedule in ("gpipe", "1f1b") else 2,
+                "micro_batches": 16,
+            }
+        }
+        for schedule in get_args(Schedule)
+    },
+}
+"""Options of single strategies."""
+PLAIN = "plain"
+_DEVICES_ON_A_NODE = (8, 4, 3, 2, 1)
+_COLLECTIVE_TIMEOUT_S = 60.0
+
+
+def runs(name: str, device_type: str, devices: int, nodes: int = 1) -> dict[str, RunConfig]:
+    """Label → run: the plain one first, then all others that the strategy's check allows.
+
+    `devices`: of each node. Raises `SkippedError` where they are too few.
+    """
+    options = _plain(name, device_type, devices, nodes)
+    tried = {PLAIN: _run(options, device_type)}
+    for label, changes in (ALIKE | OWN.get(name, {})).items():
+        changed = options | changes
+        if "strategy" in changes:
+            changed["strategy"] = (name, changes["strategy"])
+        try:
+            run = _run(changed, device_type)
+        except ConfigError:
+            continue
+        if run not in tried.values():
+            tried[label] = run
+    return tried
+
+
+def _plain(name: str, device_type: str, devices: int, nodes: int) -> dict[str, Any]:
+    """What `run_of` makes the plain run from."""
+    if nodes * devices < 2:
+        raise SkippedError(f"needs two devices or more; here: {nodes * devices}")
+    reason = ""
+    for count in (nodes * each for each in _DEVICES_ON_A_NODE if each <= devices and nodes * each > 1):
+        for model in MODELS:
+            options = {"strategy": name, "devices": count, "nodes": nodes, **model}
+            try:
+                _run(options, device_type)
+            except ConfigError as error:
+                reason = reason or str(error)
+                continue
+            return options
+    raise SkippedError(f"no run of it fits {nodes * devices} devices: {reason}")
+
+
+def _run(options: dict[str, Any], device_type: str) -> RunConfig:
+    run = run_of(**options)
+    check_run(run, device_type)
+    launcher = msgspec.structs.replace(run.launcher, collective_timeout_s=_COLLECTIVE_TIMEOUT_S)
+    return msgspec.structs.replace(run, launcher=launcher)

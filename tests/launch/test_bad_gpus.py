@@ -1,0 +1,107 @@
+"""GPUs that no run can use: the attempt ends before a rank starts, in one line, and is not tried again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from launch.attempt import life_cycle
+from launch.attempt.life_cycle import carry_out
+from launch.verbs import doctor
+from parallelbench import cuda
+from parallelbench.errors import ConfigError
+from parallelbench.rank import gpus, provenance
+from parallelbench.rank.devices import Machine
+from parallelbench.rank.gpus import Gpu
+from parallelbench.rank.world import World
+from parallelbench.store.attempt import Outcome
+from parallelbench.store.folder import RunFolder
+from tests.helpers import configured
+
+
+def gpu(uuid: str = "a", **changes: Any) -> Gpu:
+    return Gpu(**({"name": "A100", "uuid": f"GPU-{uuid}", "memory_bytes": 2**36} | changes))
+
+
+LOST = gpu(name="unreadable GPU", uuid="", memory_bytes=None, failure="GPU is lost")
+BAD: dict[str, tuple[list[Gpu], list[str], str]] = {
+    "lost": ([gpu(), LOST], [], "GPU 1 can't be used (GPU is lost): hide it with CUDA_VISIBLE_DEVICES, or ask for"),
+    "used by another job": (
+        [gpu(), gpu("b", takes_processes=1, other_processes=1)],
+        [],
+        "GPU 1 (A100) is in the compute mode Exclusive_Process, and another process uses it: wait for that, hide it",
+    ),
+    "slices": ([gpu(is_sliced=True), gpu("b")], [], "MIG slices GPU 0: NCCL connects no slices, and their sizes may"),
+    "types": ([gpu(), gpu("b", name="H100")], [], "GPUs of several types (A100, H100) would train together, at the"),
+    "too few": ([gpu()], [], "devices=2, but this machine has 1 CUDA device(s): choose devices=1 or fewer"),
+    "interface": ([gpu(), gpu("b")], ["nccl.interface=ib7"], "nccl.interface=ib7 is not on "),
+    "interface of the site": (
+        [gpu(), gpu("b")],
+        ["nodes=2", "devices=4", "site.network_interface=ib7"],
+        "site.network_interface=ib7 is not on ",
+    ),
+    "old driver": ([gpu(), gpu("b")], [], "the driver supports CUDA 12.8, and torch is built for CUDA 13.2, so it"),
+}
+"""What a node may be like → GPUs, the run's choices, and how the reason begins or goes on."""
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_the_attempt_has_an_outcome_and_is_not_tried_again(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, overrides, words = BAD[case]
+    here = Machine(cores=tuple(range(8)), physical_cores=8, gpus=tuple(found), node_cores=8)
+    monkeypatch.setattr(life_cycle, "this_machine", lambda: here)
+    driver = gpus.driver_problem if case == "old driver" else lambda: None
+    monkeypatch.setattr("parallelbench.rank.cuda_driver.driver_cuda", lambda: (12, 8))
+    monkeypatch.setattr("parallelbench.rank.cuda_driver.torch_cuda", lambda: (13, 2))
+    monkeypatch.setattr(gpus, "driver_problem", driver)
+    run = configured("strategy=ddp", "devices=2", f"results={tmp_path}", *overrides)
+    folder = RunFolder.of(run)
+    folder.write_intent(run, [])
+
+    def train(_: Any) -> Outcome:
+        raise AssertionError("no rank may start")
+
+    outcome = carry_out(folder, run, device_type="cuda", skip=lambda *_: "", train=train)
+    assert isinstance(outcome, Outcome)
+    assert (outcome.outcome, outcome.reason.count("\n")) == ("error", 0)
+    assert words in outcome.reason
+    state = folder.state()
+    assert (state.state, state.label, state.to_run) == ("failed", "error", False)
+
+
+OTHERS = {"A100": None, "H100": "A100 on rank 0; H100 on rank 1"}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_types_that_differ_between_nodes_are_refused_by_all_ranks(other: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ["A100", other]
+    rows = [torch.tensor(list(name.encode().ljust(128, b"\0"))) for name in names]
+    for rank in range(2):
+        monkeypatch.setattr(cuda, "device_name", lambda _, name=names[rank]: name)
+
+        def gathered(_: World, letters: torch.Tensor, rank: int = rank) -> torch.Tensor:
+            letters[1 - rank] += rows[1 - rank]
+            return letters
+
+        monkeypatch.setattr(World, "sum", gathered)
+        world = World(rank=rank, size=2, device_type="cuda")
+        if OTHERS[other] is None:
+            provenance.require_one_type(world)
+            continue
+        with pytest.raises(ConfigError, match=rf"\({OTHERS[other]}\): choose a type with site\.gpu_type"):
+            provenance.require_one_type(world)
+
+
+def test_doctor_names_each_gpu_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "driver_problem", lambda: None)
+    monkeypatch.setattr(doctor, "_output", lambda _: None)
+    here = Machine(cores=(0,), physical_cores=1, gpus=(gpu(), LOST), node_cores=1)
+    assert list(doctor._gpus(here)) == [
+        ("GPU 0", "A100, 64 GiB, GPU-a"),
+        ("GPUs", "GPU 1 can't be used (GPU is lost): hide it with CUDA_VISIBLE_DEVICES, or ask for another node"),
+    ]

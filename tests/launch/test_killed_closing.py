@@ -1,0 +1,47 @@
+"""A rank that is really killed while it checks what was trained: the result says that nothing was checked."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from analysis import load, summary
+from analysis.notes import warnings
+from parallelbench.store.check_tables import CLOSING
+from parallelbench.store.publish import NO_CLOSING
+from tests.launch.test_plugin import OWN, program
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+CODE = '''
+"""One device, whose process the kernel ends as soon as somebody asks for what was trained."""
+import os, signal
+from parallelbench.strategies.single import Single
+
+
+class Mine(Single, frozen=True, kw_only=True):
+    def prepare(self, model, run, world):
+        replica = super().prepare(model, run, world)
+        replica.full_state_dict = lambda: os.kill(os.getpid(), signal.SIGKILL)
+        return replica
+'''
+
+
+@pytest.mark.slow
+def test_a_run_killed_in_its_closing_check_says_that_it_was_not_checked(tmp_path: Path) -> None:
+    (tmp_path / "conf" / "strategy").mkdir(parents=True)
+    (tmp_path / "conf" / "strategy" / "mine.yaml").write_text("_target_: mystrategies.Mine\nname: mine\n")
+    (tmp_path / "mystrategies").mkdir()
+    (tmp_path / "mystrategies" / "__init__.py").write_text(CODE)
+    small = ["model=logistic_regression", "data=digits", "epochs=2", "results=results", "measure.telemetry_hz=0"]
+    done = program(tmp_path, "run", *OWN, *small, "strategy=mine", "measure.probe=false")
+    runs = load(tmp_path / "results", plugin="mystrategies")
+    assert runs.run["state"].item() == "done", done.stderr
+    assert runs.run["reason"].item() == "trained 2 epochs; not checked: the closing check did not end"
+    assert NO_CLOSING in runs.run["warnings"].item()
+    (row,) = runs.checks.filter(check=CLOSING).rows(named=True)
+    assert (row["epoch"], row["passed"], row["detail"]) == (2, None, "it did not end")
+    assert "1 not checked after training" in summary(runs)["parity"].item()
+    assert any(NO_CLOSING in line for line in warnings(runs))

@@ -1,0 +1,300 @@
+"""CUDA branches of loaders, strategies and launchers, driven by a scripted device; and whether some test reaches each.
+
+`REACHED_BY` are the tests that together reach all of them, chosen to be few.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from launch.slurm.shape import shape_of
+from launch.sweep import expand
+from launch.tuning import trials
+from parallelbench.errors import ConfigError
+from parallelbench.loaders import arrow_loader
+from parallelbench.loaders.batch import Shard
+from parallelbench.probes import link_bandwidth, machine_probe, memory_probe, step_attribution
+from parallelbench.probes.step_attribution import AttributionPass
+from parallelbench.rank import tuning, worker, world
+from parallelbench.rank.devices import Machine
+from parallelbench.rank.epoch_boundary import _random_state, _set_random_state
+from parallelbench.rank.session import build_loader, build_model
+from parallelbench.spec.check import check_run
+from parallelbench.strategies import ring_ddp
+from parallelbench.strategies.parts import hooked_ddp
+from parallelbench.strategies.parts.replicas import waits_are_hidden
+from tests.cuda_branches import ROOT, places
+from tests.helpers import TINY, configured
+from tests.scripted_cuda import CPU, WORLD, ScriptedCuda
+
+REACHED_BY = (
+    "tests/test_cuda_parts.py",
+    "tests/test_scripted_cuda.py",
+    "tests/launch/test_bad_gpus.py",
+    "tests/test_gpu_choices.py::test_what_torch_and_nccl_are_told",
+    "tests/test_gpu_choices.py::test_choices_that_would_change_nothing_are_refused",
+    "tests/strategies/test_captured.py::test_statistics_and_random_numbers_are_as_before_the_warm_up",
+    "tests/strategies/test_attribution.py::test_on_a_gpu_each_phase_lasts_until_its_stream_is_idle",
+    "tests/test_devices.py::test_gpus_that_others_compute_on_are_named",
+)
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> ScriptedCuda:
+    script = ScriptedCuda()
+    script.install(monkeypatch)
+    return script
+
+
+class OnCpu(str):
+    """A device that says it is CUDA, and is the CPU to torch."""
+
+    type = "cuda"
+
+
+def loader_on_cuda(monkeypatch: pytest.MonkeyPatch, *overrides: str) -> Any:
+    """A loader that takes the CPU for a GPU, and one that doesn't."""
+    run = configured(*TINY, *overrides)
+    arrays = run.data.load(Path("nowhere"))
+    expected = build_loader(arrays, run, world.World(), Shard())
+    with monkeypatch.context() as patched:
+        patched.setattr(torch, "device", lambda name: name)
+        found = build_loader(arrays, run, SimpleNamespace(device=OnCpu("cpu"), device_type="cpu"), Shard())  # type: ignore[arg-type]
+    return found, expected
+
+
+# --- loaders
+
+
+def test_a_copy_is_waited_for_by_the_device_that_uses_it(device: ScriptedCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    found, expected = loader_on_cuda(monkeypatch, "loader=arrow")
+    empty, pinned, used_by = torch.empty, [], []
+
+    def allocated(*size: Any, pin_memory: bool = False, **options: Any) -> torch.Tensor:
+        pinned.append(pin_memory)
+        return empty(*size, **options)
+
+    monkeypatch.setattr(arrow_loader.torch, "empty", allocated)
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda _, stream: used_by.append(stream.name))
+    batches = list(zip(found.train(epoch=1), expected.train(epoch=1), strict=True))
+    for batch, right in batches:
+        assert torch.equal(batch.images, right.images)
+        assert torch.equal(batch.labels, right.labels)
+    assert device.calls.count("main: wait for an event") == len(batches)
+    assert used_by == ["main"] * 2 * len(batches), "no memory is given away while the other stream needs it"
+    assert True in pinned
+
+
+@pytest.mark.parametrize("loader", ["dataloader", "tensor_dataset"])
+def test_host_memory_is_page_locked_for_a_gpu_only(loader: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found, expected = loader_on_cuda(monkeypatch, f"loader={loader}")
+    pinned = [[part._loader.pin_memory for part in each._parts] for each in (found, expected)]
+    assert pinned == [[True, True], [False, False]]
+    for each in (found, expected):
+        each.close()
+
+
+# --- probes
+
+
+def test_memory_is_given_back_to_the_device(device: ScriptedCuda) -> None:
+    held_bytes = memory_probe.MemoryProbe(WORLD).held_bytes()
+    device.allocate(2**40)
+    assert memory_probe.MemoryProbe(WORLD).held_bytes() - held_bytes > 2**40
+    memory_probe.release()
+    assert device.calls == ["release"]
+
+
+def test_an_all_reduce_is_timed_until_the_device_has_done_it(
+    device: ScriptedCuda, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(link_bandwidth.time, "perf_counter", lambda: device.now_s)
+    monkeypatch.setattr(dist, "all_reduce", lambda values, **_: device.launch(2.0 if hasattr(values, "is_mine") else 0))
+    assert link_bandwidth._timed(SimpleNamespace(is_cuda=True, device=CPU, is_mine=True)) == 2.0  # type: ignore[arg-type]
+    joined: dict[str, Any] = {}
+    monkeypatch.setattr(dist, "init_process_group", lambda backend, **_: joined.update(backend=backend))
+    monkeypatch.setattr(dist, "destroy_process_group", lambda: None)
+    monkeypatch.setattr(link_bandwidth, "all_reduces", lambda on: joined.update(device=on) or [])
+    link_bandwidth.main(["tcp://here:1", "0", "2", "cuda"])
+    assert joined == {"backend": "cpu:gloo,cuda:nccl", "device": torch.device("cuda", 0)}
+    assert capsys.readouterr().out == "[]\n"
+
+
+def test_a_gpus_speed_is_measured_in_fp16(device: ScriptedCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine_probe, "_SIDES", {"cuda": 8})
+    monkeypatch.setattr(machine_probe, "_COPIED_BYTES", {"cuda": 64})
+    types = []
+
+    def fastest(pieces: Any, _: Any) -> float:
+        types.extend([piece() for piece in pieces])
+        return 2.0
+
+    monkeypatch.setattr(machine_probe, "_fastest_s", fastest)
+    assert machine_probe._measured(WORLD) == (8**3, 64.0)
+    assert [values.dtype for values in types] == [torch.float16, torch.uint8]
+
+
+def test_a_trace_holds_what_the_gpu_does(device: ScriptedCuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    class Profile:
+        def __init__(self, activities: list[Any]) -> None:
+            asked.extend(activities)
+
+        def __enter__(self) -> Profile:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def export_chrome_trace(self, path: str) -> None:
+            Path(path).touch()
+
+    monkeypatch.setattr(step_attribution.torch.profiler, "profile", Profile)
+    run = configured(*TINY)
+    replica = run.strategy.prepare(build_model(run), run, WORLD)
+    loader = build_loader(run.data.load(Path("nowhere")), run, world.World(), Shard())
+    AttributionPass(replica, loader, run=run, world=WORLD).trace(tmp_path / "trace.json")
+    assert asked == [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    assert device.calls[-1] == "synchronize"
+
+
+def test_a_checkpoint_holds_the_devices_random_numbers(device: ScriptedCuda) -> None:
+    device.random = torch.tensor([7], dtype=torch.uint8)
+    saved = _random_state(WORLD)
+    device.random = torch.tensor([8], dtype=torch.uint8)
+    _set_random_state(saved, WORLD)
+    assert device.random.tolist() == [7]
+
+
+# --- ranks
+
+
+def test_a_rank_chooses_its_device_before_anything_else(device: ScriptedCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    assert world.join("cuda", devices=1, timeout_s=1.0).devices == (torch.device("cuda", 3),)
+    assert device.calls == ["choose cuda:3"]
+
+
+def test_the_sampler_watches_the_gpus_of_its_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched: list[int] = []
+    monkeypatch.setattr(worker, "sampling", lambda settings, _: watched.append(settings.gpus))
+    attempt: Any = SimpleNamespace(path=Path("nowhere"), number=1)
+    run = configured("strategy=ddp", "devices=4", "nodes=2")
+    for device_type in ("cuda", "cpu"):
+        worker._sampler(run, attempt, None, device_type=device_type, spare_cores=[])  # type: ignore[arg-type]
+    assert watched == [2, 0]
+
+
+def test_a_trial_on_a_gpu_is_told_to_time_long_enough(device: ScriptedCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[float] = []
+    monkeypatch.setattr(tuning, "mean_step_s", lambda *_, least_s: asked.append(least_s) or 1.0)
+    monkeypatch.setattr("parallelbench.rank.world.join", lambda *_, **__: world.World())
+    for device_type in ("cuda", "cpu"):
+        tuning.timed(configured(*TINY), device_type, steps=1)
+    assert asked == [tuning.LEAST_TIMED_S, 0.0]
+
+
+def test_trials_need_the_device_that_the_runs_train_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trials, "this_machine", lambda: Machine(cores=(0,), physical_cores=1, gpus=()))
+    monkeypatch.setattr(trials, "launcher_of", lambda _: SimpleNamespace(device_type=lambda _: "cuda"))
+    members = expand(TINY)
+    with pytest.raises(ConfigError, match="train on cuda, which this machine does not have"):
+        trials.try_out_here(members)
+
+
+def test_gpus_are_asked_for_only_where_there_are_some() -> None:
+    with pytest.raises(ConfigError, match="device=cuda, but this machine shows no CUDA device"):
+        Machine(cores=(0,), physical_cores=1, gpus=()).device_type("cuda")
+    run = configured("strategy=ddp", "devices=2", "launcher=slurm", "site.gpus_per_node=2", "launcher.cpus_per_gpu=3")
+    shape = shape_of(run, "cuda")
+    assert (shape.gpus_per_node, shape.cpus_per_node) == (2, 6)
+    with pytest.raises(ConfigError, match="gpus_per_node=0: choose device=cpu or another site"):
+        shape_of(configured("launcher=slurm", "site.gpus_per_node=0"), "cuda")
+
+
+# --- strategies
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["strategy=data_parallel", "devices=2", "nodes=2"], "drives all GPUs from one process and so needs nodes=1"),
+        (["strategy=model_parallel", "devices=2", "nodes=2"], "drives all GPUs from one process and so needs nodes=1"),
+        (["strategy=zero1", "devices=2", "precision=fp16"], "precision=fp16 with strategy=zero1 makes the host wait"),
+    ],
+)
+def test_what_gpus_can_not_do_is_refused(overrides: list[str], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        check_run(configured(*overrides), "cuda")
+
+
+def test_one_process_drives_all_gpus_of_a_model_in_parts() -> None:
+    run = configured("strategy=model_parallel", "devices=2")
+    assert [run.strategy.processes(run, device_type) for device_type in ("cuda", "cpu")] == [1, 2]
+
+
+def test_data_parallel_wants_two_gpus() -> None:
+    run = configured("strategy=data_parallel", "devices=2")
+    check_run(run, "cuda")
+    with pytest.raises(ConfigError, match=r"needs two CUDA devices or more, and on devices=1 would"):
+        run.strategy.check(configured(), "cuda")
+
+
+@pytest.mark.parametrize("graph", [False, True])
+def test_ddp_is_told_its_device_and_made_aside_where_it_is_captured(
+    graph: bool, device: ScriptedCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: dict[str, Any] = {}
+
+    class Ddp(torch.nn.Module):
+        def __init__(self, module: torch.nn.Module, **options: Any) -> None:
+            super().__init__()
+            told.update(options, calls=list(device.calls))
+
+    monkeypatch.setattr(hooked_ddp, "HookedDdp", Ddp)
+    run = configured("strategy=ddp", "devices=2", f"graph={graph}".lower())
+    run.strategy.in_ddp(build_model(run), run, WORLD)  # type: ignore[attr-defined]
+    assert told["device_ids"] == [CPU.index]
+    assert told["calls"] == (["aside"] if graph else [])
+
+
+def test_a_ring_goes_round_beside_backward(device: ScriptedCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    future = torch.futures.Future
+    monkeypatch.setattr(torch.futures, "Future", lambda devices: future())
+    streams: list[str] = []
+    monkeypatch.setattr(ring_ddp, "ring_average", lambda *_: streams.append(device.stream.name))
+    values = torch.ones(3)
+    reduce = ring_ddp.ring_hook(None, WORLD)  # type: ignore[arg-type]
+    assert reduce(SimpleNamespace(buffer=lambda: values)).value() is values  # type: ignore[arg-type]
+    assert streams == ["side"]
+    assert device.calls == ["side: wait for main"], "the bucket is full"
+    assert device.stream.name == "main"
+
+
+def test_streams_hide_waiting() -> None:
+    assert waits_are_hidden(configured(), WORLD)
+    assert waits_are_hidden(configured("compile=true"), world.World())
+    assert not waits_are_hidden(configured(), world.World())
+
+
+# --- all of them
+
+
+@pytest.mark.slow
+def test_each_branch_on_cuda_is_reached_by_some_test(tmp_path: Path) -> None:
+    result = tmp_path / "reached.json"
+    command = [sys.executable, "-m", "tests.cuda_branches", str(result), *REACHED_BY, "-m", "not slow"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
+    reached = set(json.loads(result.read_text()))
+    assert [place for place in places() if place not in reached] == []
+    assert len(reached) > 50, "the search finds places"
