@@ -136,7 +136,7 @@ class Judge:
     def _compared(self, taken: Taken, *, exact: PlainStep, own: PlainStep) -> list[Finding]:
         run = self._run
         off, rounded = (loss_difference(each, exact.loss) for each in (taken.loss, own.loss))
-        findings = [self._finding("loss", taken.number, off, rounded, self._least_loss)]
+        findings = [self._finding("loss", taken.number, off, rounded=rounded, floor=self._least_loss)]
         if isinstance(run.optimizer, Lbfgs):
             why = "a line search leaves the gradient and statistics of its last point"
             return [*findings, Finding("gradients", why, taken.number), Finding("update", why, taken.number)]
@@ -144,7 +144,7 @@ class Judge:
         if exact.buffers and run.strategy.micro_batches_per_step(run) == 1:
             after = {name: taken.after[name].double() for name in exact.buffers}
             off, rounded = (relative_difference(each, exact.buffers) for each in (after, own.buffers))
-            findings.append(self._finding("buffers", taken.number, off, rounded, self._least_loss))
+            findings.append(self._finding("buffers", taken.number, off, rounded=rounded, floor=self._least_loss))
         return findings
 
     def _held_gradients(self, taken: Taken, *, exact: PlainStep, own: PlainStep) -> Finding:
@@ -153,13 +153,13 @@ class Judge:
         off = min(relative_difference(taken.gradients, each.gradients) for each in (exact, own))
         self._gradients.append((off, rounded))
         floor = STEP_FLOOR if self._run.precision != "fp64" else self._least_gradient
-        found = self._finding("gradients", taken.number, off, rounded, floor)
+        found = self._finding("gradients", taken.number, off, rounded=rounded, floor=floor)
         if found.limit is not None:
             return found
         size = size_difference(taken.gradients, exact.gradients)
         return found._replace(detail=f"{found.detail}; their size as a whole", difference=size, limit=STEP_FLOOR)
 
-    def _finding(self, check: str, step: int | None, off: float, rounded: float, floor: float) -> Finding:
+    def _finding(self, check: str, step: int | None, off: float, *, rounded: float, floor: float) -> Finding:
         """`rounded`: what the number format alone changes."""
         if not (off <= floor or rounded <= COARSEST):
             return Finding(check, f"{self._run.precision} alone changes this on one device by {rounded:.2g}", step)
@@ -184,7 +184,8 @@ class Judge:
         """Hold the best of all steps' gradients against what the number format explains."""
         if not self._gradients:
             return []
-        found = self._finding("rounding", None, *min(self._gradients), self._least_gradient)
+        off, rounded = min(self._gradients)
+        found = self._finding("rounding", None, off, rounded=rounded, floor=self._least_gradient)
         return [found._replace(detail=f"gradients of the best of {len(self._gradients)} steps: {found.detail}")]
 
 
