@@ -43,9 +43,10 @@ def facts(runs: Runs) -> pl.DataFrame:
 
 def _is_displayed() -> pl.Expr:
     """Whether a configuration's numbers are computed from a run: others may have disturbed it, where none counts."""
-    counts = pl.col("exclusion").is_null()
-    disturbed = (pl.col("exclusion") == Exclusion.DISTURBED.value).fill_null(False)
-    return counts | (disturbed & ~counts.any().over("group", "configuration"))
+    counts: pl.Expr = pl.col("exclusion").is_null()
+    disturbed: pl.Expr = (pl.col("exclusion") == Exclusion.DISTURBED.value).fill_null(False)
+    alone: pl.Expr = disturbed & ~counts.any().over("group", "configuration")
+    return counts | alone
 
 
 def _with_targets(runs: Runs, rows: pl.DataFrame) -> pl.DataFrame:
@@ -74,6 +75,12 @@ def _with_targets(runs: Runs, rows: pl.DataFrame) -> pl.DataFrame:
 def counted(runs: Runs) -> pl.DataFrame:
     """The rows of `facts` that may enter comparisons of time and memory."""
     return facts(runs).filter(pl.col("exclusion").is_null())
+
+
+def prepared(runs: Runs) -> pl.DataFrame:
+    """The rows of `facts` whose preprocessing counts: an engine's process starts anew in packed runs, too."""
+    allowed = pl.col("exclusion").is_null() | (pl.col("exclusion") == Exclusion.PACKED.value)
+    return facts(runs).filter(allowed, pl.col("preprocess_cold_time_s").is_not_null())
 
 
 def displayed(runs: Runs) -> pl.DataFrame:

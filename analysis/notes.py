@@ -69,7 +69,7 @@ def _gain(row: dict[str, Any], *, named: bool) -> str:
     steady, whole = text.percent(row["efficiency"]), text.percent(row["efficiency_with_startup"])
     share = f"{steady} of theoretical scaling, {whole}"
     rest = f"{share} including start-up" if row["devices"] > 1 else f"{text.repeats(row['speed_up_pairs'])}"
-    if row["devices"] > 1 and max(row["efficiency"], row["efficiency_with_startup"] or 0) > 1:
+    if row["devices"] > 1 and max(row["efficiency"], row["efficiency_with_startup"] or 0) > 1 + 1e-9:
         rest += " (more than the ideal: by chance, or an error of the measurement)"
     if row["verdict"] == SpeedVerdict.NOT_INTERLEAVED:
         apart = f"{text.repeats(row['speed_up_pairs'])}, but measured apart from it: no interval"

@@ -32,7 +32,7 @@ def summary_table(runs: Runs) -> Table:
     shown.title, shown.title_justify = Text(title, style="italic"), "left"
     shown.caption, shown.caption_justify = (
         "medians over runs; speed-up over one device, in brackets its 95 % interval; "
-        "sent to other processes per step, and peak memory: sums over all processes"
+        "sent to other processes per step (by textbook), and peak memory: sums over all processes"
         + ("; nothing of runs with more devices than cores" if facts(runs)["oversubscribed"].any() else "")
         + (f"; {DISTURBED_MARK} others disturbed these runs" if rows["disturbed"].any() else ""),
         "left",

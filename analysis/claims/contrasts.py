@@ -10,13 +10,13 @@ from analysis.claims.effects import Effect, Reading, as_every_strategy, best, me
 from analysis.claims.grammar import LAST, Claim, Contrast, Level
 from analysis.comparison.groups import varying_keys, work_label
 from analysis.comparison.pairing import in_both
-from analysis.comparison.policy import canonical, without
+from analysis.comparison.work import canonical, without
 from parallelbench.spec.mapping import COMPONENTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from analysis.comparison.policy import Work
+    from analysis.comparison.work import Work
     from analysis.reader import Runs
 
     Combine = Callable[[float, float, Effect, Effect], float | None]

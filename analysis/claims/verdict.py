@@ -18,7 +18,8 @@ from analysis.claims.effects import Effect, usable
 from analysis.claims.grammar import EPOCH_COLUMNS, LEARNING, OF_SAMPLES, Claim, written
 from analysis.comparison.compared_run import compared_runs
 from analysis.comparison.pairing import Pairing, RepeatPair
-from analysis.comparison.policy import Blocker, Issue, canonical
+from analysis.comparison.policy import Blocker, Issue
+from analysis.comparison.work import canonical
 from analysis.configurations import facts
 from analysis.stats import ENOUGH_REPEATS, ERROR, Ends, difference_interval, error_of_each, ratio_median
 from analysis.stats import interval as ratio_interval

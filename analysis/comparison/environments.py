@@ -13,7 +13,7 @@ from parallelbench.store import environment_match
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from analysis.comparison.policy import Work
+    from analysis.comparison.work import Work
     from analysis.reader import Runs
 
 PARITY = "measure.parity"

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import polars as pl
 
-from analysis.comparison.policy import CIRCUMSTANCES, COMPARED, DEVICE, Work, canonical, plain, without
+from analysis.comparison.policy import CIRCUMSTANCES, COMPARED, DEVICE
+from analysis.comparison.work import Work, canonical, plain, without
 from parallelbench.store.environment_match import flatten
 
 if TYPE_CHECKING:

@@ -17,10 +17,11 @@ from analysis.comparison.machine import (
     unrecorded,
 )
 from analysis.comparison.order import one_after_the_other
-from analysis.comparison.policy import COMPARED, Blocker, Caveat, Issue, Remedies, is_below
+from analysis.comparison.policy import COMPARED, Blocker, Caveat, Issue, Remedies
 from analysis.comparison.pools import pools
 from analysis.comparison.remedy import OneRun, remedies
 from analysis.comparison.speed_up import PER_EPOCH, WITH_STARTUP, scaling
+from analysis.comparison.work import is_below
 from analysis.stats import is_apart, ratio_of_pairs
 from parallelbench.store import environment_match
 
@@ -28,10 +29,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from analysis.comparison.compared_run import ComparedRun
-    from analysis.comparison.policy import Differences
     from analysis.comparison.speed_up import Scaling
+    from analysis.comparison.work import Differences
     from analysis.stats import Ratio
 
+_ROUNDING = 1e-9
+"""Relative: twice as fast on two devices is no more than that."""
 One = TypeVar("One")
 Other = TypeVar("Other")
 
@@ -117,7 +120,7 @@ class Pairing:
         """Of the first two sides beyond this limit, the speed-up, the limit, and their devices; empty without such."""
         for ratio, scaled in self._scalings:
             value, at = value_of(ratio), scaled.ideal if limit == "ideal" else scaled.most
-            if value > at:
+            if value > at * (1 + _ROUNDING):
                 return {"speed-up": (value, at), "devices": (scaled.fewer, scaled.more)}
         return {}
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import polars as pl
 
+from analysis.comparison.work import Differences, plain
 from analysis.stats import FEWEST_REPEATS
 from parallelbench.errors import ConfigError
 from parallelbench.store import environment_match
@@ -17,10 +17,6 @@ from parallelbench.store import environment_match
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-Work = dict[str, Any]
-"""Dotted key → value: a configuration, or a part of it."""
-Differences = dict[str, tuple[Any, Any]]
-"""Dotted key → the value of each side."""
 
 BASELINE = ("single", 1)
 """Strategy and devices of what every other configuration of a group is compared with."""
@@ -187,9 +183,8 @@ def _words_of_blocker(issue: Issue) -> str:
             ((_, (rate, peak)),) = issue.differences.items()
             return (
                 f"a device would have to compute {rate:.3g} flop/s at least, but a matrix product on it reaches "
-                f"{peak:.3g}: work was left out (read the checks of these runs), the times are too short (a clock that "
-                "was changed, or a window that does not wait for the device), or other programs slowed the probe "
-                "(measure again, on an idle machine)"
+                f"{peak:.3g}: work was left out (read the checks of these runs), the times are too short (a window "
+                "that does not wait for the device), or other programs slowed the probe (measure again, alone)"
             )
     raise AssertionError(issue.kind)
 
@@ -281,33 +276,3 @@ def is_baseline(strategy: str, devices: int) -> bool:
 
 IS_BASELINE = (pl.col("strategy") == BASELINE[0]) & (pl.col("devices") == BASELINE[1])
 """The same of each row."""
-
-
-def work_differences(one: Work, other: Work) -> Differences:
-    """The keys in which two works differ. Of two unlike components only the names are compared."""
-    keys = sorted(key for key in one.keys() | other.keys() if one.get(key) != other.get(key))
-    unlike = {key.removesuffix(".name") for key in keys if key.endswith(".name")}
-    differing = {key: (one.get(key), other.get(key)) for key in keys if not is_below(key, unlike)}
-    return differing | {name: (one.get(f"{name}.name"), other.get(f"{name}.name")) for name in sorted(unlike)}
-
-
-def without(work: Work, roots: Iterable[str]) -> Work:
-    """A work without these keys, and without what is below them."""
-    names = frozenset(roots)
-    prefixes = tuple(f"{root}." for root in names)
-    return {key: value for key, value in work.items() if not (key in names or key.startswith(prefixes))}
-
-
-def is_below(key: str, roots: Iterable[str]) -> bool:
-    """Whether a dotted key is one of the roots, or below one: strategy.schedule is below strategy."""
-    return any(key == root or key.startswith(f"{root}.") for root in roots)
-
-
-def canonical(value: Any) -> str:
-    """A value as text: equal values have equal texts."""
-    return json.dumps(value, sort_keys=True)
-
-
-def plain(value: Any) -> str:
-    """A value as people write it: ddp, true, 0.1, null."""
-    return value if isinstance(value, str) else json.dumps(value)

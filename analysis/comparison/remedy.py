@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import polars as pl
 
 from analysis.comparison.groups import definitions, labels
-from analysis.comparison.policy import COMPARED, Remedies, is_below, plain, work_differences
+from analysis.comparison.policy import COMPARED, Remedies
+from analysis.comparison.work import is_below, plain, work_differences
 from parallelbench.spec.launchers import shipped
 from parallelbench.spec.mapping import COMPONENTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from analysis.comparison.policy import Work
+    from analysis.comparison.work import Work
     from analysis.reader import Runs
 
 _PLAIN = re.compile(r"(?!(?:null|true|false|inf|nan)\Z)[A-Za-z_]\w*", re.IGNORECASE | re.ASCII)

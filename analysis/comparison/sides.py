@@ -13,12 +13,13 @@ from analysis.comparison.exclusions import excluded
 from analysis.comparison.groups import labels
 from analysis.comparison.limits import said_once
 from analysis.comparison.pairing import Pairing, paired
-from analysis.comparison.policy import PROBED, canonical, format_differences, is_below, without, work_differences
+from analysis.comparison.policy import PROBED, format_differences
+from analysis.comparison.work import canonical, is_below, without, work_differences
 from parallelbench.errors import ConfigError
 from parallelbench.store.environment_match import VERSION
 
 if TYPE_CHECKING:
-    from analysis.comparison.policy import Differences, Work
+    from analysis.comparison.work import Differences, Work
     from analysis.reader import Runs
 
 _ROW = ("strategy.name", "devices", "nodes", "data.name", "model.name")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from analysis.comparison.policy import COMPARED, without
+from analysis.comparison.policy import COMPARED
+from analysis.comparison.work import without
 
 if TYPE_CHECKING:
     from analysis.comparison.compared_run import ComparedRun

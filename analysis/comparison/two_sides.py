@@ -16,10 +16,11 @@ import polars as pl
 from analysis.comparison.environments import environments_of
 from analysis.comparison.exclusions import describe, excluded, format_exclusions
 from analysis.comparison.groups import labels, works
-from analysis.comparison.policy import COMPARED, Blocker, Remedies, UnlikeWork, plain
+from analysis.comparison.policy import COMPARED, Blocker, Remedies, UnlikeWork
 from analysis.comparison.pools import joined
 from analysis.comparison.sides import Matched, Side, match
 from analysis.comparison.speed import SpeedVerdict, of_several, of_time
+from analysis.comparison.work import plain
 from analysis.stats import Ratio, ratio_of_pairs
 from parallelbench.errors import ConfigError, choices
 from parallelbench.spec.mapping import LATER_OPTIONS
@@ -29,8 +30,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from analysis.comparison.pairing import RepeatPair
-    from analysis.comparison.policy import Command, Differences
+    from analysis.comparison.policy import Command
     from analysis.comparison.sides import ComparedRow
+    from analysis.comparison.work import Differences
     from analysis.reader import Runs
 
 TIME, RATE = "steady_epoch_time_s", "throughput_samples_per_s"

@@ -11,8 +11,8 @@ import altair as alt
 import polars as pl
 from altair.utils.schemapi import debug_mode
 
-from analysis.cells import DISTURBED_MARK
 from analysis.configurations import displayed
+from analysis.figures._marks import DISTURBED, HOLLOW, disturbed, mark, pale
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -56,7 +56,6 @@ MOST_PANELS = 24
 """Most panels of a figure that are drawn."""
 MOST_POINTS = 12_000
 """Most points of a figure's repeats; with more, medians are drawn."""
-DISTURBED = f"Paler, hollow or marked {DISTURBED_MARK}: others disturbed these runs. They are compared with nothing."
 LEGEND = alt.Legend(
     title=None, symbolLimit=0, symbolType="stroke", symbolOpacity=1, symbolSize=500, symbolStrokeWidth=2.5
 )
@@ -99,7 +98,7 @@ def panels(
     facet = alt.Facet("panel:N", sort=order, header=header)
     laid_out: alt.FacetChart = (
         chart.facet(facet=facet, columns=min(COLUMNS, len(order)))
-        .properties(title=_title(title, len(order), disturbed=bool(_disturbed(data).any())), spacing=28)
+        .properties(title=_title(title, len(order), disturbed=bool(disturbed(data).any())), spacing=28)
         .configure(font="Arial, Helvetica, 'Liberation Sans', sans-serif", background="white")
         .configure_axis(
             **axis,
@@ -123,17 +122,6 @@ def _title(title: str, count: int, *, disturbed: bool) -> alt.Title:
     if lines := [*lines, *[DISTURBED] * disturbed]:
         words.subtitle = " ".join(lines)
     return words
-
-
-def _disturbed(data: pl.DataFrame) -> pl.Series:
-    """Of each row, whether others disturbed its run; rows of no run were not."""
-    known = data["disturbed"] if "disturbed" in data.columns else pl.repeat(False, data.height, eager=True)
-    return known.fill_null(False)
-
-
-def pale(value: float) -> Any:
-    """An opacity, or less of it for disturbed runs."""
-    return alt.condition("datum.disturbed", alt.value(value / 2), alt.value(value))
 
 
 def panel(data: pl.DataFrame, label: str | pl.Expr) -> pl.DataFrame:
@@ -194,8 +182,7 @@ def bars(
     data = with_medians(drawn(data, columns), ("panel", "configuration"))
     ends = pl.max_horizontal("largest", goal, 0) if goal else pl.col("largest")
     # Room for the text: the panels of one group share their scale, groups of other work have their own.
-    mark = pl.when(_disturbed(data)).then(pl.lit(DISTURBED_MARK)).otherwise(pl.lit(""))
-    data = data.with_columns(label=labels + mark, largest=ends, room=ends.max().over("group") * room)
+    data = data.with_columns(label=labels + mark(data), largest=ends, room=ends.max().over("group") * room)
     y = names_axis(data)
     tooltip = [alt.Tooltip(f"{name}:N") for name in ("configuration", "repeat")]
     base = alt.Chart(records(data)).properties(width=PANEL_WIDTH, height={"step": 34})
@@ -217,10 +204,6 @@ def bars(
         )
         marks.insert(1, line.encode(x=alt.X(f"{goal}:Q", title=unit), y=y, tooltip=[tooltip[0], f"{goal}:Q"]))
     return panels(alt.layer(*marks), data, title=title, own_axes=True)
-
-
-HOLLOW: Any = alt.condition("datum.disturbed", alt.value(0.0), alt.value(0.45))
-"""How filled a point of lines is: disturbed runs have none."""
 
 
 def names_axis(data: pl.DataFrame) -> alt.Y:

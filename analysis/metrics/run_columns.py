@@ -37,7 +37,7 @@ PER_EPOCH = (
 )
 """What is computed of each epoch, besides plain aggregates."""
 
-_SENT = "sent to other ranks while training"
+_SENT = "sent to other ranks while training, library collectives by the textbook algorithm with the fewest bytes"
 _BUSIEST = "of the one rank that sends most over all finished epochs"
 _UNFINISHED = "the run did not finish"
 _SEVERAL = "the run did not finish, or in several attempts, each of which started up anew"
@@ -75,8 +75,8 @@ PER_RUN = (
     Column(
         "disturbed_epochs",
         "int32",
-        "those of them that were disturbed",
-        null="not measured in all of them",
+        "those of them that were disturbed, as far as it was measured",
+        null="not measured in any of them",
         heading="Disturbed epochs",
         tables=("runs",),
     ),
@@ -113,6 +113,15 @@ PER_RUN = (
         "s",
         null=_SEVERAL,
         repeats=Over.MEDIAN,
+    ),
+    Column(
+        "end_to_end_time_s",
+        "float64",
+        "preprocess_time_s + total_time_s: from the stored training set to the end of the training",
+        "s",
+        null=f"nothing was preprocessed or trained, {_SEVERAL}",
+        repeats=Over.MEDIAN,
+        heading="Preprocessing and training",
     ),
     Column(
         "throughput_samples_per_s",
@@ -171,7 +180,7 @@ PER_RUN = (
         "bytes",
         null=_NOT_COUNTED,
         repeats=Over.MEDIAN,
-        heading="Sent per step, all processes",
+        heading="Sent per step by textbook, all processes",
         show=Show.SENT,
         brief="sent\nMiB",
     ),
@@ -185,7 +194,7 @@ PER_RUN = (
         "bytes",
         null=_NOT_COUNTED,
         repeats=Over.MEDIAN,
-        heading="Sent per step, busiest process",
+        heading="Sent per step by textbook, busiest process",
         tables=("runs",),
         show=Show.SENT,
     ),

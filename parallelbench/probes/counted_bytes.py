@@ -33,7 +33,11 @@ _CONTROL_BYTES = 1024
 
 
 class CountedBytes:
-    """Within its context, the bytes that this rank sends, by the formulas of `parallelbench.probes.traffic`."""
+    """Within its context, the bytes that this rank sends, by the formulas of `parallelbench.probes.traffic`.
+
+    `gloo_bytes` are those that gloo sends for the same operations: what the kernel's counters of the loopback interface
+    see (tests/test_counted_bytes.py).
+    """
 
     def __init__(self) -> None:
         self.sent_bytes = 0.0
@@ -42,6 +46,8 @@ class CountedBytes:
         """In smaller ones."""
         self.unknown: set[str] = set()
         """Operations whose bytes are not known, so that the counts are too small."""
+        self.gloo_bytes: float | None = 0.0
+        """Of all sizes, as gloo sends them; None once another library was asked, or for what is unknown."""
         self._undo = ExitStack()
 
     def __enter__(self) -> CountedBytes:
@@ -64,6 +70,7 @@ class CountedBytes:
         if share is None:
             if name not in _SENDS_NOTHING:
                 self.unknown.add(f"{namespace}::{name}")
+                self.gloo_bytes = None
             return
         ranks, rank = _group(namespace, args)
         size_bytes = sum(tensor.numel() * tensor.element_size() for tensor in _tensors(args[share.argument]))
@@ -73,6 +80,9 @@ class CountedBytes:
             self.control_bytes += sent_bytes
         else:
             self.sent_bytes += sent_bytes
+        on_gloo = all(tensor.device.type == "cpu" for tensor in _tensors(args[share.argument]))
+        if self.gloo_bytes is not None:
+            self.gloo_bytes = self.gloo_bytes + sent_bytes * (_ON_GLOO.get(name, 1.0)) if on_gloo else None
 
     def _heard(self, genuine: Callable[..., Any], listening: int) -> Callable[..., Any]:
         @functools.wraps(genuine)
@@ -150,6 +160,10 @@ _SENDS_NOTHING = {
     *("recv", "recv_any_source", "irecv"),
 }
 """Likewise. What is in neither list is unknown: a result that lacks its bytes would look like a strategy's fault."""
+
+
+_ON_GLOO = {name: 2.0 for name in _SHARES if name.startswith("reduce_scatter")}
+"""How many times the bytes above gloo sends: it carries a reduce-scatter out as an all-reduce."""
 
 
 def _tensors(message: Any) -> list[torch.Tensor]:

@@ -10,6 +10,7 @@ What is compared, and how closely: `parallelbench/rank/judge.py`.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import torch
@@ -48,6 +49,8 @@ class ClosingCheck:
         self._replica, self._loader, self._run, self._world, self._loader_of = replica, loader, run, world, loader_of
         self._findings: list[Finding] = []
         self._judge: Judge | None = None
+        self.gloo_bytes_per_step_sum: float | None = None
+        """Bytes that all ranks sent in a step, as gloo sends them; None where another library, or nobody, sent them."""
 
     def findings(self, model: nn.Module, *, loss: float, accuracy: float, sent_bytes: float) -> list[Finding]:
         """Compare; what is found is on rank 0, elsewhere nothing. A collective.
@@ -115,8 +118,10 @@ class ClosingCheck:
 
         Small messages may be in the report or not: statistics of norms and control messages are not, biases are.
         """
-        counts = [counted.sent_bytes / STEPS, counted.control_bytes / STEPS, float(len(counted.unknown))]
-        reported, trained, large, small, unknown = self._over_ranks([reported, trained, *counts])
+        gloo_bytes = math.nan if counted.gloo_bytes is None else counted.gloo_bytes
+        counts = [each / STEPS for each in (counted.sent_bytes, counted.control_bytes, gloo_bytes)]
+        counts.append(float(len(counted.unknown)))
+        reported, trained, large, small, on_gloo, unknown = self._over_ranks([reported, trained, *counts])
         why = self._why_bytes_not_counted()
         if unknown and not why:
             names = ", ".join(sorted(counted.unknown)) or "on ranks other than the first"
@@ -124,6 +129,7 @@ class ClosingCheck:
         if why:
             self._findings.append(Finding("bytes", why))
             return
+        self.gloo_bytes_per_step_sum = None if math.isnan(on_gloo) else on_gloo
         if isinstance(self._run.optimizer, Lbfgs):
             trained = reported  # each line search evaluates as often as it needs
         off = max(max(large - each, each - large - small, 0.0) for each in (reported, trained)) / max(large, 1.0)
@@ -137,8 +143,7 @@ class ClosingCheck:
         return "compile=true" if self._run.compile else "graph=true" if self._run.graph else ""
 
     def _over_ranks(self, values: list[float]) -> list[float]:
-        total: list[float] = self._world.sum(torch.tensor(values, dtype=torch.float64)).tolist()
-        return total
+        return self._world.sum(torch.tensor(values, dtype=torch.float64)).tolist()
 
 
 def _scale(replica: Replica) -> float:

@@ -20,6 +20,7 @@ from parallelbench.rank.least_flop import least_flop_per_sample
 from parallelbench.rank.likeness import checks_parity, rounding, statistics_warnings, tolerance_warnings
 from parallelbench.rank.numerics import Numerics, set_precision
 from parallelbench.rank.parity import as_checked, check_parity
+from parallelbench.rank.torch_settings import configure_torch
 from parallelbench.rank.train import Trainer
 from parallelbench.rank.world import World, join
 from parallelbench.spec.identity import run_id
@@ -59,15 +60,13 @@ class Session:
 
     def train(self) -> None:
         """Check parity, then train, or resume where an earlier attempt stopped; results go to the journal."""
-        run = self._run
         resumed = self._resume()
         if resumed is None:
             self._record_environment()
-        arrays = self._arrays()
-        self._startup.done("data")
-        self._record_data(arrays, resumed)
-        if resumed is None:
-            self._probe("start")
+        arrays, run = self._training_set(resumed), self._run
+        if not run.epochs:
+            self._end_untrained()
+            return
         parity_passed = self._check_parity(arrays) if resumed is None and checks_parity(run) else None
         self._phase("model")
         set_precision(run.precision)
@@ -98,6 +97,35 @@ class Session:
                 self._attribute(replica, loader)
         replica.close()
 
+    def _training_set(self, resumed: Resumed | None) -> Arrays:
+        """What the run trains on: the data set, or what an engine has made of it, which is no part of the start-up."""
+        arrays = self._arrays()
+        self._startup.done("data")
+        self._record_data(arrays, resumed)
+        if resumed is None:
+            self._probe("start")
+        if self._run.preprocess.engine == "none":
+            return arrays
+        # Arrow's threads would keep a warm process, which imports this module, from forking.
+        from parallelbench.rank.prepared_set import Preprocessing
+
+        self._phase("preprocessing")
+        prepared = Preprocessing(self._run, self._attempt, self._world)
+        prepared.carry_out(arrays)
+        if self._run.epochs:
+            self._run, arrays = prepared.training_set(arrays)
+        if resumed is None:
+            self._journal.write("preprocess", [{**self._keys, **row} for row in prepared.rows])
+            self._facts(**prepared.facts)
+        self._startup.skip()
+        return arrays
+
+    def _end_untrained(self) -> None:
+        """End a run that only preprocesses."""
+        self._facts(device_name=provenance.device_name(self._world), **self._startup.facts() | {"startup_s": None})
+        self._finished(None)
+        self._probe("end")
+
     def _finished(self, parity_passed: bool | None) -> None:
         """Record that all epochs are in the journals: a later failure does not prevent the result."""
         if self._world.rank == 0:
@@ -126,6 +154,7 @@ class Session:
         (loss, accuracy), sent_bytes = trainer.evaluated, trainer.step_bytes
         findings = closing.findings(build_model(run), loss=loss, accuracy=accuracy, sent_bytes=sent_bytes)
         self._journal.write("checks", [{**self._keys, **finding.row(run.epochs)} for finding in findings])
+        self._facts(gloo_bytes_per_step_sum=closing.gloo_bytes_per_step_sum)
         self._facts(closing_check_s=time.perf_counter() - start)
         self._journal.commit()
 
@@ -280,13 +309,3 @@ def build_model(run: RunConfig) -> nn.Sequential:
     torch.manual_seed(run.effective_seed)
     channels, height, _ = run.data.shape
     return run.model.build(in_channels=channels, image_size=height, num_classes=run.data.num_classes)
-
-
-def configure_torch(run: RunConfig, device_type: str) -> None:
-    """Set threads, precision and determinism of this process."""
-    if device_type == "cpu":
-        torch.set_num_threads(run.cores_per_device)
-    set_precision(run.precision)
-    torch.backends.cudnn.benchmark = run.cudnn_benchmark
-    torch.use_deterministic_algorithms(run.measure.deterministic)
-    torch.autograd.set_detect_anomaly(run.measure.detect_anomaly)

@@ -123,8 +123,8 @@ class Trainer:
         edges = {"training_started_at": self._window.started_at, "training_ended_at": self._window.ended_at}
         times = {"epoch_time_s": epoch_time_s, **edges, "cpu_time_s": self._window.cpu_time_s}
         self._step_losses = by_step(trained, self._run.steps_per_epoch)
-        samples = 0 if trained is None else trained.samples
-        return {**times, **_sums("train", trained and trained.tensor(), samples), **probes}
+        both, samples = (None, 0) if trained is None else (trained.tensor(), trained.samples)
+        return {**times, **_sums("train", both, samples), **probes}
 
     def _evaluate(self) -> dict[str, Any]:
         """The evaluation window: columns of `ranks`. No later peak counts what it takes."""

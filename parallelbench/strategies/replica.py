@@ -32,6 +32,9 @@ class Replica(Protocol):
     traffic: Traffic
     """Bytes sent to other ranks; the training loop reads it after each epoch's training window."""
 
+    copy_group: int
+    """Ranks with equal numbers hold the same of what `copied` returns."""
+
     @property
     def waiting(self) -> Phase:
         """The phase of a step's waiting outside of `spanned`: communication, or a schedule's bubble."""
@@ -75,10 +78,6 @@ class Replica(Protocol):
 
     def copied(self) -> Iterable[Tensor]:
         """Parameters of this rank, or shards, that others hold with the same bits between two epochs, in one order."""
-
-    @property
-    def copy_group(self) -> int:
-        """Ranks with equal numbers hold the same of what `copied` returns."""
 
     def local_state(self) -> dict[str, Any]:
         """This rank's state between two epochs: tensors, numbers, and dicts and lists of them.

@@ -15,7 +15,7 @@ from analysis.claims.table import expected
 from tests.analysis.factory import Fake, config, published
 from tests.analysis.test_claims import REPEATS, WOBBLE, claim, steady, two_devices
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]
 
 REMEDY = "measure both in one environment (`parallelbench submit "
 
@@ -205,18 +205,24 @@ def test_a_target_that_no_run_reaches_is_named_instead_of_runs_that_are_there(tm
 
 
 @pytest.mark.parametrize(
-    ("values", "interval", "expect", "why"),
+    ("interval", "expect", "needed", "why"),
     [
-        ((0.7, 1.3, 1.01, 1.01, 0.75, 1.4), (0.74, 1.34), {"above": 1, "by": 0.02}, "the interval holds 1 and 1.02, "),
-        ((0.985,) * 4 + (1.03, 1.09), (0.966, 1.054), {"between": [0.95, 1.05]}, "the interval holds 1.05: about 7 "),
+        ((0.74, 1.34), {"above": 1, "by": 0.02}, 0, "the interval holds 1 and 1.02, which is too near the effect"),
+        ((0.966, 1.054), {"between": [0.95, 1.05]}, 3, "the interval holds 1.05: add 3 repeats per side, in turn"),
+        ((0.966, 1.054), {"above": 1.05}, 3, "the interval holds 1.05: add 3 repeats per side, in turn"),
     ],
 )
-def test_only_bounds_that_the_interval_holds_are_in_the_way(
-    values: tuple[float, ...], interval: tuple[float, float], expect: dict[str, Any], why: str
+def test_only_bounds_that_the_interval_holds_are_in_the_way_and_the_repeats_that_are_told_decide(
+    interval: tuple[float, float], expect: dict[str, Any], needed: int, why: str
 ) -> None:
-    verdict, lacks = decide(values, interval, claim(expect=expect).expect)
+    def after(more: int) -> tuple[float, float]:
+        return (0.97, 1.04) if needed and more >= needed else interval
+
+    values, asked = (1.0,) * 6, claim(expect=expect).expect
+    verdict, lacks = decide(values, interval, asked, after=after)
     assert verdict == "inconclusive"
     assert lacks.startswith(why)
+    assert not needed or decide(values, after(needed), asked)[0] != "inconclusive"
 
 
 def test_epochs_that_were_cut_short_are_no_epochs_of_the_publication(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from analysis.cells import DISTURBED_MARK
 from analysis.comparison.exclusions import format_exclusions
 from analysis.configurations import displayed, summary
 from analysis.figures import draw
-from analysis.figures._chart import DISTURBED
+from analysis.figures._marks import DISTURBED
 from analysis.notes import headline
 from analysis.report import render
 from tests.analysis.factory import config, published

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 MOST = 8
 """Lines of each kind."""
 
-LATER = 1.8e9
+LATER = Fake.started_at + 5e4
+"""In turn with the other side, whose repeats begin every 1e5 s."""
 pytestmark = pytest.mark.slow
 
 

@@ -9,6 +9,8 @@ import pytest
 
 from analysis import UnlikeWork, by, compare, excluded, load
 from analysis.claims import judge
+from analysis.comparison.baseline import against_one_device
+from analysis.comparison.exclusions import format_exclusions
 from analysis.comparison.order import one_after_the_other
 from analysis.configurations import summary
 from analysis.metrics import per_epoch, per_run
@@ -139,8 +141,7 @@ def test_parity_on_one_side_only_is_said(tmp_path: Path) -> None:
 
 def test_epochs_of_unequal_length_are_said_in_the_same_words(tmp_path: Path) -> None:
     """Report and `compare` go on per sample; a claim about epochs is refused."""
-    runs = sides(tmp_path, {}, {}, scaling="weak", batch_size=100)
-    assert in_all(runs, "epochs hold 1,400 samples and 1,400 samples") == [False] * 3
+    runs = sides(tmp_path, {}, {}, scaling="weak")
     lengths = sorted(set((runs.run["train_samples"] - runs.run["dropped_samples"]).to_list()))
     assert len(lengths) == 2
     assert in_all(runs, f"epochs hold {lengths[0]:,} and {lengths[1]:,} samples") == [True] * 3
@@ -170,14 +171,31 @@ def test_which_sides_were_measured_one_after_the_other(one: list[float], other: 
     assert one_after_the_other([other, one]) is apart
 
 
-def test_sides_that_were_not_interleaved_are_named_with_the_command_that_would(tmp_path: Path) -> None:
-    for repeat in REPEATS:
-        published(config(tmp_path, repeat=repeat), steady(10.0, started_at=1.7e9 + 1e4 * repeat))
-        later = 1.6e9 if repeat == 0 else 1.8e9  # one early run
-        published(config(tmp_path, repeat=repeat, **DDP), steady(5.0, started_at=later + 1e4 * repeat))
+@pytest.mark.parametrize(
+    ("in_turn", "repeats", "verdict", "words"),
+    [
+        # One early pair is no second measurement of what changed in between.
+        (
+            1,
+            6,
+            "not interleaved",
+            ("the two sides were measured apart", "measure both in turn (`parallelbench submit "),
+        ),
+        # Two pairs in turn, and one that stands for all others, show how much changes; most still came first.
+        (2, 7, "faster", ("the compared runs were measured one after the other", "` interleaves them")),
+    ],
+)
+def test_sides_that_were_not_interleaved_are_named_with_the_command_that_would(
+    tmp_path: Path, in_turn: int, repeats: int, verdict: str, words: tuple[str, ...]
+) -> None:
+    for repeat in range(repeats):
+        published(config(tmp_path, repeat=repeat), steady(10.0, started_at=1.7e9 + 1e5 * repeat))
+        later = 1.7e9 + 5e4 if repeat < in_turn else 1.8e9
+        published(config(tmp_path, repeat=repeat, **DDP), steady(5.5, started_at=later + 1e5 * repeat))
     runs = load(tmp_path)
-    assert in_all(runs, "the compared runs were measured one after the other") == [True] * 3
-    assert in_all(runs, "` interleaves them") == [True] * 3
+    assert verdict_of(runs) == verdict
+    for each in words:
+        assert in_all(runs, each) == [True] * 3
     assert in_all(runs, "`parallelbench submit launcher=local") == [True] * 3
 
 
@@ -339,3 +357,30 @@ def test_a_probe_of_other_cores_is_no_probe_of_another_machine(tmp_path: Path) -
         compare(a, b)
     assert "probed" not in str(refused.value)
     compare(a, b, across=["cores_per_device"])
+
+
+def test_half_of_the_epochs_are_enough_whatever_was_not_measured_of_the_others(tmp_path: Path) -> None:
+    share = lost(0.48, {2, 3, 4, 5, 6})
+    runs = sides(
+        tmp_path, {}, {"others_time_s": lambda epoch, rank: None if epoch == 4 else share(epoch, rank)}, epochs=6
+    )
+    gone = excluded(runs)
+    assert set(gone["exclusion"]) == {"disturbed"}
+    assert set(per_run(runs).join(gone, on="run_id", how="semi")["disturbed_epochs"]) == {4}
+
+
+@pytest.mark.parametrize(
+    ("epochs", "metric"),
+    [({1}, "first_epoch_time_s"), ({2}, "second_epoch_time_s"), ({1, 2}, "total_training_time_s")],
+)
+def test_times_of_disturbed_epochs_decide_nothing(tmp_path: Path, epochs: set[int], metric: str) -> None:
+    quiet = sides(tmp_path / "quiet", {}, {"others_time_s": lost(0.0, set())}, epochs=12)
+    busy = sides(tmp_path / "busy", {}, {"others_time_s": lost(0.48, epochs)}, epochs=12)
+    assert excluded(busy).is_empty()
+    assert judge(quiet, claim(metric=metric), seed="0").cases
+    assert not judge(busy, claim(metric=metric), seed="0").cases
+    assert any("shown, and compared with nothing" in line for line in format_exclusions(busy))
+    assert judge(busy, claim(metric="steady_epoch_time_s"), seed="0").cases
+    (pairing,) = (found for (_, name), found in against_one_device(busy).items() if name == "ddp × 2")
+    assert (pairing.speed_up(with_startup=True) is None) == (metric == "total_training_time_s")
+    assert pairing.speed_up() is not None

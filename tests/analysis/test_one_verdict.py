@@ -10,16 +10,23 @@ import polars as pl
 import pytest
 
 from analysis import UnlikeWork, by, load, notebook, notes, summary
-from analysis.claims import judge
+from analysis.claims import Publication, judge, judge_all
+from analysis.comparison.baseline import against_one_device
+from analysis.comparison.compared_run import compared_runs
 from analysis.comparison.exclusions import excluded
+from analysis.comparison.pairing import paired
+from analysis.comparison.policy import Blocker, Caveat
 from analysis.comparison.speed import SpeedVerdict
 from analysis.configurations import gains, learned
 from analysis.figures import draw
 from analysis.published import LOADED
+from parallelbench.cli import main
+from parallelbench.errors import ConfigError
 from parallelbench.store.environment_match import MUST_MATCH, REPORTED, SET_BY_LAUNCHER
-from tests.analysis.factory import Fake, config, published
+from tests.analysis.factory import Fake, config, failed, published
 from tests.analysis.test_claims import claim
 from tests.analysis.test_compare import steady
+from tests.analysis.test_notebooks import FOLDER
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -100,6 +107,7 @@ def refused(runs: Runs, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.
 
 @pytest.mark.parametrize("missing", [False, True], ids=["unlike", "missing"])
 @pytest.mark.parametrize("key", sorted({*MUST_MATCH, *VARIABLES}))
+@pytest.mark.cases("packages.torch-*", "threads-*", "variables.GLOO_TUNED_TO-*")
 def test_what_must_match_is_refused_everywhere(
     key: str, missing: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -269,3 +277,214 @@ def test_data_of_one_name_and_another_size_is_refused_everywhere(tmp_path: Path)
     assert "they are not the same data" in case.lacks
     (row,) = by(runs, "strategy", "single", "ddp", across=["devices"]).rows
     assert row.time is None
+
+
+# --- what is no matter of the environment: when the sides were measured, and how much faster one may be
+
+
+EVEN = (0.55, 0.555, 0.545, 0.56, 0.54, 0.55)
+SCATTERED = (0.3, 0.5, 0.35, 0.45, 0.32, 0.42)
+"""In their median 2.6 times as fast, by two devices; but their interval reaches down to 2.1."""
+CIRCUMSTANCES: dict[str, tuple[float, tuple[float, ...], str, str]] = {
+    "in turn": (5e4, EVEN, "faster", ""),
+    "submits of one side after those of the other": (1e7, EVEN, "not interleaved", "measured apart"),
+    "faster than its devices can make it": (5e4, tuple(share / 3 for share in EVEN), "not comparable", "not believed"),
+    "seemingly faster than its devices": (5e4, SCATTERED, "faster", "more than the ideal 2 times"),
+}
+"""How much later than single × 1 each repeat of ddp × 2 began, its share of the time, the verdict, and its reason."""
+MODELS = ("mlp", "cnn_small")
+
+
+def in_circumstances(root: Path, later_s: float, shares: Sequence[float]) -> Runs:
+    """Both configurations with two models, each repeat in a submit of its own."""
+    for repeat, share in enumerate(shares):
+        for at, ways, time_s in ((0.0, ONE, 10.0), (later_s, TWO, 10.0 * share)):
+            for model in MODELS:
+                started = {"started_at": Fake.started_at + 1e5 * repeat + at}
+                published(config(root, repeat=repeat, model=model, **ways), steady(time_s, **started))
+    return load(root)
+
+
+def in_words(runs: Runs, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """What each room says in words of ddp × 2 beside single × 1."""
+    try:
+        compared = "\n".join(by(runs, "strategy", "single", "ddp", across=["devices"]).notes)
+    except ConfigError as error:
+        compared = str(error)
+    of_models = claim(
+        contrasts=[{"from": ONE, "to": TWO}],
+        more={"from": {"model": "mlp"}, "to": {"model": "cnn_small"}},
+        expect={"between": [0.5, 2]},
+    )
+    effects = {"claims": judge(runs, SHORTER, seed="0"), "claims of effects": judge(runs, of_models, seed="0")}
+    monkeypatch.setattr(notebook, "_WIDTH", 1000)
+    notebook.claims(runs, "002")
+    scaling, models = draw(runs, ["scaling", "models"])
+    return {
+        "warnings": "\n".join([*notes.headline(runs), *notes.warnings(runs)]),
+        "compare": compared,
+        **{
+            room: "\n".join(line for case in each.cases for line in (case.lacks, *case.warnings))
+            for room, each in effects.items()
+        },
+        "scaling": scaling.finding,
+        "models": models.finding,
+        "notebook": capsys.readouterr().out,
+    }
+
+
+@pytest.mark.parametrize("name", CIRCUMSTANCES)
+def test_every_room_says_the_same_of_when_and_how_much(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    later_s, shares, verdict, reason = CIRCUMSTANCES[name]
+    runs = in_circumstances(tmp_path, later_s, shares)
+    rows = summary(runs).filter(configuration="ddp × 2").to_dicts()
+    assert [row["verdict"] for row in rows] == [verdict] * 2
+    assert [row["speed_up_low"] is not None for row in rows] == [verdict == "faster"] * 2
+    findings = [judge(runs, SHORTER, seed="0"), judge(runs, FASTER, seed="0")]
+    decided = verdict == "faster"
+    assert [case.verdict == "inconclusive" for each in findings for case in each.cases] == [not decided] * 4
+    for room, words in in_words(runs, capsys, monkeypatch).items():
+        assert not reason or reason in words or room == "notebook", (room, words)
+        if not reason:
+            assert not any(each in words for _, _, _, each in CIRCUMSTANCES.values() if each), room
+    (runtime,) = draw(runs, ["runtime"])
+    assert ("this does not rank them" in runtime.finding) == (not decided)
+    if verdict != "not comparable":
+        found = by(runs, "strategy", "single", "ddp", across=["devices"])
+        assert [row.verdict.value for row in found.rows] == [verdict] * 2
+        (shown,) = [line for line in notes.headline(runs) if line.startswith("ddp × 2 (digits · cnn_small)")]
+        assert ("more than the ideal" in shown) == (reason.startswith("more than"))
+
+
+def test_an_effect_of_effects_is_blocked_by_any_two_of_its_runs(tmp_path: Path) -> None:
+    """Both effects are five times what two devices can do, so that the one ÷ the other is 1."""
+    runs = in_circumstances(tmp_path, 5e4, [share / 5 for share in EVEN])
+    more = {"from": {"model": "mlp"}, "to": {"model": "cnn_small"}}
+    asked = claim(contrasts=[{"from": ONE, "to": TWO}], more=more, expect={"between": [0.9, 1.1]})
+    (case,) = judge(runs, asked, seed="0").cases
+    assert (case.verdict, "is not believed" in case.lacks) == ("inconclusive", True)
+
+
+@pytest.mark.parametrize(
+    ("share", "kind"), [(0.55, None), (0.4, Caveat.ABOVE_IDEAL), (0.1, Blocker.SUPERLINEAR)], ids=["1.8", "2.5", "10"]
+)
+def test_more_devices_of_one_strategy_are_not_faster_by_any_factor(
+    tmp_path: Path, share: float, kind: Caveat | Blocker | None
+) -> None:
+    for repeat in range(6):
+        for devices, time_s in ((2, 10.0), (4, 10.0 * share)):
+            published(config(tmp_path, repeat=repeat, strategy="ddp", devices=devices), steady(time_s))
+    sides = [[run for run in compared_runs(load(tmp_path)).values() if run.definition["devices"] == n] for n in (2, 4)]
+    pairing = paired(*sides)
+    kinds = [issue.kind for issue in (*pairing.blockers(), *pairing.caveats())]
+    assert kinds == ([kind] if kind else [])
+    assert [issue.kind for issue in pairing.exchanged().blockers()] == kinds[: kind is Blocker.SUPERLINEAR]
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_a_figure_across_works_gives_the_verdict_of_compare(apart: bool, tmp_path: Path) -> None:
+    for repeat, wobble in enumerate((1.0, 1.01, 0.99, 1.02, 0.98, 1.0)):
+        for batch, time_s in ((64, 10.0), (128, 5.0 * wobble)):
+            for strategy, devices in (("single", 1), ("ddp", 2), ("fsdp", 2)):
+                at = Fake.started_at + 1e5 * repeat + (batch > 64) * (1e7 if apart else 5e4)
+                run = config(tmp_path, repeat=repeat, batch_size=batch, strategy=strategy, devices=devices)
+                published(run, steady(time_s, started_at=at))
+    runs = load(tmp_path)
+    (figure,) = draw(runs, ["throughput_batch"])
+    compared = by(runs, "batch_size", 64, 128)
+    for row in compared.rows:
+        rate = row.ratios["throughput_samples_per_s"]
+        assert rate is not None
+        span = " (not interleaved)" if apart else f" ({rate.low:.2f}–{rate.high:.2f})"
+        assert f"{rate.median:.2f} times as many{span} with {row.configuration}" in figure.finding
+    assert ("measured apart" in figure.finding) is apart
+
+
+def test_the_energy_of_all_configurations_is_judged_together(tmp_path: Path) -> None:
+    """Of four, which no repeat tells from one device, none has an interval as if it were the only one."""
+    for repeat, wobble in enumerate((1.0, 1.02, 0.98, 1.03, 0.97, 1.0)):
+        for strategy, devices in (("single", 1), ("ddp", 2), ("fsdp", 2), ("zero1", 2), ("tensor_parallel", 2)):
+            power_w = 300.0 / devices * (1.0 if devices == 1 else wobble)
+            fake = steady(10.0, device_type="cuda", device_name="GPU", gpu_power_w=lambda e, r, w=power_w: w)
+            published(config(tmp_path, repeat=repeat, strategy=strategy, devices=devices), fake)
+    runs = load(tmp_path)
+    pairings = against_one_device(runs)
+    for row in summary(runs).filter(pl.col("devices") == 2).to_dicts():
+        alone = pairings[row["group"], row["configuration"]].ratio("gpu_energy_per_sample_j")
+        assert alone is not None
+        widened = alone.at(0.05 / 4)
+        assert (row["energy_ratio_low"], row["energy_ratio_high"]) == (widened.low, widened.high)
+        assert row["energy_ratio_low"] < (alone.low or 0)
+
+
+def test_a_claim_that_is_named_has_the_verdict_that_it_has_among_all(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One effect decides by itself, but not among ten."""
+    wobble = (1.0, 1.03, 0.98, 1.04, 0.97, 1.02)
+    for repeat, factor in enumerate(wobble):
+        published(config(tmp_path / "runs", repeat=repeat), steady(10.0))
+        published(config(tmp_path / "runs", repeat=repeat, strategy="ddp", devices=2), steady(9.35 * factor))
+    named = {"section": "1", "quote": "shorter", "metric": "steady_epoch_time_s", "sweep": "demo"}
+    named |= {"contrasts": [{"rising": "devices"}]}
+    expected: list[dict[str, float]] = [{"below": 1.0}, *({"below": 0.93 + 0.001 * place} for place in range(1, 10))]
+    claims = [named | {"name": f"claim_{place}", "expect": each} for place, each in enumerate(expected)]
+    path = tmp_path / "mine.yaml"
+    path.write_text(json.dumps({"seed": "9", "title": "mine", "claims": claims}))
+    publications, runs = [Publication.read(path)], load(tmp_path / "runs")
+    among = judge_all(runs, publications)[0]
+    assert judge(runs, among.claim, seed="9").verdict != among.verdict, "else the test shows nothing"
+    (alone,) = judge_all(runs, publications, names=["claim_0"])
+    assert (alone.verdict, alone.cases) == (among.verdict, among.cases)
+    assert main(["claims", str(tmp_path / "runs"), "claim_0", "--file", str(path)]) == 0
+    assert f"claim_0: {among.verdict}" in capsys.readouterr().out
+
+
+def test_a_choice_that_lacks_a_candidate_in_one_repeat_is_judged(tmp_path: Path) -> None:
+    needed = {(64, 0.1): 10.0, (64, 0.2): 11.0, (128, 0.1): 5.0, (128, 0.2): 6.0}
+    for repeat in range(7):
+        for (batch, rate), time_s in needed.items():
+            run = config(tmp_path, repeat=repeat, batch_size=batch, optimizer={"name": "sgd", "lr": rate})
+            if (repeat, batch, rate) == (2, 64, 0.2):
+                failed(run, "nan", "the loss is not finite", epochs=1)
+            else:
+                published(run, steady(time_s + repeat / 100))
+    asked = claim(contrasts=[{"rising": "batch_size"}], best_of="optimizer.lr")
+    (case,) = judge(load(tmp_path), asked, seed="0").cases
+    assert (case.verdict, len(case.effects)) == ("reproduced", 7)
+    # What stands alone in its repeat must have the same environment all the same.
+    run = config(tmp_path, repeat=7, batch_size=128, optimizer={"name": "sgd", "lr": 0.1})
+    published(run, steady(5.0, environment=environment(**{"packages.torch": "2.11.0"})))
+    published(config(tmp_path, repeat=7, batch_size=64, optimizer={"name": "sgd", "lr": 0.1}), steady(10.0))
+    (case,) = judge(load(tmp_path), asked, seed="0").cases
+    assert (case.verdict, "packages.torch" in case.lacks) == ("inconclusive", True)
+
+
+def test_a_run_that_is_wrong_does_not_count_for_what_it_learned_because_its_times_are_invalid(tmp_path: Path) -> None:
+    published(config(tmp_path), steady(10.0, oversubscribed=True))
+    published(config(tmp_path, repeat=1), steady(10.0, oversubscribed=True))
+    loaded = load(tmp_path)
+    lost = pl.when(pl.col("run_id") == loaded.run["run_id"][0]).then(1).otherwise(0)
+    epochs = loaded.epochs.with_columns(train_samples=pl.col("train_samples") + lost)
+    runs = replace(loaded, tables={**{name: loaded.tables[name] for name in LOADED}, "epochs": epochs})
+    found = dict(excluded(runs).select("run_id", "exclusion").rows())
+    assert [found[run_id] for run_id in loaded.run["run_id"]] == ["miscounted", "oversubscribed"]
+    assert set(learned(runs)["run_id"]) == {loaded.run["run_id"][1]}
+
+
+@pytest.mark.parametrize(
+    ("name", "metric"), [("quick_look", "steady_epoch_time_s"), ("uw_benchmark", "first_epoch_time_s")]
+)
+def test_a_notebook_shows_the_medians_of_the_report(name: str, metric: str, tmp_path: Path) -> None:
+    for repeat in range(6):
+        taken = {"others_time_s": lambda epoch, rank: 10.0} if repeat > 2 else {}
+        published(config(tmp_path, repeat=repeat), steady(10.0 if repeat < 3 else 20.0, first=12.0 + repeat, **taken))
+    runs = load(tmp_path)
+    page = json.loads((FOLDER / f"{name}.ipynb").read_text())
+    sources = ["".join(cell["source"]) for cell in page["cells"] if cell["cell_type"] == "code"]
+    (source,) = [source for source in sources if metric in source]
+    table = eval(source, {"runs": runs, "summary": summary})
+    assert table.select(metric, "repeats").rows() == summary(runs).select(metric, "repeats").rows()
+    assert table["repeats"].to_list() == [3]

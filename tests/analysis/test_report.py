@@ -173,9 +173,7 @@ def test_the_page_says_what_a_sceptic_must_know(sweep: Path) -> None:
     assert "oom: &lt;b&gt;out&lt;/b&gt; of memory" in text
     assert "Skipped: stray: no config.yaml" in text
     assert "34 of 1,442 training samples" in text
-    assert (
-        "Some ratios rest on fewer than 3 repeats and have no interval: measure with sweep.repeats=6 or more." in text
-    )
+    assert "repeats per side, in turn (sweep.repeats=6)." in text
     assert "2.15.0" in text
     assert "0123abc" in text
 

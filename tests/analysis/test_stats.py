@@ -100,6 +100,7 @@ def verdicts(noise: Noise, repeats: int, *, slower: float = 1.0, trials: int = 1
 @pytest.mark.slow
 @pytest.mark.parametrize("repeats", [FEWEST_REPEATS, 4, 5, 6, 8, 10])
 @pytest.mark.parametrize("noise", NOISE)
+@pytest.mark.exhaustive
 def test_the_same_is_indistinguishable_from_itself_as_often_as_promised(noise: str, repeats: int) -> None:
     said = verdicts(NOISE[noise], repeats)
     may_err = 1000 * at_one_look(repeats, ERROR)
@@ -186,7 +187,7 @@ def test_as_many_repeats_as_are_told_decide(pairs_of_a_pool: int) -> None:
         assert whole is not None
         return whole.high or math.inf
 
-    assert high_after(needed) <= limit < high_after(needed - 6)
+    assert high_after(needed) <= limit < high_after(needed // 2)
     assert repeats_to_add(lambda _: False) is None
 
 

@@ -31,6 +31,8 @@ pytestmark = pytest.mark.slow
 Times = dict[str, list[float]]
 """Strategy → steady time per epoch of each repeat."""
 BF16 = {"precision": "bf16"}
+BETWEEN = 1.7e9 + 5e4
+"""The start of a side that was measured in turn with the other one: repeats begin every 1e5 s, each in a submit."""
 
 
 def sweep(
@@ -67,7 +69,7 @@ def test_what_torchrun_sets_for_its_processes_is_no_difference(tmp_path: Path) -
 
 def test_two_folders_are_compared_configuration_by_configuration_and_repeat_by_repeat(tmp_path: Path) -> None:
     a = sweep(tmp_path / "a", BEFORE)
-    b = sweep(tmp_path / "b", {"single": [10.0, 10.9, 12.2], "ddp": [6.6, 7.33, 7.85]}, at=1.8e9, commit="456def")
+    b = sweep(tmp_path / "b", {"single": [10.0, 10.9, 12.2], "ddp": [6.6, 7.33, 7.85]}, at=BETWEEN, commit="456def")
     found = compare(a, b)
     assert [row.configuration for row in found.rows] == ["ddp × 2", "single × 1"]
     ddp, single = found.rows
@@ -79,7 +81,7 @@ def test_two_folders_are_compared_configuration_by_configuration_and_repeat_by_r
     both = [math.sqrt(1.1 * 1.0), math.sqrt(7.33 / 6.6 * 10.9 / 11), math.sqrt(7.85 / 7.2 * 12.2 / 12)]
     assert [value for _, value in found.overall.pairs] == pytest.approx(both)
     assert found.notes[0] == "The compared runs differ in git.commit: 0123abc and 456def."
-    assert "measured one after the other" in found.notes[1]
+    assert len(found.notes) == 1, "in turn"
     time = found.frame.filter(pl.col("metric") == "steady_epoch_time_s")
     assert time["configuration"].to_list() == ["ddp × 2", "single × 1", "all configurations"]
     assert time["verdict"].to_list()[:2] == ["slower", "indistinguishable"]
@@ -100,7 +102,7 @@ def test_a_refusal_names_all_that_differs_and_naming_it_compares(tmp_path: Path)
     a = sweep(tmp_path / "a", BEFORE)
     there = {"packages": {"torch": "2.16.0"}, "cuda": {"driver": "600"}, "variables": {"NCCL_ALGO": "Tree"}}
     b = sweep(
-        tmp_path / "b", scaled(0.5), at=1.8e9, device_name="H200", environment=there, changes={"precision": "bf16"}
+        tmp_path / "b", scaled(0.5), at=BETWEEN, device_name="H200", environment=there, changes={"precision": "bf16"}
     )
     with pytest.raises(UnlikeWork) as refusal:
         compare(a, b)
@@ -120,7 +122,7 @@ def test_a_refusal_names_all_that_differs_and_naming_it_compares(tmp_path: Path)
 
 def test_host_commit_and_load_may_differ(tmp_path: Path) -> None:
     a = sweep(tmp_path / "a", BEFORE, environment={"host": "n1", "load_average_1min": 0.1})
-    b = sweep(tmp_path / "b", BEFORE, at=1.8e9, environment={"host": "n2", "load_average_1min": 0.7})
+    b = sweep(tmp_path / "b", BEFORE, at=BETWEEN, environment={"host": "n2", "load_average_1min": 0.7})
     found = compare(a, b)
     assert [row.verdict for row in found.rows] == ["indistinguishable"] * 2
     assert found.notes[0] == "The compared runs differ in host: n1 and n2."
@@ -128,10 +130,10 @@ def test_host_commit_and_load_may_differ(tmp_path: Path) -> None:
 
 def test_what_one_side_lacks_is_named_and_what_does_not_count_is_not_compared(tmp_path: Path) -> None:
     a = sweep(tmp_path / "a", BEFORE | {"fsdp": [7.0]})
-    sweep(tmp_path / "b", {"ddp": [6.0, 6.6, 7.2], "model_parallel": [12.0]}, at=1.8e9)
+    sweep(tmp_path / "b", {"ddp": [6.0, 6.6, 7.2], "model_parallel": [12.0]}, at=BETWEEN)
     for repeat in range(3):
         published(config(tmp_path / "b", repeat=repeat), Fake(parity_passed=False))
-    published(config(tmp_path / "b", repeat=1, strategy="fsdp", devices=2), Fake(started_at=1.8e9))
+    published(config(tmp_path / "b", repeat=1, strategy="fsdp", devices=2), Fake(started_at=BETWEEN))
     found = compare(a, load(tmp_path / "b"))
     assert [(row.configuration, row.shown_verdict) for row in found.rows] == [
         ("ddp × 2", "indistinguishable"),
@@ -166,10 +168,10 @@ def test_two_values_of_a_key_are_compared_all_else_being_equal(tmp_path: Path) -
 def test_what_may_differ_must_not_differ_within_a_side(tmp_path: Path) -> None:
     sweep(tmp_path / "a", BEFORE)
     sweep(tmp_path / "a", BEFORE, changes={"batch_size": 64})
-    b = sweep(tmp_path / "b", BEFORE, at=1.8e9, changes={"batch_size": 32})
+    b = sweep(tmp_path / "b", BEFORE, at=BETWEEN, changes={"batch_size": 32})
     with pytest.raises(ConfigError, match=r"the first side has runs that differ \(batch_size: "):
         compare(load(tmp_path / "a"), b, across=["batch_size"])
-    same = sweep(tmp_path / "c", BEFORE, at=1.8e9, changes={"batch_size": 64})
+    same = sweep(tmp_path / "c", BEFORE, at=BETWEEN, changes={"batch_size": 64})
     found = compare(load(tmp_path / "a"), same)
     assert [row.verdict for row in found.rows] == ["indistinguishable"] * 2
     assert len(found.only_a) == 2
@@ -188,7 +190,7 @@ def test_epochs_of_unequal_length_are_compared_by_sample(tmp_path: Path) -> None
 def test_energy_and_memory_are_compared_where_both_measured_them(tmp_path: Path) -> None:
     cuda: dict[str, Any] = {"device_type": "cuda", "device_name": "GPU", "peak_allocated_bytes": lambda e, r: 2**30}
     a = sweep(tmp_path / "a", BEFORE, gpu_power_w=lambda e, r: 300.0, **cuda)
-    b = sweep(tmp_path / "b", BEFORE, at=1.8e9, gpu_power_w=lambda e, r: 200.0, **cuda)
+    b = sweep(tmp_path / "b", BEFORE, at=BETWEEN, gpu_power_w=lambda e, r: 200.0, **cuda)
     found = compare(a, b)
     ratios = {name: ratio and ratio.median for name, ratio in found.rows[0].ratios.items()}
     assert ratios["gpu_energy_per_sample_j"] == pytest.approx(2 / 3)
@@ -214,7 +216,7 @@ def test_the_gate_fails_what_is_slower_with_confidence_and_passes_nothing_that_m
     before = {"single": [10.0 + r for r in range(6)], "ddp": [6.0 + 0.6 * r for r in range(6)]}
     wobble = (1.0, 1.01, 0.99, 1.01, 0.99, 1.0)
     after = {name: [t * factor * w for t, w in zip(times, wobble, strict=True)] for name, times in before.items()}
-    found = compare(sweep(tmp_path / "a", before), sweep(tmp_path / "b", after, at=1.8e9))
+    found = compare(sweep(tmp_path / "a", before), sweep(tmp_path / "b", after, at=BETWEEN))
     gate = gates.gate(found, margin=0.03)
     assert (gate.code, gate.message[: len(message)]) == (code, message)
     assert code == 1 or re.search(
@@ -235,15 +237,97 @@ def test_what_was_measured_in_one_submit_each_does_not_pass(tmp_path: Path) -> N
     assert any("measure both in turn" in note for note in found.notes)
     gate = gates.gate(found, margin=0.5)
     assert (gate.code, gate.message[:37]) == (2, "UNDECIDED: ddp × 2: not interleaved; ")
+    assert gate.message.endswith(" Measure both sides in turn, then compare")
+
+
+@pytest.mark.parametrize("repeats", [3, 6])
+def test_submits_of_one_side_after_those_of_the_other_are_no_more_than_one(tmp_path: Path, repeats: int) -> None:
+    """However many there are: the machine may be slower from the first submit of the second side on."""
+    wobble = (1.0, 1.001, 0.999, 1.002, 0.998, 1.0)
+    a = sweep(tmp_path / "a", {"single": [10.0 * w for w in wobble[:repeats]]})
+    b = sweep(tmp_path / "b", {"single": [10.3 * w for w in wobble[::-1][:repeats]]}, at=1.8e9)
+    for one, other in ((a, b), (b, a)):
+        found = compare(one, other)
+        (row,) = found.rows
+        assert row.time is not None
+        assert (row.verdict, row.time.low, row.time.n) == ("not interleaved", None, repeats)
+        assert any("submit each side 3 times or more, in alternation" in note for note in found.notes)
+        gate = gates.gate(found, margin=0.01)
+        assert gate == (2, "UNDECIDED: single × 1: not interleaved. Measure both sides in turn, then compare")
+    # As it advises, it decides.
+    c = sweep(tmp_path / "c", {"single": [10.3 * w for w in wobble[:repeats]]}, at=BETWEEN)
+    assert (compare(a, c).rows[0].verdict, gates.gate(compare(a, c), margin=0.01).code) == ("slower", 1)
+
+
+def test_each_row_says_why_it_has_no_verdict(tmp_path: Path) -> None:
+    """One configuration was measured first on side A, the other one on side B."""
+    for side, first in (("a", "single"), ("b", "ddp")):
+        for strategy in ("single", "ddp"):
+            sweep(tmp_path / side, {strategy: [10.0, 10.1, 10.2]}, at=1.7e9 if strategy == first else 1.8e9)
+    found = compare(load(tmp_path / "a"), load(tmp_path / "b"))
+    assert {row.verdict for row in found.rows} == {"not interleaved"}
+    (note,) = [note for note in found.notes if "measured apart" in note]
+    assert "measure both in turn" in note
+
+
+def test_what_limits_one_row_names_it(tmp_path: Path) -> None:
+    sweep(tmp_path / "a", BEFORE)
+    sweep(tmp_path / "b", {"ddp": BEFORE["ddp"]}, at=BETWEEN)
+    sweep(tmp_path / "b", {"single": BEFORE["single"]}, at=1.8e9)
+    found = compare(load(tmp_path / "a"), load(tmp_path / "b"))
+    assert [row.verdict for row in found.rows] == ["indistinguishable", "not interleaved"]
+    assert any(note.startswith("single × 1: The two sides were measured apart") for note in found.notes)
+
+
+def test_the_intervals_of_every_metric_allow_for_all_rows(tmp_path: Path) -> None:
+    times = [10.0, 10.1, 9.9, 10.0, 10.1, 9.9]
+    later = {"single": 1.03, "ddp": 0.99, "fsdp": 1.01, "zero1": 1.0}
+    for name, factor in later.items():
+        for at, side, scale in ((1.7e9, "a", 1.0), (BETWEEN, "b", factor)):
+            wobble = (1.0, 1.02, 0.98, 1.03, 0.97, 1.0) if side == "b" else (1.0,) * 6
+            measured = [time * scale * w for time, w in zip(times, wobble, strict=True)]
+            cuda: dict[str, Any] = {"device_type": "cuda", "device_name": "GPU", "gpu_power_w": lambda e, r: 300.0}
+            sweep(tmp_path / side, {name: measured}, at=at, **cuda)
+    found = compare(load(tmp_path / "a"), load(tmp_path / "b"))
+    for metric in ("steady_epoch_time_s", "throughput_samples_per_s", "gpu_energy_per_sample_j"):
+        for row in found.rows:
+            ratio = row.ratios[metric]
+            assert ratio is not None
+            assert ratio.error < 0.05, metric
+            (shown,) = found.frame.filter(configuration=row.configuration, metric=metric).to_dicts()
+            assert (shown["low"], shown["high"]) == (ratio.low, ratio.high)
+            assert ratio.low is not None
+            assert ratio.at(0.05).low > ratio.low, "the usual interval is narrower"
+    for row in found.rows:
+        time, rate = row.ratios["steady_epoch_time_s"], row.ratios["throughput_samples_per_s"]
+        assert time is not None
+        assert rate is not None
+        assert rate.low == pytest.approx(1 / (time.high or 0))
+
+
+def test_the_gate_says_how_many_repeats_decide_and_they_do(tmp_path: Path) -> None:
+    def measured(root: Path, repeats: int) -> gates.Gate:
+        wobble = [(1.0, 1.02, 0.98)[repeat % 3] for repeat in range(repeats)]
+        a = sweep(root / "a", {"single": [10.0] * repeats})
+        return gates.gate(
+            compare(a, sweep(root / "b", {"single": [10.0 * w for w in wobble]}, at=BETWEEN)), margin=0.02
+        )
+
+    before = measured(tmp_path / "before", 6)
+    assert before.code == 2
+    told = re.search(r"add (\d+) repeats? per side, in turn, which decides if the ratios stay$", before.message)
+    assert told is not None, before.message
+    assert measured(tmp_path / "after", 6 + int(told[1])).code == 0
 
 
 def test_what_can_not_be_judged_does_not_pass(tmp_path: Path) -> None:
     a = sweep(tmp_path / "a", BEFORE)
-    one = compare(a, sweep(tmp_path / "b", {"single": [10.0], "ddp": [6.0]}, at=1.8e9))
+    one = compare(a, sweep(tmp_path / "b", {"single": [10.0], "ddp": [6.0]}, at=BETWEEN))
     gate = gates.gate(one, margin=0.03)
     assert gate.code == 2
     assert gate.message.startswith("UNDECIDED: ddp × 2: too few repeats: n=1; single × 1: too few repeats: n=1; ")
-    lacking = compare(a, sweep(tmp_path / "c", {"ddp": BEFORE["ddp"]}, at=1.8e9))
+    assert gate.message.endswith(" Add 2 repeats per side, in turn; and measure the missing runs, then compare")
+    lacking = compare(a, sweep(tmp_path / "c", {"ddp": BEFORE["ddp"]}, at=BETWEEN))
     assert gates.gate(lacking, margin=0.03)[:2] == (
         2,
         "UNDECIDED: single × 1: no counted run on side B. Measure the missing runs, then compare",
@@ -275,7 +359,7 @@ def test_the_verb_prints_table_notes_and_verdict_and_exits_with_the_gates_code(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sweep(tmp_path / "a", BEFORE)
-    sweep(tmp_path / "b", scaled(1.3), at=1.8e9)
+    sweep(tmp_path / "b", scaled(1.3), at=BETWEEN)
     folders = [str(tmp_path / "a"), str(tmp_path / "b")]
     assert cli.main(["compare", *folders]) == 0
     assert cli.main(["compare", *folders, "--fail-if-slower", "3%"]) == 1
@@ -312,7 +396,7 @@ def test_bad_input_is_one_line(
     message: str,
 ) -> None:
     sweep(tmp_path / "a", {"single": [1.0, 2.0]})
-    sweep(tmp_path / "b", {"single": [1.0, 2.0]}, at=1.8e9)
+    sweep(tmp_path / "b", {"single": [1.0, 2.0]}, at=BETWEEN)
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path)
     assert cli.main(["compare", *arguments]) == 2

@@ -74,11 +74,3 @@ class LayersReplica(BaseReplica):
                 gathered[name] = torch.empty_like(template, device="cpu", memory_format=torch.contiguous_format)
                 dist.recv(gathered[name], owner)
         return gathered
-
-
-def waits_are_hidden(run: RunConfig, world: World) -> bool:
-    """Whether waiting for other ranks within a layer can't be told from computing.
-
-    On CUDA, streams wait for each other during forward and backward; compiled code contains its own waits.
-    """
-    return world.device_type == "cuda" or run.compile

@@ -18,11 +18,11 @@ from torch.distributed import pipelining
 
 from parallelbench.loaders.batch import Shard
 from parallelbench.models.norms import synchronize_norms
-from parallelbench.probes.spans import Phase, Spanned
+from parallelbench.probes.spans import Phase, Spanned, waits_are_hidden
 from parallelbench.rank.numerics import Numerics, Sums, sums
 from parallelbench.strategies.parts.layers_replica import LayersReplica
 from parallelbench.strategies.parts.partition import size_bytes, values_between
-from parallelbench.strategies.parts.replicas import share, to_device, waits_are_hidden
+from parallelbench.strategies.parts.replicas import share, to_device
 from parallelbench.strategies.parts.state import local
 from parallelbench.strategies.parts.tensor_shards import (
     all_reduced_bytes,
@@ -108,7 +108,12 @@ class PipelineReplica(LayersReplica):
             for index in self._own
         }
         self._optimizer = optimizer_of(self._layers.parameters(), run, world.device_type)
-        self.hides_communication = position.tensor is not None and waits_are_hidden(run, world)
+        self.hides_communication = position.tensor is not None and waits_are_hidden(
+            world.device_type, compiled=run.compile
+        )
+        # Its place within its pipeline, and among the ranks that share its layers.
+        ways, way = (1, 0) if position.tensor is None else (position.tensor.size(), position.tensor.get_local_rank())
+        self.copy_group = position.ranks.index(world.rank) * ways + way
         self._schedule = self._new_schedule()
         self._sums: list[Sums] = []
 
@@ -224,13 +229,6 @@ class PipelineReplica(LayersReplica):
     def copied(self) -> Iterable[Tensor]:
         """This rank's layers, or its shards of them, where other pipelines train the same."""
         return [local(parameter) for parameter in self._layers.parameters()] if self._position.copies > 1 else []
-
-    @property
-    def copy_group(self) -> int:
-        """This rank's place within its pipeline, and among the ranks that share its layers."""
-        tensor = self._position.tensor
-        place = self._position.ranks.index(self._rank)
-        return place if tensor is None else place * tensor.size() + tensor.get_local_rank()
 
     @torch.no_grad()
     def evaluate(self, batches: Iterable[Batch]) -> Tensor | None:

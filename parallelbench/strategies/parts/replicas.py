@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -20,10 +19,11 @@ from parallelbench.strategies.parts.state import (
     load_tensors,
     optimizer_state,
     tensors_of,
+    unchanged_buffers,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from torch import Tensor
 
@@ -39,6 +39,7 @@ class BaseReplica(ABC):
     waiting: ClassVar[Phase] = "communication"
     hides_communication: bool = False
     whole_epochs: ClassVar[bool] = False
+    copy_group: int = 0
 
     def __init__(self, data_shard: Shard) -> None:
         self.data_shard = data_shard
@@ -77,11 +78,6 @@ class BaseReplica(ABC):
     def copied(self) -> Iterable[Tensor]:
         """None, but where a replica says so."""
         return ()
-
-    @property
-    def copy_group(self) -> int:
-        """One for all ranks, but where a replica says so."""
-        return 0
 
     def take_pushes(self) -> list[Push]:
         """None: there is no parameter server."""
@@ -227,16 +223,6 @@ def to_device(module: nn.Module, run: RunConfig, device: torch.device) -> nn.Mod
     """Move a module to a device, in the run's dtype and memory format."""
     module = module.to(device=device, dtype=Numerics(run.precision, device.type).dtype)
     return module.to(memory_format=torch.channels_last) if run.channels_last else module
-
-
-@contextmanager
-def unchanged_buffers(module: nn.Module) -> Iterator[None]:
-    """Restore the buffers (running statistics) at the end."""
-    before = [buffer.clone() for buffer in module.buffers()]
-    yield
-    with torch.no_grad():
-        for buffer, old in zip(module.buffers(), before, strict=True):
-            buffer.copy_(old)
 
 
 def share_buffers(module: nn.Module, group: dist.ProcessGroup | None = None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from torch import Tensor, nn
 
@@ -98,3 +99,13 @@ def _like(parameter: Tensor, shard: Tensor) -> Tensor:
     tensor = torch.zeros_like(parameter.detach(), dtype=shard.dtype)
     local(tensor).copy_(shard)
     return tensor
+
+
+@contextmanager
+def unchanged_buffers(module: nn.Module) -> Iterator[None]:
+    """Restore the buffers (running statistics) at the end."""
+    before = [buffer.clone() for buffer in module.buffers()]
+    yield
+    with torch.no_grad():
+        for buffer, old in zip(module.buffers(), before, strict=True):
+            buffer.copy_(old)
