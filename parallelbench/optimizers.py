@@ -77,6 +77,13 @@ class FirstOrder(Optimizer, frozen=True, kw_only=True):
     def _can_fuse(self, run: RunConfig) -> bool:
         return self.fuses_dtensors or not run.strategy.shards_tensors
 
+    def kept(self) -> tuple[str, ...] | None:
+        """Names of what torch keeps of each parameter: with a gradient, the next update follows from it alone.
+
+        None where that is not known. Updates are then not held against plain code's.
+        """
+        return None
+
     @abstractmethod
     def options(self) -> dict[str, Any]:
         """Its arguments besides the learning rate and the weight decay."""
@@ -98,6 +105,9 @@ class Sgd(FirstOrder, frozen=True, kw_only=True):
     def states_per_parameter(self) -> int:
         """The velocity, where there is momentum."""
         return 1 if self.momentum else 0
+
+    def kept(self) -> tuple[str, ...]:  # noqa: D102
+        return ("momentum_buffer",) if self.momentum else ()
 
 
 class Adam(FirstOrder, frozen=True, kw_only=True):
@@ -121,6 +131,9 @@ class Adam(FirstOrder, frozen=True, kw_only=True):
         """Both running means."""
         return 2
 
+    def kept(self) -> tuple[str, ...]:  # noqa: D102
+        return ("exp_avg", "exp_avg_sq", "step")
+
 
 class AdamW(Adam, frozen=True, kw_only=True):
     """Adam with decoupled weight decay (Loshchilov and Hutter 2019, arXiv 1711.05101)."""
@@ -142,6 +155,9 @@ class Adagrad(FirstOrder, frozen=True, kw_only=True):
     def states_per_parameter(self) -> int:
         """The sum of squares."""
         return 1
+
+    def kept(self) -> tuple[str, ...]:  # noqa: D102
+        return ("sum", "step")
 
 
 class Lbfgs(Optimizer, frozen=True, kw_only=True):

@@ -52,6 +52,7 @@ def test_what_may_halve_a_speed_is_recorded() -> None:
     slowing = {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41", "KMP_BLOCKTIME": "0"}
     slowing |= {"GLIBC_TUNABLES": "glibc.malloc.check=3", "PYTHONMALLOC": "debug", "NVIDIA_TF32_OVERRIDE": "0"}
     slowing |= {"TORCHINDUCTOR_MAX_AUTOTUNE": "1", "CUBLAS_WORKSPACE_CONFIG": ":16:8", "CUDA_LAUNCH_BLOCKING": "1"}
+    slowing |= {"OPENBLAS_CORETYPE": "Prescott", "BLIS_NUM_THREADS": "1", "TCMALLOC_RELEASE_RATE": "10"}
     assert environment.allowed_variables(slowing | {"NVIDIA_VISIBLE_DEVICES": "GPU-7", "PYTHONPATH": "/me"}) == slowing
     preloaded = environment.allowed_variables({"LD_PRELOAD": "/me/lib/libjemalloc.so.2:libtcmalloc.so /x/liba.so"})
     assert preloaded == {"LD_PRELOAD": "libjemalloc.so.2 libtcmalloc.so liba.so"}, "not whose folder it is in"
@@ -65,7 +66,7 @@ def test_how_the_system_schedules_this_process_is_recorded() -> None:
         for prefix in ([], ["nice", "-n", "7"])
     )
     assert nice["nice"] == usual["nice"] + 7
-    assert (usual["scheduling_policy"], usual["entries_version"]) == ("other", 2)
+    assert (usual["scheduling_policy"], usual["entries_version"]) == ("other", 3)
     assert set(_unlike(usual, nice)) == {"nice"}
 
 

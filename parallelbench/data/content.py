@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from contextlib import suppress
@@ -9,8 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from parallelbench.store.durable import write_file
+from parallelbench.store.folder import file_sha256
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from parallelbench.data.dataset import Arrays, Data
 
 CACHE = "content-sha256.json"
@@ -21,18 +25,26 @@ _ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
 def content_sha256(data: Data, data_dir: Path, arrays: Arrays) -> str:
     """sha256 of what a data set holds: its fingerprint, or else of all its arrays, which takes about 1 s per GiB.
 
-    Where all arrays are memory maps, a file that has the same size and time of change as before is not read again.
+    Files behind a fingerprint are read as well: where one has changed since, what they hold now is the content. A file
+    that has the same size and time of change as before is not read again.
     """
-    if fingerprint := data.fingerprint(data_dir):
-        return fingerprint
-    key = _files(arrays)
     path = data_dir.expanduser() / CACHE
-    known = _known(path) if key else {}
+    if fingerprint := data.fingerprint(data_dir):
+        said = data.files(data_dir)
+        found = [_once(path, _file(file), functools.partial(file_sha256, file)) for file in said]
+        return fingerprint if found == [*said.values()] else hashlib.sha256(" ".join(found).encode()).hexdigest()
+    return _once(path, _files(arrays), lambda: digest(arrays))
+
+
+def _once(path: Path, key: str, compute: Callable[[], str]) -> str:
+    """What was computed for a key before, by the file at `path`; an empty key is computed each time."""
+    if not key:
+        return compute()
+    known = _known(path)
     if key not in known:
-        known[key] = digest(arrays)
-        if key:
-            with suppress(OSError):  # the folder may be another user's: then it is read each time
-                write_file(path, json.dumps(known).encode())
+        known[key] = compute()
+        with suppress(OSError):  # the folder may be another user's: then it is read each time
+            write_file(path, json.dumps(known).encode())
     return known[key]
 
 
@@ -57,9 +69,13 @@ def _files(arrays: Arrays) -> str:
         array = getattr(arrays, name)
         if not isinstance(array, np.memmap) or array.filename is None:
             return ""
-        stat = Path(array.filename).stat()
-        parts.append(f"{name} {array.filename} {stat.st_size} {stat.st_mtime_ns} {array.offset} {array.shape}")
+        parts.append(f"{name} {_file(Path(array.filename))} {array.offset} {array.shape}")
     return "; ".join(parts)
+
+
+def _file(path: Path) -> str:
+    stat = path.stat()
+    return f"{path} {stat.st_size} {stat.st_mtime_ns}"
 
 
 def _known(path: Path) -> dict[str, str]:

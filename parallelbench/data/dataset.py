@@ -70,6 +70,10 @@ class Data(Component, frozen=True, kw_only=True):
         """Hexadecimal digits that identify the arrays without reading them; None: they can't be identified so."""
         return None
 
+    def files(self, data_dir: Path) -> dict[Path, str]:
+        """The files that hold the arrays → the sha256 that `fingerprint` says they have; empty: it needs no file."""
+        return {}
+
     @abstractmethod
     def load(self, data_dir: Path) -> Arrays:
         """Open the arrays, never downloading; `ConfigError` with the `prepare` line where any are missing."""

@@ -101,9 +101,14 @@ class PreparedData(Data, frozen=True, kw_only=True):
 
     def fingerprint(self, data_dir: Path) -> str:
         """sha256 of the arrays' own, which the manifest has; `ConfigError` where the data set is not prepared."""
+        return hashlib.sha256(" ".join(self.files(data_dir).values()).encode()).hexdigest()
+
+    def files(self, data_dir: Path) -> dict[Path, str]:
+        """By the manifest; likewise."""
         self._require_files(data_dir)
-        manifest = read_manifest(self.prepared_dir(data_dir) / MANIFEST, fix=prepare_line(self.name, data_dir))
-        return hashlib.sha256(" ".join(manifest.arrays[name].sha256 for name in self.layout()).encode()).hexdigest()
+        folder = self.prepared_dir(data_dir)
+        manifest = read_manifest(folder / MANIFEST, fix=prepare_line(self.name, data_dir))
+        return {folder / f"{name}.npy": manifest.arrays[name].sha256 for name in self.layout()}
 
     def load(self, data_dir: Path) -> Arrays:
         """Memory-map the arrays; sizes, shapes and dtypes are checked, contents are not read.

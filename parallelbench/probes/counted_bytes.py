@@ -44,8 +44,10 @@ class CountedBytes:
         """In messages of 1 KiB or more."""
         self.control_bytes = 0.0
         """In smaller ones."""
+        self.unknown: set[str] = set()
+        """Operations whose bytes are not known, so that the counts are too small."""
         self.gloo_bytes: float | None = 0.0
-        """Of all sizes, as gloo sends them; None once another library was asked."""
+        """Of all sizes, as gloo sends them; None once another library was asked, or for what is unknown."""
         self._undo = ExitStack()
 
     def __enter__(self) -> CountedBytes:
@@ -66,6 +68,9 @@ class CountedBytes:
         """Count an operation of torch.distributed."""
         share = _SHARES.get(name)
         if share is None:
+            if name not in _SENDS_NOTHING:
+                self.unknown.add(f"{namespace}::{name}")
+                self.gloo_bytes = None
             return
         ranks, rank = _group(namespace, args)
         size_bytes = sum(tensor.numel() * tensor.element_size() for tensor in _tensors(args[share.argument]))
@@ -149,6 +154,12 @@ _SHARES = {
     "all_to_all_single": _Share(_once),
 }
 """Operation of either namespace, without underscores at its ends → the bytes that each rank sends."""
+
+_SENDS_NOTHING = {
+    *("barrier", "monitored_barrier", "check_for_nan", "wait_tensor", "wait_tensors", "wrap_tensor_autograd"),
+    *("recv", "recv_any_source", "irecv"),
+}
+"""Likewise. What is in neither list is unknown: a result that lacks its bytes would look like a strategy's fault."""
 
 
 _ON_GLOO = {name: 2.0 for name in _SHARES if name.startswith("reduce_scatter")}

@@ -123,9 +123,15 @@ class Resumed:
         self.epoch, self._state, self._world = epoch, state, world
         self.facts: Row = {}
         """Columns of the `run` table; empty but on rank 0."""
+        self.warnings: list[str] = []
+        """What earlier attempts have warned of; likewise."""
         for entry in entries:
             if entry.get("event") == "facts":
                 self.facts |= entry
+            elif entry.get("event") == "warned":
+                self.warnings = entry["texts"]
+        if not self.warnings and (of_older_release := self.facts.get("warnings")):
+            self.warnings = [of_older_release]
 
     def restore(self, replica: Replica) -> None:
         """Load the state into a fresh replica, once; then forget it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from parallelbench.rank.numerics import UNIT_ROUNDOFF
-from parallelbench.rank.parity import WIDEST_TOLERANCE, as_checked, local_statistics
+from parallelbench.rank.parity import WIDEST_TOLERANCE, as_checked, granted_tolerance, local_statistics
 from parallelbench.spec.config import EXACT
 from parallelbench.strategies.single import Single
 
@@ -41,8 +41,8 @@ def rounding(run: RunConfig) -> float | None:
     """
     if not run.strategy.equals_one_device(run) or local_statistics(run):
         return None
-    asked = min(run.strategy.parity_tolerance(), WIDEST_TOLERANCE)
-    return max(UNIT_ROUNDOFF[run.precision], asked if asked > EXACT else 0.0)
+    granted = granted_tolerance(run)
+    return max(UNIT_ROUNDOFF[run.precision], granted if granted > EXACT else 0.0)
 
 
 def checks_parity(run: RunConfig) -> bool:

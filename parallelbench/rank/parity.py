@@ -20,6 +20,7 @@ import torch
 from parallelbench.loaders.batch import Shard
 from parallelbench.optimizers import Adagrad, Adam
 from parallelbench.probes.memory_probe import release
+from parallelbench.rank.differences import largest_difference, loss_difference
 from parallelbench.rank.numerics import set_precision
 from parallelbench.rank.world import World
 from parallelbench.strategies.single import Single
@@ -93,12 +94,22 @@ def _batch_size(run: RunConfig) -> int:
     return min(run.global_batch_size, pieces * -(-_SAMPLES // pieces))
 
 
+def granted_tolerance(run: RunConfig) -> float:
+    """What the strategy asks for, up to the most that one may."""
+    return min(run.strategy.parity_tolerance(), WIDEST_TOLERANCE)
+
+
+def statistics_pieces(run: RunConfig) -> int | None:
+    """Equal pieces of a global batch that batch normalisation takes its statistics of; None where pieces overlap."""
+    norm, micro_batches = getattr(run.model, "norm", None), run.strategy.micro_batches_per_step(run)
+    if norm == "batch":
+        return run.strategy.data_parallel_degree(run) * micro_batches
+    return None if norm == "sync" and micro_batches > 1 else 1
+
+
 def local_statistics(run: RunConfig) -> bool:
     """Whether batch normalisation sees only a part of each global batch, so that no split can equal one device."""
-    norm, pieces = getattr(run.model, "norm", None), run.strategy.micro_batches_per_step(run)
-    return (norm == "batch" and run.strategy.data_parallel_degree(run) > 1) or (
-        norm in ("batch", "sync") and pieces > 1
-    )
+    return statistics_pieces(run) != 1
 
 
 def as_reference(run: RunConfig) -> RunConfig:
@@ -139,8 +150,7 @@ def check_parity(
         if expected is not None:
             observed = _Step(loss_sum / run.global_batch_size, gradients, state, evaluated)
             row = _differences(observed, expected, samples=min(_TEST_SAMPLES, run.data.test_samples))
-            tolerance = min(run.strategy.parity_tolerance(), WIDEST_TOLERANCE)
-            rows.append({"step": step, **row, **_verdict(row, tolerance)})
+            rows.append({"step": step, **row, **_verdict(row, granted_tolerance(run))})
     replica.close()
     loader.close()
     if reference is not None:
@@ -222,10 +232,10 @@ def _differences(observed: _Step, expected: _Step, *, samples: int) -> dict[str,
     return {
         "loss": observed.loss,
         "loss_reference": expected.loss,
-        "loss_difference": _loss_difference(observed.loss, expected.loss),
+        "loss_difference": loss_difference(observed.loss, expected.loss),
         "evaluation_difference": _evaluation_difference(observed.evaluated, expected.evaluated, samples),
-        "gradient_difference": _difference(observed.gradients, expected.gradients, floor=0.0),
-        "parameter_difference": _difference(observed.state, expected.state, floor=1.0),
+        "gradient_difference": largest_difference(observed.gradients, expected.gradients, floor=0.0),
+        "parameter_difference": largest_difference(observed.state, expected.state, floor=1.0),
     }
 
 
@@ -234,35 +244,14 @@ def endless(loader: BatchLoader, *, first: int = 1) -> Iterator[Batch]:
     return chain.from_iterable(map(loader.train, count(first)))
 
 
-def _loss_difference(loss: float, reference: float) -> float:
-    return abs(loss - reference) / max(1.0, abs(reference))
-
-
 def _evaluation_difference(evaluated: list[float], reference: list[float], samples: int) -> float:
     """The difference of the mean loss, or that of the accuracy ÷ `_FLIPS`, whichever is larger."""
     (loss, correct), (expected_loss, expected_correct) = evaluated, reference
     flipped = abs(correct - expected_correct) / samples / _FLIPS
     # A NaN, which can only be in the loss, comes first: it stays where the other is compared with it.
-    return max(_loss_difference(loss / samples, expected_loss / samples), flipped)
+    return max(loss_difference(loss / samples, expected_loss / samples), flipped)
 
 
 def _verdict(differences: Mapping[str, float], tolerance: float) -> dict[str, Any]:
     # A NaN compares as False, so it fails.
     return {"tolerance": tolerance, "passed": all(differences[name] <= tolerance for name in DIFFERENCES)}
-
-
-def _difference(values: Mapping[str, Tensor], expected: Mapping[str, Tensor], *, floor: float) -> float:
-    """Largest |difference| over all tensors ÷ the largest |expected| value, or ÷ `floor` where that is larger.
-
-    Infinite where names, shapes or counters (integer buffers) differ; NaN where any value is NaN.
-    """
-    if values.keys() != expected.keys() or any(values[name].shape != expected[name].shape for name in expected):
-        return float("inf")
-    floats = [name for name in expected if expected[name].is_floating_point()]
-    if any(not torch.equal(values[name], expected[name]) for name in expected.keys() - set(floats)):
-        return float("inf")
-    # torch's max, unlike Python's, keeps a NaN.
-    reference = torch.cat([expected[name].double().flatten() for name in floats])
-    worst = (torch.cat([values[name].double().flatten() for name in floats]) - reference).abs().max().item()
-    scale = max(floor, reference.abs().max().item())
-    return worst / scale if scale else worst

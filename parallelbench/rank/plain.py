@@ -1,4 +1,4 @@
-"""Training and evaluation of one step in plain PyTorch on one device, from a state that is given.
+"""Training, evaluation and update of one step in plain PyTorch on one device, from a state that is given.
 
 It shares no code with the strategies and their replicas, so it can judge them.
 """
@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from torch import nn
-
     from parallelbench.loaders.batch import Batch
+    from parallelbench.spec.config import RunConfig
 
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 """Precisions whose forward passes are autocast."""
@@ -42,8 +42,11 @@ class PlainModel:
     def __init__(self, model: nn.Module, *, device: torch.device, pieces: int) -> None:
         self._model, self._device, self._pieces = model, device, pieces
 
-    def step(self, state: Mapping[str, Tensor], batch: Batch, *, precision: str) -> PlainStep:
-        """Loss and gradients of a global batch at `state`; nothing is updated but buffers."""
+    def step(self, state: Mapping[str, Tensor], batch: Batch, *, precision: str, scale: float = 1.0) -> PlainStep:
+        """Loss and gradients of a global batch at `state`; nothing is updated but buffers.
+
+        `scale`: factor of the loss in backward, which gradients are divided by afterwards (fp16).
+        """
         model = self._at(state, precision)
         model.train()
         model.zero_grad(set_to_none=True)
@@ -52,12 +55,12 @@ class PlainModel:
         for piece, targets in zip(images.chunk(self._pieces), labels.chunk(self._pieces), strict=True):
             self._load(model, state, buffers_only=True)
             loss = F.cross_entropy(_logits(model, piece, precision), targets, reduction="sum")
-            (loss / len(labels)).backward()
+            (loss * (scale / len(labels))).backward()
             loss_sum += loss.item()
             buffers = buffers or {
                 name: _wide(buffer) for name, buffer in model.named_buffers() if buffer.is_floating_point()
             }
-        gradients = {name: _wide(p.grad) for name, p in model.named_parameters() if p.grad is not None}
+        gradients = {name: _wide(p.grad) / scale for name, p in model.named_parameters() if p.grad is not None}
         return PlainStep(loss_sum / len(labels), gradients, buffers)
 
     @torch.no_grad()
@@ -90,6 +93,37 @@ class PlainModel:
         assert batch.labels is not None
         dtype = torch.float64 if precision == "fp64" else torch.float32
         return batch.images.to(self._device, dtype), batch.labels.to(self._device)
+
+
+class PlainOptimizer:
+    """The run's optimizer in torch's own loop, in fp64 on the CPU, one tensor after the other.
+
+    `state`: what it begins with, as `Optimizer.kept` names it: key → parameter → tensor. Afterwards it keeps its own.
+    `steps`: updates until then; None: as many as `state` says.
+    """
+
+    def __init__(self, run: RunConfig, state: Mapping[str, Mapping[str, Tensor]], *, steps: int | None) -> None:
+        self._run = msgspec.structs.replace(
+            run, graph=False, optimizer=msgspec.structs.replace(run.optimizer, implementation="for_loop")
+        )
+        self._kept: dict[str, dict[str, Tensor]] = {}
+        for key, tensors in state.items():
+            for name, tensor in tensors.items():
+                value = tensor.double()
+                if key == "step":
+                    value = tensor.flatten()[0].float() if steps is None else torch.tensor(float(steps))
+                self._kept.setdefault(name, {})[key] = value
+
+    def step(self, name: str, before: Tensor, gradient: Tensor) -> Tensor:
+        """A parameter after an update, in fp64."""
+        parameter = nn.Parameter(before.to(torch.float64, copy=True))
+        parameter.grad = gradient.double()
+        optimizer = self._run.optimizer.build([parameter], self._run, "cpu")
+        if name in self._kept:
+            optimizer.state[parameter] = self._kept[name]
+        optimizer.step()
+        self._kept[name] = dict(optimizer.state[parameter])
+        return parameter.detach()
 
 
 def _logits(model: nn.Module, images: Tensor, precision: str) -> Tensor:

@@ -36,6 +36,17 @@ def later_facts(attempt: int, world: World, *, before: Mapping[str, Any]) -> dic
     return facts
 
 
+def other_data(before: Mapping[str, Any], content: str) -> str:
+    """Why a run can't go on with data of this sha256; empty where it can, or where the first was not recorded."""
+    recorded = before.get("data_sha256")
+    if recorded in (None, content):
+        return ""
+    return (
+        f"the data set has changed since this run began: its sha256 was {recorded[:12]}…, now it is {content[:12]}…; "
+        "put the old files back, or delete the run's folder and submit again"
+    )
+
+
 def _attempts(before: list[dict[str, Any]], attempt: int, captured: Mapping[str, Any]) -> str:
     git = captured.get("git") or {}
     own = {"attempt": attempt, "began_at": time.time(), "host": captured.get("host")}

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from parallelbench.data.content import content_sha256
+from parallelbench.errors import ConfigError
 from parallelbench.probes.machine_probe import probe
 from parallelbench.probes.memory_probe import release
 from parallelbench.rank import provenance
@@ -62,7 +63,7 @@ class Session:
         resumed = self._resume()
         if resumed is None:
             self._record_environment()
-        arrays, run = self._training_set(first=resumed is None), self._run
+        arrays, run = self._training_set(resumed), self._run
         if not run.epochs:
             self._end_untrained()
             return
@@ -74,7 +75,8 @@ class Session:
             self._describe(model, parity_passed)
         else:  # the columns of earlier attempts stay
             parity_passed = resumed.facts.get("parity_passed")
-            self._facts(resumed_after=resumed.again(), warnings=self._warning())
+            self._facts(resumed_after=resumed.again())
+            self._record_warnings()
         replica = run.strategy.prepare(model, run, self._world)
         self._startup.done("model")
         loader = self._loader(arrays, run, replica.data_shard)
@@ -95,12 +97,12 @@ class Session:
                 self._attribute(replica, loader)
         replica.close()
 
-    def _training_set(self, *, first: bool) -> Arrays:
+    def _training_set(self, resumed: Resumed | None) -> Arrays:
         """What the run trains on: the data set, or what an engine has made of it, which is no part of the start-up."""
         arrays = self._arrays()
         self._startup.done("data")
-        if first:
-            self._record_data(arrays)
+        self._record_data(arrays, resumed)
+        if resumed is None:
             self._probe("start")
         if self._run.preprocess.engine == "none":
             return arrays
@@ -112,7 +114,7 @@ class Session:
         prepared.carry_out(arrays)
         if self._run.epochs:
             self._run, arrays = prepared.training_set(arrays)
-        if first:
+        if resumed is None:
             self._journal.write("preprocess", [{**self._keys, **row} for row in prepared.rows])
             self._facts(**prepared.facts)
         self._startup.skip()
@@ -183,8 +185,7 @@ class Session:
         self._phase("resume")
         resumed = self._boundary.resume()
         if resumed is not None:
-            before = resumed.facts.get("warnings") or ""
-            self._warnings = [*filter(None, [before]), *(text for text in self._warnings if text not in before)]
+            self._warnings = [*dict.fromkeys([*resumed.warnings, *self._warnings])]
             if self._world.rank == 0:
                 self._facts(**provenance.later_facts(self._attempt.number, self._world, before=resumed.facts))
             self._startup.skip()
@@ -198,17 +199,20 @@ class Session:
             parameters=parameters,
             theoretical_state_bytes=self._run.strategy.state_bytes(self._run, parameters),
             device_name=provenance.device_name(self._world),
-            warnings=self._warning(),
             theoretical_bubble=self._run.strategy.bubble(self._run),
         )
+        self._record_warnings()
 
     def _warn(self, text: str) -> None:
         """Add a warning at any point of the run."""
         self._warnings.append(text)
-        self._facts(warnings=self._warning())
+        self._record_warnings()
 
-    def _warning(self) -> str | None:
-        return "; ".join(self._warnings) or None
+    def _record_warnings(self) -> None:
+        """As a column, and one by one for a later attempt."""
+        self._facts(warnings="; ".join(self._warnings) or None)
+        if self._world.rank == 0:
+            self._journal.event("warned", texts=self._warnings)
 
     def _record_environment(self) -> None:
         """Record the environment; the time this takes does not count as start-up."""
@@ -216,10 +220,17 @@ class Session:
             self._facts(**provenance.first_facts(self._attempt.number))
         self._startup.skip()
 
-    def _record_data(self, arrays: Arrays) -> None:
-        """Record what the data set holds; likewise."""
+    def _record_data(self, arrays: Arrays, resumed: Resumed | None) -> None:
+        """Record what the data set holds, likewise; a run that goes on must find what it began with."""
+        problem = ""
         if self._world.rank == 0:
-            self._facts(data_sha256=content_sha256(self._run.data, self._run.site.data_folder, arrays))
+            content = content_sha256(self._run.data, self._run.site.data_folder, arrays)
+            if resumed is None:
+                self._facts(data_sha256=content)
+            else:
+                problem = provenance.other_data(resumed.facts, content)
+        if self._world.sum(torch.tensor([float(bool(problem))], dtype=torch.float64)).item():
+            raise ConfigError(problem or "the data set has changed, as rank 0 says")
         self._startup.skip()
 
     def _arrays(self) -> Arrays:

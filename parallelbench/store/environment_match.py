@@ -10,8 +10,8 @@ if TYPE_CHECKING:
 
 VERSION = "entries_version"
 """The entry that says which list of entries an environment was recorded by."""
-ENTRIES_VERSION = 2
-"""Version of that list. 2 added `ADDED` and the variables of `_ADDED_VARIABLES`."""
+ENTRIES_VERSION = 3
+"""Version of that list. 2 added `ADDED` and the variables of `_ADDED_VARIABLES`, 3 those of `_ADDED_LATER`."""
 ADDED = ("cpu_capability", "cpu_boost", "cpu_quota_cores", "nice", "scheduling_policy", "transparent_hugepages")
 """Entries that results of earlier releases lack."""
 MUST_MATCH = (
@@ -30,8 +30,11 @@ _ADDED_VARIABLES = (
     *("CUDA_AUTO_BOOST", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "CUDA_SCALE_LAUNCH_QUEUES"),
 )
 """The same, from version 2 on. Of CUDA's variables most say where something is, or which GPUs a job has."""
-_ELSEWHERE = re.compile(r"_(DIR|PATH|HOME|ROOT|FILE|ID|HOST|PORT|ADDR)$")
-"""The ends of names of variables that hold a place: it differs between users and jobs, not between speeds."""
+_ADDED_LATER = ("OPENBLAS_", "BLIS_", "TCMALLOC_")
+"""The same, from version 3 on."""
+_ELSEWHERE = re.compile(r"_(DIR|PATH|HOME|ROOT|ID|HOST|PORT|ADDR|(DUMP|DEBUG|LOG|TEMP)_FILE)$")
+"""The ends of names of variables that hold a place: it differs between users and jobs, not between speeds. Files that
+are read, such as NCCL's topology and graph, choose algorithms."""
 OF_PROGRAM = ("git.commit", "git.dirty", "packages.parallelbench")
 """Entries that say which version of the suite ran. One run has one version: it may not go on under another."""
 REPORTED = (*OF_PROGRAM, "host", "allocation")
@@ -62,7 +65,7 @@ _OF_EACH_GPU = ("cuda.driver", "cuda.power_limit_w")
 
 def must_match(key: str) -> bool:
     """Whether an entry must be equal in two environments for their times to be compared."""
-    return key in MUST_MATCH or _is_variable(key, (*_VARIABLES, *_ADDED_VARIABLES))
+    return key in MUST_MATCH or _is_variable(key, (*_VARIABLES, *_ADDED_VARIABLES, *_ADDED_LATER))
 
 
 def _is_variable(key: str, prefixes: tuple[str, ...]) -> bool:
@@ -89,9 +92,10 @@ def is_volatile(key: str) -> bool:
 
 def unrecorded(environment: Mapping[str, Any]) -> tuple[str, ...]:
     """What must match, but an older release did not record: that two environments lack it does not make them equal."""
-    if int(environment.get(VERSION, 1)) >= ENTRIES_VERSION:
-        return ()
-    return (*ADDED, *(f"{name}*" if name.endswith("_") else name for name in _ADDED_VARIABLES))
+    version = int(environment.get(VERSION, 1))
+    entries_of_2, variables_of_2 = (ADDED, _ADDED_VARIABLES) if version < 2 else ((), ())
+    variables = (*variables_of_2, *(_ADDED_LATER if version < 3 else ()))
+    return (*entries_of_2, *(f"{name}*" if name.endswith("_") else name for name in variables))
 
 
 def is_set_by_launcher(key: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:

@@ -71,6 +71,11 @@ class Replica(Protocol):
     def full_gradients(self) -> dict[str, Tensor]:
         """Gradients of the last step as one device would hold them, on the CPU; a collective. Empty but on rank 0."""
 
+    def full_optimizer_state(self, key: str) -> dict[str, Tensor] | None:
+        """What the optimizer keeps of each parameter under `key`, likewise; zeros where it keeps nothing. A number
+        fills a tensor of the parameter's shape. None, on every rank alike, where it is not gathered.
+        """
+
     def copied(self) -> Iterable[Tensor]:
         """Parameters of this rank, or shards, that others hold with the same bits between two epochs, in one order."""
 

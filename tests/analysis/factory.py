@@ -144,7 +144,7 @@ class Fake:
     """The epoch after which the next attempt went on."""
     resumed_elsewhere: str | None = None
     environment: str = (
-        '{"entries_version":2,"host":"here","python":"3.12.1","packages":{"torch":"2.15.0"},'
+        '{"entries_version":3,"host":"here","python":"3.12.1","packages":{"torch":"2.15.0"},'
         '"git":{"commit":"0123abc","dirty":false}}'
     )
     data_sha256: str | None = "0" * 64

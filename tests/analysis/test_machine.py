@@ -254,6 +254,8 @@ SLOWING = [
     *({"variables": {name: "1"}} for name in ("KMP_BLOCKTIME", "GOMP_SPINCOUNT", "LD_PRELOAD", "GLIBC_TUNABLES")),
     *({"variables": {name: "1"}} for name in ("PYTHONMALLOC", "CUBLAS_WORKSPACE_CONFIG", "NVIDIA_TF32_OVERRIDE")),
     *({"variables": {name: "1"}} for name in ("CUDA_LAUNCH_BLOCKING", "CUDA_DEVICE_MAX_CONNECTIONS")),
+    *({"variables": {name: "1"}} for name in ("NCCL_TOPO_FILE", "NCCL_GRAPH_FILE", "NCCL_TUNER_CONFIG_FILE")),
+    *({"variables": {name: "1"}} for name in ("OPENBLAS_NUM_THREADS", "BLIS_NUM_THREADS", "TCMALLOC_OVERRIDE")),
     *({"variables": {name: "1"}} for name in ("TORCHINDUCTOR_MAX_AUTOTUNE", "TORCHDYNAMO_DISABLE")),
     *({name: "other"} for name in ADDED),
 ]
@@ -273,7 +275,10 @@ def test_a_slowing_variable_is_refused_everywhere(tmp_path: Path) -> None:
     assert verdict_of(runs) == "not comparable"
 
 
-@pytest.mark.parametrize("name", ["TORCHINDUCTOR_CACHE_DIR", "NCCL_DEBUG_FILE", "CUDA_VISIBLE_DEVICES", "SLURM_JOB_ID"])
+@pytest.mark.parametrize(
+    "name",
+    ["TORCHINDUCTOR_CACHE_DIR", "NCCL_DEBUG_FILE", "NCCL_TOPO_DUMP_FILE", "CUDA_VISIBLE_DEVICES", "SLURM_JOB_ID"],
+)
 def test_where_something_is_and_which_job_it_was_need_not_match(name: str) -> None:
     usual = json.loads(Fake.environment)
     assert differences(entries(usual), entries(usual | {"variables": {name: "/tmp/7"}})) == {}
@@ -291,6 +296,13 @@ def test_what_an_older_release_could_not_record_is_not_known_to_match(tmp_path: 
     assert in_all(runs, "not all of the compared runs recorded cpu_capability, ") == [True] * 3
     assert in_all(runs, "whether they match is not known") == [True] * 3
     assert verdict_of(runs) == "faster"
+
+
+def test_of_the_release_before_only_what_it_lacks_is_not_known_to_match(tmp_path: Path) -> None:
+    before = {"environment": json.dumps(json.loads(Fake.environment) | {"entries_version": 2})}
+    runs = sides(tmp_path, before, before)
+    assert in_all(runs, "not all of the compared runs recorded OPENBLAS_*, BLIS_*, TCMALLOC_*") == [True] * 3
+    assert in_all(runs, "cpu_capability") == [False] * 3
 
 
 def test_what_only_one_side_could_record_is_refused(tmp_path: Path) -> None:

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+import raw_data as raw
 
 from parallelbench.data import content
 from parallelbench.data.content import CACHE, content_sha256
 from parallelbench.data.dataset import Arrays
+from parallelbench.data.prepare import prepare
 from tests.helpers import configured
 
 if TYPE_CHECKING:
@@ -69,3 +71,17 @@ def test_what_identifies_itself_is_not_read(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(content, "digest", lambda _: pytest.fail("it was read"))
     data = configured("data=synthetic").data
     assert content_sha256(data, tmp_path, in_memory()) == data.fingerprint(tmp_path)
+
+
+def test_a_prepared_file_that_was_edited_in_place_is_another_content(tmp_path: Path) -> None:
+    raw.put(raw.MNIST_FILES, tmp_path / "raw")
+    data = raw.tiny_mnist()
+    prepare(data, tmp_path, progress=lambda _: None)
+    file = data.prepared_dir(tmp_path) / "train_images.npy"
+    right = file.read_bytes()
+    contents = []
+    for at, held in enumerate((right, right[:-1] + bytes([right[-1] ^ 1]), right), start=1):
+        file.write_bytes(held)
+        os.utime(file, ns=(at, at))  # a clock may not tell two writes apart
+        contents.append(content_sha256(data, tmp_path, data.load(tmp_path)))
+    assert contents[0] == contents[2] == data.fingerprint(tmp_path) != contents[1]

@@ -175,6 +175,22 @@ def test_a_run_that_resumes_in_another_environment_is_not_compared(
     assert row == (Exclusion.RESUMED_ELSEWHERE.value, run["resumed_elsewhere"])
 
 
+def test_a_run_does_not_go_on_with_other_data(tmp_path: Path) -> None:
+    """It would have trained on two data sets, and recorded the first."""
+    results = tmp_path / "results"
+    with Program(*SINGLE, results=results) as program:
+        attempt = stop_after(program, 1)
+    journal = attempt.path / "journal-rank0.jsonl"
+    (content,) = re.findall(r'"data_sha256":"(\w+)"', journal.read_text())
+    journal.write_text(journal.read_text().replace(content, "0" * 64))
+    code, _ = completed(*SINGLE, results=results)
+    assert code != 0
+    outcome = the_run(results).state().outcome
+    assert outcome is not None
+    assert outcome.outcome == "error"
+    assert "the data set has changed since this run began: its sha256 was 000000000000" in outcome.reason
+
+
 def flip(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1

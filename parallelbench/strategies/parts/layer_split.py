@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from parallelbench.loaders.batch import Shard
 from parallelbench.probes.spans import Phase, Spanned
 from parallelbench.rank.numerics import Numerics, Sums, sums
-from parallelbench.strategies.parts.replicas import LayersReplica, to_device
+from parallelbench.strategies.parts.layers_replica import LayersReplica
+from parallelbench.strategies.parts.replicas import to_device
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

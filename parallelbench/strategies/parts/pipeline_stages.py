@@ -20,8 +20,9 @@ from parallelbench.loaders.batch import Shard
 from parallelbench.models.norms import synchronize_norms
 from parallelbench.probes.spans import Phase, Spanned, waits_are_hidden
 from parallelbench.rank.numerics import Numerics, Sums, sums
+from parallelbench.strategies.parts.layers_replica import LayersReplica
 from parallelbench.strategies.parts.partition import size_bytes, values_between
-from parallelbench.strategies.parts.replicas import LayersReplica, share, to_device
+from parallelbench.strategies.parts.replicas import share, to_device
 from parallelbench.strategies.parts.state import local
 from parallelbench.strategies.parts.tensor_shards import (
     all_reduced_bytes,

@@ -14,12 +14,12 @@ from parallelbench.probes.traffic import Traffic
 from parallelbench.rank.numerics import Numerics, Sums, sums
 from parallelbench.strategies.parts.hooked_ddp import HookedDdp
 from parallelbench.strategies.parts.state import (
+    kept_by,
     load_optimizer,
     load_tensors,
     optimizer_state,
     tensors_of,
     unchanged_buffers,
-    whole,
 )
 
 if TYPE_CHECKING:
@@ -70,6 +70,10 @@ class BaseReplica(ABC):
         module, optimizer = self.trained()
         load_tensors(module, state["tensors"])
         load_optimizer(optimizer, state["optimizer"])
+
+    def full_optimizer_state(self, key: str) -> dict[str, Tensor] | None:
+        """None, but where a replica gathers it."""
+        return None
 
     def copied(self) -> Iterable[Tensor]:
         """None, but where a replica says so."""
@@ -189,6 +193,10 @@ class ModuleReplica(BaseReplica):
         grads = {name: parameter.grad for name, parameter in self._module.named_parameters()}
         return self._copy({name: grad for name, grad in grads.items() if grad is not None})
 
+    def full_optimizer_state(self, key: str) -> dict[str, Tensor] | None:
+        """Likewise."""
+        return self._copy(kept_by(self._optimizer, self._module.named_parameters(), key))
+
     def trained(self) -> tuple[nn.Module, torch.optim.Optimizer]:
         """The module and its optimizer."""
         return self._module, self._optimizer
@@ -209,59 +217,6 @@ class ModuleReplica(BaseReplica):
     def _copy(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         mine = tensors.items() if self._world.rank == 0 else ()
         return {name: tensor.detach().to("cpu", copy=True) for name, tensor in mine}
-
-
-class LayersReplica(BaseReplica):
-    """Some of the model's layers on this rank, the others on other ranks; subclasses set `_optimizer`.
-
-    `owners` says on which rank each layer is. `dtype` is that of the parameters in training.
-    """
-
-    _optimizer: torch.optim.Optimizer
-
-    def __init__(
-        self, model: nn.Sequential, owners: Mapping[str, int], *, data_shard: Shard, rank: int, dtype: torch.dtype
-    ) -> None:
-        super().__init__(data_shard)
-        self._owners, self._rank = owners, rank
-        self._layers = nn.ModuleDict({name: layer for name, layer in model.named_children() if owners[name] == rank})
-        self._parameter_names = [name for name, _ in model.named_parameters()]
-        self._template = {
-            name: tensor.to("meta", dtype if tensor.is_floating_point() else None)
-            for name, tensor in model.state_dict().items()
-        }
-        """Parameters and buffers of the whole model: meta tensors."""
-
-    def trained(self) -> tuple[nn.Module, torch.optim.Optimizer]:
-        """This rank's layers and their optimizer."""
-        return self._layers, self._optimizer
-
-    def full_state_dict(self) -> dict[str, Tensor]:
-        """Rank 0 receives the other ranks' tensors, in the model's order."""
-        return self._gather(self._layers.state_dict(), self._template)
-
-    def full_gradients(self) -> dict[str, Tensor]:
-        """As the last step left them."""
-        gradients = {name: p.grad for name, p in self._layers.named_parameters() if p.grad is not None}
-        return self._gather(gradients, self._parameter_names)
-
-    def _gather(self, own: Mapping[str, Tensor], names: Iterable[str]) -> dict[str, Tensor]:
-        """Collect the ranks' tensors on rank 0's CPU in the order of `names`; all owners of layers must call it."""
-        own = {name: whole(tensor.detach()) for name, tensor in own.items()}
-        gathered: dict[str, Tensor] = {}
-        if min(self._owners.values()) > 0:
-            return gathered  # these ranks hold a copy, which rank 0 has no part in
-        for name in names:
-            owner = self._owners[name.partition(".")[0]]
-            if owner == self._rank == 0:
-                gathered[name] = own[name].to("cpu", copy=True)
-            elif owner == self._rank:
-                dist.send(own[name].cpu().contiguous(), 0)
-            elif self._rank == 0:
-                template = self._template[name]
-                gathered[name] = torch.empty_like(template, device="cpu", memory_format=torch.contiguous_format)
-                dist.recv(gathered[name], owner)
-        return gathered
 
 
 def to_device(module: nn.Module, run: RunConfig, device: torch.device) -> nn.Module:

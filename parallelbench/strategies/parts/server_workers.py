@@ -111,6 +111,13 @@ class WorkerReplica(ModuleReplica):
 
     def full_gradients(self) -> dict[str, Tensor]:
         """The gradients of the servers' last update, of which each sends its shard."""
+        return self._from_servers()
+
+    def full_optimizer_state(self, key: str) -> dict[str, Tensor] | None:
+        """Likewise."""
+        return self._from_servers()
+
+    def _from_servers(self) -> dict[str, Tensor]:
         if self._layout.rank:
             return {}
         vector = torch.empty_like(self._flat.host_gradient)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from parallelbench.loaders.batch import Shard
 from parallelbench.strategies.parts.flat import FlatParameters
 from parallelbench.strategies.parts.replicas import BaseReplica, to_device
+from parallelbench.strategies.parts.state import kept_by
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -134,7 +135,14 @@ class ServerReplica(BaseReplica):
     def full_gradients(self) -> dict[str, Tensor]:
         """Worker 0 gets the gradient of the shard's last update."""
         assert self._parameter.grad is not None
-        dist.send(self._parameter.grad, 0, tag=VALUES)
+        return self._sent(self._parameter.grad)
+
+    def full_optimizer_state(self, key: str) -> dict[str, Tensor] | None:
+        """Likewise."""
+        return self._sent(kept_by(self._optimizer, [("", self._parameter)], key)[""])
+
+    def _sent(self, shard: Tensor) -> dict[str, Tensor]:
+        dist.send(shard, 0, tag=VALUES)
         return {}
 
     def _apply(self, gradient: Tensor) -> None:

@@ -7,9 +7,10 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from torch import Tensor, nn
 
@@ -52,6 +53,28 @@ def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         for index, state in complete["state"].items()
     }
     return {"plain": plain, "sharded": sharded, "groups": complete["param_groups"]}
+
+
+@torch.no_grad()
+def kept_by(optimizer: torch.optim.Optimizer, parameters: Iterable[tuple[str, Tensor]], key: str) -> dict[str, Tensor]:
+    """What an optimizer keeps of each parameter under `key`, laid out like the parameter.
+
+    A number fills a tensor; zeros where it keeps nothing, from which torch's optimizers begin. A collective where
+    parameters have owners that keep it (`ZeroRedundancyOptimizer`).
+    """
+    state = _local_optimizer(optimizer).state
+    kept = {}
+    for name, parameter in parameters:
+        value = state.get(parameter, {}).get(key)
+        if value is None:
+            value = torch.zeros_like(parameter)
+        elif value.shape != parameter.shape:
+            value = torch.full_like(parameter, value.item())
+        if _local_optimizer(optimizer) is not optimizer:
+            value = value.clone(memory_format=torch.contiguous_format)
+            dist.all_reduce(value)  # others than the owner have zeros
+        kept[name] = value
+    return kept
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:

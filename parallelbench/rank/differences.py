@@ -1,0 +1,97 @@
+"""How far losses, gradients, parameters and updates are from those that were expected."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor
+
+_NOISE = 1e-9
+"""A gradient in fp64 that is this much smaller than the largest is rounding: in truth it may be zero, as an attention's
+key bias's is, and a strategy that rounds gradients leaves such a tensor where it began."""
+_LEAST_SHARE = 0.01
+"""A tensor counts at least as this share of all gradients: one that is zero in truth holds nothing but rounding."""
+
+
+def loss_difference(loss: float, expected: float) -> float:
+    """|loss − expected| ÷ |expected|, or ÷ 1 where that is larger."""
+    return abs(loss - expected) / max(1.0, abs(expected))
+
+
+def largest_difference(values: Mapping[str, Tensor], expected: Mapping[str, Tensor], *, floor: float) -> float:
+    """Largest |difference| of a value over all tensors ÷ the largest |expected| value, or ÷ `floor` if that is larger.
+
+    Infinite where names, shapes or counters (integer buffers) differ; NaN where any value is NaN.
+    """
+    if not _alike(values, expected):
+        return float("inf")
+    floats = [name for name in expected if expected[name].is_floating_point()]
+    if any(not torch.equal(values[name], expected[name]) for name in expected.keys() - set(floats)):
+        return float("inf")
+    # torch's max, unlike Python's, keeps a NaN.
+    reference = torch.cat([expected[name].double().flatten() for name in floats])
+    worst = (torch.cat([values[name].double().flatten() for name in floats]) - reference).abs().max().item()
+    scale = max(floor, reference.abs().max().item())
+    return worst / scale if scale else worst
+
+
+def relative_difference(values: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> float:
+    """Over all tensors the largest ‖value − expected‖ ÷ ‖expected‖; infinite where names or shapes differ.
+
+    A tensor smaller than 1 % of all together counts as 1 %. NaN where any value is NaN.
+    """
+    if not _alike(values, expected):
+        return float("inf")
+    norms = torch.stack([tensor.double().norm() for tensor in expected.values()])
+    errors = torch.stack([(values[name].double() - expected[name].double()).norm() for name in expected])
+    return (errors / norms.clamp(min=max(_LEAST_SHARE * norms.norm().item(), 1e-300))).max().item()
+
+
+def size_difference(values: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> float:
+    """|⟨values, expected⟩ ÷ ⟨expected, expected⟩ − 1| of all tensors together: of noise, little lies along `expected`.
+
+    Infinite where names or shapes differ; NaN where any value is NaN.
+    """
+    if not _alike(values, expected):
+        return float("inf")
+    along = sum((values[name].double() * expected[name].double()).sum().item() for name in expected)
+    square = sum(expected[name].double().square().sum().item() for name in expected)
+    return abs(along - square) / max(square, 1e-300)
+
+
+def update_difference(updates: Mapping[str, tuple[Tensor, Tensor, Tensor]], *, limit: float) -> float:
+    """Over all tensors the largest ‖after − expected‖ ÷ (‖expected − before‖ + 2ε ‖after‖ ÷ limit).
+
+    `updates`: of each tensor its values before and after a step, and those expected after it. ε, the unit roundoff of
+    what is stored, bounds what rounding does to `after`. So it alone never makes a difference of more than half of
+    `limit`, however small the step. NaN where any value is NaN.
+    """
+    differences = []
+    for before, after, expected in updates.values():
+        unseen = torch.finfo(after.dtype).eps * after.double().norm() / limit
+        size = (expected - before.double()).norm() + unseen
+        differences.append((after.double() - expected).norm() / size.clamp(min=1e-300))
+    return torch.stack(differences).max().item() if differences else 0.0
+
+
+def unmoved(
+    before: Mapping[str, Tensor], after: Mapping[str, Tensor], gradients: Mapping[str, Tensor], lr: float
+) -> int:
+    """Tensors that a step left as they were, though the rate times their gradient is far above their last bit."""
+    stayed, largest = 0, max((gradient.abs().max().item() for gradient in gradients.values()), default=0.0)
+    for name, gradient in gradients.items():
+        if gradient.abs().max().item() <= _NOISE * largest:
+            continue
+        visible = 1024 * torch.finfo(before[name].dtype).eps * before[name].abs().max().item()
+        if lr * gradient.abs().max().item() > visible:
+            stayed += torch.equal(before[name], after[name])
+    return stayed
+
+
+def _alike(values: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> bool:
+    return values.keys() == expected.keys() and all(values[name].shape == expected[name].shape for name in expected)

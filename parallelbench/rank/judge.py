@@ -1,0 +1,206 @@
+"""The closing check's judge: plain code on one device, and the limits of what may differ from it.
+
+A limit is `MARGIN` times the difference that the number format makes on one device in the very same step, and at
+least a floor for what another order of sums adds to it. In gradients that is mostly ReLUs that flip: of right
+strategies some steps differ by 2 %, while most agree to 1e-7 (fp32). So each step has a wide limit, which idle steps,
+lost samples and gradients that are not averaged exceed by far, and the best of the steps has a narrow one, which every
+coarser number format exceeds. No limit exceeds `LARGEST_LIMIT`. The update itself is held against the run's optimizer,
+which goes on from the gathered state by the gradients that the step has left: rounding is all that may differ.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from parallelbench.loaders.batch import Shard
+from parallelbench.optimizers import Lbfgs
+from parallelbench.rank.differences import (
+    loss_difference,
+    relative_difference,
+    size_difference,
+    unmoved,
+    update_difference,
+)
+from parallelbench.rank.findings import Finding
+from parallelbench.rank.parity import endless, granted_tolerance, statistics_pieces
+from parallelbench.rank.plain import PlainModel, PlainOptimizer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from torch import Tensor, nn
+
+    from parallelbench.loaders.batch import Batch
+    from parallelbench.loaders.batch_loader import BatchLoader
+    from parallelbench.rank.plain import PlainStep
+    from parallelbench.rank.world import World
+    from parallelbench.spec.config import RunConfig
+
+    LoaderOf = Callable[[RunConfig, Shard], BatchLoader]
+
+MARGIN = 8.0
+LARGEST_LIMIT = 0.4
+"""No limit is larger: gradients half as large as they should be, or twice, or none, differ by 0.5 or more."""
+COARSEST = 0.1
+"""Where the number format alone changes more than this share, tensors say nothing about the strategy."""
+STEP_FLOOR = 0.1
+"""Least limit of the gradients of each step, relative."""
+GRADIENT_FLOORS = {"fp64": 1e-9, "fp32": 5e-3, "tf32": 1e-2, "fp16": 2e-2, "bf16": 5e-2}
+"""Least limit of the gradients of the best step, relative."""
+LOSS_FLOORS = {"fp64": 1e-9, "fp32": 1e-4, "tf32": 1e-2, "fp16": 1e-2, "bf16": 5e-2}
+"""Least limit of losses, of an evaluation, and of buffers, relative; predictions may differ by as large a share."""
+UPDATE_LIMITS = {"fp64": 1e-9}
+"""Largest difference of an update, from the gradients that the step has left; of other precisions `_UPDATE_LIMIT`."""
+_UPDATE_LIMIT = 1e-3
+
+
+class Taken(NamedTuple):
+    """A step that the replica has taken."""
+
+    number: int
+    loss: float
+    gradients: Mapping[str, Tensor]
+    before: Mapping[str, Tensor]
+    after: Mapping[str, Tensor]
+    scale: float
+    """Factor of the loss in its backward (fp16)."""
+
+
+class Judge:
+    """Rank 0's plain code, on the first of its devices. What doesn't fit its memory is not checked."""
+
+    def __init__(self, model: nn.Module, run: RunConfig, world: World, loader_of: LoaderOf) -> None:
+        self._run, self._loader_of = run, loader_of
+        self._plain = PlainModel(model, device=world.device, pieces=pieces_of(run) or 1)
+        formats = " and ".join(dict.fromkeys(("fp64", run.precision)))
+        self._what = f"{run.global_batch_size} samples in {run.precision}, against one device in {formats}"
+        granted = granted_tolerance(run)
+        self._least_gradient = max(GRADIENT_FLOORS[run.precision], granted)
+        self._least_loss = max(LOSS_FLOORS[run.precision], granted)
+        self._optimizer: PlainOptimizer | None = None
+        self._gradients: list[tuple[float, float]] = []
+        """Of each step, the difference of the gradients, and that of the number format alone."""
+        self._loader: BatchLoader | None = None
+        self._batches: Iterator[Batch] = iter(())
+
+    def close(self) -> None:
+        """Close the loader."""
+        if self._loader is not None:
+            self._loader.close()
+
+    def evaluation(self, state: Mapping[str, Tensor], *, loss: float, accuracy: float) -> list[Finding]:
+        """Hold the last epoch's evaluation against that of the gathered parameters."""
+        run = self._run
+        try:
+            self._loader = self._loader_of(run, Shard())
+            self._batches = endless(self._loader, first=run.epochs + 1)
+            expected = self._plain.evaluate(state, self._loader.test(), precision=run.precision)
+        except torch.OutOfMemoryError:
+            return [Finding("evaluation", "one device has too little memory")]
+        what = f"{run.data.test_samples} test samples in {run.precision}, gathered parameters"
+        floor = LOSS_FLOORS[run.precision]
+        off = abs(loss - expected[0]) / max(1.0, abs(expected[0]))
+        tie = 1.5 / run.data.test_samples  # one sample whose two best classes are nearly tied
+        return [
+            Finding("evaluation loss", what, difference=off, limit=floor),
+            Finding("evaluation accuracy", what, difference=abs(accuracy - expected[1]), limit=floor + tie),
+        ]
+
+    def begin_updates(self, state: Mapping[str, Mapping[str, Tensor]], keys: tuple[str, ...]) -> None:
+        """Update as the run's optimizer does from here on; not where a part of its state could not be gathered."""
+        if len(state) == len(keys):
+            # In fp16 the scaler skips steps.
+            steps = None if self._run.precision == "fp16" else self._run.epochs * self._run.steps_per_epoch
+            self._optimizer = PlainOptimizer(self._run, state, steps=steps)
+
+    def step(self, taken: Taken) -> list[Finding]:
+        """Hold one step against plain code."""
+        run = self._run
+        try:
+            batch = next(self._batches)
+            exact = self._plain.step(taken.before, batch, precision="fp64")
+            own = exact
+            if run.precision != "fp64":
+                own = self._plain.step(taken.before, batch, precision=run.precision, scale=taken.scale)
+        except (torch.OutOfMemoryError, StopIteration):
+            return [Finding("steps", "one device has too little memory", step=taken.number)]
+        if run.precision == "fp16":
+            taken = taken._replace(gradients=_unscaled(taken.gradients, taken.scale, exact.gradients))
+            if not all(gradient.isfinite().all() for gradient in taken.gradients.values()):
+                return [Finding("steps", "gradients overflowed fp16, so the scaler skipped the step", taken.number)]
+        return self._compared(taken, exact=exact, own=own)
+
+    def _compared(self, taken: Taken, *, exact: PlainStep, own: PlainStep) -> list[Finding]:
+        run = self._run
+        off, rounded = (loss_difference(each, exact.loss) for each in (taken.loss, own.loss))
+        findings = [self._finding("loss", taken.number, off, rounded=rounded, floor=self._least_loss)]
+        if isinstance(run.optimizer, Lbfgs):
+            why = "a line search leaves the gradient and statistics of its last point"
+            return [*findings, Finding("gradients", why, taken.number), Finding("update", why, taken.number)]
+        findings += [self._held_gradients(taken, exact=exact, own=own), self._update(taken, exact)]
+        if exact.buffers and run.strategy.micro_batches_per_step(run) == 1:
+            after = {name: taken.after[name].double() for name in exact.buffers}
+            off, rounded = (relative_difference(each, exact.buffers) for each in (after, own.buffers))
+            findings.append(self._finding("buffers", taken.number, off, rounded=rounded, floor=self._least_loss))
+        return findings
+
+    def _held_gradients(self, taken: Taken, *, exact: PlainStep, own: PlainStep) -> Finding:
+        """Tensor by tensor; where the number format leaves nothing to see in them, their size as a whole."""
+        rounded = relative_difference(own.gradients, exact.gradients)
+        off = min(relative_difference(taken.gradients, each.gradients) for each in (exact, own))
+        self._gradients.append((off, rounded))
+        floor = STEP_FLOOR if self._run.precision != "fp64" else self._least_gradient
+        found = self._finding("gradients", taken.number, off, rounded=rounded, floor=floor)
+        if found.limit is not None:
+            return found
+        size = size_difference(taken.gradients, exact.gradients)
+        return found._replace(detail=f"{found.detail}; their size as a whole", difference=size, limit=STEP_FLOOR)
+
+    def _finding(self, check: str, step: int | None, off: float, *, rounded: float, floor: float) -> Finding:
+        """`rounded`: what the number format alone changes."""
+        if not (off <= floor or rounded <= COARSEST):
+            return Finding(check, f"{self._run.precision} alone changes this on one device by {rounded:.2g}", step)
+        limit = min(max(floor, MARGIN * rounded), LARGEST_LIMIT)
+        return Finding(check, self._what, step, difference=off, limit=limit)
+
+    def _update(self, taken: Taken, exact: PlainStep) -> Finding:
+        """Hold what the step changed against the optimizer's update by the gradients that the step has left."""
+        if self._optimizer is None:
+            stayed = unmoved(taken.before, taken.after, exact.gradients, self._run.optimizer.scaled_lr(self._run))
+            what = "tensors with a gradient that the step left as they were; how far it moves them is not checked"
+            return Finding("update", what, taken.number, difference=float(stayed), limit=0.0)
+        moved = {
+            name: (taken.before[name], taken.after[name], self._optimizer.step(name, taken.before[name], gradient))
+            for name, gradient in taken.gradients.items()
+        }
+        what = f"against {self._run.optimizer.name} in fp64, from the gathered state and gradients"
+        limit = UPDATE_LIMITS.get(self._run.precision, _UPDATE_LIMIT)
+        return Finding("update", what, taken.number, difference=update_difference(moved, limit=limit), limit=limit)
+
+    def rounding(self) -> list[Finding]:
+        """Hold the best of all steps' gradients against what the number format explains."""
+        if not self._gradients:
+            return []
+        off, rounded = min(self._gradients)
+        found = self._finding("rounding", None, off, rounded=rounded, floor=self._least_gradient)
+        return [found._replace(detail=f"gradients of the best of {len(self._gradients)} steps: {found.detail}")]
+
+
+def pieces_of(run: RunConfig) -> int | None:
+    """Slices of a global batch that plain code computes one after the other.
+
+    Where batch statistics are local, each slice has its own, as in training; None where they can't be had so.
+    Elsewhere slices only save memory.
+    """
+    if getattr(run.model, "norm", None) in ("batch", "sync"):
+        return statistics_pieces(run)
+    return math.gcd(run.global_batch_size, run.devices)
+
+
+def _unscaled(gradients: Mapping[str, Tensor], scale: float, expected: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Gradients without the loss scale, which a fused optimizer leaves in them and another one doesn't."""
+    both = (gradients, {name: gradient / scale for name, gradient in gradients.items()})
+    return min(both, key=lambda each: relative_difference(each, expected))
