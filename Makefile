@@ -49,7 +49,7 @@ test-all: $(STAMP)  ## the same with every case of every test
 	$(BIN)/python -m pytest -m 'not slurm' -n 2 --dist worksteal --durations=15
 
 test-slurm: $(STAMP)  ## tests on real Slurm clusters that are started here (needs root; installs Debian's Slurm)
-	$(BIN)/python -m pytest -m slurm -rs --durations=15 -n 2 --dist loadfile tests/slurm
+	$(BIN)/python -m pytest -m slurm -rs --durations=15 -n 2 --dist worksteal tests/slurm
 
 cluster-up: $(STAMP)  ## a throwaway Slurm cluster on this machine, to try LAUNCHER=slurm with (needs root)
 	$(BIN)/python -m tests.slurm.cluster up $(ARGS)

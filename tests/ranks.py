@@ -15,7 +15,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-HANGS_AFTER_S = 240
+HANGS_AFTER_S = 540
+"""Less than a test may take; on a machine that others use, too, ranks that compile need minutes."""
+PATIENCE_S = 240
+"""How long a rank waits for another."""
 PRELOADED = (
     "concurrent.futures.process",
     "pytest",
@@ -62,7 +65,7 @@ def _rank(function: Callable[..., Any], rank: int, size: int, init: str, argumen
     torch.set_num_threads(1)
     # A rank that hangs ends with its stack on stderr, which fails the test: sub-groups wait for half an hour.
     faulthandler.dump_traceback_later(HANGS_AFTER_S, exit=True)
-    timeout = timedelta(seconds=60)
+    timeout = timedelta(seconds=PATIENCE_S)
     dist.init_process_group("gloo", init_method=f"file://{init}", rank=rank, world_size=size, timeout=timeout)
     try:
         result = function(rank, size, *arguments)

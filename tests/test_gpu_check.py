@@ -73,6 +73,7 @@ def test_without_a_gpu_it_says_so_and_needs_few_packages() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_all_checks_can_be_loaded_with_these_packages() -> None:
     code = (
         "from parallelbench.gpu_check.__main__ import checks\n"
@@ -101,6 +102,7 @@ def test_a_missing_package_is_named() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_gpu_that_torch_can_not_use_is_a_failure(tmp_path: Path) -> None:
     profile = tmp_path / "profile.txt"
     profile.write_text("device GPU-a\nenergy 1\nmemory 7\n")
@@ -421,6 +423,7 @@ def test_strategies_are_checked_on_several_nodes(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_ranks_that_fail_or_hang_are_reported() -> None:
     run = variants.runs("ddp", "cpu", 2)["plain"]
     _, error = strategies._carried_out({"plain": run}, "cuda")  # there is none: torch says so, or NCCL

@@ -33,6 +33,7 @@ def test_a_fork_is_what_exec_makes(depth: str, deed: str) -> None:
     assert says(depth, deed) == expected
 
 
+@pytest.mark.exhaustive
 def test_variables_that_a_library_reads_when_it_is_loaded_need_a_program_of_its_own() -> None:
     with cold():
         expected = says("1", "return", MKL_VERBOSE="0")

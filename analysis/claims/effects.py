@@ -14,7 +14,13 @@ from analysis.comparison.groups import definitions
 from analysis.comparison.policy import is_baseline
 from analysis.comparison.work import canonical, without
 from analysis.configurations import counted, facts, learned
-from analysis.metrics import per_epoch, step_to_accuracy, steps_to_accuracy, time_to_accuracy
+from analysis.metrics import (
+    resting_on_disturbed,
+    step_to_accuracy,
+    steps_to_accuracy,
+    time_to_accuracy,
+    undisturbed_epochs,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -94,21 +100,23 @@ def _texts(runs: Runs) -> dict[str, str]:
 
 
 def _readings(runs: Runs, claim: Claim, epoch: int | str) -> dict[str, Reading]:
-    """Run id → the metric; runs without it are missing."""
+    """Run id → the metric; runs without it are missing, and so are those whose value rests on disturbed epochs."""
+    disturbed = resting_on_disturbed(runs).get(claim.metric, frozenset())
     if claim.target is not None:
-        return _to_target(runs, claim.metric, claim.target)
+        read = _to_target(runs, claim.metric, claim.target)
+        return {run_id: reading for run_id, reading in read.items() if run_id not in disturbed}
     if claim.metric in EPOCH_COLUMNS:
-        rows = _epochs(runs).filter(pl.col("epoch") == (pl.col("last") if epoch == LAST else epoch))
+        rows = _epochs(runs, claim.metric).filter(pl.col("epoch") == (pl.col("last") if epoch == LAST else epoch))
     else:
-        rows = facts(runs)
+        rows = facts(runs).filter(~pl.col("run_id").is_in(list(disturbed)))
     values = rows.select("run_id", claim.metric).drop_nulls()
     return {run_id: Reading(value, value, value) for run_id, value in values.iter_rows()}
 
 
 @lru_cache(maxsize=8)
-def _epochs(runs: Runs) -> pl.DataFrame:
-    """All epochs, with the number of their run's `last`."""
-    return per_epoch(runs).join(runs.run.select("run_id", last="epochs"), on="run_id")
+def _epochs(runs: Runs, metric: str) -> pl.DataFrame:
+    """All epochs whose metric counts, with the number of their run's `last`."""
+    return undisturbed_epochs(runs, metric).join(runs.run.select("run_id", last="epochs"), on="run_id")
 
 
 def _to_target(runs: Runs, metric: str, target: float) -> dict[str, Reading]:

@@ -10,7 +10,7 @@ from analysis.comparison.environments import circumstances_of
 from analysis.comparison.groups import definitions
 from analysis.comparison.policy import is_baseline
 from analysis.comparison.sessions import UNKNOWN, sessions_of, spans
-from analysis.metrics import per_run
+from analysis.metrics import per_run, resting_on_disturbed
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
@@ -41,8 +41,11 @@ class ComparedRun:
     """The `submit` command that it was measured by; likewise."""
 
     def value(self, metric: str) -> float | None:
-        """A metric of `per_run`, or a number of the run table."""
-        return _values(self.runs, metric)[self.run_id]
+        """A metric of `per_run`, or a number of the run table; None where it was not measured, or rests on epochs that
+        others disturbed.
+        """
+        disturbed = self.run_id in resting_on_disturbed(self.runs).get(metric, ())
+        return None if disturbed else _values(self.runs, metric)[self.run_id]
 
     @property
     def span(self) -> Span:

@@ -12,7 +12,7 @@ import polars as pl
 from analysis.comparison.counterparts import held_against_one_device, unlike_one_device
 from analysis.comparison.groups import labels
 from analysis.comparison.machine import rests_on_disturbed
-from analysis.metrics import miscounted, per_epoch, per_run
+from analysis.metrics import miscounted, per_epoch, per_run, resting_on_disturbed
 from analysis.text import listed
 
 if TYPE_CHECKING:
@@ -134,6 +134,7 @@ def format_exclusions(runs: Runs) -> list[str]:
     """Per configuration how many of its runs don't count and why, then the folders that were not read."""
     lines = [
         *disturbed_lines(runs),
+        *_disturbed_times(runs),
         *_excluded_lines(runs),
         *unchecked(runs),
         *(f"Skipped: {skipped.path}: {skipped.reason}." for skipped in runs.skipped[:MOST]),
@@ -161,6 +162,27 @@ def disturbed_lines(runs: Runs) -> list[str]:
         f"{max(members['share'].fill_null(0.0)):.0%} of a core, or computed on a GPU. {withheld[none]} {again}"
         for (none,), members in rows.group_by("none", maintain_order=True)
     ]
+
+
+_TIMES = {
+    "first_epoch_time_s": "the first epoch",
+    "second_epoch_time_s": "the second epoch",
+    "total_training_time_s": "the training as a whole",
+}
+
+
+def _disturbed_times(runs: Runs) -> list[str]:
+    """Of runs that count, the times that rest on disturbed epochs all the same, in sentences."""
+    rows = labels(runs).join(excluded(runs), on="run_id", how="anti", maintain_order="left")
+    lines = []
+    for metric, what in _TIMES.items():
+        found = rows.filter(pl.col("run_id").is_in(list(resting_on_disturbed(runs)[metric])))
+        if found.height:
+            lines.append(
+                f"Others disturbed {what} of {found.height} runs of {listed(_names(found), most=MOST)}: its time is "
+                "shown, and compared with nothing."
+            )
+    return lines
 
 
 def _names(rows: pl.DataFrame) -> list[str]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from analysis.comparison.policy import PROBE_TOLERANCE, PROBED, Caveat, Issue
 from analysis.comparison.work import is_below
+from analysis.metrics.disturbed_times import partly_unmeasured
 from parallelbench.store import environment_match
 
 if TYPE_CHECKING:
@@ -118,6 +119,6 @@ def unrecorded(runs: Sequence[ComparedRun], *, of_times: bool) -> tuple[str, ...
     if of_times:
         environments = {id(run.environment): run.environment for run in runs}
         missing = next(filter(None, map(environment_match.unrecorded, environments.values())), ())
-        steady = [run.value("disturbed_epochs") for run in runs if run.value("steady_epochs")]
-        missing += ("the load during the run",) if None in steady else ()
+        unmeasured = any(run.run_id in partly_unmeasured(run.runs) for run in runs)
+        missing += ("the load during the run",) if unmeasured else ()
     return missing + (("the data's contents",) if any(run.data_sha256 is None for run in runs) else ())

@@ -6,6 +6,7 @@ A metric that was not measured, or that needs more epochs than there are, is nul
 
 from __future__ import annotations
 
+from analysis.metrics.disturbed_times import resting_on_disturbed, undisturbed_epochs
 from analysis.metrics.epoch_metrics import miscounted, per_epoch
 from analysis.metrics.phases import PHASES, measured_bubbles, phase_times, ring_times
 from analysis.metrics.run_metrics import KINDS_SENT, per_run, staleness_histogram
@@ -33,12 +34,14 @@ __all__ = [
     "per_run",
     "per_run_columns",
     "phase_times",
+    "resting_on_disturbed",
     "ring_times",
     "staleness_histogram",
     "step_to_accuracy",
     "steps_to_accuracy",
     "summary_columns",
     "time_to_accuracy",
+    "undisturbed_epochs",
 ]
 
 

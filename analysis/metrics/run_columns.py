@@ -75,8 +75,8 @@ PER_RUN = (
     Column(
         "disturbed_epochs",
         "int32",
-        "those of them that were disturbed",
-        null="not measured in all of them",
+        "those of them that were disturbed, as far as it was measured",
+        null="not measured in any of them",
         heading="Disturbed epochs",
         tables=("runs",),
     ),

@@ -40,7 +40,7 @@ def per_run(runs: Runs) -> pl.DataFrame:
         pl.col("train_samples").sum().alias("_all_samples"),
         pl.col("test_accuracy").last().alias("final_test_accuracy"),
         steady.sum().cast(pl.Int32).alias("steady_epochs"),
-        aggregate(pl.col("disturbed").filter(steady), Over.SUM).cast(pl.Int32).alias("disturbed_epochs"),
+        _count_known(pl.col("disturbed").filter(steady)).alias("disturbed_epochs"),
         pl.col("lost_share").filter(steady).max().alias("largest_lost_share"),
     )  # fmt: skip
     joined = numbered(runs, "run", *(name for name in runs.run.columns if name != "run_id"))
@@ -49,6 +49,11 @@ def per_run(runs: Runs) -> pl.DataFrame:
         joined = joined.join(part, on="run_id", how="left", maintain_order="left")
     typed = (pl.col(column.name).cast(TYPES[column.type]) for column in per_run_columns())
     return _derive(joined).select(AS_TEXT, *typed)
+
+
+def _count_known(flags: pl.Expr) -> pl.Expr:
+    """How many of these are true, as far as is known; null where nothing is."""
+    return pl.when(flags.is_not_null().any()).then(flags.sum().cast(pl.Int32))
 
 
 def _over_rows(runs: Runs, table: str, pairs: list[tuple[Column, Column]]) -> pl.DataFrame:

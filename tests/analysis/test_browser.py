@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 sync_api: Any = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.cases("1600")]
 
 WIDTHS = (400, 1600)
 STRATEGIES = ("ddp", "fsdp", "model_parallel")

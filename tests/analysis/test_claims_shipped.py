@@ -12,7 +12,7 @@ from analysis.claims import Judgement, judge, publications
 from tests.analysis.factory import Fake, config, published
 from tests.analysis.test_claims import REPEATS, WOBBLE, steady
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]
 
 LARGE: dict[str, Any] = {"model": "cnn_large", "data": "mnist", "optimizer": "adam_keras", "epochs": 2}
 VIT: dict[str, Any] = {"model": "vit", "data": "cifar10", "optimizer": "adam"}

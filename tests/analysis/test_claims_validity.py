@@ -15,7 +15,7 @@ from analysis.claims.table import expected
 from tests.analysis.factory import Fake, config, published
 from tests.analysis.test_claims import REPEATS, WOBBLE, claim, steady, two_devices
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]
 
 REMEDY = "measure both in one environment (`parallelbench submit "
 

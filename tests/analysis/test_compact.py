@@ -302,6 +302,7 @@ def test_what_a_killed_process_left_is_removed_once_it_is_old(tmp_path: Path) ->
     assert young.exists()
 
 
+@pytest.mark.exhaustive
 def test_many_readers_and_writers_at_once(tmp_path: Path) -> None:
     """Every reader sees each finished run whole, with the times of one of its results, while runs come and change."""
     for repeat in range(4):
@@ -329,6 +330,7 @@ def test_many_readers_and_writers_at_once(tmp_path: Path) -> None:
     assert_same(tmp_path)
 
 
+@pytest.mark.exhaustive
 def test_killed_while_writing(tmp_path: Path) -> None:
     for repeat in range(2):
         finished(tmp_path, repeat)

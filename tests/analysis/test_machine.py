@@ -9,6 +9,8 @@ import pytest
 
 from analysis import UnlikeWork, by, compare, excluded, load
 from analysis.claims import judge
+from analysis.comparison.baseline import against_one_device
+from analysis.comparison.exclusions import format_exclusions
 from analysis.comparison.order import one_after_the_other
 from analysis.configurations import summary
 from analysis.metrics import per_epoch, per_run
@@ -343,3 +345,30 @@ def test_a_probe_of_other_cores_is_no_probe_of_another_machine(tmp_path: Path) -
         compare(a, b)
     assert "probed" not in str(refused.value)
     compare(a, b, across=["cores_per_device"])
+
+
+def test_half_of_the_epochs_are_enough_whatever_was_not_measured_of_the_others(tmp_path: Path) -> None:
+    share = lost(0.48, {2, 3, 4, 5, 6})
+    runs = sides(
+        tmp_path, {}, {"others_time_s": lambda epoch, rank: None if epoch == 4 else share(epoch, rank)}, epochs=6
+    )
+    gone = excluded(runs)
+    assert set(gone["exclusion"]) == {"disturbed"}
+    assert set(per_run(runs).join(gone, on="run_id", how="semi")["disturbed_epochs"]) == {4}
+
+
+@pytest.mark.parametrize(
+    ("epochs", "metric"),
+    [({1}, "first_epoch_time_s"), ({2}, "second_epoch_time_s"), ({1, 2}, "total_training_time_s")],
+)
+def test_times_of_disturbed_epochs_decide_nothing(tmp_path: Path, epochs: set[int], metric: str) -> None:
+    quiet = sides(tmp_path / "quiet", {}, {"others_time_s": lost(0.0, set())}, epochs=12)
+    busy = sides(tmp_path / "busy", {}, {"others_time_s": lost(0.48, epochs)}, epochs=12)
+    assert excluded(busy).is_empty()
+    assert judge(quiet, claim(metric=metric), seed="0").cases
+    assert not judge(busy, claim(metric=metric), seed="0").cases
+    assert any("shown, and compared with nothing" in line for line in format_exclusions(busy))
+    assert judge(busy, claim(metric="steady_epoch_time_s"), seed="0").cases
+    (pairing,) = (found for (_, name), found in against_one_device(busy).items() if name == "ddp × 2")
+    assert (pairing.speed_up(with_startup=True) is None) == (metric == "total_training_time_s")
+    assert pairing.speed_up() is not None

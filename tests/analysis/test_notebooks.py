@@ -63,6 +63,7 @@ def test_every_notebook_is_tested_and_none_holds_outputs() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SWEEPS)
+@pytest.mark.cases("quick_look")
 def test_a_notebook_runs_from_top_to_bottom(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for sweep in SWEEPS[name]:
         fill(tmp_path / "results", sweep)

@@ -107,6 +107,7 @@ def refused(runs: Runs, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.
 
 @pytest.mark.parametrize("missing", [False, True], ids=["unlike", "missing"])
 @pytest.mark.parametrize("key", sorted({*MUST_MATCH, *VARIABLES}))
+@pytest.mark.cases("packages.torch-*", "threads-*", "variables.GLOO_TUNED_TO-*")
 def test_what_must_match_is_refused_everywhere(
     key: str, missing: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -100,6 +100,7 @@ def verdicts(noise: Noise, repeats: int, *, slower: float = 1.0, trials: int = 1
 @pytest.mark.slow
 @pytest.mark.parametrize("repeats", [FEWEST_REPEATS, 4, 5, 6, 8, 10])
 @pytest.mark.parametrize("noise", NOISE)
+@pytest.mark.exhaustive
 def test_the_same_is_indistinguishable_from_itself_as_often_as_promised(noise: str, repeats: int) -> None:
     said = verdicts(NOISE[noise], repeats)
     may_err = 1000 * at_one_look(repeats, ERROR)

@@ -263,6 +263,7 @@ def test_finished_runs_stay_when_all_is_ended_midway(number: signal.Signals, tmp
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_all_that_is_preloaded_leaves_one_thread_and_no_cuda() -> None:
     imports = "; ".join(f"import {name}" for name in PRELOADED)
     code = f"{imports}; from parallelbench.rank.warm import unforkable; print(unforkable())"

@@ -27,8 +27,17 @@ pytestmark = pytest.mark.slow
 
 EPOCHS = 60
 MODEL = ("model=mlp", "model.hidden=[16]", "precision=fp64", "optimizer=adam", f"epochs={EPOCHS}")
-SINGLE = ("run", *TINY, *MODEL, "measure.parity=false")
-DDP = ("run", *TINY, *MODEL, "strategy=ddp", "devices=2", "launcher.oversubscribe=true", "measure.parity_steps=1")
+SINGLE = ("run", *TINY, *MODEL, "measure.parity=false", "measure.probe=false")
+DDP = (
+    "run",
+    *TINY,
+    *MODEL,
+    "strategy=ddp",
+    "devices=2",
+    "launcher.oversubscribe=true",
+    "measure.parity_steps=1",
+    "measure.probe=false",
+)
 ALWAYS = ("launcher.checkpoint=always", "launcher.checkpoint_every_s=0.001")
 NAME = re.compile(r"attempt-(\d+)-epoch-(\d+)")
 
@@ -122,6 +131,7 @@ def test_a_killed_run_goes_on_after_its_last_checkpoint(
     outcome="all ranks save after the same epoch and end; the outcome is timeout; submitting again goes on from there",
 )
 @pytest.mark.parametrize("arguments", [SINGLE, DDP], ids=["single", "ddp"])
+@pytest.mark.cases("ddp")
 def test_a_run_that_is_asked_to_stop_goes_on_later(
     arguments: tuple[str, ...], tmp_path: Path, undisturbed: dict[tuple[str, ...], list[tuple[float, ...]]]
 ) -> None:

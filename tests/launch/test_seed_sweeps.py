@@ -59,6 +59,7 @@ def values(runs: Sequence[PlannedRun], *names: str) -> set[tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
+@pytest.mark.cases("*_small")
 def test_a_sweep_has_the_configurations_of_its_experiment(name: str) -> None:
     runs = plan(name)
     assert len(runs) == CONFIGURATIONS[name]
@@ -117,6 +118,7 @@ def test_uw_has_the_published_sizes_and_optimizer() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in CONFIGURATIONS if not name.endswith("_small")])
+@pytest.mark.cases("tutorial_mlp", "mnist_two_devices")
 def test_a_cluster_with_four_gpus_takes_the_whole_sweep(name: str, tmp_path: Path) -> None:
     for data in ("mnist", "cifar10", "cifar100"):
         (tmp_path / data).mkdir()

@@ -83,6 +83,7 @@ def test_sizes_that_are_ours_follow_from_the_layers() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.cases("cnn_small", "mlp", "*_tiny")
 def test_every_model_composes_builds_and_gives_finite_logits(name: str) -> None:
     model = spec(name)
     assert model.name == name
@@ -100,6 +101,7 @@ def test_every_model_composes_builds_and_gives_finite_logits(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "vit_b_16"])
+@pytest.mark.cases("cnn_small", "mlp", "*_tiny")
 def test_models_take_the_28_pixel_grey_images_of_the_digits(name: str) -> None:
     x = images(2, channels=1, size=28)
     assert built(spec(name), channels=1, size=28)(x).shape == (2, 10)
@@ -107,6 +109,7 @@ def test_models_take_the_28_pixel_grey_images_of_the_digits(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL)
+@pytest.mark.cases("cnn_small", "mlp", "*_tiny")
 def test_every_parameter_gets_a_gradient_from_every_sample_alone(name: str) -> None:
     layers = built(spec(name)).double().eval()
     x = images(3, dtype=torch.float64).requires_grad_()
@@ -119,6 +122,7 @@ def test_every_parameter_gets_a_gradient_from_every_sample_alone(name: str) -> N
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL)
+@pytest.mark.cases("cnn_small", "*_tiny")
 def test_a_seed_decides_the_weights(name: str) -> None:
     model = spec(name)
     first, again, other = (built(model, seed=seed).state_dict() for seed in (3, 3, 4))
@@ -128,6 +132,7 @@ def test_a_seed_decides_the_weights(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL)
+@pytest.mark.cases("cnn_small", "*_tiny")
 def test_models_are_built_in_the_default_dtype(name: str) -> None:
     torch.set_default_dtype(torch.float64)
     try:
@@ -141,6 +146,7 @@ def test_models_are_built_in_the_default_dtype(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL)
+@pytest.mark.cases("cnn_small", "*_tiny")
 def test_channels_last_changes_no_number(name: str) -> None:
     layers = built(spec(name)).double()
     expected = layers(images(2, dtype=torch.float64))
@@ -169,6 +175,7 @@ def test_resnets_are_torchvisions(options: dict[str, Any], reference: str) -> No
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_resnet50_with_copied_weights_gives_torchvisions_logits() -> None:
     torch.manual_seed(5)
     theirs = torchvision.models.resnet50(num_classes=10)
@@ -181,6 +188,7 @@ def test_resnet50_with_copied_weights_gives_torchvisions_logits() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_vit_b_16_with_copied_weights_gives_torchvisions_logits() -> None:
     torch.manual_seed(5)
     theirs = torchvision.models.vit_b_16(image_size=48, num_classes=10)

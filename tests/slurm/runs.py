@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 PATIENCE_S = 500.0
 """How long anything may take before a test gives up; far more than it does take."""
-QUICK = (*TINY, "measure.parity=false", "launcher.memory_gib_per_device=1.0")
+QUICK = (*TINY, "measure.parity=false", "measure.probe=false", "launcher.memory_gib_per_device=1.0")
 """The memory is enough for a process that trains, but not for torchrun beside it."""
 ON_TWO_NODES = (*QUICK[:-1], "devices=2", "nodes=2")
 TWO_NODES = (*ON_TWO_NODES, "strategy=ddp")

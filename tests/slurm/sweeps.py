@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from launch.slurm.record import Submission
     from tests.slurm.cluster import Cluster
 
-SMALL = (*TINY, "launcher=slurm", "site=local_cluster", "epochs=1", "measure.parity=false")
+SMALL = (*TINY, "launcher=slurm", "site=local_cluster", "epochs=1", "measure.parity=false", "measure.probe=false")
 PATIENCE_S = 500.0
 
 

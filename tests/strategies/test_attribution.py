@@ -62,24 +62,25 @@ def pipelines(rank: int, size: int, runs: list[RunConfig]) -> list[list[Row]]:
             slow_down(stage, "forward_one_chunk", lambda *_, **__: NAP_S)
             slow_down(stage, "backward_one_chunk", lambda *_, full_backward=True, **__: NAP_S * (1 + full_backward))
             slow_down(stage, "backward_weight_one_chunk", lambda *_, **__: NAP_S)
-        found.append(AttributionPass(replica, loader, run=run, world=world).attribute(3))
+        found.append(AttributionPass(replica, loader, run=run, world=world).attribute(2))
     return found
 
 
-ATTEMPTS = 5
+ATTEMPTS = 12
 """A busy machine only ever lengthens a step: any undisturbed one shows the schedule's own bubble."""
 SCHEDULES = ("gpipe", "1f1b", "looped_bfs", "interleaved_1f1b-2", "interleaved_zero_bubble-1", "zbv", "dualpipev")
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_bubble_of_sleeping_stages_is_that_of_the_formula(tmp_path: Path) -> None:
-    runs = {case: pipelined(case, 2, "strategy.micro_batches=4") for case in SCHEDULES}
-    formula = {case: pytest.approx(pipeline_of(run).bubble(), abs=0.02) for case, run in runs.items()}
-    steps: dict[str, list[tuple[Row, ...]]] = {case: [] for case in runs}
+    left = {case: pipelined(case, 2, "strategy.micro_batches=4") for case in SCHEDULES}
+    formula = {case: pytest.approx(pipeline_of(run).bubble(), abs=0.02) for case, run in left.items()}
+    steps: dict[str, list[tuple[Row, ...]]] = {case: [] for case in left}
     for go in range(ATTEMPTS):
         (folder := tmp_path / str(go)).mkdir()
-        ranks = run_ranks(pipelines, 2, folder, list(runs.values()))
-        for case, rows in zip(runs, zip(*ranks, strict=True), strict=True):
+        ranks = run_ranks(pipelines, 2, folder, list(left.values()))
+        for case, rows in zip(left, zip(*ranks, strict=True), strict=True):
             assert all(row["communication_s"] is None for rank in rows for row in rank)
             steps[case] += zip(*rows, strict=True)
         # Who wakes from a sleep may have to wait for a busy core: the quickest step was disturbed least.
@@ -87,7 +88,8 @@ def test_the_bubble_of_sleeping_stages_is_that_of_the_formula(tmp_path: Path) ->
             case: min(of, key=lambda step: max(row["step_time_s"] for row in step)) for case, of in steps.items()
         }
         measured = {case: bubble_share(step) for case, step in quickest.items()}
-        if measured == formula:
+        left = {case: run for case, run in left.items() if measured[case] != formula[case]}
+        if not left:
             break
     assert measured == formula
 

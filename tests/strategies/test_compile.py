@@ -44,7 +44,7 @@ def train_compiled(rank: int, size: int, run: RunConfig) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", DEVICES)
-@pytest.mark.cases("ddp", "fsdp", "tensor_parallel", "pipeline", "dp_pp_tp")
+@pytest.mark.cases("ddp", "dp_pp_tp")
 def test_a_compiled_strategy_trains_like_one_device(strategy: str, tmp_path: Path) -> None:
     own = OVERRIDES.get(strategy, [])
     run = configure(*MLP, f"strategy={strategy}", f"devices={DEVICES[strategy]}", "compile=true", *own)

@@ -73,6 +73,7 @@ def held(rank: int, size: int, run: RunConfig) -> dict[str, int]:
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["adam", "sgd", "adagrad"])
 @pytest.mark.parametrize(("strategy", "ranks"), [("ddp", 2), ("ring_ddp", 2), ("zero1", 2), ("fsdp", 2), ("hsdp", 4)])
+@pytest.mark.cases("*-adam")
 def test_a_rank_holds_what_the_formula_says(strategy: str, ranks: int, optimizer: str, tmp_path: Path) -> None:
     layers = "model.hidden=[1024,1024]"
     run = configure(*DATA, "model=mlp", layers, f"strategy={strategy}", f"devices={ranks}", f"optimizer={optimizer}")

@@ -123,6 +123,8 @@ class ShardedReplica(ModuleReplica):
     def __init__(self, module: nn.Module, *, run: RunConfig, world: World, **options: Any) -> None:
         super().__init__(module, run=run, world=world, **options)
         self.hides_communication = waits_are_hidden(run, world)
+        meshes = (mesh for parameter in module.parameters() if (mesh := _replicated_over(parameter)))
+        self.copy_group = next((mesh.get_local_rank("shard") for mesh in meshes), 0)
 
     def evaluate(self, batches: Iterable[Batch]) -> Tensor | None:
         """Sums over this rank's part of the test set; layers gather their parameters for each batch, as in training."""
@@ -135,12 +137,6 @@ class ShardedReplica(ModuleReplica):
     def copied(self) -> Iterable[Tensor]:
         """The shards, where several groups of ranks hold them."""
         return [local(parameter) for parameter in self._module.parameters() if _replicated_over(parameter)]
-
-    @property
-    def copy_group(self) -> int:
-        """The shard that this rank holds."""
-        meshes = (mesh for parameter in self._module.parameters() if (mesh := _replicated_over(parameter)))
-        return next((mesh.get_local_rank("shard") for mesh in meshes), 0)
 
     @torch.no_grad()
     def _copy(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -108,6 +108,9 @@ class PipelineReplica(LayersReplica):
         }
         self._optimizer = optimizer_of(self._layers.parameters(), run, world.device_type)
         self.hides_communication = position.tensor is not None and waits_are_hidden(run, world)
+        # Its place within its pipeline, and among the ranks that share its layers.
+        ways, way = (1, 0) if position.tensor is None else (position.tensor.size(), position.tensor.get_local_rank())
+        self.copy_group = position.ranks.index(world.rank) * ways + way
         self._schedule = self._new_schedule()
         self._sums: list[Sums] = []
 
@@ -223,13 +226,6 @@ class PipelineReplica(LayersReplica):
     def copied(self) -> Iterable[Tensor]:
         """This rank's layers, or its shards of them, where other pipelines train the same."""
         return [local(parameter) for parameter in self._layers.parameters()] if self._position.copies > 1 else []
-
-    @property
-    def copy_group(self) -> int:
-        """This rank's place within its pipeline, and among the ranks that share its layers."""
-        tensor = self._position.tensor
-        place = self._position.ranks.index(self._rank)
-        return place if tensor is None else place * tensor.size() + tensor.get_local_rank()
 
     @torch.no_grad()
     def evaluate(self, batches: Iterable[Batch]) -> Tensor | None:

@@ -1,0 +1,73 @@
+"""Which times rest on disturbed epochs, besides medians over steady ones (`disturbed_epochs` of `per_run`)."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from analysis.metrics.epoch_metrics import per_epoch
+from analysis.metrics.load import GPU_PROCESSES, SHARE
+
+if TYPE_CHECKING:
+    from analysis.reader import Runs
+
+OF_ONE_EPOCH = {"first_epoch_time_s": 1, "second_epoch_time_s": 2}
+OF_ALL_EPOCHS = (
+    "total_training_time_s",
+    "total_time_s",
+    "throughput_with_startup_samples_per_s",
+    "gpu_hours",
+    "time_to_accuracy_s",
+    "energy_to_accuracy_j",
+)
+OF_EACH_EPOCH = {
+    "slowest_epoch_time_s": "disturbed",
+    "epoch_throughput_samples_per_s": "disturbed",
+    "gpu_energy_j": "disturbed",
+    "gpu_power_mean_w": "disturbed",
+    "training_time_s": "disturbed_so_far",
+}
+"""Metric of an epoch → the column of `disturbed_by_epoch` that says whether it rests on disturbed ones."""
+
+
+@lru_cache(maxsize=8)
+def disturbed_by_epoch(runs: Runs) -> pl.DataFrame:
+    """`run_id`, `epoch`, `disturbed`, and `disturbed_so_far`: whether others took more of the training up to this epoch
+    than they may take of one. Of an epoch that shared a GPU, all counts as taken. Null: not measured.
+    """
+    time_s, disturbed = pl.col("slowest_epoch_time_s"), pl.col("disturbed").fill_null(False)
+    shared = (pl.col(GPU_PROCESSES) > 1).fill_null(False)
+    taken_s = pl.when(shared).then(time_s).otherwise(pl.col("lost_share").fill_null(0.0) * time_s)
+    so_far = [column.cum_sum().over("run_id") for column in (pl.when(disturbed).then(taken_s).otherwise(0.0), time_s)]
+    return per_epoch(runs).sort("run_id", "epoch").select(
+        "run_id", "epoch", "disturbed", disturbed_so_far=so_far[0] > SHARE * so_far[1]
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=8)
+def resting_on_disturbed(runs: Runs) -> dict[str, frozenset[str]]:
+    """Metric of `per_run` → the ids of the runs whose value rests on disturbed epochs."""
+    rows = disturbed_by_epoch(runs)
+    found = {
+        metric: frozenset(rows.filter(pl.col("epoch") == epoch, "disturbed")["run_id"])
+        for metric, epoch in OF_ONE_EPOCH.items()
+    }
+    last = rows.group_by("run_id", maintain_order=True).last()
+    whole = frozenset(last.filter("disturbed_so_far")["run_id"])
+    return found | dict.fromkeys(OF_ALL_EPOCHS, whole)
+
+
+def undisturbed_epochs(runs: Runs, metric: str) -> pl.DataFrame:
+    """`per_epoch` without the rows whose value of this metric rests on disturbed epochs."""
+    rows = per_epoch(runs)
+    if (rests := OF_EACH_EPOCH.get(metric)) is None:
+        return rows
+    return rows.join(disturbed_by_epoch(runs).filter(rests), on=("run_id", "epoch"), how="anti", maintain_order="left")
+
+
+@lru_cache(maxsize=8)
+def partly_unmeasured(runs: Runs) -> frozenset[str]:
+    """The ids of runs of which not every steady epoch's load was measured."""
+    return frozenset(per_epoch(runs).filter(~pl.col("warm_up"), pl.col("disturbed").is_null())["run_id"])
