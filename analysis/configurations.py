@@ -77,6 +77,12 @@ def counted(runs: Runs) -> pl.DataFrame:
     return facts(runs).filter(pl.col("exclusion").is_null())
 
 
+def prepared(runs: Runs) -> pl.DataFrame:
+    """The rows of `facts` whose preprocessing counts: an engine's process starts anew in packed runs, too."""
+    allowed = pl.col("exclusion").is_null() | (pl.col("exclusion") == Exclusion.PACKED.value)
+    return facts(runs).filter(allowed, pl.col("preprocess_cold_time_s").is_not_null())
+
+
 def displayed(runs: Runs) -> pl.DataFrame:
     """The rows of `facts` whose times are shown, with `disturbed`: such a run is compared with nothing."""
     return facts(runs).filter("displayed").with_columns(disturbed=pl.col("exclusion").is_not_null())

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from parallelbench.errors import ConfigError
+from parallelbench.preprocess.engine_environments import interpreter
 from parallelbench.spec.check import check_run
 from parallelbench.spec.launchers import expanded, prepare_line
 from parallelbench.store.folder import RunFolder
@@ -35,6 +36,7 @@ def checked(planned: PlannedRun, *, oversubscribed: bool = False) -> Prepared:
     run = planned.run
     check_run(run, run.device)
     check_data(run)
+    check_engine(run)
     check_writable(expanded(run.results))
     return Prepared(planned, RunFolder.of(run), run.device, oversubscribed)
 
@@ -66,6 +68,12 @@ def check_data(run: RunConfig) -> None:
             f"data={run.data.name} is not prepared: {names} missing in {missing[0].parent}; "
             f"run `{prepare_line(run.data.name, folder)}`"
         )
+
+
+def check_engine(run: RunConfig) -> None:
+    """Refuse a run whose preprocessing engine is not installed here, or in another version."""
+    if run.preprocess.engine != "none":
+        interpreter(run.preprocess.engine)
 
 
 def check_writable(path: Path) -> None:

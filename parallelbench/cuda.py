@@ -79,11 +79,6 @@ def peak_reserved_bytes(device: torch.device) -> int:
     return torch.cuda.max_memory_reserved(device)
 
 
-def reserved_bytes(device: torch.device) -> int:
-    """Memory that torch's allocator holds now."""
-    return torch.cuda.memory_reserved(device)
-
-
 def used_bytes(device: torch.device) -> int:
     """Memory in use on a device by all processes, by the driver's account."""
     free, total = torch.cuda.mem_get_info(device)

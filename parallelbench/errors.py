@@ -18,6 +18,14 @@ class StorageError(Exception):
     """A file could not be written: disk full, quota reached, or no permission."""
 
 
+class EngineError(Exception):
+    """An engine's process failed, or prepared something else than NumPy; `kind` is the outcome."""
+
+    def __init__(self, message: str, kind: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
 class SupersededError(Exception):
     """A newer attempt of the same run has begun: this one must not change anything."""
 

@@ -59,7 +59,7 @@ class _Marks(ast.NodeTransformer):
 
     def _noted(self, node: ast.expr, *, when: bool | None) -> ast.expr:
         """`when`: the value that means CUDA; None: any."""
-        place = f"{self._file}, {self._within[-1]}: {ast.unparse(node)}"
+        place = ", ".join((self._file, self._within[-1], ast.unparse(node)))
         self.places.append(place)
         values = [ast.Constant(place), node, ast.Constant(when)]
         call = ast.Call(func=ast.Name(_NOTE, ast.Load()), args=values, keywords=[])

@@ -23,6 +23,7 @@ from parallelbench.errors import ConfigError
 from parallelbench.spec.check import check_run
 from parallelbench.spec.config import RunConfig
 from parallelbench.store.records import TABLES, TABLES_VERSION
+from tests.cuda_branches import places
 from tests.faults import faults
 from tests.gpu_findings import FINDINGS
 
@@ -55,6 +56,7 @@ hold its columns' meanings and units, too.
 | `pushes` | update sent to a parameter server |
 | `telemetry` | sample of a GPU, or of a host |
 | `phases` | step of the pass after the last epoch, and rank |
+| `preprocess` | execution of the recipe that prepares the training set |
 """
 _DERIVED = """# Derived columns
 
@@ -204,17 +206,34 @@ def reliability_page() -> str:
 _FINDINGS_INTRO = """## GPUs
 
 No GPU has run the suite yet. It was read against torch 2.15, and this is what was found. A line of `make gpu-check`
-will show what only a GPU can.
+will show what only a GPU can; – where none is needed.
 
-| found | mended | test | line of gpu-check |
-|---|---|---|---|"""
+| | found | mended | test | line of gpu-check |
+|---|---|---|---|---|"""
+_BRANCHES_INTRO = """### Branches on CUDA
+
+Tests without a GPU reach each of these: where the suite asks whether a device is CUDA, and where it uses the module
+`parallelbench/cuda.py`, in whose place tests put a scripted device.
+`tests/test_cuda_parts.py::test_each_branch_on_cuda_is_reached_by_some_test` measures that. What torch itself does on a
+GPU is seen by gpu-check only.
+
+| file | functions |
+|---|---|"""
 
 
 def _gpu_findings() -> Iterator[str]:
     yield _FINDINGS_INTRO
-    for found in FINDINGS:
+    for number, found in enumerate(FINDINGS, start=1):
         tests = ", ".join(f"`{test}`" for test in found.tests)
-        yield f"| {found.what} | {found.mended} | {tests} | {found.gpu_check or '–'} |"
+        yield f"| {number} | {found.what} | {found.mended} | {tests} | {found.gpu_check or '–'} |"
+    yield ""
+    yield _BRANCHES_INTRO
+    functions: dict[str, list[str]] = {}
+    for place in places():
+        file, function, _ = place.split(", ", 2)
+        functions.setdefault(file, []).append(function)
+    for file, names in functions.items():
+        yield f"| `{file}` | {', '.join(f'`{name}`' for name in dict.fromkeys(names))} |"
     yield ""
 
 

@@ -143,9 +143,6 @@ class ScriptedCuda:
     def peak_reserved_bytes(self, device: torch.device) -> int:
         return 2 * self.peak_bytes
 
-    def reserved_bytes(self, device: torch.device) -> int:
-        return 2 * self.allocated_bytes
-
     def used_bytes(self, device: torch.device) -> int:
         return 2 * self.peak_bytes + self.others_bytes
 

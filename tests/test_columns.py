@@ -69,6 +69,8 @@ FORCED = {
         "attempts_json",
         "tests.test_machine_probe.test_the_slowest_of_all_ranks_counts": "probed_start_matmul_flop_per_s "
         "probed_start_memory_bytes_per_s probed_end_matmul_flop_per_s probed_end_memory_bytes_per_s",
+        "tests.preprocess.test_prepared_runs.test_a_run_may_preprocess_only": "preprocess_engine preprocess_recipe "
+        "preprocess_threads preprocess_version preprocess_time_s",
         "tests.test_phases.test_known_all_reduces_make_latency_and_bandwidth": "probed_latency_s "
         "probed_bandwidth_bytes_per_s",
     },
@@ -122,6 +124,12 @@ FORCED = {
     "phases": {
         "tests.test_phases.test_known_times_come_through_to_the_table": "run_id attempt rank step step_time_s "
         "data_wait_s host_to_device_s forward_s backward_s communication_s bubble_s optimizer_s other_s",
+    },
+    "preprocess": {
+        "tests.preprocess.test_prepared_runs.test_a_run_may_preprocess_only": "run_id attempt",
+        "tests.preprocess.test_stage.test_what_is_measured": "execution start_s read_s take_in_s compute_s give_out_s "
+        "execution_time_s write_s cold_time_s warm_time_s cpu_time_s peak_memory_bytes process_threads bytes_read "
+        "input_rows input_bytes copied_in_bytes output_rows output_bytes output_file_bytes",
     },
 }
 """Table → test → the columns that it forces known values through."""

@@ -353,7 +353,7 @@ def test_what_is_no_component_at_all_is_refused(node: Any) -> None:
 @pytest.mark.parametrize(
     ("path", "value", "words"),
     [
-        ("epochs", 0, ["epochs=0", ">= 1"]),
+        ("epochs", -1, ["epochs=-1", ">= 0"]),
         ("epochs", "8", ["epochs='8'", "`int`"]),
         ("epochs", 2.5, ["epochs=2.5", "`int`"]),
         ("epochs", True, ["epochs=True", "`int`"]),

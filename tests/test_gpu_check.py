@@ -28,6 +28,8 @@ from parallelbench.rank.gpus import Gpu
 from parallelbench.rank.numerics import Numerics
 from parallelbench.rank.world import World
 from parallelbench.store.attempt import Attempt
+from parallelbench.store.journal import Journal
+from parallelbench.store.records import TABLES
 from parallelbench.strategies.parts.pipeline_schedules import Schedule
 from parallelbench.strategies.parts.replicas import ModuleReplica
 from parallelbench.telemetry.nvml import WAYS
@@ -520,15 +522,27 @@ def test_a_run_that_ended_otherwise_than_it_should_is_a_failure(tmp_path: Path) 
     attempt = Attempt(tmp_path)
     with pytest.raises(FailedError, match="should be oom with “memory”, and is none"):
         whole_runs._expect(attempt, "oom", "memory")
-    (tmp_path / "outcome.json").touch()  # as attempts reserve it
+    (tmp_path / "outcome.json").write_bytes(b" " * 4096)  # as attempts reserve it
     attempt.finish("error", "no such thing")
     with pytest.raises(FailedError, match="should be oom with “memory”, and is error: no such thing"):
         whole_runs._expect(attempt, "oom", "memory")
 
 
 def test_what_a_finished_run_lacks_is_named(tmp_path: Path) -> None:
-    with pytest.raises(FailedError, match=r"lacks epochs, .*a trace, .*memory of the device|telemetry of 2 GPU"):
-        whole_runs.judge(Attempt(tmp_path), "cuda", 2, phases=True)
+    with pytest.raises(FailedError, match=r"lacks epochs, .*a trace, .*telemetry of 2 GPU"):
+        whole_runs.judge(Attempt(tmp_path), "cuda", 2, phases=True, before={})
+
+
+@pytest.mark.parametrize(("before", "failed"), [({"GPU-a": 1}, False), ({}, True)])
+def test_a_rank_on_anothers_gpu_is_noticed(before: dict[str, int], failed: bool, tmp_path: Path) -> None:
+    """This process may have a context on the GPU itself."""
+    journal = Journal(tmp_path / "journal-telemetry-node0.jsonl")
+    row = dict.fromkeys(column.name for column in TABLES["telemetry"])
+    own = {"run_id": "r", "attempt": 1, "node": "n", "time": 1.0, "device_uuid": "GPU-a", "processes": 2}
+    journal.write("telemetry", [row | own])
+    with pytest.raises(FailedError) as caught:  # there are no epochs
+        whole_runs.judge(Attempt(tmp_path), "cuda", 1, phases=True, before=before)
+    assert ("2 of the run's processes computed on one" in str(caught.value)) == failed
 
 
 def test_one_gpu_is_too_few_for_a_rank_that_hangs() -> None:

@@ -22,7 +22,7 @@ from parallelbench.rank import world
 from parallelbench.spec.check import check_run
 from parallelbench.spec.identity import run_id
 from parallelbench.spec.mapping import LATER_OPTIONS, from_mapping, to_mapping, whole_mapping
-from parallelbench.spec.settings import Nccl, Settings
+from parallelbench.spec.settings import Nccl, Preprocess, Settings
 from parallelbench.store.environment_match import flatten, is_set_by_launcher, must_match
 from parallelbench.strategies.fsdp import Fsdp
 from tests.analysis.factory import Fake, config, published
@@ -35,13 +35,17 @@ CHOICES = {
     "nccl.per_edge": "nccl.per_edge=true",
     "nccl.interface": "nccl.interface=ib0",
     "strategy.gather": "strategy.gather=bf16",
+    "preprocess.engine": "preprocess.engine=numpy",
+    "preprocess.recipe": "preprocess.recipe=sort",
+    "preprocess.threads": "preprocess.threads=2",
+    "preprocess.executions": "preprocess.executions=3",
 }
 
 
 def test_defaults_of_later_options_are_the_shipped_ones_and_those_of_their_fields() -> None:
     shipped = flatten(plain("strategy=fsdp"))
     assert {key: shipped[key] for key in LATER_OPTIONS} == LATER_OPTIONS
-    structs = {"": Settings, "nccl": Nccl, "strategy": Fsdp}
+    structs = {"": Settings, "nccl": Nccl, "strategy": Fsdp, "preprocess": Preprocess}
     for key, default in LATER_OPTIONS.items():
         parent, _, name = key.rpartition(".")
         (own,) = (field for field in msgspec.structs.fields(structs[parent]) if field.name == name)
@@ -120,7 +124,9 @@ def test_this_torch_has_the_lazy_one() -> None:
     assert world.backends("cuda", Nccl(backend="lazy")) == "cpu:gloo,cuda:nccl-lazy"
 
 
-@pytest.mark.parametrize("key", sorted(CHOICES.keys() - {"graph", "strategy.gather"}))
+@pytest.mark.parametrize(
+    "key", sorted(key for key in CHOICES.keys() - {"graph", "strategy.gather"} if not key.startswith("preprocess"))
+)
 def test_choices_that_would_change_nothing_are_refused(key: str) -> None:
     choice = CHOICES[key]
     with pytest.raises(ConfigError, match=rf"{choice} means nothing without GPUs"):

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import polars as pl
 
-from analysis.claims.grammar import EPOCH_COLUMNS, LAST, LEARNING, RISING, Claim
+from analysis.claims.grammar import EPOCH_COLUMNS, LAST, LEARNING, OF_ENGINES, RISING, Claim
 from analysis.comparison.groups import definitions
 from analysis.comparison.policy import is_baseline
 from analysis.comparison.work import canonical, without
-from analysis.configurations import counted, facts, learned
+from analysis.configurations import counted, facts, learned, prepared
 from analysis.metrics import (
     resting_on_disturbed,
     step_to_accuracy,
@@ -61,6 +61,8 @@ class Effect:
 
 def usable(runs: Runs, claim: Claim) -> pl.DataFrame:
     """The rows of `facts` that a claim may use. Metrics of learning also use runs whose times alone are invalid."""
+    if claim.metric in OF_ENGINES:
+        return prepared(runs)
     return learned(runs) if claim.metric in LEARNING else counted(runs)
 
 

@@ -56,6 +56,7 @@ MEASURED = (
     "throughput_with_startup_samples_per_s",
     "total_training_time_s",
     "total_time_s",
+    "end_to_end_time_s",
     "peak_memory_sum_bytes",
     "time_to_accuracy_s",
 )
@@ -65,10 +66,18 @@ PER_EPOCH = ("slowest_epoch_time_s", "training_time_s", "gpu_energy_j", "gpu_pow
 
 The fullest GPU is as the driver reports it, because the peak of a process is a sum over all GPUs that it drives.
 """
+OF_ENGINES = (
+    "preprocess_cold_time_s",
+    "preprocess_warm_time_s",
+    "preprocess_cpu_time_s",
+    "preprocess_peak_memory_bytes",
+    "preprocess_output_rows",
+)
+"""Metrics of an engine's own process: packed runs, which start it anew, measure them as well as others."""
 TO_ACCURACY = ("steps_to_accuracy", "time_to_accuracy_s")
 """Metrics that need a `target`, the same for all runs."""
 EPOCH_COLUMNS = (*LEARNING[:4], *PER_EPOCH)
-METRICS = (*LEARNING, *MEASURED, *PER_EPOCH)
+METRICS = (*LEARNING, *MEASURED, *PER_EPOCH, *OF_ENGINES)
 OF_SAMPLES = (
     *("first_epoch_time_s", "second_epoch_time_s", "steady_epoch_time_s", "slowest_epoch_time_s", "gpu_energy_j"),
     *("total_training_time_s", "total_time_s", "training_time_s"),

@@ -24,10 +24,15 @@ UNKNOWN: Span = (float("-inf"), float("inf"))
 
 @lru_cache(maxsize=8)
 def spans(runs: Runs) -> dict[str, Span]:
-    """Run id → Unix times of the start of its first epoch and of the end of its last one."""
+    """Run id → Unix times of the start of its first epoch and of the end of its last one.
+
+    Of a run that asked for no epoch: of its start, twice.
+    """
     begins = runs.ranks.group_by("run_id").agg(first=pl.col("training_started_at").min())
     ends = runs.epochs.group_by("run_id").agg(last=pl.col("finished_at").max())
     rows = begins.join(ends, on="run_id", how="full", coalesce=True)
+    untrained = runs.run.filter(pl.col("epochs") == 0).select("run_id", first="launched_at", last="launched_at")
+    rows = pl.concat([rows, untrained])
     first, last = pl.col("first").fill_null(UNKNOWN[0]), pl.col("last").fill_null(UNKNOWN[1])
     return {run_id: (begin, end) for run_id, begin, end in rows.select("run_id", first, last).iter_rows()}
 

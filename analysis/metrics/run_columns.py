@@ -115,6 +115,15 @@ PER_RUN = (
         repeats=Over.MEDIAN,
     ),
     Column(
+        "end_to_end_time_s",
+        "float64",
+        "preprocess_time_s + total_time_s: from the stored training set to the end of the training",
+        "s",
+        null=f"nothing was preprocessed or trained, {_SEVERAL}",
+        repeats=Over.MEDIAN,
+        heading="Preprocessing and training",
+    ),
+    Column(
         "throughput_samples_per_s",
         "float64",
         "samples trained on per epoch over all data shards ÷ steady_epoch_time_s",

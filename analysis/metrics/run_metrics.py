@@ -87,6 +87,7 @@ def _derive(joined: pl.DataFrame) -> pl.DataFrame:
             )
         )
         .with_columns(
+            end_to_end_time_s=pl.col("preprocess_time_s") + pl.col("total_time_s"),
             least_flop_per_s=pl.col("least_flop_per_sample") * pl.col("throughput_samples_per_s") / pl.col("devices"),
             throughput_with_startup_samples_per_s=pl.col("_all_samples") / pl.col("total_time_s"),
             gpu_hours=pl.when(pl.col("device_type") == "cuda").then(

@@ -13,7 +13,7 @@ from parallelbench.store.records import TABLES
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-_ROWS_OF_RUNS = ("pushes", "steps", "parity", "phases")
+_ROWS_OF_RUNS = ("pushes", "steps", "parity", "phases", "preprocess")
 """Tables whose rows are aggregated at once into a run's value."""
 
 

@@ -49,10 +49,7 @@ def publish_if_finished(folder: RunFolder, run: RunConfig, attempt: Attempt) -> 
         return None
     reason = _unlike_one_device(finished, tables)
     name: OutcomeName = "ok" if reason is None else "parity_failed"
-    unchecked = "" if _was_closed(run, events) else "; not checked: the closing check did not end"
-    outcome = Outcome(
-        outcome=name, reason=reason or f"trained {run.epochs} epochs{unchecked}", finished_at=finished["time"]
-    )
+    outcome = Outcome(outcome=name, reason=reason or _done(run, events), finished_at=finished["time"])
     try:
         publish(folder, run, attempt, outcome)
     except SupersededError as error:
@@ -60,6 +57,14 @@ def publish_if_finished(folder: RunFolder, run: RunConfig, attempt: Attempt) -> 
     except StorageError as error:
         return attempt.finish("storage", str(error))
     return attempt.finish(outcome.outcome, outcome.reason)
+
+
+def _done(run: RunConfig, events: list[dict[str, Any]]) -> str:
+    """What an attempt has done that found nothing wrong."""
+    if not run.epochs:
+        return "prepared the training set"
+    unchecked = "" if _was_closed(run, events) else "; not checked: the closing check did not end"
+    return f"trained {run.epochs} epochs{unchecked}"
 
 
 def _was_closed(run: RunConfig, events: list[dict[str, Any]]) -> bool:

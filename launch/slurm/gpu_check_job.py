@@ -1,11 +1,13 @@
 """`make gpu-check LAUNCHER=slurm`: the checks of a GPU in a job, on all GPUs of one node or several.
 
-On the login node: `python -m launch.slurm.gpu_check_job [OPTION …] [OVERRIDE …]`, with gpu-check's options, and
-`site=…` and `nodes=…`. It waits for the job and shows what that prints. On each node: `… on-node FOLDER INTERFACE …`.
+On the login node: `python -m launch.slurm.gpu_check_job [OPTION …] [OVERRIDE …]`, with gpu-check's options,
+`--conf DIR`, `site=…` and `nodes=…`. It waits for the job and shows what that prints.
+On each node: `… on-node FOLDER INTERFACE OPTION …`.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import shlex
 import subprocess
@@ -17,6 +19,7 @@ from typing import TYPE_CHECKING
 from launch.slurm import rendezvous, scheduler
 from launch.slurm.shape import asks_for_gpus, setup_lines, slurm
 from launch.sweep import one_run
+from launch.sweep.extension import extension
 from parallelbench.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -35,11 +38,14 @@ def main(arguments: Sequence[str]) -> int:
     """Start the job, or be one of its tasks."""
     if arguments[:1] == [_ON_NODE]:
         return _on_node(Path(arguments[1]), arguments[2] or None, list(arguments[3:]))
-    options = [each for each in arguments if each.startswith("--")]
-    overrides = [each for each in arguments if not each.startswith("--")]
+    parser = argparse.ArgumentParser(prog="gpu-check", add_help=False)
+    parser.add_argument("--conf")
+    chosen, rest = parser.parse_known_args(list(arguments))
+    options = [each for each in rest if each.startswith("--")]
+    overrides = [each for each in rest if not each.startswith("--")]
     nodes = next((value for key, _, value in (each.partition("=") for each in overrides) if key == "nodes"), "1")
     try:
-        run = one_run(["launcher=slurm", *overrides, f"devices={nodes}"]).run
+        run = one_run(["launcher=slurm", *overrides, f"devices={nodes}"], extension(chosen.conf, None)).run
         if not scheduler.available():
             raise ConfigError("there is no Slurm here: run this on the login node, or without LAUNCHER=slurm")
         results = run.sweep_folder.parent.absolute()

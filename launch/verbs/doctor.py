@@ -14,6 +14,7 @@ import psutil
 from launch.launcher import all_launchers
 from launch.sweep import one_run
 from launch.sweep.compose import group_choices
+from parallelbench.preprocess.engine_environments import engine_states
 from parallelbench.rank import gpus
 from parallelbench.rank.cuda_driver import driver_problem
 from parallelbench.rank.devices import cpu_name, this_machine
@@ -50,6 +51,7 @@ def findings() -> Iterator[tuple[str, str]]:
     yield from _folders()
     yield "Python", f"{platform.python_version()} on {platform.platform()}"
     yield "packages", ", ".join(f"{name} {_version(name)}" for name in _PACKAGES)
+    yield from engine_states()
     yield from _data()
 
 

@@ -18,7 +18,8 @@ from parallelbench.gpu_check.training import EPOCHS, train_watched
 from parallelbench.optimizers import Lbfgs
 from parallelbench.rank.closing import ClosingCheck
 from parallelbench.rank.parity import DIFFERENCES, as_checked, check_parity
-from parallelbench.rank.session import build_model, configure_torch
+from parallelbench.rank.session import build_model
+from parallelbench.rank.torch_settings import configure_torch
 from parallelbench.rank.world import World, join
 from parallelbench.spec.mapping import from_mapping
 

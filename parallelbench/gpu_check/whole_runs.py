@@ -14,18 +14,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from parallelbench.gpu_check.check_result import FailedError, SkippedError
+from parallelbench.gpu_check.small_runs import BATCH_SIZE
 from parallelbench.gpu_check.strategies import output_of
 from parallelbench.gpu_check.telemetry import samples
+from parallelbench.rank.gpus import visible_gpus
 from parallelbench.store.folder import find_runs
 from parallelbench.store.journal import read_entries, read_tables
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from parallelbench.store.attempt import Attempt
     from parallelbench.store.folder import RunFolder
 
-_SMALL = ("data=synthetic", "data.train_samples=960", "data.test_samples=74", "batch_size=96", "epochs=2")
+_SMALL = ("data=synthetic", "data.train_samples=960", "data.test_samples=74", f"batch_size={BATCH_SIZE}", "epochs=2")
 _NEEDED = ("hydra", "submitit", "pyarrow", "psutil")
 _TIMEOUT_S = 240.0
 _POLL_S = 0.05
@@ -40,17 +42,23 @@ _TOO_LARGE = (
 
 def ends_well(device_type: str, *overrides: str, devices: int = 1) -> str:
     """A run with everything that can be measured has a result, in which that is measured."""
+    devices = max(count for count in range(1, devices + 1) if BATCH_SIZE % count == 0)
     strategy = [] if devices == 1 else ["strategy=ddp", f"devices={devices}"]
     measured = ["measure.attribution_steps=3", "measure.trace=true", "measure.telemetry_hz=20"]
     chosen = [each for each in measured if each.partition("=")[0] not in {o.partition("=")[0] for o in overrides}]
+    before = {gpu.uuid: gpu.other_processes for gpu in visible_gpus()} if device_type == "cuda" else {}
     with _results() as results:
         _submit(results, device_type, *_SMALL, *strategy, *chosen, *overrides)
         attempt = _done(results)
-        return judge(attempt, device_type, devices, phases="measure.attribution_steps=0" not in overrides)
+        phases = "measure.attribution_steps=0" not in overrides
+        return judge(attempt, device_type, devices, phases=phases, before=before)
 
 
-def judge(attempt: Attempt, device_type: str, devices: int, *, phases: bool) -> str:
-    """Whether a finished attempt has measured what it should."""
+def judge(attempt: Attempt, device_type: str, devices: int, *, phases: bool, before: Mapping[str, int]) -> str:
+    """Whether a finished attempt has measured what it should.
+
+    `before`: processes on each GPU when the run began, this one among them.
+    """
     tables, events = read_tables(attempt.path)
     sampled = samples(attempt.path / "journal-telemetry-node0.jsonl")
     trace = attempt.trace_file(0)
@@ -63,12 +71,13 @@ def judge(attempt: Attempt, device_type: str, devices: int, *, phases: bool) -> 
         "the host's telemetry": all(row["device_uuid"] for row in sampled),
     }
     if device_type == "cuda":
-        seen = {row["device_uuid"] for row in sampled} - {None}
-        most = max((row["processes"] or 0 for row in sampled if row["device_uuid"]), default=0)
+        of_gpus = [row for row in sampled if row["device_uuid"]]
+        seen = {row["device_uuid"] for row in of_gpus}
+        most = max(((row["processes"] or 0) - before.get(row["device_uuid"], 0) for row in of_gpus), default=0)
         lacking |= {
             "memory of the device": not all(row["peak_allocated_bytes"] for row in tables["ranks"]),
             f"telemetry of {devices} GPU(s)": len(seen) != devices,
-            f"GPUs to itself: {most} processes computed on one": most > 1,
+            f"GPUs to itself: {most} of the run's processes computed on one": most > 1,
         }
     if missing := [what for what, lacks in lacking.items() if lacks]:
         raise FailedError(f"a finished run lacks {', '.join(missing)}")

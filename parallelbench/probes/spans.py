@@ -14,6 +14,14 @@ Phase = Literal["data_wait", "host_to_device", "forward", "backward", "communica
 PHASES: tuple[Phase, ...] = get_args(Phase)
 
 
+def waits_are_hidden(device_type: str, *, compiled: bool) -> bool:
+    """Whether waiting for other ranks within a layer can't be told from computing.
+
+    On CUDA, streams wait for each other during forward and backward; compiled code contains its own waits.
+    """
+    return device_type == "cuda" or compiled
+
+
 @dataclass(frozen=True)
 class Spanned:
     """A method whose calls are a phase."""

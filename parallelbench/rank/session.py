@@ -19,6 +19,7 @@ from parallelbench.rank.least_flop import least_flop_per_sample
 from parallelbench.rank.likeness import checks_parity, rounding, statistics_warnings, tolerance_warnings
 from parallelbench.rank.numerics import Numerics, set_precision
 from parallelbench.rank.parity import as_checked, check_parity
+from parallelbench.rank.torch_settings import configure_torch
 from parallelbench.rank.train import Trainer
 from parallelbench.rank.world import World, join
 from parallelbench.spec.identity import run_id
@@ -58,15 +59,13 @@ class Session:
 
     def train(self) -> None:
         """Check parity, then train, or resume where an earlier attempt stopped; results go to the journal."""
-        run = self._run
         resumed = self._resume()
         if resumed is None:
             self._record_environment()
-        arrays = self._arrays()
-        self._startup.done("data")
-        if resumed is None:
-            self._record_data(arrays)
-            self._probe("start")
+        arrays, run = self._training_set(first=resumed is None), self._run
+        if not run.epochs:
+            self._end_untrained()
+            return
         parity_passed = self._check_parity(arrays) if resumed is None and checks_parity(run) else None
         self._phase("model")
         set_precision(run.precision)
@@ -95,6 +94,35 @@ class Session:
                     self._close(replica, loader, arrays=arrays, trainer=trainer)
                 self._attribute(replica, loader)
         replica.close()
+
+    def _training_set(self, *, first: bool) -> Arrays:
+        """What the run trains on: the data set, or what an engine has made of it, which is no part of the start-up."""
+        arrays = self._arrays()
+        self._startup.done("data")
+        if first:
+            self._record_data(arrays)
+            self._probe("start")
+        if self._run.preprocess.engine == "none":
+            return arrays
+        # Arrow's threads would keep a warm process, which imports this module, from forking.
+        from parallelbench.rank.prepared_set import Preprocessing
+
+        self._phase("preprocessing")
+        prepared = Preprocessing(self._run, self._attempt, self._world)
+        prepared.carry_out(arrays)
+        if self._run.epochs:
+            self._run, arrays = prepared.training_set(arrays)
+        if first:
+            self._journal.write("preprocess", [{**self._keys, **row} for row in prepared.rows])
+            self._facts(**prepared.facts)
+        self._startup.skip()
+        return arrays
+
+    def _end_untrained(self) -> None:
+        """End a run that only preprocesses."""
+        self._facts(device_name=provenance.device_name(self._world), **self._startup.facts() | {"startup_s": None})
+        self._finished(None)
+        self._probe("end")
 
     def _finished(self, parity_passed: bool | None) -> None:
         """Record that all epochs are in the journals: a later failure does not prevent the result."""
@@ -270,13 +298,3 @@ def build_model(run: RunConfig) -> nn.Sequential:
     torch.manual_seed(run.effective_seed)
     channels, height, _ = run.data.shape
     return run.model.build(in_channels=channels, image_size=height, num_classes=run.data.num_classes)
-
-
-def configure_torch(run: RunConfig, device_type: str) -> None:
-    """Set threads, precision and determinism of this process."""
-    if device_type == "cpu":
-        torch.set_num_threads(run.cores_per_device)
-    set_precision(run.precision)
-    torch.backends.cudnn.benchmark = run.cudnn_benchmark
-    torch.use_deterministic_algorithms(run.measure.deterministic)
-    torch.autograd.set_detect_anomaly(run.measure.detect_anomaly)

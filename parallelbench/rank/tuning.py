@@ -173,7 +173,8 @@ def timed(run: RunConfig, device_type: str, *, steps: int) -> tuple[float, list[
     As in an epoch, nothing waits for the device between steps; batches that workers have ready are consumed first.
     """
     from parallelbench.probes.memory_probe import release
-    from parallelbench.rank.session import build_loader, build_model, configure_torch
+    from parallelbench.rank.session import build_loader, build_model
+    from parallelbench.rank.torch_settings import configure_torch
     from parallelbench.rank.world import join
 
     configure_torch(run, device_type)

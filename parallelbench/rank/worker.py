@@ -18,7 +18,7 @@ import msgspec
 import psutil
 
 from parallelbench.die_with_parent import die_with_parent
-from parallelbench.errors import ConfigError, StorageError, one_line
+from parallelbench.errors import ConfigError, EngineError, StorageError, one_line
 from parallelbench.rank.devices import node_name, this_machine
 from parallelbench.spec.identity import run_id
 from parallelbench.store.attempt import Attempt
@@ -96,6 +96,8 @@ def classify(error: Exception) -> tuple[str, str]:
         return "nan", text
     if isinstance(error, StorageError):
         return "storage", text
+    if isinstance(error, EngineError):
+        return error.kind, text
     if isinstance(error, ConfigError):
         return "error", text
     if any(sign in text.lower() for sign in _PEER_LOST):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from parallelbench.errors import ConfigError
+from parallelbench.errors import ConfigError, choices
+from parallelbench.preprocess.task import RECIPES, SELECTING
+from parallelbench.spec.settings import Preprocess
 
 if TYPE_CHECKING:
     from parallelbench.spec.config import RunConfig
@@ -12,6 +14,9 @@ if TYPE_CHECKING:
 
 def check_run(run: RunConfig, device_type: str) -> None:
     """Raise `ConfigError` with the fix where `run` can't work on devices of this type."""
+    _check_preprocess(run, device_type)
+    if not run.epochs:
+        return
     channels, height, _ = run.data.shape
     run.model.check(in_channels=channels, image_size=height)
     run.strategy.check(run, device_type)
@@ -45,6 +50,35 @@ def _check_gpu_options(run: RunConfig, device_type: str) -> None:
         )
     if run.graph and (reason := _why_not_captured(run)):
         raise ConfigError(f"graph=true is refused: {reason}; choose graph=false")
+
+
+def _check_preprocess(run: RunConfig, device_type: str) -> None:
+    """Refuse preprocessing that can't be done, that would change nothing, and runs that would do nothing."""
+    chosen = run.preprocess
+    if chosen.engine == "none":
+        if run.epochs == 0:
+            raise ConfigError("epochs=0 trains nothing: choose preprocess.engine, or epochs of at least 1")
+        if chosen != Preprocess():
+            raise ConfigError("preprocess has options, but preprocess.engine=none does nothing: choose an engine")
+        return
+    if chosen.recipe is None:
+        raise ConfigError(f"preprocess.engine={chosen.engine} needs a recipe: {choices('', RECIPES)}")
+    if device_type == "cpu" and chosen.threads > run.cores_per_device:
+        raise ConfigError(
+            f"preprocess.threads={chosen.threads}, but a device has {run.cores_per_device} core(s): choose "
+            f"cores_per_device={chosen.threads}, or fewer threads"
+        )
+    if run.epochs == 0 and run.devices > 1:
+        raise ConfigError(f"epochs=0 preprocesses only, in one process: choose devices=1, not {run.devices}")
+    if run.epochs and chosen.recipe not in SELECTING:
+        raise ConfigError(
+            f"a run can't train on what preprocess.recipe={chosen.recipe} prepares, only on the rows of "
+            f"{', '.join(SELECTING)}: choose one of these, or epochs=0"
+        )
+    if run.epochs and run.loader.writes_files:
+        raise ConfigError(
+            f"loader={run.loader.name} reads files of its own, not what was prepared: choose loader=resident"
+        )
 
 
 def _why_not_captured(run: RunConfig) -> str:

@@ -37,6 +37,10 @@ LATER_OPTIONS: dict[str, Any] = {
     "nccl.per_edge": False,
     "nccl.interface": None,
     "strategy.gather": "stored",
+    "preprocess.engine": "none",
+    "preprocess.recipe": None,
+    "preprocess.threads": 1,
+    "preprocess.executions": 1,
 }
 """Options that came after results existed → their defaults: what all runs did before.
 
@@ -56,8 +60,9 @@ def to_mapping(run: RunConfig) -> dict[str, Any]:
         node = plain[parent] if parent else plain
         if name in node and node[name] == default:
             del node[name]
-    if not plain["nccl"]:
-        del plain["nccl"]
+    for key in ("nccl", "preprocess"):
+        if not plain[key]:
+            del plain[key]
     return plain
 
 

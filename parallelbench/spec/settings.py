@@ -58,6 +58,19 @@ class Nccl(Node, frozen=True, kw_only=True):
         return {name: value for name, value in chosen.items() if value is not None}
 
 
+class Preprocess(Node, frozen=True, kw_only=True):
+    """What is done to the training set before the training, by an engine in a process of its own."""
+
+    engine: Literal["none", "numpy", "torch", "arrow", "polars", "duckdb", "velox"] = "none"
+    """The library that does it; none: nothing is done."""
+    recipe: Literal["normalise", "filter", "subset", "statistics", "join", "sort"] | None = None
+    """What is done. A run can train on the rows of filter, subset, join and sort; null: nothing."""
+    threads: Annotated[int, Meta(ge=1, le=1024)] = 1
+    """Threads that the engine may use; on a CPU the cores of one device."""
+    executions: Annotated[int, Meta(ge=1, le=1000)] = 1
+    """How often it is done in the same process: the first execution is cold, the later ones are warm."""
+
+
 class SweepBlock(Node, frozen=True, kw_only=True):
     """One part of a sweep: the product of `grid` and `zip`, less what `exclude` matches."""
 
@@ -93,8 +106,8 @@ class Settings(Node, frozen=True, kw_only=True):
     """Kind of device; auto: CUDA where there is any, else CPU."""
     cores_per_device: Count
     """On a CPU, a device is this many pinned cores."""
-    epochs: Count
-    """Passes over the training set."""
+    epochs: Annotated[int, Meta(ge=0, le=1_000_000)]
+    """Passes over the training set; 0: preprocess only, without a model."""
     batch_size: Count
     """Global batch under strong scaling, batch per device under weak scaling."""
     scaling: Literal["strong", "weak"]
@@ -117,5 +130,7 @@ class Settings(Node, frozen=True, kw_only=True):
     """Folder that holds the sweeps' folders."""
     nccl: Nccl = Nccl()
     """How GPUs of several processes exchange messages."""
+    preprocess: Preprocess = Preprocess()
+    """What is done to the training set first."""
     measure: Measure
     site: Site

@@ -52,6 +52,9 @@ def configured_columns(run: RunConfig) -> Row:
         "dropped_samples": run.data.train_samples - run.steps_per_epoch * run.global_batch_size,
         "learning_rate": run.optimizer.scaled_lr(run),
         "packed": run.launcher.packed,
+        "preprocess_engine": run.preprocess.engine,
+        "preprocess_recipe": run.preprocess.recipe,
+        "preprocess_threads": run.preprocess.threads if run.preprocess.engine != "none" else None,
         "config_json": canonical_json(to_mapping(run)),
     }
 
@@ -133,6 +136,8 @@ def _not_closed(run: RunConfig, attempt: Attempt) -> Row:
 
 def _lacking(run: RunConfig, attempt: Attempt, tables: Tables) -> Iterator[str]:
     """Warnings about requested results of the pass after the last epoch that are missing."""
+    if not run.epochs:
+        return
     processes = tables["run"][0]["processes"]
     if run.measure.attribution_steps and len({row["rank"] for row in tables["phases"]}) < processes:
         yield NO_PHASES

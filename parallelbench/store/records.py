@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from parallelbench.store.check_tables import CHECKS, PARITY
 from parallelbench.store.columns import EPOCH, KEYS, Column, Over, Show
+from parallelbench.store.preprocess_table import PREPROCESS
 from parallelbench.store.processor_columns import PROCESSOR_SHARE
 from parallelbench.store.run_table import RUN
 from parallelbench.store.telemetry_table import GPU_AND_HOST, TELEMETRY
@@ -261,6 +262,7 @@ TABLES: dict[str, tuple[Column, ...]] = {
     "pushes": PUSHES,
     "telemetry": TELEMETRY,
     "phases": PHASES,
+    "preprocess": PREPROCESS,
 }
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from parallelbench.store.columns import KEYS, Column, Over, Show
 
+_UNPREPARED = "nothing was preprocessed"
+_UNTRAINED = "nothing was trained (epochs=0)"
 RUN = (
     *KEYS,
     Column("sweep", "string", "name of the sweep"),
@@ -43,9 +45,9 @@ RUN = (
     Column("compile", "bool", "configuration: compile"),
     Column("seed", "int64", "seed that was used: configuration seed + repeat"),
     Column("repeat", "int32", "which repetition", heading="Repeat", tables=("runs",)),
-    Column("parameters", "int64", "trainable parameters of the model"),
-    Column("train_samples", "int64", "samples in the training set"),
-    Column("test_samples", "int64", "samples in the test set, each evaluated once"),
+    Column("parameters", "int64", "trainable parameters of the model", null=_UNTRAINED),
+    Column("train_samples", "int64", "samples in the training set; where a run trains on prepared rows, of those"),
+    Column("test_samples", "int64", "samples in the test set, each evaluated once; likewise"),
     Column("steps_per_epoch", "int32", "optimizer steps per epoch"),
     Column("dropped_samples", "int64", "training samples per epoch that were dropped, since they filled no batch"),
     Column("learning_rate", "float64", "as used, after the scaling rule"),
@@ -138,6 +140,7 @@ RUN = (
         "launch of the processes to the end of the first step on rank 0: the sum of the parts below; the "
         "capture of the environment is not part of it",
         "s",
+        null=_UNTRAINED,
         heading="Start-up, parity check included",
         tables=("runs",),
     ),
@@ -151,10 +154,23 @@ RUN = (
     ),
     Column("startup_data_s", "float64", "opening the data set and moving it to the device", "s"),
     Column("startup_parity_s", "float64", "the parity check", "s", null="not checked"),
-    Column("startup_model_s", "float64", "building the model and wrapping it in the strategy", "s"),
+    Column("startup_model_s", "float64", "building the model and wrapping it in the strategy", "s", null=_UNTRAINED),
     Column("startup_compile_s", "float64", "torch.compile", "s", null="not compiled"),
     Column("closing_check_s", "float64", "the closing check after the last epoch, on rank 0", "s", null="not checked"),
-    Column("startup_first_step_s", "float64", "the first training step, synchronised", "s"),
+    Column("startup_first_step_s", "float64", "the first training step, synchronised", "s", null=_UNTRAINED),
+    Column("preprocess_engine", "string", "configuration: preprocess.engine; none: nothing was preprocessed"),
+    Column("preprocess_recipe", "string", "configuration: preprocess.recipe", null=_UNPREPARED),
+    Column("preprocess_threads", "int32", "threads that the engine may use", null=_UNPREPARED),
+    Column("preprocess_version", "string", "version of the engine's library", null=_UNPREPARED),
+    Column(
+        "preprocess_time_s",
+        "float64",
+        "launch of the engine's process to its result being read back, all executions included; the comparison with "
+        "NumPy is not part of it",
+        "s",
+        null=_UNPREPARED,
+        repeats=Over.MEDIAN,
+    ),
     Column(
         "probed_latency_s",
         "float64",

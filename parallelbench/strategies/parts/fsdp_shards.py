@@ -16,9 +16,10 @@ from torch.distributed.tensor import DTensor
 
 from parallelbench.loaders.batch import Shard
 from parallelbench.models.norms import synchronize_norms
+from parallelbench.probes.spans import waits_are_hidden
 from parallelbench.strategies.parts.meshes import device_mesh
 from parallelbench.strategies.parts.partition import size_bytes
-from parallelbench.strategies.parts.replicas import ModuleReplica, share_buffers, to_device, waits_are_hidden
+from parallelbench.strategies.parts.replicas import ModuleReplica, share_buffers, to_device
 from parallelbench.strategies.parts.state import local, whole
 
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ class ShardedReplica(ModuleReplica):
 
     def __init__(self, module: nn.Module, *, run: RunConfig, world: World, **options: Any) -> None:
         super().__init__(module, run=run, world=world, **options)
-        self.hides_communication = waits_are_hidden(run, world)
+        self.hides_communication = waits_are_hidden(world.device_type, compiled=run.compile)
         meshes = (mesh for parameter in module.parameters() if (mesh := _replicated_over(parameter)))
         self.copy_group = next((mesh.get_local_rank("shard") for mesh in meshes), 0)
 

@@ -18,10 +18,10 @@ from torch.distributed import pipelining
 
 from parallelbench.loaders.batch import Shard
 from parallelbench.models.norms import synchronize_norms
-from parallelbench.probes.spans import Phase, Spanned
+from parallelbench.probes.spans import Phase, Spanned, waits_are_hidden
 from parallelbench.rank.numerics import Numerics, Sums, sums
 from parallelbench.strategies.parts.partition import size_bytes, values_between
-from parallelbench.strategies.parts.replicas import LayersReplica, share, to_device, waits_are_hidden
+from parallelbench.strategies.parts.replicas import LayersReplica, share, to_device
 from parallelbench.strategies.parts.state import local
 from parallelbench.strategies.parts.tensor_shards import (
     all_reduced_bytes,
@@ -107,7 +107,9 @@ class PipelineReplica(LayersReplica):
             for index in self._own
         }
         self._optimizer = optimizer_of(self._layers.parameters(), run, world.device_type)
-        self.hides_communication = position.tensor is not None and waits_are_hidden(run, world)
+        self.hides_communication = position.tensor is not None and waits_are_hidden(
+            world.device_type, compiled=run.compile
+        )
         # Its place within its pipeline, and among the ranks that share its layers.
         ways, way = (1, 0) if position.tensor is None else (position.tensor.size(), position.tensor.get_local_rank())
         self.copy_group = position.ranks.index(world.rank) * ways + way

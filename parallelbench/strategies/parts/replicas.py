@@ -264,14 +264,6 @@ class LayersReplica(BaseReplica):
         return gathered
 
 
-def waits_are_hidden(run: RunConfig, world: World) -> bool:
-    """Whether waiting for other ranks within a layer can't be told from computing.
-
-    On CUDA, streams wait for each other during forward and backward; compiled code contains its own waits.
-    """
-    return world.device_type == "cuda" or run.compile
-
-
 def to_device(module: nn.Module, run: RunConfig, device: torch.device) -> nn.Module:
     """Move a module to a device, in the run's dtype and memory format."""
     module = module.to(device=device, dtype=Numerics(run.precision, device.type).dtype)

@@ -1,0 +1,82 @@
+"""What preprocessing costs, by engine and recipe: a new process from its launch to the result."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from analysis import text
+from analysis.comparison.groups import groups_across
+from analysis.configurations import prepared
+from analysis.figures._stacked import stacked_bars
+
+if TYPE_CHECKING:
+    import altair as alt
+
+    from analysis.reader import Runs
+
+ORDER = 19
+TITLE = "What preprocessing costs"
+_PARTS = {
+    "start_s": ("start and imports", "#999999"),
+    "read_s": ("reading", "#f0e442"),
+    "take_in_s": ("taking in", "#56b4e9"),
+    "compute_s": ("the recipe", "#0072b2"),
+    "give_out_s": ("giving out", "#009e73"),
+}
+_WAYS = ("preprocess",)
+
+
+def figure(runs: Runs) -> alt.FacetChart | None:
+    """Seconds to the first result, stacked by part: a bar per engine, a panel per recipe; None where nothing was."""
+    measured = _per_engine(runs)
+    if measured.is_empty():
+        return None
+    label = pl.struct("total", "warm").map_elements(_label, return_dtype=pl.String)
+    parts = {name: part for part, (name, _) in _PARTS.items()}
+    rows = measured.select("group", "panel", "configuration", "total", label=label, **parts)
+    return stacked_bars(rows, dict(_PARTS.values()), part="part", title=TITLE, axis="Time to the result (s)", unit="s")
+
+
+def _label(row: dict[str, float | None]) -> str:
+    warm = "" if row["warm"] is None else f", warm {text.number(row['warm'] * 1e3)} ms"
+    return f"{text.number(row['total'])} s{warm}"
+
+
+def _per_engine(runs: Runs) -> pl.DataFrame:
+    """Medians over repeats, a row per engine, recipe and kind of work."""
+    rows = prepared(runs)
+    works = groups_across(runs, _WAYS)
+    columns = {"group": "run_id", "configuration": "preprocess_engine", "recipe": "preprocess_recipe"}
+    first = runs.select("preprocess", "run_id", "execution", *_PARTS).filter(pl.col("execution") == 1)
+    named = rows.select("run_id", "preprocess_warm_time_s", "preprocess_threads", **columns).with_columns(
+        group=pl.col("group").replace_strict(works, default=None, return_dtype=pl.String)
+    )
+    several = named["preprocess_threads"].n_unique() > 1
+    engine = pl.format("{} × {}", "configuration", "preprocess_threads") if several else pl.col("configuration")
+    return (
+        named.join(first, on="run_id")
+        .with_columns(configuration=engine, panel=pl.format("{} — {}", "group", "recipe"))
+        .group_by("group", "panel", "recipe", "configuration")
+        .agg(pl.col(*_PARTS).median(), warm=pl.col("preprocess_warm_time_s").median())
+        .with_columns(total=pl.sum_horizontal(*_PARTS))
+        .sort("group", "recipe", "total")
+    )
+
+
+def finding(runs: Runs) -> str:
+    """The fastest engine of each recipe, cold and warm."""
+    measured = _per_engine(runs)
+    if measured.is_empty():
+        return "No run that counts was preprocessed: preprocess.engine and preprocess.recipe choose how."
+    lines = []
+    for (_, recipe), rows in measured.group_by("group", "recipe", maintain_order=True):
+        fastest = rows.sort("total").row(0, named=True)
+        words = f"{recipe}: {fastest['configuration']} has the first result, after {text.number(fastest['total'])} s"
+        warm = rows.drop_nulls("warm").sort("warm")
+        if not warm.is_empty():
+            best = warm.row(0, named=True)
+            words += f"; once warm {best['configuration']} takes the least, {text.number(best['warm'] * 1e3)} ms"
+        lines.append(words)
+    return f"{text.listed(lines, sep='; ')}."

@@ -1,0 +1,1 @@
+"""Preprocessing of the training set by an engine in a process of its own, measured and compared with NumPy."""

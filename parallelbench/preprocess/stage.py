@@ -1,0 +1,187 @@
+"""Preprocess a run's training set: write the table, start the engine's process, compare its result with NumPy's."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from parallelbench.die_with_parent import die_with_parent
+from parallelbench.errors import EngineError, one_line
+from parallelbench.preprocess import tables
+from parallelbench.preprocess.engine_environments import OWN_ENVIRONMENT, interpreter
+from parallelbench.preprocess.reference import Columns, prepare
+from parallelbench.preprocess.task import Request, Task
+from parallelbench.store.durable import storage_errors
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import pyarrow as pa
+
+    from parallelbench.data.dataset import Arrays
+    from parallelbench.spec.config import RunConfig
+
+_ROUNDED = {"statistics": 1e-12}
+_ROUNDED_BY = {("normalise", "polars"): 1e-6}
+
+
+def tolerance(recipe: str, engine: str) -> float:
+    """Largest difference from NumPy that passes, relative where the value is above 1; 0: the same bits.
+
+    Sums of the statistics are whole numbers, but their quotients and roots are rounded in float64. Polars multiplies by
+    a reciprocal where it divides by a number, so its float32 is off by a few of the last bits.
+    """
+    return _ROUNDED.get(recipe, 0.0) or _ROUNDED_BY.get((recipe, engine), 0.0)
+
+
+_START = (
+    "import sys; sys.path.append(sys.argv[2]); "
+    "from parallelbench.preprocess.engine_process import main; main(sys.argv[1])"
+)
+"""The suite's folder comes last, so that an engine's own environment finds its own packages first."""
+_ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class EngineResult:
+    """What an engine has made of the training set."""
+
+    columns: Columns
+    rows: list[dict[str, Any]]
+    """Of the table `preprocess`, without the keys of the run."""
+    facts: dict[str, Any]
+    """Columns of the table `run`."""
+
+
+def task_of(run: RunConfig) -> Task:
+    """The run's recipe on its training set."""
+    assert run.preprocess.recipe is not None
+    channels, height, width = run.data.shape
+    return Task(
+        recipe=run.preprocess.recipe,
+        pixels=channels * height * width,
+        classes=run.data.num_classes,
+        mean=run.data.mean,
+        deviation=run.data.std,
+    )
+
+
+def preprocess(run: RunConfig, arrays: Arrays, folder: Path) -> EngineResult:
+    """Carry out the run's recipe; `folder` holds the table meanwhile. Raises `EngineError` where the engine fails.
+
+    The stage's time is that of the engine's process and of reading its result; writing its input and the comparison
+    are not part of it.
+    """
+    task, chosen = task_of(run), run.preprocess
+    with _temporary(folder):
+        stored = table_of(task, arrays, rows=run.data.train_samples)
+        request = Request(task, chosen.engine, chosen.threads, chosen.executions, time.time(), str(folder))
+        with storage_errors(folder):
+            tables.write(stored, request.input)
+        rows_in = stored.num_rows
+        del stored
+        report, began = run_process(request)
+        found = tables.columns_of(tables.read(request.output(1)))
+        stage_s = time.perf_counter() - began
+        _compare(request, found)
+    rows = [row | {"input_rows": rows_in, "input_bytes": report["input_bytes"]} for row in report["executions"]]
+    facts = {"preprocess_version": report["version"], "preprocess_time_s": stage_s}
+    return EngineResult(found, rows, facts)
+
+
+@contextmanager
+def _temporary(folder: Path) -> Iterator[None]:
+    with storage_errors(folder):
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+    try:
+        yield
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def table_of(task: Task, arrays: Arrays, *, rows: int) -> pa.Table:
+    """The training set as a table; rows beyond those that are stored are copies of them."""
+    import pyarrow as pa
+
+    images = arrays.train_images.reshape(len(arrays.train_images), task.pixels)
+    batches = []
+    for start in range(0, rows, tables.BATCH_ROWS):
+        sample = np.arange(start, min(start + tables.BATCH_ROWS, rows), dtype=np.int64)
+        stored = sample % len(images)
+        columns: Columns = {"sample": sample, "label": arrays.train_labels[stored], "pixels": images[stored]}
+        batches.append(tables.batch(columns))
+    return pa.Table.from_batches(batches)
+
+
+def run_process(request: Request) -> tuple[dict[str, Any], float]:
+    """Start the engine's process and wait for it; returns its report, and the clock's reading at its start."""
+    folder = Path(request.folder)
+    python, path, log = interpreter(request.engine), folder / "request.json", folder / "log.txt"
+    variables = os.environ | {"OMP_NUM_THREADS": str(request.threads), "POLARS_MAX_THREADS": str(request.threads)}
+    with log.open("wb") as stream:
+        began = time.perf_counter()
+        Request(**{**vars(request), "launched_at": time.time()}).write(path)
+        done = subprocess.run(
+            # Isolated from PYTHONPATH, which may lead to other versions, where the environment is the engine's own.
+            [str(python), *(["-I"] if request.engine in OWN_ENVIRONMENT else []), "-c", _START, str(path), str(_ROOT)],
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=stream,
+            env=variables,
+            preexec_fn=die_with_parent,
+            check=False,
+        )
+    if not request.report.exists():
+        raise _failure(request, done.returncode, log.read_text(errors="replace"))
+    report: dict[str, Any] = json.loads(request.report.read_text())
+    return report, began
+
+
+def _failure(request: Request, returncode: int, printed: str) -> EngineError:
+    lines = [line for line in printed.splitlines() if line.strip()]
+    said = f": {lines[-1]}" if lines else ""
+    what = f"preprocess.engine={request.engine} with recipe={request.task.recipe}"
+    if returncode < 0:
+        name = signal.Signals(-returncode).name
+        hint = ", by hand or by the kernel for lack of memory" if name == "SIGKILL" else ""
+        kind = "killed" if name == "SIGKILL" else "error"
+        return EngineError(one_line(f"{what}: its process was killed by {name}{hint}{said}"), kind)
+    return EngineError(one_line(f"{what}: its process ended with exit code {returncode}{said}"), "error")
+
+
+def _compare(request: Request, found: Columns) -> None:
+    """Compare the first and the last result with NumPy's; raises `EngineError` where one differs."""
+    task = request.task
+    expected = prepare(task, tables.columns_of(tables.read(request.input)))
+    last = tables.columns_of(tables.read(request.output(request.executions)))
+    for execution, result in ((1, found), (request.executions, last)):
+        limit = tolerance(task.recipe, request.engine)
+        differs = tables.difference(in_order(task, result), in_order(task, expected), tolerance=limit)
+        if differs:
+            raise EngineError(
+                f"preprocess.engine={request.engine} with recipe={task.recipe} prepares something else than NumPy in "
+                f"execution {execution}: {differs}",
+                "error",
+            )
+
+
+def in_order(task: Task, columns: Columns) -> Columns:
+    """The rows by sample, or by label where there are no samples: of all recipes but sort the order means nothing."""
+    if task.recipe == "sort":
+        return columns
+    key = columns["label" if task.recipe == "statistics" else "sample"]
+    if (np.diff(key) > 0).all():
+        return columns
+    order = np.argsort(key, kind="stable")
+    return {name: values[order] for name, values in columns.items()}
