@@ -57,7 +57,8 @@ FORCED = {
         "nodes processes cores_per_device device_type epochs batch_size global_batch_size scaling precision "
         "channels_last seed repeat train_samples test_samples steps_per_epoch dropped_samples learning_rate "
         "oversubscribed deterministic detect_anomaly config_json",
-        f"{HERE}.test_what_was_trained_is_checked_and_a_finding_decides": "closing_check_s rounding",
+        f"{HERE}.test_what_was_trained_is_checked_and_a_finding_decides": "closing_check_s rounding "
+        "gloo_bytes_per_step_sum least_flop_per_sample",
         f"{HERE}.test_what_the_run_was": "outcome reason device_name parameters parity_passed theoretical_state_bytes",
         f"{HERE}.test_facts_of_a_session": "attempt compile warnings environment_json data_sha256 submit launched_at",
         f"{HERE}.test_the_parts_of_the_start": "startup_s startup_launch_s startup_imports_s startup_process_group_s "
@@ -220,6 +221,8 @@ def test_what_was_asked_for(weak: Ran) -> None:
 def test_what_was_trained_is_checked_and_a_finding_decides(weak: Ran) -> None:
     assert weak.run["rounding"] == 2**-53
     assert 0 < weak.run["closing_check_s"] < 100
+    assert weak.run["gloo_bytes_per_step_sum"] >= 8 * VALUES * 2
+    assert weak.run["least_flop_per_sample"] > 0
     steps = [("loss", 2), ("gradients", 2), ("update", 2)]
     after = [name for name, epoch in steps for _ in range(3) if epoch == 2]
     rest = ["evaluation loss", "evaluation accuracy", "rounding", "bytes", "samples"]

@@ -187,13 +187,16 @@ def bars(
     tooltip = [alt.Tooltip(f"{name}:N") for name in ("configuration", "repeat")]
     base = alt.Chart(records(data)).properties(width=PANEL_WIDTH, height={"step": 34})
     only_first, measured = base.transform_filter("datum.first"), base.transform_filter("datum.value != null")
-    bar = only_first.transform_filter("datum.median != null").mark_bar(height={"band": 0.68})
-    bar = bar.encode(
-        opacity=pale(0.85),
-        x=alt.X("median:Q", title=unit, axis=alt.Axis(tickCount=5)),
-        y=y,
-        color=bar_colour(data),
-        tooltip=[tooltip[0], alt.Tooltip("median:Q", title=f"median, {unit}", format=".4~g")],
+    bar = (
+        only_first.transform_filter("datum.median != null")
+        .mark_bar(height={"band": 0.68})
+        .encode(
+            opacity=pale(0.85),
+            x=alt.X("median:Q", title=unit, axis=alt.Axis(tickCount=5)),
+            y=y,
+            color=bar_colour(data),
+            tooltip=[tooltip[0], alt.Tooltip("median:Q", title=f"median, {unit}", format=".4~g")],
+        )
     )
     points = measured.mark_point(filled=True, size=34, color="black", opacity=0.75, stroke="white", strokeWidth=0.8)
     points = points.encode(x="value:Q", y=y, tooltip=[*tooltip, alt.Tooltip("value:Q", title=unit, format=".4~g")])
