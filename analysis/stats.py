@@ -158,12 +158,17 @@ def difference_interval(
     return ends and (min(ends[0], median), max(ends[1], median))
 
 
-@lru_cache(maxsize=4096)
 def _interval(values: tuple[float, ...], error: float, more: int) -> Ends | None:
     if len(values) < FEWEST_REPEATS:
         return None
-    mean, reach = statistics.fmean(values), half_width(len(values) + more, error) * statistics.stdev(values)
+    mean, deviation = _spread(values)
+    reach = half_width(len(values) + more, error) * deviation
     return mean - reach, mean + reach
+
+
+@lru_cache(maxsize=4096)
+def _spread(values: tuple[float, ...]) -> tuple[float, float]:
+    return statistics.fmean(values), statistics.stdev(values)
 
 
 def half_width(n: int, error: float = ERROR) -> float:

@@ -8,10 +8,10 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from analysis import text
+from analysis.comparison.caveats import said_once
 from analysis.comparison.compared_run import ComparedRun, compared_runs
 from analysis.comparison.exclusions import excluded
 from analysis.comparison.groups import labels
-from analysis.comparison.limits import said_once
 from analysis.comparison.pairing import Pairing, RepeatPair, paired
 from analysis.comparison.policy import BASELINE_LABEL, Blocker, Caveat, Issue, format_differences, is_baseline
 from analysis.comparison.speed import SpeedVerdict, of_several, of_speed

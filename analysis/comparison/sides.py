@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from analysis.comparison.caveats import said_once
 from analysis.comparison.compared_run import ComparedRun, compared_runs
 from analysis.comparison.environments import environments_of
 from analysis.comparison.exclusions import excluded
 from analysis.comparison.groups import labels
-from analysis.comparison.limits import said_once
 from analysis.comparison.pairing import Pairing, paired
 from analysis.comparison.policy import PROBED, format_differences
 from analysis.comparison.work import canonical, is_below, without, work_differences

@@ -159,9 +159,8 @@ def together(rows: tuple[Compared, ...]) -> tuple[tuple[Compared, ...], Ratio | 
     # A rate is a time the other way round: its interval is, too.
     errors[TIME] = errors[RATE] = of_several([*(row.time for row in rows), *([overall] if len(rows) > 1 else [])])
     widened = ({name: ratio and ratio.at(errors[name]) for name, ratio in row.ratios.items()} for row in rows)
-    return tuple(replace(row, ratios=ratios) for row, ratios in zip(rows, widened, strict=True)), (
-        overall and overall.at(errors[TIME])
-    )
+    whole = overall and overall.at(errors[TIME])
+    return tuple(replace(row, ratios=ratios) for row, ratios in zip(rows, widened, strict=True)), whole
 
 
 def _require_believable(rows: Sequence[ComparedRow]) -> None:

@@ -11,9 +11,9 @@ import polars as pl
 
 from analysis import text
 from analysis.comparison.baseline import LIMITS
+from analysis.comparison.caveats import said_once
 from analysis.comparison.compared_run import compared_runs
 from analysis.comparison.groups import groups_across
-from analysis.comparison.limits import said_once
 from analysis.comparison.pairing import Pairing, paired
 from analysis.comparison.speed import of_several, of_speed
 from analysis.comparison.two_sides import RATE

@@ -199,9 +199,8 @@ def bars(
     points = points.encode(x="value:Q", y=y, tooltip=[*tooltip, alt.Tooltip("value:Q", title=unit, format=".4~g")])
     marks = [bar, points, *label_marks(only_first, y, at="largest")]
     if goal:
-        line = only_first.transform_filter(f"datum.{goal} != null").mark_tick(
-            color="black", thickness=3, opacity=1, height={"band": 0.95}
-        )
+        goals = only_first.transform_filter(f"datum.{goal} != null")
+        line = goals.mark_tick(color="black", thickness=3, opacity=1, height={"band": 0.95})
         marks.insert(1, line.encode(x=alt.X(f"{goal}:Q", title=unit), y=y, tooltip=[tooltip[0], f"{goal}:Q"]))
     return panels(alt.layer(*marks), data, title=title, own_axes=True)
 

@@ -12,8 +12,8 @@ import numpy as np
 import polars as pl
 import torch
 
-from analysis.comparison.machine import unlike_probes
-from analysis.comparison.policy import PROBED, rests_on_disturbed
+from analysis.comparison.machine import rests_on_disturbed, unlike_probes
+from analysis.comparison.policy import PROBED
 from analysis.metrics import load
 from parallelbench.probes.machine_probe import probe
 from parallelbench.rank.world import World

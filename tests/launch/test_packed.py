@@ -89,6 +89,7 @@ def test_packed_runs_train_bit_for_bit_like_separate_ones_and_have_no_times(tmp_
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_what_libraries_read_when_they_are_loaded_is_that_of_each_run(tmp_path: Path) -> None:
     arguments = ("submit", *QUICK, PACKED, "epochs=1", "cores_per_device=1,2", "launcher.oversubscribe=true")
     code, text = completed(*arguments, "repeat=0,1", results=tmp_path)
@@ -213,6 +214,7 @@ def test_a_fork_that_fails_on_a_full_disk_ends_there() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_diverging_packed_run_is_nan_and_the_next_is_fine(tmp_path: Path) -> None:
     model = ("model=mlp", "model.hidden=[16]", "optimizer=sgd", "optimizer.lr=1e30,0.1", "epochs=2")
     code, text = completed("submit", *QUICK, PACKED, *model, results=tmp_path)
@@ -221,6 +223,7 @@ def test_a_diverging_packed_run_is_nan_and_the_next_is_fine(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_warm_process_that_is_killed_ends_one_run_only(tmp_path: Path) -> None:
     arguments = ("submit", *QUICK, PACKED, "strategy=ddp", "devices=2", "epochs=1000000,1")
     with Program(*arguments, "launcher.oversubscribe=true", results=tmp_path) as program:

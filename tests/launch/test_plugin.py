@@ -91,6 +91,7 @@ def test_a_users_strategy_trains_on_two_ranks_like_one_device_and_is_in_the_repo
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_unfinished_runs_of_it_are_reported_with_the_plugin_and_named_without(user: Path) -> None:
     small = ["model=logistic_regression", "epochs=1", "results=results"]
     assert program(user, "submit", *OWN, *small, "strategy=single").returncode == 0
@@ -107,6 +108,7 @@ def test_unfinished_runs_of_it_are_reported_with_the_plugin_and_named_without(us
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_debugging_in_this_process_finds_it_too(user: Path) -> None:
     done = program(
         user, "run", *OWN, "strategy=mine", "model=logistic_regression", "measure=debug", "launcher=inline", "epochs=1"
@@ -115,6 +117,7 @@ def test_debugging_in_this_process_finds_it_too(user: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_show_lists_it_among_the_choices(user: Path) -> None:
     shown = program(user, "show", "--conf", "conf", "--plugin", "./mystrategies", "strategy=mine")
     assert shown.returncode == 0, shown.stderr

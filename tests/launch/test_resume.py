@@ -241,6 +241,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(
     assert f"the checkpoint after epoch {newest} of attempt 1 was damaged and not used" in run["warnings"]
 
 
+@pytest.mark.exhaustive
 def test_without_a_whole_checkpoint_a_run_starts_over(
     tmp_path: Path, undisturbed: dict[tuple[str, ...], list[tuple[float, ...]]]
 ) -> None:
@@ -269,6 +270,7 @@ def test_without_a_whole_checkpoint_a_run_starts_over(
     injection="the next attempt is claimed while the ranks of the first one train",
     outcome="the first one ends its ranks as killed, publishes nothing, and the next one goes on from its checkpoint",
 )
+@pytest.mark.exhaustive
 def test_an_attempt_ends_when_a_newer_one_takes_over(tmp_path: Path) -> None:
     results = tmp_path / "results"
     endless = (*SINGLE, "epochs=1000000", *ALWAYS)
@@ -297,6 +299,7 @@ def test_an_attempt_ends_when_a_newer_one_takes_over(tmp_path: Path) -> None:
     injection="a disk that holds the journals, but not the model",
     outcome="training goes on; the run ends ok, with a warning, and leaves no part of a checkpoint",
 )
+@pytest.mark.exhaustive
 def test_a_checkpoint_that_does_not_fit_the_disk_is_done_without(small_disk: Path) -> None:
     results = small_disk / "results"
     big = ("model=mlp", "model.hidden=[2048]", "epochs=3", "optimizer=adam")

@@ -212,6 +212,7 @@ def test_an_interrupted_run_is_killed_in_order_and_can_be_repeated(number: signa
         assert (code, folder.state().state, folder.state().attempt) == (0, "done", 2), text
 
 
+@pytest.mark.exhaustive
 def test_impatient_interruptions_leave_no_process_and_no_running_run(tmp_path: Path) -> None:
     results = tmp_path / "results"
     with Program("submit", *DDP, ENDLESS, "repeat=0,1", results=results) as program:
@@ -233,6 +234,7 @@ def test_an_inline_run_is_interrupted_too(tmp_path: Path) -> None:
     assert outcome_of(the_run(results)).reason == "interrupted by SIGINT"
 
 
+@pytest.mark.exhaustive
 def test_a_run_under_nohup_outlives_the_terminal(tmp_path: Path) -> None:
     results = tmp_path / "results"
     ignore = lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)  # noqa: E731
@@ -266,6 +268,7 @@ def test_a_diverging_run_is_nan_and_the_sweep_goes_on(tmp_path: Path) -> None:
     assert not runs[1e30].state().to_run, "trying again would give the same"
 
 
+@pytest.mark.exhaustive
 def test_a_run_that_takes_too_long_is_a_timeout(tmp_path: Path) -> None:
     results = tmp_path / "results"
     code, text = completed("run", *DDP, ENDLESS, "launcher.timeout_s=1.5", results=results)
@@ -283,6 +286,7 @@ def test_a_run_that_takes_too_long_is_a_timeout(tmp_path: Path) -> None:
     injection="a limit on the process's address space, in the place of a full GPU, which these machines don't have",
     outcome="outcome oom, not tried again unless asked for, and the sweep goes on",
 )
+@pytest.mark.exhaustive
 def test_a_model_that_does_not_fit_is_oom(tmp_path: Path) -> None:
     results = tmp_path / "results"
     limit = lambda: resource.setrlimit(resource.RLIMIT_AS, (60 << 30, 60 << 30))  # noqa: E731

@@ -350,6 +350,7 @@ def test_a_sweep_is_tuned_once_and_trains_with_it(tmp_path: Path, capsys: pytest
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_verb_tries_and_runs_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tune", *TINY, f"results={tmp_path}", "precision=fp32"]) == 0
     assert "uses these settings for 1 run(s)" in capsys.readouterr().out.replace("\n", " ")

@@ -61,6 +61,7 @@ def test_a_new_version_of_the_tables_reruns_nothing(
     injection="a copy of the program, for which configurations mean something else, works in the same results folder",
     outcome="each runs its own run and leaves the other's alone to the byte; status knows both; each reads both",
 )
+@pytest.mark.exhaustive
 def test_runs_of_two_versions_lie_side_by_side(
     ours: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -82,6 +83,7 @@ def test_runs_of_two_versions_lie_side_by_side(
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_run_whose_site_lacks_a_new_option_is_planned_and_finished(tmp_path: Path) -> None:
     """It ended early under a release whose sites had no `constraint` and whose launchers had no `oversubscribe`."""
     results = tmp_path / "results"

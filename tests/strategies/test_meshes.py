@@ -232,6 +232,7 @@ def most_whole_at_once(rank: int, size: int, run: RunConfig) -> int:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["fsdp", "hsdp", "tensor_parallel", "dp_tp", "dp_pp_tp"])
+@pytest.mark.cases("fsdp", "dp_pp_tp")
 def test_no_device_ever_holds_more_than_one_whole_layer(strategy: str, tmp_path: Path) -> None:
     run = configure(*MLP, f"strategy={strategy}", "devices=4")
     assert run_ranks(most_whole_at_once, 4, tmp_path, run) == [1] * 4

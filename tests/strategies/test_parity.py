@@ -99,6 +99,7 @@ def timeouts(rank: int, size: int, run: RunConfig) -> set[float]:
 
 
 @pytest.mark.parametrize("model", MODELS)
+@pytest.mark.cases("cnn_small")
 def test_ddp_options(model: str, tmp_path: Path) -> None:
     options = ["strategy.static_graph=true", "strategy.gradient_as_bucket_view=false", "strategy.bucket_mib=0.01"]
     run = configure(*SYNTHETIC, *MODELS[model], "strategy=ddp", "devices=2", *options)
@@ -134,6 +135,7 @@ def test_naive_model_parallelism_is_bitwise_equal(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("strategy", ["ddp", "model_parallel"])
 @pytest.mark.parametrize("option", ["optimizer=adam", "channels_last=true", "scaling=weak", "optimizer=adagrad"])
+@pytest.mark.cases("optimizer=adam-*", "scaling=weak-*")
 def test_options_do_not_change_what_is_computed(strategy: str, option: str, tmp_path: Path) -> None:
     size = ["batch_size=12"] if option == "scaling=weak" else []
     run = configure(*SYNTHETIC, *MODELS["cnn_small"], f"strategy={strategy}", "devices=2", option, *size)
