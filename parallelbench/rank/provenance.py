@@ -39,7 +39,7 @@ def later_facts(attempt: int, world: World, *, before: Mapping[str, Any]) -> dic
     return facts
 
 
-def data_facts(run: RunConfig, arrays: Arrays, world: World, *, before: Mapping[str, Any] | None) -> dict[str, str]:
+def data_facts(run: RunConfig, arrays: Arrays, world: World, before: Mapping[str, Any] | None) -> dict[str, str]:
     """The column of what the data set holds; `before` are the columns that earlier attempts have recorded, if any.
 
     A collective. Raises `ConfigError` on every rank where the data set has changed since.

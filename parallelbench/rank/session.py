@@ -219,7 +219,7 @@ class Session:
 
     def _record_data(self, arrays: Arrays, resumed: Resumed | None) -> None:
         """Record what the data set holds, likewise; a run that goes on must find what it began with."""
-        self._facts(**provenance.data_facts(self._run, arrays, self._world, before=resumed and resumed.facts))
+        self._facts(**provenance.data_facts(self._run, arrays, self._world, resumed.facts if resumed else None))
         self._startup.skip()
 
     def _arrays(self) -> Arrays:
