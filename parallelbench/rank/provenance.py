@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from parallelbench import cuda
+from parallelbench.data.content import content_sha256
 from parallelbench.errors import ConfigError
 from parallelbench.probes import environment
 from parallelbench.rank.devices import cpu_name
@@ -18,7 +19,9 @@ from parallelbench.store.environment_match import differences, entries, is_of_pr
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from parallelbench.data.dataset import Arrays
     from parallelbench.rank.world import World
+    from parallelbench.spec.config import RunConfig
 
 
 def first_facts(attempt: int) -> dict[str, str]:
@@ -36,15 +39,23 @@ def later_facts(attempt: int, world: World, *, before: Mapping[str, Any]) -> dic
     return facts
 
 
-def other_data(before: Mapping[str, Any], content: str) -> str:
-    """Why a run can't go on with data of this sha256; empty where it can, or where the first was not recorded."""
-    recorded = before.get("data_sha256")
-    if recorded in (None, content):
-        return ""
-    return (
-        f"the data set has changed since this run began: its sha256 was {recorded[:12]}…, now it is {content[:12]}…; "
-        "put the old files back, or delete the run's folder and submit again"
-    )
+def data_facts(run: RunConfig, arrays: Arrays, world: World, before: Mapping[str, Any] | None) -> dict[str, str]:
+    """The column of what the data set holds; `before` are the columns that earlier attempts have recorded, if any.
+
+    A collective. Raises `ConfigError` on every rank where the data set has changed since.
+    """
+    content, recorded = "", None
+    if world.rank == 0:
+        content = content_sha256(run.data, run.site.data_folder, arrays)
+        recorded = (before or {}).get("data_sha256")  # None also where an older release did not record it
+    changed = float(recorded not in (None, content))
+    if world.sum(torch.tensor([changed], dtype=torch.float64)).item():
+        found = f": its sha256 was {recorded[:12]}…, now it is {content[:12]}…" if recorded else ", as rank 0 says"
+        raise ConfigError(
+            f"the data set has changed since this run began{found}; put the old files back, or delete the run's folder "
+            "and submit again"
+        )
+    return {"data_sha256": content} if content and before is None else {}
 
 
 def _attempts(before: list[dict[str, Any]], attempt: int, captured: Mapping[str, Any]) -> str:

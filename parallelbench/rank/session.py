@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from parallelbench.data.content import content_sha256
-from parallelbench.errors import ConfigError
 from parallelbench.probes.machine_probe import probe
 from parallelbench.probes.memory_probe import release
 from parallelbench.rank import provenance
@@ -75,8 +73,7 @@ class Session:
             self._describe(model, parity_passed)
         else:  # the columns of earlier attempts stay
             parity_passed = resumed.facts.get("parity_passed")
-            self._facts(resumed_after=resumed.again())
-            self._record_warnings()
+            self._record_warnings(resumed_after=resumed.again())
         replica = run.strategy.prepare(model, run, self._world)
         self._startup.done("model")
         loader = self._loader(arrays, run, replica.data_shard)
@@ -208,9 +205,9 @@ class Session:
         self._warnings.append(text)
         self._record_warnings()
 
-    def _record_warnings(self) -> None:
+    def _record_warnings(self, **facts: Any) -> None:
         """As a column, and one by one for a later attempt."""
-        self._facts(warnings="; ".join(self._warnings) or None)
+        self._facts(warnings="; ".join(self._warnings) or None, **facts)
         if self._world.rank == 0:
             self._journal.event("warned", texts=self._warnings)
 
@@ -222,15 +219,7 @@ class Session:
 
     def _record_data(self, arrays: Arrays, resumed: Resumed | None) -> None:
         """Record what the data set holds, likewise; a run that goes on must find what it began with."""
-        problem = ""
-        if self._world.rank == 0:
-            content = content_sha256(self._run.data, self._run.site.data_folder, arrays)
-            if resumed is None:
-                self._facts(data_sha256=content)
-            else:
-                problem = provenance.other_data(resumed.facts, content)
-        if self._world.sum(torch.tensor([float(bool(problem))], dtype=torch.float64)).item():
-            raise ConfigError(problem or "the data set has changed, as rank 0 says")
+        self._facts(**provenance.data_facts(self._run, arrays, self._world, resumed.facts if resumed else None))
         self._startup.skip()
 
     def _arrays(self) -> Arrays:
