@@ -168,7 +168,7 @@ def _words_of_blocker(issue: Issue) -> str:
         case Blocker.DATA:
             return (
                 f"{_of_unequal_epochs(issue)}, though the data sets have the same name and options: "
-                "they are not the same data; measure both on one data set"
+                "these are two data sets; measure both sides on one"
             )
         case Blocker.UNREACHED:
             ((target, _),) = issue.differences.items()

@@ -274,7 +274,7 @@ def test_data_of_one_name_and_another_size_is_refused_everywhere(tmp_path: Path)
     assert summary(runs).row(1, named=True)["verdict"] == SpeedVerdict.NOT_COMPARABLE.value
     (case,) = judge(runs, SHORTER, seed="0").cases
     assert case.verdict == "inconclusive"
-    assert "they are not the same data" in case.lacks
+    assert "these are two data sets" in case.lacks
     (row,) = by(runs, "strategy", "single", "ddp", across=["devices"]).rows
     assert row.time is None
 
