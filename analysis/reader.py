@@ -89,6 +89,16 @@ class Runs:
         return self.tables["checks"]
 
     @property
+    def losses(self) -> pl.DataFrame:
+        """One row per run and step, or block of steps, with the mean loss before it."""
+        return self.tables["losses"]
+
+    @property
+    def preprocess(self) -> pl.DataFrame:
+        """One row per run and execution of a preprocessing engine."""
+        return self.tables["preprocess"]
+
+    @property
     def pushes(self) -> pl.DataFrame:
         """One row per run and update sent to a parameter server."""
         return self.tables["pushes"]

@@ -35,9 +35,9 @@ def once() -> Iterator[None]:
 def _remembered(overrides: list[str], conf: Path | None) -> compose.Plain:
     if conf is not None:
         return by_hydra(overrides, conf)
-    values = {text: _single_value(text) for text in overrides if not _is_choice(text)}
+    values = [_single_value(text) for text in overrides if not _is_choice(text)]
     plain: compose.Plain = pickle.loads(_of_choices(tuple(filter(_is_choice, overrides))))
-    if not all(value is not None and _set(plain, *value) for value in values.values()):
+    if not all(value is not None and _set(plain, *value) for value in values):
         return pickle.loads(_of_choices(tuple(overrides)))  # type: ignore[no-any-return]
     return plain
 

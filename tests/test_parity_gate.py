@@ -326,10 +326,11 @@ def test_an_evaluation_differs_by_its_loss_or_by_a_single_prediction() -> None:
 
 
 def test_a_difference_of_names_shapes_counters_or_nan_is_never_small() -> None:
-    from parallelbench.rank.parity import _difference, _verdict
+    from parallelbench.rank.differences import largest_difference
+    from parallelbench.rank.parity import _verdict
 
     one = {"w": torch.ones(2), "n": torch.tensor(3)}
-    difference = functools.partial(_difference, floor=1.0)
+    difference = functools.partial(largest_difference, floor=1.0)
     assert difference(one, one) == 0.0
     assert difference({"w": torch.ones(2)}, one) == float("inf")
     assert difference({"w": torch.ones(3), "n": torch.tensor(3)}, one) == float("inf")

@@ -156,7 +156,7 @@ def _has_interval(time: Ratio | None) -> bool:
 
 
 def _not_slower(known: Sequence[tuple[str, Ratio]], together: Sequence[tuple[str, Ratio]], margin: float) -> Gate:
-    """Passed where no interval reaches beyond the threshold. `together`: the same, with intervals for so many configurations."""
+    """Passed where no interval reaches beyond the margin. `together`: with intervals for so many configurations."""
     # All must pass, so each may be judged as if it were alone (intersection–union).
     name, worst = max(((name, time.at(ERROR)) for name, time in known), key=lambda each: each[1].high or 0)
     high, allowed, power = worst.high or 0, _percent(margin), _power(together, margin)

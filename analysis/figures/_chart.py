@@ -187,25 +187,28 @@ def bars(
     tooltip = [alt.Tooltip(f"{name}:N") for name in ("configuration", "repeat")]
     base = alt.Chart(records(data)).properties(width=PANEL_WIDTH, height={"step": 34})
     only_first, measured = base.transform_filter("datum.first"), base.transform_filter("datum.value != null")
-    bar = (
-        only_first.transform_filter("datum.median != null")
-        .mark_bar(height={"band": 0.68})
-        .encode(
-            opacity=pale(0.85),
-            x=alt.X("median:Q", title=unit, axis=alt.Axis(tickCount=5)),
-            y=y,
-            color=bar_colour(data),
-            tooltip=[tooltip[0], alt.Tooltip("median:Q", title=f"median, {unit}", format=".4~g")],
-        )
+    bar = only_first.transform_filter("datum.median != null").mark_bar(height={"band": 0.68})
+    bar = bar.encode(
+        opacity=pale(0.85),
+        x=alt.X("median:Q", title=unit, axis=alt.Axis(tickCount=5)),
+        y=y,
+        color=bar_colour(data),
+        tooltip=[tooltip[0], alt.Tooltip("median:Q", title=f"median, {unit}", format=".4~g")],
     )
     points = measured.mark_point(filled=True, size=34, color="black", opacity=0.75, stroke="white", strokeWidth=0.8)
     points = points.encode(x="value:Q", y=y, tooltip=[*tooltip, alt.Tooltip("value:Q", title=unit, format=".4~g")])
     marks = [bar, points, *label_marks(only_first, y, at="largest")]
     if goal:
-        goals = only_first.transform_filter(f"datum.{goal} != null")
-        line = goals.mark_tick(color="black", thickness=3, opacity=1, height={"band": 0.95})
-        marks.insert(1, line.encode(x=alt.X(f"{goal}:Q", title=unit), y=y, tooltip=[tooltip[0], f"{goal}:Q"]))
+        marks.insert(1, _goal(only_first, goal).encode(x=alt.X(f"{goal}:Q", title=unit), y=y))
     return panels(alt.layer(*marks), data, title=title, own_axes=True)
+
+
+def _goal(rows: alt.Chart, goal: str) -> alt.Chart:
+    """A line at each value of the column `goal`."""
+    line: alt.Chart = rows.transform_filter(f"datum.{goal} != null").mark_tick(
+        color="black", thickness=3, opacity=1, height={"band": 0.95}
+    )
+    return line.encode(tooltip=["configuration:N", f"{goal}:Q"])
 
 
 def names_axis(data: pl.DataFrame) -> alt.Y:
