@@ -99,7 +99,7 @@ def publish(folder: RunFolder, run: RunConfig, attempt: Attempt, outcome: Outcom
     tables, events = read_tables(attempt.path)
     row = run_row(run, attempt, outcome, events)
     row["oversubscribed"] = _oversubscribed(folder, tables["ranks"])
-    if run.measure.parity and row["closing_check_s"] is None:
+    if run.epochs and run.measure.parity and row["closing_check_s"] is None:
         tables["checks"].append(_not_closed(run, attempt))
     tables["run"] = [row]
     row["warnings"] = "; ".join(filter(None, [row["warnings"], *_lacking(run, attempt, tables)])) or None

@@ -117,7 +117,7 @@ def test_more_than_the_ideal_speed_up_is_not_believed(tmp_path: Path, time_s: fl
     assert (row["speed_up"] is not None) == believed
     if not believed:
         assert row["verdict"] == "not comparable"
-        with pytest.raises(ConfigError, match="times as fast as one"):
+        with pytest.raises(ConfigError, match="times as fast as 1 device"):
             by(runs, "configuration", "single × 1", "ddp × 2")
 
 
