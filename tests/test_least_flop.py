@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from parallelbench.rank.least_flop import WINOGRAD, least_flop_per_sample
@@ -20,8 +22,9 @@ def test_products_count_twice_in_the_first_layer_and_three_times_in_others(model
     assert least_flop_per_sample(run) == by_hand
 
 
-def test_convolutions_count_a_quarter() -> None:
-    run = configure("data=synthetic", "data.channels=1", "data.image_size=28", "model=cnn_small")
+@pytest.mark.parametrize("model", ["cnn_small", "resnet_tiny"])
+def test_convolutions_count_as_much_as_the_fastest_algorithm_leaves(model: str) -> None:
+    run = configure("data=synthetic", "data.channels=1", "data.image_size=28", f"model={model}")
     names = [(name, type(layer).__name__) for name, layer in _layers(run)]
     assert WINOGRAD == 4.0
     assert least_flop_per_sample(run) == _by_hand(run), names
@@ -40,7 +43,8 @@ def _by_hand(run):  # type: ignore[no-untyped-def]
 
     def hook(module, inputs, output):  # type: ignore[no-untyped-def]
         each = module.weight[0].numel() * 2 * output.numel()
-        found.append(each / 4 if isinstance(module, nn.Conv2d) else each)
+        values = math.prod(getattr(module, "kernel_size", ()))
+        found.append(each / {1: 1, 9: 4}.get(values, values))
 
     model = run.model.build(in_channels=1, image_size=28, num_classes=10)
     for module in model.modules():

@@ -22,7 +22,7 @@ _HALF = 2**32
 def checksum(tensors: Iterable[torch.Tensor]) -> int:
     """A number of 64 bits that depends on all bits of all values and on their places."""
     total: torch.Tensor | int = 0
-    for tensor in tensors:
+    for tensor in filter(torch.numel, tensors):  # a rank may hold no row of a small parameter
         flat = tensor.detach().contiguous().view(-1)
         for piece in flat.view(_WORDS[flat.element_size()]).split(_PIECE):
             # Odd factors lose no bit; sums of integers wrap around, and don't depend on their order.

@@ -156,8 +156,10 @@ class Judge:
         found = self._finding("gradients", taken.number, off, rounded=rounded, floor=floor)
         if found.limit is not None:
             return found
-        size = size_difference(taken.gradients, exact.gradients)
-        return found._replace(detail=f"{found.detail}; their size as a whole", difference=size, limit=STEP_FLOOR)
+        size = min(size_difference(taken.gradients, each.gradients) for each in (exact, own))
+        by_format = size_difference(own.gradients, exact.gradients)
+        limit = min(max(STEP_FLOOR, MARGIN * by_format), LARGEST_LIMIT)
+        return found._replace(detail=f"{found.detail}; their size as a whole", difference=size, limit=limit)
 
     def _finding(self, check: str, step: int | None, off: float, *, rounded: float, floor: float) -> Finding:
         """`rounded`: what the number format alone changes."""

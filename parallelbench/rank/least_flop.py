@@ -11,8 +11,11 @@ if TYPE_CHECKING:
     from parallelbench.spec.config import RunConfig
 
 WINOGRAD = 4.0
-"""By how much the fastest algorithm in use multiplies less in a convolution: F(4×4, 3×3) of Lavin and Gray 2016
-(arXiv 1509.09308)."""
+"""By how much the fastest algorithm in use multiplies less in a convolution of 3×3: F(4×4, 3×3) of Lavin and Gray 2016
+(arXiv 1509.09308). Larger kernels may be transformed by FFT, which saves no more than all values of a kernel but one.
+"""
+_SAVED = {1: 1.0, 9: WINOGRAD}
+"""Values of a kernel → by how much fewer multiplications there may be."""
 _LEFT = {"aten::mm": 0, "aten::bmm": 0, "aten::addmm": 1, "aten::baddbmm": 1}
 """Matrix products → which argument is the left matrix."""
 
@@ -20,20 +23,15 @@ _LEFT = {"aten::mm": 0, "aten::bmm": 0, "aten::addmm": 1, "aten::baddbmm": 1}
 def least_flop_per_sample(run: RunConfig) -> float | None:
     """Forward, and backward for weights and inputs, counted while one sample passes on the CPU. None where none counts.
 
-    Only matrix products and convolutions count. The first layer's input needs no gradient.
+    Only matrix products and convolutions count. The input of the first of them needs no gradient.
     """
     channels, height, _ = run.data.shape
-    total, passes = 0.0, 2
     # Meta tensors would need no memory, but load sympy, for seconds.
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         model = run.model.build(in_channels=channels, image_size=height, num_classes=run.data.num_classes).eval()
-        value = torch.zeros(1, *run.data.shape)
-        for layer in model:
-            with _Counter() as counted:
-                value = layer(value)
-            total += passes * counted.flop
-            passes = 3 if total else 2
-    return total or None
+        with _Counter() as counted:
+            model(torch.zeros(1, *run.data.shape))
+    return 3 * sum(counted.flop) - counted.flop[0] if counted.flop else None
 
 
 class _Counter(TorchDispatchMode):
@@ -41,13 +39,15 @@ class _Counter(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.flop = 0.0
+        self.flop: list[float] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Let the operation happen, and count it."""
         result, name = func(*args, **(kwargs or {})), func._schema.name
         if name in _LEFT:
-            self.flop += 2.0 * result.numel() * args[_LEFT[name]].shape[-1]
+            self.flop.append(2.0 * result.numel() * args[_LEFT[name]].shape[-1])
         elif name == "aten::convolution":
-            self.flop += 2.0 * result.numel() * args[1][0].numel() / WINOGRAD
+            kernel = args[1]
+            values = kernel[0, 0].numel()
+            self.flop.append(2.0 * result.numel() * kernel[0].numel() / _SAVED.get(values, values))
         return result

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from parallelbench.spec.config import RunConfig
     from parallelbench.store.attempt import Attempt
 
+_POLL_S = 0.05
 _CHANGES_TEST = ("filter", "join")
 """Recipes that hold for the test set, too: which labels there are, and what they mean."""
 
@@ -88,7 +90,12 @@ class Preprocessing:
             if self._world.rank == 0:
                 with storage_errors(self._files[0]):
                     for path, part in zip(self._files, parts, strict=True):
-                        np.save(path, part, allow_pickle=False)
+                        unfinished = path.with_suffix(".unfinished.npy")
+                        np.save(unfinished, part, allow_pickle=False)
+                        unfinished.replace(path)
+            else:  # not by a collective: an engine may need longer than those may take
+                while not all(path.exists() for path in self._files):
+                    time.sleep(_POLL_S)
             self._world.barrier()
             if self._world.rank:
                 parts = [np.load(path, allow_pickle=False) for path in self._files]

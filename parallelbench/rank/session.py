@@ -87,11 +87,11 @@ class Session:
             trainer = self._trainer(replica, loader)
             if trainer.train(first=1 if resumed is None else resumed.epoch + 1):
                 self._finished(parity_passed)
-                self._count_flop()
                 self._probe("end")
                 if run.measure.parity:
                     self._close(replica, loader, arrays=arrays, trainer=trainer)
                 self._attribute(replica, loader)
+                self._count_flop()
         replica.close()
 
     def _training_set(self, resumed: Resumed | None) -> Arrays:

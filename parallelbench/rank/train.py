@@ -203,6 +203,7 @@ class Trainer:
         if taken == asked and epoch < self._run.epochs:
             return []
         what = f"gradients taken of {taken:,} samples in an epoch of {asked:,}"
+        what += "" if taken else ": sums() sees those of a backward pass that comes after it"
         return [Finding(SAMPLES, what, difference=float(abs(taken - asked)), limit=0.0)]
 
     def _copies(self, epoch: int) -> list[Finding]:

@@ -108,7 +108,8 @@ def _is_entry(entry: Any) -> bool:
 
 
 def kept_entries(path: Path, *, through: int) -> list[Row] | None:
-    """The entries of a rank's journal that a later attempt keeps when it resumes after epoch `through`: rows and facts.
+    """The entries of a rank's journal that a later attempt keeps when it resumes after epoch `through`: rows, facts
+    and warnings.
 
     Rows stay marked with the attempt that measured them. None where the rank's row of an epoch is missing, or where a
     row has other columns than today's.
@@ -125,7 +126,7 @@ def kept_entries(path: Path, *, through: int) -> list[Row] | None:
 
 def _is_kept(entry: Row, through: int) -> bool:
     if "event" in entry:
-        return bool(entry["event"] == "facts")
+        return entry["event"] in ("facts", "warned")
     # Parity has no epoch. What follows the last epoch is measured by whichever attempt ends the run.
     return bool(entry["table"] != "phases" and entry["row"].get("epoch", 0) <= through)
 

@@ -138,7 +138,7 @@ RANKS = (
     Column(
         "device_used_bytes",
         "int64",
-        "device memory in use at the window's end, by all processes (NVML)",
+        "device memory in use at the window's end, by all processes (NVML), what torch keeps in its cache included",
         "bytes",
         null="no GPU, or NVML does not say",
     ),

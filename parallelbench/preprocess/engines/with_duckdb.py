@@ -70,7 +70,7 @@ class WithDuckdb(Engine):
         size = self.task.pixels // len(self.task.mean)
         parts = [
             f"list_transform(pixels[{place * size + 1}:{(place + 1) * size}], "
-            f"lambda x: (x::float / 255::float - {mean!r}e0::float) / {deviation!r}e0::float)"
+            f"lambda x: (x::float / 255::float - '{mean!r}'::float) / '{deviation!r}'::float)"
             for place, (mean, deviation) in enumerate(zip(self.task.mean, self.task.deviation, strict=True))
         ]
         whole = parts[0]

@@ -68,7 +68,7 @@ def kept_by(optimizer: torch.optim.Optimizer, parameters: Iterable[tuple[str, Te
         value = state.get(parameter, {}).get(key)
         if value is None:
             value = torch.zeros_like(parameter)
-        elif value.shape != parameter.shape:
+        elif key == "step" or value.shape != parameter.shape:
             value = torch.full_like(parameter, value.item())
         if _local_optimizer(optimizer) is not optimizer:
             value = value.clone(memory_format=torch.contiguous_format)
