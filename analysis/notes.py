@@ -10,7 +10,7 @@ import polars as pl
 
 from analysis import text
 from analysis.comparison.baseline import error_of_intervals, refused, speed_ups
-from analysis.comparison.exclusions import Exclusion, describe, disturbed_lines, unchecked
+from analysis.comparison.exclusions import Exclusion, describe, disturbed_lines, disturbed_times, unchecked
 from analysis.comparison.policy import BASELINE, IS_BASELINE
 from analysis.comparison.speed import SpeedVerdict
 from analysis.configurations import counted, facts, summary
@@ -91,6 +91,7 @@ def warnings(runs: Runs, *, most: int = 25) -> list[str]:
         *refused(runs),
         *_excluded(runs, most=most),
         *disturbed_lines(runs),
+        *disturbed_times(runs),
         *_oversubscribed(runs),
         *_packed(runs),
         *(f"Skipped: {_relative(runs, str(s.path))}: {s.reason}." for s in runs.skipped),
@@ -136,7 +137,7 @@ def _oversubscribed(runs: Runs) -> list[str]:
 
 def _packed(runs: Runs) -> list[str]:
     """Why many short runs have results, but no times."""
-    rows = facts(runs).filter(exclusion=Exclusion.PACKED.value)
+    rows = facts(runs).filter(pl.col("epochs") > 0, exclusion=Exclusion.PACKED.value)
     if rows.is_empty():
         return []
     return [
@@ -224,7 +225,7 @@ def _samples(runs: Runs) -> list[str]:
 
 
 def _single_epoch(runs: Runs) -> list[str]:
-    short = counted(runs).filter(pl.col("epochs") < 2)
+    short = counted(runs).filter(pl.col("epochs") == 1)
     if short.is_empty():
         return []
     return [f"{short.height} runs have one epoch, so they have no steady state: measure with epochs=2 or more."]

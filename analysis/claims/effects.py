@@ -15,6 +15,7 @@ from analysis.comparison.policy import is_baseline
 from analysis.comparison.work import canonical, without
 from analysis.configurations import counted, facts, learned, prepared
 from analysis.metrics import (
+    disturbed_to_accuracy,
     resting_on_disturbed,
     step_to_accuracy,
     steps_to_accuracy,
@@ -103,10 +104,12 @@ def _texts(runs: Runs) -> dict[str, str]:
 
 def _readings(runs: Runs, claim: Claim, epoch: int | str) -> dict[str, Reading]:
     """Run id → the metric; runs without it are missing, and so are those whose value rests on disturbed epochs."""
-    disturbed = resting_on_disturbed(runs).get(claim.metric, frozenset())
     if claim.target is not None:
         read = _to_target(runs, claim.metric, claim.target)
+        timed = claim.metric == "time_to_accuracy_s"
+        disturbed = disturbed_to_accuracy(runs, claim.target) if timed else frozenset()
         return {run_id: reading for run_id, reading in read.items() if run_id not in disturbed}
+    disturbed = resting_on_disturbed(runs).get(claim.metric, frozenset())
     if claim.metric in EPOCH_COLUMNS:
         rows = _epochs(runs, claim.metric).filter(pl.col("epoch") == (pl.col("last") if epoch == LAST else epoch))
     else:

@@ -21,6 +21,7 @@ from analysis.comparison.pairing import Pairing, RepeatPair
 from analysis.comparison.policy import Blocker, Issue
 from analysis.comparison.work import canonical
 from analysis.configurations import facts
+from analysis.metrics import resting_on_disturbed
 from analysis.stats import ENOUGH_REPEATS, ERROR, Ends, difference_interval, error_of_each, ratio_median
 from analysis.stats import interval as ratio_interval
 
@@ -278,7 +279,13 @@ def _missing(runs: Runs, claim: Claim) -> str:
     with_all = f" {written(claim.where)}" if claim.where else ""
     sides = "; or ".join(map(str, claim.contrasts)) + (f"; and with {claim.more}" if claim.more else "")
     lacks = f"needs runs of the same work{with_all} with {sides}; {ENOUGH_REPEATS} repeats each: {_sweeps(claim)}"
-    return lacks + _excluded(runs, claim)
+    return lacks + _excluded(runs, claim) + _disturbed(runs, claim)
+
+
+def _disturbed(runs: Runs, claim: Claim) -> str:
+    resting = resting_on_disturbed(runs).get(claim.metric, frozenset())
+    count = usable(runs, claim).filter(pl.col("run_id").is_in(list(resting))).height
+    return f"; others disturbed what {claim.metric} rests on in {count} runs" if count else ""
 
 
 def _sweeps(claim: Claim) -> str:

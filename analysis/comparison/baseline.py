@@ -86,9 +86,10 @@ LIMITS = (Caveat.APART, Caveat.ORDER, Caveat.ABOVE_IDEAL)
 def limited(runs: Runs, kinds: Collection[Caveat] = LIMITS) -> list[str]:
     """What limits the comparisons with one device, in sentences, each with the configurations that it is true of."""
     pairings = against_one_device(runs).items()
+    several = len({group for (group, _), _ in pairings}) > 1
     caveats = (
-        (configuration, caveat)
-        for (_, configuration), pairing in pairings
+        (f"{configuration} ({group})" if several else configuration, caveat)
+        for (group, configuration), pairing in pairings
         for caveat in pairing.caveats(per_sample=True)
     )
     return said_once((name, caveat) for name, caveat in caveats if caveat.kind in kinds)

@@ -37,8 +37,6 @@ class ComparedRun:
     """Samples that it trains on in an epoch; likewise."""
     data_sha256: str | None
     """What its data set holds; likewise."""
-    submit: str | None
-    """The `submit` command that it was measured by; likewise."""
 
     def value(self, metric: str) -> float | None:
         """A metric of `per_run`, or a number of the run table; None where it was not measured, or rests on epochs that
@@ -67,7 +65,7 @@ class ComparedRun:
 def compared_runs(runs: Runs) -> dict[str, ComparedRun]:
     """Run id → the data of the run that a comparison needs."""
     environments, defined = circumstances_of(runs), definitions(runs)
-    columns = ("run_id", "repeat", "train_samples", "dropped_samples", "data_sha256", "submit")
+    columns = ("run_id", "repeat", "train_samples", "dropped_samples", "data_sha256")
     return {
         run_id: ComparedRun(
             runs=runs,
@@ -78,9 +76,8 @@ def compared_runs(runs: Runs) -> dict[str, ComparedRun]:
             data_samples=samples,
             epoch_samples=None if samples is None or dropped is None else samples - dropped,
             data_sha256=content,
-            submit=submit,
         )
-        for run_id, repeat, samples, dropped, content, submit in runs.run.select(columns).rows()
+        for run_id, repeat, samples, dropped, content in runs.run.select(columns).rows()
     }
 
 

@@ -118,6 +118,7 @@ def _held_by(compared: pl.DataFrame, rows: pl.DataFrame, name: str) -> pl.DataFr
     both = pairs.join(means, on="run_id").join(of_one, on=("counterpart", *at), nulls_equal=True)
     # After an epoch all of its steps have been taken; up to a block, those before it and its own.
     within = pl.coalesce(pl.col("step") + pl.col("steps") - 1, "steps_per_epoch")
-    taken = (pl.col("epoch") - 1) * pl.col("steps_per_epoch") + within
+    # A test loss comes after the update of the last of them.
+    taken = (pl.col("epoch") - 1) * pl.col("steps_per_epoch") + within + (name == "test_loss")
     limit = allowed(pl.col("rounding"), taken, pl.col("optimizer")) * pl.col("other")
     return both.select("run_id", *at, "loss", "other", limit=limit)

@@ -134,7 +134,7 @@ def format_exclusions(runs: Runs) -> list[str]:
     """Per configuration how many of its runs don't count and why, then the folders that were not read."""
     lines = [
         *disturbed_lines(runs),
-        *_disturbed_times(runs),
+        *disturbed_times(runs),
         *_excluded_lines(runs),
         *unchecked(runs),
         *(f"Skipped: {skipped.path}: {skipped.reason}." for skipped in runs.skipped[:MOST]),
@@ -171,7 +171,7 @@ _TIMES = {
 }
 
 
-def _disturbed_times(runs: Runs) -> list[str]:
+def disturbed_times(runs: Runs) -> list[str]:
     """Of runs that count, the times that rest on disturbed epochs all the same, in sentences."""
     rows = labels(runs).join(excluded(runs), on="run_id", how="anti", maintain_order="left")
     lines = []

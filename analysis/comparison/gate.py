@@ -146,6 +146,8 @@ def _remedy(verdict: SpeedVerdict, time: Ratio | None) -> str:
             return text.to_add(FEWEST_REPEATS - time.n)
         case SpeedVerdict.NOT_INTERLEAVED:
             return "measure both sides in turn"
+        case SpeedVerdict.NOT_COMPARABLE:
+            return "remove what blocks the comparison, see the notes"
         case SpeedVerdict.NO_STEADY_EPOCH:
             return "train more epochs"
     return _MISSING

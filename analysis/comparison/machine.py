@@ -7,7 +7,6 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from analysis.comparison.policy import PROBE_TOLERANCE, PROBED, Caveat, Issue
-from analysis.comparison.work import is_below
 from analysis.metrics.disturbed_times import partly_unmeasured
 from parallelbench.store import environment_match
 
@@ -109,7 +108,12 @@ def unlike_contents(couples: Sequence[tuple[ComparedRun, ComparedRun]]) -> Diffe
 
 def has_same_data(one: ComparedRun, other: ComparedRun) -> bool:
     """Whether two runs were asked to train on the same data set."""
-    data = [{key: value for key, value in run.definition.items() if is_below(key, ("data",))} for run in (one, other)]
+    if one.definition is other.definition:
+        return True
+    data = [
+        {key: value for key, value in run.definition.items() if key.startswith("data.") or key == "preprocess.recipe"}
+        for run in (one, other)
+    ]
     return data[0] == data[1]
 
 

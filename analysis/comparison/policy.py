@@ -176,7 +176,7 @@ def _words_of_blocker(issue: Issue) -> str:
         case Blocker.SUPERLINEAR:
             speed_up, most, fewer, more = _scaling(issue)
             return (
-                f"{more} are at least {speed_up:.3g} times as fast as {fewer}, and more than {most:.3g} times is not "
+                f"{more} seem {speed_up:.3g} times as fast as {fewer}, and more than {most:.3g} times is not "
                 f"believed: {_CAUSES}"
             )
         case Blocker.ABOVE_PEAK:
@@ -215,7 +215,7 @@ def _words_of_caveat(issue: Issue) -> str:
         case Caveat.DISTURBED:
             return (
                 f"others disturbed {' of '.join(numbers)} steady epochs of the compared runs, fewer than half of any "
-                "run's: medians lie within the others"
+                "run's: medians over steady epochs lie within the others"
             )
         case Caveat.ABOVE_IDEAL:
             speed_up, ideal, fewer, more = _scaling(issue)

@@ -58,6 +58,8 @@ class Compared:
     """The sides (A, B) that have pairs of repeats, but a time in none of them."""
     single_epoch: bool = False
     """Whether all runs of these sides trained one epoch only."""
+    blocked: bool = False
+    """Whether something blocks the comparison; the notes say what."""
 
     @property
     def time(self) -> Ratio | None:
@@ -67,7 +69,8 @@ class Compared:
     @property
     def verdict(self) -> SpeedVerdict:
         """How B compares with A."""
-        return SpeedVerdict.NO_STEADY_EPOCH if self.untimed else of_time(self.time)
+        known = SpeedVerdict.NOT_COMPARABLE if self.blocked else of_time(self.time)
+        return SpeedVerdict.NO_STEADY_EPOCH if self.untimed else known
 
     @property
     def shown_verdict(self) -> str:
@@ -148,8 +151,8 @@ def compare(a: Runs, b: Runs, *, across: Sequence[str] = (), command: Command = 
     rows, overall = together(tuple(map(_compared, matched.rows)))
     excluded_lines = [f"{name}: {line}" for name, runs in (("A", a), ("B", b)) for line in format_exclusions(runs)]
     # Differences of environments were refused above; what else blocks a row leaves it without a ratio.
-    notes = (*matched.notes, *excluded_lines)
-    return Comparison(rows, overall, matched.only_a, matched.only_b, tuple(_lost(one, other)), notes)
+    lost, notes = tuple(_lost(one, other)), (*matched.notes, *excluded_lines)
+    return Comparison(rows, overall, matched.only_a, matched.only_b, lost, notes)
 
 
 def together(rows: tuple[Compared, ...]) -> tuple[tuple[Compared, ...], Ratio | None]:
@@ -265,10 +268,8 @@ def _require_two_measurements(rows: Iterable[ComparedRow]) -> None:
     for row in rows:
         for repeat, (one, other) in row.pairing.pairs:
             if one.run_id == other.run_id and one.span == other.span and math.isfinite(one.span[0]):
-                raise ConfigError(
-                    f"{row.configuration}, repeat {repeat}: both sides hold the same run (equal times of "
-                    "day): compare folders that were measured separately"
-                )
+                what = f"{row.configuration}, repeat {repeat}: both sides hold the same run"
+                raise ConfigError(f"{what} (equal times of day): compare folders that were measured separately")
 
 
 def _compared(row: ComparedRow) -> Compared:
@@ -277,14 +278,13 @@ def _compared(row: ComparedRow) -> Compared:
     ratios = {name: row.pairing.ratio(name) for name in MEASURED} | {TIME: row.pairing.exchanged().speed_up()}
     a, b = ({name: _median(pairs, side, name) for name in MEASURED} for side in (0, 1))
     untimed = [side for side in (0, 1) if pairs and not any(pair.runs[side].value(TIME) for pair in pairs)]
-    runs = [pair.runs[side] for pair in pairs for side in untimed]
-    single_epoch = all(run.definition["epochs"] == 1 for run in runs)
-    return Compared(row.group, row.configuration, a, b, ratios, tuple("AB"[side] for side in untimed), single_epoch)
+    single_epoch = all(pair.runs[side].definition["epochs"] == 1 for pair in pairs for side in untimed)
+    state = (tuple("AB"[side] for side in untimed), single_epoch, bool(row.pairing.blockers()))
+    return Compared(row.group, row.configuration, a, b, ratios, *state)
 
 
 def _median(pairs: Iterable[RepeatPair], side: int, metric: str) -> float | None:
-    known = pl.Series([pair.runs[side].value(metric) for pair in pairs], dtype=pl.Float64)
-    median = known.median()
+    median = pl.Series([pair.runs[side].value(metric) for pair in pairs], dtype=pl.Float64).median()
     return None if median is None else float(median)  # type: ignore[arg-type]
 
 

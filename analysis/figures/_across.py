@@ -74,7 +74,8 @@ def figure(runs: Runs, across: Across, *, title: str) -> alt.FacetChart | None:
 def finding(runs: Runs, across: Across) -> str:
     """How the rate changes from the smallest to the largest level, per configuration; repeats are paired."""
     nothing = f"No two runs that count differ in {across.name.lower()} only."
-    compared = rates(runs, across).filter(~pl.col("disturbed"))
+    undisturbed = rates(runs, across).filter(~pl.col("disturbed"))
+    compared = undisturbed.filter(pl.col("x").n_unique().over("panel", "configuration") > 1)
     pairings = {
         (panel, configuration): _smallest_and_largest(runs, members)
         for (panel, configuration), members in compared.group_by("panel", "configuration", maintain_order=True)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def ranked(runs: Runs, rows: pl.DataFrame, sentence: Callable[[pl.DataFrame], str]) -> str:
-    """`per_group` of sentences that rank configurations: where environments differ, or others disturbed all runs of a
+    """`per_group` of sentences that rank configurations: where environments differ, or others disturbed runs of a
     configuration, each says that it ranks nothing.
     """
     unlike = unlike_groups(runs)
@@ -24,7 +24,7 @@ def ranked(runs: Runs, rows: pl.DataFrame, sentence: Callable[[pl.DataFrame], st
     def with_refusal(members: pl.DataFrame) -> str:
         issue = unlike.get(members["group"][0])
         disturbed = members.filter("disturbed")["configuration"].to_list()
-        why = issue or (disturbed and f"others disturbed all runs of {text.listed(disturbed)}")
+        why = issue or (disturbed and f"others disturbed runs of {text.listed(disturbed)}")
         return sentence(members) + (f"; this does not rank them, since {why}" if why else "")
 
     return per_group(rows, with_refusal)

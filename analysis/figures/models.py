@@ -91,7 +91,7 @@ def _dots(data: pl.DataFrame) -> alt.FacetChart:
 def finding(runs: Runs) -> str:
     """How fast each configuration trains, and what memory it takes, beside one device: its two extreme models."""
     speeds = per_group(_measured(runs), partial(_speeds, runs), by="work")
-    lines = filter(None, [speeds, *refused(runs), *limited(runs)])
+    lines = [speeds, *refused(runs), *limited(runs)] if speeds else refused(runs)
     return "\n".join(lines) or "No two runs that count differ in the model only, beside one device."
 
 

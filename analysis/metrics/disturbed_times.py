@@ -9,8 +9,10 @@ import polars as pl
 
 from analysis.metrics.epoch_metrics import per_epoch
 from analysis.metrics.load import GPU_PROCESSES, SHARE
+from analysis.metrics.targets import step_to_accuracy
 
 if TYPE_CHECKING:
+    from analysis.metrics.targets import Target
     from analysis.reader import Runs
 
 OF_ONE_EPOCH = {"first_epoch_time_s": 1, "second_epoch_time_s": 2}
@@ -19,14 +21,14 @@ OF_ALL_EPOCHS = (
     "total_time_s",
     "throughput_with_startup_samples_per_s",
     "gpu_hours",
-    "time_to_accuracy_s",
-    "energy_to_accuracy_j",
+    "end_to_end_time_s",
 )
 OF_EACH_EPOCH = {
     "slowest_epoch_time_s": "disturbed",
     "epoch_throughput_samples_per_s": "disturbed",
     "gpu_energy_j": "disturbed",
     "gpu_power_mean_w": "disturbed",
+    "gpu_memory_used_max_bytes": "disturbed",
     "training_time_s": "disturbed_so_far",
 }
 """Metric of an epoch → the column of `disturbed_by_epoch` that says whether it rests on disturbed ones."""
@@ -57,6 +59,12 @@ def resting_on_disturbed(runs: Runs) -> dict[str, frozenset[str]]:
     last = rows.group_by("run_id", maintain_order=True).last()
     whole = frozenset(last.filter("disturbed_so_far")["run_id"])
     return found | dict.fromkeys(OF_ALL_EPOCHS, whole)
+
+
+def disturbed_to_accuracy(runs: Runs, target: Target) -> frozenset[str]:
+    """The ids of the runs whose training up to this accuracy rests on disturbed epochs."""
+    reached = step_to_accuracy(runs, target).join(disturbed_by_epoch(runs), on=("run_id", "epoch"))
+    return frozenset(reached.filter("disturbed_so_far")["run_id"])
 
 
 def undisturbed_epochs(runs: Runs, metric: str) -> pl.DataFrame:

@@ -65,12 +65,12 @@ def steps_to_accuracy(runs: Runs, target: Target) -> pl.DataFrame:
 
 
 def step_to_accuracy(runs: Runs, target: Target) -> pl.DataFrame:
-    """`run_id`, and of the first epoch whose test accuracy is `target` its `steps` and the mean `step_time_s`: what
-    `steps_to_accuracy` and `time_to_accuracy` are made of, and how fine they are.
+    """`run_id`, and of the first epoch whose test accuracy is `target` its `epoch`, `steps` and the mean `step_time_s`:
+    what `steps_to_accuracy` and `time_to_accuracy` are made of, and how fine they are.
     """
     reached = _beside(runs, target).filter(_THERE)
-    first = reached.group_by("run_id").agg(pl.col("steps", "slowest_epoch_time_s").sort_by("epoch").first())
-    return first.select(AS_TEXT, "steps", step_time_s=pl.col("slowest_epoch_time_s") / pl.col("steps"))
+    first = reached.group_by("run_id").agg(pl.col("epoch", "steps", "slowest_epoch_time_s").sort_by("epoch").first())
+    return first.select(AS_TEXT, "epoch", "steps", step_time_s=pl.col("slowest_epoch_time_s") / pl.col("steps"))
 
 
 def energy_to_accuracy(runs: Runs, target: Target) -> pl.DataFrame:
