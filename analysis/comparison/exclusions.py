@@ -178,10 +178,8 @@ def disturbed_times(runs: Runs) -> list[str]:
     for metric, what in _TIMES.items():
         found = rows.filter(pl.col("run_id").is_in(list(resting_on_disturbed(runs)[metric])))
         if found.height:
-            lines.append(
-                f"Others disturbed {what} of {found.height} runs of {listed(_names(found), most=MOST)}: its time is "
-                "shown, and compared with nothing."
-            )
+            whose = f"{found.height} run{'' if found.height == 1 else 's'} of {listed(_names(found), most=MOST)}"
+            lines.append(f"Others disturbed {what} of {whose}: its time is shown, and compared with nothing.")
     return lines
 
 

@@ -38,9 +38,8 @@ if TYPE_CHECKING:
 TIME, RATE = "steady_epoch_time_s", "throughput_samples_per_s"
 MEASURED = (TIME, RATE, "gpu_energy_per_sample_j", "peak_memory_sum_bytes")
 """The metrics of `per_run` that are compared."""
-OVERALL = "all configurations"
-CONFIGURATION = "configuration"
-"""The key of `by` whose values are the report's configurations."""
+OVERALL, CONFIGURATION = "all configurations", "configuration"
+"""The row for all; the key of `by` whose values are the report's configurations."""
 
 
 @dataclass(frozen=True)
@@ -231,10 +230,11 @@ def _require_counted(runs: Runs) -> None:
     gone = excluded(runs)
     if runs.run.height > gone.height:
         return
-    reasons = [describe(*row) for row in gone.select("exclusion", "exclusion_detail").rows()]
-    reasons += [skipped.reason for skipped in runs.skipped]
-    why = f" ({max(set(reasons), key=reasons.count)})" if reasons else ""
-    raise ConfigError(f"{runs.root} holds no run that counts{why}: there is nothing to compare")
+    known = gone.select("exclusion", "exclusion_detail").rows()
+    reasons = [describe(*row) for row in known] + [skipped.reason for skipped in runs.skipped]
+    why = f" ({max(sorted(set(reasons)), key=reasons.count)})" if reasons else ""
+    where = f"one side of {runs.root}" if runs.taken_from else runs.root
+    raise ConfigError(f"{where} holds no run that counts{why}: there is nothing to compare")
 
 
 def _require_known(across: Sequence[str], a: Runs, b: Runs) -> None:
