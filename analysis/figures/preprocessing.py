@@ -50,7 +50,8 @@ def _per_engine(runs: Runs) -> pl.DataFrame:
     works = groups_across(runs, _WAYS)
     columns = {"group": "run_id", "configuration": "preprocess_engine", "recipe": "preprocess_recipe"}
     first = runs.select("preprocess", "run_id", "execution", *_PARTS).filter(pl.col("execution") == 1)
-    named = rows.select("run_id", "preprocess_warm_time_s", "preprocess_threads", **columns).with_columns(
+    times = ("preprocess_cold_time_s", "preprocess_warm_time_s")
+    named = rows.select("run_id", *times, "preprocess_threads", **columns).with_columns(
         group=pl.col("group").replace_strict(works, default=None, return_dtype=pl.String)
     )
     several = named["preprocess_threads"].n_unique() > 1
@@ -59,8 +60,7 @@ def _per_engine(runs: Runs) -> pl.DataFrame:
         named.join(first, on="run_id")
         .with_columns(configuration=engine, panel=pl.format("{} — {}", "group", "recipe"))
         .group_by("group", "panel", "recipe", "configuration")
-        .agg(pl.col(*_PARTS).median(), warm=pl.col("preprocess_warm_time_s").median())
-        .with_columns(total=pl.sum_horizontal(*_PARTS))
+        .agg(pl.col(*_PARTS).median(), total=pl.col(times[0]).median(), warm=pl.col(times[1]).median())
         .sort("group", "recipe", "total")
     )
 
@@ -70,8 +70,8 @@ def finding(runs: Runs) -> str:
     measured = _per_engine(runs)
     if measured.is_empty():
         return "No run that counts was preprocessed: preprocess.engine and preprocess.recipe choose how."
-    lines = []
-    for (_, recipe), rows in measured.group_by("group", "recipe", maintain_order=True):
+    lines, named = [], "panel" if measured["group"].n_unique() > 1 else "recipe"
+    for (recipe,), rows in measured.group_by(named, maintain_order=True):
         fastest = rows.sort("total").row(0, named=True)
         words = f"{recipe}: {fastest['configuration']} has the first result, after {text.number(fastest['total'])} s"
         warm = rows.drop_nulls("warm").sort("warm")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from analysis import text
-from analysis.configurations import facts, summary
+from analysis.configurations import displayed, summary
 from analysis.figures._chart import bars, timed
 from analysis.figures._sentences import ranked
 from analysis.metrics import disturbed_to_accuracy
@@ -38,11 +38,11 @@ def figure(runs: Runs) -> alt.FacetChart | None:
 def finding(runs: Runs) -> str:
     """Who reaches the target first."""
     reached = summary(runs).drop_nulls("time_to_accuracy_s")
-    targets = dict(facts(runs).select("run_id", "accuracy_target").rows())
-    slowed = facts(runs).filter(pl.col("run_id").is_in(list(disturbed_to_accuracy(runs, targets))))
-    at = ("group", "configuration")
-    rests = reached.join(slowed.select(at).unique(), on=at, how="semi")["configuration"].to_list()
-    reached = reached.with_columns(disturbed=pl.col("disturbed") | pl.col("configuration").is_in(rests))
+    rows = displayed(runs)
+    slowed = disturbed_to_accuracy(runs, dict(rows.select("run_id", "accuracy_target").rows()))
+    resting = set(rows.filter(pl.col("run_id").is_in(list(slowed))).select("group", "configuration").rows())
+    rests = pl.Series([key in resting for key in reached.select("group", "configuration").rows()], dtype=pl.Boolean)
+    reached = reached.with_columns(disturbed=pl.col("disturbed") | rests)
     return ranked(runs, reached, _reached) or "No target accuracy is reached by all configurations."
 
 

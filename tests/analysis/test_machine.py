@@ -13,6 +13,7 @@ from analysis.comparison.baseline import against_one_device
 from analysis.comparison.exclusions import format_exclusions
 from analysis.comparison.order import one_after_the_other
 from analysis.configurations import summary
+from analysis.figures import time_to_accuracy
 from analysis.metrics import per_epoch, per_run
 from analysis.notes import warnings
 from parallelbench.errors import ConfigError
@@ -384,3 +385,12 @@ def test_times_of_disturbed_epochs_decide_nothing(tmp_path: Path, epochs: set[in
     (pairing,) = (found for (_, name), found in against_one_device(busy).items() if name == "ddp × 2")
     assert (pairing.speed_up(with_startup=True) is None) == (metric == "total_training_time_s")
     assert pairing.speed_up() is not None
+
+
+def test_a_disturbed_way_to_the_target_ranks_nobody(tmp_path: Path) -> None:
+    """Though the runs count: their steady epochs were undisturbed."""
+    quiet = sides(tmp_path / "quiet", {}, {"others_time_s": lost(0.0, set())}, epochs=6)
+    busy = sides(tmp_path / "busy", {}, {"others_time_s": lost(0.48, {1})}, epochs=6)
+    assert excluded(busy).is_empty()
+    refusal = "this does not rank them, since others disturbed runs of ddp × 2"
+    assert [refusal in time_to_accuracy.finding(runs) for runs in (quiet, busy)] == [False, True]
