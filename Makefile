@@ -9,7 +9,9 @@ BIN := .venv/bin
 PARALLELBENCH := $(BIN)/parallelbench
 STAMP := .venv/.installed
 
-.PHONY: help install demo sweep report notebook debug twins test test-all test-slurm test-velox velox cluster-up cluster-down lint check gpu-check bench docs format clean
+TENSORFLOW := .venv-tensorflow
+
+.PHONY: help install tensorflow demo sweep report notebook debug twins test test-all test-slurm test-tensorflow test-velox velox cluster-up cluster-down lint check gpu-check bench advise docs format clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -21,6 +23,15 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	@touch $@
+
+$(TENSORFLOW)/.installed: constraints-tensorflow.txt
+	$(PYTHON) -m venv $(TENSORFLOW)
+	$(TENSORFLOW)/bin/python -m pip install --disable-pip-version-check --constraint constraints-tensorflow.txt \
+		tensorflow-cpu msgspec PyYAML psutil nvidia-ml-py scikit-learn
+	@echo "$(CURDIR)" > `$(TENSORFLOW)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'`/parallelbench.pth
+	@touch $@
+
+tensorflow: $(TENSORFLOW)/.installed  ## TensorFlow's environment beside torch's, for strategy=tf_… (processors; about 2 GB)
 
 install: $(STAMP)  ## only install into .venv, e.g. on a login node
 
@@ -63,6 +74,9 @@ test-slurm: $(STAMP)  ## tests on real Slurm clusters that are started here (nee
 test-velox: $(STAMP) velox  ## tests of preprocess.engine=velox, in its own environment
 	$(BIN)/python -m pytest -m velox -rs --durations=5 tests/preprocess
 
+test-tensorflow: $(STAMP) tensorflow  ## tests of strategy=tf_…, in TensorFlow's own environment
+	$(BIN)/python -m pytest -m tensorflow -rs --durations=5 -n 2 --dist worksteal tests/tensorflow
+
 cluster-up: $(STAMP)  ## a throwaway Slurm cluster on this machine, to try LAUNCHER=slurm with (needs root)
 	$(BIN)/python -m tests.slurm.cluster up $(ARGS)
 
@@ -77,7 +91,15 @@ lint: $(STAMP)  ## style and types
 check: lint  ## lint, types, import rules and the fast tests
 	$(BIN)/python -m pytest -m 'not slow and not slurm' -n 2 --dist worksteal
 
-twins: $(STAMP) velox  ## before a release: the small twin of each published sweep, its report and its claims (about an hour)
+ADVICE := $(RESULTS)/advice
+advise: $(STAMP)  ## calibrate this machine, advise, measure what is proposed, show the error of what was said (under 10 minutes)
+	$(PARALLELBENCH) calibrate results=$(ADVICE) --out $(ADVICE)/calibration.parquet
+	$(PARALLELBENCH) advise model=cnn_large data=digits devices=1,2 results=$(ADVICE) --from $(ADVICE)/calibration.parquet --loop 1 --budget 0.3h $(ARGS)
+	$(PARALLELBENCH) advise model=cnn_large data=digits devices=1,2,1024 batch_size=8192 --from $(ADVICE)/calibration.parquet --from $(ADVICE)/next_runs
+	$(PARALLELBENCH) advise model=gpt batch_size=1024 site=a100_80gb devices=1,2,1024
+	$(PARALLELBENCH) advise model=gpt batch_size=1024 site=a100_80gb devices=1024 --simulate
+
+twins: $(STAMP) tensorflow velox  ## before a release: the small twin of each published sweep, its report and its claims (about an hour)
 	@for sweep in $(notdir $(basename $(wildcard conf/sweep/*_small.yaml))); do \
 		echo "== $$sweep" && $(PARALLELBENCH) submit sweep=$$sweep results=$(RESULTS) $(ARGS) && \
 		$(PARALLELBENCH) report $(RESULTS)/$$sweep && $(PARALLELBENCH) claims $(RESULTS)/$$sweep || exit 1; done

@@ -15,19 +15,23 @@ write_report("results/demo")
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from analysis.comparison.exclusions import excluded, format_exclusions
-from analysis.comparison.groups import labels
-from analysis.comparison.policy import UnlikeWork
-from analysis.comparison.two_sides import Comparison, by, compare
-from analysis.configurations import facts, summary
-from analysis.metrics import per_epoch, per_run
-from analysis.reader import Runs, Skipped, load
-from analysis.terminal_table import summary_table
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from analysis.comparison.by_key import by
+    from analysis.comparison.exclusions import excluded, format_exclusions
+    from analysis.comparison.groups import labels
+    from analysis.comparison.policy import UnlikeWork
+    from analysis.comparison.two_sides import Comparison, compare
+    from analysis.configurations import facts, summary
+    from analysis.loading import load
+    from analysis.metrics import per_epoch, per_run
+    from analysis.reader import Runs
+    from analysis.same_run import Skipped
+    from analysis.terminal_table import summary_table
 
 __all__ = [
     "Comparison",
@@ -47,6 +51,27 @@ __all__ = [
     "summary_table",
     "write_report",
 ]
+
+_HOMES = {
+    "by": "comparison.by_key",
+    **dict.fromkeys(("excluded", "format_exclusions"), "comparison.exclusions"),
+    "labels": "comparison.groups",
+    "UnlikeWork": "comparison.policy",
+    **dict.fromkeys(("Comparison", "compare"), "comparison.two_sides"),
+    **dict.fromkeys(("facts", "summary"), "configurations"),
+    **dict.fromkeys(("per_epoch", "per_run"), "metrics"),
+    "load": "loading",
+    "Runs": "reader",
+    "Skipped": "same_run",
+    "summary_table": "terminal_table",
+}
+"""Name → the module that has it. Each is loaded when it is first asked for: the advisor needs no tables."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
 
 
 def write_report(path: Path | str, out: Path | str | None = None, *, plugin: str | None = None) -> Path:

@@ -83,8 +83,8 @@ def _exclusion(value: str | None, detail: str | None) -> str:
     return text.MISSING if value is None else describe(value, detail)
 
 
-def _counted(counted: int, runs: int, outcomes: str, disturbed: bool) -> str:
-    return f"{counted} of {runs}" + ("" if counted else f": {Exclusion.DISTURBED.value if disturbed else outcomes}")
+def _counted(counted: int, runs: int, exclusions: str | None) -> str:
+    return f"{counted} of {runs}" + ("" if counted else f": {exclusions}")
 
 
 _WRITERS: dict[Show, Callable[..., str]] = {

@@ -10,7 +10,7 @@ import polars as pl
 
 from analysis.comparison.baseline import against_one_device, gain
 from analysis.comparison.exclusions import Exclusion, excluded
-from analysis.comparison.groups import labels
+from analysis.comparison.groups import labels, natural
 from analysis.comparison.policy import BASELINE, IS_BASELINE, is_baseline
 from analysis.metrics import accuracy_target, energy_to_accuracy, per_run, summary_columns, time_to_accuracy
 from analysis.metrics.aggregates import aggregate
@@ -37,7 +37,7 @@ def facts(runs: Runs) -> pl.DataFrame:
         .join(excluded(runs), on="run_id", how="left")
         .with_columns(displayed=_is_displayed())
     )
-    order = (pl.col("group"), ~IS_BASELINE, pl.col("devices"), pl.col("configuration"), pl.col("repeat"))
+    order = (natural("group"), ~IS_BASELINE, pl.col("devices"), pl.col("configuration"), pl.col("repeat"))
     return _with_targets(runs, joined).sort(*order, maintain_order=True)
 
 
@@ -83,6 +83,12 @@ def prepared(runs: Runs) -> pl.DataFrame:
     return facts(runs).filter(allowed, pl.col("preprocess_cold_time_s").is_not_null())
 
 
+def attempted(runs: Runs) -> pl.DataFrame:
+    """The rows of `facts` whose engine has prepared, or failed to: a failed run counts here, and nowhere else."""
+    again = (pl.col("exclusion") == Exclusion.DUPLICATE.value).fill_null(False)
+    return facts(runs).filter(pl.col("preprocess_failed").is_not_null(), ~again)
+
+
 def displayed(runs: Runs) -> pl.DataFrame:
     """The rows of `facts` whose times are shown, with `disturbed`: such a run is compared with nothing."""
     return facts(runs).filter("displayed").with_columns(disturbed=pl.col("exclusion").is_not_null())
@@ -115,7 +121,7 @@ def learning(runs: Runs, *, test: str, training: str) -> pl.DataFrame:
         epochs.select(*columns, side=pl.lit(side), x="epoch", value=name)
         for side, name in (("test", test), ("training", training))
     ]
-    return pl.concat(sides).sort("group", maintain_order=True).drop_nulls("value")
+    return pl.concat(sides).sort(natural("group"), maintain_order=True).drop_nulls("value")
 
 
 def gains(runs: Runs) -> pl.DataFrame:
@@ -134,7 +140,7 @@ def gains(runs: Runs) -> pl.DataFrame:
     names = ("group", "configuration", "variant", "strategy", "devices", "kind", "repeat", "value")
     kinds = (*[pl.String] * 4, pl.Int32, pl.String, pl.Int32, pl.Float64)
     table = pl.DataFrame(rows, schema=dict(zip(names, kinds, strict=True)), orient="row")
-    return table.sort("group", pl.col("kind") != "steady", maintain_order=True)
+    return table.sort(natural("group"), pl.col("kind") != "steady", maintain_order=True)
 
 
 @lru_cache(maxsize=8)
@@ -146,8 +152,8 @@ def summary(runs: Runs) -> pl.DataFrame:
 
 @lru_cache(maxsize=8)
 def _members(runs: Runs) -> list[dict[str, Any]]:
-    """Of each configuration what follows from its runs alone, as in `summary`, and besides: `labels`, and how many
-    passed the parity check or were not checked.
+    """Of each configuration what follows from its runs alone, as in `summary`, and besides: `labels`, `reasons`, and
+    how many passed the parity check or were not checked.
     """
     usable, taken, passed = pl.col("exclusion").is_null(), pl.col("displayed"), pl.col("parity_passed")
     known = facts(runs)
@@ -158,8 +164,10 @@ def _members(runs: Runs) -> list[dict[str, Any]]:
         usable.sum().alias("repeats"),
         (taken & ~usable).any().alias("disturbed"),
         pl.coalesce("outcome", "state").alias("labels"),
+        pl.col("exclusion").drop_nulls().alias("reasons"),
         passed.sum().alias("passed"),
         passed.count().alias("checked"),
+        pl.col("parity_reference").drop_nulls().unique(maintain_order=True).alias("references"),
         # A run that ended before its check says nothing either way.
         ((pl.col("state") == "done") & passed.is_null()).sum().alias("unchecked"),
         (~pl.col("closed")).sum().alias("unclosed"),
@@ -173,13 +181,13 @@ def _over_repeats(column: Column, taken: pl.Expr) -> pl.Expr:
 
 
 def _row(runs: Runs, configuration: dict[str, Any]) -> dict[str, Any]:
-    outcomes, parity = _counts(configuration["labels"]), _parity(configuration)
+    outcomes, exclusions = _counts(configuration["labels"]), _counts(configuration["reasons"]) or None
     pairing = against_one_device(runs).get((configuration["group"], configuration["configuration"]))
     devices = configuration["devices"]
     own = is_baseline(configuration["strategy"], devices)
     disturbed = configuration["disturbed"] or configuration["group"] in _disturbed_baselines(runs)
     compared = gain(runs, pairing, devices=devices, baseline=own, disturbed=disturbed)
-    return {"outcomes": outcomes, "parity": parity, **compared}
+    return {"outcomes": outcomes, "exclusions": exclusions, "parity": _parity(configuration), **compared}
 
 
 @lru_cache(maxsize=8)
@@ -198,6 +206,7 @@ def _parity(configuration: Mapping[str, Any]) -> str:
     checked, unchecked, unclosed = (configuration[name] for name in ("checked", "unchecked", "unclosed"))
     if checked:
         words = f"{configuration['passed']} of {checked}" + (f", {unchecked} not checked" if unchecked else "")
+        words += ", by the author's own reference" if configuration["references"] else ""
     else:
         words = "reference" if configuration["strategy"] == BASELINE[0] else "not checked"
     return words + (f", {unclosed} not checked after training" if unclosed else "")

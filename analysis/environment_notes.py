@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 from analysis import text
-from analysis.comparison.baseline import LIMITS, limited
+from analysis.comparison.baseline import beside_others, limited, told_of_pairs
 from analysis.comparison.environments import environments_of
 from analysis.comparison.policy import Caveat
 from analysis.configurations import counted, facts
@@ -18,11 +18,7 @@ if TYPE_CHECKING:
 
 def environment_warnings(runs: Runs) -> list[str]:
     """Warnings about other jobs, runs that were not interleaved, and different environments, one line each."""
-    return [*_shared(runs), *limited(runs, _OF_PAIRINGS), *_environments(runs)]
-
-
-_OF_PAIRINGS = (*LIMITS, Caveat.SAMPLES, Caveat.UNRECORDED, Caveat.DISTURBED, Caveat.DRIFT)
-"""What is said of each configuration and the runs on one device; other differences are said of all runs together."""
+    return [*_shared(runs), *limited(runs, tuple(Caveat)), *beside_others(runs), *_environments(runs)]
 
 
 def _shared(runs: Runs) -> list[str]:
@@ -32,18 +28,18 @@ def _shared(runs: Runs) -> list[str]:
     if not shared:
         return []
     return [
-        f"{len(shared)} run{'' if len(shared) == 1 else 's'} shared nodes with other Slurm jobs, whose load on "
+        f"{text.number_of_runs(len(shared))} shared nodes with other Slurm jobs, whose load on "
         "memory, network and clocks is in the times. Interleaved repeats spread it over all configurations. Runs on "
         "whole nodes avoid it."
     ]
 
 
 def _environments(runs: Runs) -> list[str]:
-    entries = environment(runs)
+    entries, told = environment(runs), told_of_pairs(runs)
     lines = [
-        f"The compared runs differ in {key}: {text.listed(sorted(values))}."
+        f"Not all counted runs have the same {key}: {text.listed(sorted(values))}."
         for key, values in entries.items()
-        if len(values) > 1 and not is_volatile(key)
+        if len(values) > 1 and not is_volatile(key) and key not in told
     ]
     if "true" in entries.get("git.dirty", []):
         lines.append("Some runs were measured with uncommitted changes: the commit alone does not reproduce them.")

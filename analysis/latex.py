@@ -37,7 +37,7 @@ _SPECIAL = str.maketrans(
 )
 MOST_COLUMNS, LONG_HEADING = 6, 12
 """Of a tabular, besides the first: with headings in two lines they fit on a page, in footnotesize."""
-_HEAD = "% Needs \\usepackage{booktabs}; with pdfLaTeX also \\usepackage[T1]{fontenc} and \\usepackage{textcomp}.\n"
+HEAD = "% Needs \\usepackage{booktabs}; with pdfLaTeX also \\usepackage[T1]{fontenc} and \\usepackage{textcomp}.\n"
 
 
 def tables(groups: Sequence[tuple[str, Sequence[Shown]]], columns: Sequence[Column]) -> str:
@@ -45,7 +45,7 @@ def tables(groups: Sequence[tuple[str, Sequence[Shown]]], columns: Sequence[Colu
 
     Columns without any value are omitted.
     """
-    return _HEAD + "\n".join(part for group, rows in groups for part in _tabulars(group, rows, columns))
+    return HEAD + "\n".join(part for group, rows in groups for part in _tabulars(group, rows, columns))
 
 
 def _tabulars(group: str, rows: Sequence[Shown], columns: Sequence[Column]) -> list[str]:

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from analysis import text
-from analysis.comparison.baseline import error_of_intervals, refused, speed_ups
-from analysis.comparison.exclusions import Exclusion, describe, disturbed_lines, disturbed_times, unchecked
-from analysis.comparison.policy import BASELINE, IS_BASELINE
+from analysis.comparison.baseline import error_of_intervals, refused, speed_ups_and_repeats
+from analysis.comparison.exclusions import Exclusion, describe, disturbed_lines, disturbed_times, folders_of, unchecked
+from analysis.comparison.policy import BASELINE, BASELINES, IS_BASELINE
 from analysis.comparison.speed import SpeedVerdict
 from analysis.configurations import counted, facts, summary
 from analysis.environment_notes import environment_warnings
+from analysis.same_run import format_skipped
 from analysis.stats import ENOUGH_REPEATS, FEW_REPEATS, FEWEST_REPEATS, half_width
 
 if TYPE_CHECKING:
@@ -54,8 +55,24 @@ def headline(runs: Runs, *, most: int = 4) -> list[str]:
     # Of several groups of like work, the fastest of each; of a single one, all.
     rows = (ordered.unique("group", keep="first", maintain_order=True) if several else ordered).to_dicts()[:most]
     more = compared.height - len(rows)
-    lines = [_gain(row, named=several) for row in rows] + ([f"{more} more are in the table."] if more else [])
+    if several and more:
+        lines = [_counted(compared), *(_gain(row, named=True) for row in _extremes(ordered))]
+    else:
+        lines = [_gain(row, named=several) for row in rows] + ([f"{more} more are in the table."] if more else [])
     return lines + not_compared[:most] + disturbed
+
+
+def _counted(compared: pl.DataFrame) -> str:
+    """How many configurations have which verdict beside one device."""
+    counts = Counter(compared["verdict"])
+    words = [f"{counts[verdict]} {verdict.value}" for verdict in SpeedVerdict if counts[verdict]]
+    works = compared["group"].n_unique()
+    return f"Beside one device, over {works} kinds of work and {compared.height} configurations: {', '.join(words)}."
+
+
+def _extremes(ordered: pl.DataFrame) -> list[dict[str, Any]]:
+    """The fastest and the slowest configuration."""
+    return [ordered.row(0, named=True), ordered.row(-1, named=True)]
 
 
 def _compared(runs: Runs) -> pl.DataFrame:
@@ -94,7 +111,7 @@ def warnings(runs: Runs, *, most: int = 25) -> list[str]:
         *disturbed_times(runs),
         *_oversubscribed(runs),
         *_packed(runs),
-        *(f"Skipped: {_relative(runs, str(s.path))}: {s.reason}." for s in runs.skipped),
+        *format_skipped(runs.skipped, root=runs.root),
         *(f"{note}. Missing columns are null; unknown columns are ignored." for note in runs.notes),
         *_repeats(runs),
         *_by_chance(runs),
@@ -111,15 +128,11 @@ def warnings(runs: Runs, *, most: int = 25) -> list[str]:
     ]
 
 
-def _relative(runs: Runs, path: str) -> str:
-    return path.removeprefix(f"{runs.root}/")
-
-
 def _excluded(runs: Runs, *, most: int) -> list[str]:
     gone = facts(runs).drop_nulls("exclusion").filter(~pl.col("exclusion").is_in(_REPORTED_TOGETHER))
-    rows = gone.select("slug", "exclusion", "exclusion_detail").rows()
-    lines = [f"Excluded from all comparisons: {slug}: {describe(*why)}." for slug, *why in rows[:most]]
-    more = len(rows) - most
+    alike = gone.group_by("exclusion", "exclusion_detail", maintain_order=True).agg("slug").rows()
+    lines = [f"Excluded from all comparisons: {text.listed(slugs)}: {describe(*why)}." for *why, slugs in alike[:most]]
+    more = sum(len(slugs) for *_, slugs in alike[most:])
     return lines + ([f"{more} more runs are excluded: see the table of all runs."] if more > 0 else [])
 
 
@@ -149,19 +162,23 @@ def _packed(runs: Runs) -> list[str]:
 
 def _repeats(runs: Runs) -> list[str]:
     """How many repeats would narrow the intervals; sides that were measured apart are told of elsewhere."""
-    pairs = [len(ratio.logarithms) for ratio in speed_ups(runs) if not ratio.is_apart]
-    few = min(pairs, default=ENOUGH_REPEATS)
+    pairs = [(len(ratio.logarithms), highest) for ratio, highest in speed_ups_and_repeats(runs) if not ratio.is_apart]
+    few = min((n for n, _ in pairs), default=ENOUGH_REPEATS)
     if few >= FEW_REPEATS:
         return []
     if few < FEWEST_REPEATS:
-        advice = f"{text.to_add(ENOUGH_REPEATS - few)} (sweep.repeats={ENOUGH_REPEATS})"
-        return [f"Some ratios rest on {text.repeats(few)} only and have no interval: {advice}."]
+        advice = text.to_add(ENOUGH_REPEATS - few, after=max(highest for n, highest in pairs if n == few))
+        return [f"Some ratios rest on {_pairs(few)} only and have no interval: {advice}."]
     error = error_of_intervals(runs)
     widths = ", ".join(f"with {n - few} more per side {half_width(n, error):.1f} times" for n in (6, 10) if n > few)
     return [
-        f"Some intervals rest on {text.repeats(few)} only and are wide: they reach {half_width(few, error):.1f} times "
-        f"as far to each side as the repeats vary; {widths}."
+        f"Some intervals rest on {_pairs(few)} only and are wide: they reach {half_width(few, error):.1f} times "
+        f"as far to each side as these vary; {widths}."
     ]
+
+
+def _pairs(n: int) -> str:
+    return f"{n} independent pair{'' if n == 1 else 's'} of repeats"
 
 
 def _by_chance(runs: Runs) -> list[str]:
@@ -205,13 +222,17 @@ def _throttled(runs: Runs) -> list[str]:
 
 
 def _baselines(runs: Runs) -> list[str]:
+    rows = counted(runs).with_columns(pl.col("framework").fill_null("torch"))
     without = [
-        str(group)
-        for (group,), rows in counted(runs).group_by("group", maintain_order=True)
-        if rows.filter(IS_BASELINE).is_empty()
+        (str(group), str(framework))
+        for (group, framework), members in rows.group_by("group", "framework", maintain_order=True)
+        if members.filter(IS_BASELINE).is_empty()
     ]
-    fix = f"no counted run of strategy={BASELINE[0]} devices={BASELINE[1]} did the same work"
-    return [f"No speed-up for {group}: {fix}." for group in without]
+    return [
+        f"No speed-up for {group}{'' if framework == 'torch' else f' in {framework}'}: no counted run of "
+        f"strategy={BASELINES.get(framework, BASELINE[0])} devices=1 did the same work."
+        for group, framework in without
+    ]
 
 
 def _samples(runs: Runs) -> list[str]:
@@ -232,11 +253,13 @@ def _single_epoch(runs: Runs) -> list[str]:
 
 
 def _resumed(runs: Runs) -> list[str]:
-    rows = counted(runs).drop_nulls("resumed_after").select("slug", "resumed_after").rows()
+    resumed = counted(runs).drop_nulls("resumed_after")
+    rows = resumed.group_by("resumed_after", maintain_order=True).agg("slug").rows()
     return [
-        f"{slug} was interrupted, and resumed after epoch {epochs}. The first epoch of each attempt warms up and "
-        "does not count in times and throughput. There is no total time with start-up."
-        for slug, epochs in rows
+        f"{text.listed(slugs)} {'was' if len(slugs) == 1 else 'were'} interrupted, and resumed after epoch {epochs}. "
+        "The first epoch of each attempt warms up and does not count in times and throughput. There is no total time "
+        "with start-up."
+        for epochs, slugs in rows
     ]
 
 
@@ -253,13 +276,9 @@ def _parity_off(runs: Runs) -> list[str]:
 
 def _recorded(runs: Runs) -> list[str]:
     """The warnings that runs recorded themselves."""
-    rows = (
-        facts(runs).drop_nulls("warnings").filter(pl.col("warnings") != "").select("warnings", "configuration").rows()
-    )
-    by_warning: dict[str, Counter[str]] = defaultdict(Counter)
-    for warning, configuration in rows:
-        by_warning[warning][configuration] += 1
+    rows = facts(runs).drop_nulls("warnings").filter(pl.col("warnings") != "")
     return [
-        f"{', '.join(counts)}: {warning} ({counts.total()} run{'' if counts.total() == 1 else 's'})"
-        for warning, counts in by_warning.items()
+        f"{text.listed(list(members['configuration'].unique(maintain_order=True)), most=8)}: {warning} "
+        f"({text.number_of_runs(members.height)}: {folders_of(runs, members['run_id'])})."
+        for (warning,), members in rows.group_by("warnings", maintain_order=True)
     ]

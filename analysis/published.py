@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import polars as pl
 
+from parallelbench.store.reading import read_record
 from parallelbench.store.records import TABLES, TABLES_VERSION
 
 if TYPE_CHECKING:
@@ -84,10 +85,10 @@ def read_published(folder: RunFolder) -> Published:
 
 def _schema_version(manifest: Path) -> Any:
     try:
-        return msgspec.json.decode(manifest.read_bytes())["schema_version"]
+        return msgspec.json.decode(read_record(manifest))["schema_version"]
     except PermissionError:
         raise
-    except (OSError, msgspec.DecodeError, KeyError, TypeError):
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError, RecursionError):
         raise Unreadable("its result is damaged: manifest.json is missing or unreadable") from None
 
 

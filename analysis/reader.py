@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections import Counter, defaultdict
-from dataclasses import dataclass, replace
+from collections import Counter
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from analysis.compact import Collection, Found, Tables
+from analysis.compact import Collection, Tables
 from analysis.published import LATER, LOADED, Frames, Published, Unreadable, read_published, read_table, table_schema
+from analysis.same_run import Skipped, without_twins
+from analysis.text import number_of_runs
 from parallelbench.errors import ConfigError, no_permission
 from parallelbench.store.attempt import Outcome, read_config
-from parallelbench.store.folder import WITHOUT_RUNS, RunFolder, find_runs, require_folder
+from parallelbench.store.folder import WITHOUT_RUNS, RunFolder, find_runs
 from parallelbench.store.journal import read_tables, read_telemetry
+from parallelbench.store.named_folder import require_folder
 from parallelbench.store.publish import configured_columns, run_row
 
 if TYPE_CHECKING:
@@ -25,13 +28,7 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
-
-@dataclass(frozen=True)
-class Skipped:
-    """A folder that was not read, and why."""
-
-    path: Path
-    reason: str
+    from analysis.compact import Found
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +49,8 @@ class Runs:
     """Which columns are null or ignored in results of other versions of the tables."""
     taken_from: Runs | None = None
     """None where these are all."""
+    sweeps: Mapping[Path, Runs] = field(default_factory=dict)
+    """Sweeps with a measurement of their own of a run that was read from another one: each by its folder, whole."""
 
     @property
     def whole(self) -> Runs:
@@ -136,8 +135,8 @@ class Runs:
             raise ConfigError("pandas is not installed: pip install pandas, or use the polars frames") from None
 
 
-def load(path: Path | str, *, plugin: str | None = None) -> Runs:
-    """Read all runs at or below `path`: one run's folder, a sweep's, or a folder of sweeps.
+def read_runs(path: Path | str, *, plugin: str | None = None) -> Runs:
+    """Read all runs at or below `path`, as `analysis.load` does, but for measurements that do not count.
 
     Published results are read from Parquet once their sha256 matches the manifest, those of a large sweep from its
     compacted copy (`analysis.compact`) as long as they stay what they are; other runs from the journals of their last
@@ -150,49 +149,20 @@ def load(path: Path | str, *, plugin: str | None = None) -> Runs:
     skipped = _foreign(root, folders)
     collection = Collection(folders, lambda folder: _read(folder, plugin))
     skipped += [Skipped(path, _one_line(error)) for path, error in collection.errors]
-    kept, twins = _without_twins(collection.found)
+    kept, twins, homes = without_twins(collection.found)
+    sweeps = {home: {run.folder.path for run in collection.found if run.folder.path.parent == home} for home in homes}
     return Runs(
         root=root,
         tables=collection.tables(kept),
         skipped=tuple(sorted([*skipped, *twins], key=lambda s: s.path)),
         notes=_notes(run for run in collection.found if run.folder.path in kept),
+        sweeps={home: Runs(root=home, tables=collection.tables(of), skipped=()) for home, of in sweeps.items()},
     )
-
-
-def _without_twins(found: list[Found]) -> tuple[set[Path], list[Skipped]]:
-    """The folders to read, and those to skip, whose run lies in another folder, too.
-
-    The finished run is read; of several, the one in the largest sweep, which was measured in turn with most others.
-    """
-    if len({run.run_id for run in found}) == len(found):
-        return {run.folder.path for run in found}, []
-    sizes = Counter(run.folder.path.parent for run in found)
-    twins: dict[str, list[Found]] = defaultdict(list)
-    for run in sorted(found, key=lambda run: (run.state != "done", -sizes[run.folder.path.parent])):
-        twins[run.run_id].append(run)
-    skipped = [
-        Skipped(run.folder.path, _why_skipped(run, first))
-        for first, *others in twins.values()
-        for run in others
-        if run.state == "done" or first.state != "done"  # a finished run has all that its unfinished twin has
-    ]
-    return {first.folder.path for first, *_ in twins.values()}, skipped
-
-
-def _why_skipped(run: Found, first: Found) -> str:
-    what = "it is the same run as"
-    if run.state == "done" and _manifest(run) != _manifest(first):
-        what = "it is another measurement of the same configuration and repeat as"
-    return f"{what} {first.folder.path} (equal run id), which is read instead; name one folder to read this one"
-
-
-def _manifest(run: Found) -> bytes:
-    return (run.folder.result / "manifest.json").read_bytes()
 
 
 def _notes(runs: Iterable[Found]) -> tuple[str, ...]:
     counts = Counter(run.note for run in runs if run.note)
-    return tuple(f"{count} run{'' if count == 1 else 's'} of {note}" for note, count in counts.items())
+    return tuple(f"{number_of_runs(count)} of {note}" for note, count in counts.items())
 
 
 def _foreign(root: Path, folders: list[RunFolder]) -> list[Skipped]:
@@ -203,7 +173,7 @@ def _foreign(root: Path, folders: list[RunFolder]) -> list[Skipped]:
     for folder in folders:
         expected.setdefault(folder.path.parent, set()).add(folder.path.name)
     return [
-        Skipped(Path(entry.path), "no config.yaml: half-written, or not a run")
+        Skipped(Path(entry.path), "no config.yaml: half-written, or not a run", is_run=False)
         for home, names in expected.items()
         for entry in os.scandir(home)
         if entry.name not in names and entry.name not in WITHOUT_RUNS and not entry.name.startswith(".")

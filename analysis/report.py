@@ -17,15 +17,17 @@ import polars as pl
 
 from analysis import latex, notes
 from analysis.cells import Shown, cells
+from analysis.claims import page
+from analysis.comparison.require import require_finished
 from analysis.configurations import facts, summary
 from analysis.environment_notes import environment
 from analysis.figures import draw, specification, svg
+from analysis.loading import load
+from analysis.matrix import matrix
 from analysis.metrics import per_epoch
 from analysis.metrics.schema import explained_columns, page_columns, tables_columns
-from analysis.reader import load
 from parallelbench.errors import ConfigError
 from parallelbench.store.durable import storage_errors
-from parallelbench.store.folder import instead_of
 
 if TYPE_CHECKING:
     from analysis.figures import Figure
@@ -62,8 +64,12 @@ def write_report(path: Path | str, out: Path | str | None = None, *, plugin: str
     An older report there is replaced at the end, in one step. Raises `ConfigError` where there is nothing to
     report or `out` holds something else, `StorageError` where it can't be written.
     """
-    runs = load(path, plugin=plugin)
-    _require_a_finished_run(runs)
+    return write_report_of(load(path, plugin=plugin), out)
+
+
+def write_report_of(runs: Runs, out: Path | str | None = None) -> Path:
+    """The same of runs that are loaded already."""
+    require_finished(runs)
     final = Path(out).expanduser() if out is not None else runs.root / "report"
     _require_replaceable(final)
     temporary = final.with_name(f".{final.name}.{uuid.uuid4().hex}.tmp")
@@ -78,20 +84,6 @@ def write_report(path: Path | str, out: Path | str | None = None, *, plugin: str
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
     return final / "index.html"
-
-
-def _require_a_finished_run(runs: Runs) -> None:
-    if "done" in runs.run["state"]:
-        return
-    if runs.run.is_empty():
-        content = f"{len(runs.skipped)} folders, none of them a readable run" if runs.skipped else "no run"
-    else:
-        labels = sorted(set(runs.run.select(pl.coalesce("outcome", "state")).to_series()))
-        content = f"{runs.run.height} runs, all of them {' or '.join(labels)}"
-    raise ConfigError(
-        f"{runs.root} holds no finished run to report on ({content}): {instead_of(runs.root)}, or run the "
-        "sweep first, e.g. parallelbench submit sweep=demo"
-    )
 
 
 def _require_replaceable(final: Path) -> None:
@@ -149,6 +141,9 @@ def _write_tables(runs: Runs, folder: Path) -> None:
         epochs.write_csv(folder / "epochs.csv")
     else:
         epochs.write_parquet(folder / "epochs.parquet")
+    judgements = page.judged(runs)
+    page.table(judgements).write_csv(folder / "claims.csv")
+    (folder / "claims.tex").write_text(page.tabular(judgements), encoding="utf-8")
     with (folder / "columns.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(("table", "column", "unit", "meaning"))
@@ -168,6 +163,7 @@ def render(runs: Runs, drawn: list[Drawn]) -> str:
         generator=GENERATOR,
         title=" + ".join(sorted(set(runs.run["sweep"]))),
         headline=notes.headline(runs),
+        matrix=matrix(runs),
         warnings=notes.warnings(runs),
         measured=_measured(runs),
         figures=drawn,
@@ -177,6 +173,8 @@ def render(runs: Runs, drawn: list[Drawn]) -> str:
         **_filters(facts(runs)),
         headers={name: page_columns(name) for name in ("configurations", "energy", "runs")},
         explained=explained_columns(),
+        claims=page.shown(judgements := page.judged(runs)),
+        claims_summed_up=page.summed_up(judgements),
         environment=environment(runs),
         css=(templates / "report.css").read_text(encoding="utf-8"),
         script=(templates / "report.js").read_text(encoding="utf-8"),

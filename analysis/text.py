@@ -55,9 +55,18 @@ def repeats(n: int) -> str:
     return f"{n} repeat{'' if n == 1 else 's'}"
 
 
-def to_add(n: int) -> str:
-    """ "add 3 repeats per side, in turn": the unit of all advice on how much to measure."""
-    return f"add {repeats(n)} per side, in turn"
+def number_of_runs(n: int) -> str:
+    """ "1 run", "2 runs"."""
+    return f"{n} run{'' if n == 1 else 's'}"
+
+
+def to_add(n: int, *, after: int | None = None) -> str:
+    """ "add 3 repeats per side, in turn (sweep.repeats=6)": the unit of all advice on how much to measure.
+
+    `after`: the highest repeat there is. Those that don't count are not measured again, so new ones come after them.
+    """
+    command = "" if after is None else f" (sweep.repeats={after + 1 + n})"
+    return f"add {repeats(n)} per side, in turn{command}"
 
 
 def ratio(row: Mapping[str, Any], name: str) -> str:
@@ -71,7 +80,13 @@ def interval(value: float | None, low: float | None, high: float | None, *, digi
         return MISSING
     if low is None or high is None:
         return f"{value:.{digits}f}"
-    return f"{value:.{_telling(digits, low, high)}f} ({span(low, high, digits=digits)})"
+    return f"{value:.{_telling(digits, low, high)}f} ({ends(low, high, digits=digits)})"
+
+
+def ends(low: float, high: float, *, digits: int = 2) -> str:
+    """ "1.38–1.49"; of an interval so wide that its ends say nothing, how wide it is."""
+    wide = high > WIDEST * max(low, 0.0)
+    return f"interval wider than a factor of {WIDEST}" if wide else span(low, high, digits=digits)
 
 
 def span(low: float, high: float, *, digits: int = 2) -> str:
@@ -81,6 +96,8 @@ def span(low: float, high: float, *, digits: int = 2) -> str:
 
 
 _MOST_DIGITS = 6
+WIDEST = 100
+"""Factor from one end of an interval to the other, beyond which its ends say nothing."""
 
 
 def _telling(digits: int, *ends: float) -> int:
@@ -92,8 +109,8 @@ def _telling(digits: int, *ends: float) -> int:
 def together(verdicts: int) -> str:
     """What holds of several verdicts that are looked at together."""
     return (
-        f"The intervals allow for {verdicts} verdicts: of those that say faster or slower, 1 in 20 is wrong at most, "
-        "on average."
+        f"The intervals allow for {verdicts} verdicts: on average at most 1 in 20 of those that say faster or "
+        "slower is wrong."
     )
 
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from launch.preparation import Prepared
     from launch.states import Look
     from launch.sweep import PlannedRun
+    from launch.sweep.compose import Extension
     from parallelbench.spec.config import RunConfig
     from parallelbench.store.folder import RunFolder, State
 
@@ -114,11 +115,22 @@ class Launcher(ABC):
         """Files with what the latest job of a run has printed, besides the logs in the run's folder."""
         return []
 
+    def calibrate(self, prepared: Prepared, path: Path) -> None:
+        """Measure the devices and links of a run that is never trained, and write the table to `path`; waits for it.
+
+        Raises `ConfigError` where that fails.
+        """
+        raise ConfigError(f"launcher={self.name} can't calibrate: choose launcher=local or launcher=slurm")
+
     def findings(self) -> Iterable[tuple[str, str]]:
         """(what, finding) pairs about where runs are executed, for `doctor`."""
         return ()
 
-    def bandwidth(self, overrides: Sequence[str]) -> Iterable[tuple[str, str]]:
+    def site_findings(self, overrides: Sequence[str], extension: Extension) -> Iterable[tuple[str, str]]:
+        """(what, finding) pairs: whether runs can be executed as the site says that overrides choose."""
+        return ()
+
+    def bandwidth(self, overrides: Sequence[str], extension: Extension) -> Iterable[tuple[str, str]]:
         """(what, finding) pairs: how fast the nodes exchange data. Empty where there is only one."""
         return ()
 

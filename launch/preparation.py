@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from parallelbench.errors import ConfigError
+from parallelbench.frameworks.installed import require
 from parallelbench.preprocess.engine_environments import interpreter
 from parallelbench.spec.check import check_run
 from parallelbench.spec.launchers import expanded, prepare_line
@@ -30,14 +31,20 @@ class Prepared:
     device_type: str
     oversubscribed: bool = False
 
+    def write_intent(self) -> None:
+        """Write what is to be trained. A result that is to be measured anew is moved out of the sweep before."""
+        if self.folder.state().state == "done":
+            self.folder.forget()
+        self.folder.write_intent(self.planned.run, self.planned.overrides)
+
 
 def checked(planned: PlannedRun, *, oversubscribed: bool = False) -> Prepared:
     """The checks of every launcher, for a run whose device type is decided; raises `ConfigError`. Writes nothing."""
     run = planned.run
     check_run(run, run.device)
     check_data(run)
+    require(run.strategy.framework, run.device)
     check_engine(run)
-    check_writable(expanded(run.results))
     return Prepared(planned, RunFolder.of(run), run.device, oversubscribed)
 
 
@@ -55,6 +62,8 @@ def prepare_all(plan: Sequence[PlannedRun], prepare: Callable[[PlannedRun], Prep
     if refused:
         advice = "; the other runs could start without it" if prepared else ""
         raise ConfigError("\n".join(f"{line}{advice}" for line in dict.fromkeys(refused)))
+    for results in dict.fromkeys(item.planned.run.results for item in prepared):
+        check_writable(expanded(results))
     return prepared
 
 
@@ -66,7 +75,7 @@ def check_data(run: RunConfig) -> None:
         names = ", ".join(path.name for path in missing)
         raise ConfigError(
             f"data={run.data.name} is not prepared: {names} missing in {missing[0].parent}; "
-            f"run `{prepare_line(run.data.name, folder)}`"
+            f"run `{prepare_line(run.data.name, folder, *run.data.prepare_options)}`"
         )
 
 
@@ -76,14 +85,14 @@ def check_engine(run: RunConfig) -> None:
         interpreter(run.preprocess.engine)
 
 
-def check_writable(path: Path) -> None:
-    """Refuse a results folder that can't be written, without writing."""
+def check_writable(path: Path, *, option: str = "results=") -> None:
+    """Refuse a folder that can't be written, without writing; `option` chooses it."""
     # os.path.exists is also right about folders that can't be looked into and names that are too long.
     existing = next(parent for parent in (path.absolute(), *path.absolute().parents) if os.path.exists(parent))
     if too_long := [part for part in path.parts if len(os.fsencode(part)) > os.pathconf(existing, "PC_NAME_MAX")]:
-        raise ConfigError(f"results={path} can't be written: {too_long[0][:20]}… is too long a name")
+        raise ConfigError(f"{option}{path} can't be written: {too_long[0][:20]}… is too long a name")
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK) or _read_only(existing):
-        raise ConfigError(f"results={path} can't be written ({existing}): choose another folder with results=DIR")
+        raise ConfigError(f"{option}{path} can't be written ({existing}): choose another folder with {option}DIR")
 
 
 def _read_only(path: Path) -> bool:

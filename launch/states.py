@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from parallelbench.store.folder import Manifest, RunFolder, State, find_runs
+from parallelbench.store.reading import read_record
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -67,10 +68,9 @@ def glance(folder: RunFolder) -> State:
     # Strings and plain calls: with paths, 10,000 runs would take three times as long.
     result = os.path.join(folder.path, "result")
     try:
-        with open(f"{result}/manifest.json", "rb", buffering=0) as file:
-            manifest = _MANIFEST.decode(file.read())
+        manifest = _MANIFEST.decode(read_record(f"{result}/manifest.json"))
         tables = manifest.tables
         whole = all(os.stat(f"{result}/{name}.parquet").st_size == table.bytes for name, table in tables.items())
-    except (OSError, ValueError):  # msgspec's errors are ValueErrors
+    except (OSError, ValueError, RecursionError):  # msgspec's errors are ValueErrors
         return folder.state()
     return State("done", manifest.outcome, manifest.attempt) if whole and "run" in tables else folder.state()

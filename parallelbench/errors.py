@@ -8,10 +8,18 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from pathlib import Path
 
 
 class ConfigError(Exception):
     """A request that can't be carried out. The message names the value, the constraint and the fix."""
+
+
+class FormatError(ConfigError):
+    """A raw file is truncated, corrupted, of another kind, or foreign; the message names it and what is wrong."""
+
+    def __init__(self, path: Path, problem: str) -> None:
+        super().__init__(f"{path} {problem}")
 
 
 class StorageError(Exception):
@@ -55,6 +63,41 @@ def raised_at(error: Exception) -> str:
         return f"{error.filename}:{error.lineno}: {error.msg}"
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<frozen")]
     return f"{frames[-1].filename}:{frames[-1].lineno}: {type(error).__name__}: {one_line(str(error))}"
+
+
+def count_of(n: int, noun: str) -> str:
+    """ "1 run", "2 runs"; "1,000 epochs"."""
+    return f"{n:,} {noun}{'' if n == 1 else 's'}"
+
+
+def duration(seconds: float) -> str:
+    """ "40 s", "3 min 5 s", "2 h 10 min"."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
+LONGEST_WORD, LONGEST_LINE = 400, 3000
+"""Characters that are told of a word or a line that somebody gave; paths are shorter than that."""
+
+
+def tellable(text: str) -> str:
+    """A message of one or more lines as a terminal may get it.
+
+    Characters that would steer the terminal, or can't be written, are escaped; what is very long loses its middle.
+    """
+    lines = [" ".join(_shortened(word, LONGEST_WORD) for word in line.split(" ")) for line in text.split("\n")]
+    return "\n".join(_shortened(line, LONGEST_LINE) for line in lines)
+
+
+def _shortened(text: str, limit: int) -> str:
+    if len(text) > limit:
+        text = f"{text[: limit // 2]}…({len(text) - limit} characters)…{text[-limit // 2 :]}"
+    if text.isprintable():
+        return text
+    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
 
 
 def one_line(text: str, limit: int = 600) -> str:

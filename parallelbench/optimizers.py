@@ -31,7 +31,7 @@ class FirstOrder(Optimizer, frozen=True, kw_only=True):
     """L2 penalty (decoupled in AdamW)."""
     implementation: Literal["auto", "for_loop", "foreach", "fused"]
     """How torch executes the update; auto: fused on CUDA (foreach where torch has no fused update of DTensors),
-    torch's own default on CPU."""
+    torch's own default on CPU; foreach where the update is compiled (`compile_scope=step`)."""
 
     can_be_captured: ClassVar[bool] = True
     counts_on_host: ClassVar[bool] = False
@@ -52,10 +52,25 @@ class FirstOrder(Optimizer, frozen=True, kw_only=True):
                 f"optimizer.implementation={self.implementation} with graph=true is refused: the host's part of an "
                 "update would be captured as it was at the first step; choose optimizer.implementation=auto"
             )
+        if run.compiles_step:
+            self._check_compiled(run)
         if device_type == "cuda" and run.precision == "fp16" and self.implementation in ("for_loop", "foreach"):
             raise ConfigError(
                 f"optimizer.implementation={self.implementation} with precision=fp16 makes the host wait for the GPU "
                 "in every step (the gradient scaler's check): choose optimizer.implementation=fused or auto"
+            )
+
+    def _check_compiled(self, run: RunConfig) -> None:
+        if self.implementation == "fused":
+            raise ConfigError(
+                "optimizer.implementation=fused with compile_scope=step is refused: a fused update is one kernel "
+                "already, which torch.compile leaves as it is; choose optimizer.implementation=auto, or "
+                "compile_scope=model"
+            )
+        if self.counts_on_host and run.precision == "fp64":
+            raise ConfigError(
+                f"compile_scope=step with optimizer={self.name} and precision=fp64 is refused: torch's compiled update "
+                "corrects the bias of the running means in fp32; choose precision=fp32, or compile_scope=model"
             )
 
     def build(self, parameters: Iterable[nn.Parameter], run: RunConfig, device_type: str) -> torch.optim.Optimizer:
@@ -63,25 +78,29 @@ class FirstOrder(Optimizer, frozen=True, kw_only=True):
         import torch
 
         how = {
-            "auto": {"fused" if self._can_fuse(run) else "foreach": True} if device_type == "cuda" else {},
+            "auto": self._automatic(run, device_type),
             "for_loop": {"foreach": False, "fused": False},
             "foreach": {"foreach": True},
             "fused": {"fused": True},
         }[self.implementation]
         arguments = {"lr": self.scaled_lr(run), "weight_decay": self.weight_decay, **how, **self.options()}
-        if run.graph and self.counts_on_host:
+        if self.counts_on_host and (run.graph or (run.compiles_step and device_type == "cuda")):
             arguments["capturable"] = True
         optimizer: torch.optim.Optimizer = getattr(torch.optim, self.torch_name)(parameters, **arguments)
+        if run.compiles_step:
+            optimizer.step = torch.compile(optimizer.step)  # type: ignore[method-assign, assignment]
         return optimizer
+
+    def _automatic(self, run: RunConfig, device_type: str) -> dict[str, bool]:
+        if run.compiles_step:
+            return {"foreach": True}
+        return {"fused" if self._can_fuse(run) else "foreach": True} if device_type == "cuda" else {}
 
     def _can_fuse(self, run: RunConfig) -> bool:
         return self.fuses_dtensors or not run.strategy.shards_tensors
 
     def kept(self) -> tuple[str, ...] | None:
-        """Names of what torch keeps of each parameter: with a gradient, the next update follows from it alone.
-
-        None where that is not known. Updates are then not held against plain code's.
-        """
+        """Torch's names of what is kept of each parameter, by which other frameworks hand it over; None: not known."""
         return None
 
     @abstractmethod
@@ -92,6 +111,7 @@ class FirstOrder(Optimizer, frozen=True, kw_only=True):
 class Sgd(FirstOrder, frozen=True, kw_only=True):
     """Stochastic gradient descent."""
 
+    can_be_compiled: ClassVar[bool] = True
     torch_name: ClassVar[str] = "SGD"
 
     momentum: Fraction
@@ -113,6 +133,7 @@ class Sgd(FirstOrder, frozen=True, kw_only=True):
 class Adam(FirstOrder, frozen=True, kw_only=True):
     """Adam (Kingma and Ba 2015, arXiv 1412.6980)."""
 
+    can_be_compiled: ClassVar[bool] = True
     counts_on_host: ClassVar[bool] = True
     fuses_dtensors: ClassVar[bool] = True
     torch_name: ClassVar[str] = "Adam"
@@ -138,12 +159,14 @@ class Adam(FirstOrder, frozen=True, kw_only=True):
 class AdamW(Adam, frozen=True, kw_only=True):
     """Adam with decoupled weight decay (Loshchilov and Hutter 2019, arXiv 1711.05101)."""
 
+    can_be_compiled: ClassVar[bool] = True
     torch_name: ClassVar[str] = "AdamW"
 
 
 class Adagrad(FirstOrder, frozen=True, kw_only=True):
     """Adagrad (Duchi et al. 2011)."""
 
+    can_be_compiled: ClassVar[bool] = True
     torch_name: ClassVar[str] = "Adagrad"
 
     eps: Positive

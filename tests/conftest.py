@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from parallelbench.frameworks.installed import look, python_of
 from tests.compositions import once
-from tests.costs import recorded
+from tests.costs import DEAR_S, SLOW_S, known, recorded
 from tests.warm import cold, warm
 
 if TYPE_CHECKING:
@@ -25,7 +26,28 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
 
+MARKS = ("exhaustive", "always", "slow")
+BY_HAND = pytest.StashKey[str]()
+"""The first of `MARKS` that the test's author gave it."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark tests by their cases, and by what they took when that was last recorded."""
+    _mark_by_cases(items)
+    skip_without(items, "tensorflow")
+    known_s = known()
+    for item in items:
+        marks = {mark.name for mark in item.iter_markers()}
+        item.stash[BY_HAND] = next((mark for mark in MARKS if mark in marks), "")
+        taken_s = 0.0 if "always" in marks else known_s.get(item.nodeid, 0.0)
+        if "slow" not in marks and taken_s >= SLOW_S:
+            item.add_marker("slow")
+            item.add_marker("by_cost")
+        if taken_s >= DEAR_S:
+            item.add_marker("exhaustive")
+
+
+def _mark_by_cases(items: list[pytest.Item]) -> None:
     """Of a test that is marked with `cases`, only those are run by `make test`."""
     told: dict[str, list[bool]] = {}
     for item in items:
@@ -40,10 +62,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             raise pytest.UsageError(f"{test}: no case is one of those that its mark names")
 
 
+def skip_without(items: list[pytest.Item], framework: str) -> None:
+    """Skip the tests of a framework where its environment can't be used."""
+    marked = [item for item in items if item.get_closest_marker(framework)]
+    if marked and (problem := look(python_of(framework)).problem):
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason=problem))
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Record what the test takes, where that is asked for."""
-    with recorded(item.nodeid):
+    with recorded(item.nodeid, item.stash[BY_HAND]):
         return (yield)
 
 

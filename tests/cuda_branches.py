@@ -20,8 +20,11 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 _PACKAGES = ("parallelbench", "launch")
-_ELSEWHERE = ("parallelbench/gpu_check", "parallelbench/cuda.py")
-"""Runs on GPUs only; and what a script replaces."""
+_ELSEWHERE = (
+    *("parallelbench/gpu_check", "parallelbench/cuda.py"),
+    *("parallelbench/frameworks/tensorflow/tf_world.py", "parallelbench/strategies/tf_mirrored.py"),
+)
+"""Runs on GPUs only; what a script replaces; and what needs TensorFlow, which is not where these tests run."""
 _NOTE = "__reached__"
 
 

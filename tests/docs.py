@@ -25,7 +25,7 @@ from parallelbench.spec.config import RunConfig
 from parallelbench.store.records import TABLES, TABLES_VERSION
 from tests.cuda_branches import places
 from tests.faults import faults
-from tests.gpu_findings import FINDINGS
+from tests.gpu_findings import BAD_INPUT, BY_CONSTRUCTION, FINDINGS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -210,6 +210,25 @@ will show what only a GPU can; – where none is needed.
 
 | | found | mended | test | line of gpu-check |
 |---|---|---|---|---|"""
+_ASKED_INTRO = """### What is asked of the GPU path besides
+
+| what | test | line of gpu-check |
+|---|---|---|"""
+_BAD_INTRO = """Each of these ends the attempt in one line, with an outcome, and is not tried again by itself:
+
+| what | test |
+|---|---|"""
+_FAKE_GROUPS = """**Ranks that are made up.** On the `fake` process group, each of torch's strategies with several
+processes is built, trains, evaluates and writes a checkpoint (`tests/strategies/test_fake_groups.py`). With each run of
+the slow tests: at 4 ranks every optimizer, each in another precision; at 64 ranks SGD in fp32. On demand
+(`exhaustive`): half of all pairs of optimizer and precision at 2 ranks (4 where a strategy needs as many), the other
+half at 8. Not run: the other pairs at 64 ranks, for their time. Not possible: `single`, `data_parallel`, `downpour` and
+`model_parallel_tutorial`, for the reasons in that file.
+
+**The rehearsal** (`python -m parallelbench.gpu_check --rehearse`) takes processes on CPUs for GPUs. In full it took
+about 100 minutes at the lowest priority of two busy cores: 41 checks passed and 2 had nothing to check. Two of these
+passed when it was called again, which repeats only what has not passed: the whole machine had been stopped for 20
+minutes under them."""
 _BRANCHES_INTRO = """### Branches on CUDA
 
 Tests without a GPU reach each of these: where the suite asks whether a device is CUDA, and where it uses the module
@@ -226,6 +245,14 @@ def _gpu_findings() -> Iterator[str]:
     for number, found in enumerate(FINDINGS, start=1):
         tests = ", ".join(f"`{test}`" for test in found.tests)
         yield f"| {number} | {found.what} | {found.mended} | {tests} | {found.gpu_check or '–'} |"
+    yield ""
+    yield _ASKED_INTRO
+    yield from (f"| {what} | `{test}` | {line or '–'} |" for what, (test, line) in BY_CONSTRUCTION.items())
+    yield ""
+    yield _BAD_INTRO
+    yield from (f"| {what} | `{test}` |" for what, test in BAD_INPUT.items())
+    yield ""
+    yield _FAKE_GROUPS
     yield ""
     yield _BRANCHES_INTRO
     functions: dict[str, list[str]] = {}

@@ -31,15 +31,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from launch.sweep import one_run
 from parallelbench.errors import ConfigError
 from parallelbench.gpu_check.ranks import waits_by_design
-from parallelbench.loaders.batch import Batch
 from parallelbench.optimizers import FirstOrder
 from parallelbench.rank.session import build_model
-from parallelbench.rank.world import World
+from parallelbench.spec.batch import Batch
 from parallelbench.spec.check import check_run
 from parallelbench.spec.config import RunConfig
+from parallelbench.spec.replica import Replica
 from parallelbench.strategies.parts import meshes
 from parallelbench.strategies.parts.data_parallel_base import DdpStrategy
-from parallelbench.strategies.replica import Replica
+from parallelbench.world.world import World
 from tests.compositions import once
 
 STEPS = 2
@@ -102,13 +102,18 @@ def _forked(run: RunConfig, rank: int, size: int) -> str:
     reading, writing = os.pipe()
     if (child := os.fork()) == 0:
         signal.alarm(PATIENCE_S)
+        torch.set_num_threads(1)  # replaces the parent's pool of threads, for which autograd's threads would race
         os.write(writing, _trained(run, rank, size).encode()[:4096])
         os._exit(0)
     os.close(writing)
     with open(reading, "rb") as pipe:
         text = pipe.read().decode()
-    os.waitpid(child, 0)
-    return text or f"no answer within {PATIENCE_S} s"
+    _, status = os.waitpid(child, 0)
+    return text or _without_answer(os.waitstatus_to_exitcode(status))
+
+
+def _without_answer(code: int) -> str:
+    return f"no answer within {PATIENCE_S} s" if code == -signal.SIGALRM else f"its process ended with code {code}"
 
 
 def _drive(run: RunConfig, world: World) -> None:
@@ -168,7 +173,6 @@ def _done(_state, bucket):  # type: ignore[no-untyped-def]  # DDP refuses annota
 _build, _in_ddp = FirstOrder.build, DdpStrategy.in_ddp
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
     for module in PRELOADED:
         importlib.import_module(module)
     cases = json.load(sys.stdin)

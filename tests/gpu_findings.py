@@ -110,4 +110,80 @@ FINDINGS = (
         ("tests/strategies/test_captured.py::test_a_replayed_all_reduce_is_counted_by_nobody_and_no_fault",),
         "strategy ddp",
     ),
+    Finding(
+        "gpu-check ended strategies whose ranks compile one after the other: others waited for 60 s only",
+        "they wait for 240 s, and the run that failed is the one that is named",
+        ("tests/test_gpu_check.py::test_the_plain_run_is_tried_first",),
+        "strategy model_parallel",
+    ),
 )
+"""By the desk check's numbers, 1 to 12; then what was found since."""
+BAD_INPUT = {
+    "a driver too old for torch": (
+        "tests/launch/test_bad_gpus.py::test_the_attempt_has_an_outcome_and_is_not_tried_again"
+    ),
+    "a GPU of another job, in use": (
+        "tests/launch/test_bad_gpus.py::test_the_attempt_has_an_outcome_and_is_not_tried_again"
+    ),
+    "a lost GPU": "tests/test_devices.py::test_a_lost_gpu_of_the_run_is_refused_with_the_remedy",
+    "MIG slices": "tests/test_devices.py::test_slices_of_a_gpu_are_one_device",
+    "fewer GPUs than the site says": "tests/slurm/test_workers.py::test_fewer_gpus_than_planned",
+    "a network interface that is not there": (
+        "tests/test_gpu_choices.py::test_an_interface_that_is_not_there_ends_the_attempt_with_its_name"
+    ),
+    "GPUs of several types in one job": (
+        "tests/launch/test_bad_gpus.py::test_types_that_differ_between_nodes_are_refused_by_all_ranks"
+    ),
+}
+"""What gets one line, an outcome, and no second try → a test."""
+BY_CONSTRUCTION = {
+    "24 launches at most in a step of `single` in fp32, none of which waits": (
+        "tests/strategies/test_launches.py::test_a_step_of_a_small_model_is_few_launches_and_none_that_waits",
+        "launches per step",
+    ),
+    "a step as one CUDA graph (`graph=true`) trains alike, and is refused where it can't be": (
+        "tests/strategies/test_captured.py::test_what_can_not_be_captured_is_refused_with_the_reason",
+        "captured steps (graph=true)",
+    ),
+    "the loss and the update compiled (`compile_scope=step`) train alike, under every strategy that compiles": (
+        "tests/strategies/test_compile.py::test_a_compiled_strategy_trains_like_one_device",
+        "compile_scope=step, adam",
+    ),
+    "what can't be compiled is refused": (
+        "tests/strategies/test_compile.py::test_what_can_not_be_compiled_is_refused_with_the_reason",
+        "",
+    ),
+    "`cudnn_benchmark` is the run's choice, and refused where it would change nothing": (
+        "tests/test_gpu_choices.py::test_choices_that_would_change_nothing_are_refused",
+        "",
+    ),
+    "FSDP gathers bf16 (`strategy.gather=bf16`)": (
+        "tests/strategies/test_sharded.py::test_gathering_in_bf16_sends_half_and_trains_alike",
+        "strategy fsdp",
+    ),
+    "ranks stay on the cores of their GPU's NUMA node": (
+        "tests/test_devices.py::test_ranks_of_gpus_stay_on_their_numa_node",
+        "",
+    ),
+    "NCCL's backend, communicators per edge and interface are recorded, and compared by `compare --by`": (
+        "tests/test_gpu_choices.py::test_runs_are_compared_by_backend",
+        "nccl.per_edge=true",
+    ),
+    "GPUs without peer access are named": (
+        "tests/test_devices.py::test_gpus_without_peer_access_are_named",
+        "",
+    ),
+    "`doctor site=…` holds a site against the cluster before the first job": (
+        "tests/launch/test_slurm.py::test_doctor_holds_a_site_against_the_cluster",
+        "",
+    ),
+    "NVML's answers, lost GPUs and old drivers, played back": (
+        "tests/telemetry/test_nvml.py::test_a_gpu_that_falls_off_the_bus_leaves_nulls_and_one_warning",
+        "NVML's readings",
+    ),
+    "a check that failed is repeated alone; the table is made for an issue": (
+        "tests/test_gpu_check.py::test_after_a_failure_only_what_has_not_passed_is_repeated",
+        "",
+    ),
+}
+"""What is asked of the GPU path besides → a test, and a line of gpu-check (empty: no GPU is needed)."""

@@ -6,14 +6,15 @@ import copy
 import errno
 import functools
 import re
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
-from launch.sweep.compose import compose_plain, resolve
+import yaml
+
+import conf
+from launch.sweep.compose import compose_plain, group_choices, resolve
 from parallelbench.spec.config import RunConfig
-from parallelbench.spec.mapping import from_mapping
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from parallelbench.spec.mapping import build, from_mapping
 
 TINY = (
     "data=synthetic",
@@ -26,6 +27,14 @@ TINY = (
     "device=cpu",
 )
 """Overrides of a run of two steps per epoch that any machine does in no time."""
+
+
+def torchs_strategies() -> list[str]:
+    """The shipped strategies that train with torch; TensorFlow's have `tests/tensorflow`."""
+    names = group_choices()["strategy"]
+    files = {name: Path(next(iter(conf.__path__)), "strategy", f"{name}.yaml") for name in names}
+    nodes = {name: yaml.load(path.read_text("utf-8"), yaml.CSafeLoader) for name, path in files.items()}
+    return [name for name in names if build(nodes[name], "strategy").framework == "torch"]
 
 
 def plain(*overrides: str) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from parallelbench import cuda
-from parallelbench.rank.world import World
+from parallelbench.world.world import World
 
 CPU = torch.device("cpu")
 WORLD = World(device_type="cuda", devices=(CPU,))

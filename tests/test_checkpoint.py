@@ -12,17 +12,17 @@ from unittest import mock
 import pytest
 import torch
 
-from launch.sweep.compose import group_choices
 from parallelbench.errors import ConfigError
 from parallelbench.rank.checkpoint import Checkpoints, Key
 from parallelbench.rank.epoch_boundary import AUTO_MARGIN, Policy
-from parallelbench.rank.numerics import Numerics
 from parallelbench.rank.session import build_model
-from parallelbench.rank.world import World
 from parallelbench.spec.config import RunConfig
+from parallelbench.spec.replica import Replica
 from parallelbench.store.attempt import Attempt
-from parallelbench.strategies.replica import Replica
+from parallelbench.world.numerics import Numerics
+from parallelbench.world.world import World
 from tests.analysis.factory import Fake, begin, component, config
+from tests.helpers import torchs_strategies
 from tests.ranks import run_ranks
 from tests.strategies.training import configure, loader_of
 
@@ -39,7 +39,7 @@ OWN = {
 REORDERED = ("ring_ddp",)
 """DDP lays its buckets out anew after its first step, and a ring rounds by where in a bucket a value is."""
 ON_GPUS = ("data_parallel",)
-SHIPPED = [name for name in group_choices()["strategy"] if name not in ON_GPUS]
+SHIPPED = [name for name in torchs_strategies() if name not in ON_GPUS]
 
 
 def small(strategy: str, *overrides: str) -> RunConfig:

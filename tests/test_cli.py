@@ -6,7 +6,8 @@ import itertools
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,11 +16,9 @@ from hypothesis import strategies as st
 from launch.slurm.queue import Tracker
 from parallelbench import cli
 from parallelbench.errors import no_permission
+from parallelbench.store.folder import RunFolder
 from tests.analysis.factory import Fake, begin, config, failed, published
 from tests.helpers import TINY
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 CORES = len(os.sched_getaffinity(0))
 
@@ -34,7 +33,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "here"
     folder.mkdir()
     monkeypatch.chdir(folder)
-    monkeypatch.setattr("parallelbench.rank.devices.visible_gpus", lambda: ())
+    monkeypatch.setattr("parallelbench.world.devices.visible_gpus", lambda: ())
     return folder
 
 
@@ -67,6 +66,7 @@ def test_options_may_come_first_with_every_verb(verb: str) -> None:
 
 def test_options_may_come_first_where_overrides_are_about_something_else() -> None:
     assert cli._options(["doctor", "--bandwidth", "nodes=2"]).overrides == ["nodes=2"]
+    assert cli._options(["doctor", "--conf", "my/conf", "site=mine"]).conf == "my/conf"
     assert cli._options(["status", "--watch", "results"]).folder == "results"
 
 
@@ -202,17 +202,47 @@ def test_folders_that_are_none_are_refused(here: Path, capsys: pytest.CaptureFix
     assert list(listing(here)) == ["file"]
 
 
-@pytest.mark.parametrize("verb", ["status", "report", "claims"])
-def test_of_runs_that_lie_deeper_the_folder_is_named(here: Path, capsys: pytest.CaptureFixture[str], verb: str) -> None:
+READERS = [["status"], ["report"], ["claims"], ["compare", "--by", "strategy=ddp,fsdp"]]
+"""Verbs that read the runs of one folder."""
+
+
+def told(capsys: pytest.CaptureFixture[str], verbs: list[list[str]], folder: Path) -> str:
+    """What all these verbs say of a folder."""
+    (message,) = {refused(capsys, verb, str(folder), *options) for verb, *options in verbs}
+    return message.removeprefix(f"parallelbench: {folder} ")
+
+
+def test_every_verb_refuses_a_folder_without_runs_in_the_same_words(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    usual = "name a results folder, a sweep's folder, or a run's, or start runs first, e.g. parallelbench submit"
+    assert told(capsys, READERS, here).startswith(f"holds no runs: {usual}")
     published(config(here / "projects" / "mine" / "results"))
-    assert f"runs lie deeper: name {here}/projects/mine/results/demo" in refused(capsys, verb, str(here))
+    sweep = here / "projects" / "mine" / "results" / "demo"
+    assert told(capsys, READERS, here) == f"holds no runs: runs lie deeper: name {sweep}"
+    (run,) = sweep.iterdir()
+    for part in ("attempts", "attempts/1", "result"):
+        assert told(capsys, READERS, run / part) == f"is a part of a run's folder: name {run}"
+    (here / "other" / "a" / "b" / "c").mkdir(parents=True)
+    (here / "other" / "a" / "b" / "c" / "config.yaml").write_text("theme: dark\n")
+    assert told(capsys, READERS, here / "other").startswith(f"holds no runs: {usual}")
 
 
-@pytest.mark.parametrize("verb", ["report", "claims"])
-def test_the_folder_that_was_named_is_not_the_advice(here: Path, capsys: pytest.CaptureFixture[str], verb: str) -> None:
-    (here / "sweep" / "run").mkdir(parents=True)
-    (here / "sweep" / "run" / "config.yaml").write_text("theme: dark\n")
-    assert "lie deeper" not in refused(capsys, verb, str(here / "sweep"))
+def test_every_verb_refuses_a_folder_without_finished_runs_in_the_same_words(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "foreign" / "run").mkdir(parents=True)
+    (here / "foreign" / "run" / "config.yaml").write_text("theme: dark\n")
+    words = told(capsys, READERS[1:], here / "foreign")
+    assert words.startswith(f"holds no readable run ({here}/foreign/run: it has no result, and its configuration ")
+    assert "lie deeper" not in words
+    failed(config(here), "oom", "out of memory", epochs=1)
+    begin(config(here, repeat=1), Fake())
+    assert told(capsys, READERS[1:], here / "demo") == (
+        "holds no finished run (1 oom and 1 running): "
+        f"`parallelbench status {here}/demo` says why; submit what failed again"
+    )
+    assert cli.main(["status", str(here / "demo")]) == 0
 
 
 def test_what_may_not_be_done_to_a_process_is_not_told_of_a_file() -> None:
@@ -229,7 +259,7 @@ def test_status_tells_a_configuration_that_is_no_runs(here: Path, capsys: pytest
 def test_what_is_too_much_leaves_no_folder(
     here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("launch.slurm.submit.track", lambda found, **_: {sweep: Tracker() for sweep in found})
+    monkeypatch.setattr("launch.slurm.submit.track", lambda found, *_, **__: {sweep: Tracker() for sweep in found})
     slurm = ["launcher=slurm", "site=default", "device=cuda", "--max-gpu-hours=0"]
     assert "over --max-gpu-hours=0" in refused(capsys, "submit", *slurm)
     assert listing(here) == {}
@@ -241,14 +271,14 @@ def test_the_exit_codes_are_in_the_help(capsys: pytest.CaptureFixture[str]) -> N
     assert "Exit codes: 0 success; 1 a run failed" in " ".join(capsys.readouterr().out.split())
 
 
-def test_status_of_a_folder_without_runs_says_so(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert ". holds no runs" in refused(capsys, "status", ".")
-
-
 @pytest.mark.parametrize(
     ("arguments", "usage", "message"),
     [
-        (["rnu"], "parallelbench [-h]", "rnu is no verb: did you mean run? valid: run, advise, cancel, claims, "),
+        (
+            ["rnu"],
+            "parallelbench [-h]",
+            "rnu is no verb: did you mean run? valid: run, advise, calibrate, cancel, ",
+        ),
         (
             ["plan", "--max-gpu-hours", "3"],
             "parallelbench plan",
@@ -393,8 +423,59 @@ def test_submit_says_what_failed_for_good_and_starts_nothing(here: Path, capsys:
         failed(planned.run, "nan", "diverged", epochs=1)
     before = listing(here)
     assert cli.main(["submit", *overrides]) == 1
-    assert "2 run(s) failed before and would fail again" in capsys.readouterr().out
+    assert "not started: 2 nan (--retry nan tries again)" in capsys.readouterr().out
     assert listing(here) == before
+
+
+# --- to measure anew
+
+
+def test_a_forgotten_run_is_whole_beside_its_sweep_and_missing_in_it(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from analysis import load
+
+    run, other = (published(config(here, repeat=repeat)) for repeat in (0, 1))
+    names = {path.relative_to(run.path): path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
+    assert cli.main(["forget", str(run.path)]) == 0
+    moved = Path(capsys.readouterr().out.strip())
+    assert moved == run.path.parent / ".forgotten" / f"{run.path.name}-1"
+    assert {path.relative_to(moved): path.read_bytes() for path in moved.rglob("*") if path.is_file()} == names
+    for root in (here, run.path.parent):
+        assert load(root).run["folder"].to_list() == [str(other.path)]
+        assert not load(root).skipped
+    published(config(here, repeat=0))
+    assert cli.main(["forget", str(run.path)]) == 0
+    assert capsys.readouterr().out.strip().endswith("-2"), "what was forgotten before stays"
+
+
+def test_what_runs_or_is_no_run_is_not_forgotten(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    running, _ = begin(config(here, repeat=0), Fake())
+    done = published(config(here, repeat=1))
+    before = listing(here)
+    for wrong, text in ((running.path, "is running: end it first"), (done.path.parent, "is no run's folder")):
+        assert cli.main(["forget", str(wrong)]) == 2
+        assert text in capsys.readouterr().err
+    assert listing(here) == before
+
+
+def test_a_run_that_failed_its_parity_check_is_named_and_tried_again(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from launch.sweep import one_run
+
+    overrides = [*TINY, "results=r", "launcher=inline"]
+    folder = published(one_run(overrides, instead="").run, Fake(parity_passed=False))
+    before = listing(here)
+    assert cli.main(["submit", *overrides]) == 1
+    assert "not started: 1 parity_failed (--retry parity_failed tries again)" in capsys.readouterr().out
+    assert listing(here) == before
+    assert cli.main(["submit", *overrides, "--retry", "parity_failed"]) == 0
+    assert f"1 earlier result moved to {folder.path.parent}/.forgotten" in capsys.readouterr().out
+    assert folder.state().label == "ok"
+    assert RunFolder(folder.path.parent / ".forgotten" / f"{folder.path.name}-1").state().label == "parity_failed"
+    assert cli.main(["submit", *overrides, "--retry", "parity_failed"]) == 0, "what is ok is never tried again"
+    assert len(list((folder.path.parent / ".forgotten").iterdir())) == 1
 
 
 @pytest.mark.slow

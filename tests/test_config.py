@@ -118,6 +118,8 @@ def fields(struct: type, path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ..
     found = []
     for name in struct.__struct_fields__:  # type: ignore[attr-defined]
         kind = hints[name]
+        if name in ("plugin_sources", "same_plugin"):
+            continue  # of a plugin's runs only: tests/launch/test_plugin_sources.py
         if name == "launcher":
             kind = LocalLauncher
         if isinstance(kind, type) and issubclass(kind, Node):
@@ -322,7 +324,7 @@ def refusal(node: Any) -> str:
         "parallelbench.spec.structure.structure",
         "parallelbench.store.folder.os.system",
         "parallelbench.spec.config.importlib.import_module",
-        "parallelbench.models.model.Model",
+        "parallelbench.spec.model.Model",
         "parallelbench.strategies.ddp.Ddp",
         "parallelbench.models.nothing.Here",
         "parallelbench.models.cnn.Nothing",

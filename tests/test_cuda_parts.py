@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,18 +21,19 @@ from launch.slurm.shape import shape_of
 from launch.sweep import expand
 from launch.tuning import trials
 from parallelbench.errors import ConfigError
+from parallelbench.frameworks.tensorflow.tf_options import check_all_reduce
 from parallelbench.loaders import arrow_loader
-from parallelbench.loaders.batch import Shard
+from parallelbench.marks.spans import waits_are_hidden
 from parallelbench.probes import link_bandwidth, machine_probe, memory_probe, step_attribution
-from parallelbench.probes.spans import waits_are_hidden
 from parallelbench.probes.step_attribution import AttributionPass
-from parallelbench.rank import tuning, worker, world
-from parallelbench.rank.devices import Machine
-from parallelbench.rank.epoch_boundary import _random_state, _set_random_state
+from parallelbench.rank import tuning, worker
 from parallelbench.rank.session import build_loader, build_model
+from parallelbench.spec.batch import Shard
 from parallelbench.spec.check import check_run
 from parallelbench.strategies import ring_ddp
-from parallelbench.strategies.parts import hooked_ddp
+from parallelbench.strategies.parts import hooked_ddp, state
+from parallelbench.world import world
+from parallelbench.world.devices import Machine
 from tests.cuda_branches import ROOT, places
 from tests.helpers import TINY, configured
 from tests.scripted_cuda import CPU, WORLD, ScriptedCuda, functions
@@ -43,8 +45,12 @@ REACHED_BY = (
     "tests/test_gpu_choices.py::test_what_torch_and_nccl_are_told",
     "tests/test_gpu_choices.py::test_choices_that_would_change_nothing_are_refused",
     "tests/strategies/test_captured.py::test_sums_of_a_step_outlast_the_next_one",
+    "tests/strategies/test_compile.py::test_on_a_gpu_a_compiled_update_counts_on_the_device_and_is_not_fused",
     "tests/strategies/test_attribution.py::test_on_a_gpu_each_phase_lasts_until_its_stream_is_idle",
     "tests/test_devices.py::test_gpus_that_others_compute_on_are_named",
+    "tests/advisor/test_on_gpus.py",
+    "tests/tensorflow/test_bad_input.py::test_gpus_are_refused",
+    "tests/tensorflow/test_bad_input.py::test_a_build_without_gpus_is_refused_where_torch_finds_one",
 )
 
 
@@ -116,7 +122,8 @@ def test_an_all_reduce_is_timed_until_the_device_has_done_it(
 ) -> None:
     monkeypatch.setattr(link_bandwidth.time, "perf_counter", lambda: device.now_s)
     monkeypatch.setattr(dist, "all_reduce", lambda values, **_: device.launch(2.0 if hasattr(values, "is_mine") else 0))
-    assert link_bandwidth._timed(SimpleNamespace(is_cuda=True, device=CPU, is_mine=True)) == 2.0  # type: ignore[arg-type]
+    mine, cuda = SimpleNamespace(is_mine=True), SimpleNamespace(type="cuda")
+    assert link_bandwidth._timed(lambda: dist.all_reduce(mine), cuda, None) == 2.0  # type: ignore[arg-type]
     joined: dict[str, Any] = {}
     monkeypatch.setattr(dist, "init_process_group", lambda backend, **_: joined.update(backend=backend))
     monkeypatch.setattr(dist, "destroy_process_group", lambda: None)
@@ -135,7 +142,7 @@ def test_a_gpus_speed_is_measured_in_fp16(device: ScriptedCuda, monkeypatch: pyt
         types.extend([piece() for piece in pieces])
         return 2.0
 
-    monkeypatch.setattr(machine_probe, "_fastest_s", fastest)
+    monkeypatch.setattr(machine_probe, "fastest_s", fastest)
     assert machine_probe._measured(WORLD) == (8**3, 64.0)
     assert [values.dtype for values in types] == [torch.float16, torch.uint8]
 
@@ -166,9 +173,9 @@ def test_a_trace_holds_what_the_gpu_does(device: ScriptedCuda, tmp_path: Path, m
 
 def test_a_checkpoint_holds_the_devices_random_numbers(device: ScriptedCuda) -> None:
     device.random = torch.tensor([7], dtype=torch.uint8)
-    saved = _random_state(WORLD)
+    saved = WORLD.random_state()
     device.random = torch.tensor([8], dtype=torch.uint8)
-    _set_random_state(saved, WORLD)
+    WORLD.set_random_state(saved)
     assert device.random.tolist() == [7]
 
 
@@ -194,7 +201,7 @@ def test_the_sampler_watches_the_gpus_of_its_node(monkeypatch: pytest.MonkeyPatc
 def test_a_trial_on_a_gpu_is_told_to_time_long_enough(device: ScriptedCuda, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[float] = []
     monkeypatch.setattr(tuning, "mean_step_s", lambda *_, least_s: asked.append(least_s) or 1.0)
-    monkeypatch.setattr("parallelbench.rank.world.join", lambda *_, **__: world.World())
+    monkeypatch.setattr("parallelbench.world.world.join", lambda *_, **__: world.World())
     for device_type in ("cuda", "cpu"):
         tuning.timed(configured(*TINY), device_type, steps=1)
     assert asked == [tuning.LEAST_TIMED_S, 0.0]
@@ -283,6 +290,12 @@ def test_streams_hide_waiting() -> None:
     assert not waits_are_hidden("cpu", compiled=False)
 
 
+def test_tensorflow_takes_nccl_on_gpus_only() -> None:
+    check_all_reduce("nccl", ("nccl", "ring"), "cuda")
+    with pytest.raises(ConfigError, match=r"strategy\.all_reduce=nccl needs GPUs, and .*: choose ring"):
+        check_all_reduce("nccl", ("nccl", "ring"), "cpu")
+
+
 # --- all of them
 
 
@@ -294,9 +307,24 @@ def test_all_that_the_seam_offers_is_used() -> None:
 @pytest.mark.slow
 def test_each_branch_on_cuda_is_reached_by_some_test(tmp_path: Path) -> None:
     result = tmp_path / "reached.json"
-    command = [sys.executable, "-m", "tests.cuda_branches", str(result), *REACHED_BY, "-m", "not slow"]
+    command = [sys.executable, "-m", "tests.cuda_branches", str(result), *REACHED_BY, "-m", "not slow or by_cost"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
     reached = set(json.loads(result.read_text()))
     assert [place for place in places() if place not in reached] == []
     assert len(reached) > 50, "the search finds places"
+
+
+def test_a_warm_up_restores_the_generators_of_the_modules_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu, host = torch.device("cuda", 0), torch.device("cpu")
+    forked: list[list[torch.device]] = []
+
+    def fork_rng(devices: list[torch.device]) -> nullcontext[None]:
+        forked.append(devices)
+        return nullcontext()
+
+    monkeypatch.setattr(torch.random, "fork_rng", fork_rng)
+    parameters = [SimpleNamespace(device=device) for device in (gpu, host, gpu)]
+    with state.undrawn_numbers(SimpleNamespace(parameters=lambda: parameters)):  # type: ignore[arg-type]
+        pass
+    assert forked == [[gpu]]

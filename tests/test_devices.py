@@ -11,15 +11,16 @@ from pathlib import Path
 import pytest
 
 from parallelbench.errors import ConfigError
-from parallelbench.rank import cuda_driver, devices, gpus, worker
-from parallelbench.rank.devices import Machine
-from parallelbench.rank.gpus import Gpu
+from parallelbench.rank import worker
+from parallelbench.world import cuda_driver, devices, gpus
+from parallelbench.world.devices import Machine
+from parallelbench.world.gpus import Gpu
 from tests.helpers import configured
 from tests.telemetry.playback import environment, library
 
 _LOOK = """
 import dataclasses, json
-from parallelbench.rank.gpus import visible_gpus
+from parallelbench.world.gpus import visible_gpus
 print(json.dumps([dataclasses.asdict(gpu) for gpu in visible_gpus()], default=sorted))
 """
 
@@ -89,7 +90,9 @@ def test_a_driver_too_old_for_torch_is_named_before_anything_starts(
     """Within a major version of CUDA older drivers run newer programs."""
     profile = tmp_path / "profile.txt"
     profile.write_text("device GPU-a\n")
-    code = f"from parallelbench.rank import cuda_driver as d; d.torch_cuda = lambda: {torch}; print(d.driver_problem())"
+    code = (
+        f"from parallelbench.world import cuda_driver as d; d.torch_cuda = lambda: {torch}; print(d.driver_problem())"
+    )
     command = [sys.executable, "-c", code]
     looked = subprocess.run(
         command, env=environment(profile, library()) | {"FAKE_CUDA": driver}, capture_output=True, text=True, check=True

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import ast
+import functools
 import re
 
 import pytest
 
 from parallelbench.gpu_check.__main__ import checks
 from tests.docs import DOCS, PAGES
-from tests.gpu_findings import FINDINGS
+from tests.gpu_findings import BAD_INPUT, BY_CONSTRUCTION, FINDINGS
 
 ROOT = DOCS.parent
 
 
+@pytest.mark.always
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow) if name == "strategies.md" else name for name in PAGES]
 )
@@ -30,6 +33,30 @@ def test_links_and_paths_in_the_documentation_exist(path) -> None:
     assert not missing
 
 
+@pytest.mark.parametrize("path", [*ROOT.glob("*.md"), *DOCS.glob("*.md")], ids=lambda path: path.name)
+def test_tests_named_in_the_documentation_exist(path) -> None:
+    for file, name in re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", path.read_text()):
+        assert name in functions(ROOT / file), f"{file} has no {name}"
+
+
+@functools.cache
+def functions(path) -> set[str]:
+    """Names of a file's functions, of which nothing is executed."""
+    return {node.name for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)}
+
+
+def test_each_number_names_the_test_that_holds_it() -> None:
+    """Or says that nothing does, or that only a GPU can."""
+    text = (DOCS / "measurement.md").read_text()
+    table = text.partition("## What each number has been checked against")[2].partition("\n## ")[0]
+    rows = [row.strip("| ").split("|") for row in table.strip().splitlines()[2:]]
+    assert len(rows) > 25
+    for row in rows:
+        number, against, _, *where = map(str.strip, row)
+        held = where and (re.findall(r"`tests/[\w/]+\.py::\w+`", where[0]) or "#checking-a-gpu" in where[0])
+        assert held or against == "nothing", number
+
+
 def test_make_targets_named_in_the_documentation_exist() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
     for path in [*ROOT.glob("*.md"), *DOCS.glob("*.md")]:
@@ -42,9 +69,12 @@ def test_each_finding_about_gpus_names_a_test_that_exists_and_a_line_of_gpu_chec
 ) -> None:
     monkeypatch.setattr("torch.cuda.set_device", lambda _: None)
     lines = {name for name, _ in checks("cuda", 2)}
-    for finding in FINDINGS:
-        assert finding.tests
-        for test in finding.tests:
+    named = {finding.tests: finding.gpu_check for finding in FINDINGS}
+    named |= {(test,): line for test, line in BY_CONSTRUCTION.values()}
+    named |= dict.fromkeys(((test,) for test in BAD_INPUT.values()), "")
+    for tests, line in named.items():
+        assert tests
+        for test in tests:
             path, _, name = test.partition("::")
             assert f"def {name}" in (ROOT / path).read_text(), test
-        assert not finding.gpu_check or finding.gpu_check in lines
+        assert not line or line in lines

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from parallelbench.probes import environment
-from parallelbench.store.environment_match import differences, entries
+from parallelbench.store.environment_match import differences, entries, is_of_program, is_set_by_launcher
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -96,6 +96,36 @@ def test_only_what_changes_a_measurement_differs() -> None:
     now = {"host": "b", "packages": {"torch": "2.15", "hydra-core": "2"}, "variables": {"SLURM_JOB_ID": "8"}}
     assert _unlike(before, before | {"host": "c"}) == {}
     assert _unlike(before, now) == {"packages.torch": ("2.14", "2.15"), "variables.NCCL_ALGO": ("Ring", None)}
+
+
+def test_what_tensorflow_sets_for_its_strategies_keeps_no_runs_apart() -> None:
+    """A worker's addresses are drawn anew for every run; servers have two switches of their own."""
+    of_worker = {
+        "TF_CLI_CONFIG_FILE": "/home/me/.terraformrc",
+        "TF_CONFIG": '{"cluster": {"worker": ["127.0.0.1:43313"]}, "task": {"type": "worker", "index": 0}}',
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+    }
+    one, worker = entries({"variables": {}}), entries({"variables": of_worker})
+    assert differences(one, worker) == {}
+    served = {"TF_PS_DISABLE_ASYNC_EXECUTOR_GLOBALLY": "0", "TF_ENABLE_EAGER_CLIENT_STREAMING_ENQUEUE": "False"}
+    unlike = differences(one, entries({"variables": served}))
+    assert len(unlike) == 2
+    single, server = {"strategy.name": "tf_single"}, {"strategy.name": "tf_parameter_server"}
+    assert all(is_set_by_launcher(key, single, server) for key in unlike)
+    assert not any(is_set_by_launcher(key, server, server) for key in unlike), "someone else has set it"
+    assert set(differences(one, entries({"variables": {"TF_ENABLE_ONEDNN_OPTS": "0"}}))) == {
+        "variables.TF_ENABLE_ONEDNN_OPTS"
+    }
+
+
+def test_the_suite_has_no_other_version_where_another_framework_only_imports_it() -> None:
+    installed = entries({"packages": {"parallelbench": "0.1.0"}, "git": {"commit": "a"}})
+    imported = entries({"framework": "tensorflow", "packages": {"parallelbench": None}, "git": {"commit": "b"}})
+    assert set(differences(installed, imported, is_of_program)) == {"git.commit"}
+    newer = entries({"framework": "tensorflow", "packages": {"parallelbench": "0.2.0"}, "git": {"commit": "a"}})
+    assert set(differences(installed, newer, is_of_program)) == {"packages.parallelbench"}
+    same = entries({"packages": {"parallelbench": None}, "git": {"commit": "a"}})
+    assert set(differences(installed, same, is_of_program)) == {"packages.parallelbench"}, "of one framework"
 
 
 def test_what_each_gpu_says_counts_once() -> None:

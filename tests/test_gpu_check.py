@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import math
 import os
 import subprocess
@@ -24,15 +25,15 @@ from parallelbench.gpu_check.kept_results import KeptResults
 from parallelbench.gpu_check.on_node import Nodes
 from parallelbench.gpu_check.ranks import Result, has_parity
 from parallelbench.gpu_check.small_runs import run_of
-from parallelbench.rank.gpus import Gpu
-from parallelbench.rank.numerics import Numerics
-from parallelbench.rank.world import World
 from parallelbench.store.attempt import Attempt
 from parallelbench.store.journal import Journal
 from parallelbench.store.records import TABLES
 from parallelbench.strategies.parts.pipeline_schedules import Schedule
 from parallelbench.strategies.parts.replicas import ModuleReplica
 from parallelbench.telemetry.nvml import WAYS
+from parallelbench.world.gpus import Gpu
+from parallelbench.world.numerics import Numerics
+from parallelbench.world.world import World
 from tests.telemetry.playback import environment, library
 
 CPU = World()
@@ -91,6 +92,7 @@ def test_all_checks_can_be_loaded_with_these_packages() -> None:
     assert {
         "energy, and the sampler's process",
         "compile",
+        "compile_scope=step, adagrad",
         "no waits: cnn_small bf16",
         "strategy ddp",
         "whole run",
@@ -334,6 +336,7 @@ def test_every_strategy_has_runs_on_four_gpus(name: str) -> None:
     assert runs.keys() <= possible
     first_order = {"sgd", "adamw", "adagrad"} if name not in ("downpour", "sandblaster_lbfgs") else set()
     compiles = {"compile"} if name != "data_parallel" else set()
+    compiles |= {"compile_scope=step"} if name not in ("data_parallel", "sandblaster_lbfgs") else set()
     assert first_order | compiles <= runs.keys()
     assert "bf16" in runs or name == "sandblaster_lbfgs"
 
@@ -349,6 +352,27 @@ def test_one_gpu_is_too_few_for_a_strategy() -> None:
         strategies.strategy("ddp", "cuda", 1)
     with pytest.raises(SkippedError, match="no run of it fits 2 devices"):
         strategies.strategy("dp_tp", "cuda", 2)
+
+
+def test_a_rehearsal_takes_as_few_processes_as_will_do() -> None:
+    devices = {name: variants.runs(name, "cpu", 4)["plain"].devices for name in ("ddp", "dp_tp", "dp_pp_tp")}
+    assert devices == {"ddp": 2, "dp_tp": 4, "dp_pp_tp": 4}
+
+
+def test_the_plain_run_is_tried_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What another one does wrong is not its fault."""
+    tried: list[str] = []
+
+    def carried_out(command: list[str], *_: Any) -> tuple[int, str]:
+        (runs,) = (Path(word) for word in command if word.endswith("runs.json"))
+        tried.extend(json.loads(runs.read_text()))
+        return 1, "ended"
+
+    monkeypatch.setattr(strategies, "output_of", carried_out)
+    with pytest.raises(FailedError, match="plain: rank 0 has left no result of the parity check, exit code 1: ended"):
+        strategies.strategy("pipeline", "cpu", 2)
+    assert tried == list(variants.runs("pipeline", "cpu", 2))
+    assert tried[0] == "plain"
 
 
 def test_one_gpu_on_each_of_two_nodes_is_enough() -> None:
@@ -388,7 +412,7 @@ def test_the_ranks_results_are_judged() -> None:
     with pytest.raises(FailedError, match="compile: rank 0 has left no word of having trained"):
         strategies.judge(runs, "cuda", results | {"compile": Result()}, None)
     for name, words in (
-        ("downpour", "asynchronous, so not compared in steps: plain, bf16, compile; trained"),
+        ("downpour", "asynchronous, so not compared in steps: plain, bf16, compile, compile_scope=step; trained"),
         ("sandblaster_lbfgs", "waits by design, so none was looked for: L-BFGS reads each loss"),
     ):
         runs = variants.runs(name, "cuda", 2)
@@ -506,6 +530,7 @@ def test_a_crash_costs_only_the_check_that_crashed(tmp_path: Path) -> None:
     ],
     ids=["whole", "two", "resumed", "packed", "debugged", "hangs"],
 )
+@pytest.mark.always
 @pytest.mark.cases("whole")
 def test_whole_runs_are_judged(check: Any, words: str) -> None:
     assert words in check()

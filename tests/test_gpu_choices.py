@@ -14,27 +14,30 @@ import torch.distributed as dist
 import yaml
 
 from analysis import load
-from analysis.comparison.two_sides import by
+from analysis.comparison.by_key import by
 from launch.attempt.command import Rendezvous, environment
 from launch.attempt.life_cycle import too_small
+from parallelbench.data.mnist import Mnist
 from parallelbench.errors import ConfigError
-from parallelbench.rank import world
 from parallelbench.spec.check import check_run
 from parallelbench.spec.identity import run_id
 from parallelbench.spec.mapping import LATER_OPTIONS, from_mapping, to_mapping, whole_mapping
 from parallelbench.spec.settings import Nccl, Preprocess, Settings
 from parallelbench.store.environment_match import flatten, is_set_by_launcher, must_match
 from parallelbench.strategies.fsdp import Fsdp
+from parallelbench.world import world
 from tests.analysis.factory import Fake, config, published
 from tests.helpers import configured, plain
 
 CHOICES = {
+    "compile_scope": "compile_scope=step",
     "graph": "graph=true",
     "cudnn_benchmark": "cudnn_benchmark=true",
     "nccl.backend": "nccl.backend=lazy",
     "nccl.per_edge": "nccl.per_edge=true",
     "nccl.interface": "nccl.interface=ib0",
     "strategy.gather": "strategy.gather=bf16",
+    "data.files": "data.files=0123456789ab-100-50",
     "preprocess.engine": "preprocess.engine=numpy",
     "preprocess.recipe": "preprocess.recipe=sort",
     "preprocess.threads": "preprocess.threads=2",
@@ -43,9 +46,9 @@ CHOICES = {
 
 
 def test_defaults_of_later_options_are_the_shipped_ones_and_those_of_their_fields() -> None:
-    shipped = flatten(plain("strategy=fsdp"))
+    shipped = flatten(plain("strategy=fsdp", "data=mnist"))
     assert {key: shipped[key] for key in LATER_OPTIONS} == LATER_OPTIONS
-    structs = {"": Settings, "nccl": Nccl, "strategy": Fsdp, "preprocess": Preprocess}
+    structs = {"": Settings, "nccl": Nccl, "strategy": Fsdp, "data": Mnist, "preprocess": Preprocess}
     for key, default in LATER_OPTIONS.items():
         parent, _, name = key.rpartition(".")
         (own,) = (field for field in msgspec.structs.fields(structs[parent]) if field.name == name)
@@ -54,8 +57,8 @@ def test_defaults_of_later_options_are_the_shipped_ones_and_those_of_their_field
 
 @pytest.mark.parametrize("key", LATER_OPTIONS)
 def test_with_its_default_a_later_option_is_no_part_of_a_run_and_else_it_is(key: str) -> None:
-    before = configured("strategy=fsdp", "devices=2")
-    run = configured("strategy=fsdp", "devices=2", CHOICES[key])
+    before = configured("strategy=fsdp", "devices=2", "data=mnist")
+    run = configured("strategy=fsdp", "devices=2", "data=mnist", CHOICES[key])
     assert key not in flatten(to_mapping(before))
     assert flatten(to_mapping(run))[key] == flatten(whole_mapping(run))[key] != LATER_OPTIONS[key]
     assert flatten(whole_mapping(before))[key] == LATER_OPTIONS[key], "`show` shows it all the same"
@@ -125,7 +128,12 @@ def test_this_torch_has_the_lazy_one() -> None:
 
 
 @pytest.mark.parametrize(
-    "key", sorted(key for key in CHOICES.keys() - {"graph", "strategy.gather"} if not key.startswith("preprocess"))
+    "key",
+    sorted(
+        key
+        for key in CHOICES.keys() - {"compile_scope", "graph", "strategy.gather"}
+        if not key.startswith(("preprocess", "data"))
+    ),
 )
 def test_choices_that_would_change_nothing_are_refused(key: str) -> None:
     choice = CHOICES[key]

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parallelbench.errors import StorageError
-from parallelbench.store.journal import Journal, kept_entries, read_entries, read_tables
+from parallelbench.store.journal import Journal, kept_entries, read_entries, read_entries_from, read_tables
 from parallelbench.store.records import TABLES
 from tests.analysis.factory import Fake, begin, config, write_epochs
 from tests.helpers import fill_disk
@@ -86,6 +86,21 @@ def test_no_journal_is_an_empty_one(tmp_path: Path) -> None:
     assert read_entries(tmp_path / "nothing") == []
     tables, events = read_tables(tmp_path)
     assert ({*tables, "telemetry"}, events) == (set(TABLES), [])
+
+
+def test_who_follows_a_journal_gets_each_line_once_and_reads_none_twice(attempt: Attempt) -> None:
+    path = journal_of(attempt, 0)
+    content = path.read_bytes()
+    expected, got, next_byte = read_entries(path), [], 0
+    for size in range(0, len(content) + 1, 7):
+        # What was read before could be anything by now: nobody looks at it again.
+        path.write_bytes(b"x" * next_byte + content[next_byte:size])
+        entries, next_byte = read_entries_from(path, next_byte)
+        got += entries
+    path.write_bytes(content)
+    got += read_entries_from(path, next_byte)[0]
+    assert got == expected
+    assert read_entries_from(path, len(content)) == ([], len(content))
 
 
 @pytest.mark.slow

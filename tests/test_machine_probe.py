@@ -9,7 +9,7 @@ import torch
 
 from parallelbench.probes import machine_probe
 from parallelbench.probes.machine_probe import probe
-from parallelbench.rank.world import World
+from parallelbench.world.world import World
 
 if TYPE_CHECKING:
     from parallelbench.probes.machine_probe import Moment

@@ -8,19 +8,21 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from parallelbench.loaders.batch import Shard
 from parallelbench.loaders.resident import ResidentLoader
+from parallelbench.rank.checked_run import WIDEST_TOLERANCE, as_checked, as_reference
 from parallelbench.rank.likeness import rounding, tolerance_warnings
-from parallelbench.rank.parity import WIDEST_TOLERANCE, as_checked, as_reference, check_parity
+from parallelbench.rank.parity import check_parity
 from parallelbench.rank.session import build_model
-from parallelbench.rank.world import World
+from parallelbench.spec.batch import Shard
 from parallelbench.spec.config import RunConfig
 from parallelbench.strategies.ddp import Ddp
 from parallelbench.strategies.model_parallel import ModelParallel
+from parallelbench.world.world import World
 from tests.ranks import run_ranks
 from tests.strategies.training import configure
 
@@ -155,7 +157,25 @@ class AsksForMuch(UnsummedGradients, frozen=True, kw_only=True):
         return 10.0
 
 
+class SummedGradients(Ddp, frozen=True, kw_only=True):
+    """The gradients are those of all ranks, not divided by their number."""
+
+    def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Any:
+        replica = super().prepare(model, run, world)
+        full_gradients = replica.full_gradients
+
+        def summed() -> dict[str, torch.Tensor]:
+            return {name: world.size * tensor for name, tensor in full_gradients().items()}
+
+        replica.full_gradients = summed  # type: ignore[method-assign]
+        return replica
+
+
 def gate(rank: int, size: int, run: RunConfig) -> list[dict[str, Any]]:
+    return gate_and_hints(rank, size, run)[0]
+
+
+def gate_and_hints(rank: int, size: int, run: RunConfig) -> tuple[list[dict[str, Any]], list[str]]:
     world = World(rank=rank, size=size, local_rank=rank)
     arrays = run.data.load(Path("nowhere"))
 
@@ -173,9 +193,10 @@ def gate(rank: int, size: int, run: RunConfig) -> list[dict[str, Any]]:
         )
 
     checked = as_checked(run)
-    rows = check_parity(build_model(checked), checked, world, loader_of)
+    hints: list[str] = []
+    rows = check_parity(build_model(checked), checked, world, loader_of, hint=hints.append)
     assert rows is not None
-    return rows
+    return rows, hints
 
 
 def passed(run: RunConfig, folder: Path) -> bool:
@@ -237,6 +258,27 @@ def test_a_wrong_strategy_is_caught(wrong: type, precision: str, tmp_path: Path)
     run = configure(*DATA, f"strategy={base}", "devices=2", f"precision={precision}")
     options = {field: getattr(run.strategy, field) for field in run.strategy.__struct_fields__}
     assert not passed(msgspec.structs.replace(run, strategy=wrong(**options)), tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (UnsummedGradients, "rank 0's own 12 samples, not the mean over all 24: average it over the ranks"),
+        (SummedGradients, "the gradient is 2 times the mean over the global batch"),
+        (SameShard, "rank 0's own 12 samples"),
+        (ForgetsToTrainOn, None),
+    ],
+)
+def test_a_gradient_that_is_no_mean_is_named(wrong: type, says: str | None, tmp_path: Path) -> None:
+    run = configure(*DATA, "strategy=ddp", "devices=2")
+    options = {field: getattr(run.strategy, field) for field in run.strategy.__struct_fields__}
+    (rows, hints), other = run_ranks(
+        gate_and_hints, 2, tmp_path, msgspec.structs.replace(run, strategy=wrong(**options))
+    )
+    assert not all(row["passed"] for row in rows)
+    assert other[1] == []
+    assert [says is not None and says in hint for hint in hints] == ([] if says is None else [True])
 
 
 @pytest.mark.slow
@@ -311,7 +353,7 @@ def test_the_reference_does_the_same_work_on_one_device() -> None:
 
 
 def test_an_evaluation_differs_by_its_loss_or_by_a_single_prediction() -> None:
-    from parallelbench.rank.parity import _evaluation_difference, _verdict
+    from parallelbench.rank.step_differences import _evaluation_difference, _verdict
 
     others = {"loss_difference": 0.0, "gradient_difference": 0.0, "parameter_difference": 0.0}
     same = _evaluation_difference([80.0, 12.0], [80.0, 12.0], 37)
@@ -326,17 +368,16 @@ def test_an_evaluation_differs_by_its_loss_or_by_a_single_prediction() -> None:
 
 
 def test_a_difference_of_names_shapes_counters_or_nan_is_never_small() -> None:
-    from parallelbench.rank.differences import largest_difference
-    from parallelbench.rank.parity import _verdict
+    from parallelbench.rank.step_differences import _verdict, largest_difference
 
-    one = {"w": torch.ones(2), "n": torch.tensor(3)}
+    one = {"w": np.ones(2), "n": np.array(3)}
     difference = functools.partial(largest_difference, floor=1.0)
     assert difference(one, one) == 0.0
-    assert difference({"w": torch.ones(2)}, one) == float("inf")
-    assert difference({"w": torch.ones(3), "n": torch.tensor(3)}, one) == float("inf")
-    assert difference({"w": torch.ones(2), "n": torch.tensor(4)}, one) == float("inf")
-    nan = difference({"w": torch.tensor([1.0, float("nan")]), "n": torch.tensor(3)}, one)
+    assert difference({"w": np.ones(2)}, one) == float("inf")
+    assert difference({"w": np.ones(3), "n": np.array(3)}, one) == float("inf")
+    assert difference({"w": np.ones(2), "n": np.array(4)}, one) == float("inf")
+    nan = difference({"w": np.array([1.0, float("nan")]), "n": np.array(3)}, one)
     columns = {"loss_difference": 0.0, "gradient_difference": 0.0, "evaluation_difference": 0.0}
     assert not _verdict(columns | {"parameter_difference": nan}, 1e9)["passed"]
     assert _verdict(columns | {"parameter_difference": 0.0}, 1e-9)["passed"]
-    assert difference({"w": torch.tensor([1.0, 1.5]), "n": torch.tensor(3)}, one) == 0.5
+    assert difference({"w": np.array([1.0, 1.5]), "n": np.array(3)}, one) == 0.5

@@ -13,17 +13,17 @@ import torch
 
 from analysis import load
 from parallelbench.cli import main
+from parallelbench.marks.spans import Spanned
 from parallelbench.probes import step_attribution as attribution
 from parallelbench.probes.clock import StartUp
-from parallelbench.probes.link_bandwidth import AllReduce
-from parallelbench.probes.spans import Spanned
+from parallelbench.probes.link_bandwidth import Collective
 from parallelbench.probes.step_attribution import TRACED_STEPS, ring
 from parallelbench.rank.session import Session
-from parallelbench.rank.world import World
 from parallelbench.store.folder import RunFolder
 from parallelbench.store.journal import Journal
 from parallelbench.store.publish import publish
 from parallelbench.strategies.parts.replicas import ModuleReplica
+from parallelbench.world.world import World
 from tests.helpers import TINY, configured
 
 pytestmark = pytest.mark.slow
@@ -118,8 +118,8 @@ def test_known_times_come_through_to_the_table(clock: Clock, tmp_path: Path) -> 
 
 
 def test_known_all_reduces_make_latency_and_bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:
-    def all_reduces(_device: object, sizes_bytes: tuple[int, ...]) -> list[AllReduce]:
-        return [AllReduce(size_bytes=size, time_s=times_s[size], ranks=4) for size in sizes_bytes]
+    def all_reduces(_device: object, sizes_bytes: tuple[int, ...]) -> list[Collective]:
+        return [Collective(size_bytes=size, time_s=times_s[size], ranks=4) for size in sizes_bytes]
 
     times_s = {2**10: 6.0, 2**24: 6.0 + 1.5 * (2**24 - 2**10)}  # latencies of 1 s, then a byte per second
     monkeypatch.setattr(attribution, "all_reduces", all_reduces)

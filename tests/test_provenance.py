@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from parallelbench.probes import environment
-from parallelbench.rank.devices import cpu_name
 from parallelbench.rank.provenance import first_facts, later_facts
-from parallelbench.rank.world import World
+from parallelbench.world.devices import cpu_name
+from parallelbench.world.world import World
 
 
 def captured(monkeypatch: pytest.MonkeyPatch, commit: str, *, dirty: bool = False, **entries: Any) -> None:
     found = {"host": "n1", "git": {"commit": commit, "dirty": dirty}} | entries
-    monkeypatch.setattr(environment, "capture", lambda: found)
+    monkeypatch.setattr(environment, "capture", lambda framework, plugin: found)
 
 
 def going_on(facts: dict[str, Any], attempt: int) -> dict[str, Any]:
@@ -48,3 +48,16 @@ def test_another_host_of_the_same_kind_is_no_difference(monkeypatch: pytest.Monk
     facts: dict[str, Any] = first_facts(1) | {"device_name": cpu_name()}
     captured(monkeypatch, "aaa", host="n2")
     assert "resumed_elsewhere" not in going_on(facts, 2)
+
+
+def test_a_run_that_goes_on_with_other_sources_of_a_plugin_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    captured(monkeypatch, "aaa", plugin={"sources": "mine@1", "git": {"commit": "c", "dirty": False}})
+    facts: dict[str, Any] = first_facts(1, plugin="mine") | {"device_name": cpu_name()}
+    captured(monkeypatch, "aaa", plugin={"sources": "mine@1", "git": {"commit": "d", "dirty": True}})
+    facts = going_on(facts, 2)
+    assert "resumed_elsewhere" not in facts, "its files are the same, whatever its repository's commit"
+    captured(monkeypatch, "aaa", plugin={"sources": "mine@2", "git": None})
+    facts = going_on(facts, 3)
+    assert facts["resumed_elsewhere"] == "plugin.sources: mine@1 and mine@2"
+    attempts = json.loads(facts["attempts_json"])
+    assert [one["plugin"]["sources"] for one in attempts] == ["mine@1", "mine@1", "mine@2"]

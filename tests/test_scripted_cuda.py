@@ -10,15 +10,16 @@ import pytest
 import torch
 
 from parallelbench.loaders.arrow_loader import StreamedLoader, _Fetched
-from parallelbench.loaders.batch import Batch, Shard
 from parallelbench.probes.clock import StepClock, TimedWindow
 from parallelbench.probes.memory_probe import MemoryProbe
 from parallelbench.rank import parity, tuning
-from parallelbench.rank.parity import as_checked, check_parity
+from parallelbench.rank.checked_run import as_checked
+from parallelbench.rank.parity import check_parity
 from parallelbench.rank.session import build_loader, build_model
 from parallelbench.rank.train import device_uuid
-from parallelbench.rank.world import World
+from parallelbench.spec.batch import Batch, Shard
 from parallelbench.spec.config import RunConfig
+from parallelbench.world.world import World
 from tests.helpers import TINY, configured
 from tests.scripted_cuda import WORLD, ScriptedCuda, complete, functions
 
@@ -136,13 +137,13 @@ def test_a_reference_that_does_not_fit_leaves_its_memory(fails_in: str, monkeypa
     monkeypatch.setattr(type(run.strategy), "prepare", scarce)
     monkeypatch.setattr(parity, "release", lambda: left.append(not hasattr(references[0], "replica")))
     references: list[Any] = []
-    begin = parity._Reference.__init__
+    begin = parity.Reference.__init__
 
     def noted(self: Any, *arguments: Any) -> None:
         references.append(self)
         begin(self, *arguments)
 
-    monkeypatch.setattr(parity._Reference, "__init__", noted)
+    monkeypatch.setattr(parity.Reference, "__init__", noted)
     arrays = run.data.load(Path("nowhere"))
     rows = check_parity(build_model(run), run, World(), lambda of, shard: build_loader(arrays, of, World(), shard))
     assert rows is None

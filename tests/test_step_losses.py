@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from parallelbench.loaders.batch import Shard
-from parallelbench.rank.numerics import Sums, sums
 from parallelbench.rank.session import build_model
 from parallelbench.rank.step_losses import BLOCK, by_step, rows_of
 from parallelbench.rank.train import Trainer
-from parallelbench.rank.world import World
+from parallelbench.spec.batch import Shard
+from parallelbench.world.numerics import Sums, sums
+from parallelbench.world.world import World
 from tests.ranks import run_ranks
 from tests.strategies.training import configure, shard_loader
 from tests.test_closing import SMALL, Rows
@@ -64,6 +64,8 @@ def by_hand(run: RunConfig) -> list[float]:
     return losses
 
 
+@pytest.mark.slow
+@pytest.mark.always
 def test_rows_are_those_of_a_loop_by_hand(tmp_path: Path) -> None:
     exact = [*SMALL, "precision=fp64", "devices=2"]
     pieces = ["strategy.micro_batches=4"]

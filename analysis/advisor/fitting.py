@@ -30,6 +30,8 @@ def fit(layouts: Layouts, machines: Machines, measured_s: Values) -> Fitted:
     log_priors = np.log([each.prior for each in PARAMETERS])
     log_measured = np.log(measured_s)
     most = (np.log([each.most for each in PARAMETERS]) - log_priors) / spreads
+    with np.errstate(divide="ignore"):
+        least = (np.log([each.least for each in PARAMETERS]) - log_priors) / spreads
     weights = np.sqrt(_weights(layouts))
 
     def errors(units: Values) -> Values:
@@ -49,7 +51,7 @@ def fit(layouts: Layouts, machines: Machines, measured_s: Values) -> Fitted:
         lambda units: errors(units)[0],
         np.zeros(len(PARAMETERS)),
         jac=derivatives,
-        bounds=(-np.inf, most),
+        bounds=(least, most),
         ftol=1e-5,
         xtol=1e-5,
     )

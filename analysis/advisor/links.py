@@ -1,7 +1,8 @@
 """α–β costs of collectives over two tiers: the links inside a node and the network between nodes.
 
-Thakur et al. 2005, "Optimization of collective communication operations in MPICH": a ring moves (n−1)/n of a message in
-n−1 turns, and twice that for an all-reduce; a tree takes log₂ n turns.
+A ring moves (n−1)/n of a message in n−1 turns, and twice that for an all-reduce (Patarasuk and Yuan 2009). All-gathers
+and reduce-scatters are rings. An all-reduce is a ring or a tree, as NCCL chooses (src/graph/tuning.cc, whose turns and
+whose bandwidth of a tree these are).
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ import numpy as np
 
 if TYPE_CHECKING:
     from analysis.advisor.layouts import Values
+
+TREE_SHARE = 0.9
+"""Bandwidth of a tree ÷ of a ring (NCCL, src/graph/tuning.cc)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +44,8 @@ class Links:
     network_bytes_per_s: Values
     link_latency_s: Values
     network_latency_s: Values
+    trees: bool = True
+    """Whether all-reduces may be trees, as NCCL's; gloo's are rings."""
 
 
 def group_of(size: Values, stride: Values, devices_per_node: Values, devices: Values) -> Group:
@@ -56,27 +62,60 @@ def slowest_bytes_per_s(group: Group, links: Links) -> Values:
     return result
 
 
-def turn_s(group: Group, links: Links) -> Values:
-    """Latency of a collective's turns: log₂ of the devices in a node, and of the nodes."""
-    inside = np.log2(np.maximum(group.within, 1.0)) * links.link_latency_s
+def ring_turn_s(group: Group, links: Links) -> Values:
+    """Latency of once round a ring, n−1 turns: as many leave a node as there are other nodes."""
+    result: Values = (group.nodes - 1.0) * links.network_latency_s + (group.size - group.nodes) * links.link_latency_s
+    return result
+
+
+def tree_turn_s(group: Group, links: Links) -> Values:
+    """Latency of once up or down a tree: a chain in each node, and log₂ of the nodes."""
     between = np.log2(np.maximum(group.nodes, 1.0)) * links.network_latency_s
-    return inside + between
+    result: Values = between + (group.size / group.nodes - 1.0) * links.link_latency_s
+    return result
 
 
 def gather_s(message_bytes: Values, group: Group, links: Links) -> Values:
     """An all-gather or a reduce-scatter of a message that all of the group have in the end, or have had."""
     moved = (group.size - 1.0) / group.size * message_bytes
-    return moved / slowest_bytes_per_s(group, links) + turn_s(group, links)
+    return moved / slowest_bytes_per_s(group, links) + ring_turn_s(group, links)
 
 
 def all_reduce_s(message_bytes: Values, group: Group, links: Links) -> Values:
-    """A reduce-scatter and an all-gather of the same message."""
-    return 2.0 * gather_s(message_bytes, group, links)
+    """A ring's reduce-scatter and all-gather, or up and down a tree: whichever is faster."""
+    ring = gather_s(message_bytes, group, links)
+    if not links.trees:
+        return 2.0 * ring
+    tree = message_bytes / (TREE_SHARE * slowest_bytes_per_s(group, links)) + tree_turn_s(group, links)
+    result: Values = 2.0 * np.minimum(ring, tree)
+    return result
+
+
+def all_to_all_s(message_bytes: Values, group: Group, links: Links) -> Values:
+    """Each device sends an equal part of its message to each of the group, one after the other (Thakur et al. 2005).
+
+    All groups exchange at once: what leaves a node shares its network.
+    """
+    part = message_bytes / group.size
+    near = (group.within - 1.0) * part / links.link_bytes_per_s
+    far = (group.size - group.within) * part * group.within * group.rings / links.network_bytes_per_s
+    turns = (group.within - 1.0) * links.link_latency_s + (group.size - group.within) * links.network_latency_s
+    return near + far + turns
 
 
 def send_s(message_bytes: Values, crosses: Values, links: Links, *, rings: Values) -> Values:
-    """One message to one other device; `crosses` is 1 where it is of another node, whose network `rings` share."""
+    """One message to one other device, a mean where `crosses` is the share of messages that go to another node.
+
+    `rings` is how many such messages leave a node at once.
+    """
     near = message_bytes / links.link_bytes_per_s + links.link_latency_s
     far = message_bytes * rings / links.network_bytes_per_s + links.network_latency_s
-    result: Values = np.where(crosses > 0, far, near)
+    result: Values = crosses * far + (1.0 - crosses) * near
+    return result
+
+
+def chain_crossing(size: Values, stride: Values, devices_per_node: Values) -> Values:
+    """Share of a chain's hops that lead to another node; its members are `stride` ranks apart, the first is rank 0."""
+    hops = np.maximum(size - 1.0, 1.0)
+    result: Values = np.minimum(1.0, np.floor(hops * stride / devices_per_node) / hops)
     return result

@@ -19,6 +19,8 @@ class Parameter:
     doc: str
     most: float = math.inf
     """Upper bound: a share of a data sheet stays below 1."""
+    least: float = 0.0
+    """Lower bound."""
 
 
 PARAMETERS = (
@@ -30,6 +32,9 @@ PARAMETERS = (
     Parameter("fp8_speed", 1.4, 0.2, "1", "speed of products in 8 bits ÷ in 16; 2 by data sheets"),
     Parameter("attention_share", 0.4, 0.4, "1", "share of the same that attention's own products reach", most=0.8),
     Parameter("memory_share", 0.7, 0.3, "1", "share of memory bandwidth that elementwise work reaches", most=0.95),
+    Parameter(
+        "eager_slower", 1.1, 0.15, "1", "time of torch's own kernels ÷ of Megatron-LM's, which fuse what torch does not"
+    ),
     Parameter("launch_s", 1e-3, 1.0, "s", "host's time for one layer, forward, per pass; hidden behind the device's"),
     Parameter("tensor_launch_s", 5e-5, 1.0, "s", "the same, for each further device of the tensor group"),
     Parameter("softmax_launch_s", 2e-4, 0.7, "s", "the same, where softmax takes several kernels instead of one"),
@@ -47,10 +52,13 @@ PARAMETERS = (
         "share of the network's bandwidth that collectives between nodes reach",
         most=0.95,
     ),
-    Parameter("link_latency_s", 1e-5, 0.7, "s", "one turn of a collective in a node"),
-    Parameter("network_latency_s", 3e-5, 0.7, "s", "one turn of a collective between nodes"),
+    # Priors of both latencies: NCCL's own for rings, src/graph/tuning.cc.
+    Parameter("link_latency_s", 3.4e-6, 0.7, "s", "one turn of a collective in a node"),
+    Parameter("network_latency_s", 9.6e-6, 0.7, "s", "one turn of a collective between nodes"),
     Parameter("gradient_bytes", 2.8, 0.35, "bytes", "moved per reduced gradient; 2 in half, 4 in single precision"),
-    Parameter("overlap", 3.0, 0.4, "1", "γ of compute and sharding's collectives; 1: none hidden, 10: nearly all"),
+    Parameter(
+        "overlap", 3.0, 0.4, "1", "γ of compute and sharding's collectives; 1: none hidden, 10: nearly all", least=1.0
+    ),
     Parameter("update_share", 0.5, 0.5, "1", "share of memory bandwidth that the optimizer reaches", most=0.95),
     Parameter("step_s", 5e-3, 1.0, "s", "fixed time of each step"),
 )

@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from analysis.advisor import transformer
-from analysis.advisor.links import Links, all_reduce_s, gather_s, group_of, send_s, turn_s
+from analysis.advisor.links import (
+    Links,
+    all_reduce_s,
+    all_to_all_s,
+    chain_crossing,
+    gather_s,
+    group_of,
+    ring_turn_s,
+    send_s,
+)
 from analysis.advisor.replay import pipeline_s
 
 if TYPE_CHECKING:
@@ -37,7 +46,8 @@ class StepTime:
     compute_s: Values
     """The busiest stage's kernels, and what its host's launches add."""
     tensor_s: Values
-    """All-reduces of the tensor group, which nothing hides."""
+    """All-reduces of the tensor group and all-to-alls of experts, which nothing hides, and what attention does not hide
+    of a context ring."""
     gather_s: Values
     """What compute does not hide of gathering and reducing sharded parameters."""
     bubble_s: Values
@@ -76,13 +86,46 @@ def links_of(machines: Machines, fitted: Mapping[str, Values | float]) -> Links:
 
 def layer_s(layouts: Layouts, machines: Machines, fitted: Mapping[str, Values | float]) -> Values:
     """One layer's kernels, forward, of one micro-batch, on one device."""
-    width, rows = layouts.hidden / layouts.tensor, transformer.tokens(layouts)
-    slower = 1.0 + fitted["narrow_width"] / width + fitted["few_rows"] / rows
-    faster = np.where(layouts.fp8 > 0, fitted["fp8_speed"], 1.0)
-    matrices = transformer.matrix_flops(layouts) / machines.flops_per_s / fitted["matrix_share"] * slower / faster
-    attention = transformer.attention_flops(layouts) / machines.flops_per_s / fitted["attention_share"]
+    products = _matrices_s(layouts, machines, fitted) + _attention_s(layouts, machines, fitted)
     traffic = transformer.elementwise_bytes(layouts) + transformer.score_bytes(layouts)
-    return matrices + attention + traffic / machines.memory_bytes_per_s / fitted["memory_share"]
+    return _slower(layouts, fitted) * (products + _traffic_s(traffic, machines, fitted))
+
+
+def _slower(layouts: Layouts, fitted: Mapping[str, Values | float]) -> Values:
+    """Published steps that write scores are Megatron-LM's, those that fuse attention are torch's."""
+    result: Values = np.where(layouts.fused_attention > 0, fitted["eager_slower"], 1.0)
+    return result
+
+
+def _matrices_s(layouts: Layouts, machines: Machines, fitted: Mapping[str, Values | float]) -> Values:
+    """Products with weights."""
+    width, rows = layouts.hidden / layouts.tensor, transformer.tokens(layouts)
+    narrow = 1.0 + fitted["narrow_width"] / width
+    outside = transformer.attention_matrix_flops(layouts) * (narrow + fitted["few_rows"] / rows)
+    inside = transformer.mlp_flops(layouts) * (narrow + fitted["few_rows"] / transformer.mlp_rows(layouts))
+    faster = np.where(layouts.fp8 > 0, fitted["fp8_speed"], 1.0)
+    return (outside + inside) / machines.flops_per_s / fitted["matrix_share"] / faster
+
+
+def _traffic_s(moved_bytes: Values, machines: Machines, fitted: Mapping[str, Values | float]) -> Values:
+    return moved_bytes / machines.memory_bytes_per_s / fitted["memory_share"]
+
+
+def _repeated_s(layouts: Layouts, machines: Machines, fitted: Mapping[str, Values | float]) -> Values:
+    """What selective recomputation repeats of a layer, the same that `transformer_memory` does not keep.
+
+    Where attention is fused its output and every other product are kept: half of the products and all elementwise work
+    are repeated (torchtitan). Where scores are written only they and their products are (Korthikanti et al. 2022).
+    """
+    cheap = 0.5 * _matrices_s(layouts, machines, fitted)
+    cheap = cheap + _traffic_s(transformer.elementwise_bytes(layouts), machines, fitted)
+    scores = _attention_s(layouts, machines, fitted)
+    scores = scores + _traffic_s(transformer.score_bytes(layouts), machines, fitted)
+    return np.where(layouts.fused_attention > 0, _slower(layouts, fitted) * cheap, scores)
+
+
+def _attention_s(layouts: Layouts, machines: Machines, fitted: Mapping[str, Values | float]) -> Values:
+    return transformer.attention_flops(layouts) / machines.flops_per_s / fitted["attention_share"]
 
 
 def _logits_s(layouts: Layouts, machines: Machines, fitted: Mapping[str, Values | float]) -> Values:
@@ -90,7 +133,7 @@ def _logits_s(layouts: Layouts, machines: Machines, fitted: Mapping[str, Values 
     share = np.where(transformer.odd_vocabulary(layouts), fitted["odd_share"], fitted["matrix_share"])
     products = (1.0 + BACKWARD) * transformer.logit_flops(layouts) / machines.flops_per_s / share
     traffic = fitted["loss_bytes"] * transformer.logits(layouts)
-    return products + traffic / machines.memory_bytes_per_s / fitted["memory_share"]
+    return _slower(layouts, fitted) * (products + traffic / machines.memory_bytes_per_s / fitted["memory_share"])
 
 
 def step_time(layouts: Layouts, machines: Machines, fitted: Mapping[str, Values | float]) -> StepTime:
@@ -101,24 +144,27 @@ def step_time(layouts: Layouts, machines: Machines, fitted: Mapping[str, Values 
     launch = fitted["launch_s"] + fitted["tensor_launch_s"] * (layouts.tensor - 1.0) + unfused
     kernels = layer_s(layouts, machines, fitted)
     per_pass = overlapped(kernels, launch, LAUNCH_OVERLAP)
-    reductions = _tensor_s(layouts, machines, links)
+    rings = _ring_s(layouts, machines, links, fitted, compute_s=per_pass)
+    per_pass = per_pass + rings
+    reductions = _tensor_s(layouts, machines, links) + _routed_s(layouts, machines, links)
     depth = layouts.layers / layouts.pipeline
     forward = (per_pass + reductions) * depth
     exposed = _sharded_s(layouts, machines, links, fitted, compute_s=per_pass * passes * depth)
     backward_passes = BACKWARD + layouts.recompute
+    repeated = layouts.selective * _repeated_s(layouts, machines, fitted)
     # Two all-reduces forward, two backward, two more where the forward pass is repeated.
-    backward = (per_pass * backward_passes + reductions * (1.0 + layouts.recompute)) * depth
+    backward = (per_pass * backward_passes + repeated + reductions * (1.0 + layouts.recompute)) * depth
     logits = _logits_s(layouts, machines, fitted)
     count = np.maximum(layouts.micro_batches, 1.0)
     handover = fitted["handover_s"] * np.ones_like(logits)
     pipelined = _pipelined_s(layouts, machines, links, parts=(forward, backward, logits, handover))
     busy = count * (forward + backward + logits)
-    tensor = count * reductions * (2.0 + layouts.recompute) * depth
+    tensor = count * (reductions * (2.0 + layouts.recompute) + rings * passes) * depth
     update, reduced = _update_s(layouts, machines, fitted), _reduced_s(layouts, machines, links, fitted)
     return StepTime(
         compute_s=busy - tensor,
         tensor_s=tensor,
-        gather_s=count * exposed,
+        gather_s=exposed * np.ones_like(busy),
         bubble_s=pipelined - busy,
         reduce_s=reduced,
         update_s=update,
@@ -133,44 +179,92 @@ def _tensor_s(layouts: Layouts, machines: Machines, links: Links) -> Values:
     return np.where(layouts.tensor > 1, 2.0 * each, 0.0)
 
 
+def _routed_s(layouts: Layouts, machines: Machines, links: Links) -> Values:
+    """Two all-to-alls of one layer: tokens to their experts, and back."""
+    group = group_of(layouts.expert, layouts.tensor, machines.devices_per_node, layouts.devices)
+    return np.where(layouts.expert > 1, 2.0 * all_to_all_s(transformer.routed_bytes(layouts), group, links), 0.0)
+
+
 def _sharded_s(
     layouts: Layouts, machines: Machines, links: Links, fitted: Mapping[str, Values | float], *, compute_s: Values
 ) -> Values:
-    """What the collectives of sharded parameters add to a micro-batch.
+    """What the collectives of sharded parameters add to a step.
 
-    Every layer is gathered for forward and again for backward, and its gradients are scattered, all per micro-batch.
+    Every layer is gathered for forward and again for backward, and its gradients are scattered, all per micro-batch. In
+    pipelines stages stay whole, as `transformer_memory` has it: they are gathered and scattered once per step.
     """
-    group = group_of(layouts.data, layouts.tensor, machines.devices_per_node, layouts.devices)
-    whole = transformer.HALF * transformer.device_parameters(layouts)
-    # One message per layer: all their bytes, and the turns of each.
-    moved = 3.0 * (gather_s(whole, group, links) + (layouts.layers / layouts.pipeline - 1.0) * turn_s(group, links))
+    size = layouts.replicas / layouts.copies
+    group = group_of(size, layouts.tensor, machines.devices_per_node, layouts.devices)
+    experts = transformer.expert_parameters(layouts)
+    whole = transformer.HALF * (transformer.device_parameters(layouts) - experts)
+    # One message per layer: all their bytes, and the turns of each. Experts are gathered from those that have the same.
+    later = layouts.layers / layouts.pipeline - 1.0
+    once = gather_s(whole, group, links) + later * ring_turn_s(group, links)
+    same = group_of(size / layouts.expert, layouts.tensor * layouts.expert, machines.devices_per_node, layouts.devices)
+    apart = gather_s(transformer.HALF * experts, same, links) + later * ring_turn_s(same, links)
+    once = once + np.where((layouts.experts > 1) & (same.size > 1), apart, 0.0)
+    moved = np.where(layouts.pipeline > 1, 2.0, 3.0) * once
     exposed = overlapped(compute_s, moved, fitted["overlap"]) - compute_s
-    return np.where((layouts.sharded > 0) & (layouts.data > 1), exposed, 0.0)
+    often = np.where(layouts.pipeline > 1, 1.0, np.maximum(layouts.micro_batches, 1.0))
+    return np.where((layouts.sharded > 0) & (size > 1), often * exposed, 0.0)
+
+
+def _ring_s(
+    layouts: Layouts, machines: Machines, links: Links, fitted: Mapping[str, Values | float], *, compute_s: Values
+) -> Values:
+    """What sending keys and values round a context group adds to one layer's pass; attention hides a part of it."""
+    group = group_of(layouts.context, layouts.tensor, machines.devices_per_node, layouts.devices)
+    width = 2.0 * layouts.hidden * layouts.kv_heads / layouts.heads / layouts.tensor
+    # Each turn hands on one device's keys and values: all of them but its own arrive.
+    moved = gather_s(transformer.HALF * transformer.tokens(layouts) * width * layouts.context, group, links)
+    exposed = overlapped(compute_s, moved, fitted["overlap"]) - compute_s
+    return np.where(layouts.context > 1, exposed, 0.0)
 
 
 def _reduced_s(layouts: Layouts, machines: Machines, links: Links, fitted: Mapping[str, Values | float]) -> Values:
-    """All-reduce of a device's gradients, after backward."""
-    group = group_of(layouts.data, layouts.tensor, machines.devices_per_node, layouts.devices)
-    each = all_reduce_s(fitted["gradient_bytes"] * transformer.device_parameters(layouts), group, links)
-    return np.where((layouts.sharded > 0) | (layouts.data <= 1), 0.0, each)
+    """All-reduce of a device's gradients, after backward; of a shard's, between the copies of a sharded model.
+
+    Under ZeRO 1 a reduce-scatter, and an all-gather of the updated parameters, which move the same.
+    """
+    sharded = layouts.sharded > 0
+    inside = np.where(sharded, layouts.replicas / layouts.copies, 1.0)
+    size = np.where(sharded, layouts.copies, layouts.replicas)
+    experts = transformer.expert_parameters(layouts)
+    parts = (
+        (transformer.device_parameters(layouts) - experts, size, inside),
+        (experts, np.maximum(size / layouts.expert, 1.0), inside * layouts.expert),
+    )
+    total = np.zeros(())
+    for held, copies, stride in parts:
+        group = group_of(copies, layouts.tensor * stride, machines.devices_per_node, layouts.devices)
+        reduced = fitted["gradient_bytes"] * held / inside
+        owned = 2.0 * gather_s(reduced, group, links)
+        each = np.where(layouts.owners > 0, owned, all_reduce_s(reduced, group, links))
+        total = total + np.where((copies > 1) & (held > 0), each, 0.0)
+    return total
 
 
 def _update_s(layouts: Layouts, machines: Machines, fitted: Mapping[str, Values | float]) -> Values:
-    owned = transformer.device_parameters(layouts) / np.where(layouts.sharded > 0, layouts.data, 1.0)
+    shards = np.where(layouts.sharded > 0, layouts.replicas / layouts.copies, 1.0)
+    shards = np.where(layouts.owners > 0, layouts.replicas, shards)
+    owned = transformer.parameters_per_shard(layouts, shards)
     return UPDATE_BYTES * owned / machines.memory_bytes_per_s / fitted["update_share"]
 
 
 def _pipelined_s(
     layouts: Layouts, machines: Machines, links: Links, *, parts: tuple[Values, Values, Values, Values]
 ) -> Values:
-    """All micro-batches through all stages under 1F1B, the last of which has the logits too."""
+    """All micro-batches through all stages under 1F1B, the last of which has the logits too.
+
+    Interleaving v stages per device leaves a v-th of the bubble and v times the messages (Narayanan et al. 2021, §2.2).
+    """
     forward, backward, logits, handover = np.broadcast_arrays(*parts)
     total = np.array(np.maximum(layouts.micro_batches, 1.0) * (forward + backward + logits))
     stages, count = layouts.pipeline.astype(int), np.round(np.maximum(layouts.micro_batches, 1.0)).astype(int)
-    neighbours = layouts.tensor * layouts.data
-    crosses = (neighbours >= machines.devices_per_node) * 1.0
-    rings: Values = np.minimum(machines.devices_per_node, layouts.devices)
-    sent = send_s(transformer.boundary_bytes(layouts), np.asarray(crosses, dtype=np.float64), links, rings=rings)
+    neighbours = layouts.tensor * layouts.replicas
+    crosses = chain_crossing(layouts.pipeline, neighbours, machines.devices_per_node)
+    rings: Values = np.minimum(machines.devices_per_node, neighbours)
+    sent = send_s(transformer.boundary_bytes(layouts), crosses, links, rings=rings)
     send = np.broadcast_to(sent, total.shape)
     for p, m in sorted(set(zip(stages.tolist(), count.tolist(), strict=True))):
         rows = (stages == p) & (count == m)
@@ -184,4 +278,19 @@ def _pipelined_s(
         forwards = [f] * (p - 1) + [f + last / 3.0]
         backwards = [b] * (p - 1) + [b + 2.0 * last / 3.0]
         total[..., rows] = pipeline_s("1f1b", m, forwards, backwards, send_s=send[..., rows])
-    return total
+    return _interleaved_s(layouts, total, parts=(forward, backward, logits, handover), send_s=send)
+
+
+def _interleaved_s(
+    layouts: Layouts, total: Values, *, parts: tuple[Values, Values, Values, Values], send_s: Values
+) -> Values:
+    """The same where devices have several stages."""
+    if (layouts.chunks <= 1).all():
+        return total
+    forward, backward, logits, handover = parts
+    count, others = np.maximum(layouts.micro_batches, 1.0), layouts.pipeline - 1.0
+    bubble = others * (forward + backward + 2.0 * send_s) / layouts.chunks
+    messages = 2.0 * layouts.chunks * count * handover
+    interleaved = count * (forward + backward + logits) + bubble + messages
+    result: Values = np.where((layouts.chunks > 1) & (layouts.pipeline > 1), interleaved, total)
+    return result

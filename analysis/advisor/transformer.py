@@ -1,7 +1,7 @@
 """Parameters, FLOPs and bytes of a decoder-only transformer by formula, per layer and micro-batch.
 
-A layer has attention and an MLP four times as wide as the residual stream (Vaswani et al. 2017). Products count two
-FLOPs per multiply-add. Backward does twice the forward's work.
+A layer has attention and an MLP (Vaswani et al. 2017), in the shape of GPT-2 or of Llama. Products count two FLOPs per
+multiply-add. Backward does twice the forward's work.
 """
 
 from __future__ import annotations
@@ -19,24 +19,69 @@ HALF = 2.0
 """Bytes of an activation, a gathered parameter or a reduced gradient in fp16 or bf16."""
 
 
+def attention_matrices(layouts: Layouts) -> Values:
+    """Parameters of one layer's queries and outputs, keys and values, and of the router that chooses experts."""
+    grouped = layouts.kv_heads / layouts.heads
+    router = np.where(layouts.experts > 1, layouts.experts * layouts.hidden, 0.0)
+    return (2.0 + 2.0 * grouped) * layouts.hidden**2 + router
+
+
+def mlp_matrices(layouts: Layouts) -> Values:
+    """Parameters of one MLP's matrices."""
+    return (2.0 + layouts.gated) * layouts.hidden * layouts.mlp_width
+
+
+def shared_parameters(layouts: Layouts) -> Values:
+    """Parameters of one layer without its MLPs: 13·h vectors in GPT-2 with them, two norms without biases in Llama."""
+    grouped = layouts.kv_heads / layouts.heads
+    vectors = np.where(layouts.learned > 0, (6.0 + 2.0 * grouped) * layouts.hidden, 2.0 * layouts.hidden)
+    return attention_matrices(layouts) + vectors
+
+
+def mlp_parameters(layouts: Layouts) -> Values:
+    """Parameters of one MLP: of a dense layer's, or of one expert."""
+    return mlp_matrices(layouts) + np.where(layouts.learned > 0, layouts.mlp_width + layouts.hidden, 0.0)
+
+
 def layer_parameters(layouts: Layouts) -> Values:
-    """Parameters of one layer: 12·h² in matrices, 13·h in biases and norms."""
-    return 12.0 * layouts.hidden**2 + 13.0 * layouts.hidden
+    """Parameters of one layer with all its experts; 12·h² and 13·h in GPT-2."""
+    return shared_parameters(layouts) + layouts.experts * mlp_parameters(layouts)
 
 
 def embedding_parameters(layouts: Layouts) -> Values:
     """Parameters of tokens and learned positions."""
-    return (layouts.vocabulary + layouts.sequence) * layouts.hidden
+    return (layouts.vocabulary + layouts.learned * layouts.sequence) * layouts.hidden
+
+
+def head_parameters(layouts: Layouts) -> Values:
+    """Parameters of the last layer, where it has its own."""
+    return (1.0 - layouts.tied) * layouts.vocabulary * layouts.hidden
 
 
 def parameters(layouts: Layouts) -> Values:
-    """Parameters of the whole model, the last layer sharing the embedding's, and the last norm."""
-    return layouts.layers * layer_parameters(layouts) + embedding_parameters(layouts) + 2.0 * layouts.hidden
+    """Parameters of the whole model, and the last norm."""
+    ends = embedding_parameters(layouts) + head_parameters(layouts) + (1.0 + layouts.learned) * layouts.hidden
+    return layouts.layers * layer_parameters(layouts) + ends
 
 
 def matrix_flops(layouts: Layouts) -> Values:
-    """Forward FLOPs of one layer's products with weights, for one micro-batch, on one device: 24·b·s·h² ÷ t."""
-    return 24.0 * tokens(layouts) * layouts.hidden**2 / layouts.tensor
+    """Forward FLOPs of one layer's products with weights, of one micro-batch, on one device: 24·b·s·h² ÷ t in GPT-2."""
+    return attention_matrix_flops(layouts) + mlp_flops(layouts)
+
+
+def attention_matrix_flops(layouts: Layouts) -> Values:
+    """Those outside of MLPs."""
+    return 2.0 * tokens(layouts) * attention_matrices(layouts) / layouts.tensor
+
+
+def mlp_flops(layouts: Layouts) -> Values:
+    """Those of MLPs, experts' empty room included."""
+    return 2.0 * tokens(layouts) * layouts.visits * mlp_matrices(layouts) / layouts.tensor
+
+
+def mlp_rows(layouts: Layouts) -> Values:
+    """Tokens that one MLP of a device takes at a time: experts share those of their group."""
+    return tokens(layouts) * layouts.visits * layouts.expert / layouts.experts
 
 
 def attention_flops(layouts: Layouts) -> Values:
@@ -61,9 +106,14 @@ def elementwise_bytes(layouts: Layouts) -> Values:
     """Forward traffic of norms, residuals and dropout (on every device of a tensor group), and of what is cut by it.
 
     Counted per element of the residual stream: two norms (read, write), two sums with dropout (two reads, a write, a
-    mask) make 22 bytes; GELU on four times the width, and the transposition of queries, keys and values make 28.
+    mask) make 22 bytes; GELU on four times the width makes 16, a gate half as much again; the transposition of queries,
+    keys and values makes 12. Sorting tokens by expert, and back, reads and writes each visit twice: 8 bytes.
     """
-    return tokens(layouts) * layouts.hidden * (22.0 + 28.0 / layouts.tensor)
+    grouped = (1.0 + 2.0 * layouts.kv_heads / layouts.heads) / 3.0
+    sorting = np.where(layouts.experts > 1, 8.0 * layouts.hidden * layouts.visits, 0.0)
+    cut = (4.0 + 2.0 * layouts.gated) * layouts.mlp_width * layouts.visits + 12.0 * grouped * layouts.hidden + sorting
+    whole = 22.0 * layouts.hidden / np.where(layouts.sequence_parallel > 0, layouts.tensor, 1.0)
+    return tokens(layouts) * (whole + cut / layouts.tensor)
 
 
 def logit_flops(layouts: Layouts) -> Values:
@@ -92,8 +142,8 @@ def unfused_softmax(layouts: Layouts) -> Values:
 
 
 def tokens(layouts: Layouts) -> Values:
-    """Tokens of one micro-batch."""
-    return layouts.samples_per_micro_batch * layouts.sequence
+    """Tokens of one micro-batch on one device."""
+    return layouts.samples_per_micro_batch * layouts.sequence / layouts.context
 
 
 def boundary_bytes(layouts: Layouts) -> Values:
@@ -103,8 +153,29 @@ def boundary_bytes(layouts: Layouts) -> Values:
 
 def device_parameters(layouts: Layouts) -> Values:
     """Parameters that one device of the fullest stage computes with: its layers, and the embedding."""
-    deep = layouts.layers / layouts.pipeline * layer_parameters(layouts)
-    return (deep + embedding_parameters(layouts)) / layouts.tensor
+    deep = layouts.layers / layouts.pipeline * shared_parameters(layouts)
+    dense = layouts.layers / layouts.pipeline * np.where(layouts.experts > 1, 0.0, mlp_parameters(layouts))
+    # An untied head is on the last stage, the embedding on the first: the fullest one has either.
+    ends = embedding_parameters(layouts) + np.where(layouts.pipeline > 1, 0.0, head_parameters(layouts))
+    return (deep + dense + ends) / layouts.tensor + expert_parameters(layouts)
+
+
+def expert_parameters(layouts: Layouts) -> Values:
+    """Those of them that belong to experts; 0 in dense models."""
+    held = layouts.layers / layouts.pipeline * layouts.experts / layouts.expert * mlp_parameters(layouts)
+    return np.where(layouts.experts > 1, held / layouts.tensor, 0.0)
+
+
+def parameters_per_shard(layouts: Layouts, shards: Values) -> Values:
+    """Parameters of a device where each is cut over all devices that have it: `shards`, of experts so many fewer."""
+    experts = expert_parameters(layouts)
+    return (device_parameters(layouts) - experts) / shards + experts / np.maximum(shards / layouts.expert, 1.0)
+
+
+def routed_bytes(layouts: Layouts) -> Values:
+    """Activations of one micro-batch that a device sends to experts, or back."""
+    cut = np.where(layouts.sequence_parallel > 0, layouts.tensor, 1.0)
+    return HALF * tokens(layouts) * layouts.hidden * layouts.visits / cut
 
 
 def model_flops(layouts: Layouts) -> Values:
@@ -112,6 +183,7 @@ def model_flops(layouts: Layouts) -> Values:
 
     Attention is counted in full, as PaLM's appendix B does (Chowdhery et al. 2022, arXiv 2204.02311).
     """
-    products = 24.0 * layouts.hidden**2 + 4.0 * layouts.sequence * layouts.hidden
+    matrices = attention_matrices(layouts) + layouts.top_k * mlp_matrices(layouts)
+    products = 2.0 * matrices + 4.0 * layouts.sequence * layouts.hidden
     per_token = layouts.layers * products + 2.0 * layouts.hidden * layouts.vocabulary
     return 3.0 * layouts.global_batch * layouts.sequence * per_token

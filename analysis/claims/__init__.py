@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from analysis.claims.grammar import Claim, Publication, publications
-from analysis.claims.verdict import Case, Judgement, judge, judge_together
+from analysis.claims.verdict import Case, Elsewhere, Judgement, judge, judge_together
 from parallelbench.errors import ConfigError, choices
 
 if TYPE_CHECKING:
@@ -13,7 +13,17 @@ if TYPE_CHECKING:
 
     from analysis.reader import Runs
 
-__all__ = ["Case", "Claim", "Judgement", "Publication", "judge", "judge_all", "publications", "require_claims"]
+__all__ = [
+    "Case",
+    "Claim",
+    "Elsewhere",
+    "Judgement",
+    "Publication",
+    "judge",
+    "judge_all",
+    "publications",
+    "require_claims",
+]
 
 
 def judge_all(runs: Runs, of: Sequence[Publication] | None = None, *, names: Sequence[str] = ()) -> list[Judgement]:

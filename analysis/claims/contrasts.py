@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 from itertools import pairwise, product
 from typing import TYPE_CHECKING, Any
 
-from analysis.claims.effects import Effect, Reading, as_every_strategy, best, measured
-from analysis.claims.grammar import LAST, Claim, Contrast, Level
+from analysis.claims.effects import Effect, Reading, as_every_strategy, best, measured, reader
+from analysis.claims.grammar import LAST, Claim, Contrast, Level, written
+from analysis.comparison.compared_run import compared_runs
 from analysis.comparison.groups import varying_keys, work_label
 from analysis.comparison.pairing import in_both
+from analysis.comparison.sweeps import in_one_sweep
 from analysis.comparison.work import canonical, without
 from parallelbench.spec.mapping import COMPONENTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from analysis.claims.effects import Read
     from analysis.comparison.work import Work
     from analysis.reader import Runs
 
     Combine = Callable[[float, float, Effect, Effect], float | None]
+    Combined = Callable[[Sequence[Effect], int], list[Reading | None]]
 
 
 def effects(runs: Runs, claim: Claim) -> list[Effect]:
@@ -39,20 +44,30 @@ def _effects(runs: Runs, claim: Claim) -> list[Effect]:
         levels = as_every_strategy(levels)
     if claim.best_of:
         levels = best(levels, claim.best_of)
-    levels = [level for level in levels if _has(level, claim.where)]
+    levels = [replace(level, outside=_outside(level, claim.scope)) for level in levels if _has(level, claim.where)]
     compared: list[Effect] = []
+    as_paired = _as_paired(runs, reader(runs, claim))
     for contrast in claim.contrasts:
         looked_at = [level for level in levels if level.facts["epoch"] in claim.epochs(contrast)]
-        compared += list(_compare(looked_at, contrast, _COMBINE[claim.compare]))
+        compared += list(_compare(looked_at, contrast, _COMBINE[claim.compare], as_paired))
     if claim.more is None:
         return compared
-    return list(_compare(compared, claim.more, _difference if claim.compare == "difference" else _ratio))
+    combine = _difference if claim.compare == "difference" else _ratio
+    return list(_compare(compared, claim.more, combine, _as_combined))
 
 
-def _compare(levels: Sequence[Effect], contrast: Contrast, combine: Combine) -> Iterable[Effect]:
+def _compare(levels: Sequence[Effect], contrast: Contrast, combine: Combine, readings: Combined) -> Iterable[Effect]:
     for below, above, step in _sides(levels, contrast):
-        effect = Effect(without(above.keys, contrast.roots), above.facts, steps=(*above.steps, step))
-        for repeat, one, other in in_both(below.values, above.values):
+        effect = Effect(
+            without(above.keys, contrast.roots),
+            above.facts,
+            steps=(*above.steps, step),
+            outside=tuple(dict.fromkeys((*below.outside, *above.outside))),
+        )
+        for repeat, *_ in in_both(below.values, above.values):
+            one, other = readings((below, above), repeat)
+            if one is None or other is None:
+                continue
             value, least, most = (
                 combine(*values, below, above)
                 for values in ((one.value, other.value), (one.most, other.least), (one.least, other.most))
@@ -66,6 +81,22 @@ def _compare(levels: Sequence[Effect], contrast: Contrast, combine: Combine) -> 
         effect.missed.update(there[0] & there[1] & (below.missed | above.missed))
         if effect.values or effect.missed:
             yield effect
+
+
+def _as_paired(runs: Runs, read: Read) -> Combined:
+    """The values of two configurations in a repeat, both as the sweep has measured them that `pairing_of` names."""
+    known = compared_runs(runs)
+
+    def readings(sides: Sequence[Effect], repeat: int) -> list[Reading | None]:
+        couple = in_one_sweep([known[run_id] for side in sides for run_id in side.runs[repeat]])
+        return [read(run, side.facts["epoch"]) for run, side in zip(couple, sides, strict=True)]
+
+    return readings
+
+
+def _as_combined(sides: Sequence[Effect], repeat: int) -> list[Reading | None]:
+    """Two effects in a repeat: each is of values that are paired already."""
+    return [side.values[repeat] for side in sides]
 
 
 def _sides(candidates: Sequence[Effect], contrast: Contrast) -> Iterable[tuple[Effect, Effect, str]]:
@@ -95,6 +126,14 @@ def _same(one: Effect, other: Effect) -> bool:
 
 
 def _steps(candidates: Sequence[Effect], rising: str) -> Iterable[tuple[Effect, Effect]]:
+    """Each level and the next higher one: of the claim's scope alone, then those that others lie between or beside."""
+    inside = [effect for effect in candidates if not effect.outside]
+    yield from _risen(inside, rising)
+    if len(inside) < len(candidates):
+        yield from ((low, high) for low, high in _risen(candidates, rising) if low.outside or high.outside)
+
+
+def _risen(candidates: Sequence[Effect], rising: str) -> Iterable[tuple[Effect, Effect]]:
     levels: dict[Any, list[Effect]] = defaultdict(list)
     for effect in candidates:
         if (level := _level(effect, rising)) is not None:
@@ -112,6 +151,12 @@ def _level(effect: Effect, key: str) -> Any:
 
 def _has(effect: Effect, level: Level) -> bool:
     return all(_level(effect, key) in (value if isinstance(value, list) else [value]) for key, value in level.items())
+
+
+def _outside(effect: Effect, scope: Level) -> tuple[str, ...]:
+    """The keys of the scope in which an effect's runs lie beyond it, with their own values."""
+    beyond = [key for key, value in scope.items() if not _has(effect, {key: value})]
+    return tuple(written({key: _level(effect, key)}) for key in beyond)
 
 
 def _side(effect: Effect, roots: Sequence[str], level: Level) -> str:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import polars as pl
 
-from analysis.claims.grammar import EPOCH_COLUMNS, LAST, LEARNING, OF_ENGINES, RISING, Claim
+from analysis.claims.grammar import EPOCH_COLUMNS, FAILURES, LAST, LEARNING, OF_ENGINES, OF_PHASES, Claim
 from analysis.comparison.groups import definitions
-from analysis.comparison.policy import is_baseline
+from analysis.comparison.policy import WAYS, is_baseline
 from analysis.comparison.work import canonical, without
-from analysis.configurations import counted, facts, learned, prepared
+from analysis.configurations import attempted, counted, facts, learned, prepared
 from analysis.metrics import (
     disturbed_to_accuracy,
     resting_on_disturbed,
@@ -22,14 +22,15 @@ from analysis.metrics import (
     time_to_accuracy,
     undisturbed_epochs,
 )
+from analysis.metrics.phases import computation_per_communication
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
+    from analysis.comparison.compared_run import ComparedRun
     from analysis.reader import Runs
 
-_WAYS = ("strategy", *RISING["devices"])
-"""The keys in which runs of the same work differ."""
+    Read = Callable[[ComparedRun, int | str], "Reading | None"]
 
 
 class Reading(NamedTuple):
@@ -47,7 +48,7 @@ class Effect:
     keys: dict[str, Any]
     """The flat configuration; equal ones are of the same work."""
     facts: dict[str, Any]
-    """Further quantities that a level may name: train_samples, parameters, epoch."""
+    """Further quantities that a level may name: train_samples, parameters, epoch; steps of the whole run."""
     values: dict[int, Reading] = field(default_factory=dict)
     """Repeat → value."""
     runs: dict[int, tuple[str, ...]] = field(default_factory=dict)
@@ -58,12 +59,16 @@ class Effect:
     """Repeats that were run, but never reached the claim's target."""
     steps: tuple[str, ...] = ()
     """The levels that were compared, in words."""
+    outside: tuple[str, ...] = ()
+    """In what its runs are not those of the claim's scope: "data=digits"; empty where they are."""
 
 
 def usable(runs: Runs, claim: Claim) -> pl.DataFrame:
     """The rows of `facts` that a claim may use. Metrics of learning also use runs whose times alone are invalid."""
     if claim.metric in OF_ENGINES:
         return prepared(runs)
+    if claim.metric in FAILURES:
+        return attempted(runs)
     return learned(runs) if claim.metric in LEARNING else counted(runs)
 
 
@@ -73,16 +78,19 @@ def measured(runs: Runs, claim: Claim) -> list[Effect]:
     readings = {epoch: _readings(runs, claim, epoch) for epoch in sorted(epochs, key=str)}
     rows = usable(runs, claim).sort("run_id")
     missed = set(rows.filter(pl.col("best_test_accuracy") < claim.target)["run_id"]) if claim.target else set()
-    merged: dict[str, Effect] = {}
-    columns = ("run_id", "repeat", "train_samples", "parameters")
-    for run_id, repeat, samples, parameters in rows.select(columns).iter_rows():
+    merged: dict[tuple[Any, ...], Effect] = {}
+    columns = ("run_id", "repeat", "train_samples", "parameters", "framework")
+    steps = _steps_of_runs(runs)
+    for run_id, repeat, samples, parameters, framework in rows.select(columns).iter_rows():
         keys, text = definitions(runs)[run_id], _texts(runs)[run_id]
         for epoch, by_run in readings.items():
             reading = by_run.get(run_id)
             if reading is None and run_id not in missed:
                 continue
             names = {"train_samples": samples, "parameters": parameters, "epoch": epoch}
-            effect = merged.setdefault(f"{text} {names}", Effect(keys, names))
+            names["framework"] = framework or "torch"
+            effect = merged.setdefault((text, *names.values()), Effect(keys, names))
+            effect.facts["steps"] = effect.facts.get("steps") or steps.get(run_id)
             if repeat in effect.values or repeat in effect.missed:
                 continue  # a second run of this repeat
             if reading is None:
@@ -90,6 +98,27 @@ def measured(runs: Runs, claim: Claim) -> list[Effect]:
             else:
                 effect.values[repeat], effect.runs[repeat] = reading, (run_id,)
     return list(merged.values())
+
+
+@lru_cache(maxsize=8)
+def _steps_of_runs(runs: Runs) -> dict[str, int]:
+    """Run id → optimizer steps of a run of all its epochs; epochs of one run have equally many."""
+    last = pl.col("epochs").cast(pl.Int64) * pl.col("steps")
+    rows = runs.epochs.join(runs.run.select("run_id", "epochs"), on="run_id").select("run_id", last).unique("run_id")
+    return dict(rows.rows())
+
+
+def reader(runs: Runs, claim: Claim) -> Read:
+    """(run, epoch) → the metric as the run's own sweep has measured it; None where it has no value."""
+    known: dict[tuple[Runs, int | str], dict[str, Reading]] = {}
+
+    def read(run: ComparedRun, epoch: int | str) -> Reading | None:
+        key = run.runs, epoch
+        if key not in known:
+            known[key] = _readings(run.runs, claim, epoch)
+        return known[key].get(run.run_id)
+
+    return read
 
 
 @lru_cache(maxsize=8)
@@ -110,11 +139,13 @@ def _readings(runs: Runs, claim: Claim, epoch: int | str) -> dict[str, Reading]:
         disturbed = disturbed_to_accuracy(runs, claim.target) if timed else frozenset()
         return {run_id: reading for run_id, reading in read.items() if run_id not in disturbed}
     disturbed = resting_on_disturbed(runs).get(claim.metric, frozenset())
-    if claim.metric in EPOCH_COLUMNS:
+    if claim.metric in OF_PHASES:
+        rows = computation_per_communication(runs)
+    elif claim.metric in EPOCH_COLUMNS:
         rows = _epochs(runs, claim.metric).filter(pl.col("epoch") == (pl.col("last") if epoch == LAST else epoch))
     else:
         rows = facts(runs).filter(~pl.col("run_id").is_in(list(disturbed)))
-    values = rows.select("run_id", claim.metric).drop_nulls()
+    values = rows.select("run_id", pl.col(claim.metric).cast(pl.Float64)).drop_nulls()
     return {run_id: Reading(value, value, value) for run_id, value in values.iter_rows()}
 
 
@@ -134,18 +165,23 @@ def _to_target(runs: Runs, metric: str, target: float) -> dict[str, Reading]:
 
 
 def as_every_strategy(effects: Sequence[Effect]) -> list[Effect]:
-    """One device stands for every strategy at `devices=1`, as in sweeps over devices."""
+    """One device stands for every strategy of its framework at `devices=1`, as in sweeps over devices."""
     several = [effect for effect in effects if not _is_of_baseline(effect)]
     strategies: dict[str, dict[str, dict[str, Any]]] = defaultdict(dict)
     for effect in several:
         strategy = {key: value for key, value in effect.keys.items() if key.startswith("strategy.")}
-        strategies[canonical(without(effect.keys, _WAYS))][canonical(strategy)] = strategy
+        strategies[_alike(effect)][canonical(strategy)] = strategy
     stand_ins = []
     for effect in filter(_is_of_baseline, effects):
-        rest = without(effect.keys, _WAYS)
+        rest = without(effect.keys, WAYS)
         one = {"devices": effect.keys["devices"], "nodes": effect.keys["nodes"]}
-        stand_ins += [replace(effect, keys=rest | strategy | one) for strategy in strategies[canonical(rest)].values()]
+        stand_ins += [replace(effect, keys=rest | strategy | one) for strategy in strategies[_alike(effect)].values()]
     return several + stand_ins
+
+
+def _alike(effect: Effect) -> str:
+    """Work and framework: what one device shares with the strategies that it stands for."""
+    return canonical([without(effect.keys, WAYS), effect.facts.get("framework", "torch")])
 
 
 def _is_of_baseline(effect: Effect) -> bool:

@@ -1,8 +1,8 @@
 """A claim: a sentence of a publication, and the measurement that decides it.
 
 A claim compares two sides of otherwise equal runs, repeat by repeat, and names the region in which the effect must
-lie. It is reproduced if the whole interval of the effect lies in that region, and refuted if the whole interval lies
-beyond the bound. Effects within the margin `by` decide nothing.
+lie. It is reproduced if the whole interval of the effect lies in that region, and refuted if no part of it does and it
+reaches the bound: the effect is the opposite, or nil. Only runs of its `scope` decide it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from msgspec import Meta, field
 from analysis.comparison.work import plain
 from parallelbench.errors import ConfigError, choices
 from parallelbench.spec.config import RunConfig
+from parallelbench.spec.plain_yaml import load_yaml
 from parallelbench.spec.structure import Name, Node, structure
+from parallelbench.store.reading import read_record
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -74,15 +76,23 @@ OF_ENGINES = (
     "preprocess_output_rows",
 )
 """Metrics of an engine's own process: packed runs, which start it anew, measure them as well as others."""
+OF_PHASES = ("computation_per_communication",)
+"""Metrics of the steps after the last epoch that are attributed to phases (`measure.attribution_steps`)."""
+FAILURES = ("preprocess_failed",)
+"""Metrics of how a run ended, 1 or 0: failed runs have them, too."""
+UNTIMED = (*LEARNING, *FAILURES)
+"""Metrics that depend neither on the machine nor on when they were measured."""
 TO_ACCURACY = ("steps_to_accuracy", "time_to_accuracy_s")
 """Metrics that need a `target`, the same for all runs."""
 EPOCH_COLUMNS = (*LEARNING[:4], *PER_EPOCH)
-METRICS = (*LEARNING, *MEASURED, *PER_EPOCH, *OF_ENGINES)
+METRICS = (*UNTIMED, *MEASURED, *PER_EPOCH, *OF_ENGINES, *OF_PHASES)
 OF_SAMPLES = (
     *("first_epoch_time_s", "second_epoch_time_s", "steady_epoch_time_s", "slowest_epoch_time_s", "gpu_energy_j"),
     *("total_training_time_s", "total_time_s", "end_to_end_time_s", "training_time_s"),
 )
 """Metrics that shrink with the samples per epoch: a run that drops samples looks faster."""
+OF_FACTS = ("epoch", "steps", "train_samples", "parameters", "device_type", "device_name")
+"""Keys of a level that no configuration has; steps are those of the whole run."""
 LAST = "last"
 """The level of `epoch` that stands for the last epoch of each run."""
 
@@ -134,7 +144,7 @@ class Expect(Node, frozen=True, kw_only=True):
     below: float | None = None
     between: tuple[float, float] | None = None
     by: Annotated[float, Meta(ge=0)] = 0.0
-    """Least distance from the bound that counts. An effect that lies nearer decides nothing."""
+    """Least distance from the bound that counts. An interval that ends nearer, and holds the bound, shows no effect."""
 
     def __post_init__(self) -> None:
         """Refuse anything but exactly one region."""
@@ -179,6 +189,9 @@ class Claim(Node, frozen=True, kw_only=True):
     """A second contrast: the effect at one level of it is compared with the effect at the other level."""
     where: Level = field(default_factory=dict)
     """Keys and values of all runs, on both sides."""
+    scope: Level = field(default_factory=dict)
+    """Keys and values of the runs that the publication speaks of, as far as the claim depends on them. Runs that
+    `where` admits beyond it are shown as measured elsewhere, and decide nothing. {}: it depends on none."""
     epoch: Annotated[int, Meta(ge=1)] | None = None
     """The epoch of a metric of epochs; null: the last epoch, or that of the contrast."""
     target: Annotated[float, Meta(gt=0, lt=1)] | None = None
@@ -207,7 +220,7 @@ class Claim(Node, frozen=True, kw_only=True):
             raise ConfigError(f"also={self.also} is refused: it would need a target of its own; choose another metric")
         if self.epoch is not None and self.metric not in EPOCH_COLUMNS:
             raise ConfigError(f"epoch={self.epoch} does not apply to metric={self.metric} of a whole run: leave it out")
-        _require_keys(self.where)
+        _require_keys({**self.where, **self.scope})
 
     @property
     def sweeps(self) -> list[str]:
@@ -232,14 +245,12 @@ class Publication(Node, frozen=True, kw_only=True):
     @classmethod
     def read(cls, path: Path) -> Self:
         """Read a file; `ConfigError` names the file and what is wrong in it."""
-        import yaml
-
         try:
-            plain = yaml.safe_load(path.read_text(encoding="utf-8"))
+            plain = load_yaml(read_record(path))
         except OSError as error:
             raise ConfigError(f"{path} can't be read: {error.strerror}") from None
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{path} is no YAML: {' '.join(str(error).split())}") from None
+        except ValueError as error:
+            raise ConfigError(f"{path} is no YAML: {error}") from None
         if not (isinstance(plain, dict) and isinstance(plain.get("claims"), list)):
             raise ConfigError(f"{path} holds no claims: it needs the keys seed, title and claims, which is a list")
         try:
@@ -262,7 +273,7 @@ def _claim(plain: Any) -> Claim:
 
 def _require_keys(level: Level) -> None:
     """Refuse keys that no run has."""
-    valid = [*RunConfig.__struct_fields__, "epoch", "train_samples", "parameters", "device_type", "device_name"]
+    valid = [*RunConfig.__struct_fields__, *OF_FACTS]
     for key in level:
         root = str(key).partition(".")[0]
         if root not in valid:

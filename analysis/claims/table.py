@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import resources
 from typing import TYPE_CHECKING
 
 from rich import box
@@ -12,36 +13,88 @@ from rich.text import Text
 
 from analysis import text
 from analysis.claims.decision import VERDICTS
+from analysis.stats import ENOUGH_REPEATS
+from parallelbench.errors import count_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from rich.console import RenderableType
 
     from analysis.claims.grammar import Claim
-    from analysis.claims.verdict import Case, Judgement
+    from analysis.claims.verdict import Case, Elsewhere, Judgement
 
 _COLOURS = {"reproduced": "green", "refuted": "red", "inconclusive": "yellow"}
 _MOST_CASES = 4
 """Cases that the table of all claims shows of one; by its name, all are shown."""
 
 _MOST_WARNINGS = 3
+_EFFECT = "effect, and in brackets its 95 % interval"
 
 
 def judgements_table(judgements: Sequence[Judgement]) -> RenderableType:
-    """One row per claim with its effects in these runs, then the commands whose runs would decide the others."""
+    """One row per claim with its effects in these runs, then the commands whose runs would decide the others.
+
+    Claims that only other runs than the publication's speak of have a table of their own, without verdicts. One line
+    where nothing is decided.
+    """
+    decided = [judgement for judgement in judgements if judgement.cases]
+    elsewhere = [judgement for judgement in judgements if not judgement.cases and told(judgement)]
+    if not (decided or elsewhere):
+        return Text(nothing(judgements))
+    shown: list[RenderableType] = []
+    if decided:
+        shown.append(_table("verdict", decided, _verdict))
+    if elsewhere:
+        head = (
+            "Measured elsewhere: these runs are not the publications', so they decide nothing. This is what they say."
+        )
+        shown += [Text(f"\n{head}\n"), _table("elsewhere", elsewhere, _findings)]
+    return Group(*shown, Text("\n".join([*_undecided(judgements), "", *tally(judgements)])))
+
+
+def _table(column: str, judgements: Sequence[Judgement], says: Callable[[Judgement], str]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 1, 0), expand=True)
     table.add_column("claim", ratio=5)
-    table.add_column("verdict", no_wrap=True)
-    table.add_column("effect, and in brackets its 95 % interval", ratio=8)
-    decided = [judgement for judgement in judgements if judgement.cases]
-    for judgement in decided:
+    table.add_column(column, no_wrap=True)
+    table.add_column(_EFFECT, ratio=8)
+    for judgement in judgements:
         claim = judgement.claim
         quoted = f"[bold]{claim.name}[/] ({judgement.seed}, {escape(claim.section)})\n“{escape(claim.quote)}”"
-        verdict = f"[{_COLOURS[judgement.verdict]}]{judgement.verdict}[/]"
-        table.add_row(quoted, verdict, escape("\n".join(_lines(judgement, most=_MOST_CASES))))
-    shown: list[RenderableType] = [table] if decided else []
-    return Group(*shown, Text("\n".join([*_undecided(judgements), "", *_tally(judgements)])))
+        table.add_row(quoted, says(judgement), escape("\n".join(lines(judgement, most=_MOST_CASES))))
+    return table
+
+
+def _verdict(judgement: Judgement) -> str:
+    return f"[{_COLOURS[judgement.verdict]}]{judgement.verdict}[/]"
+
+
+def _findings(judgement: Judgement) -> str:
+    return "\n".join(f"[{_COLOURS[each.finding]}]{each.finding}[/]" for each in told(judgement))
+
+
+def told(judgement: Judgement) -> list[Elsewhere]:
+    """What is measured elsewhere with enough repeats to be worth telling."""
+    return [each for each in judgement.elsewhere if any(case.enough for case in each.cases)]
+
+
+def nothing(judgements: Sequence[Judgement]) -> str:
+    """The whole answer where nothing can be said."""
+    others = [case for judgement in judgements for each in judgement.elsewhere for case in each.cases]
+    most = max((len(case.effects) for case in others), default=0)
+    few = f", and those that are like one have {most} of {ENOUGH_REPEATS} repeats" if others else ""
+    twins = dict.fromkeys(twin for judgement in judgements for twin in _twins(judgement.claim))
+    of = f"{len(judgements)} claims: none is decided, as no comparison of these runs is a publication's own{few}. "
+    tries = [f"parallelbench submit sweep={name}" for name in twins]
+    where = f"On any two cores `{tries[0]}` tries some of them" if tries else "`parallelbench claims DIR NAME` says why"
+    return f"{of}{where}{f', as do {text.listed(list(twins)[1:], most=9)}' if len(tries) > 1 else ''}."
+
+
+def _twins(claim: Claim) -> list[str]:
+    """The sweeps on two cores that stand for those of a claim."""
+    shipped = resources.files("conf") / "sweep"
+    names = [f"{sweep}_small" for sweep in claim.sweeps]
+    return [name for name in names if (shipped / f"{name}.yaml").is_file()]
 
 
 def _undecided(judgements: Sequence[Judgement]) -> list[str]:
@@ -49,12 +102,21 @@ def _undecided(judgements: Sequence[Judgement]) -> list[str]:
     lacking: dict[str, list[str]] = {}
     for judgement in judgements:
         if not judgement.cases:
-            claim = judgement.claim
-            commands = " and ".join(f"parallelbench submit sweep={name}" for name in claim.sweeps)
-            where = commands + (" on GPUs" if claim.gpus_only else "")
-            lacking.setdefault(where, []).append(claim.name)
-    head = ["These runs decide nothing about the claims below. These commands would:"] if lacking else []
+            lacking.setdefault(_needed(judgement), []).append(judgement.claim.name)
+    head = ["Nothing decides the claims below. These commands would:"] if lacking else []
     return head + [f"- {where}: {', '.join(names)}" for where, names in lacking.items()]
+
+
+def _needed(judgement: Judgement) -> str:
+    """The commands for a claim; for one that processors can show, but not decide, its twin beside them."""
+    claim = judgement.claim
+    commands = " and ".join(f"parallelbench submit sweep={name}" for name in claim.sweeps)
+    if claim.gpus_only:
+        return f"{commands} on GPUs"
+    if claim.scope.get("device_type") != "cuda":
+        return commands
+    twins = "" if told(judgement) else " and ".join(f"sweep={twin}" for twin in _twins(claim))
+    return f"{commands} on GPUs" + (f" ({twins} shows them elsewhere, on two cores)" if twins else "")
 
 
 def details(judgement: Judgement) -> RenderableType:
@@ -67,6 +129,9 @@ def details(judgement: Judgement) -> RenderableType:
         f"expected: {expected(claim)}",
     ]
     rows = [line for case in judgement.cases for line in ("", *_case(case, claim))]
+    for each in judgement.elsewhere:
+        rows += ["", f"{_place(each)}: {each.finding}" + (f" ({each.why})" if each.why else "")]
+        rows += [line for case in each.cases for line in _case(case, claim)]
     return Text("\n".join([*head, *rows, ""]))
 
 
@@ -82,15 +147,30 @@ def expected(claim: Claim) -> str:
     return f"{claim.metric}, {claim.compare} {span}{refuted}"
 
 
-def _lines(judgement: Judgement, *, most: int) -> list[str]:
-    claim, cases = judgement.claim, sorted(judgement.cases, key=lambda case: VERDICTS[::-1].index(case.verdict))
-    lines = [f"{expected(claim)}"]
-    lines += [_effect(case, claim) for case in cases[:most]]
-    lines += [f"and {len(cases) - most} more cases"] if len(cases) > most else []
-    return [*lines, *([judgement.why] if judgement.why else [])]
+def lines(judgement: Judgement, *, most: int) -> list[str]:
+    """What is expected, and the effects with what they lack: of the publication's runs, then of others."""
+    claim = judgement.claim
+    shown = [expected(claim), *_effects(judgement.cases, claim, most=most)]
+    shown += [judgement.why] if judgement.why and judgement.cases else []
+    for each in told(judgement):
+        finding = f"{_place(each)}: {each.finding}" if judgement.cases else f"{_place(each)}:"
+        shown += [finding, *_effects(each.cases, claim, most=most), *([each.why] if each.why else [])]
+    return shown
 
 
-def _effect(case: Case, claim: Claim) -> str:
+def _place(each: Elsewhere) -> str:
+    """Where else it was measured: "elsewhere, in mnist_two_devices_small (data=digits)"."""
+    return f"elsewhere, in {text.listed(list(each.sweeps))} ({' '.join(each.outside)})"
+
+
+def _effects(cases: Sequence[Case], claim: Claim, *, most: int) -> list[str]:
+    cases = sorted(cases, key=lambda case: VERDICTS[::-1].index(case.verdict))
+    shown = [effect_of(case, claim) for case in cases[:most]]
+    return shown + ([f"and {len(cases) - most} more cases"] if len(cases) > most else [])
+
+
+def effect_of(case: Case, claim: Claim) -> str:
+    """ "0.512 (0.498 – 0.530), 6 repeats: mnist · cnn_small, devices 1 → 2"."""
     span = "" if case.low is None else f" ({_value(case.low, claim)} – {_value(case.high, claim)})"
     also = "" if case.also is None else f"; {claim.also}: {_value(case.also, claim)}"
     place = f"{case.where}, {case.step}"
@@ -101,7 +181,7 @@ def _case(case: Case, claim: Claim) -> list[str]:
     effects = ", ".join(f"{repeat}: {_value(effect, claim)}" for repeat, effect in case.effects)
     decided = case.verdict + (f" ({case.lacks})" if case.lacks else "")
     return [
-        f"{_effect(case, claim)}: {decided}",
+        f"{effect_of(case, claim)}: {decided}",
         f"  on {case.device}; by repeat {effects}",
         *(f"  {slug}" for slug in case.runs),
         *(f"  warning: {warning}" for warning in case.warnings),
@@ -118,18 +198,31 @@ def _value(value: float | None, claim: Claim) -> str:
     return f"{value:.3f}"
 
 
-def _tally(judgements: Sequence[Judgement]) -> list[str]:
-    counts = [(sum(judgement.verdict == verdict for judgement in judgements), verdict) for verdict in VERDICTS]
-    tally = ", ".join(f"{count} {verdict}" for count, verdict in counts)
-    devices = list(dict.fromkeys(case.device for judgement in judgements for case in judgement.cases))
+def tally(judgements: Sequence[Judgement]) -> list[str]:
+    """How many claims have which verdict, and what is said of those that have none; then the runs' warnings."""
+    shown = [case for judgement in judgements for case in judgement.cases]
+    findings = [each for judgement in judgements if not judgement.cases for each in told(judgement)]
+    untold = sum(not (judgement.cases or told(judgement)) for judgement in judgements)
+    devices = list(dict.fromkeys(case.device for case in shown))
     where = f"Measured on {text.listed(devices)}: verdicts on GPUs hold for these. " if devices else ""
-    line = f"{len(judgements)} claims: {tally}. {where}`parallelbench claims DIR NAME` shows one with its runs."
-    return [line, *_warnings(judgements)]
+    other = f"; elsewhere {_counts(each.finding for each in findings)}" if findings else ""
+    rest = f"; {untold} of the inconclusive ones are not measured" if untold and shown else ""
+    line = (
+        f"{count_of(len(judgements), 'claim')}: {_counts(judgement.verdict for judgement in judgements)}{rest}{other}. "
+        f"{where}"
+        "`parallelbench claims DIR NAME` shows one with its runs."
+    )
+    return [line, *_warnings([*shown, *(case for each in findings for case in each.cases)])]
 
 
-def _warnings(judgements: Sequence[Judgement]) -> list[str]:
+def _counts(verdicts: Iterable[str]) -> str:
+    given = list(verdicts)
+    return ", ".join(f"{given.count(verdict)} {verdict}" for verdict in VERDICTS)
+
+
+def _warnings(cases: Sequence[Case]) -> list[str]:
     """The runs' own warnings, and the caveats of comparing them."""
-    warnings = list(dict.fromkeys(w for judgement in judgements for case in judgement.cases for w in case.warnings))
+    warnings = list(dict.fromkeys(warning for case in cases for warning in case.warnings))
     shown = [f"- {warning}" for warning in warnings[:_MOST_WARNINGS]]
     more = (
         [f"- and {len(warnings) - _MOST_WARNINGS} more, beside the claim that you name"]

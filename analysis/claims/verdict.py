@@ -4,30 +4,24 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from statistics import median
 from typing import TYPE_CHECKING
 
 import msgspec
-import polars as pl
 
-from analysis import text
-from analysis.claims.contrasts import effects, is_unreached, labels
-from analysis.claims.decision import VERDICTS, Verdict, decide, verdict_on
-from analysis.claims.effects import Effect, usable
-from analysis.claims.grammar import EPOCH_COLUMNS, LEARNING, OF_SAMPLES, Claim, written
-from analysis.comparison.compared_run import compared_runs
-from analysis.comparison.pairing import Pairing, RepeatPair
-from analysis.comparison.policy import Blocker, Issue
+from analysis.claims.claimed_effect import ClaimedEffect
+from analysis.claims.contrasts import effects, labels
+from analysis.claims.decision import VERDICTS, Verdict
+from analysis.claims.grammar import EPOCH_COLUMNS, Claim
+from analysis.claims.lacking import missing
 from analysis.comparison.work import canonical
-from analysis.configurations import facts
-from analysis.metrics import resting_on_disturbed
-from analysis.stats import ENOUGH_REPEATS, ERROR, Ends, difference_interval, error_of_each, ratio_median
-from analysis.stats import interval as ratio_interval
+from analysis.stats import ENOUGH_REPEATS, ERROR, error_of_each
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
+    from analysis.claims.effects import Effect
     from analysis.reader import Runs
 
 
@@ -59,6 +53,10 @@ class Case:
     """The warnings of these runs, and the caveats of comparing them."""
     missed: int = 0
     """Further repeats of both sides that have no effect, because a run never reached the target."""
+    outside: tuple[str, ...] = ()
+    """In what its runs are not those that the publication speaks of, "data=digits": it decides nothing."""
+    sweeps: tuple[str, ...] = ()
+    """The sweeps of these runs."""
     also: float | None = None
     """Median effect on the claim's other metric, in the same runs."""
 
@@ -69,83 +67,31 @@ class Case:
 
 
 @dataclass(frozen=True)
+class Elsewhere:
+    """What runs say that the publication does not speak of: those of one sweep, or of several together."""
+
+    sweeps: tuple[str, ...]
+    outside: tuple[str, ...]
+    """In what they are not those of the publication, in any of the cases."""
+    cases: tuple[Case, ...]
+    finding: Verdict
+    """The verdict that the claim would have if it were about these runs."""
+    why: str
+
+
+@dataclass(frozen=True)
 class Judgement:
     """A claim and its verdict in these runs."""
 
     seed: str
     claim: Claim
     cases: tuple[Case, ...]
+    """Of the runs that the publication speaks of."""
     verdict: Verdict
     why: str
     """In how many cases it holds, or what is missing for a verdict."""
-
-
-@dataclass(frozen=True)
-class _Compared:
-    """An effect, and the runs behind it."""
-
-    effect: Effect
-    claim: Claim
-    pairing: Pairing
-    choice: Pairing
-    """Of the runs that the smallest value was chosen from: choosing compares, too."""
-
-    @property
-    def of_times(self) -> bool:
-        """Whether it depends on the machine, and on when it was measured."""
-        return self.claim.metric not in LEARNING
-
-    @cached_property
-    def forbidden(self) -> str:
-        """Why the effect decides nothing, whatever it is; empty where it may."""
-        kinds = {"of_times": self.of_times, "per_epoch": self.claim.metric in OF_SAMPLES}
-        issues = next(filter(None, (pairing.blockers(**kinds) for pairing in (self.pairing, self.choice))), ())
-        if missed := self.effect.missed:
-            repeats = len(missed | self.effect.values.keys())
-            issues = (Issue(Blocker.UNREACHED, {f"{self.claim.target:g}": (len(missed), repeats)}), *issues)
-        return "; ".join(map(str, issues))
-
-    @property
-    def median(self) -> float:
-        """Of the effects."""
-        return ratio_median(self._values) if self._is_ratio(self._values) else median(self._values)
-
-    def _is_ratio(self, values: Sequence[float]) -> bool:
-        return self.claim.compare != "difference" and min(values) > 0
-
-    def interval(self, error: float, more: int = 0) -> Ends | None:
-        """From the lower end of the least possible effects to the upper end of the largest possible ones."""
-        readings = self.effect.values.values()
-        least = self._ends([reading.least for reading in readings], error, more)
-        most = self._ends([reading.most for reading in readings], error, more)
-        return (least[0], most[1]) if least and most else None
-
-    def decided(self, error: float) -> tuple[Verdict, str]:
-        """The verdict, and what would decide it where nothing does."""
-        if self.forbidden:
-            return "inconclusive", self.forbidden
-        expect = self.claim.expect
-        verdict, lacks = decide(
-            self._values, self.interval(error), expect, after=lambda more: self.interval(error, more)
-        )
-        exact = self._ends(self._values, error, 0)
-        if verdict == "inconclusive" and verdict_on(self._values, exact, expect) != "inconclusive":
-            lacks = "accuracy is measured too rarely: lower measure.steps_per_epoch"
-        return verdict, lacks
-
-    def is_decided(self, error: float) -> bool:
-        """Whether there is a verdict."""
-        return (
-            not self.forbidden and verdict_on(self._values, self.interval(error), self.claim.expect) != "inconclusive"
-        )
-
-    @property
-    def _values(self) -> list[float]:
-        return [reading.value for reading in self.effect.values.values()]
-
-    def _ends(self, values: Sequence[float], error: float, more: int) -> Ends | None:
-        of = ratio_interval if self._is_ratio(values) else difference_interval
-        return of(values, self.pairing.pools if self.of_times else (), error=error, more=more)
+    elsewhere: tuple[Elsewhere, ...] = ()
+    """What other runs say of it, which decides nothing."""
 
 
 def judge(runs: Runs, claim: Claim, *, seed: str) -> Judgement:
@@ -155,31 +101,56 @@ def judge(runs: Runs, claim: Claim, *, seed: str) -> Judgement:
 
 
 def judge_together(runs: Runs, claims: Sequence[tuple[str, Claim]]) -> list[Judgement]:
-    """Evaluate claims with the numbers of their publications; the intervals allow for all of their verdicts."""
-    of_claims = [_compared(runs, claim) for _, claim in claims]
-    able = [case for cases in of_claims for case in cases if not case.forbidden and case.interval(ERROR) is not None]
-    error = error_of_each([case.is_decided for case in able])
+    """Evaluate claims with the numbers of their publications; the intervals allow for all of their verdicts.
+
+    What is measured elsewhere widens no interval of a verdict, and the other way round.
+    """
+    of_claims = [ClaimedEffect.all_of(runs, claim) for _, claim in claims]
+    every = [effect for compared in of_claims for effect in compared]
+    errors = {inside: _error(e for e in every if _is_inside(e) == inside) for inside in (True, False)}
     return [
-        _judge(runs, claim, cases, seed=seed, error=error)
-        for (seed, claim), cases in zip(claims, of_claims, strict=True)
+        _judge(runs, claim, compared, seed=seed, errors=errors)
+        for (seed, claim), compared in zip(claims, of_claims, strict=True)
     ]
 
 
-def _compared(runs: Runs, claim: Claim) -> list[_Compared]:
-    found = effects(runs, claim)
-    if claim.gpus_only:
-        found = [effect for effect in found if effect.keys["device_type"] == "cuda"]
-    return [_Compared(e, claim, _pairing(runs, e.runs), _choice(runs, e.candidates)) for e in found]
+def _is_inside(compared: ClaimedEffect) -> bool:
+    """Whether the publication speaks of the runs."""
+    return not compared.effect.outside
 
 
-def _judge(runs: Runs, claim: Claim, compared: Sequence[_Compared], *, seed: str, error: float) -> Judgement:
+def _error(compared: Iterable[ClaimedEffect]) -> float:
+    able = [each for each in compared if not each.forbidden and each.interval(ERROR) is not None]
+    return error_of_each([each.is_decided for each in able])
+
+
+def _judge(
+    runs: Runs, claim: Claim, compared: Sequence[ClaimedEffect], *, seed: str, errors: dict[bool, float]
+) -> Judgement:
     others = {_identity(effect): effect for effect in _also(runs, claim)}
-    cases = tuple(
-        _case(runs, case, error=error, where=where, also=others.get(_identity(case.effect)))
-        for case, where in zip(compared, labels([case.effect for case in compared]), strict=True)
+    cases = [
+        _case(runs, each, error=errors[_is_inside(each)], where=where, also=others.get(_identity(each.effect)))
+        for each, where in zip(compared, labels([each.effect for each in compared]), strict=True)
+    ]
+    inside = tuple(case for case in cases if not case.outside)
+    verdict, why = _overall(inside, claim) if inside else ("inconclusive", missing(runs, claim))
+    return Judgement(seed, claim, inside, verdict, why, _elsewhere(cases, claim))
+
+
+def _elsewhere(cases: Sequence[Case], claim: Claim) -> tuple[Elsewhere, ...]:
+    by_sweeps: dict[tuple[str, ...], list[Case]] = defaultdict(list)
+    for case in cases:
+        if case.outside:
+            by_sweeps[case.sweeps].append(case)
+    return tuple(
+        Elsewhere(
+            sweeps,
+            tuple(dict.fromkeys(word for case in members for word in case.outside)),
+            tuple(members),
+            *_overall(members, claim),
+        )
+        for sweeps, members in by_sweeps.items()
     )
-    verdict, why = _overall(cases, claim) if cases else ("inconclusive", _missing(runs, claim))
-    return Judgement(seed, claim, cases, verdict, why)
 
 
 def _also(runs: Runs, claim: Claim) -> list[Effect]:
@@ -193,7 +164,7 @@ def _identity(effect: Effect) -> str:
     return canonical([effect.keys, effect.steps])
 
 
-def _case(runs: Runs, compared: _Compared, *, error: float, where: str, also: Effect | None) -> Case:
+def _case(runs: Runs, compared: ClaimedEffect, *, error: float, where: str, also: Effect | None) -> Case:
     known, effect = _known(runs), compared.effect
     ids = dict.fromkeys(run_id for used in effect.runs.values() for run_id in used)
     caveats = compared.pairing.caveats(of_times=compared.of_times)
@@ -210,6 +181,8 @@ def _case(runs: Runs, compared: _Compared, *, error: float, where: str, also: Ef
         high=high,
         verdict=verdict,
         lacks=lacks,
+        outside=effect.outside,
+        sweeps=tuple(sorted({known[run_id][2] for run_id in ids})),
         runs=tuple(known[run_id][0] for run_id in ids),
         warnings=tuple(dict.fromkeys(filter(None, warnings))),
         missed=len(effect.missed),
@@ -217,25 +190,11 @@ def _case(runs: Runs, compared: _Compared, *, error: float, where: str, also: Ef
     )
 
 
-def _pairing(runs: Runs, ids_of_repeats: Mapping[int, tuple[str, ...]]) -> Pairing:
-    known = compared_runs(runs)
-    pairs = [RepeatPair(repeat, tuple(known[run_id] for run_id in ids)) for repeat, ids in ids_of_repeats.items()]
-    return Pairing(tuple(pairs))
-
-
-def _choice(runs: Runs, ids_of_repeats: Mapping[int, tuple[str, ...]]) -> Pairing:
-    """The candidates of every repeat that has all of them; those of the others stand alone."""
-    every = _pairing(runs, ids_of_repeats).pairs
-    kinds = {pair.repeat: [id(run.definition) for run in pair.runs] for pair in every}
-    most = max(kinds.values(), key=len, default=[])
-    whole = tuple(pair for pair in every if kinds[pair.repeat] == most)
-    return Pairing(whole, alone=tuple(run for pair in every if pair not in whole for run in pair.runs))
-
-
 @lru_cache(maxsize=8)
-def _known(runs: Runs) -> dict[str, tuple[str, str | None]]:
-    """Run id → the name of its folder, and its warnings."""
-    return {run_id: (slug, warned) for run_id, slug, warned in runs.run.select("run_id", "slug", "warnings").rows()}
+def _known(runs: Runs) -> dict[str, tuple[str, str | None, str]]:
+    """Run id → the name of its folder, its warnings, and its sweep."""
+    rows = runs.run.select("run_id", "slug", "warnings", "sweep").rows()
+    return {run_id: (slug, warned, sweep) for run_id, slug, warned, sweep in rows}
 
 
 def _overall(cases: Sequence[Case], claim: Claim) -> tuple[Verdict, str]:
@@ -268,33 +227,3 @@ def _together(cases: Sequence[Case], claim: Claim) -> list[Verdict]:
         whole = shown == {"reproduced"} and len({case.step for case in members}) == len(claim.contrasts)
         verdicts.append("refuted" if "refuted" in shown else "reproduced" if whole else "inconclusive")
     return verdicts
-
-
-def _missing(runs: Runs, claim: Claim) -> str:
-    """Why there is nothing to compare, and which runs are needed."""
-    if claim.gpus_only and facts(runs).filter(pl.col("device_type") == "cuda").is_empty():
-        return f"can't be decided on CPUs: {claim.gpus_only}; it needs {_sweeps(claim)} on GPUs"
-    if is_unreached(runs, claim):
-        return f"no repeat reaches {claim.target:g} on both sides: train more epochs, or choose another optimizer"
-    with_all = f" {written(claim.where)}" if claim.where else ""
-    sides = "; or ".join(map(str, claim.contrasts)) + (f"; and with {claim.more}" if claim.more else "")
-    lacks = f"needs runs of the same work{with_all} with {sides}; {ENOUGH_REPEATS} repeats each: {_sweeps(claim)}"
-    return lacks + _excluded(runs, claim) + _disturbed(runs, claim)
-
-
-def _disturbed(runs: Runs, claim: Claim) -> str:
-    resting = resting_on_disturbed(runs).get(claim.metric, frozenset())
-    count = usable(runs, claim).filter(pl.col("run_id").is_in(list(resting))).height
-    return f"; others disturbed what {claim.metric} rests on in {count} runs" if count else ""
-
-
-def _sweeps(claim: Claim) -> str:
-    return " and ".join(f"sweep={name}" for name in claim.sweeps)
-
-
-def _excluded(runs: Runs, claim: Claim) -> str:
-    gone = facts(runs).join(usable(runs, claim).select("run_id"), on="run_id", how="anti")
-    exclusions = gone["exclusion"].drop_nulls().unique(maintain_order=True)
-    if claim.metric in LEARNING or exclusions.is_empty():
-        return ""
-    return f" ({gone.height} runs don't count: {text.listed(exclusions.to_list())})"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 from analysis import text
@@ -13,12 +14,14 @@ from analysis.comparison.compared_run import ComparedRun, compared_runs
 from analysis.comparison.exclusions import excluded
 from analysis.comparison.groups import labels
 from analysis.comparison.pairing import Pairing, RepeatPair, paired
-from analysis.comparison.policy import BASELINE_LABEL, Blocker, Caveat, Issue, format_differences, is_baseline
+from analysis.comparison.policy import Blocker, Caveat, Issue, format_differences, is_baseline
 from analysis.comparison.speed import SpeedVerdict, of_several, of_speed
 from analysis.metrics import efficiency
+from parallelbench.store.environment_match import FRAMEWORK
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
+    from pathlib import Path
 
     from analysis.reader import Runs
     from analysis.stats import Ratio
@@ -29,18 +32,22 @@ Configuration = tuple[str, str]
 
 @lru_cache(maxsize=8)
 def against_one_device(runs: Runs) -> dict[Configuration, Pairing]:
-    """Every configuration of a group that has a baseline → its counted runs, paired with the baseline's."""
+    """Every configuration of a group that has a baseline of its framework → its counted runs, paired with that's."""
     members: dict[Configuration, list[ComparedRun]] = defaultdict(list)
-    baselines: dict[str, list[ComparedRun]] = defaultdict(list)
+    baselines: dict[tuple[str, str], list[ComparedRun]] = defaultdict(list)
+    frameworks: dict[Configuration, str] = {}
     rows = labels(runs).join(runs.run.select("run_id", "strategy", "devices"), on="run_id")
     rows = rows.join(excluded(runs), on="run_id", how="anti")
     known = compared_runs(runs)
     columns = ("run_id", "group", "configuration", "strategy", "devices")
     for run_id, group, configuration, strategy, devices in rows.select(columns).rows():
         members[group, configuration].append(known[run_id])
+        # The ratio of two frameworks is no speed-up by devices.
+        framework = frameworks[group, configuration] = known[run_id].environment.get(FRAMEWORK, "torch")
         if is_baseline(strategy, devices):
-            baselines[group].append(known[run_id])
-    return {key: paired(baselines[key[0]], runs_of) for key, runs_of in members.items() if key[0] in baselines}
+            baselines[group, framework].append(known[run_id])
+    pairs = {key: (baselines.get((key[0], frameworks[key])), runs_of) for key, runs_of in members.items()}
+    return {key: paired(baseline, runs_of) for key, (baseline, runs_of) in pairs.items() if baseline}
 
 
 @dataclass(frozen=True)
@@ -49,24 +56,30 @@ class Refused:
 
     group: str
     configurations: tuple[str, ...]
+    baseline: str
+    """The configuration on one device."""
     issue: Issue
     """Its commands are those of the first configuration."""
 
 
 def refusals(runs: Runs) -> list[Refused]:
     """What is not compared with one device."""
-    blocked = {key: pairing.blockers() for key, pairing in against_one_device(runs).items()}
+    pairings = against_one_device(runs)
+    blocked = {key: pairing.blockers() for key, pairing in pairings.items()}
     # A configuration is compared in all groups at once, so all that differs in any must be allowed to.
     keys: dict[str, set[str]] = defaultdict(set)
     for (_, configuration), issues in blocked.items():
         blocking = (issue for issue in issues if issue.kind is Blocker.ENVIRONMENT)
         keys[configuration].update(key for issue in blocking for key in issue.differences)
-    members: dict[tuple[str, str], list[tuple[str, Issue]]] = defaultdict(list)
+    members: dict[tuple[str, str, str], list[tuple[str, Issue]]] = defaultdict(list)
     for (group, configuration), issues in blocked.items():
         for issue in issues:
+            strategy = pairings[group, configuration].pairs[0].runs[0].definition["strategy.name"]
             whole = replace(issue, elsewhere=tuple(sorted(keys[configuration] - issue.differences.keys())))
-            members[group, format_differences(issue.differences)].append((configuration, whole))
-    return [Refused(key[0], tuple(name for name, _ in found), found[0][1]) for key, found in members.items()]
+            members[group, f"{strategy} × 1", format_differences(issue.differences)].append((configuration, whole))
+    return [
+        Refused(group, tuple(name for name, _ in found), of, found[0][1]) for (group, of, _), found in members.items()
+    ]
 
 
 def refused(runs: Runs) -> list[str]:
@@ -74,7 +87,7 @@ def refused(runs: Runs) -> list[str]:
     several = len({group for group, _ in against_one_device(runs)}) > 1
     return [
         f"{text.listed(each.configurations)}{f' ({each.group})' if several else ''} can't be compared with "
-        f"{BASELINE_LABEL}: {each.issue}{_likewise(each.configurations)}."
+        f"{each.baseline}: {each.issue}{_likewise(each.configurations)}."
         for each in refusals(runs)
     ]
 
@@ -93,6 +106,25 @@ def limited(runs: Runs, kinds: Collection[Caveat] = LIMITS) -> list[str]:
         for caveat in pairing.caveats(per_sample=True)
     )
     return said_once((name, caveat) for name, caveat in caveats if caveat.kind in kinds)
+
+
+def told_of_pairs(runs: Runs) -> set[str]:
+    """The entries of the environment that differ between paired runs: a blocker or a caveat says so."""
+    pairings = against_one_device(runs).values()
+    return {key for pairing in pairings for key in (*pairing.reported, *pairing.unlike_environments)}
+
+
+def beside_others(runs: Runs) -> list[str]:
+    """The configurations whose speed-up is over another sweep's measurement of one device than is shown."""
+    found: dict[Path, list[str]] = defaultdict(list)
+    for (_, configuration), pairing in against_one_device(runs).items():
+        for sweep in dict.fromkeys(pair.runs[0].sweep for pair in pairing.pairs if pair.runs[0].runs is not runs):
+            found[sweep].append(configuration)
+    return [
+        f"{text.listed(names)}: the speed-up is over one device as measured in {sweep}; the time of one device that is "
+        "shown is another sweep's."
+        for sweep, names in found.items()
+    ]
 
 
 def _likewise(configurations: Sequence[str]) -> str:
@@ -117,7 +149,10 @@ def _unlike(configurations: list[list[ComparedRun]]) -> Issue | None:
     alike = Pairing(tuple(RepeatPair(run.repeat, (every[0], run)) for run in every[1:]))
     if alike.unlike_environments:
         return Issue(Blocker.ENVIRONMENT, alike.unlike_environments, find_remedies=alike.remedies)
-    pairings = [paired(first, other) for other in others]
+    # Two that pair with one device in sweeps of their own were not measured in turn with each other.
+    of_sweeps = {frozenset(run.sweep for run in of_one): of_one for of_one in others}
+    couples = [*((first, other) for other in others), *combinations(of_sweeps.values(), 2)]
+    pairings = [paired(one, other) for one, other in couples]
     blockers = (issue for pairing in pairings for issue in pairing.blockers())
     withheld = (issue for pairing in pairings for issue in pairing.caveats() if issue.kind is Caveat.APART)
     return next(blockers, None) or next(withheld, None)
@@ -133,7 +168,12 @@ def error_of_intervals(runs: Runs, metric: str | None = None) -> float:
 
 def speed_ups(runs: Runs) -> list[Ratio]:
     """Those of all configurations but one device itself."""
-    return [ratio for pairing in _others(runs) if (ratio := pairing.speed_up())]
+    return [ratio for ratio, _ in speed_ups_and_repeats(runs)]
+
+
+def speed_ups_and_repeats(runs: Runs) -> list[tuple[Ratio, int]]:
+    """The same, each with the highest repeat of its configurations."""
+    return [(ratio, pairing.highest_repeat) for pairing in _others(runs) if (ratio := pairing.speed_up())]
 
 
 def _others(runs: Runs) -> list[Pairing]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from analysis.comparison.environments import circumstances_of
@@ -56,6 +57,11 @@ class ComparedRun:
         return sessions_of(self.runs)[self.run_id]
 
     @property
+    def sweep(self) -> Path:
+        """The folder of the sweep that it was measured in."""
+        return _sweeps(self.runs)[self.run_id]
+
+    @property
     def is_baseline(self) -> bool:
         """Whether others are compared with it."""
         return is_baseline(self.definition["strategy.name"], self.definition["devices"])
@@ -79,6 +85,11 @@ def compared_runs(runs: Runs) -> dict[str, ComparedRun]:
         )
         for run_id, repeat, samples, dropped, content in runs.run.select(columns).rows()
     }
+
+
+@lru_cache(maxsize=8)
+def _sweeps(runs: Runs) -> dict[str, Path]:
+    return {run_id: Path(folder).parent for run_id, folder in runs.run.select("run_id", "folder").rows()}
 
 
 @lru_cache(maxsize=32)

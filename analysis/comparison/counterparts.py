@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from analysis.comparison.groups import labels
-from analysis.comparison.policy import IS_BASELINE
+from analysis.comparison.policy import IS_REFERENCE
 from analysis.metrics.epoch_metrics import AS_TEXT, numbered
 
 if TYPE_CHECKING:
@@ -92,8 +92,8 @@ def _sides(runs: Runs) -> tuple[pl.DataFrame, pl.DataFrame]:
     """The runs on several devices, and those on one: of several of one kind the first."""
     groups = labels(runs).select("run_id", "group")
     rows = runs.run.filter(pl.col("state") == "done").join(groups, on="run_id")
-    counterparts = rows.filter(IS_BASELINE, pl.col("outcome") == "ok").select(*_SAME, counterpart="run_id")
-    several = rows.filter(~IS_BASELINE).select("run_id", *_SAME, "rounding", "optimizer")
+    counterparts = rows.filter(IS_REFERENCE, pl.col("outcome") == "ok").select(*_SAME, counterpart="run_id")
+    several = rows.filter(~IS_REFERENCE).select("run_id", *_SAME, "rounding", "optimizer")
     return several, counterparts.unique(_SAME, keep="first", maintain_order=True)
 
 

@@ -53,5 +53,9 @@ def circumstances_of(runs: Runs) -> dict[str, Work]:
 
 def _relevant(environment: Mapping[str, Any]) -> Work:
     entries = environment_match.entries(environment)
-    kept = (environment_match.must_match, environment_match.is_reported, environment_match.VERSION.__eq__)
+    kept = (
+        environment_match.must_match,
+        environment_match.is_reported,
+        (environment_match.VERSION, environment_match.FRAMEWORK).__contains__,
+    )
     return {key: value for key, value in entries.items() if any(keeps(key) for keeps in kept)}

@@ -13,9 +13,12 @@ from analysis.comparison.counterparts import held_against_one_device, unlike_one
 from analysis.comparison.groups import labels
 from analysis.comparison.machine import rests_on_disturbed
 from analysis.metrics import miscounted, per_epoch, per_run, resting_on_disturbed
-from analysis.text import listed
+from analysis.same_run import format_skipped
+from analysis.text import listed, number_of_runs
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from analysis.reader import Runs
 
 MOST = 8
@@ -132,16 +135,16 @@ def _duplicates(runs: Runs, gone: pl.DataFrame) -> pl.DataFrame:
 
 def format_exclusions(runs: Runs) -> list[str]:
     """Per configuration how many of its runs don't count and why, then the folders that were not read."""
-    lines = [
+    skipped = format_skipped(runs.skipped)
+    more = [f"Skipped: {len(skipped) - MOST} more."] if len(skipped) > MOST else []
+    return [
         *disturbed_lines(runs),
         *disturbed_times(runs),
         *_excluded_lines(runs),
         *unchecked(runs),
-        *(f"Skipped: {skipped.path}: {skipped.reason}." for skipped in runs.skipped[:MOST]),
+        *skipped[:MOST],
+        *more,
     ]
-    if (more := len(runs.skipped) - MOST) > 0:
-        lines.append(f"Skipped: {more} more.")
-    return lines
 
 
 def disturbed_lines(runs: Runs) -> list[str]:
@@ -150,18 +153,25 @@ def disturbed_lines(runs: Runs) -> list[str]:
     disturbed = pl.col("exclusion") == Exclusion.DISTURBED.value
     rows = known.group_by("configuration", "group", maintain_order=True).agg(
         disturbed=disturbed.sum(), none=pl.col("exclusion").is_not_null().all(),
-        share=pl.col("largest_lost_share").filter(disturbed).max(),
+        share=pl.col("largest_lost_share").filter(disturbed).max(), run_ids=pl.col("run_id").filter(disturbed),
     ).filter(pl.col("disturbed") > 0)  # fmt: skip
-    again = "When the machine is free, delete the folders of these runs and submit again."
     withheld = {
         True: "Their times are shown (*), without speed-up or verdict.",
         False: "Other runs of the same count; these do not.",
     }
     return [
         f"Others disturbed {members['disturbed'].sum()} runs of {listed(_names(members), most=MOST)}: they took up to "
-        f"{max(members['share'].fill_null(0.0)):.0%} of a core, or computed on a GPU. {withheld[none]} {again}"
+        f"{max(members['share'].fill_null(0.0)):.0%} of a core, or computed on a GPU. {withheld[none]} When "
+        "the machine is free, delete the folders of these runs and submit again: "
+        f"{folders_of(runs, members['run_ids'].explode())}."
         for (none,), members in rows.group_by("none", maintain_order=True)
     ]
+
+
+def folders_of(runs: Runs, run_ids: Iterable[str]) -> str:
+    """ "demo/a, demo/b, demo/c and 4 more": the folders of these runs, below the one that was named."""
+    folders = runs.run.filter(pl.col("run_id").is_in(list(run_ids)))["folder"]
+    return listed([folder.removeprefix(f"{runs.root}/") for folder in folders])
 
 
 _TIMES = {
@@ -178,8 +188,8 @@ def disturbed_times(runs: Runs) -> list[str]:
     for metric, what in _TIMES.items():
         found = rows.filter(pl.col("run_id").is_in(list(resting_on_disturbed(runs)[metric])))
         if found.height:
-            whose = f"{found.height} run{'' if found.height == 1 else 's'} of {listed(_names(found), most=MOST)}"
-            lines.append(f"Others disturbed {what} of {whose}: its time is shown, and compared with nothing.")
+            whose = f"{number_of_runs(found.height)} of {listed(_names(found), most=MOST)}"
+            lines.append(f"Others disturbed {what} of {whose}: its time is shown, but not compared.")
     return lines
 
 

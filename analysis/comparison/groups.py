@@ -121,6 +121,20 @@ def definitions(runs: Runs) -> dict[str, Work]:
     return defined
 
 
+@functools.lru_cache(maxsize=8)
+def highest_repeats(runs: Runs) -> dict[str, int]:
+    """Run id → the highest repeat of its configuration, also of runs that don't count: further repeats come after."""
+    highest = pl.col("repeat").max().over("group", "configuration")
+    rows = labels(runs).join(runs.run.select("run_id", "repeat"), on="run_id").select("run_id", highest)
+    return dict(rows.rows())
+
+
+def natural(name: str) -> pl.Expr:
+    """What a column of labels is sorted by, so that "epochs 30" comes before "epochs 100"; decimals sort as text."""
+    padded = pl.col(name).str.replace_all(r"(^|[^\d.])(\d+)", "${1}000000000000${2}")
+    return padded.str.replace_all(r"\d*?(\d{12})(\D|$)", "${1}${2}")
+
+
 def component_labels(runs: Runs, name: str) -> dict[str, str]:
     """Run id → the component's name, followed by the options in which others of that name differ."""
     return _labelled(components(runs, name), functools.partial(_labels, key=f"{name}.name"))

@@ -7,6 +7,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from analysis.comparison.policy import PROBE_TOLERANCE, PROBED, Caveat, Issue
+from analysis.metrics import beyond_own_cores
 from analysis.metrics.disturbed_times import partly_unmeasured
 from parallelbench.store import environment_match
 
@@ -49,6 +50,12 @@ def beyond_peak(runs: Sequence[ComparedRun]) -> Differences:
         if rate and peaks and bounded and rate > ABOVE_PEAK * max(peaks):
             return {"flop/s": (rate, max(peaks))}
     return {}
+
+
+def beyond_cores(runs: Sequence[ComparedRun]) -> Differences:
+    """Cores that a rank used, and those of its devices, of the first run that used more."""
+    found = (beyond_own_cores(run.runs).get(run.run_id) for run in runs)
+    return next(({"cores": (each.used, each.own)} for each in found if each), {})
 
 
 def _is_unlike(one: float, other: float) -> bool:

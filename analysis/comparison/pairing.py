@@ -8,7 +8,9 @@ from functools import cached_property
 from itertools import combinations, permutations
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
+from analysis.comparison.groups import highest_repeats
 from analysis.comparison.machine import (
+    beyond_cores,
     beyond_peak,
     disturbances,
     has_same_data,
@@ -17,10 +19,11 @@ from analysis.comparison.machine import (
     unrecorded,
 )
 from analysis.comparison.order import one_after_the_other
-from analysis.comparison.policy import COMPARED, Blocker, Caveat, Issue, Remedies
+from analysis.comparison.policy import Blocker, Caveat, Issue, Remedies
 from analysis.comparison.pools import pools
 from analysis.comparison.remedy import OneRun, remedies
 from analysis.comparison.speed_up import PER_EPOCH, WITH_STARTUP, scaling
+from analysis.comparison.sweeps import in_one_sweep
 from analysis.comparison.work import is_below
 from analysis.stats import is_apart, ratio_of_pairs
 from parallelbench.store import environment_match
@@ -112,6 +115,8 @@ class Pairing:
             issues.append(Issue(Blocker.ENVIRONMENT, self.unlike_environments, find_remedies=self.remedies))
         elif of_times and (beyond := self._beyond("most", lambda ratio: ratio.low or ratio.median)):
             issues.append(Issue(Blocker.SUPERLINEAR, beyond))
+        if of_times and (beyond := beyond_cores(self._runs)):
+            issues.append(Issue(Blocker.CORES, beyond))
         if of_times and (beyond := beyond_peak(self._runs)):
             issues.append(Issue(Blocker.ABOVE_PEAK, beyond))
         return tuple(issues)
@@ -127,7 +132,7 @@ class Pairing:
     @cached_property
     def _scalings(self) -> list[tuple[Ratio, Scaling]]:
         """Of every two sides that nothing but their devices tells apart, the speed-up by the further devices."""
-        if not self.pairs or {*self.across} - {*COMPARED}:
+        if not self.pairs or self._is_across_environments:
             return []
         found = []
         known: dict[tuple[int, int], Scaling | None] = {}  # runs of one configuration share their definition
@@ -144,12 +149,18 @@ class Pairing:
             found += [(ratio, scaled) for ratio, scaled in ratios if ratio]
         return found
 
+    @property
+    def highest_repeat(self) -> int:
+        """The highest repeat of the compared configurations, also of runs that don't count; -1 without runs."""
+        runs = (*self._runs, *self.alone)
+        return max((highest_repeats(run.runs)[run.run_id] for run in runs), default=-1)
+
     def remedies(self) -> Remedies:
         """The commands that compare the sides in spite of what differs, or measure both alike."""
         if not self.pairs or len(self.pairs[0].runs) != 2:
             return Remedies()
         one, other = (OneRun(run.runs, run.run_id) for run in self.pairs[0].runs)
-        return remedies(one, other, [pair.repeat for pair in self.pairs])
+        return remedies(one, other, highest_repeat=self.highest_repeat)
 
     def caveats(self, *, of_times: bool = True, per_sample: bool = False) -> tuple[Issue, ...]:
         """What a reader must know about these runs. `per_sample`: ratios of times and energies are per sample."""
@@ -215,8 +226,18 @@ class Pairing:
         first = self.pairs[0].runs[0] if self.pairs else None
         return self.couples + [(first, run) for run in self.alone if first is not None]
 
+    @cached_property
+    def _is_across_environments(self) -> bool:
+        """Whether the sides do differ in what `across` allows: another torch or processor may explain any speed-up."""
+        differing = [key for key in self._differences if self._is_unlike(key)]
+        return any(is_below(key, self.across) for key in (*differing, *unlike_probes(self._sides)))
+
     def _must_match(self, key: str) -> bool:
-        if is_below(key, self.across) or not environment_match.must_match(key):
+        return not is_below(key, self.across) and self._is_unlike(key)
+
+    def _is_unlike(self, key: str) -> bool:
+        """Whether an entry that differs must match."""
+        if not environment_match.must_match(key):
             return False
         if key not in environment_match.SET_BY_LAUNCHER:
             return True
@@ -226,9 +247,12 @@ class Pairing:
 
 
 def paired(one: Iterable[ComparedRun], other: Iterable[ComparedRun], *, across: tuple[str, ...] = ()) -> Pairing:
-    """Pair the runs of two sides by their repeat. A repeat that one side lacks makes no pair."""
+    """Pair the runs of two sides by their repeat. A repeat that one side lacks makes no pair.
+
+    A run that two sweeps have measured counts in each: a pair is of one sweep where there is one that has both.
+    """
     sides = [{run.repeat: run for run in side} for side in (one, other)]
-    pairs = tuple(RepeatPair(repeat, (first, second)) for repeat, first, second in in_both(*sides))
+    pairs = tuple(RepeatPair(repeat, in_one_sweep(couple)) for repeat, *couple in in_both(*sides))
     alone = tuple(run for side, rest in (sides, sides[::-1]) for run in side.values() if run.repeat not in rest)
     return Pairing(pairs, across, alone)
 

@@ -19,16 +19,17 @@ if TYPE_CHECKING:
 
 
 BASELINE = ("single", 1)
-"""Strategy and devices of what every other configuration of a group is compared with."""
+"""Strategy and devices of what every other configuration of a group is compared with, in torch."""
+BASELINES = {"torch": BASELINE[0], "tensorflow": "tf_single"}
+"""Framework → its strategy on one device: with that the others of the framework are compared."""
 BASELINE_LABEL = f"{BASELINE[0]} × {BASELINE[1]}"
+BASELINE_LABELS = tuple(f"{strategy} × 1" for strategy in BASELINES.values())
 COMPARED = ("strategy", "devices", "nodes", "repeat")
 """Keys in which runs of the same work may differ."""
+WAYS = tuple(key for key in COMPARED if key != "repeat")
+"""The same but for the repeat: ways to train."""
 CIRCUMSTANCES = (
-    "results",
-    "launcher",
-    "site",
-    "sweep_name",
-    "device",
+    *("results", "launcher", "site", "sweep_name", "device", "same_plugin"),
     "measure.parity",
     "measure.parity_steps",
     "measure.steps_sampled",
@@ -73,12 +74,13 @@ _SAME_SUBMIT = "the same `parallelbench submit` with another results=DIR"
 class UnlikeWork(ConfigError):  # noqa: N818
     """Runs that must not be compared; the message names what differs, and the remedy."""
 
-    def __init__(self, differences: Differences, *, remedies: Remedies, across: Iterable[str] = ()) -> None:
-        """`across` are the keys that the caller already allows to differ."""
-        keys = (*across, *differences)
-        self.remedies = remedies.across(keys)
+    def __init__(
+        self, differences: Differences, *, remedies: Remedies, across: Iterable[str] = (), is_whole: bool = False
+    ) -> None:
+        """`across` are the keys that the caller already allows to differ; `is_whole`: the commands name all keys."""
+        self.remedies = remedies if is_whole else remedies.across((*across, *differences))
         """The commands that the message names."""
-        super().__init__(refusal(differences, self.remedies, keys))
+        super().__init__(refusal(differences, self.remedies))
 
 
 class Blocker(Enum):
@@ -96,6 +98,8 @@ class Blocker(Enum):
     """More devices are faster than fewer by more than they can be."""
     ABOVE_PEAK = "above peak"
     """A device computes more than it can."""
+    CORES = "cores"
+    """A rank used more cores than its devices have."""
 
 
 class Caveat(Enum):
@@ -156,7 +160,7 @@ def _words_of_blocker(issue: Issue) -> str:
     numbers = _numbers(issue)
     match issue.kind:
         case Blocker.ENVIRONMENT:
-            return refusal(issue.differences, issue.remedies, issue.differences)
+            return refusal(issue.differences, issue.remedies)
         case Blocker.SAMPLES:
             return f"{_of_unequal_epochs(issue)}: compare samples per second"
         case Blocker.DATA if "data_sha256" in issue.differences:
@@ -186,6 +190,9 @@ def _words_of_blocker(issue: Issue) -> str:
                 f"{peak:.3g}: work was left out (read the checks of these runs), the times are too short (a window "
                 "that does not wait for the device), or other programs slowed the probe (measure again, alone)"
             )
+        case Blocker.CORES:
+            ((_, (used, own)),) = issue.differences.items()
+            return f"a rank used more cores than its devices: {used:.2f} cores of {own:g}; {_OTHER_CORES}"
     raise AssertionError(issue.kind)
 
 
@@ -236,6 +243,12 @@ _CAUSES = (
 """Why more devices may be faster by more than their number."""
 
 
+_OTHER_CORES = (
+    "its threads or workers left those that it was pinned to, so its times are those of more devices (let nothing "
+    "change the affinity, and measure again)"
+)
+
+
 def _scaling(issue: Issue) -> tuple[float, float, str, str]:
     """The speed-up, its limit, and the fewer and the more devices in words."""
     devices = [f"{number} device{'' if number == 1 else 's'}" for number in issue.differences["devices"]]
@@ -249,14 +262,17 @@ def _in_turn(remedies: Remedies) -> str:
     return "start one repeat of each side in turn: `parallelbench run … repeat=0`, then `repeat=1`"
 
 
-def refusal(differences: Differences, remedies: Remedies, keys: Iterable[str]) -> str:
-    """Why two sides are not compared, and the remedies: to measure anew, or to let `keys` differ."""
-    anew = ""
+def refusal(differences: Differences, remedies: Remedies) -> str:
+    """Why two sides are not compared, and the remedies: to measure anew, or to let these keys differ."""
+    ways = []
     if any(key in PROBED or environment_match.must_match(key) for key in differences):
         command = f"`{command_line(remedies.submit)}`" if remedies.submit else _SAME_SUBMIT
-        anew = f"measure both in one environment ({command}), or "
-    option = f"`{command_line(remedies.compare)}`" if remedies.compare else f"--across {','.join(keys)}"
-    return f"the sides differ in {format_differences(differences)}; {anew}compare across exactly that: {option}"
+        ways.append(f"measure both in one environment ({command})")
+    if remedies.compare:
+        ways.append(f"compare across exactly that: `{command_line(remedies.compare)}`")
+    if not ways:
+        ways.append("choose folders, or --by, so that each side has one of these")
+    return f"the sides differ in {format_differences(differences)}; {', or '.join(ways)}"
 
 
 def command_line(command: Command) -> str:
@@ -271,8 +287,10 @@ def format_differences(differences: Differences) -> str:
 
 def is_baseline(strategy: str, devices: int) -> bool:
     """Whether these runs are what others are compared with."""
-    return (strategy, devices) == BASELINE
+    return strategy in BASELINES.values() and devices == 1
 
 
-IS_BASELINE = (pl.col("strategy") == BASELINE[0]) & (pl.col("devices") == BASELINE[1])
+IS_BASELINE = pl.col("strategy").is_in(list(BASELINES.values())) & (pl.col("devices") == 1)
 """The same of each row."""
+IS_REFERENCE = (pl.col("strategy") == BASELINE[0]) & (pl.col("devices") == BASELINE[1])
+"""Whether others' losses are held against this row's."""

@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import polars as pl
 
+from analysis.comparison.exclusions import excluded
 from analysis.comparison.groups import definitions, labels
-from analysis.comparison.policy import COMPARED, Remedies
+from analysis.comparison.matching import are_comparable
+from analysis.comparison.policy import COMPARED, WAYS, Remedies
 from analysis.comparison.work import is_below, plain, work_differences
+from analysis.stats import ENOUGH_REPEATS
 from parallelbench.spec.launchers import shipped
 from parallelbench.spec.mapping import COMPONENTS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from analysis.comparison.work import Work
     from analysis.reader import Runs
 
@@ -38,27 +39,42 @@ class OneRun(NamedTuple):
         return definitions(self.runs)[self.run_id]
 
 
-def remedies(one: OneRun, other: OneRun, repeats: Iterable[int]) -> Remedies:
-    """The commands for the sides that these two runs belong to, with these repeats.
+def remedies(one: OneRun, other: OneRun, *, highest_repeat: int) -> Remedies:
+    """The commands for the sides that these two runs belong to. `highest_repeat`: of both.
 
-    There are none for two measurements of one configuration: those differ in their folders only.
+    All that was measured is measured anew, and no fewer repeats than decide anything. Two measurements of one
+    configuration have no commands: those differ in their folders only.
     """
     if one.definition == other.definition:
         return Remedies()
-    return Remedies(_compare(one, other), _submit(one, other, repeats=max(repeats, default=0) + 1))
+    return Remedies(_compare(one, other), _submit(one, other, repeats=max(highest_repeat + 1, ENOUGH_REPEATS)))
 
 
 def _compare(one: OneRun, other: OneRun) -> tuple[str, ...]:
-    """`compare DIR --by …`; empty where no `--by` tells the two sides apart."""
+    """`compare DIR --by …`; empty where no `--by` tells the two sides apart, or where it would be refused."""
     unlike = work_differences(one.definition, other.definition)
     if all(is_below(key, COMPARED) for key in unlike):
-        key, values = "configuration", [_label(run.runs, run.run_id) for run in (one, other)]
+        key, values, across = "configuration", [_label(run.runs, run.run_id) for run in (one, other)], WAYS
     elif len(unlike) == 1:
         ((key, found),) = unlike.items()
-        values = list(map(plain, found))
+        values, across = list(map(plain, found)), (key,)
     else:
         return ()
+    if not are_comparable(*(_having(one.runs, key, value) for value in values), across=across):
+        return ()
     return ("compare", str(one.runs.root), "--by", f"{key}={','.join(values)}")
+
+
+def _having(runs: Runs, key: str, value: str) -> list[Work]:
+    """The definitions of the runs that count and belong to a side of `--by`."""
+    counted = labels(runs).join(excluded(runs), on="run_id", how="anti")
+    if key == "configuration":
+        counted = counted.filter(configuration=value)
+    known = [definitions(runs)[run_id] for run_id in counted["run_id"]]
+    distinct = {id(definition): definition for definition in known}.values()
+    if key == "configuration":
+        return list(distinct)
+    return [each for each in distinct if plain(each.get(f"{key}.name", each.get(key))) == value]
 
 
 def _label(runs: Runs, run_id: str) -> str:

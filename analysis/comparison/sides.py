@@ -12,18 +12,18 @@ from analysis.comparison.compared_run import ComparedRun, compared_runs
 from analysis.comparison.environments import environments_of
 from analysis.comparison.exclusions import excluded
 from analysis.comparison.groups import labels
+from analysis.comparison.matching import differences_within, nearest, unlike_works
 from analysis.comparison.pairing import Pairing, paired
-from analysis.comparison.policy import PROBED, format_differences
-from analysis.comparison.work import canonical, is_below, without, work_differences
+from analysis.comparison.policy import PROBED, WAYS, Caveat, Issue, format_differences
+from analysis.comparison.work import canonical, is_below, without
+from analysis.text import listed
 from parallelbench.errors import ConfigError
 from parallelbench.store.environment_match import VERSION
 
 if TYPE_CHECKING:
     from analysis.comparison.work import Differences, Work
     from analysis.reader import Runs
-
-_ROW = ("strategy.name", "devices", "nodes", "data.name", "model.name")
-"""What identifies a row of a comparison. Where these differ, the other side has nothing to compare with."""
+    from analysis.stats import Ratio
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,10 @@ class Matched:
     rows: tuple[ComparedRow, ...]
     only_a: tuple[str, ...]
     only_b: tuple[str, ...]
+    groups_only_a: tuple[str, ...]
+    """The groups of which side B has nothing that side A has."""
+    single_only_a: tuple[str, ...]
+    """The configurations of `only_a` in other groups."""
 
     @property
     def notes(self) -> list[str]:
@@ -53,6 +57,13 @@ class Matched:
         blockers = ((name, issue) for name, pairing in pairings for issue in pairing.blockers())
         caveats = ((name, issue) for name, pairing in pairings for issue in pairing.caveats(per_sample=True))
         return [*said_once(blockers, of=len(pairings)), *said_once(caveats, of=len(pairings))]
+
+    def notes_on_all(self, name: str, ratio: Ratio | None) -> list[str]:
+        """What limits all rows together, and none by itself: rows may tie each other's pairs into fewer pools."""
+        pairings = [row.pairing for row in self.rows]
+        if ratio is None or not ratio.is_apart or any(pairing.is_apart for pairing in pairings):
+            return []
+        return said_once([(name, Issue(Caveat.APART, {}, find_remedies=pairings[0].remedies))])
 
 
 @dataclass(frozen=True)
@@ -95,10 +106,6 @@ class Side:
         """The definition of a member's runs, without the keys that may differ."""
         return without(self.members[key][0].definition, self.across)
 
-    def row(self, key: str) -> str:
-        """What identifies the row that a member belongs to."""
-        return canonical({k: v for k, v in self.work(key).items() if k in _ROW})
-
     def label(self, key: str) -> tuple[str, str]:
         """Group and configuration of a member."""
         return self.labels[self.members[key][0].run_id]
@@ -117,43 +124,31 @@ def match(a: Side, b: Side) -> Matched | Differences:
     shared = [key for key in a.members if key in b.members]
     only_a, only_b = ([key for key in side.members if key not in shared] for side in (a, b))
     rows = tuple(_row(a, b, key) for key in shared)
-    unlike = _unlike_works(a, only_a, b, only_b) or ({} if shared else _least_unlike(a, only_a, b, only_b))
+    works, others = [a.work(key) for key in only_a], [b.work(key) for key in only_b]
+    unlike = unlike_works(works, others)
+    if not (unlike or shared) and works and others:
+        unlike = min((nearest(work, others) for work in works), key=len)
     for row in rows:
         unlike = row.pairing.unlike_environments | unlike
-    return unlike or Matched(rows, tuple(map(a.name, only_a)), tuple(map(b.name, only_b)))
+    groups = {a.label(key)[0] for key in shared}
+    lacking = dict.fromkeys(a.label(key)[0] for key in only_a if a.label(key)[0] not in groups)
+    single = tuple(a.name(key) for key in only_a if a.label(key)[0] in groups)
+    return unlike or Matched(rows, tuple(map(a.name, only_a)), tuple(map(b.name, only_b)), tuple(lacking), single)
 
 
 def _row(a: Side, b: Side, key: str) -> ComparedRow:
     (group, name), (_, other) = a.label(key), b.label(key)
-    renamed = other != name and any(is_below(k, ("strategy", "devices", "nodes")) for k in a.across)
+    renamed = other != name and any(is_below(k, WAYS) for k in a.across)
     pairing = paired(a.members[key], b.members[key], across=a.across)
     return ComparedRow(group, f"{name} → {other}" if renamed else name, pairing)
 
 
 def _require_one_meaning(side: Side, name: str) -> None:
     """Refuse where a key that may differ between the sides differs within one side."""
-    for first, *others in side.members.values():
-        for other in others:
-            if within := work_differences(first.definition, other.definition):
-                raise ConfigError(
-                    f"{side.labels[other.run_id][1]}: {name} side has runs that differ "
-                    f"({format_differences(within)}): choose folders, or --by, so that each side has one of them"
-                )
-
-
-def _unlike_works(a: Side, only_a: list[str], b: Side, only_b: list[str]) -> Differences:
-    """The differences between configurations of the two sides that belong to one row."""
-    unlike: Differences = {}
-    for key in only_a:
-        if others := [other for other in only_b if b.row(other) == a.row(key)]:
-            unlike = _nearest(a, key, b, others) | unlike
-    return unlike
-
-
-def _least_unlike(a: Side, only_a: list[str], b: Side, only_b: list[str]) -> Differences:
-    """The differences between the two configurations that differ least."""
-    return min((_nearest(a, key, b, only_b) for key in only_a), key=len) if only_a and only_b else {}
-
-
-def _nearest(a: Side, key: str, b: Side, others: list[str]) -> Differences:
-    return min((work_differences(a.work(key), b.work(other)) for other in others), key=len)
+    for members in side.members.values():
+        if within := differences_within([run.definition for run in members]):
+            names = sorted({side.labels[run.run_id][1] for run in members})
+            raise ConfigError(
+                f"{listed(names)}: {name} side has runs that differ ({format_differences(within)}): choose folders, or "
+                "--by, so that each side has one of them"
+            )

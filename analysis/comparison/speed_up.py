@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from analysis.comparison.policy import COMPARED
 from analysis.comparison.work import without
+from parallelbench.store.environment_match import FRAMEWORK
 
 if TYPE_CHECKING:
     from analysis.comparison.compared_run import ComparedRun
@@ -43,10 +44,12 @@ class Scaling(NamedTuple):
 def scaling(one: ComparedRun, other: ComparedRun) -> Scaling | None:
     """How much faster the second run may be for its devices; None unless it has more, and nothing else differs.
 
-    The first run is on one device, or of the same strategy. Another way to train on one device may be faster by any
-    factor.
+    Another framework may be faster by any factor, and so may another way to train on one device: the first run is on
+    one device, or of the same strategy.
     """
     fewer, more = one.definition["devices"], other.definition["devices"]
+    if one.environment.get(FRAMEWORK, "torch") != other.environment.get(FRAMEWORK, "torch"):
+        return None
     if fewer >= more or without(one.definition, COMPARED) != without(other.definition, COMPARED):
         return None
     if one.is_baseline:

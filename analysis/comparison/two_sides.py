@@ -6,25 +6,23 @@ for the keys that are compared.
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from analysis.comparison.environments import environments_of
-from analysis.comparison.exclusions import describe, excluded, format_exclusions
-from analysis.comparison.groups import labels, works
-from analysis.comparison.policy import COMPARED, Blocker, Remedies, UnlikeWork
+from analysis import text
+from analysis.comparison.exclusions import format_exclusions
+from analysis.comparison.groups import labels
+from analysis.comparison.policy import WAYS, Blocker, Remedies, UnlikeWork
 from analysis.comparison.pools import joined
+from analysis.comparison.require import require_counted
 from analysis.comparison.sides import Matched, Side, match
 from analysis.comparison.speed import SpeedVerdict, of_several, of_time
-from analysis.comparison.work import plain
+from analysis.comparison.work import is_below, work_differences
 from analysis.stats import Ratio, ratio_of_pairs
 from parallelbench.errors import ConfigError, choices
-from parallelbench.spec.mapping import LATER_OPTIONS
-from parallelbench.store.environment_match import flatten
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -92,8 +90,14 @@ class Comparison:
     """Configurations that one side lacks, or has no counted run of."""
     lost: tuple[str, ...]
     """Configurations of which B lacks repeats that A counts, with how many."""
+    gained: tuple[str, ...]
+    """Configurations of which A lacks repeats that B counts, likewise."""
     notes: tuple[str, ...]
     """What a reader must know about the ratios, and which runs don't count."""
+    groups_only_a: tuple[str, ...] = ()
+    """The groups of which B has nothing that A has."""
+    single_only_a: tuple[str, ...] = ()
+    """The configurations of `only_a` in other groups."""
 
     @property
     def verdict(self) -> SpeedVerdict:
@@ -139,7 +143,7 @@ def compare(a: Runs, b: Runs, *, across: Sequence[str] = (), command: Command = 
     across = tuple(across)
     command = command or ("compare", str(a.root), str(b.root))
     for runs in (a, b):
-        _require_counted(runs)
+        require_counted(runs)
     _require_known(across, a, b)
     one, other = Side(a, across), Side(b, across)
     matched = match(one, other)
@@ -150,8 +154,18 @@ def compare(a: Runs, b: Runs, *, across: Sequence[str] = (), command: Command = 
     rows, overall = together(tuple(map(_compared, matched.rows)))
     excluded_lines = [f"{name}: {line}" for name, runs in (("A", a), ("B", b)) for line in format_exclusions(runs)]
     # Differences of environments were refused above; what else blocks a row leaves it without a ratio.
-    lost, notes = tuple(_lost(one, other)), (*matched.notes, *excluded_lines)
-    return Comparison(rows, overall, matched.only_a, matched.only_b, lost, notes)
+    lost, gained = (tuple(_lacking(*sides)) for sides in ((one, other), (other, one)))
+    return Comparison(
+        rows,
+        overall,
+        only_a=matched.only_a,
+        only_b=matched.only_b,
+        lost=lost,
+        gained=gained,
+        notes=(*matched.notes, *matched.notes_on_all(OVERALL, overall), *excluded_lines),
+        groups_only_a=matched.groups_only_a,
+        single_only_a=matched.single_only_a,
+    )
 
 
 def together(rows: tuple[Compared, ...]) -> tuple[tuple[Compared, ...], Ratio | None]:
@@ -165,76 +179,23 @@ def together(rows: tuple[Compared, ...]) -> tuple[tuple[Compared, ...], Ratio | 
     return tuple(replace(row, ratios=ratios) for row, ratios in zip(rows, widened, strict=True)), whole
 
 
+_UNBELIEVABLE = (Blocker.SUPERLINEAR, Blocker.ABOVE_PEAK, Blocker.CORES)
+
+
 def _require_believable(rows: Sequence[ComparedRow]) -> None:
-    """Refuse where several devices are faster than one by more than their number, or one computes more than it can."""
+    """Refuse where several devices are faster than one by more than their number, or one does more than it can."""
     for row in rows:
         for issue in row.pairing.blockers():
-            if issue.kind in (Blocker.SUPERLINEAR, Blocker.ABOVE_PEAK):
+            if issue.kind in _UNBELIEVABLE:
                 raise ConfigError(f"{row.configuration} ({row.group}) is not compared: {issue}")
 
 
-def _lost(a: Side, b: Side) -> Iterator[str]:
-    for key in (key for key in a.members if key in b.members):
-        repeats, others = ({run.repeat for run in side.members[key]} for side in (a, b))
+def _lacking(one: Side, other: Side) -> Iterator[str]:
+    """The configurations of which the other side lacks repeats, with how many, and of how many."""
+    for key in (key for key in one.members if key in other.members):
+        repeats, others = ({run.repeat for run in side.members[key]} for side in (one, other))
         if gone := repeats - others:
-            yield f"{a.name(key)}: {len(gone)} of {len(repeats)} repeats that A counts"
-
-
-def by(runs: Runs, key: str, one: Any, other: Any, *, across: Sequence[str] = ()) -> Comparison:
-    """Compare the runs with `key=other` with those with `key=one`, e.g. `by(runs, "strategy", "ddp", "fsdp")`.
-
-    `key` may be "configuration", whose values are those of the report, e.g. "single × 1" and "ddp × 2": then strategy,
-    devices and nodes may differ.
-    """
-    one, other = plain(one), plain(other)
-    run_ids = run_ids_by(runs, key)
-    for value in (one, other):
-        if value not in run_ids:
-            raise ConfigError(f"--by {key}: no run in {runs.root} has {key}={value}; {choices(value, run_ids)}")
-    # Folders that can't be read belong to neither side: they are reported once.
-    readable = replace(runs, skipped=())
-    command = ("compare", str(runs.root), "--by", f"{key}={one},{other}")
-    between = [name for name in COMPARED if name != "repeat"] if key == CONFIGURATION else [key]
-    sides = (readable.only(run_ids[one]), readable.only(run_ids[other]))
-    compared = compare(*sides, across=(*across, *between), command=command)
-    unread = format_exclusions(replace(runs.only([]), skipped=runs.skipped))
-    return replace(compared, notes=(*compared.notes, *unread))
-
-
-def run_ids_by(runs: Runs, key: str) -> dict[str, list[str]]:
-    """Value of a key, as people write it → the runs that have it; `ConfigError` where no run has the key."""
-    _require_counted(runs)
-    if key == CONFIGURATION:
-        values = dict(labels(runs).select("run_id", "configuration").rows())
-    else:
-        values = {run_id: _value(runs, run_id, key, config) for run_id, config in _configs(runs, key)}
-    run_ids: dict[str, list[str]] = {}
-    for run_id, value in values.items():
-        run_ids.setdefault(plain(value), []).append(run_id)
-    return run_ids
-
-
-def _configs(runs: Runs, key: str) -> list[tuple[str, str]]:
-    names = Side(runs, ()).names | {CONFIGURATION}
-    if key not in names:
-        raise ConfigError(f"--by {key}: no run has this key; {choices(key, names)}")
-    return runs.run.select("run_id", "config_json").rows()
-
-
-def _value(runs: Runs, run_id: str, key: str, config_json: str) -> Any:
-    values = LATER_OPTIONS | flatten(json.loads(config_json)) | works(runs)[run_id] | environments_of(runs)[run_id]
-    return values.get(f"{key}.name", values.get(key))
-
-
-def _require_counted(runs: Runs) -> None:
-    gone = excluded(runs)
-    if runs.run.height > gone.height:
-        return
-    known = gone.select("exclusion", "exclusion_detail").rows()
-    reasons = [describe(*row) for row in known] + [skipped.reason for skipped in runs.skipped]
-    why = f" ({max(sorted(set(reasons)), key=reasons.count)})" if reasons else ""
-    where = f"one side of {runs.root}" if runs.taken_from else runs.root
-    raise ConfigError(f"{where} holds no run that counts{why}: there is nothing to compare")
+            yield f"{len(gone)} of {text.repeats(len(repeats))} of {one.name(key)}"
 
 
 def _require_known(across: Sequence[str], a: Runs, b: Runs) -> None:
@@ -260,7 +221,43 @@ def _refusal(a: Runs, b: Runs, across: tuple[str, ...], unlike: Differences, *, 
             break
     rows = matched.rows if isinstance(matched, Matched) else ()
     remedies = rows[0].pairing.remedies() if len(rows) == 1 else Remedies()
-    return UnlikeWork(unlike, remedies=remedies._replace(compare=command), across=across)
+    keys = (*across, *unlike)
+    if not {*keys} <= {*across} and _is_compared(a, b, keys):
+        return UnlikeWork(unlike, remedies=remedies._replace(compare=command), across=across)
+    # Naming the keys is not enough: a side has several values of them.
+    found = _by_configuration(a, b, keys)
+    return UnlikeWork(unlike, remedies=found._replace(submit=remedies.submit or found.submit), is_whole=True)
+
+
+def _by_configuration(a: Runs, b: Runs, across: tuple[str, ...]) -> Remedies:
+    """The command that compares the two configurations of a folder's sides that are most alike, if there is one."""
+    whole = a.whole
+    if whole is not b.whole or whole is a or {*WAYS} <= {*across}:
+        return Remedies()
+    first, second = (Side(runs, ()) for runs in (a, b))
+    couples = ((key, other) for key in first.members for other in second.members)
+    key, other = min(couples, key=lambda couple: len(work_differences(first.work(couple[0]), second.work(couple[1]))))
+    names = dict(labels(whole).select("run_id", "configuration").rows())
+    sides = [names[side.members[of][0].run_id] for side, of in ((first, key), (second, other))]
+    rest = tuple(name for name in across if not is_below(name, WAYS))
+    runs_of = [whole.only([run_id for run_id, name in names.items() if name == side]) for side in sides]
+    found = Remedies(("compare", str(whole.root), "--by", f"{CONFIGURATION}={','.join(sides)}"))
+    try:
+        compare(*runs_of, across=(*rest, *WAYS), command=found.compare)
+    except UnlikeWork as refused:
+        return refused.remedies
+    except ConfigError:
+        return Remedies()
+    return found.across(rest) if rest else found
+
+
+def _is_compared(a: Runs, b: Runs, across: tuple[str, ...]) -> bool:
+    """Whether a comparison across these keys is not refused."""
+    try:
+        compare(a, b, across=across)
+    except ConfigError:
+        return False
+    return True
 
 
 def _require_two_measurements(rows: Iterable[ComparedRow]) -> None:

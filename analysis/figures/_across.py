@@ -13,7 +13,7 @@ from analysis import text
 from analysis.comparison.baseline import LIMITS
 from analysis.comparison.caveats import said_once
 from analysis.comparison.compared_run import compared_runs
-from analysis.comparison.groups import groups_across
+from analysis.comparison.groups import groups_across, natural
 from analysis.comparison.pairing import Pairing, paired
 from analysis.comparison.speed import of_several, of_speed
 from analysis.comparison.two_sides import RATE
@@ -55,7 +55,7 @@ def rates(runs: Runs, across: Across) -> pl.DataFrame:
     return (
         rows.drop_nulls("throughput_samples_per_s")
         .filter(several)
-        .sort("panel", "devices", "configuration", "x", "repeat")
+        .sort(natural("panel"), "devices", "configuration", "x", "repeat")
     )
 
 
@@ -104,8 +104,8 @@ def _changes(across: Across, pairings: Mapping[tuple[Any, Any], Pairing], rows: 
 
 def _gain(ratio: Ratio) -> str:
     why = f" ({of_speed(ratio)})" if ratio.is_apart else ""
-    span = f" ({ratio.low:.2f}–{ratio.high:.2f})" if ratio.low is not None else why
-    return f"{ratio.median:.2f} times as many{span}"
+    told = why if ratio.low is None or ratio.high is None else f" ({text.ends(ratio.low, ratio.high)})"
+    return f"{ratio.median:.2f} times as many{told}"
 
 
 def _smallest_and_largest(runs: Runs, rows: pl.DataFrame) -> Pairing:

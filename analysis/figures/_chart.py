@@ -11,8 +11,10 @@ import altair as alt
 import polars as pl
 from altair.utils.schemapi import debug_mode
 
+from analysis import text
+from analysis.comparison.groups import natural
 from analysis.configurations import displayed
-from analysis.figures._marks import DISTURBED, HOLLOW, disturbed, mark, pale
+from analysis.figures._marks import DISTURBED, HOLLOW, disturbed, mark, pale, shapes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -98,7 +100,7 @@ def panels(
     facet = alt.Facet("panel:N", sort=order, header=header)
     laid_out: alt.FacetChart = (
         chart.facet(facet=facet, columns=min(COLUMNS, len(order)))
-        .properties(title=_title(title, len(order), disturbed=bool(disturbed(data).any())), spacing=28)
+        .properties(title=_title(title, order, disturbed=bool(disturbed(data).any())), spacing=28)
         .configure(font="Arial, Helvetica, 'Liberation Sans', sans-serif", background="white")
         .configure_axis(
             **axis,
@@ -116,9 +118,11 @@ def panels(
     return laid_out
 
 
-def _title(title: str, count: int, *, disturbed: bool) -> alt.Title:
+def _title(title: str, order: Sequence[str], *, disturbed: bool) -> alt.Title:
     words = alt.Title(title, anchor="start", fontSize=15, offset=12, color=INK)
-    lines = [f"The first {MOST_PANELS} of {count} panels are drawn; the tables are whole."] * (count > MOST_PANELS)
+    left = text.listed([name.replace(" — ", ", ") for name in order[MOST_PANELS:]])
+    told = f"The first {MOST_PANELS} of {len(order)} panels are drawn, not {left}; the tables are whole."
+    lines = [told] * bool(left)
     if lines := [*lines, *[DISTURBED] * disturbed]:
         words.subtitle = " ".join(lines)
     return words
@@ -262,16 +266,20 @@ def dashes(strategies: Sequence[str]) -> list[list[int]]:
 
 
 def series(data: pl.DataFrame, *, points: bool = False) -> dict[str, Any]:
-    """Colour by variant, dashes by strategy and place: one legend, and lines that lie on each other still show."""
+    """Colour by variant, dashes by strategy and place: one legend, and lines that lie on each other still show.
+
+    Points have a shape by their number of devices, as configurations of one variant have one colour.
+    """
     colours = variants(data)
     rows = data.select("configuration", "variant", "strategy").unique(maintain_order=True).rows()
     names = [row[0] for row in rows]
     legend = LEGEND.copy()
     if points:
-        legend.symbolType, legend.symbolSize = "circle", 110
+        legend.symbolType, legend.symbolSize = alt.Undefined, 110
     if max(map(len, names)) > _LONG_NAME:  # four columns of these would leave the panels no width
         legend.columns = 2
-    return {
+    key: dict[str, Any] = {"shape": shapes(data, legend)} if points else {}
+    return key | {
         "color": alt.Color(
             "configuration:N",
             scale=alt.Scale(domain=names, range=[colours[row[1]] for row in rows]),
@@ -289,4 +297,4 @@ def timed(runs: Runs, labels: Mapping[str, str | pl.Expr]) -> pl.DataFrame:
     of_some = ("memory_kind", "accuracy_target", "theoretical_state_bytes", "disturbed")
     rows = displayed(runs)
     parts = [panel(rows.select(*names, *of_some, name).drop_nulls(name), label) for name, label in labels.items()]
-    return pl.concat(parts, how="diagonal").sort("group", maintain_order=True)
+    return pl.concat(parts, how="diagonal").sort(natural("group"), maintain_order=True)

@@ -28,3 +28,15 @@ def pale(value: float) -> Any:
 def mark(data: pl.DataFrame) -> pl.Series:
     """What stands behind the label of each row."""
     return disturbed(data).replace_strict({True: DISTURBED_MARK, False: ""}, return_dtype=pl.String)
+
+
+SHAPES = ("circle", "triangle-up", "square", "diamond", "cross", "triangle-down")
+"""By number of devices, the fewest first."""
+
+
+def shapes(data: pl.DataFrame, legend: alt.Legend) -> alt.Shape:
+    """A shape for each number of devices."""
+    of = dict(data.select("configuration", "devices").unique(maintain_order=True).rows())
+    levels = sorted(set(of.values()))
+    shapes = [SHAPES[levels.index(devices) % len(SHAPES)] for devices in of.values()]
+    return alt.Shape("configuration:N", scale=alt.Scale(domain=list(of), range=shapes), legend=legend)

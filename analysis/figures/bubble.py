@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from analysis import text
+from analysis.comparison.groups import natural
 from analysis.configurations import displayed, gains, summary
 from analysis.figures._chart import bars, panel
 from analysis.figures._sentences import per_group
@@ -33,7 +34,7 @@ def figure(runs: Runs) -> alt.FacetChart | None:
     data = panel(rows, "Steady state").with_columns(
         value=100 * (1 - pl.col("value") / pl.col("devices")), bubble=100 * pl.col("theoretical_bubble")
     )
-    data = pl.concat([data, _measured(runs).select(data.columns)]).sort("group", maintain_order=True)
+    data = pl.concat([data, _measured(runs).select(data.columns)]).sort(natural("group"), maintain_order=True)
     labels = pl.struct("median", "bubble").map_elements(_label, return_dtype=pl.String)
     return bars(data, title=TITLE, unit=_UNIT, labels=labels, goal="bubble", room=1.6)
 

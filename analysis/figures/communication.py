@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from analysis import text
+from analysis.comparison.groups import natural
 from analysis.configurations import summary
 from analysis.figures._chart import panel
 from analysis.figures._sentences import per_group
@@ -35,7 +36,7 @@ def figure(runs: Runs) -> alt.FacetChart | None:
         return None
     data = pl.concat([panel(_in_mebibytes(sent, way), label) for way, label in _PANELS.items()])
     return stacked_bars(
-        data.sort("group", maintain_order=True),
+        data.sort(natural("group"), maintain_order=True),
         dict(_KINDS.values()),
         part="kind",
         title=TITLE,

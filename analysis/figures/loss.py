@@ -40,8 +40,16 @@ def finding(runs: Runs) -> str:
 
 
 def _course(rows: pl.DataFrame) -> str:
-    at_end = pl.col("value").filter(pl.col("x") == pl.col("x").max())
-    begun = pl.col("value").filter(pl.col("x") == 1).median()
-    first, low, high = rows.select(begun=begun, low=at_end.min(), high=at_end.max()).row(0)
-    ended = text.number(low) if low == high else f"{text.number(low)} to {text.number(high)}"
-    return f"median test loss is {text.number(first)} after epoch 1; after the last it is {ended}"
+    last = pl.col("x").max().over("configuration", "repeat")
+    begun, ended = (
+        rows.filter(pl.col("x") == epoch).group_by("configuration").agg(pl.col("value").median())["value"]
+        for epoch in (1, last)
+    )
+    of = "" if max(begun.len(), ended.len()) == 1 else ", by configuration"
+    return f"median test loss is {_span(begun)} after epoch 1 and {_span(ended)} after the last{of}"
+
+
+def _span(values: pl.Series) -> str:
+    """The least and the largest of some medians; one number where no printed digit tells them apart."""
+    ends = (values.min(), values.max())
+    return " to ".join(dict.fromkeys(text.number(end) for end in ends if isinstance(end, float))) or text.MISSING

@@ -10,8 +10,8 @@ import polars as pl
 
 from analysis import text
 from analysis.comparison.baseline import against_one_device, error_of_intervals, limited, refused
-from analysis.comparison.groups import component_labels, groups_across
-from analysis.comparison.policy import BASELINE_LABEL
+from analysis.comparison.groups import component_labels, groups_across, natural
+from analysis.comparison.policy import BASELINE_LABEL, BASELINE_LABELS
 from analysis.configurations import displayed
 from analysis.figures._chart import PANEL_WIDTH, drawn, panels, records, series, with_medians
 from analysis.figures._marks import HOLLOW
@@ -39,13 +39,13 @@ def _measured(runs: Runs) -> pl.DataFrame:
         model=pl.col("run_id").replace_strict(names, return_dtype=pl.String),
     )
     several = pl.col("model").n_unique().over("work") > 1
-    return rows.filter(several).sort("work", "parameters", "model", maintain_order=True)
+    return rows.filter(several).sort(natural("work"), "parameters", "model", maintain_order=True)
 
 
 def figure(runs: Runs) -> alt.FacetChart | None:
     """A row per model, a colour per configuration; None where all runs of like work have the same model."""
     rows = _measured(runs)
-    names = ("work", "group", "configuration", "variant", "strategy", "model", "repeat", "disturbed")
+    names = ("work", "group", "configuration", "variant", "strategy", "devices", "model", "repeat", "disturbed")
     memory = pl.col("memory_kind").replace_strict(_MEMORY, default=None)
     data = pl.concat(
         [
@@ -58,7 +58,7 @@ def figure(runs: Runs) -> alt.FacetChart | None:
     if data.is_empty():
         return None
     panel = pl.format("{} — {}", "work", "title") if data["work"].n_unique() > 1 else pl.col("title")
-    data = data.with_columns(panel=panel).sort("work", maintain_order=True)
+    data = data.with_columns(panel=panel).sort(natural("work"), maintain_order=True)
     return _dots(with_medians(data, ("panel", "configuration", "model")))
 
 
@@ -68,13 +68,15 @@ def _dots(data: pl.DataFrame) -> alt.FacetChart:
     models = list(data["model"].unique(maintain_order=True))
     y = alt.Y("model:N", sort=models, title=None, axis=alt.Axis(grid=True, domain=False, ticks=False, labelPadding=8))
     scale = alt.Scale(type="log", nice=False, padding=14)
-    colour = series(data, points=True)["color"]
+    key = series(data, points=True)
+    colour, shape = key["color"], key["shape"]
     tooltip = [f"{name}:N" for name in ("model", "configuration")]
     median = base.transform_filter("datum.first").mark_point(filled=True, size=110, opacity=0.9)
     median = median.encode(
         x=alt.X("median:Q", title="Logarithmic scale", scale=scale, axis=alt.Axis(tickCount=5, format=",.4~g")),
         y=y,
         color=colour,
+        shape=shape,
         tooltip=[*tooltip, alt.Tooltip("median:Q", format=".4~g")],
     )
     repeat = base.mark_point(filled=True, size=16, strokeOpacity=0.5, strokeWidth=0.8)
@@ -100,7 +102,7 @@ def _speeds(runs: Runs, rows: pl.DataFrame) -> str:
     for (configuration,), members in rows.group_by("configuration", maintain_order=True):
         speed = _against_one_device(runs, members)
         memory = _against_one_device(runs, members, "peak_memory_sum_bytes")
-        if speed and configuration != BASELINE_LABEL:
+        if speed and configuration not in BASELINE_LABELS:
             taking = f", taking {_ends(memory)} times the memory" if memory else ""
             shown.append(f"{configuration} trains {_ends(speed)} times as fast, once warm{taking}")
     return f"beside {BASELINE_LABEL}, {text.listed(shown, most=4, sep='; ')}" if shown else ""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from analysis import text
-from analysis.comparison.groups import groups_across
+from analysis.comparison.groups import groups_across, natural
 from analysis.configurations import prepared
 from analysis.figures._stacked import stacked_bars
 
@@ -61,22 +61,24 @@ def _per_engine(runs: Runs) -> pl.DataFrame:
         .with_columns(configuration=engine, panel=pl.format("{} — {}", "group", "recipe"))
         .group_by("group", "panel", "recipe", "configuration")
         .agg(pl.col(*_PARTS).median(), total=pl.col(times[0]).median(), warm=pl.col(times[1]).median())
-        .sort("group", "recipe", "total")
+        .sort(natural("group"), "recipe", "total")
     )
 
 
 def finding(runs: Runs) -> str:
-    """The fastest engine of each recipe, cold and warm."""
+    """The times of each recipe's engines, cold and warm. It names no fastest: nothing here says what is chance."""
     measured = _per_engine(runs)
     if measured.is_empty():
         return "No run that counts was preprocessed: preprocess.engine and preprocess.recipe choose how."
     lines, named = [], "panel" if measured["group"].n_unique() > 1 else "recipe"
     for (recipe,), rows in measured.group_by(named, maintain_order=True):
-        fastest = rows.sort("total").row(0, named=True)
-        words = f"{recipe}: {fastest['configuration']} has the first result, after {text.number(fastest['total'])} s"
-        warm = rows.drop_nulls("warm").sort("warm")
-        if not warm.is_empty():
-            best = warm.row(0, named=True)
-            words += f"; once warm {best['configuration']} takes the least, {text.number(best['warm'] * 1e3)} ms"
-        lines.append(words)
-    return f"{text.listed(lines, sep='; ')}."
+        words = f"{recipe}: the first result comes after {_times(rows, 'total')}"
+        warm = rows.drop_nulls("warm")
+        lines.append(words if warm.is_empty() else f"{words}; once warm it takes {_times(warm, 'warm')}")
+    return f"{text.listed(lines, sep='; ')}; these are medians over repeats, and no verdict."
+
+
+def _times(rows: pl.DataFrame, column: str) -> str:
+    """ "0.52 s with numpy and 0.71 s with polars", the smallest first."""
+    times = rows.sort(column).select(column, "configuration").rows()
+    return text.listed([f"{text.number(time)} s with {engine}" for time, engine in times], most=len(times))

@@ -11,6 +11,7 @@ import polars as pl
 
 from analysis import text
 from analysis.comparison.baseline import limited, refused
+from analysis.comparison.speed import SpeedVerdict
 from analysis.configurations import gains, summary
 from analysis.figures._chart import INK, LEGEND, PANEL_WIDTH, bars, panel, panels, records, variants
 from analysis.figures._sentences import per_group
@@ -146,7 +147,16 @@ def _efficiencies(members: pl.DataFrame) -> str:
     rows = members.filter(pl.col("devices") == pl.col("devices").max())
     shown = [
         f"{row['configuration']} achieves {text.percent(row['efficiency_with_startup'])} including "
-        f"start-up and {text.percent(row['efficiency'])} in steady state"
+        f"start-up and {text.percent(row['efficiency'])} in steady state{_told(row)}"
         for row in rows.sort("efficiency", descending=True, maintain_order=True).iter_rows(named=True)
     ]
     return f"of theoretical scaling, {text.listed(shown, sep='; ')}"
+
+
+def _told(row: dict[str, Any]) -> str:
+    """The interval of an efficiency in steady state, and what the verdict says of the speed behind it."""
+    if row["speed_up_low"] is None:
+        return ""
+    low, high = (text.percent(row[f"speed_up_{end}"] / row["devices"]) for end in ("low", "high"))
+    same = ", in speed not told from one device" if row["verdict"] == SpeedVerdict.INDISTINGUISHABLE else ""
+    return f" ({low}–{high}{same})"

@@ -6,6 +6,7 @@ A metric that was not measured, or that needs more epochs than there are, is nul
 
 from __future__ import annotations
 
+from analysis.metrics.cores import beyond_own_cores
 from analysis.metrics.disturbed_times import disturbed_to_accuracy, resting_on_disturbed, undisturbed_epochs
 from analysis.metrics.epoch_metrics import miscounted, per_epoch
 from analysis.metrics.phases import PHASES, measured_bubbles, phase_times, ring_times
@@ -25,6 +26,7 @@ __all__ = [
     "KINDS_SENT",
     "PHASES",
     "accuracy_target",
+    "beyond_own_cores",
     "disturbed_to_accuracy",
     "efficiency",
     "energy_to_accuracy",

@@ -77,13 +77,14 @@ _NO_PAIR = "no pair of repeats"
 PER_CONFIGURATION = (
     Column("outcomes", "string", "how the runs of this configuration ended"),
     Column("runs", "int32", "runs of this configuration"),
+    Column("exclusions", "string", "how many runs don't count, by the reason", null="all count"),
     Column(
         "repeats",
         "int32",
         "runs that count: the numbers of this row are computed from them, or from disturbed ones where none counts",
         heading="Runs counted",
         show=Show.COUNTED,
-        beside=("runs", "outcomes", "disturbed"),
+        beside=("runs", "exclusions"),
         brief="runs",
     ),
     Column(

@@ -58,7 +58,7 @@ def _epochs(runs: Runs, *columns: str) -> pl.DataFrame:
     )
     needed = dict.fromkeys(("epoch", "attempt", "train_samples", load.GPU_PROCESSES, *columns))
     needed.pop("run_id", None)
-    return (
+    epochs = (
         numbered(runs, "epochs", *needed)
         .with_columns(run_and("epoch"))
         .join(over_ranks, on="_both", how="left")
@@ -75,6 +75,7 @@ def _epochs(runs: Runs, *columns: str) -> pl.DataFrame:
             warm_up=pl.col("epoch") == pl.col("epoch").min().over("run_id", "attempt"),
         )
     )
+    return load.judged_in_pools(epochs, lambda: numbered(runs, "ranks", "epoch", "rank", *load.OF_POOLS))
 
 
 def measured(runs: Runs) -> pl.DataFrame:

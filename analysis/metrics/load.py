@@ -5,7 +5,12 @@ The limits are chosen, not derived: a planted busy program exceeds them, a test 
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import polars as pl
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 SOURCES = ("others_time_s", "run_delay_s", "loader_cpu_time_s")
 """Columns of `ranks`."""
@@ -17,6 +22,15 @@ SHARE_OF_FURTHER_CORES = 0.01
 """The same of each further core of a rank."""
 UNSURE_S = 0.03
 """What others may take besides: the kernel counts in steps of 10 ms, at both ends of an epoch."""
+UNSURE_OF_EACH_S = 0.015
+"""Times √n the same of n epochs together, where that is more: 3.7 standard deviations of these errors."""
+POOL_S = 1.0
+"""Shorter steady epochs are also judged together, by pools of consecutive ones that take about so long."""
+OF_POOLS = ("others_signed_time_s", "run_delay_s", "loader_cpu_time_s")
+"""Columns of `ranks` that say what others took of several epochs."""
+
+
+_POOL = ("run_id", "attempt", "pool")
 
 
 def lost_time_s() -> pl.Expr:
@@ -29,16 +43,74 @@ def lost_time_s() -> pl.Expr:
     return pl.coalesce("others_time_s", waited_s).max().alias("lost_time_s")
 
 
+def pooled_time_s() -> pl.Expr:
+    """`lost_time_s` of one rank in several epochs; null where one epoch's is."""
+    signed_s, waited_s = (pl.when(pl.col(name).null_count() == 0).then(pl.col(name).sum()) for name in OF_POOLS[:2])
+    without_workers = pl.col("loader_cpu_time_s").null_count() == pl.len()
+    return pl.coalesce(signed_s, pl.when(without_workers).then(waited_s)).alias("lost_time_s")
+
+
+def pool() -> pl.Expr:
+    """Number of a steady epoch's pool, within its attempt; the rest of an attempt belongs to its last whole pool.
+
+    Null of warm-up epochs. The rows of a run are in the order of its epochs.
+    """
+    attempt = ("run_id", "attempt")
+    time_s = pl.when(~pl.col("warm_up")).then("slowest_epoch_time_s")
+    number = ((time_s.cum_sum().over(attempt) - time_s) / POOL_S).floor()
+    last = (time_s.sum().over(attempt) / POOL_S).floor() - 1
+    return pl.min_horizontal(number, pl.when(time_s.is_not_null()).then(last.clip(0))).alias("pool")
+
+
 def lost_share() -> pl.Expr:
     """`lost_time_s` ÷ the epoch's time."""
     return (pl.col("lost_time_s") / pl.col("slowest_epoch_time_s")).alias("lost_share")
 
 
-def disturbed() -> pl.Expr:
-    """Whether an epoch was disturbed; null where neither was measured."""
+def taken(epochs: pl.Expr) -> pl.Expr:
+    """Whether others took more than they may of so many epochs, whose times are added up."""
     further = pl.col("cores_per_device").fill_null(1) - 1
-    limit_s = (SHARE + SHARE_OF_FURTHER_CORES * further) * pl.col("slowest_epoch_time_s") + UNSURE_S
-    by_processes = pl.col("lost_time_s") > limit_s
+    share_s = (SHARE + SHARE_OF_FURTHER_CORES * further) * pl.col("slowest_epoch_time_s")
+    return pl.col("lost_time_s") > share_s + pl.max_horizontal(pl.lit(UNSURE_S), UNSURE_OF_EACH_S * epochs.sqrt())
+
+
+def disturbed() -> pl.Expr:
+    """Whether an epoch was disturbed, by itself; null where neither was measured."""
+    by_processes = taken(epochs=pl.lit(1.0))
     on_gpus = pl.col(GPU_PROCESSES) > 1
     found = by_processes.fill_null(False) | on_gpus.fill_null(False)
     return pl.when(by_processes.is_not_null() | on_gpus.is_not_null()).then(found).alias("disturbed")
+
+
+def judged_in_pools(epochs: pl.DataFrame, read_ranks: Callable[[], pl.DataFrame]) -> pl.DataFrame:
+    """The epochs, of which short ones are disturbed, too, where others took too much of their pool on any rank.
+
+    `read_ranks`: `run_id`, `epoch`, `rank` and the columns of `OF_POOLS`.
+    """
+    if not (epochs["slowest_epoch_time_s"] < POOL_S).any():
+        return epochs
+    members = epochs.with_columns(pool()).drop_nulls("pool")
+    short = members.filter(pl.col("slowest_epoch_time_s") < POOL_S, pl.len().over(*_POOL) > 1)
+    if short.is_empty():
+        return epochs
+    members = members.join(short, on=_POOL, how="semi")
+    times = members.group_by(_POOL).agg(
+        pl.col("slowest_epoch_time_s").sum(), pl.col("cores_per_device").first(), pl.len().alias("epochs")
+    )
+    disturbed = (
+        read_ranks()
+        .join(members.select("epoch", *_POOL), on=("run_id", "epoch"))
+        .group_by(*_POOL, "rank")
+        .agg(pooled_time_s())
+        .join(times, on=_POOL)
+        .filter(taken(pl.col("epochs")))
+        .group_by(_POOL)
+        .agg(lost_share().max().alias("pooled_share"))
+    )
+    found = short.join(disturbed, on=_POOL).select("run_id", "epoch", "pooled_share")
+    joined = epochs.join(found, on=("run_id", "epoch"), how="left", maintain_order="left")
+    in_pool = pl.col("pooled_share").is_not_null()
+    return joined.with_columns(
+        disturbed=pl.when(in_pool).then(True).otherwise("disturbed"),
+        lost_share=pl.coalesce("pooled_share", "lost_share"),
+    ).drop("pooled_share")

@@ -41,6 +41,20 @@ def measured_bubbles(runs: Runs) -> pl.DataFrame:
     )
 
 
+def computation_per_communication(runs: Runs) -> pl.DataFrame:
+    """`run_id` and `computation_per_communication` of attributed runs: forward and backward ÷ communication.
+
+    Over all ranks and attributed steps. Communication is what a rank waits for: what backward hides is in backward.
+    """
+    ratio = pl.sum_horizontal("forward_s", "backward_s") / pl.col("communication_s")
+    return (
+        phase_times(runs)
+        .drop_nulls(["forward_s", "backward_s", "communication_s"])
+        .filter(pl.col("communication_s") > 0)
+        .select("run_id", computation_per_communication=ratio)
+    )
+
+
 def ring_times(runs: Runs) -> pl.DataFrame:
     """`run_id`, `exposed_s` and `ring_s` of runs that all-reduce their gradients: per step, measured and by formula.
 

@@ -25,13 +25,14 @@ PER_EPOCH = (
         "lost_share",
         "float64",
         "time that others kept a rank off a core ÷ slowest_epoch_time_s, of the rank that lost most; above 1 if it "
-        "lost several cores",
+        "lost several cores; where short epochs were disturbed together, of these together",
         null="no rank measured it",
     ),
     Column(
         "disturbed",
         "bool",
-        "whether others took more of it than the limit of docs/measurement.md, or computed on one of its GPUs",
+        "whether others took more of it, or of short epochs together, than the limit of docs/measurement.md, or "
+        "computed on one of its GPUs",
         null="not measured",
     ),
 )

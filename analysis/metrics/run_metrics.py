@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 SECONDS_PER_HOUR = 3600
 KINDS_SENT = ("gradient", "activation", "parameter")
-"""What the bytes are that ranks send: see `parallelbench.probes.traffic.Kind`."""
+"""What the bytes are that ranks send: see `parallelbench.marks.traffic.Kind`."""
 
 
 @lru_cache(maxsize=8)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from parallelbench.spec.mapping import COMPONENTS
+from parallelbench.frameworks import RENDEZVOUS
+from parallelbench.spec.identity import canonical_json
+from parallelbench.spec.mapping import to_mapping
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
+    from launch.preparation import Prepared
     from parallelbench.spec.config import RunConfig
 
 _JOIN_S = 300
@@ -37,12 +40,25 @@ class Rendezvous:
     """Identifies this start of this job: processes of another job on the same port are refused."""
 
 
-def command_line(arguments: Sequence[str], processes: int, rendezvous: Rendezvous | None = None) -> list[str]:
+WORKER, CALIBRATION = "parallelbench.rank.worker", "parallelbench.rank.calibrate"
+"""What each rank executes: a run, or a calibration."""
+
+
+def command_line(
+    arguments: Sequence[str],
+    processes: int,
+    rendezvous: Rendezvous | None = None,
+    *,
+    program: str = WORKER,
+    framework: str = "torch",
+) -> list[str]:
     """One process directly; several through torchrun, which on one machine picks a free port by itself.
 
-    `arguments` are those of `parallelbench.rank.worker`.
+    Frameworks besides torch have a starter of the suite's. `arguments` are those of `program`.
     """
-    worker = ["-m", "parallelbench.rank.worker", *arguments]
+    if framework != "torch":
+        return [sys.executable, "-m", "parallelbench.rank.lead", *arguments]
+    worker = ["-m", program, *arguments]
     if processes == 1:
         return [sys.executable, *worker]
     if rendezvous is None:
@@ -59,6 +75,11 @@ def command_line(arguments: Sequence[str], processes: int, rendezvous: Rendezvou
         ]
     torchrun = [option for option in torchrun if option]
     return [sys.executable, "-m", "torch.distributed.run", *torchrun, "--max-restarts=0", *worker]
+
+
+def calibration_arguments(prepared: Prepared, path: Path) -> list[str]:
+    """The arguments of a calibration on the devices of a run."""
+    return [str(path.absolute()), prepared.device_type, canonical_json(to_mapping(prepared.planned.run))]
 
 
 def environment(
@@ -78,6 +99,10 @@ def environment(
         **(run.nccl.variables() if device_type == "cuda" else {}),
         **MALLOC,
     }
+    if run.strategy.framework != "torch":
+        own["TF_CPP_MIN_LOG_LEVEL"] = "2"  # errors only
+        if rendezvous is not None:
+            own[RENDEZVOUS] = f"{rendezvous.node} {rendezvous.host}:{rendezvous.port}"
     if run.compile:
         # Code that an earlier run compiled must not shorten this run's start.
         own["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"
@@ -98,15 +123,3 @@ def _network(run: RunConfig, rendezvous: Rendezvous | None) -> dict[str, str]:
 def threads_per_process(run: RunConfig, device_type: str, cores: int) -> int:
     """On a CPU, the device's cores. On CUDA, an equal share of the cores for each device."""
     return run.cores_per_device if device_type == "cpu" else max(1, cores // (run.devices // run.nodes))
-
-
-def plugin_of(run: RunConfig) -> list[str]:
-    """The package outside the suite that the run's classes come from, and the folder it is in; empty: none."""
-    parts = [*COMPONENTS, "launcher"]
-    packages = {type(getattr(run, key)).__module__.partition(".")[0] for key in parts} - {"parallelbench"}
-    if not packages:
-        return []
-    (package,) = packages
-    module = sys.modules[package]
-    file = Path(str(module.__file__)).resolve()
-    return [package, str(file.parents[1] if hasattr(module, "__path__") else file.parent)]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from launch.attempt.outcome import publish_if_finished
 from launch.attempt.processes import Training
 from parallelbench.errors import ConfigError, StorageError
-from parallelbench.rank.devices import require_interface, this_machine
+from parallelbench.world.devices import require_interface, this_machine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from parallelbench.errors import StorageError, SupersededError
+from parallelbench.errors import StorageError, SupersededError, count_of
 from parallelbench.rank.worker import RankError
+from parallelbench.spec.config import own_reference
 from parallelbench.store.attempt import OUTCOMES, Outcome
 from parallelbench.store.journal import read_entries, read_tables
-from parallelbench.store.publish import publish
+from parallelbench.store.publish import publish, was_closed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -47,9 +48,12 @@ def publish_if_finished(folder: RunFolder, run: RunConfig, attempt: Attempt) -> 
     finished = next((event for event in events if event["event"] == "finished"), None)
     if finished is None or len(tables["epochs"]) != run.epochs:
         return None
-    reason = _unlike_one_device(finished, tables)
+    reference = own_reference(run) if tables["parity"] else None
+    whom = "one device" if reference is None else f"the strategy's own reference, {type(reference).__name__},"
+    reason = _unlike(whom, finished, tables, events)
     name: OutcomeName = "ok" if reason is None else "parity_failed"
-    outcome = Outcome(outcome=name, reason=reason or _done(run, events), finished_at=finished["time"])
+    compared = "" if reference is None else f"; parity was checked against {whom} not one device"
+    outcome = Outcome(outcome=name, reason=reason or _done(run, events) + compared, finished_at=finished["time"])
     try:
         publish(folder, run, attempt, outcome)
     except SupersededError as error:
@@ -63,19 +67,17 @@ def _done(run: RunConfig, events: list[dict[str, Any]]) -> str:
     """What an attempt has done that found nothing wrong."""
     if not run.epochs:
         return "prepared the training set"
-    unchecked = "" if _was_closed(run, events) else "; not checked: the closing check did not end"
-    return f"trained {run.epochs} epochs{unchecked}"
+    unchecked = "" if was_closed(run, events) else "; not checked: the closing check did not end"
+    return f"trained {count_of(run.epochs, 'epoch')}{unchecked}"
 
 
-def _was_closed(run: RunConfig, events: list[dict[str, Any]]) -> bool:
-    """Whether the closing check ended, where it was asked for: rank 0 records how long it took as its last act."""
-    return not run.measure.parity or any("closing_check_s" in event for event in events)
-
-
-def _unlike_one_device(finished: dict[str, Any], tables: dict[str, list[dict[str, Any]]]) -> str | None:
-    """What the parity check, or one that followed it, has found; None where all passed."""
+def _unlike(
+    whom: str, finished: dict[str, Any], tables: dict[str, list[dict[str, Any]]], events: list[dict[str, Any]]
+) -> str | None:
+    """What the parity check, which compares with `whom`, or one that followed it has found; None where all passed."""
     if finished["outcome"] == "parity_failed":
-        return _parity_reason(tables["parity"])
+        hints = [event["text"] for event in events if event["event"] == "parity_hint"]
+        return "; ".join([_parity_reason(tables["parity"], whom), *hints[-1:]])
     for row in tables["checks"]:
         if row["passed"] is False:
             step = "" if row["step"] is None else f", step {row['step']}"
@@ -86,14 +88,14 @@ def _unlike_one_device(finished: dict[str, Any], tables: dict[str, list[dict[str
     return None
 
 
-def _parity_reason(rows: list[dict[str, Any]]) -> str:
+def _parity_reason(rows: list[dict[str, Any]], whom: str) -> str:
     worst = next(row for row in rows if not row["passed"])
     parts = [
         f"{what} by {'NaN' if worst[f'{what}_difference'] is None else format(worst[f'{what}_difference'], '.1e')}"
         for what in ("loss", "gradient", "parameter", "evaluation")
     ]
     return (
-        f"training differs from one device after step {worst['step']}: {', '.join(parts)}, "
+        f"training differs from {whom} after step {worst['step']}: {', '.join(parts)}, "
         f"tolerance {worst['tolerance']:.0e}"
     )
 
@@ -108,21 +110,20 @@ def judge(attempt: Attempt, processes: int, returncode: int) -> tuple[OutcomeNam
     if (reason := stopped(attempt)) is not None:
         return "timeout", reason
     errors = sorted(rank_errors(attempt, processes), key=lambda error: error.time)
-    own = [error for error in errors if error.kind not in ("peer", "waited")]
+    own = [error for error in errors if error.kind not in ("peer", "waited", "heartbeat")]
     if own:
         where = f"rank {own[0].rank}: " if processes > 1 else ""
         kind: OutcomeName = own[0].kind if own[0].kind in OUTCOMES else "error"  # type: ignore[assignment]
         return kind, where + own[0].reason
-    waited = {error.rank for error in errors if error.kind == "waited"} | _aborted_by_nccl(attempt)
+    gave_up = {error.rank for error in errors if error.kind == "heartbeat"}
+    waited = {error.rank for error in errors if error.kind == "waited"} | _aborted_by_nccl(attempt) | gave_up
     silent = sorted(set(range(processes)) - {error.rank for error in errors} - waited)
     codes = exit_codes(attempt, processes, returncode)
     if waited and silent and all(codes.get(rank, 0) >= 0 for rank in silent):
         hang = "hangs" if len(silent) == 1 else "hang"
         whom = "it" if len(silent) == 1 else "them"
-        return (
-            "timeout",
-            f"{_ranks(silent)} {hang}: {_ranks(waited)} waited for {whom} longer than launcher.collective_timeout_s",
-        )
+        limit = "TensorFlow's heartbeat allows" if waited == gave_up else "launcher.collective_timeout_s"
+        return "timeout", f"{_ranks(silent)} {hang}: {_ranks(waited)} waited for {whom} longer than {limit}"
     if (never_met := _never_met(attempt)) is not None:
         return "killed", f"no rank was started: {never_met}"
     for rank in sorted(silent, key=lambda rank: codes.get(rank, 0) >= 0):

@@ -9,9 +9,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from launch.attempt.command import command_line, environment, plugin_of
+from launch.attempt.command import command_line, environment
 from parallelbench.die_with_parent import die_with_parent
 from parallelbench.rank.worker import WATCHED_BY
+from parallelbench.spec.plugin import plugin_of
 
 if TYPE_CHECKING:
     from launch.attempt.command import Rendezvous
@@ -71,7 +72,7 @@ def start(training: Training, log: Any) -> subprocess.Popen[bytes]:
     run, cores = training.run, len(os.sched_getaffinity(0))
     variables = environment(run, training.device_type, os.environ, cores=cores, rendezvous=training.rendezvous)
     return subprocess.Popen(
-        command_line(training.arguments, training.processes, training.rendezvous),
+        command_line(training.arguments, training.processes, training.rendezvous, framework=run.strategy.framework),
         env=variables | {WATCHED_BY: str(os.getpid())},
         stdin=subprocess.DEVNULL,
         stdout=log,

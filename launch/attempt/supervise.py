@@ -8,13 +8,13 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
-from launch.attempt.command import plugin_of
 from launch.attempt.outcome import interrupted, judge, publish_if_finished, stopped
 from launch.attempt.processes import Process, Start, Training, end, start
 from parallelbench.errors import StorageError, SupersededError
+from parallelbench.spec.plugin import plugin_of
 from parallelbench.store.attempt import HEARTBEAT_S
 from parallelbench.store.durable import storage_errors
-from parallelbench.store.journal import read_entries
+from parallelbench.store.journal import read_entries_from
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -135,8 +135,8 @@ class _Tail:
 
     def __init__(self, attempt: Attempt) -> None:
         self._path = attempt.path / "journal-rank0.jsonl"
-        self._seen = 0
         self._size = -1
+        self._next_byte = 0
 
     def new(self) -> list[dict[str, Any]]:
         """Entries about progress since the last call."""
@@ -144,6 +144,5 @@ class _Tail:
         if size == self._size:
             return []
         self._size = size
-        entries = read_entries(self._path)
-        fresh, self._seen = entries[self._seen :], len(entries)
+        fresh, self._next_byte = read_entries_from(self._path, self._next_byte)
         return [entry for entry in fresh if "event" in entry or entry["table"] == "epochs"]

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import os
 import secrets
+import subprocess
+from collections import Counter
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from launch.attempt.command import CALIBRATION, calibration_arguments, command_line, environment
 from launch.attempt.life_cycle import carry_out
+from launch.attempt.processes import before_the_program
 from launch.attempt.supervise import Interrupted, in_this_process, stoppable, supervise
 from launch.attempt.warm_workers import WarmWorkers
 from launch.launcher import Launcher
 from launch.local.progress import Display
 from launch.preparation import checked
 from launch.states import resumption
-from parallelbench.errors import ConfigError
-from parallelbench.rank.devices import this_machine
+from parallelbench.errors import ConfigError, one_line
+from parallelbench.world.devices import this_machine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     from rich.console import Console
 
@@ -29,10 +35,9 @@ if TYPE_CHECKING:
     from launch.local.progress import RunWatcher
     from launch.preparation import Prepared
     from launch.sweep import PlannedRun
-    from parallelbench.rank.devices import Machine
     from parallelbench.spec.config import RunConfig
     from parallelbench.store.attempt import Outcome
-    from parallelbench.store.folder import State
+    from parallelbench.world.devices import Machine
 
 EXIT_FAILED, EXIT_INTERRUPTED = 1, 130
 
@@ -68,15 +73,31 @@ class OnThisMachine(Launcher):
             return EXIT_INTERRUPTED
         return 0 if all(item.folder.state().label in ("ok", "running") for item in prepared) else EXIT_FAILED
 
+    def calibrate(self, prepared: Prepared, path: Path) -> None:
+        """In processes of their own, as runs are measured."""
+        run, words = prepared.planned.run, calibration_arguments(prepared, path)
+        processes = run.strategy.processes(run, prepared.device_type)
+        variables = environment(run, prepared.device_type, os.environ, cores=len(self._machine.cores))
+        done = subprocess.run(
+            command_line(words, processes, program=CALIBRATION),
+            env=variables,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            preexec_fn=before_the_program,
+        )
+        if done.returncode:
+            raise ConfigError(f"the calibration failed: {one_line(done.stdout.decode(errors='replace')[-500:])}")
+
     def _run_all(self, prepared: Sequence[Prepared], retry: frozenset[str], display: Display) -> None:
         states = [item.folder.state() for item in prepared]
-        to_start = [item for item, state in zip(prepared, states, strict=True) if _starts(state, retry)]
-        failed = sum(state.state == "failed" and not _starts(state, retry) for state in states)
+        to_start = [item for item, state in zip(prepared, states, strict=True) if state.starts(retry)]
+        rest = Counter(state.label for state in states if state.unsuccessful and not state.starts(retry))
         for item in to_start:
-            item.folder.write_intent(item.planned.run, item.planned.overrides)
-        done = len(prepared) - len(to_start) - failed
+            item.write_intent()
+        done = len(prepared) - len(to_start) - rest.total()
         submit = secrets.token_hex(8)
-        with WarmWorkers() as workers, stoppable(), display.sweep(total=len(to_start), done=done, failed=failed):
+        with WarmWorkers() as workers, stoppable(), display.sweep(total=len(to_start), done=done, failed=rest):
             for item in to_start:
                 train = partial(self._train_shown, display, workers)
                 self._start(item, retry, train, submit=submit)
@@ -89,7 +110,7 @@ class OnThisMachine(Launcher):
             item.folder,
             item.planned.run,
             device_type=item.device_type,
-            skip=lambda state, _: "" if _starts(state, retry) else f"is {state.label}",
+            skip=lambda state, _: "" if state.starts(retry) and state.state != "done" else f"is {state.label}",
             train=train,
             submit=submit,
         )
@@ -111,10 +132,6 @@ class InThisProcess(OnThisMachine):
 
     def _train(self, training: Training, watcher: RunWatcher, workers: WarmWorkers) -> Outcome:
         return in_this_process(training)
-
-
-def _starts(state: State, retry: frozenset[str]) -> bool:
-    return state.to_run or (state.state == "failed" and state.label in retry)
 
 
 def prepare_here(planned: PlannedRun, machine: Machine) -> Prepared:

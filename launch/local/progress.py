@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from parallelbench.errors import count_of, duration
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from rich.console import Console
     from rich.progress import TaskID
@@ -37,14 +39,15 @@ class Display:
         self._begun_at = 0.0
 
     @contextmanager
-    def sweep(self, *, total: int, done: int, failed: int = 0) -> Iterator[None]:
-        """A context around all runs; those `done` and those `failed` for good are not started again."""
+    def sweep(self, *, total: int, done: int, failed: Mapping[str, int]) -> Iterator[None]:
+        """A context around all runs. Those `done` are not started, nor those that `failed`: outcome → how many."""
         self._total, self._begun_at = total, time.monotonic()
         if done:
-            self.console.print(f"{done} run(s) are done or running already; {total} to start")
+            verb = "is" if done == 1 else "are"
+            self.console.print(f"{count_of(done, 'run')} {verb} done or running already; {total} to start")
         if failed:
-            again = "--retry OUTCOME,… tries them again"
-            self.console.print(f"{failed} run(s) failed before and would fail again: {again}")
+            counts = ", ".join(f"{count} {outcome}" for outcome, count in sorted(failed.items()))
+            self.console.print(f"not started: {counts} (--retry {','.join(sorted(failed))} tries again)")
         with self._progress:
             if total > 1:
                 self._sweep = self._progress.add_task("sweep", total=total, note="")
@@ -76,7 +79,7 @@ class Display:
         if self._sweep is not None:
             elapsed = time.monotonic() - self._begun_at
             left = elapsed / self._started * (self._total - self._started)
-            self._progress.update(self._sweep, completed=self._started, note=f"about {_duration(left)} left")
+            self._progress.update(self._sweep, completed=self._started, note=f"about {duration(left)} left")
 
 
 class RunWatcher:
@@ -107,11 +110,3 @@ class RunWatcher:
         if row["test_loss"] is None or row["train_loss"] is None:
             return f"epoch {row['epoch']}: the loss is not finite"
         return f"epoch {row['epoch']}: test accuracy {row['test_accuracy']:.1%}, loss {row['test_loss']:.3f}"
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {minutes} min"
-    return f"{minutes} min {rest} s" if minutes else f"{rest} s"

@@ -82,6 +82,7 @@ def command(run: RunConfig, folder: Path, options: Sequence[str]) -> list[str]:
         "partition": site.partition,
         "qos": site.qos,
         "account": site.account,
+        "wckey": site.wckey,
         "constraint": site.constraint,
         "gpus-per-node": gpus if asks_for_gpus(site, "cpu" if rehearsed else "cuda") else None,
         "kill-on-bad-exit": 1,

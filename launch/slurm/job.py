@@ -24,6 +24,7 @@ from launch.attempt.processes import Training
 from launch.attempt.supervise import Interrupted, stoppable, supervise
 from launch.attempt.warm_workers import WarmWorkers
 from launch.slurm import record, scheduler
+from launch.slurm.preemption import heeding_preemption
 from launch.slurm.rendezvous import POLL_S, join, offer
 from launch.states import saved
 from parallelbench.errors import ConfigError, StorageError
@@ -56,7 +57,9 @@ class Job:
     task: int = field(default_factory=lambda: int(os.environ.get("SLURM_ARRAY_TASK_ID", "0")))
     node: int = field(default_factory=lambda: int(os.environ.get("SLURM_NODEID", "0")))
     warned: bool = False
-    """Whether Slurm has warned of the time limit."""
+    """Whether Slurm has warned of the time limit, or of a preemption."""
+    preempted: bool = False
+    """Whether Slurm takes the nodes away after a grace time."""
     attempt: Attempt | None = None
     """The attempt that this node leads now."""
     led: int = 0
@@ -80,6 +83,12 @@ class Job:
         self.warned = True
         if self.attempt is not None:
             self.attempt.ask_to_stop()
+
+    def preempt(self) -> None:
+        """The same as a warning, except that what is not over is queued again in any case; only the head decides."""
+        if self.node == 0:
+            self.preempted = True
+            self.warn()
 
     @contextmanager
     def leads(self, attempt: Attempt) -> Iterator[None]:
@@ -118,11 +127,12 @@ def run_task(path: str) -> None:
 
 @contextmanager
 def handling_warnings(job: Job) -> Iterator[None]:
-    """Handle Slurm's warning throughout the job, instead of submitit, which does not know runs."""
+    """Handle Slurm's warnings throughout the job, instead of submitit, which does not know runs."""
     handler = (lambda _number, _frame: job.warn()) if job.node == 0 else signal.SIG_IGN  # the head decides
     before = signal.signal(WARNING, handler)
     try:
-        yield
+        with heeding_preemption(job.id, job.preempt):
+            yield
     finally:
         signal.signal(WARNING, before)
 
@@ -152,7 +162,7 @@ def _failed_before(state: State, attempts: Sequence[Attempt], job: Job) -> bool:
 
 
 def launched(folder: RunFolder, submission: Submission) -> RunConfig:
-    """The run as this submission starts it: its intent, with the launcher and the site of the submission.
+    """The run as this submission starts it: its intent, with launcher, site and `same_plugin` of the submission.
 
     Raises `ConfigError` where this version of the program gives it another run id than the submitting one did.
     """
@@ -163,7 +173,9 @@ def launched(folder: RunFolder, submission: Submission) -> RunConfig:
         raise ConfigError(
             "was submitted by another version of parallelbench, for which this is another run: submit the sweep again"
         )
-    return msgspec.structs.replace(run, launcher=submission.launcher, site=submission.site)
+    return msgspec.structs.replace(
+        run, launcher=submission.launcher, site=submission.site, same_plugin=submission.same_plugin
+    )
 
 
 def lead(folder: RunFolder, run: RunConfig, job: Job) -> bool:
@@ -189,7 +201,9 @@ def lead(folder: RunFolder, run: RunConfig, job: Job) -> bool:
         failed = outcome.published is not None and outcome.published.outcome not in PUBLISHED
         return _skip(folder, outcome.reason, ok=run.nodes == 1 and not failed)
     say(f"{folder.path.name}: {outcome.outcome}: {outcome.reason}")
-    if job.warned and outcome.outcome == "timeout":
+    if job.preempted and outcome.outcome in ("timeout", "killed"):  # killed: Slurm may signal the ranks as well
+        job.left.append(folder.path.name)
+    elif job.warned and outcome.outcome == "timeout":
         if job.led > 1 or (run.launcher.checkpoint != "never" and saved(folder)):
             job.left.append(folder.path.name)
         else:

@@ -44,9 +44,9 @@ def findings(run: RunConfig) -> Iterator[tuple[str, str]]:
 def _measured(run: RunConfig, device_type: str) -> list[dict[str, float]]:
     if not scheduler.available():
         raise ConfigError("there is no Slurm here: run `parallelbench doctor --bandwidth` on the login node")
-    with tempfile.TemporaryDirectory(prefix=".bandwidth-", dir=_shared(run)) as folder:
+    with tempfile.TemporaryDirectory(prefix=".bandwidth-", dir=shared(run)) as folder:
         print(f"waiting for {run.nodes} node(s) of the cluster; Ctrl-C gives up", file=sys.stderr, flush=True)
-        text = scheduler.tell(command(run, device_type, Path(folder)), timeout_s=None)
+        text = scheduler.tell(command(run, device_type, Path(folder)), waits=True)
     lines = [line for line in text.splitlines() if line.startswith("[{")]
     if not lines:
         raise ConfigError(f"the probe printed no result: {text.strip()[-300:]}")
@@ -54,7 +54,7 @@ def _measured(run: RunConfig, device_type: str) -> list[dict[str, float]]:
     return rows
 
 
-def _shared(run: RunConfig) -> Path:
+def shared(run: RunConfig) -> Path:
     """A folder that all nodes see: that of the results."""
     folder = run.sweep_folder.parent.absolute()
     folder.mkdir(parents=True, exist_ok=True)
@@ -63,32 +63,30 @@ def _shared(run: RunConfig) -> Path:
 
 def command(run: RunConfig, device_type: str, folder: Path) -> list[str]:
     """One task and one device on each of the nodes."""
+    program = ["launch.slurm.node_bandwidth", str(folder), device_type, run.site.network_interface or ""]
+    return short_job(run, device_type, program, name="bandwidth", minutes=JOB_MINUTES)
+
+
+def short_job(run: RunConfig, device_type: str, program: Sequence[str], *, name: str, minutes: int) -> list[str]:
+    """The srun command that runs a module with its arguments once on each of a run's nodes, with the run's devices."""
     shape, site = shape_of(run, device_type), run.site
+    gpus = f"{site.gpu_type}:{shape.gpus_per_node}" if site.gpu_type else str(shape.gpus_per_node)
     options = {
-        "job-name": "parallelbench-bandwidth",
+        "job-name": f"parallelbench-{name}",
         "nodes": shape.nodes,
         "ntasks-per-node": 1,
         "cpus-per-task": shape.cpus_per_node,
         "mem": f"{shape.memory_mib_per_node}M",
-        "time": min(JOB_MINUTES, slurm(run).time_limit_min),
+        "time": min(minutes, slurm(run).time_limit_min),
         "partition": site.partition,
         "qos": site.qos,
         "account": site.account,
+        "wckey": site.wckey,
         "constraint": site.constraint,
-        "gpus-per-node": f"{site.gpu_type}:1" if site.gpu_type else "1",
+        "gpus-per-node": gpus if shape.gpus_per_node else None,
     }
-    if not shape.gpus_per_node:
-        del options["gpus-per-node"]
     flags = [f"--{key}={value}" for key, value in options.items() if value is not None]
-    program = [
-        sys.executable,
-        "-m",
-        "launch.slurm.node_bandwidth",
-        str(folder),
-        device_type,
-        site.network_interface or "",
-    ]
-    script = "\n".join([*setup_lines(site), f"exec {shlex.join(program)}"])
+    script = "\n".join([*setup_lines(site), f"exec {shlex.join([sys.executable, '-m', *program])}"])
     return ["srun", *flags, "bash", "-c", script]
 
 
@@ -98,10 +96,19 @@ def main(arguments: Sequence[str]) -> int:
     rank, size = os.environ["SLURM_PROCID"], os.environ["SLURM_NTASKS"]
     if interface:
         os.environ |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
-    start = os.environ["SLURM_JOB_ID"]
-    offer = rendezvous.offer(folder, start, nodes=int(size), interface=interface) if rank == "0" else _wait(folder)
+    host, port = met(folder, interface)
     probe = [sys.executable, "-m", "parallelbench.probes.link_bandwidth"]
-    os.execv(sys.executable, [*probe, f"tcp://{offer.host}:{offer.port}", rank, size, device_type])
+    os.execv(sys.executable, [*probe, f"tcp://{host}:{port}", rank, size, device_type])
+
+
+def met(folder: Path, interface: str | None) -> tuple[str, int]:
+    """Host and port of the first of a job's nodes, which tells the others through the folder."""
+    nodes, start = int(os.environ["SLURM_NTASKS"]), os.environ["SLURM_JOB_ID"]
+    if os.environ["SLURM_PROCID"] == "0":
+        own = rendezvous.offer(folder, start, nodes=nodes, interface=interface)
+        return own.host, own.port
+    theirs = _wait(folder)
+    return theirs.host, theirs.port
 
 
 def _wait(folder: Path) -> rendezvous.Offer:

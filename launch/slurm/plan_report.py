@@ -34,7 +34,7 @@ def show_plan(prepared: Sequence[Prepared], states: Sequence[State], console: Co
     statuses = _statuses(prepared, states)
     to_start = [item for item, status in zip(prepared, statuses, strict=True) if status.starts(frozenset())]
     if rest := not_submitted(statuses, frozenset()):
-        console.print(f"\n{rest}", highlight=False)
+        console.print(f"\n{rest}", markup=False, highlight=False)
     groups, accepted = job_groups(to_start), not scheduler.available() or cluster.kinds is not None
     for group in groups:
         console.print(
@@ -56,15 +56,25 @@ def show_plan(prepared: Sequence[Prepared], states: Sequence[State], console: Co
     return accepted
 
 
+def verdict(prepared: Prepared) -> str:
+    """What a run's job asks for, and what the cluster says to that."""
+    (group,) = job_groups([prepared])
+    cluster = _cluster()
+    found = [*cluster.refusals(group), *warnings(group, cluster.kinds or ()), cluster.unknown]
+    return f"{group.shape}: {'; '.join(filter(None, found)) or 'the cluster takes it'}"
+
+
 def _statuses(prepared: Sequence[Prepared], states: Sequence[State]) -> list[JobStatus]:
     """The runs with their jobs, as far as Slurm answers."""
     sweep = prepared[0].planned.run.sweep_folder
     submissions = record.submissions(sweep)
     try:
-        tracker = track({sweep: submissions}, writes=False)[sweep]
+        looks = {sweep: [(item.folder, state) for item, state in zip(prepared, states, strict=True)]}
+        tracker = track({sweep: submissions}, looks, writes=False)[sweep]
     except SchedulerError:
         tracker = Tracker.unanswered(submissions)
-    return [tracker.status(item.folder, state) for item, state in zip(prepared, states, strict=True)]
+    both = zip(prepared, states, strict=True)
+    return [tracker.status(item.folder, state, item.planned.run) for item, state in both]
 
 
 def _arrays(jobs: int, longest: int | None) -> str:

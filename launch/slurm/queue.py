@@ -15,6 +15,7 @@ import msgspec
 from launch.launcher import RunStatus
 from launch.slurm import job as jobs
 from launch.slurm import record, scheduler
+from launch.slurm.hopeless import remedy
 from parallelbench.errors import StorageError
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from launch.slurm.record import Submission
     from launch.slurm.scheduler import QueuedJob
     from launch.states import Look
+    from parallelbench.spec.config import RunConfig
     from parallelbench.store.folder import RunFolder, State
 
 UNSEEN_S = 60.0
@@ -48,6 +50,8 @@ class JobStatus:
     """Its job works through several runs."""
     tried: bool = False
     """The outcome in its folder is later than the submission of its job."""
+    needs: str = ""
+    """What must change before another try can end otherwise; empty: nothing that is known."""
 
     @property
     def live(self) -> bool:
@@ -81,7 +85,8 @@ class JobStatus:
         if self.state.state == "missing" and self.job:
             how = f"ended before the run began: {self.ended}" if self.ended else "left no outcome"
             return f"its job {self.job} {how}; `parallelbench logs` shows what it printed"
-        return f"{recorded} ({self.ended})" if self.ended else recorded
+        how = f"{self.ended}; {self.needs}" if self.needs else self.ended
+        return f"{recorded} ({how})" if how else recorded
 
     def shown(self) -> RunStatus:
         """What `status` lists."""
@@ -89,9 +94,9 @@ class JobStatus:
 
     def starts(self, retry: frozenset[str]) -> bool:
         """Whether submitting starts it; `retry` are outcomes to try again besides those that always are."""
-        if self.live or self.state.state in ("done", "running"):
+        if self.live or self.state.state == "running":
             return False
-        return self.state.to_run or self.state.label in retry
+        return (self.state.to_run and not self.needs) or (self.state.unsuccessful and self.state.label in retry)
 
 
 def _waiting(queued: QueuedJob) -> str:
@@ -141,8 +146,8 @@ class Tracker:
         queued = [each for each in entries if self.queued(*each) is not None]
         return next(reversed(queued or entries), None)
 
-    def status(self, folder: RunFolder, state: State | None = None) -> JobStatus:
-        """One run's; `state` where its folder has been read already."""
+    def status(self, folder: RunFolder, state: State | None = None, run: RunConfig | None = None) -> JobStatus:
+        """One run's; `state` where its folder has been read already, `run` as it is asked for now."""
         state = state or folder.state()
         latest = self.of(folder.path.name)
         if latest is None:
@@ -157,13 +162,17 @@ class Tracker:
         if queued is not None and tried and _worked_through(folder, state, submission, queued):
             queued = None
         ended = self.ended.get((job, submission.name), "")
-        return JobStatus(state, job, queued, ended=ended, packed=len(submission.tasks[task]) > 1, tried=tried)
+        packed = len(submission.tasks[task]) > 1
+        alone = queued is None and state.label == "killed" and not packed
+        needs = remedy(folder, ended, submission, run) if ended and alone else ""
+        return JobStatus(state, job, queued, ended=ended, packed=packed, tried=tried, needs=needs)
 
     def silent(self, folder: RunFolder, state: State) -> bool:
-        """Whether only accounting may know why the job of a run has ended: it left no outcome of its own."""
+        """Whether only accounting may know why the job of a run has ended: it left no outcome, or was killed."""
         status = self.status(folder, state)
         unrecorded = state.outcome is not None and not state.outcome.finished_at
-        return bool(status.job) and not status.live and (state.state == "missing" or unrecorded)
+        killed = state.label == "killed" and status.tried
+        return bool(status.job) and not status.live and (state.state == "missing" or unrecorded or killed)
 
 
 def track(

@@ -23,6 +23,7 @@ from launch.slurm.shape import asks_for_gpus
 from parallelbench.errors import ConfigError
 from parallelbench.spec.launchers import Site, SlurmLauncher, with_new_options
 from parallelbench.store.durable import storage_errors, write_file
+from parallelbench.store.reading import read_record
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,6 +52,8 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     """Both as of this submission; the runs' configurations keep those of the first one."""
     plugin: list[str]
     """A user's package and the folder it is in; empty: none."""
+    same_plugin: str = ""
+    """`RunConfig.same_plugin` of all its runs."""
     umask: int = 0o077
     """Umask for run folders. The job's own folder, whose files are executed, has 077."""
     submit: str = ""
@@ -122,8 +125,8 @@ def read(path: Path) -> Submission:
     require_own(path.parent)
     require_own(path)
     try:
-        return msgspec.convert(with_new_options(msgspec.json.decode(path.read_bytes(), type=dict)), Submission)
-    except (OSError, msgspec.DecodeError) as error:
+        return msgspec.convert(with_new_options(msgspec.json.decode(read_record(path), type=dict)), Submission)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{path} is no submission: {error}") from None
 
 

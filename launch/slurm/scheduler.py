@@ -15,12 +15,14 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from launch.slurm.task_ids import tasks_of
 from parallelbench.errors import ConfigError, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
 TIMEOUT_S = 30.0
+"""How long any command of Slurm's may take, but for those that wait for a job of their own."""
 PAUSES_S = (0.5, 1.0, 2.0, 4.0)
 """Before the second, third … try of a patient query. Slurm's commands also wait for seconds by themselves."""
 _GOING_ON = {"PENDING", "RUNNING", "REQUEUED", "RESIZING", "SUSPENDED"}
@@ -28,6 +30,7 @@ _GOING_ON = {"PENDING", "RUNNING", "REQUEUED", "RESIZING", "SUSPENDED"}
 _ADVICE = (
     ("Invalid account", "check site.account (`sacctmgr show assoc user=$USER`)"),
     ("Invalid qos", "check site.qos (`sacctmgr show assoc user=$USER format=qos`)"),
+    ("Invalid wckey", "check site.wckey (`sacctmgr show wckey user=$USER`)"),
     ("Invalid partition", "check site.partition (`sinfo`)"),
     ("Invalid feature", "check site.constraint (`sinfo -o %f`)"),
     ("Invalid Trackable RESource", "check site.gpu_type (`sinfo -o %G`)"),
@@ -49,6 +52,10 @@ class SchedulerError(ConfigError):
 
 class NoSlurmError(SchedulerError):
     """There is no Slurm on this machine, so asking again does not help."""
+
+
+class NoAnswerError(SchedulerError):
+    """A command took longer than `TIMEOUT_S`; asking again would take as long."""
 
 
 class NoJob(Enum):
@@ -127,28 +134,27 @@ def ask(command: Sequence[str], *, patient: bool = False) -> str:
     for pause_s in PAUSES_S if patient else ():
         try:
             return _run(command)
-        except NoSlurmError:
+        except (NoSlurmError, NoAnswerError):
             raise
         except SchedulerError:
             time.sleep(pause_s)
     return _run(command)
 
 
-def tell(command: Sequence[str], *, timeout_s: float | None = TIMEOUT_S) -> str:
-    """Run a command that changes something, once; raises `SchedulerError`. `timeout_s=None`: however long it takes."""
-    return _run(command, timeout_s)
+def tell(command: Sequence[str], *, waits: bool = False) -> str:
+    """Run a command that changes something, once; raises `SchedulerError`. `waits`: it ends with a job of its own."""
+    return _run(command, waits=waits)
 
 
-def _run(command: Sequence[str], timeout_s: float | None = TIMEOUT_S) -> str:
+def _run(command: Sequence[str], *, waits: bool = False) -> str:
+    timeout_s = None if waits else TIMEOUT_S
     try:
         with clean_environment():
             done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
     except FileNotFoundError:
         raise NoSlurmError(f"there is no {command[0]} here: run this on the cluster's login node") from None
     except subprocess.TimeoutExpired:
-        raise SchedulerError(
-            f"{command[0]} gave no answer within {timeout_s:g} s: run the same command later"
-        ) from None
+        raise NoAnswerError(f"{command[0]} gave no answer within {timeout_s:g} s: run the same command later") from None
     if done.returncode:
         raise SchedulerError(f"{command[0]}: {explain(done.stderr or done.stdout or f'exit code {done.returncode}')}")
     return done.stdout
@@ -208,7 +214,8 @@ def accounted(names: Iterable[str], *, since: float) -> list[Accounted]:
     except SchedulerError:
         return []  # no slurmdbd, or none that answers
     rows = (line.split("|", 2) for line in lines if line.count("|") >= 2)
-    return [Accounted(job, name, _ended(state)) for job, state, name in rows if name in known]
+    mine = [(job, name, _ended(state)) for job, state, name in rows if name in known]
+    return [Accounted(each, name, ended) for job, name, ended in mine for each in tasks_of(job)]
 
 
 def _ended(state: str) -> str:

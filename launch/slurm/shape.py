@@ -18,6 +18,15 @@ _WARNING_OFF_BY_S = 60
 """Slurm looks at its jobs' times about once a minute (sbatch's manual, --signal)."""
 
 
+STOP_AT_FAILURE = (
+    "set_up_depth=${#BASH_SOURCE[@]}",
+    """trap 'code=$?; [ "${#BASH_SOURCE[@]}" -gt "$set_up_depth" ] || { echo "parallelbench: set-up failed with """
+    """exit code $code in line $LINENO of the script"; exit "$code"; }' ERR""",
+)
+"""Not `set -e`: what fails inside a function or a sourced file is that file's affair, and only its end counts. Not
+`|| exit` either: several lines may make up one command, such as if … fi."""
+
+
 @dataclass(frozen=True)
 class Shape:
     """The resources of one job. One task per node, which starts all of the node's processes itself."""
@@ -96,7 +105,7 @@ def batch_parameters(shape: Shape, launcher: SlurmLauncher, site: Site, *, name:
     if shape.gpus_per_node:
         typed = f"{site.gpu_type}:{shape.gpus_per_node}" if site.gpu_type else str(shape.gpus_per_node)
         gpus = {"gpus-per-node": typed}
-    chosen = {key: getattr(site, key) for key in ("qos", "account", "constraint")}
+    chosen = {key: getattr(site, key) for key in ("qos", "account", "constraint", "wckey")}
     return {
         "job_name": name,
         "time": launcher.time_limit_min,
@@ -116,11 +125,11 @@ def batch_parameters(shape: Shape, launcher: SlurmLauncher, site: Site, *, name:
 
 
 def setup_lines(site: Site) -> list[str]:
-    """Shell lines with which every job begins."""
+    """Shell lines with which every job begins; one of the site's that fails ends the job."""
+    own = [*(f"module load {module}" for module in site.modules), *site.setup]
     return [
         "umask 077",
         # A job's working directory is the user's: a stray conf.py there must not shadow ours.
         "export PYTHONSAFEPATH=1",
-        *(f"module load {module}" for module in site.modules),
-        *site.setup,
+        *([*STOP_AT_FAILURE, *own, "trap - ERR"] if own else []),
     ]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from launch.launcher import Launcher, SweepStatus
-from launch.slurm import node_bandwidth, plan_report, record, scheduler, site
+from launch.slurm import calibration_job, node_bandwidth, plan_report, record, scheduler, site
 from launch.slurm.hours import Hours, left, used
 from launch.slurm.queue import WAITING, Tracker, track
 from launch.slurm.record import FOLDER
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from launch.slurm.record import Submission
     from launch.states import Look
     from launch.sweep import PlannedRun
+    from launch.sweep.compose import Extension
     from parallelbench.spec.config import RunConfig
     from parallelbench.store.attempt import Attempt
     from parallelbench.store.folder import State
@@ -50,10 +52,10 @@ class OnSlurm(Launcher):
     def submit(self, prepared: Sequence[Prepared], options: SubmitOptions, console: Console) -> int:
         """Queue the missing runs."""
         sweep = prepared[0].planned.run.sweep_folder
-        submissions = submit(prepared, options, lambda text: console.print(text, highlight=False))
+        submissions = submit(prepared, options, lambda text: _print(console, text))
         jobs = ", ".join(str(submission.job) for submission in submissions)
         line = f"submitted: {jobs}" if submissions else "nothing to submit"
-        console.print(f"{line}; `parallelbench status {sweep}` shows each run", highlight=False)
+        _print(console, f"{line}; `parallelbench status {shlex.quote(str(sweep))}` shows each run")
         return 0
 
     def show_plan(self, prepared: Sequence[Prepared], states: Sequence[State], console: Console) -> bool:
@@ -110,16 +112,33 @@ class OnSlurm(Launcher):
         job = submission.job_of(task) or (f"*_{task}" if len(submission.tasks) > 1 else "*")
         return sorted(record.folder_of(sweep, submission.token).glob(f"{job}_*_log.out"))
 
+    def calibrate(self, prepared: Prepared, path: Path) -> None:
+        """In a short job on the run's nodes."""
+        calibration_job.calibrate(prepared, path)
+
     def findings(self) -> Iterable[tuple[str, str]]:
         """The cluster's partitions, limits and accounts."""
         if scheduler.available():
             return site.findings()
         return [("Slurm", "no sbatch here: sweeps run with launcher=local")]
 
-    def bandwidth(self, overrides: Sequence[str]) -> Iterable[tuple[str, str]]:
+    def site_findings(self, overrides: Sequence[str], extension: Extension) -> Iterable[tuple[str, str]]:
+        """Whether the cluster takes a job of one device, and one of all devices of the site's nodes."""
+        run = one_run(["launcher=slurm", *overrides], extension).run
+        for devices in dict.fromkeys((1, run.site.devices_per_node)):
+            whole = [f"devices={devices}", f"batch_size={devices}", f"strategy={'ddp' if devices > 1 else 'single'}"]
+            planned = one_run(["launcher=slurm", "data=synthetic", *overrides, *whole], extension)
+            yield f"site={run.site.name}, {devices} device(s)", plan_report.verdict(prepare_for_site(planned))
+
+    def bandwidth(self, overrides: Sequence[str], extension: Extension) -> Iterable[tuple[str, str]]:
         """All-reduces between nodes, in a short job."""
         two_nodes = ["launcher=slurm", "strategy=ddp", "nodes=2", "devices=2"]
-        return node_bandwidth.findings(one_run([*two_nodes, *overrides]).run)
+        return node_bandwidth.findings(one_run([*two_nodes, *overrides], extension).run)
+
+
+def _print(console: Console, text: str) -> None:
+    """A line as it is: paths may have brackets, which rich would take for markup, and commands are copied."""
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def _trackers(sweeps: Mapping[Path, Look]) -> tuple[dict[Path, Tracker], str]:

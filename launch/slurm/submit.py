@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import shlex
 import sys
 import time
@@ -14,16 +15,18 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from launch.attempt.command import plugin_of
 from launch.preparation import checked
 from launch.slurm import job, record, scheduler
 from launch.slurm.hours import Hours, most_seconds
 from launch.slurm.queue import track
 from launch.slurm.record import Submission
+from launch.slurm.sbatch_limit import no_answer, time_limit
 from launch.slurm.scheduler import NoJob, SchedulerError, SubmissionError
 from launch.slurm.shape import Shape, batch_parameters, shape_of, slurm
+from launch.slurm.variables import refuse_contradictions
+from launch.states import states_of
 from parallelbench.errors import ConfigError
-from parallelbench.store.attempt import OUTCOMES
+from parallelbench.spec.plugin import plugin_of
 from parallelbench.store.durable import storage_errors
 
 if TYPE_CHECKING:
@@ -68,6 +71,7 @@ def device_type_of(run: RunConfig) -> str:
 
 def prepare_for_site(planned: PlannedRun) -> Prepared:
     """Check a run as far as the login node can, and fix its device type."""
+    refuse_contradictions(planned.run.site, os.environ)
     run = msgspec.structs.replace(planned.run, device=device_type_of(planned.run))
     shape_of(run, run.device)
     if run.launcher.packed and run.nodes > 1:
@@ -94,7 +98,7 @@ def job_groups(prepared: Sequence[Prepared]) -> list[JobGroup]:
     for item in prepared:
         run, device_type = item.planned.run, item.device_type
         shape = shape_of(run, device_type)
-        key = (shape, device_type, msgspec.json.encode([run.launcher, run.site, plugin_of(run)]))
+        key = (shape, device_type, msgspec.json.encode([run.launcher, run.site, plugin_of(run), run.same_plugin]))
         groups.setdefault(key, JobGroup(shape, device_type, [], submit)).runs.append(item)
     return list(groups.values())
 
@@ -126,22 +130,24 @@ def _to_start(
     prepared: Sequence[Prepared], retry: frozenset[str], *, locked: bool
 ) -> tuple[list[JobStatus], list[Prepared]]:
     """The statuses of the runs, and those that are to be submitted; writes nothing unless the sweep is `locked`."""
-    sweep = prepared[0].planned.run.sweep_folder
-    tracker = track({sweep: record.submissions(sweep)}, locked=locked, writes=locked, patient=True)[sweep]
-    statuses = [tracker.status(item.folder) for item in prepared]
+    sweep, folders = prepared[0].planned.run.sweep_folder, [item.folder for item in prepared]
+    looks = {sweep: list(zip(folders, states_of(folders), strict=True))}
+    tracker = track({sweep: record.submissions(sweep)}, looks, locked=locked, writes=locked, patient=True)[sweep]
+    statuses = [tracker.status(item.folder, run=item.planned.run) for item in prepared]
     return statuses, [item for item, status in zip(prepared, statuses, strict=True) if status.starts(retry)]
 
 
 def not_submitted(statuses: Sequence[JobStatus], retry: frozenset[str]) -> str:
     """How many runs are not submitted and why, in one line; empty where all are."""
     rest = [status for status in statuses if not status.starts(retry)]
-    kinds = Counter("done" if status.state.state == "done" else status.label for status in rest)
+    kinds = Counter("done" if status.label == "ok" else status.label for status in rest)
     if not kinds:
         return ""
     counts = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
-    failed = sorted({status.label for status in rest if status.label in OUTCOMES and status.state.state == "failed"})
+    failed = sorted({status.label for status in rest if status.state.unsuccessful and not status.live})
     again = f" (--retry {','.join(failed)} tries again)" if failed else ""
-    return f"not submitted: {counts}{again}; {len(statuses) - len(rest)} run(s) to submit"
+    needed = sorted({f"; {status.reason}" for status in rest if status.needs})
+    return f"not submitted: {counts}{again}; {len(statuses) - len(rest)} run(s) to submit{''.join(needed)}"
 
 
 def _check_budget(groups: Sequence[JobGroup], most: float | None) -> None:
@@ -173,7 +179,7 @@ def _submit_group(sweep: Path, group: JobGroup) -> Iterator[Submission]:
 def _write_intents(items: Sequence[Prepared]) -> None:
     """Write several at a time: each waits for the disk, or for a file server, longer than it computes."""
     with ThreadPoolExecutor(_WRITERS) as pool:
-        for _ in pool.map(lambda item: item.folder.write_intent(item.planned.run, item.planned.overrides), items):
+        for _ in pool.map(lambda item: item.write_intent(), items):
             pass
 
 
@@ -189,6 +195,7 @@ def _submit_chunk(sweep: Path, group: JobGroup, tasks: list[list[str]]) -> Submi
         launcher=slurm(run),
         site=run.site,
         plugin=plugin_of(run),
+        same_plugin=run.same_plugin,
         umask=record.readable_by_others(),
         submit=group.submit,
     )
@@ -228,11 +235,11 @@ def sbatch(path: Path, submission: Submission, shape: Shape) -> str:
 
     executor = _executor(path.parent, submission, shape)
     quiet = contextlib.redirect_stderr(io.StringIO())
-    with storage_errors(path), scheduler.clean_environment(), record.private(), quiet:
+    with storage_errors(path), scheduler.clean_environment(), record.private(), quiet, time_limit() as exceeded:
         try:
             jobs = executor.map_array(job.run_task, [str(path)] * len(submission.tasks))
         except (FailedJobError, FailedSubmissionError) as error:
-            raise scheduler.refusal(error) from None
+            raise no_answer() if exceeded.is_set() else scheduler.refusal(error) from None
     return str(jobs[0].job_id).partition("_")[0]
 
 
@@ -243,8 +250,7 @@ def batch_script(group: JobGroup, count: int) -> str:
     run = group.runs[0].planned.run
     folder = record.folder_of(run.sweep_folder, "TOKEN").absolute()
     parameters = batch_parameters(group.shape, slurm(run), run.site, name="parallelbench-TOKEN")
-    given = {key: value for key, value in parameters.items() if value is not None}
-    return str(_make_sbatch_string(_command(folder), folder, **given, map_count=count if count > 1 else None))
+    return str(_make_sbatch_string(_command(folder), folder, **parameters, map_count=count if count > 1 else None))
 
 
 def _command(folder: Path) -> str:
@@ -264,5 +270,5 @@ def _executor(folder: Path, submission: Submission, shape: Shape) -> Any:
 
     parameters = batch_parameters(shape, submission.launcher, submission.site, name=submission.name)
     executor = Executor(folder=folder.absolute(), max_num_timeout=submission.launcher.attempts)
-    executor.update_parameters(**{key: value for key, value in parameters.items() if value is not None})
+    executor.update_parameters(**parameters)
     return executor

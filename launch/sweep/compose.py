@@ -7,6 +7,7 @@ import json
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydra import compose, initialize_config_module
@@ -15,13 +16,12 @@ from hydra.core.override_parser.types import Override, Sweep, ValueType
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from yaml import MarkedYAMLError
 
+from launch.sweep.habits import refuse_habit, unknown_key
 from parallelbench.errors import ConfigError, choices, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-    from pathlib import Path
 
 Plain = dict[str, Any]
 
@@ -29,6 +29,8 @@ Plain = dict[str, Any]
 _LISTS = (ValueType.SIMPLE_CHOICE_SWEEP, ValueType.CHOICE_SWEEP, ValueType.RANGE_SWEEP)
 _MOST_VALUES = 10_000
 """Most values of one key; more are a typing error."""
+EXPERIMENT = "experiment"
+"""A group of files that a user's folder may have: each sets keys of the whole configuration."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,8 @@ class Extension:
 
     conf: Path | None = None
     plugin: str | None = None
+    same_plugin: bool = False
+    """Whether the package computes the same as when earlier runs of the sweep were asked for."""
 
 
 NOTHING = Extension()
@@ -69,14 +73,16 @@ def parse(overrides: Sequence[str], conf: Path | None = None) -> list[Override]:
     """Parse Hydra's override grammar; raises `ConfigError` for bad syntax and for unknown choices of a group."""
     parsed = []
     for text in overrides:
+        refuse_habit(text, group_choices(conf))
         try:
             override = OverridesParser.create().parse_override(text)
         except HydraException as error:
             raise ConfigError(
                 f"can't read the override {text!r}: {one_line(str(error))}; write it as key=value"
             ) from None
+        except RecursionError:
+            raise ConfigError(f"can't read the override {text!r}: its value is nested too deeply") from None
         parsed.append(override)
-        _check_key(override)
         _check_choice(override, conf)
     return parsed
 
@@ -100,19 +106,15 @@ def _unquoted(override: Override, value: Any) -> Any:
     return Override(override.type, override.key_or_group, ValueType.ELEMENT, value).value()
 
 
-def _check_key(override: Override) -> None:
-    key = override.key_or_group
-    if not key or key.partition(".")[0].partition("/")[0] == "hydra":
-        raise ConfigError(f"can't use the override {override.input_line!r}: `parallelbench show` lists the keys")
-
-
 def _check_choice(override: Override, conf: Path | None) -> None:
     valid = group_choices(conf).get(override.key_or_group)
     if valid is None or override.is_delete():
         return
     for value in values_of(override):
         if value not in valid:
-            raise ConfigError(f"{override.key_or_group}={value} is no choice: {choices(str(value), valid)}")
+            here = Path("conf", override.key_or_group, f"{value}.yaml")
+            advice = f"; {here} is read with --conf conf" if conf is None and here.is_file() else ""
+            raise ConfigError(f"{override.key_or_group}={value} is no choice: {choices(str(value), valid)}{advice}")
 
 
 def compose_plain(overrides: Iterable[str], conf: Path | None = None) -> Plain:
@@ -123,10 +125,11 @@ def compose_plain(overrides: Iterable[str], conf: Path | None = None) -> Plain:
     overrides = list(overrides)
     try:
         return _composed(overrides, conf)
-    except MarkedYAMLError as error:
-        mark = error.problem_mark
-        where = f"{mark.name}:{mark.line + 1}" if mark else "a file"
-        raise ConfigError(f"{where} is no YAML: {error.problem}") from None
+    except RecursionError:
+        raise ConfigError(
+            f"{conf}: its files include each other, or refer to each other, without end: look at their "
+            "lists `defaults` and at ${…}"
+        ) from None
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         raise ConfigError(_explain(error, overrides, conf)) from None
 
@@ -137,6 +140,8 @@ def resolve(plain: Plain) -> Plain:
     References to the environment are refused: what they resolve to, a secret perhaps, would be stored with the run.
     """
     text = str(plain)
+    if "${hydra:" in text:
+        raise ConfigError("${hydra:…} has no value here: Hydra composes, but starts nothing; write the value")
     if "oc.env" in text:
         raise ConfigError("${oc.env:…} is refused: write the value; `~` and $NAME work in results and site.data_dir")
     # OmegaConf takes milliseconds, since it builds a tree: too long for thousands of runs without references.
@@ -155,8 +160,15 @@ def resolved_by_omegaconf(plain: Plain) -> Plain:
 def _composed(overrides: list[str], conf: Path | None) -> Plain:
     if conf is not None:
         overrides = [*overrides, f"hydra.searchpath=[{json.dumps(f'file://{conf}')}]"]
+    # The suite's defaults list names no experiment, so Hydra wants it added.
+    overrides = [f"+{text}" if text.startswith(f"{EXPERIMENT}=") else text for text in overrides]
     with initialize_config_module("conf", version_base="1.3"):
-        return OmegaConf.to_container(compose("config", overrides=overrides), resolve=False)  # type: ignore[return-value]
+        plain: Plain = OmegaConf.to_container(compose("config", overrides=overrides), resolve=False)  # type: ignore[assignment]
+    if EXPERIMENT in plain:
+        raise ConfigError(
+            f"a file of {EXPERIMENT}/ sets keys below `{EXPERIMENT}` only: let its first line be `# @package _global_`"
+        )
+    return plain
 
 
 def _explain(error: Exception, overrides: Sequence[str], conf: Path | None) -> str:
@@ -173,6 +185,6 @@ def _explain(error: Exception, overrides: Sequence[str], conf: Path | None) -> s
             if not isinstance(here, dict) or override.is_add():
                 break
             if part not in here:
-                return f"{override.key_or_group} is not a key: {choices(part, [str(key) for key in here])}"
+                return unknown_key(override.key_or_group, node, conf)
             here = here[part]
     return one_line(str(error))

@@ -25,7 +25,9 @@ from launch.sweep.compose import (
     resolve,
     values_of,
 )
-from parallelbench.errors import ConfigError, choices
+from launch.sweep.habits import unknown_key
+from launch.sweep.sources import Sources
+from parallelbench.errors import ConfigError
 from parallelbench.spec.identity import run_id
 from parallelbench.spec.mapping import build, from_mapping
 from parallelbench.spec.settings import Sweep, SweepBlock
@@ -111,6 +113,7 @@ def _as_published(overrides: Sequence[str], conf: Path | None) -> list[str]:
 
 def _ordered(sweep: Sweep, composer: _Composer, points: list[Point]) -> list[PlannedRun]:
     planned: dict[tuple[str, bool], PlannedRun] = {}
+    sources = Sources(composer.extension)
     for repeat in range(sweep.repeats):
         order = list(points)
         if sweep.order == "interleaved":
@@ -119,7 +122,7 @@ def _ordered(sweep: Sweep, composer: _Composer, points: list[Point]) -> list[Pla
             plain = composer.apply(point)
             plain["repeat"] = structure(plain.get("repeat"), int, "repeat") + repeat
             tune = structure(plain.get("tune"), bool, "tune")
-            run = _on_one_device(from_mapping(plain, composer.extension.plugin), point)
+            run = sources.given_to(_on_one_device(from_mapping(plain, composer.extension.plugin), point))
             _check_setup(run, composer.extension)
             overrides = [*composer.fixed, *_as_overrides(point, plain["repeat"])]
             planned.setdefault((run_id(run), tune), PlannedRun(run, overrides, tune))
@@ -224,7 +227,7 @@ class _Composer:
         plain = dict(ready.plain)
         for key, value in point.items():
             if key not in self._groups:
-                _set(plain, key, value)
+                _set(plain, key, value, self.extension.conf)
         return resolve(plain) if ready.refers or "${" in str(point) else plain
 
     def _prepared(self, chosen: Choices) -> _Ready:
@@ -263,14 +266,13 @@ class _Ready:
     """Whether it has references (`${…}`) that the keys of a point may change."""
 
 
-def _set(plain: Plain, key: str, value: Any) -> None:
+def _set(plain: Plain, key: str, value: Any, conf: Path | None = None) -> None:
     """Set a key of a configuration whose nodes others share: those on the way are copied."""
     *parents, last = key.split(".")
     node: Any = plain
     for part in [*parents, last]:
         if not isinstance(node, dict) or part not in node:
-            valid = list(node) if isinstance(node, dict) else []
-            raise ConfigError(f"{key} is not a key: {choices(part, map(str, valid))}")
+            raise ConfigError(unknown_key(key, plain, conf))
         if part is not last:
             node[part] = dict(node[part]) if isinstance(node[part], dict) else node[part]
             node = node[part]

@@ -5,23 +5,66 @@ from __future__ import annotations
 import importlib.util
 import re
 import sys
+from importlib import resources
 from pathlib import Path
 
-from launch.sweep.compose import Extension, group_choices
+from launch.sweep.compose import EXPERIMENT, Extension, group_choices
 from parallelbench.errors import ConfigError
+from parallelbench.spec.plain_yaml import require_bearable
+from parallelbench.store.reading import read_record
+
+_OURS = ("parallelbench", "launch", "analysis", "conf")
+"""The suite's own packages."""
 
 
-def extension(conf: str | None, plugin: str | None) -> Extension:
+def extension(conf: str | None, plugin: str | None, *, same_plugin: bool = False) -> Extension:
     """Check what `--conf` and `--plugin` name; a package that is named by its path becomes importable."""
+    if same_plugin and not plugin:
+        raise ConfigError("--same-plugin says that a package has not changed: name it with --plugin PACKAGE")
     folder = Path(conf).expanduser().absolute() if conf else None
     if folder is not None and not folder.is_dir():
         raise ConfigError(f"--conf {conf} is no folder: name one that holds, e.g., strategy/mine.yaml")
-    if folder is not None and not set(group_choices(folder)) <= set(group_choices()):
-        foreign = sorted(set(group_choices(folder)) - set(group_choices()))
-        raise ConfigError(
-            f"--conf {conf} holds {', '.join(foreign)}, which are no groups; valid: {', '.join(group_choices())}"
-        )
-    return Extension(folder, _package(plugin) if plugin else None)
+    if folder is not None:
+        valid = (*group_choices(), EXPERIMENT)
+        if foreign := sorted(set(group_choices(folder)) - set(valid)):
+            raise ConfigError(
+                f"--conf {conf} holds {', '.join(foreign)}, which are no groups; valid: {', '.join(valid)}"
+            )
+        _require_own_names(folder, conf)
+        _require_readable(folder)
+    return Extension(folder, _package(plugin) if plugin else None, same_plugin)
+
+
+def _require_own_names(folder: Path, conf: str | None) -> None:
+    """Refuse files that would be ignored: where both have a name, the suite's file is read. Exact copies may stay."""
+    groups = [
+        path for path in folder.glob("*/*") if path.suffix in (".yaml", ".yml") and path.parent.name[0] not in "_."
+    ]
+    for path in sorted([folder / "config.yaml", *groups]):
+        shipped = resources.files("conf").joinpath(*path.relative_to(folder).parts)
+        if path.suffix == ".yml":
+            fix = "only .yaml is read: rename it"
+        elif not path.is_file() or not shipped.is_file() or shipped.read_bytes() == path.read_bytes():
+            continue
+        elif path.parent == folder:
+            fix = "the suite's is read: give its keys on the command line, or in a sweep's grid"
+        else:
+            name = f"my_{path.stem}"
+            fix = f"the suite has a file of that name: rename it, e.g. to {name}.yaml, choose {path.parent.name}={name}"
+            fix += f", and write `name: {name}` into it"
+        raise ConfigError(f"--conf {conf}: {path.relative_to(folder)} would be ignored: {fix}")
+
+
+def _require_readable(folder: Path) -> None:
+    """Refuse files that Hydra would read without end, or not at all. They are few, and each takes a millisecond."""
+    for group in group_choices(folder):
+        for file in sorted((folder / group).glob("*.yaml")):
+            try:
+                require_bearable(read_record(file))
+            except OSError as error:
+                raise ConfigError(f"{file} can't be read: {error.strerror}") from None
+            except ValueError as error:
+                raise ConfigError(f"{file} is no YAML that can be read: {error}") from None
 
 
 def _package(plugin: str) -> str:
@@ -29,6 +72,8 @@ def _package(plugin: str) -> str:
     name = path.stem if path.exists() else plugin
     if not re.fullmatch(r"[A-Za-z_]\w*", name):
         raise ConfigError(f"--plugin {plugin} is neither a package's name nor its path")
+    if name in _OURS:
+        raise ConfigError(f"--plugin {plugin}: {name} is a package of the suite itself; give yours another name")
     if path.exists():
         sys.path.append(str(path.parent))  # last, so that nothing there shadows anything
     spec = importlib.util.find_spec(name)

@@ -6,6 +6,8 @@ from collections import Counter
 from functools import cache
 from typing import TYPE_CHECKING
 
+from parallelbench.store.reading import read_record
+
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
@@ -21,6 +23,7 @@ def varying(runs: Sequence[Sequence[str]], *, besides: Collection[str] = ()) -> 
     """For each run, in one line, its overrides whose keys differ between runs; without the keys in `besides`."""
     counts = Counter(override for overrides in runs for override in set(overrides))
     keys = {override.partition("=")[0] for override, count in counts.items() if count < len(runs)}
+    keys = {key for key in keys if not key.startswith("#")}  # why a strategy was chosen
     keys = {key for key in keys if key not in (*_IN_NAME, *besides) and key.partition(".")[0] not in _NOT_IDENTITY}
     # Quotes are for Hydra. Many runs share an override, so each is formatted once.
     shown = {override: override.replace('"', "") for override in counts if override.partition("=")[0] in keys}
@@ -31,6 +34,6 @@ def varying(runs: Sequence[Sequence[str]], *, besides: Collection[str] = ()) -> 
 def overrides_of(folder: RunFolder) -> Sequence[str]:
     """The overrides that a run was requested with, which never change; empty where they are not recorded."""
     try:
-        return (folder.path / "overrides.txt").read_text(encoding="utf-8", errors="replace").splitlines()
+        return read_record(folder.path / "overrides.txt").decode("utf-8", errors="replace").splitlines()
     except OSError:
         return ()

@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from launch.attempt.command import plugin_of
 from launch.launcher import launcher_of
 from parallelbench.errors import ConfigError, one_line
 from parallelbench.rank.tuning import Findings, Patch, patched
 from parallelbench.spec.check import check_run
 from parallelbench.spec.identity import canonical_json, run_id
 from parallelbench.spec.mapping import from_mapping, to_mapping
+from parallelbench.spec.plugin import plugin_of
 from parallelbench.store.durable import storage_errors, write_file
+from parallelbench.store.reading import read_record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -160,6 +161,8 @@ def work_of(planned: PlannedRun) -> str:
     settings = {
         key: plain[key] for key in ("model", "precision", "channels_last", "compile", "cores_per_device", "loader")
     }
+    if run.compile_scope != "model":
+        settings["compile_scope"] = run.compile_scope
     same = [launcher_of(run).device_type(run), settings, run.optimizer.name, keys]
     return hashlib.sha256(canonical_json(same).encode()).hexdigest()[:16]
 
@@ -174,10 +177,10 @@ def read(folder: Path) -> Kept:
     """Earlier choices for a sweep; raises `ConfigError` for a damaged file."""
     path = folder / FILE
     try:
-        kept = msgspec.json.decode(path.read_bytes(), type=Kept)
+        kept = msgspec.json.decode(read_record(path), type=Kept)
     except FileNotFoundError:
         return {}
-    except (msgspec.DecodeError, OSError) as error:
+    except (msgspec.DecodeError, OSError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{path} can't be read ({one_line(str(error))}): delete it to choose anew") from None
     loaders = [choice.findings.chosen.get("loader", {"name": ""}) for choice in kept.values()]
     if not all(isinstance(node, dict) and isinstance(node.get("name"), str) for node in loaders):

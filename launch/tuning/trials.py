@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from launch.attempt.command import environment, plugin_of
+from launch.attempt.command import environment
 from launch.attempt.processes import before_the_program
 from launch.launcher import launcher_of
 from launch.preparation import check_data
@@ -21,10 +21,11 @@ from launch.sweep.compose import compose_plain, group_choices, resolve
 from launch.sweep.expansion import single
 from launch.tuning.choices import Choice, open_keys, refusal_of
 from parallelbench.errors import ConfigError, one_line
-from parallelbench.rank.devices import this_machine
 from parallelbench.rank.tuning import Findings, Patch, TrialRequest
 from parallelbench.spec.identity import canonical_json
 from parallelbench.spec.mapping import build, to_mapping
+from parallelbench.spec.plugin import plugin_of
+from parallelbench.world.devices import this_machine
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

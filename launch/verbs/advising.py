@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from launch.sweep import one_run
 from launch.sweep.compose import group_choices, parse
+from launch.verbs.checking_sweeps import check_sweeps
 from launch.verbs.console import console, say
 from launch.verbs.listing import listing
 from parallelbench.errors import ConfigError, choices
@@ -35,6 +36,8 @@ def advise(
     `known` are the files that are fitted to, by default the published ones of the same format. With `fit_up_to`, only
     rows on at most so many devices are, and those on more are judged.
     """
+    if Path(check).expanduser().is_dir():
+        return check_sweeps([check, *overrides], known, fit_up_to=fit_up_to, as_json=as_json)
     from analysis.advisor.evidence import joined_evidence, shipped_files
     from analysis.advisor.measurements import read_measured
     from analysis.advisor.prediction_errors import judged
@@ -45,9 +48,9 @@ def advise(
     measured = read_measured(Path(check).expanduser())
     files = [Path(each).expanduser() for each in known] or shipped_files(measured.source)
     evidence = joined_evidence(
-        [_evidence(read_measured(file), overrides if known else [], extension) for file in files]
+        [measured_steps(read_measured(file), overrides if known else [], extension) for file in files]
     )
-    asked = _evidence(measured, overrides, extension)
+    asked = measured_steps(measured, overrides, extension)
     summary = judged(evidence, asked, measured.models, largest_fitted=fit_up_to).summary()
     if as_json:
         print(json.dumps(summary))
@@ -56,7 +59,7 @@ def advise(
     return 0
 
 
-def _evidence(measured: Measured, overrides: Sequence[str], extension: Extension) -> Evidence:
+def measured_steps(measured: Measured, overrides: Sequence[str], extension: Extension) -> Evidence:
     """Measured steps with the machines that the overrides name, or else the file."""
     import msgspec
 

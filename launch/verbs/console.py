@@ -7,13 +7,15 @@ from pathlib import Path
 
 from rich.console import Console
 
-from parallelbench.store.folder import require_folder
+from parallelbench.store.named_folder import require_folder
+
+WIDTH = 160
+"""Columns of output that goes to no terminal, which rich would cut to 80."""
 
 
 def console() -> Console:
     """Standard output."""
-    # Piped output is not cut to the 80 columns that rich assumes without a terminal.
-    return Console() if sys.stdout.isatty() else Console(width=160)
+    return Console() if sys.stdout.isatty() else Console(width=WIDTH)
 
 
 def say(text: str) -> None:

@@ -13,17 +13,20 @@ import psutil
 
 from launch.launcher import all_launchers
 from launch.sweep import one_run
-from launch.sweep.compose import group_choices
+from launch.sweep.compose import NOTHING, group_choices
+from parallelbench.frameworks.installed import look, python_of
 from parallelbench.preprocess.engine_environments import engine_states
-from parallelbench.rank import gpus
-from parallelbench.rank.cuda_driver import driver_problem
-from parallelbench.rank.devices import cpu_name, this_machine
 from parallelbench.spec.launchers import prepare_line
+from parallelbench.world import gpus
+from parallelbench.world.cuda_driver import driver_problem
+from parallelbench.world.devices import cpu_name, this_machine
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
-    from parallelbench.rank.devices import Machine
+    from launch.sweep.compose import Extension
+    from parallelbench.spec.config import RunConfig
+    from parallelbench.world.devices import Machine
 
 _SHARED = {"nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "fuse.ceph", "panfs", "wekafs", "afs", "cifs"}
 _PACKAGES = (
@@ -39,20 +42,25 @@ _PACKAGES = (
 )
 
 
-def findings() -> Iterator[tuple[str, str]]:
-    """(what, finding) pairs, in the order of the table."""
-    machine = this_machine()
+def findings(overrides: Sequence[str] = (), extension: Extension = NOTHING) -> Iterator[tuple[str, str]]:
+    """(what, finding) pairs, in the order of the table; `overrides` choose a site, which the cluster is held against.
+
+    Raises `ConfigError` for overrides that describe no run.
+    """
+    machine, run = this_machine(), one_run(overrides, extension).run
     yield "processor", f"{cpu_name()}: {_cores(machine)}"
     yield "memory", _memory()
     yield from _gpus(machine)
     yield "devices", _devices(machine)
-    for launcher in all_launchers():
+    for launcher in all_launchers(extension.plugin):
         yield from launcher.findings()
-    yield from _folders()
+        yield from launcher.site_findings(overrides, extension) if overrides else ()
+    yield from _folders(run)
     yield "Python", f"{platform.python_version()} on {platform.platform()}"
     yield "packages", ", ".join(f"{name} {_version(name)}" for name in _PACKAGES)
+    yield "TensorFlow", look(python_of("tensorflow")).text
     yield from engine_states()
-    yield from _data()
+    yield from _data(run.site.data_folder, extension)
 
 
 def _cores(machine: Machine) -> str:
@@ -91,9 +99,8 @@ def _devices(machine: Machine) -> str:
     return f"devices=1 … {len(machine.cores)} with cores_per_device=1"
 
 
-def _folders() -> Iterator[tuple[str, str]]:
+def _folders(run: RunConfig) -> Iterator[tuple[str, str]]:
     """Where results and data lie: on a cluster all nodes must see them."""
-    run = one_run([]).run
     for name, folder in (("results", run.sweep_folder.parent), ("site.data_dir", run.site.data_folder)):
         kind = file_system(folder.absolute())
         seen = "all nodes see it" if kind in _SHARED else "on a cluster, make sure that all nodes see it"
@@ -106,10 +113,9 @@ def file_system(path: Path) -> str:
     return next((mounts[parent] for parent in (path, *path.parents) if parent in mounts), "unknown")
 
 
-def _data() -> Iterator[tuple[str, str]]:
-    for name in group_choices()["data"]:
-        run = one_run([f"data={name}"]).run
-        folder = run.site.data_folder
+def _data(folder: Path, extension: Extension) -> Iterator[tuple[str, str]]:
+    for name in group_choices(extension.conf)["data"]:
+        run = one_run([f"data={name}"], extension).run
         missing = run.data.missing_files(folder)
         size = f"{run.data.train_samples:,} training and {run.data.test_samples:,} test images"
         state = f"missing in {folder}: run `{prepare_line(name, folder)}`" if missing else "ready"

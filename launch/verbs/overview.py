@@ -14,7 +14,9 @@ from rich.text import Text
 from launch.launcher import RunStatus
 from launch.sweep.varying import overrides_of, varying
 from launch.verbs.listing import listing
+from parallelbench.errors import duration
 from parallelbench.store.journal import read_entries
+from parallelbench.store.named_folder import is_configuration_of_run
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -118,13 +120,8 @@ def _name(folder: RunFolder, *, several: bool) -> str:
 
 def _foreign(folder: RunFolder, status: RunStatus) -> str:
     """Why a folder that has not begun never will: its configuration is not that of a run."""
-    if status.label != "missing":
-        return ""
-    try:
-        ours = b"sweep_name:" in (folder.path / "config.yaml").read_bytes()
-    except OSError:
-        return ""
-    return "" if ours else "its config.yaml is no run's"
+    foreign = (folder.path / "config.yaml").exists() and not is_configuration_of_run(folder.path)
+    return "its config.yaml is no run's" if status.label == "missing" and foreign else ""
 
 
 def _most_common_reason(statuses: Iterable[RunStatus]) -> str:
@@ -151,7 +148,7 @@ def progress(folder: RunFolder, status: RunStatus) -> str:
     if not epochs or last <= first:
         return f"epoch 1/{total}"
     left_s = (last - first) / epochs * (total - epochs) - (time.time() - last)
-    return f"epoch {epochs}/{total}, about {max(0.0, left_s) / 60:.1f} min left"
+    return f"epoch {epochs}/{total}, about {duration(max(0.0, left_s))} left"
 
 
 def styled(label: str) -> str:

@@ -2,27 +2,37 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections import Counter
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import msgspec
+from rich.console import Console
 from rich.markup import escape
 
 from launch.launcher import launcher_of
+from launch.preparation import check_writable
 from launch.states import states_of
-from launch.sweep import expand, one_run
+from launch.sweep import one_run
 from launch.sweep.compose import group_choices
 from launch.sweep.varying import varying
-from launch.verbs.console import console, say
+from launch.verbs.as_json import plan_row, print_plan
+from launch.verbs.automatic import planned_runs
+from launch.verbs.console import WIDTH, console, say
+from launch.verbs.estimate import estimate
+from launch.verbs.helping import explain
 from launch.verbs.listing import listing
+from launch.verbs.own_sources import notes_on_sources
 from parallelbench.errors import ConfigError
-from parallelbench.spec.identity import run_id
+from parallelbench.spec.identity import run_id, slug
+from parallelbench.spec.launchers import expanded
 from parallelbench.spec.mapping import whole_mapping
 from parallelbench.store.folder import RunFolder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from rich.console import RenderableType
 
@@ -33,11 +43,16 @@ if TYPE_CHECKING:
     from parallelbench.store.folder import State
 
 
-def show(overrides: Sequence[str], extension: Extension) -> int:
-    """The resolved configuration of one run, its id, the choices of each group, and what `run` would refuse."""
+def show(overrides: Sequence[str], extension: Extension, *, help_keys: bool = False) -> int:
+    """The resolved configuration of one run, its id, the choices of each group, and what `run` would refuse.
+
+    `help_keys`: a line about each key instead.
+    """
+    if help_keys:
+        return explain([], extension)
     import yaml
 
-    (planned,) = _as_tuned([one_run(overrides, extension, instead="use `parallelbench plan`")])
+    (planned,) = _as_tuned([one_run(overrides, extension, instead="use `parallelbench plan`")], console())
     run = _on_its_device(planned)
     print(yaml.safe_dump(whole_mapping(run), sort_keys=False), end="")
     print(f"\nrun id      {run_id(run)}")
@@ -46,22 +61,66 @@ def show(overrides: Sequence[str], extension: Extension) -> int:
     for group, names in group_choices(extension.conf).items():
         print(f"  {group:10} {' '.join(names)}")
     (checked,) = _checked([planned])
-    if isinstance(checked, ConfigError):  # shown all the same, so that the user sees what to change
-        print(f"parallelbench: this run would be refused: {checked}", file=sys.stderr)
+    problem = checked if isinstance(checked, ConfigError) else _unwritable([checked])
+    if problem is not None:  # shown all the same, so that the user sees what to change
+        print(f"parallelbench: this run would be refused: {problem}", file=sys.stderr)
     return 0
 
 
-def plan(overrides: Sequence[str], extension: Extension) -> int:
-    """Every run of a sweep, its resources, and its state, and what the launcher adds to that. Writes nothing."""
-    runs = _as_tuned(expand(overrides, extension))
+def plan(overrides: Sequence[str], extension: Extension, *, as_json: bool) -> int:
+    """Every run of a sweep, its resources, and its state, and what the launcher adds to that. Writes nothing.
+
+    `as_json`: one object in place of the table, with what else would be printed as its notes.
+    """
+    told = io.StringIO()
+    shown = Console(file=told, width=WIDTH) if as_json else console()
+    runs = _as_tuned(planned_runs(overrides, extension), shown)
+    for line in notes_on_sources(runs, extension):
+        shown.print(line, highlight=False, markup=False, soft_wrap=True)
     checked = _checked(runs)
     prepared = [item for item in checked if not isinstance(item, ConfigError)]
     states = states_of(item.folder for item in prepared)
-    console().print(_table(runs, checked, states), crop=False)
+    if not as_json:
+        shown.print(_table(runs, checked, states), crop=False)
     for line in _remarks(checked):
-        console().print(line, highlight=False, soft_wrap=True)
-    accepted = not prepared or launcher_of(runs[0].run).show_plan(prepared, states, console())
-    return 0 if accepted and len(prepared) == len(runs) else 2
+        shown.print(line, highlight=False, soft_wrap=True)
+    accepted = not prepared or launcher_of(runs[0].run).show_plan(prepared, states, shown)
+    unwritable = _unwritable(item for item, state in zip(prepared, states, strict=True) if state.to_run)
+    if unwritable is not None:  # what is there can be looked at all the same
+        shown.print(f"[red]refused[/]: {escape(str(unwritable))}", highlight=False, soft_wrap=True)
+    known = estimate(prepared, states) if prepared else None
+    accepted = accepted and unwritable is None and len(prepared) == len(runs)
+    if as_json:
+        print_plan(list(_rows(runs, checked, states)), known, accepted=accepted, notes=told.getvalue().splitlines())
+    elif known:
+        say(known.in_words())
+    return 0 if accepted else 2
+
+
+def _rows(
+    runs: Sequence[PlannedRun], checked: Sequence[Prepared | ConfigError], known: Sequence[State]
+) -> Iterator[dict[str, Any]]:
+    """The plan's runs as `--json` prints them."""
+    states = iter(known)
+    for planned, item in zip(runs, checked, strict=True):
+        if isinstance(item, ConfigError):
+            run = _on_its_device(planned)
+            yield plan_row(run, slug(run), state="refused", reason=str(item), processes=None)
+        else:
+            run, state = item.planned.run, next(states)
+            reason = state.outcome.reason if state.outcome else ""
+            processes = run.strategy.processes(run, item.device_type)
+            yield plan_row(run, slug(run), state=state.label, reason=reason, processes=processes)
+
+
+def _unwritable(to_start: Iterable[Prepared]) -> ConfigError | None:
+    """Why the runs to start could not be written; None where they can."""
+    try:
+        for results in {item.planned.run.results for item in to_start}:
+            check_writable(expanded(results))
+    except ConfigError as error:
+        return error
+    return None
 
 
 def _table(
@@ -102,8 +161,9 @@ def _on_its_device(planned: PlannedRun) -> RunConfig:
     return msgspec.structs.replace(planned.run, device=launcher_of(planned.run).device_type(planned.run))
 
 
-def _as_tuned(plan: list[PlannedRun]) -> list[PlannedRun]:
+def _as_tuned(plan: list[PlannedRun], shown: Console) -> list[PlannedRun]:
     """The plan with the settings that are chosen already; prints for how many runs none are."""
+    tell = partial(shown.print, highlight=False, markup=False, soft_wrap=True)
     if not any(planned.tune for planned in plan):
         return plan
     from launch.tuning.choices import tuned, untried
@@ -111,8 +171,8 @@ def _as_tuned(plan: list[PlannedRun]) -> list[PlannedRun]:
     if waiting := untried(plan):
         here = launcher_of(plan[0].run).trains_here
         who = "a trial at submission" if here else "`parallelbench tune` on the cluster"
-        say(f"tune=true: {who} must choose settings for {waiting} of these runs, which are shown without them")
-    return tuned(plan, None, say)
+        tell(f"tune=true: {who} must choose settings for {waiting} of these runs, which are shown without them")
+    return tuned(plan, None, tell)
 
 
 def _checked(runs: Sequence[PlannedRun]) -> list[Prepared | ConfigError]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from launch.verbs.as_json import print_claims, print_comparison
 from launch.verbs.console import console, existing
 from parallelbench.errors import ConfigError
-from parallelbench.store.folder import instead_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -18,32 +18,34 @@ if TYPE_CHECKING:
 
 def report(folder: str, extension: Extension, *, out: str | None) -> int:
     """Write figures, tables and the page; print the summary and where the page is."""
-    from analysis import format_exclusions, load, summary_table, write_report
+    from analysis import format_exclusions, load, summary_table
     from analysis.comparison.baseline import refused
+    from analysis.report import write_report_of
 
-    root = existing(folder)
-    page = write_report(root, out, plugin=extension.plugin)
-    runs = load(root, plugin=extension.plugin)
+    runs = load(existing(folder), plugin=extension.plugin)
+    page = write_report_of(runs, out)
     console().print(summary_table(runs))
     _remark([*refused(runs), *format_exclusions(runs)])
     print(page)
     return 0
 
 
-def claims(folder: str, names: Sequence[str], extension: Extension, *, file: str | None) -> int:
+def claims(folder: str, extension: Extension, *, names: Sequence[str], file: str | None, as_json: bool) -> int:
     """Claims of publications, compared with the runs below a folder: all in one table, or the named ones in full."""
     from analysis import format_exclusions, load
     from analysis.claims import Publication, judge_all, require_claims
     from analysis.claims.table import details, judgements_table
+    from analysis.comparison.require import require_finished
 
     root = existing(folder)
     of = [Publication.read(Path(file))] if file else None
     require_claims(names, of)
     runs = load(root, plugin=extension.plugin)
-    if runs.run.is_empty():
-        why = f" ({runs.skipped[0].path}: {runs.skipped[0].reason})" if runs.skipped else ""
-        raise ConfigError(f"{folder} holds no readable run{why}: {instead_of(root)}")
+    require_finished(runs)
     judgements = judge_all(runs, of, names=names)
+    if as_json:
+        print_claims(judgements, format_exclusions(runs))
+        return 0
     for shown in map(details, judgements) if names else [judgements_table(judgements)]:
         console().print(shown)
     _remark(format_exclusions(runs))
@@ -51,7 +53,13 @@ def claims(folder: str, names: Sequence[str], extension: Extension, *, file: str
 
 
 def compare(
-    folders: Sequence[str], extension: Extension, *, by: str | None, across: str, fail_if_slower: str | None
+    folders: Sequence[str],
+    extension: Extension,
+    *,
+    by: str | None,
+    across: str,
+    fail_if_slower: str | None,
+    as_json: bool,
 ) -> int:
     """Print the comparison of the second side with the first; the exit code is 0, or the gate's with a margin."""
     from analysis.comparison import gate
@@ -59,13 +67,15 @@ def compare(
     margin = None if fail_if_slower is None else gate.percentage(fail_if_slower)
     roots = [str(existing(folder)) for folder in folders]
     comparison = _comparison(roots, extension, by=by, across=tuple(filter(None, across.split(","))))
-    console().print(gate.table(comparison), crop=False)
-    _remark(gate.notes(comparison))
-    if margin is None:
-        return 0
-    passed = gate.gate(comparison, margin=margin)
-    print(passed.message)
-    return passed.code
+    passed = None if margin is None else gate.gate(comparison, margin=margin)
+    if as_json:
+        print_comparison(comparison, gate.notes(comparison), passed)
+    else:
+        console().print(gate.table(comparison), crop=False)
+        _remark(gate.notes(comparison))
+        if passed:
+            print(passed.message)
+    return passed.code if passed else 0
 
 
 def _remark(lines: Iterable[str]) -> None:
@@ -92,14 +102,15 @@ def _comparison(folders: Sequence[str], extension: Extension, *, by: str | None,
 
 def _choice(by: str, runs: Runs) -> tuple[str, str, str]:
     """The key and its two values, e.g. of `strategy=ddp,fsdp`. Values may have commas, too."""
+    from analysis.comparison.by_key import run_ids_by
+
     key, _, values = by.partition("=")
     splits = [(values[:at], values[at + 1 :]) for at, letter in enumerate(values) if letter == ","]
     if len(splits) > 1:
-        from analysis.comparison.two_sides import run_ids_by
-
         known = run_ids_by(runs, key)
         splits = [split for split in splits if known.keys() >= set(split)]
     one, other = splits[0] if len(splits) == 1 else ("", "")
     if not (key and one and other) or one == other:
-        raise ConfigError(f"--by {by}: expected a key and two values of it, e.g. --by strategy=ddp,fsdp")
+        found = f"; values of {key} here: {', '.join(sorted(run_ids_by(runs, key)))}" if key else ""
+        raise ConfigError(f"--by {by}: expected a key and two values of it, e.g. --by strategy=ddp,fsdp{found}")
     return key, one, other

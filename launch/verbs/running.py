@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -9,9 +10,12 @@ from typing import TYPE_CHECKING
 from launch.launcher import SubmitOptions, launcher_of
 from launch.preparation import prepare_all
 from launch.sweep import expand, one_run
+from launch.verbs.automatic import planned_run, planned_runs
 from launch.verbs.console import console, say
-from parallelbench.errors import ConfigError, choices
+from launch.verbs.own_sources import notes_on_sources
+from parallelbench.errors import ConfigError, choices, count_of
 from parallelbench.store.attempt import OUTCOMES, PUBLISHED
+from parallelbench.store.folder import FORGOTTEN
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,15 +27,19 @@ if TYPE_CHECKING:
 
 def run(overrides: Sequence[str], extension: Extension) -> int:
     """Train one run on this machine, also if it failed before. The last line printed is the run folder."""
-    planned = one_run(overrides, extension)
+    planned = planned_run(overrides, extension)
+    _tell_of_sources([planned], extension)
     launcher = launcher_of(planned.run)
     if not launcher.trains_here:
         raise ConfigError(f"launcher={launcher.name} queues jobs, but `run` trains here: use `parallelbench submit`")
     prepared = _prepared(_tuned([planned]))
     folder = prepared[0].folder
     if (state := folder.state()).state == "done":
-        console().print(f"this run is done already ({state.label}); repeat=1 measures it again")
-    code = launcher.submit(prepared, SubmitOptions(retry=frozenset(OUTCOMES)), console())
+        again = f"repeat=1 measures it again, `parallelbench forget {shlex.quote(str(folder.path))}` in its place"
+        console().print(f"this run is done already ({state.label}); {again}")
+    code = launcher.submit(prepared, SubmitOptions(retry=frozenset(OUTCOMES) - {*PUBLISHED}), console())
+    verb = "report" if code == 0 else "logs"
+    say(f"next: parallelbench {verb} {shlex.quote(str(folder.path))}")
     print(folder.path)
     return code
 
@@ -39,8 +47,27 @@ def run(overrides: Sequence[str], extension: Extension) -> int:
 def submit(overrides: Sequence[str], extension: Extension, *, retry: str | None, max_gpu_hours: float | None) -> int:
     """Train the missing runs of a sweep with its launcher."""
     options = SubmitOptions(_outcomes(retry), max_gpu_hours)
-    prepared = _prepared(_tuned(expand(overrides, extension)))
-    return launcher_of(prepared[0].planned.run).submit(prepared, options, console())
+    plan = _tuned(planned_runs(overrides, extension))
+    _tell_of_sources(plan, extension)
+    prepared = _prepared(plan)
+    folders = [item.folder for item in prepared] if options.retry & {*PUBLISHED} else []
+    measured = {folder: manifest for folder in folders if (manifest := folder.manifest())}
+    code = launcher_of(prepared[0].planned.run).submit(prepared, options, console())
+    if moved := [folder for folder, manifest in measured.items() if folder.manifest() != manifest]:
+        say(f"{count_of(len(moved), 'earlier result')} moved to {moved[0].path.parent / FORGOTTEN}")
+    say(_next_command(prepared[0], code))
+    return code
+
+
+def _tell_of_sources(plan: Sequence[PlannedRun], extension: Extension) -> None:
+    for line in notes_on_sources(plan, extension):
+        say(line)
+
+
+def _next_command(first: Prepared, code: int) -> str:
+    """What to do once a sweep was submitted: look at it while it waits, or where a run failed; else report."""
+    verb = "report" if code == 0 and launcher_of(first.planned.run).trains_here else "status"
+    return f"next: parallelbench {verb} {shlex.quote(str(first.folder.path.parent))}"
 
 
 def tune(overrides: Sequence[str], extension: Extension) -> int:
@@ -51,7 +78,8 @@ def tune(overrides: Sequence[str], extension: Extension) -> int:
     plan = [replace(planned, tune=True) for planned in expand(overrides, extension)]
     _prepared(plan)
     tuned(plan, try_out_here, say, again=True)
-    say(f"`parallelbench submit` with the same overrides and tune=true uses these settings for {len(plan)} run(s)")
+    runs = count_of(len(plan), "run")
+    say(f"`parallelbench submit` with the same overrides and tune=true uses these settings for {runs}")
     return 0
 
 
@@ -86,7 +114,7 @@ def _prepared(plan: Sequence[PlannedRun]) -> list[Prepared]:
 def _outcomes(text: str | None) -> frozenset[str]:
     """The outcomes that `--retry` names."""
     names = text.split(",") if text else []
-    valid = [name for name in OUTCOMES if name not in PUBLISHED]
+    valid = [name for name in OUTCOMES if name != "ok"]
     for name in names:
         if name not in valid:
             raise ConfigError(f"--retry {text}: {name} is no outcome to try again; {choices(name, valid)}")

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from parallelbench.data.dataset import Arrays
 from parallelbench.data.prepared import PreparedData, RawFile
+from parallelbench.spec.dataset import Arrays
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,8 +22,8 @@ class Cifar(PreparedData, frozen=True, kw_only=True):
     """What CIFAR-10 and CIFAR-100 share."""
 
     flip: ClassVar[bool] = True
-    stored_train_samples: ClassVar[int] = 50_000
-    stored_test_samples: ClassVar[int] = 10_000
+    published_train_samples: ClassVar[int] = 50_000
+    published_test_samples: ClassVar[int] = 10_000
     train_members: ClassVar[tuple[str, ...]]
     """The archive's files of training images, in order."""
     test_members: ClassVar[tuple[str, ...]]
@@ -40,10 +40,16 @@ class Cifar(PreparedData, frozen=True, kw_only=True):
         """Read the archive."""
         from parallelbench.data.formats import read_cifar
 
-        archive = raw_dir / self.raw_files[0].path
+        (archive,) = self.raw_paths(raw_dir)
         train = read_cifar(archive, members=self.train_members, label_bytes=self.label_bytes)
         test = read_cifar(archive, members=self.test_members, label_bytes=self.label_bytes)
         return Arrays(train_images=train[0], train_labels=train[1], test_images=test[0], test_labels=test[1])
+
+    def parse_alone(self, path: Path, index: int) -> None:
+        """Read the one archive that there is."""
+        from parallelbench.data.formats import read_cifar
+
+        read_cifar(path, members=[*self.train_members, *self.test_members], label_bytes=self.label_bytes)
 
 
 class Cifar10(Cifar, frozen=True, kw_only=True):

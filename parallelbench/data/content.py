@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from parallelbench.store.durable import write_file
 from parallelbench.store.folder import file_sha256
+from parallelbench.store.reading import read_record
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from parallelbench.data.dataset import Arrays, Data
+    from parallelbench.spec.dataset import Arrays, Data
 
 CACHE = "content-sha256.json"
 """File in the data folder: which memory-mapped files were read already, and their sha256."""
@@ -30,7 +31,7 @@ def content_sha256(data: Data, data_dir: Path, arrays: Arrays) -> str:
     """
     path = data_dir.expanduser() / CACHE
     if fingerprint := data.fingerprint(data_dir):
-        said = data.files(data_dir)
+        said = data.stored_files(data_dir)
         found = [_once(path, _file(file), functools.partial(file_sha256, file)) for file in said]
         return fingerprint if found == [*said.values()] else hashlib.sha256(" ".join(found).encode()).hexdigest()
     return _once(path, _files(arrays), lambda: digest(arrays))
@@ -80,7 +81,7 @@ def _file(path: Path) -> str:
 
 def _known(path: Path) -> dict[str, str]:
     try:
-        known: Any = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+        known: Any = json.loads(read_record(path))
+    except (OSError, ValueError, RecursionError):
         return {}
     return {str(key): str(value) for key, value in known.items()} if isinstance(known, dict) else {}

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from parallelbench.data.dataset import Arrays
 from parallelbench.data.prepared import PreparedData, RawFile
+from parallelbench.spec.dataset import Arrays
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 MIRRORS = ("https://ossci-datasets.s3.amazonaws.com/mnist/", "http://yann.lecun.com/exdb/mnist/")
 """As in torchvision.datasets.MNIST."""
+DIMENSIONS = (3, 1, 3, 1)
+"""Of the four files: images, labels, and again."""
 
 
 def _raw(name: str, md5: str) -> RawFile:
@@ -29,8 +31,8 @@ class Mnist(PreparedData, frozen=True, kw_only=True):
     std: ClassVar[tuple[float, ...]] = (0.3081,)
     flip: ClassVar[bool] = False
     folder: ClassVar[str] = "mnist"
-    stored_train_samples: ClassVar[int] = 60_000
-    stored_test_samples: ClassVar[int] = 10_000
+    published_train_samples: ClassVar[int] = 60_000
+    published_test_samples: ClassVar[int] = 10_000
     raw_files: ClassVar[tuple[RawFile, ...]] = (
         _raw("train-images-idx3-ubyte.gz", "f68b3c2dcbeaaa9fbdd348bbdeb94873"),
         _raw("train-labels-idx1-ubyte.gz", "d53e105ee54ea40749a09fcbcd1e9432"),
@@ -63,7 +65,8 @@ class Mnist(PreparedData, frozen=True, kw_only=True):
         from parallelbench.data.formats import read_idx
 
         train_images, train_labels, test_images, test_labels = (
-            read_idx(raw_dir / file.path) for file in self.raw_files
+            read_idx(path, dimensions=dimensions)
+            for path, dimensions in zip(self.raw_paths(raw_dir), DIMENSIONS, strict=True)
         )
         return Arrays(
             train_images=train_images[:, np.newaxis],
@@ -71,3 +74,9 @@ class Mnist(PreparedData, frozen=True, kw_only=True):
             test_images=test_images[:, np.newaxis],
             test_labels=test_labels.astype(np.int64),
         )
+
+    def parse_alone(self, path: Path, index: int) -> None:
+        """Read an IDX file of images or labels."""
+        from parallelbench.data.formats import read_idx
+
+        read_idx(path, dimensions=DIMENSIONS[index])

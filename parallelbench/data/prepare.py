@@ -8,8 +8,8 @@ processes at once the second finds the data there.
 from __future__ import annotations
 
 import errno
-import hashlib
 import secrets
+import shlex
 import shutil
 import socket
 import time
@@ -17,25 +17,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-
-from parallelbench.data.prepared import (
-    MANIFEST,
-    PREPARED_VERSION,
-    ArrayEntry,
-    DatasetManifest,
-    PreparedData,
-    RawFile,
-    read_manifest,
-)
-from parallelbench.errors import ConfigError, StorageError
+from parallelbench.data.conversion import file_digest, parsed, with_sizes, write
+from parallelbench.data.own_files import is_name
+from parallelbench.data.prepared import MANIFEST, PreparedData, RawFile, fingerprint_of, read_manifest
+from parallelbench.errors import ConfigError, FormatError, StorageError
 from parallelbench.spec.launchers import prepare_line
 from parallelbench.store.durable import sync
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from parallelbench.data.dataset import Arrays, Data
+    from parallelbench.spec.dataset import Data
 
 STALE_AGE_S = 24 * 3600
 """Older temporary folders are removed; younger ones may belong to a living process on another machine."""
@@ -54,22 +46,54 @@ def prepare(data: Data, data_dir: Path, *, progress: Callable[[str], None] = pri
         progress(f"{data.name}: needs no preparation")
         return
     root = Path(data_dir).expanduser()
+    if data.files is not None and not is_name(data.files):
+        _prepare_own(data, Path(data.files).expanduser(), root, progress=progress)
+        return
     if is_complete(data, root):
         progress(f"{data.name}: ready in {data.prepared_dir(root)}")
         return
+    if data.own:
+        raise ConfigError(
+            f"data.files={data.files} is not prepared in {root}: name the folder that holds these files, with "
+            f"`{prepare_line(data.name, root, 'data.files=FOLDER')}`"
+        )
     with storage_errors(root):
         (root / "raw").mkdir(parents=True, exist_ok=True)
         for folder in (root, root / "raw"):
             remove_stale(folder)
         _obtain_raw(data, root / "raw", progress=progress)
         progress(f"{data.name}: reading the raw files")
-        arrays = data.parse(root / "raw")
-        _check(data, arrays, prepare_line(data.name, root))
+        arrays = parsed(data, root / "raw", f"delete the file and run `{prepare_line(data.name, root)}` again")
         with temporary_folder(root, data.folder) as temporary:
-            _write(data, arrays, temporary, progress=progress)
+            write(data, arrays, temporary, md5={raw.path: raw.md5 for raw in data.raw_files}, progress=progress)
             progress(f"{data.name}: publishing {data.prepared_dir(root)}")
             _publish(data, temporary, root=root)
     progress(f"{data.name}: ready in {data.prepared_dir(root)}")
+
+
+def _prepare_own(data: PreparedData, source: Path, root: Path, *, progress: Callable[[str], None]) -> None:
+    """Convert a user's own files, into a folder that is named after their content; says how runs name them."""
+    paths = data.raw_paths(source)
+    if missing := [path.name for path in paths if not path.is_file()]:
+        raise ConfigError(
+            f"data.files={source} has no {', '.join(missing)}: name the folder that holds "
+            f"{', '.join(path.name for path in paths)}"
+        )
+    md5 = {raw.path: file_digest(path, "md5") for raw, path in zip(data.raw_files, paths, strict=True)}
+    if md5 == {raw.path: raw.md5 for raw in data.raw_files}:
+        raise ConfigError(f"data.files={source} holds exactly what is published: leave data.files out")
+    progress(f"{data.name}: reading {source}")
+    arrays = parsed(data, source, "replace the file by a whole one, or name another folder with data.files")
+    with storage_errors(root):
+        root.mkdir(parents=True, exist_ok=True)
+        remove_stale(root)
+        with temporary_folder(root, data.folder) as temporary:
+            sized = with_sizes(data, arrays)
+            content = fingerprint_of(write(sized, arrays, temporary, md5=md5, progress=progress))
+            named = with_sizes(data, arrays, content)
+            _publish(named, temporary, root=root)
+    progress(f"{data.name}: ready in {named.prepared_dir(root)}, as files of your own")
+    progress(f"{data.name}: train on them with data={data.name} data.files={named.files}")
 
 
 def is_complete(data: PreparedData, data_dir: Path) -> bool:
@@ -78,7 +102,7 @@ def is_complete(data: PreparedData, data_dir: Path) -> bool:
         data.load(data_dir)
         folder = data.prepared_dir(data_dir)
         manifest = read_manifest(folder / MANIFEST, fix=prepare_line(data.name, data_dir))
-        return all(_digest(folder / f"{name}.npy") == entry.sha256 for name, entry in manifest.arrays.items())
+        return all(file_digest(folder / f"{name}.npy") == entry.sha256 for name, entry in manifest.arrays.items())
     except (ConfigError, OSError):
         return False
 
@@ -89,12 +113,23 @@ def _obtain_raw(data: PreparedData, raw_dir: Path, *, progress: Callable[[str], 
         if not path.is_file():
             progress(f"{data.name}: downloading {path.name}")
             _download(data, raw, raw_dir=raw_dir)
-        md5 = _digest(path, "md5")
-        if md5 != raw.md5:
-            raise ConfigError(
-                f"{path} is damaged: its MD5 is {md5}, published is {raw.md5}. "
-                f"Delete the file and run `{prepare_line(data.name, raw_dir.parent)}` again"
-            )
+        if (md5 := file_digest(path, "md5")) != raw.md5:
+            raise ConfigError(_not_published(data, raw, raw_dir=raw_dir, md5=md5))
+
+
+def _not_published(data: PreparedData, raw: RawFile, *, raw_dir: Path, md5: str) -> str:
+    """The message for a raw file with another checksum: what is wrong with it, or that it is whole."""
+    path, again = raw_dir / raw.path, prepare_line(data.name, raw_dir.parent)
+    differs = f"its MD5 is {md5}, published is {raw.md5}"
+    try:
+        data.parse_alone(path, data.raw_files.index(raw))
+    except FormatError as error:
+        return f"{error} ({differs}). Delete the file and run `{again}` again"
+    own = prepare_line(data.name, raw_dir.parent, shlex.quote(f"data.files={path.parent}"))
+    return (
+        f"{path} is a whole file of this format, but not the published one ({differs}). Delete it and run `{again}` "
+        f"again; to train on it as a data set of your own, run `{own}`"
+    )
 
 
 def _download(data: PreparedData, raw: RawFile, *, raw_dir: Path) -> None:
@@ -131,44 +166,6 @@ def _by_hand(data: PreparedData, *, raw_dir: Path, errors: list[str]) -> str:
     )
 
 
-def _check(data: PreparedData, arrays: Arrays, again: str) -> None:
-    """Refuse raw files that are intact but of another data set: wrong sizes or labels."""
-    for name, (shape, dtype) in data.layout().items():
-        array = getattr(arrays, name)
-        if array.shape != shape or array.dtype != dtype:
-            raise ConfigError(
-                f"the raw files of data={data.name} hold {name} {array.dtype} {array.shape}, "
-                f"expected {dtype} {shape}: delete them and run `{again}` again"
-            )
-        if name.endswith("labels") and array.size and not 0 <= array.min() <= array.max() < data.num_classes:
-            raise ConfigError(
-                f"the raw files of data={data.name} hold {name} from {array.min()} to {array.max()}, "
-                f"expected 0 … {data.num_classes - 1}: delete them and run `{again}` again"
-            )
-
-
-def _write(data: PreparedData, arrays: Arrays, folder: Path, *, progress: Callable[[str], None]) -> None:
-    """Write arrays and manifest and flush them; checksums are taken from what is read back."""
-    import numpy as np
-
-    entries = {}
-    for name, (shape, dtype) in data.layout().items():
-        progress(f"{data.name}: writing {name}.npy")
-        path = folder / f"{name}.npy"
-        np.save(path, getattr(arrays, name), allow_pickle=False)
-        sync(path)
-        entries[name] = ArrayEntry(shape=shape, dtype=dtype, size_bytes=path.stat().st_size, sha256=_digest(path))
-    manifest = DatasetManifest(
-        version=PREPARED_VERSION,
-        dataset=data.folder,
-        raw_md5={raw.path: raw.md5 for raw in data.raw_files},
-        arrays=entries,
-    )
-    (folder / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n")
-    sync(folder / MANIFEST)
-    sync(folder)
-
-
 def _publish(data: PreparedData, temporary: Path, *, root: Path) -> None:
     """Rename the folder to its final name, unless another process was faster; replace a damaged folder."""
     final = data.prepared_dir(root)
@@ -187,11 +184,6 @@ def _publish(data: PreparedData, temporary: Path, *, root: Path) -> None:
                 if not is_complete(data, root):  # otherwise another process has replaced it first
                     raise
     sync(root)
-
-
-def _digest(path: Path, algorithm: str = "sha256") -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.new(algorithm, usedforsecurity=False)).hexdigest()
 
 
 @contextmanager

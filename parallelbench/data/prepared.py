@@ -9,11 +9,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import msgspec
 
-from parallelbench.data.dataset import Arrays, Data
+from parallelbench.data.own_files import OwnFiles
 from parallelbench.errors import ConfigError
+from parallelbench.spec.dataset import Arrays, Data
 from parallelbench.spec.launchers import prepare_line
+from parallelbench.store.reading import read_record
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from numpy.typing import NDArray
 
 MANIFEST = "dataset.json"
@@ -60,10 +64,24 @@ class PreparedData(Data, frozen=True, kw_only=True):
     """Folder below `data_dir`; shared by all options of a data set."""
     raw_files: ClassVar[tuple[RawFile, ...]]
     """The published files."""
-    stored_train_samples: ClassVar[int]
-    """Training images on disk."""
-    stored_test_samples: ClassVar[int]
-    """Test images on disk."""
+    published_train_samples: ClassVar[int]
+    """Training images in the published files."""
+    published_test_samples: ClassVar[int]
+    """Test images in them."""
+
+    files: str | None = None
+    """Files of your own in the published format: for `prepare` the folder that holds them, for a run the name that
+    `prepare` prints, which has their content and sizes; null: the published files."""
+
+    @property
+    def own(self) -> OwnFiles | None:
+        """What `files` names; None: the published files. Raises `ConfigError` for a folder."""
+        return None if self.files is None else OwnFiles.named(self.files, self.name)
+
+    @property
+    def stored_train_samples(self) -> int:
+        """Training images on disk."""
+        return self.own.train_samples if self.own else self.published_train_samples
 
     @property
     def train_samples(self) -> int:
@@ -73,15 +91,24 @@ class PreparedData(Data, frozen=True, kw_only=True):
     @property
     def test_samples(self) -> int:
         """Test samples; each is evaluated exactly once."""
-        return self.stored_test_samples
+        return self.own.test_samples if self.own else self.published_test_samples
 
     @abstractmethod
     def parse(self, raw_dir: Path) -> Arrays:
         """Read the raw files, whose checksums are right; raises `ConfigError` where they are damaged."""
 
+    @abstractmethod
+    def parse_alone(self, path: Path, index: int) -> None:
+        """Read the raw file number `index`, at `path`; raises `FormatError` where it is none of its kind."""
+
+    def raw_paths(self, raw_dir: Path) -> list[Path]:
+        """The raw files in a folder, in torchvision's layout or, of one's own, side by side."""
+        placed = [raw_dir / raw.path for raw in self.raw_files]
+        return [path if path.is_file() else raw_dir / path.name for path in placed] if self.files else placed
+
     def layout(self) -> dict[str, tuple[tuple[int, ...], str]]:
         """Shape and dtype of every array, by name."""
-        train, test = self.stored_train_samples, self.stored_test_samples
+        train, test = self.stored_train_samples, self.test_samples
         return {
             "train_images": ((train, *self.shape), "uint8"),
             "train_labels": ((train,), "int64"),
@@ -91,7 +118,15 @@ class PreparedData(Data, frozen=True, kw_only=True):
 
     def prepared_dir(self, data_dir: Path) -> Path:
         """The folder of the arrays; `~` is expanded."""
-        return Path(data_dir).expanduser() / self.folder
+        return Path(data_dir).expanduser() / (f"{self.folder}-{self.own.name}" if self.own else self.folder)
+
+    @property
+    def prepare_options(self) -> tuple[str, ...]:
+        """Files of one's own are prepared from the folder that holds them, which no run knows."""
+        return ("data.files=FOLDER",) if self.files else ()
+
+    def _again(self, data_dir: Path) -> str:
+        return prepare_line(self.name, data_dir, *self.prepare_options)
 
     def missing_files(self, data_dir: Path) -> list[Path]:
         """Prepared files that are missing; empty: ready to load."""
@@ -101,13 +136,17 @@ class PreparedData(Data, frozen=True, kw_only=True):
 
     def fingerprint(self, data_dir: Path) -> str:
         """sha256 of the arrays' own, which the manifest has; `ConfigError` where the data set is not prepared."""
-        return hashlib.sha256(" ".join(self.files(data_dir).values()).encode()).hexdigest()
+        found = fingerprint_of(self.stored_files(data_dir).values())
+        if self.own and not found.startswith(self.own.content):
+            folder = self.prepared_dir(data_dir)
+            raise ConfigError(f"{folder} holds {found[:12]}, another content than its name says: delete the folder")
+        return found
 
-    def files(self, data_dir: Path) -> dict[Path, str]:
+    def stored_files(self, data_dir: Path) -> dict[Path, str]:
         """By the manifest; likewise."""
         self._require_files(data_dir)
         folder = self.prepared_dir(data_dir)
-        manifest = read_manifest(folder / MANIFEST, fix=prepare_line(self.name, data_dir))
+        manifest = read_manifest(folder / MANIFEST, fix=self._again(data_dir))
         return {folder / f"{name}.npy": manifest.arrays[name].sha256 for name in self.layout()}
 
     def load(self, data_dir: Path) -> Arrays:
@@ -117,7 +156,7 @@ class PreparedData(Data, frozen=True, kw_only=True):
         """
         self._require_files(data_dir)
         folder = self.prepared_dir(data_dir)
-        manifest = read_manifest(folder / MANIFEST, fix=prepare_line(self.name, data_dir))
+        manifest = read_manifest(folder / MANIFEST, fix=self._again(data_dir))
         return Arrays(
             train_images=self._open(folder, name="train_images", manifest=manifest),
             train_labels=self._open(folder, name="train_labels", manifest=manifest),
@@ -130,7 +169,7 @@ class PreparedData(Data, frozen=True, kw_only=True):
             names = ", ".join(path.name for path in missing)
             raise ConfigError(
                 f"{self.name} is not prepared: {names} not found in {self.prepared_dir(data_dir)}. "
-                f"Run `{prepare_line(self.name, data_dir)}` where there is a network, or choose another site.data_dir"
+                f"Run `{self._again(data_dir)}` where there is a network, or choose another site.data_dir"
             )
 
     def _open(self, folder: Path, *, name: str, manifest: DatasetManifest) -> NDArray[Any]:
@@ -152,16 +191,19 @@ class PreparedData(Data, frozen=True, kw_only=True):
         return array
 
     def _damaged(self, path: Path, problem: str) -> ConfigError:
-        return ConfigError(
-            f"{path} {problem}. Run `{prepare_line(self.name, path.parents[1])}` again: it replaces damaged files"
-        )
+        return ConfigError(f"{path} {problem}. Run `{self._again(path.parents[1])}` again: it replaces damaged files")
+
+
+def fingerprint_of(arrays_sha256: Iterable[str]) -> str:
+    """sha256 of what the arrays hold, from that of each, in the order of `PreparedData.layout`."""
+    return hashlib.sha256(" ".join(arrays_sha256).encode()).hexdigest()
 
 
 def read_manifest(path: Path, *, fix: str) -> DatasetManifest:
     """Read a manifest; where it is damaged or of another version, `ConfigError` with the line `fix`."""
     try:
-        manifest = msgspec.json.decode(path.read_bytes(), type=DatasetManifest)
-    except msgspec.DecodeError as error:  # ValidationError is one
+        manifest = msgspec.json.decode(read_record(path), type=DatasetManifest)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:  # ValidationError is one
         raise ConfigError(f"{path} can't be read ({error}). Run `{fix}` again: it replaces damaged files") from None
     if manifest.version != PREPARED_VERSION:
         raise ConfigError(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 import msgspec
 from msgspec import Meta
 
-from parallelbench.data.dataset import Arrays, Data
+from parallelbench.spec.dataset import Arrays, Data
 from parallelbench.spec.identity import canonical_json
 
 if TYPE_CHECKING:

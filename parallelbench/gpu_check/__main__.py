@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
     from parallelbench.gpu_check.check_result import Check
     from parallelbench.gpu_check.on_node import Nodes
-    from parallelbench.rank.world import World
+    from parallelbench.world.world import World
 
 NEEDED = {"torch": "torch>=2.11", "numpy": "numpy", "msgspec": "msgspec", "yaml": "PyYAML", "pynvml": "nvidia-ml-py"}
 """Module → what installs it."""
 LEAST_TORCH = (2, 11)
-REHEARSED = 2
-"""Processes that take the place of GPUs."""
+REHEARSED, REHEARSED_STRATEGIES = 2, 4
+"""Processes that take the place of a node's GPUs; strategies that need more than the first number get the second."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -128,7 +128,7 @@ def _is_installed(module: str) -> bool:
 
 def without_a_gpu() -> int:
     """Say why torch shows no GPU."""
-    from parallelbench.rank.gpus import visible_gpus
+    from parallelbench.world.gpus import visible_gpus
 
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if gpus := visible_gpus():
@@ -152,7 +152,7 @@ def checks(device_type: str, devices: int, nodes: Nodes | None = None) -> Iterat
     import torch
 
     from parallelbench.gpu_check import strategies
-    from parallelbench.rank.world import World
+    from parallelbench.world.world import World
 
     if device_type == "cuda":
         world = World(device_type="cuda", devices=(torch.device("cuda", 0),))
@@ -163,8 +163,9 @@ def checks(device_type: str, devices: int, nodes: Nodes | None = None) -> Iterat
     yield from _of_a_device(world)
     yield from _of_training(world)
     yield from _of_whole_runs(device_type, devices)
+    most = devices if device_type == "cuda" or nodes is not None else REHEARSED_STRATEGIES
     for name in strategies.names():
-        yield f"strategy {name}", on(strategies.strategy, name, device_type, devices, nodes)
+        yield f"strategy {name}", on(strategies.strategy, name, device_type, most, nodes)
     if device_type == "cuda":
         for how in strategies.WAYS:
             yield how, on(strategies.exchanged, how, devices, nodes)
@@ -201,7 +202,9 @@ def _of_training(world: World) -> Iterator[tuple[str, Check]]:
     yield "channels_last", on(training.channels_last, world)
     for name in ("tf32", "bf16", "fp16") if world.device_type == "cuda" else ("bf16",):
         yield f"precision {name}", on(training.precision, world, name)
-    yield "compile", on(training.compiled, world)
+    yield "compile", on(training.compiled, world, "model")
+    for name in ("sgd", "adam", "adagrad") if world.device_type == "cuda" else ("adam",):
+        yield f"compile_scope=step, {name}", on(training.compiled, world, "step", name)
     yield "one rank, sharded", on(one_rank.sharded, world)
     if world.device_type != "cuda":
         return

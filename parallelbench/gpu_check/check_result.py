@@ -35,7 +35,7 @@ class CheckResult(msgspec.Struct, frozen=True):
 
     def line(self) -> str:
         """As it is printed."""
-        return f"{self.state:8}{self.name:34}{self.text} [{self.took_s:.1f} s]"
+        return f"{self.state:8}{self.name:40}{self.text} [{self.took_s:.1f} s]"
 
 
 def carry_out(name: str, check: Check) -> CheckResult:

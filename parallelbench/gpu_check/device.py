@@ -8,17 +8,17 @@ import torch
 from torch.nn import functional as F
 
 from parallelbench.gpu_check.check_result import FailedError, SkippedError, at_most, between
-from parallelbench.loaders.batch import Batch
 from parallelbench.probes.clock import StepClock, TimedWindow
 from parallelbench.probes.memory_probe import MemoryProbe, host_peak_bytes, release, reset_host_peak
-from parallelbench.rank.numerics import set_precision
+from parallelbench.spec.batch import Batch
+from parallelbench.world.numerics import set_precision
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import Tensor
 
-    from parallelbench.rank.world import World
+    from parallelbench.world.world import World
 
 BLOCK_BYTES = 256 * 2**20
 """A multiple of what torch's allocator and the driver hand out memory in."""

@@ -14,11 +14,11 @@ from parallelbench.gpu_check.check_result import at_most
 from parallelbench.gpu_check.small_runs import loader_of, replica_of
 from parallelbench.gpu_check.training import small_run
 from parallelbench.rank.session import build_model
-from parallelbench.rank.world import backends, group_kinds
 from parallelbench.strategies.parts.fsdp_shards import shard_layers
+from parallelbench.world.world import backends, group_kinds
 
 if TYPE_CHECKING:
-    from parallelbench.rank.world import World
+    from parallelbench.world.world import World
 
 OPTIMIZERS = ("sgd", "adam", "adamw", "adagrad")
 _STEPS = 3

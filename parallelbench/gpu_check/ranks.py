@@ -16,12 +16,14 @@ from parallelbench.errors import one_line
 from parallelbench.gpu_check.small_runs import loader_of
 from parallelbench.gpu_check.training import EPOCHS, train_watched
 from parallelbench.optimizers import Lbfgs
+from parallelbench.rank.checked_run import as_checked
 from parallelbench.rank.closing import ClosingCheck
-from parallelbench.rank.parity import DIFFERENCES, as_checked, check_parity
+from parallelbench.rank.parity import check_parity
 from parallelbench.rank.session import build_model
+from parallelbench.rank.step_differences import DIFFERENCES
 from parallelbench.rank.torch_settings import configure_torch
-from parallelbench.rank.world import World, join
 from parallelbench.spec.mapping import from_mapping
+from parallelbench.world.world import World, join
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -82,8 +84,8 @@ def _checked(run: RunConfig, world: World, result: Result) -> Iterator[None]:
         trainer, checks = train_watched(replica, loader, run=run, world=world, set_mode=set_mode)
         run = msgspec.structs.replace(run, epochs=EPOCHS)
         after = ClosingCheck(replica, loader, run=run, world=world, loader_of=lambda of, sh: loader_of(of, world, sh))
-        (loss, accuracy), sent_bytes = trainer.evaluated, trainer.step_bytes
-        findings = after.findings(build_model(run), loss=loss, accuracy=accuracy, sent_bytes=sent_bytes)
+        loss, accuracy = trainer.evaluated
+        findings = after.findings(build_model(run), loss=loss, accuracy=accuracy, sent=trainer.sent)
     replica.close()
     rows = [*checks.rows, *(finding.row(EPOCHS) for finding in findings)]
     result.unlike = [

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from parallelbench.loaders.batch import Shard
 from parallelbench.rank.session import build_loader, build_model
+from parallelbench.spec.batch import Shard
 from parallelbench.spec.mapping import from_mapping
 
 if TYPE_CHECKING:
     from parallelbench.loaders.batch_loader import BatchLoader
-    from parallelbench.rank.world import World
     from parallelbench.spec.config import RunConfig
-    from parallelbench.strategies.replica import Replica
+    from parallelbench.spec.replica import Replica
+    from parallelbench.world.world import World
 
 STEPS = 10
 BATCH_SIZE = 96

@@ -17,10 +17,9 @@ import msgspec
 from parallelbench.gpu_check.check_result import FailedError
 from parallelbench.gpu_check.on_node import Nodes, torchrun
 from parallelbench.gpu_check.ranks import Result, has_parity, waits_by_design
-from parallelbench.gpu_check.small_runs import names_of
+from parallelbench.gpu_check.small_runs import names_of, run_of
 from parallelbench.gpu_check.variants import PLAIN
 from parallelbench.gpu_check.variants import runs as runs_of
-from parallelbench.spec.identity import canonical_json
 from parallelbench.spec.mapping import to_mapping
 from parallelbench.spec.settings import Nccl
 
@@ -40,8 +39,9 @@ _START_S, _RUN_S = 120.0, 60.0
 
 
 def names() -> list[str]:
-    """All strategies for several devices."""
-    return [name for name in names_of("strategy") if name != "single"]
+    """All of torch's strategies for several devices."""
+    several = (name for name in names_of("strategy") if name != "single")
+    return [name for name in several if run_of(strategy=name).strategy.framework == "torch"]
 
 
 def strategy(name: str, device_type: str, devices: int, nodes: Nodes | None = None) -> str:
@@ -107,7 +107,8 @@ def _carried_out(
     """Rank 0's results, and the error of the first rank that failed."""
     with tempfile.TemporaryDirectory(dir=None if nodes is None else nodes.folder) as folder:
         runs_file, result_file = Path(folder) / "runs.json", Path(folder) / "results.json"
-        runs_file.write_text(canonical_json({label: to_mapping(run) for label, run in runs.items()}))
+        # In their order: the plain run first, so that what fails later is not taken for its fault.
+        runs_file.write_bytes(msgspec.json.encode({label: to_mapping(run) for label, run in runs.items()}))
         program = ["parallelbench.gpu_check.ranks", str(runs_file), device_type, str(result_file)]
         first = next(iter(runs.values()))
         processes = first.strategy.processes(first, device_type) // first.nodes

@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from parallelbench.gpu_check.check_result import FailedError, SkippedError, between
-from parallelbench.rank.gpus import visible_gpus
+from parallelbench.store.epoch_columns import Samples, columns
 from parallelbench.store.journal import Journal, read_entries
-from parallelbench.telemetry.epoch_columns import Samples, columns
 from parallelbench.telemetry.nvml import WAYS, Gpus
 from parallelbench.telemetry.process import sampling
 from parallelbench.telemetry.sampler import SamplerSettings
+from parallelbench.world.gpus import visible_gpus
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from parallelbench.rank.gpus import Gpu
-    from parallelbench.rank.world import World
+    from parallelbench.world.gpus import Gpu
+    from parallelbench.world.world import World
 
 Row = dict[str, Any]
 

@@ -13,22 +13,22 @@ import torch
 
 from parallelbench.gpu_check.check_result import FailedError, SkippedError, at_most
 from parallelbench.gpu_check.small_runs import STEPS, loader_of, replica_of, run_of
-from parallelbench.loaders.batch import Shard
-from parallelbench.rank.numerics import set_precision
-from parallelbench.rank.parity import as_checked
+from parallelbench.rank.checked_run import as_checked
 from parallelbench.rank.session import build_loader
 from parallelbench.rank.train import Trainer
-from parallelbench.rank.world import World
+from parallelbench.spec.batch import Shard
+from parallelbench.world.numerics import set_precision
+from parallelbench.world.world import World
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from torch import Tensor
 
-    from parallelbench.loaders.batch import Batch
     from parallelbench.loaders.batch_loader import BatchLoader
+    from parallelbench.spec.batch import Batch
     from parallelbench.spec.config import RunConfig
-    from parallelbench.strategies.replica import Replica
+    from parallelbench.spec.replica import Replica
 
     Mode = Callable[[str], None]
 
@@ -84,15 +84,15 @@ def channels_last(world: World) -> str:
     return at_most("largest relative difference", training_difference(last, world, run, world), _TOLERANCE)
 
 
-def compiled(world: World) -> str:
+def compiled(world: World, scope: str, optimizer: str = "adam") -> str:
     """torch.compile gives the same training up to fp32's rounding."""
     if world.device_type == "cuda":
         from torch.utils._triton import has_triton
 
         if not has_triton():
             raise SkippedError("torch.compile needs Triton on a GPU, which is not installed or too old for it")
-    run = small_run("cnn_small")
-    changed = msgspec.structs.replace(run, compile=True)
+    run = small_run("cnn_small", optimizer=optimizer)
+    changed = msgspec.structs.replace(run, compile=True, compile_scope=scope)
     return at_most("largest relative difference of a loss", _loss_difference(changed, run, world), 1e-3)
 
 
@@ -119,7 +119,7 @@ def loaded(world: World, name: str) -> str:
         run = msgspec.structs.replace(run, site=msgspec.structs.replace(run.site, data_dir=folder))
         if run.loader.writes_files:
             run.loader.prepare(run.data, run.site.data_folder)
-        loader = build_loader(run.loader.load(run.data, run.site.data_folder), run, world, Shard())
+        loader = build_loader(run.loader.arrays(run.data, run.site.data_folder), run, world, Shard())
         with closing(loader):
             worst = _difference_of_batches(loader, loader_of(run_of(), world))
             replica = replica_of(run, world)

@@ -31,6 +31,7 @@ ALIKE: dict[str, dict[str, Any]] = {
     "bf16": {"precision": "bf16"},
     "fp16": {"precision": "fp16"},
     "compile": {"compile": True},
+    "compile_scope=step": {"compile": True, "compile_scope": "step"},
     "norm=sync": {"model": ("resnet_tiny", {"norm": "sync"}), "data": ("synthetic", {})},
 }
 """What every strategy is tried with, as far as its check allows."""
@@ -60,7 +61,8 @@ OWN: dict[str, dict[str, dict[str, Any]]] = {
 """Options of single strategies."""
 PLAIN = "plain"
 _DEVICES_ON_A_NODE = (8, 4, 3, 2, 1)
-_COLLECTIVE_TIMEOUT_S = 60.0
+_COLLECTIVE_TIMEOUT_S = 240.0
+"""While a rank compiles its part, others wait for what it will send: that took more than 60 s on a busy machine."""
 
 
 def runs(name: str, device_type: str, devices: int, nodes: int = 1) -> dict[str, RunConfig]:
@@ -88,7 +90,8 @@ def _plain(name: str, device_type: str, devices: int, nodes: int) -> dict[str, A
     if nodes * devices < 2:
         raise SkippedError(f"needs two devices or more; here: {nodes * devices}")
     reason = ""
-    for count in (nodes * each for each in _DEVICES_ON_A_NODE if each <= devices and nodes * each > 1):
+    counts = [nodes * each for each in _DEVICES_ON_A_NODE if each <= devices and nodes * each > 1]
+    for count in counts if device_type == "cuda" else reversed(counts):  # a rehearsal takes as few as will do
         for model in MODELS:
             options = {"strategy": name, "devices": count, "nodes": nodes, **model}
             try:

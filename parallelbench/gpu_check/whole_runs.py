@@ -17,9 +17,9 @@ from parallelbench.gpu_check.check_result import FailedError, SkippedError
 from parallelbench.gpu_check.small_runs import BATCH_SIZE
 from parallelbench.gpu_check.strategies import output_of
 from parallelbench.gpu_check.telemetry import samples
-from parallelbench.rank.gpus import visible_gpus
 from parallelbench.store.folder import find_runs
 from parallelbench.store.journal import read_entries, read_tables
+from parallelbench.world.gpus import visible_gpus
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

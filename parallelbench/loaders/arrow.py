@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from msgspec import Meta
 
 from parallelbench.data.content import digest
-from parallelbench.data.dataset import Arrays
 from parallelbench.data.prepare import remove_stale, storage_errors, temporary_folder
 from parallelbench.errors import ConfigError
-from parallelbench.loaders.loader import Loader
+from parallelbench.spec.dataset import Arrays
+from parallelbench.spec.dataset_check import checked
 from parallelbench.spec.launchers import prepare_line
+from parallelbench.spec.loader import Loader
 from parallelbench.store.durable import sync
 
 if TYPE_CHECKING:
@@ -27,9 +28,9 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from parallelbench.data.dataset import Data
-    from parallelbench.loaders.batch import LoaderArgs
     from parallelbench.loaders.batch_loader import BatchLoader
+    from parallelbench.spec.batch import LoaderArgs
+    from parallelbench.spec.dataset import Data
 
 FOLDER = "arrow"
 """Folder of these files below the data folder."""
@@ -65,10 +66,10 @@ def convert(data: Data, data_dir: Path, *, progress: Callable[[str], None] = pri
     """
     root = Path(data_dir).expanduser() / FOLDER
     fingerprint = data.fingerprint(data_dir)
-    arrays = None if fingerprint else data.load(data_dir)
-    folder = root / _name(data, fingerprint or digest(arrays or data.load(data_dir)))
+    arrays = None if fingerprint else checked(data, data.load(data_dir))
+    folder = root / _name(data, fingerprint or digest(arrays or checked(data, data.load(data_dir))))
     if not folder.exists():
-        arrays = arrays or data.load(data_dir)
+        arrays = arrays or checked(data, data.load(data_dir))
         progress(f"{data.name}: writing Arrow files for loader=arrow")
         with storage_errors(root):
             root.mkdir(parents=True, exist_ok=True)
@@ -94,7 +95,7 @@ def _publish(temporary: Path, folder: Path) -> None:
 
 def open_arrays(data: Data, data_dir: Path) -> Arrays:
     """The arrays of a converted data set, as views of the files; `ConfigError` where these are missing or damaged."""
-    fingerprint = data.fingerprint(data_dir) or digest(data.load(data_dir))
+    fingerprint = data.fingerprint(data_dir) or digest(checked(data, data.load(data_dir)))
     folder = Path(data_dir).expanduser() / FOLDER / _name(data, fingerprint)
     train_images, train_labels = _open(folder / "train.arrow", data)
     test_images, test_labels = _open(folder / "test.arrow", data)
@@ -136,7 +137,7 @@ def _open(path: Path, data: Data) -> tuple[NDArray[np.uint8], NDArray[np.int64]]
     except FileNotFoundError:
         if path.parent.exists():
             raise _damaged(path, "is missing") from None
-        line = prepare_line(data.name, path.parents[2], "loader=arrow")
+        line = prepare_line(data.name, path.parents[2], *data.prepare_options, "loader=arrow")
         raise ConfigError(f"{path} is missing: run `{line}`") from None
     except (pa.ArrowException, OSError, KeyError, IndexError) as error:
         raise _damaged(path, f"can't be read ({error})") from None

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from parallelbench import cuda
-from parallelbench.loaders.batch import Batch
 from parallelbench.loaders.batch_loader import BatchLoader, Plan
 from parallelbench.loaders.images import laid_out
-from parallelbench.probes.spans import Spanned
+from parallelbench.marks.spans import Spanned
+from parallelbench.spec.batch import Batch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from parallelbench.data.dataset import Arrays, Data
-    from parallelbench.loaders.batch import LoaderArgs
+    from parallelbench.spec.batch import LoaderArgs
+    from parallelbench.spec.dataset import Arrays, Data
 
     Rows = NDArray[np.int64]
 

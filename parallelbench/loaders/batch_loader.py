@@ -13,7 +13,7 @@ from itertools import repeat
 from typing import TYPE_CHECKING
 
 from parallelbench.errors import ConfigError
-from parallelbench.loaders.batch import Batch
+from parallelbench.spec.batch import Batch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from parallelbench.data.dataset import Arrays, Data
-    from parallelbench.loaders.batch import Shard
     from parallelbench.loaders.images import Normalise
-    from parallelbench.probes.spans import Spanned
+    from parallelbench.marks.spans import Spanned
+    from parallelbench.spec.batch import Shard
+    from parallelbench.spec.dataset import Arrays, Data
 
 TEST_BATCH_SIZE = 1024
 """Most test samples in one batch of one rank."""
@@ -121,7 +121,7 @@ class BatchLoader(ABC):
         if self._uses_nothing:
             yield from repeat(Batch(None, None, self.local_batch_size), self.steps_per_epoch)
         else:
-            yield from self._train(self._plan(epoch))
+            yield from self._train(self.plan(epoch))
 
     def test(self, samples: int | None = None) -> Iterator[Batch]:
         """Iterate over this shard's part of the test set, or of its first `samples`, in order.
@@ -163,7 +163,8 @@ class BatchLoader(ABC):
     def _uses_nothing(self) -> bool:
         return not (self._shard.images or self._shard.labels)
 
-    def _plan(self, epoch: int) -> Plan:
+    def plan(self, epoch: int) -> Plan:
+        """This shard's samples of an epoch."""
         import torch
 
         total = self._data.train_samples

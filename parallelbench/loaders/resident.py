@@ -5,9 +5,9 @@ from __future__ import annotations
 from itertools import repeat
 from typing import TYPE_CHECKING
 
-from parallelbench.loaders.batch import Batch
 from parallelbench.loaders.batch_loader import BatchLoader
-from parallelbench.loaders.loader import Loader
+from parallelbench.spec.batch import Batch
+from parallelbench.spec.loader import Loader
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from parallelbench.data.dataset import Arrays, Data
-    from parallelbench.loaders.batch import LoaderArgs
     from parallelbench.loaders.batch_loader import Plan
+    from parallelbench.spec.batch import LoaderArgs
+    from parallelbench.spec.dataset import Arrays, Data
 
 
 class Resident(Loader, frozen=True, kw_only=True):

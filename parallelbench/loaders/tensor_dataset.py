@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from parallelbench.loaders.loader import TorchLoader
+from parallelbench.spec.loader import TorchLoader
 
 if TYPE_CHECKING:
     from typing import Unpack
 
-    from parallelbench.data.dataset import Arrays, Data
-    from parallelbench.loaders.batch import LoaderArgs
     from parallelbench.loaders.batch_loader import BatchLoader
+    from parallelbench.spec.batch import LoaderArgs
+    from parallelbench.spec.dataset import Arrays, Data
 
 
 class TensorDataset(TorchLoader, frozen=True, kw_only=True):

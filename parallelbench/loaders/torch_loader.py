@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from parallelbench.die_with_parent import die_with_parent
-from parallelbench.loaders.batch import Batch
 from parallelbench.loaders.batch_loader import BatchLoader
-from parallelbench.probes.spans import Spanned
+from parallelbench.marks.spans import Spanned
+from parallelbench.spec.batch import Batch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from parallelbench.data.dataset import Arrays, Data
-    from parallelbench.loaders.batch import LoaderArgs
-    from parallelbench.loaders.loader import TorchLoader
+    from parallelbench.spec.batch import LoaderArgs
+    from parallelbench.spec.dataset import Arrays, Data
+    from parallelbench.spec.loader import TorchLoader
 
 _PATIENCE_S = 10.0
 """Time that workers have to end, s."""

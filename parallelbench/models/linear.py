@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from parallelbench.models.model import Model
+from parallelbench.spec.model import Model
 
 if TYPE_CHECKING:
     from torch import nn

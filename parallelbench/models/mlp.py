@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from parallelbench.models.model import Model, Split
 from parallelbench.models.options import Counts, dense_plan
+from parallelbench.spec.model import Model, Split
 
 if TYPE_CHECKING:
     from torch import nn

@@ -12,7 +12,7 @@ from parallelbench.spec.structure import Count
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from parallelbench.models.model import Split
+    from parallelbench.spec.model import Split
 
 Norm = Literal["batch", "sync", "group"]
 """batch: BatchNorm over the samples of one process. sync: over those of all replicas. group: GroupNorm."""

@@ -20,7 +20,7 @@ from parallelbench.errors import EngineError, one_line
 from parallelbench.preprocess import tables
 from parallelbench.preprocess.engine_environments import OWN_ENVIRONMENT, interpreter
 from parallelbench.preprocess.reference import Columns, prepare
-from parallelbench.preprocess.task import Request, Task
+from parallelbench.spec.task import Request, Task
 from parallelbench.store.durable import storage_errors
 
 if TYPE_CHECKING:
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from parallelbench.data.dataset import Arrays
     from parallelbench.spec.config import RunConfig
+    from parallelbench.spec.dataset import Arrays
 
 _ROUNDED = {"statistics": 1e-12}
 _ROUNDED_BY = {("normalise", "polars"): 1e-6}
@@ -95,7 +95,7 @@ def preprocess(run: RunConfig, arrays: Arrays, folder: Path) -> EngineResult:
         stage_s = time.perf_counter() - began
         _compare(request, found)
     rows = [row | {"input_rows": rows_in, "input_bytes": report["input_bytes"]} for row in report["executions"]]
-    facts = {"preprocess_version": report["version"], "preprocess_time_s": stage_s}
+    facts = {"preprocess_version": report["version"], "preprocess_time_s": stage_s, "preprocess_failed": False}
     return EngineResult(found, rows, facts)
 
 

@@ -31,6 +31,15 @@ def batch(columns: Columns) -> pa.RecordBatch:
     return pa.record_batch(arrays)
 
 
+def cut(whole: pa.RecordBatch, *, values: int, most: int = 2**31 - 1) -> list[pa.RecordBatch]:
+    """The batch in pieces whose rows have at most `most` values together, `values` each: offsets of lists are int32.
+
+    Nothing is copied.
+    """
+    rows = max(1, most // values)
+    return [whole.slice(start, rows) for start in range(0, max(1, whole.num_rows), rows)]
+
+
 def load_pandas() -> None:
     """Arrow loads pandas at its first conversion, where it is installed: let that be part of the start."""
     pa.array([0]).to_numpy(zero_copy_only=False)

@@ -10,8 +10,8 @@ from parallelbench import cuda
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from parallelbench.loaders.batch import Batch
-    from parallelbench.rank.world import World
+    from parallelbench.frameworks.contract import RankWorld
+    from parallelbench.spec.batch import Batch
 
 
 class TimedWindow:
@@ -21,7 +21,7 @@ class TimedWindow:
     each rank reports its own time and the slowest rank shows.
     """
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: RankWorld) -> None:
         self._world = world
         self._started = self._cpu_started_s = 0.0
         self.started_at = self.ended_at = 0.0
@@ -50,7 +50,7 @@ class StepClock:
     On CUDA by events that are read after the window: the host never waits inside it. On a CPU by `perf_counter`.
     """
 
-    def __init__(self, world: World, *, steps: int, sampled: int) -> None:
+    def __init__(self, world: RankWorld, *, steps: int, sampled: int) -> None:
         self._cuda = world.device_type == "cuda"
         count = min(steps, sampled)
         self._sampled = {round(i * (steps - 1) / max(1, count - 1)) for i in range(count)}

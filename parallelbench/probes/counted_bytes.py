@@ -33,7 +33,7 @@ _CONTROL_BYTES = 1024
 
 
 class CountedBytes:
-    """Within its context, the bytes that this rank sends, by the formulas of `parallelbench.probes.traffic`.
+    """Within its context, the bytes that this rank sends, by the formulas of `parallelbench.marks.traffic`.
 
     `gloo_bytes` are those that gloo sends for the same operations: what the kernel's counters of the loopback interface
     see (tests/test_counted_bytes.py).

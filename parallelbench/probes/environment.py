@@ -11,17 +11,14 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from parallelbench.frameworks import entries_of
 from parallelbench.probes.processor_share import cpu_quota_cores
-from parallelbench.rank.devices import cpu_name
-from parallelbench.rank.world import group_kinds
-from parallelbench.store.environment_match import ENTRIES_VERSION, VERSION
+from parallelbench.spec.plugin import folders, source_files, sources_now
+from parallelbench.store.environment_match import ENTRIES_VERSION, FRAMEWORK, PLUGIN, VERSION
+from parallelbench.world.devices import cpu_name
 
 _PACKAGES = (
     "parallelbench",
-    "torch",
-    "torchvision",
     "numpy",
     "hydra-core",
     "submitit",
@@ -29,7 +26,7 @@ _PACKAGES = (
     "nvidia-ml-py",
 )
 _ALLOWED = re.compile(
-    r"^(NCCL|GLOO|OMP|MKL|SLURM|CUDA|TORCH|MALLOC|PYTORCH|ATEN|ONEDNN|DNNL|KMP|GOMP|CUBLAS|CUBLASLT|CUDNN"
+    r"^(NCCL|TF|XLA|GLOO|OMP|MKL|SLURM|CUDA|TORCH|MALLOC|PYTORCH|ATEN|ONEDNN|DNNL|KMP|GOMP|CUBLAS|CUBLASLT|CUDNN"
     r"|TORCHINDUCTOR|TORCHDYNAMO|TRITON|OPENBLAS|BLIS|TCMALLOC)_\w+$"
     r"|^(RANK|LOCAL_RANK|WORLD_SIZE|GLIBC_TUNABLES|LD_PRELOAD|NVIDIA_TF32_OVERRIDE|PYTHON(MALLOC|DEVMODE|TRACEMALLOC))$"
 )
@@ -37,21 +34,25 @@ _POLICIES = {getattr(os, f"SCHED_{name}"): name.lower() for name in ("OTHER", "B
 _SECRET = re.compile(r"TOKEN|KEY|SECRET|PASS|AUTH|CREDENTIAL", re.IGNORECASE)
 
 
-def capture() -> dict[str, Any]:
-    """The parts of this process's environment that may change a number."""
+def capture(framework: str = "torch", *, plugin: str | None = None) -> dict[str, Any]:
+    """The parts of this process's environment that may change a number; this process trains with `framework`.
+
+    `plugin`: a user's package that the run's classes come from.
+    """
+    own = entries_of(framework)
     return {
         VERSION: ENTRIES_VERSION,
+        FRAMEWORK: framework,
         "host": socket.gethostname(),
         "platform": platform.platform(),
         "python": platform.python_version(),
-        "packages": {name: _version(name) for name in _PACKAGES},
+        "packages": {name: version(name) for name in _PACKAGES} | own.pop("packages"),
         "git": git_state(Path(__file__).resolve().parents[2]),
+        **({PLUGIN: _plugin(plugin)} if plugin else {}),
         "allocation": allocation(),
         "cpu": cpu_name(),
         "logical_cores": os.cpu_count(),
         "cores_of_rank_0": sorted(os.sched_getaffinity(0)),
-        "threads": torch.get_num_threads(),
-        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "cpu_governor": _read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
         "cpu_boost": _boost(),
         "cpu_quota_cores": cpu_quota_cores(),
@@ -59,11 +60,7 @@ def capture() -> dict[str, Any]:
         "scheduling_policy": _POLICIES.get(os.sched_getscheduler(0)),
         "transparent_hugepages": _chosen(_read("/sys/kernel/mm/transparent_hugepage/enabled")),
         "load_average_1min": os.getloadavg()[0],
-        "cuda": _cuda(),
-        "process_groups": group_kinds(),
-        "float32_matmul_precision": torch.get_float32_matmul_precision(),
-        "cudnn_allow_tf32": torch.backends.cudnn.allow_tf32,
-        "cudnn_benchmark": torch.backends.cudnn.benchmark,
+        **own,
         "variables": allowed_variables(dict(os.environ)),
     }
 
@@ -100,7 +97,7 @@ def _chosen(options: str | None) -> str | None:
 def allocation() -> str | None:
     """Whether other jobs may run on this one's nodes: exclusive or shared; None: no Slurm job, or Slurm doesn't say."""
     job = os.environ.get("SLURM_JOB_ID")
-    shown = _output(["scontrol", "show", "job", job, "--oneliner"]) if job else None
+    shown = output_of(["scontrol", "show", "job", job, "--oneliner"]) if job else None
     mode = re.search(r"\bOverSubscribe=(\w+)", shown or "")
     return None if mode is None else "exclusive" if mode[1] == "NO" else "shared"
 
@@ -109,27 +106,24 @@ def git_state(repository: Path) -> dict[str, Any] | None:
     """Commit and dirty flag of the suite's own checkout; None where it is installed without one."""
     if not (repository / ".git").exists():
         return None
-    commit = _output(["git", "-C", str(repository), "rev-parse", "HEAD"])
-    changes = _output(["git", "-C", str(repository), "status", "--porcelain", "--untracked-files=no"])
+    commit = output_of(["git", "-C", str(repository), "rev-parse", "HEAD"])
+    changes = output_of(["git", "-C", str(repository), "status", "--porcelain", "--untracked-files=no"])
     return None if commit is None or changes is None else {"commit": commit, "dirty": bool(changes)}
 
 
-def _cuda() -> dict[str, Any] | None:
-    if not torch.cuda.is_available():
-        return None
-    devices = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
-    return {
-        "version": torch.version.cuda,
-        "cudnn": torch.backends.cudnn.version(),
-        "nccl": ".".join(map(str, torch.cuda.nccl.version())),
-        "driver": _output(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]),
-        "power_limit_w": _output(["nvidia-smi", "--query-gpu=power.limit", "--format=csv,noheader,nounits"]),
-        "devices": [{"name": d.name, "uuid": str(d.uuid), "memory_bytes": d.total_memory} for d in devices],
-        "topology": _output(["nvidia-smi", "topo", "-m"]),
-    }
+def _plugin(package: str) -> dict[str, Any]:
+    """The sources of a user's package, and the commit that they are in; `dirty`: the commit has others."""
+    folder, files = folders(package)[0], [name for name, _ in source_files(package)]
+    git = ["git", "-C", str(folder)]
+    known = output_of([*git, "ls-files", "--", *files])  # an ignored folder belongs to no commit
+    commit = output_of([*git, "rev-parse", "HEAD"]) if known else None
+    changes = output_of([*git, "status", "--porcelain", "--", *files]) if known else None
+    state = None if commit is None or changes is None else {"commit": commit, "dirty": bool(changes)}
+    return {"sources": sources_now(package), "git": state}
 
 
-def _version(package: str) -> str | None:
+def version(package: str) -> str | None:
+    """The version of an installed package; None where it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -143,7 +137,8 @@ def _read(path: str) -> str | None:
         return None
 
 
-def _output(command: list[str]) -> str | None:
+def output_of(command: list[str]) -> str | None:
+    """What a command prints; None where it fails."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
     except (OSError, subprocess.SubprocessError):

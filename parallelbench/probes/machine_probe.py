@@ -15,7 +15,7 @@ from parallelbench.probes.memory_probe import release
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from parallelbench.rank.world import World
+    from parallelbench.world.world import World
 
 Moment = Literal["start", "end"]
 
@@ -59,11 +59,11 @@ def _measured(world: World) -> tuple[float, float]:
     try:
         with torch.no_grad():
             one, other, product = (torch.ones(side, side, dtype=dtype, device=world.device) for _ in range(3))
-            product_s = _fastest_s([lambda: torch.mm(one, other, out=product)], world)
+            product_s = fastest_s([lambda: torch.mm(one, other, out=product)], world)
             shape = (_PLACES[world.device_type], size)
             source, copy = (torch.ones(shape, dtype=torch.uint8, device=world.device) for _ in range(2))
             copies = [functools.partial(into.copy_, out_of) for into, out_of in zip(copy, source, strict=True)]
-            copy_s = _fastest_s(copies, world)
+            copy_s = fastest_s(copies, world)
     except torch.OutOfMemoryError:
         return 0.0, 0.0
     finally:
@@ -72,7 +72,7 @@ def _measured(world: World) -> tuple[float, float]:
     return 2 * side**3 / product_s, 2 * size / copy_s
 
 
-def _fastest_s(pieces: Sequence[Callable[[], object]], world: World) -> float:
+def fastest_s(pieces: Sequence[Callable[[], object]], world: World) -> float:
     """The shortest time of a piece of work, s: an interruption lengthens only some of them."""
     for piece in pieces:  # the first time loads libraries and touches the memory
         piece()

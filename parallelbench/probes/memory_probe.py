@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from parallelbench import cuda
 
 if TYPE_CHECKING:
-    from parallelbench.rank.world import World
+    from parallelbench.frameworks.contract import RankWorld
 
 _STATUS = Path("/proc/self/status")
 _CLEAR_REFS = Path("/proc/self/clear_refs")
@@ -21,7 +21,7 @@ NOTICEABLE_BYTES = 4 * 2**20
 class MemoryProbe:
     """Peaks of one rank in a window, bytes; null where they can't be read."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: RankWorld) -> None:
         self._devices = world.devices if world.device_type == "cuda" else ()
 
     def start(self) -> None:

@@ -19,20 +19,20 @@ import torch
 import torch.distributed as dist
 
 from parallelbench import cuda
+from parallelbench.marks.spans import PHASES, Spanned, Spans, Step
 from parallelbench.probes.link_bandwidth import all_reduces
-from parallelbench.probes.spans import PHASES, Spanned, Spans, Step
 from parallelbench.store.durable import storage_errors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from parallelbench.loaders.batch import Batch
     from parallelbench.loaders.batch_loader import BatchLoader
-    from parallelbench.probes.spans import Phase
-    from parallelbench.rank.world import World
+    from parallelbench.marks.spans import Phase
+    from parallelbench.spec.batch import Batch
     from parallelbench.spec.config import RunConfig
-    from parallelbench.strategies.replica import Replica
+    from parallelbench.spec.replica import Replica
+    from parallelbench.world.world import World
 
 Row = dict[str, Any]
 

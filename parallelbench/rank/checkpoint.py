@@ -13,10 +13,9 @@ from __future__ import annotations
 import re
 import shutil
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-import torch
 
 from parallelbench.errors import StorageError, one_line
 from parallelbench.store.attempt import decoded
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from parallelbench.rank.world import World
+    from parallelbench.frameworks.contract import RankWorld
 
 KEPT = 2
 """Checkpoints kept: a second one in case the newest is damaged."""
@@ -62,7 +61,7 @@ class Checkpoints:
     """One rank's access to a run's checkpoints. All ranks call each method together."""
 
     folder: Path
-    world: World
+    world: RankWorld
     damaged: list[Key] = field(default_factory=list)
     """Checkpoints that `newest` could not use."""
 
@@ -99,17 +98,21 @@ class Checkpoints:
             with storage_errors(path):
                 path.parent.mkdir(parents=True, exist_ok=True)
             with new_file(path) as file:
-                _save(state, file)
+                self.world.write_state(state, file)
         except StorageError as error:
             return one_line(str(error))
         return None
 
     def _digests(self, path: Path | None) -> list[str]:
         """sha256 of every rank's file, in hex; empty where writing failed."""
-        table = torch.zeros(self.world.size, _DIGEST_BYTES + 1, dtype=torch.int64)
+        width = _DIGEST_BYTES + 1
+        table = [0.0] * (self.world.size * width)
         if path is not None:
-            table[self.world.rank] = torch.tensor([1, *bytes.fromhex(file_sha256(path))])
-        return [bytes(digest).hex() if there else "" for there, *digest in self.world.sum(table).tolist()]
+            start = self.world.rank * width
+            table[start : start + width] = [1.0, *map(float, bytes.fromhex(file_sha256(path)))]
+        numbers = list(map(int, self.world.total(table)))
+        rows = [numbers[start : start + width] for start in range(0, len(numbers), width)]
+        return [bytes(digest).hex() if there else "" for there, *digest in rows]
 
     def _conclude(self, key: Key, digests: list[str]) -> str | None:
         try:
@@ -141,7 +144,7 @@ class Checkpoints:
         nothing = Key(0, 0)
         while True:
             proposed = next(finished, nothing)
-            key = Key(*self.world.sum(torch.tensor([proposed.attempt, proposed.epoch])).tolist())
+            key = Key(*map(int, self.world.total([proposed.attempt, proposed.epoch])))
             if key == nothing:
                 return
             yield key
@@ -154,8 +157,8 @@ class Checkpoints:
         try:
             if file_sha256(self._file(key)) != manifest.sha256[self.world.rank]:
                 return None
-            state: State = torch.load(self._file(key), map_location="cpu", weights_only=True)
-        except Exception:  # e.g. written by another version of torch: the checkpoint before it may be readable
+            state: State = self.world.read_state(self._file(key))
+        except Exception:  # e.g. of another version of the framework: the checkpoint before it may be readable
             return None
         return state
 
@@ -163,13 +166,4 @@ class Checkpoints:
         return self.folder / key.name / f"rank{self.world.rank}.pt"
 
     def _count(self, holds: bool) -> int:
-        return int(self.world.sum(torch.tensor([int(holds)])).item())
-
-
-def _save(state: State, file: BinaryIO) -> None:
-    try:
-        torch.save(state, file)
-    except RuntimeError as error:  # on a full disk torch's writer raises this while it handles the OSError
-        if isinstance(error.__context__, OSError):
-            raise error.__context__ from error
-        raise
+        return int(self.world.total([float(holds)])[0])

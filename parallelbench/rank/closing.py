@@ -15,22 +15,26 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from parallelbench.optimizers import FirstOrder, Lbfgs
+from parallelbench.optimizers import Lbfgs
 from parallelbench.probes.counted_bytes import CountedBytes
 from parallelbench.rank.findings import Finding
 from parallelbench.rank.judge import Judge, Taken, pieces_of
 from parallelbench.rank.parity import endless
+from parallelbench.rank.plain_optimizer import kept_of_one
+from parallelbench.rank.torch_settings import changed_settings
+from parallelbench.spec.config import EXACT, own_reference
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from torch import Tensor, nn
 
-    from parallelbench.loaders.batch import Shard
     from parallelbench.loaders.batch_loader import BatchLoader
-    from parallelbench.rank.world import World
+    from parallelbench.marks.traffic import Sent
+    from parallelbench.spec.batch import Shard
     from parallelbench.spec.config import RunConfig
-    from parallelbench.strategies.replica import Replica
+    from parallelbench.spec.replica import Replica
+    from parallelbench.world.world import World
 
     LoaderOf = Callable[[RunConfig, Shard], BatchLoader]
 
@@ -38,6 +42,10 @@ STEPS = 3
 """Further steps that are compared: a strategy that idles every other step idles in one of them."""
 BYTES_LIMIT = 0.01
 """Largest share by which bytes that a strategy reports may differ from those that are counted."""
+
+EXCHANGES = "exchanges"
+LEAST_EXCHANGES = 0.75
+"""Share of the exchanges that every step must have. It is no mean: who averages now and then begins many at once."""
 
 
 class ClosingCheck:
@@ -49,49 +57,54 @@ class ClosingCheck:
         self._replica, self._loader, self._run, self._world, self._loader_of = replica, loader, run, world, loader_of
         self._findings: list[Finding] = []
         self._judge: Judge | None = None
+        self._exchanges: list[int] = []
         self.gloo_bytes_per_step_sum: float | None = None
         """Bytes that all ranks sent in a step, as gloo sends them; None where another library, or nobody, sent them."""
 
-    def findings(self, model: nn.Module, *, loss: float, accuracy: float, sent_bytes: float) -> list[Finding]:
+    def findings(self, model: nn.Module, *, loss: float, accuracy: float, sent: Sequence[Sent]) -> list[Finding]:
         """Compare; what is found is on rank 0, elsewhere nothing. A collective.
 
         `model`: the run's model as it is built, on the CPU, which is consumed.
-        `loss` and `accuracy`: as evaluated after the last epoch. `sent_bytes`: what this rank has reported per step.
+        `loss` and `accuracy`: as evaluated after the last epoch. `sent`: by this rank, in each epoch.
         """
+        self._settings()
         state = self._replica.full_state_dict()
         if self._world.rank == 0:
             self._judge = Judge(model, self._run, self._world, self._loader_of)
             self._findings += self._judge.evaluation(state, loss=loss, accuracy=accuracy)
-        reason = self._why_no_steps()
+        reason = why_no_steps(self._run)
         if reason is None:
-            self._steps(state, sent_bytes)
+            self._steps(state, sent)
         else:
-            self._findings += [Finding("steps", reason), Finding("bytes", reason)]
+            self._findings += [Finding(check, reason) for check in ("steps", "bytes", EXCHANGES)]
         if self._judge is not None:
             self._judge.close()
         return self._findings if self._world.rank == 0 else []
 
-    def _why_no_steps(self) -> str | None:
-        run = self._run
-        if not run.strategy.equals_one_device(run):
-            return "the strategy does not train like one device"
-        if pieces_of(run) is None:
-            return f"model.norm={run.model.norm} under micro-batches"  # type: ignore[attr-defined]
-        return None
+    def _settings(self) -> None:
+        """Whether torch still computes as the run asks for: what a library sets holds for the plain code here, too."""
+        changed = changed_settings(self._run, self._world.device_type)
+        (ranks,) = self._over_ranks([float(bool(changed))])
+        names = ", ".join(changed) or ("on ranks other than the first" if ranks else "none")
+        what = f"ranks on which settings of torch have changed since the start: {names}"
+        self._findings.append(Finding("settings", what, difference=ranks, limit=0.0))
 
-    def _steps(self, state: Mapping[str, Tensor], sent_bytes: float) -> None:
+    def _steps(self, state: Mapping[str, Tensor], sent: Sequence[Sent]) -> None:
         """Train further steps, and let rank 0 judge each."""
         counted, reported_bytes = CountedBytes(), 0.0
         self._take_optimizer()
         self._replica.traffic.take()
         batches = endless(self._loader, first=self._run.epochs + 1)
+        exchanges = self._world.exchange_counter()
         for step in range(1, STEPS + 1):
+            began = exchanges()
             batch, scale = next(batches), _scale(self._replica) if self._run.precision == "fp16" else 1.0
             if self._run.compile:
                 result = self._replica.step(batch)
             else:
                 with counted:
                     result = self._replica.step(batch)
+            self._exchanges.append(exchanges() - began)
             reported_bytes += sum(self._replica.traffic.take().values())
             loss_sum = self._over_ranks([0.0 if result is None else result[0].item()])[0]
             gradients, after = self._replica.full_gradients(), self._replica.full_state_dict()
@@ -103,25 +116,27 @@ class ClosingCheck:
             state = after
         if self._judge is not None:
             self._findings += self._judge.rounding()
-        self._bytes(reported_bytes / STEPS, counted, trained=sent_bytes)
+        self._bytes(reported_bytes / STEPS, counted, sent=sent)
+        self._held_exchanges(sent)
 
     def _take_optimizer(self) -> None:
         """Give rank 0's optimizer the state of the replica's: once, so that it shows if later steps lose theirs."""
-        optimizer = self._run.optimizer
-        keys = optimizer.kept() if isinstance(optimizer, FirstOrder) else None
-        kept = {key: self._replica.full_optimizer_state(key) for key in keys or ()}
-        if self._judge is not None and keys is not None:
-            self._judge.begin_updates({key: tensors for key, tensors in kept.items() if tensors is not None}, keys)
+        keys, _ = kept_of_one(self._run)
+        kept = {key: self._replica.full_optimizer_state(key) for key in keys}
+        if self._judge is not None:
+            self._judge.begin_updates({key: tensors for key, tensors in kept.items() if tensors is not None})
 
-    def _bytes(self, reported: float, counted: CountedBytes, *, trained: float) -> None:
-        """Hold the bytes per step that strategies report, here and in the last epoch, against those counted.
+    def _bytes(self, reported: float, counted: CountedBytes, *, sent: Sequence[Sent]) -> None:
+        """Hold the bytes per step that strategies report, here and in every epoch, against those counted.
 
         Small messages may be in the report or not: statistics of norms and control messages are not, biases are.
+        Early epochs may have sent more (what is sent once), but not less.
         """
         gloo_bytes = math.nan if counted.gloo_bytes is None else counted.gloo_bytes
         counts = [each / STEPS for each in (counted.sent_bytes, counted.control_bytes, gloo_bytes)]
         counts.append(float(len(counted.unknown)))
-        reported, trained, large, small, on_gloo, unknown = self._over_ranks([reported, trained, *counts])
+        values = [reported, *counts, *(epoch.step_bytes for epoch in self._held(sent))]
+        reported, large, small, on_gloo, unknown, *trained = self._over_ranks(values)
         why = self._why_bytes_not_counted()
         if unknown and not why:
             names = ", ".join(sorted(counted.unknown)) or "on ranks other than the first"
@@ -131,10 +146,42 @@ class ClosingCheck:
             return
         self.gloo_bytes_per_step_sum = None if math.isnan(on_gloo) else on_gloo
         if isinstance(self._run.optimizer, Lbfgs):
-            trained = reported  # each line search evaluates as often as it needs
-        off = max(max(large - each, each - large - small, 0.0) for each in (reported, trained)) / max(large, 1.0)
-        what = f"{trained:.0f} bytes per step reported, {large:.0f} and {small:.0f} in messages below 1 KiB counted"
+            trained = [reported]  # each line search evaluates as often as it needs
+        fewest, most = min(reported, *trained), max(reported, trained[-1])
+        off = max(large - fewest, most - large - small, 0.0) / max(large, 1.0)
+        spread = "" if fewest == most else f"{fewest:.0f} to "
+        what = (
+            f"{spread}{most:.0f} bytes per step reported, {large:.0f} and {small:.0f} in messages below 1 KiB counted"
+        )
         self._findings.append(Finding("bytes", what, difference=off, limit=BYTES_LIMIT))
+
+    def _held(self, sent: Sequence[Sent]) -> Sequence[Sent]:
+        """Who rounds what is sent may begin with another exchange, and change over later: its last epoch alone."""
+        return sent if self._run.strategy.parity_tolerance() <= EXACT else sent[-1:]
+
+    def _held_exchanges(self, sent: Sequence[Sent]) -> None:
+        """Hold the exchanges of each step of every epoch against those of the steps that plain code has judged.
+
+        Who leaves exchanges out in early epochs trains like one device again by now.
+        """
+        expected, fewest = min(self._exchanges), min(epoch.exchanges for epoch in self._held(sent))
+        counted = expected > 0 and self._run.steps_per_epoch > 1
+        lacking, ranks = self._over_ranks([float(counted and fewest < LEAST_EXCHANGES * expected), float(counted)])
+        why = self._why_no_exchanges(ranks)
+        if why:
+            self._findings.append(Finding(EXCHANGES, why))
+            return
+        what = f"ranks with a step of fewer exchanges than {LEAST_EXCHANGES:.0%} of those in the steps compared here, "
+        what += f"of {ranks:.0f}; the first has {fewest} or more in each, and here {expected}"
+        self._findings.append(Finding(EXCHANGES, what, difference=lacking, limit=0.0))
+
+    def _why_no_exchanges(self, ranks: float) -> str:
+        """Empty: every step needs as many."""
+        if isinstance(self._run.optimizer, Lbfgs):
+            return "each line search needs as many as it takes"
+        if self._run.precision == "fp16":
+            return "where gradients overflow, fp16 leaves the update out, and what it sends"
+        return "" if ranks else "exchanges are not counted, or there are none"
 
     def _why_bytes_not_counted(self) -> str:
         """Empty: they are. Only what passes torch's dispatcher can be counted."""
@@ -144,6 +191,14 @@ class ClosingCheck:
 
     def _over_ranks(self, values: list[float]) -> list[float]:
         return self._world.sum(torch.tensor(values, dtype=torch.float64)).tolist()
+
+
+def why_no_steps(run: RunConfig) -> str | None:
+    """Why further steps can't be compared with plain code; None where they can."""
+    if not run.strategy.equals_one_device(run):
+        compared = "" if own_reference(run) is None else ": its own reference is compared before training only"
+        return f"the strategy does not train like one device{compared}"
+    return None if pieces_of(run) is not None else f"model.norm={getattr(run.model, 'norm', '')} under micro-batches"
 
 
 def _scale(replica: Replica) -> float:

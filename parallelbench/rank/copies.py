@@ -5,43 +5,26 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-import torch
-
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
-    from parallelbench.rank.world import World
+    from parallelbench.frameworks.contract import RankWorld
 
-_PIECE = 2**18
-"""Values that are summed at a time: little memory is needed besides the parameters."""
-_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _HALF = 2**32
 
 
-@torch.no_grad()
-def checksum(tensors: Iterable[torch.Tensor]) -> int:
-    """A number of 64 bits that depends on all bits of all values and on their places."""
-    total: torch.Tensor | int = 0
-    for tensor in filter(torch.numel, tensors):  # a rank may hold no row of a small parameter
-        flat = tensor.detach().contiguous().view(-1)
-        for piece in flat.view(_WORDS[flat.element_size()]).split(_PIECE):
-            # Odd factors lose no bit; sums of integers wrap around, and don't depend on their order.
-            factors = torch.arange(1, 2 * len(piece), 2, device=piece.device)
-            total = total * 1_000_003 + (piece.to(torch.int64) * factors).sum()
-    return int(total)
-
-
-def unlike_ranks(own: int | None, world: World, *, group: int = 0) -> tuple[int, int]:
+def unlike_ranks(own: int | None, world: RankWorld, *, group: int = 0) -> tuple[int, int]:
     """How many ranks have a checksum that others should have, too; how many have another one than the first of them.
 
     Ranks of one `group` hold copies of each other. `own`: None on ranks that hold none. A collective; the same numbers
     on every rank.
     """
-    parts = torch.zeros(world.size, 4, dtype=torch.float64)
+    table = [0.0] * (4 * world.size)
     if own is not None:
-        parts[world.rank] = torch.tensor([1, group, *divmod(own % 2**64, _HALF)], dtype=torch.float64)
-    world.sum(parts)
-    return _unlike([tuple(row[1:]) for row in parts.tolist() if row[0]])
+        table[4 * world.rank : 4 * world.rank + 4] = [1.0, float(group), *map(float, divmod(own % 2**64, _HALF))]
+    table = world.total(table)
+    rows = [tuple(table[start : start + 4]) for start in range(0, len(table), 4)]
+    return _unlike([row[1:] for row in rows if row[0]])
 
 
 def _unlike(held: Sequence[tuple[float, ...]]) -> tuple[int, int]:

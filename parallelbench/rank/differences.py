@@ -1,4 +1,4 @@
-"""How far losses, gradients, parameters and updates are from those that were expected."""
+"""How far gradients, buffers and updates are from those that were expected, as torch's tensors."""
 
 from __future__ import annotations
 
@@ -16,28 +16,6 @@ _NOISE = 1e-9
 key bias's is, and a strategy that rounds gradients leaves such a tensor where it began."""
 _LEAST_SHARE = 0.01
 """A tensor counts at least as this share of all gradients: one that is zero in truth holds nothing but rounding."""
-
-
-def loss_difference(loss: float, expected: float) -> float:
-    """|loss − expected| ÷ |expected|, or ÷ 1 where that is larger."""
-    return abs(loss - expected) / max(1.0, abs(expected))
-
-
-def largest_difference(values: Mapping[str, Tensor], expected: Mapping[str, Tensor], *, floor: float) -> float:
-    """Largest |difference| of a value over all tensors ÷ the largest |expected| value, or ÷ `floor` if that is larger.
-
-    Infinite where names, shapes or counters (integer buffers) differ; NaN where any value is NaN.
-    """
-    if not _alike(values, expected):
-        return float("inf")
-    floats = [name for name in expected if expected[name].is_floating_point()]
-    if any(not torch.equal(values[name], expected[name]) for name in expected.keys() - set(floats)):
-        return float("inf")
-    # torch's max, unlike Python's, keeps a NaN.
-    reference = torch.cat([expected[name].double().flatten() for name in floats])
-    worst = (torch.cat([values[name].double().flatten() for name in floats]) - reference).abs().max().item()
-    scale = max(floor, reference.abs().max().item())
-    return worst / scale if scale else worst
 
 
 def relative_difference(values: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> float:

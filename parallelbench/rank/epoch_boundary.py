@@ -5,9 +5,6 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from parallelbench import cuda
 from parallelbench.probes.memory_probe import release
 from parallelbench.rank.checkpoint import Checkpoints, Key
 from parallelbench.store.journal import kept_entries
@@ -15,11 +12,11 @@ from parallelbench.store.journal import kept_entries
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from parallelbench.rank.world import World
+    from parallelbench.frameworks.contract import RankWorld
     from parallelbench.spec.config import RunConfig
+    from parallelbench.spec.replica import Replica
     from parallelbench.store.attempt import Attempt
     from parallelbench.store.journal import Journal, Row
-    from parallelbench.strategies.replica import Replica
 
 
 AUTO_MARGIN = 1.25
@@ -57,7 +54,7 @@ class EpochBoundary:
     """One rank's part in what happens between epochs. `warn` adds a warning to the results."""
 
     def __init__(
-        self, run: RunConfig, attempt: Attempt, world: World, *, journal: Journal, warn: Callable[[str], None]
+        self, run: RunConfig, attempt: Attempt, world: RankWorld, *, journal: Journal, warn: Callable[[str], None]
     ) -> None:
         self._attempt, self._world, self._journal, self._warn = attempt, world, journal, warn
         self._checkpoints = Checkpoints(attempt.checkpoints, world)
@@ -73,7 +70,7 @@ class EpochBoundary:
     def save(self, epoch: int, replica: Replica) -> None:
         """Save every rank's state after this epoch; training continues if that fails."""
         start = time.perf_counter()
-        state = {"replica": replica.local_state(), "random": _random_state(self._world)}
+        state = {"replica": replica.local_state(), "random": self._world.random_state()}
         problem = self._checkpoints.save(Key(self._attempt.number, epoch), state)
         del state
         release()  # it counts in no epoch's peak
@@ -119,7 +116,7 @@ class EpochBoundary:
 class Resumed:
     """An earlier attempt's state, and its columns of the `run` table."""
 
-    def __init__(self, epoch: int, state: dict[str, Any], entries: list[Row], world: World) -> None:
+    def __init__(self, epoch: int, state: dict[str, Any], entries: list[Row], world: RankWorld) -> None:
         self.epoch, self._state, self._world = epoch, state, world
         self.facts: Row = {}
         """Columns of the `run` table; empty but on rank 0."""
@@ -136,22 +133,10 @@ class Resumed:
     def restore(self, replica: Replica) -> None:
         """Load the state into a fresh replica, once; then forget it."""
         replica.load_local_state(self._state["replica"])
-        _set_random_state(self._state["random"], self._world)
+        self._world.set_random_state(self._state["random"])
         self._state.clear()
 
     def again(self) -> str:
         """The column `resumed_after`."""
         before = self.facts.get("resumed_after")
         return f"{before}, {self.epoch}" if before else str(self.epoch)
-
-
-def _random_state(world: World) -> list[torch.Tensor]:
-    """States of torch's generators: the suite's models draw nothing while they train, a user's may (dropout)."""
-    devices = world.devices if world.device_type == "cuda" else ()
-    return [torch.get_rng_state(), *(cuda.rng_state(device) for device in devices)]
-
-
-def _set_random_state(states: list[torch.Tensor], world: World) -> None:
-    torch.set_rng_state(states[0])
-    for device, state in zip(world.devices, states[1:], strict=False):  # a CPU run has saved none of a device
-        cuda.set_rng_state(state, device)

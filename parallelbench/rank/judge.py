@@ -15,29 +15,26 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from parallelbench.loaders.batch import Shard
 from parallelbench.optimizers import Lbfgs
-from parallelbench.rank.differences import (
-    loss_difference,
-    relative_difference,
-    size_difference,
-    unmoved,
-    update_difference,
-)
+from parallelbench.rank.checked_run import granted_tolerance, statistics_pieces
+from parallelbench.rank.differences import relative_difference, size_difference, unmoved, update_difference
 from parallelbench.rank.findings import Finding
-from parallelbench.rank.parity import endless, granted_tolerance, statistics_pieces
-from parallelbench.rank.plain import PlainModel, PlainOptimizer
+from parallelbench.rank.parity import endless
+from parallelbench.rank.plain import PlainModel
+from parallelbench.rank.plain_optimizer import PlainOptimizer, kept_of_one
+from parallelbench.rank.step_differences import loss_difference
+from parallelbench.spec.batch import Shard
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from torch import Tensor, nn
 
-    from parallelbench.loaders.batch import Batch
     from parallelbench.loaders.batch_loader import BatchLoader
     from parallelbench.rank.plain import PlainStep
-    from parallelbench.rank.world import World
+    from parallelbench.spec.batch import Batch
     from parallelbench.spec.config import RunConfig
+    from parallelbench.world.world import World
 
     LoaderOf = Callable[[RunConfig, Shard], BatchLoader]
 
@@ -81,6 +78,7 @@ class Judge:
         self._least_gradient = max(GRADIENT_FLOORS[run.precision], granted)
         self._least_loss = max(LOSS_FLOORS[run.precision], granted)
         self._optimizer: PlainOptimizer | None = None
+        self._why_no_updates = ""
         self._gradients: list[tuple[float, float]] = []
         """Of each step, the difference of the gradients, and that of the number format alone."""
         self._loader: BatchLoader | None = None
@@ -109,12 +107,16 @@ class Judge:
             Finding("evaluation accuracy", what, difference=abs(accuracy - expected[1]), limit=floor + tie),
         ]
 
-    def begin_updates(self, state: Mapping[str, Mapping[str, Tensor]], keys: tuple[str, ...]) -> None:
-        """Update as the run's optimizer does from here on; not where a part of its state could not be gathered."""
-        if len(state) == len(keys):
+    def begin_updates(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Update as the run's optimizer does from here on, from its gathered state: key → parameter → tensor."""
+        examples, why = kept_of_one(self._run)
+        self._why_no_updates = why or (
+            "" if state.keys() == examples.keys() else "the strategy does not gather its state"
+        )
+        if not self._why_no_updates:
             # In fp16 the scaler skips steps.
             steps = None if self._run.precision == "fp16" else self._run.epochs * self._run.steps_per_epoch
-            self._optimizer = PlainOptimizer(self._run, state, steps=steps)
+            self._optimizer = PlainOptimizer(self._run, state, examples, steps=steps)
 
     def step(self, taken: Taken) -> list[Finding]:
         """Hold one step against plain code."""
@@ -173,6 +175,7 @@ class Judge:
         if self._optimizer is None:
             stayed = unmoved(taken.before, taken.after, exact.gradients, self._run.optimizer.scaled_lr(self._run))
             what = "tensors with a gradient that the step left as they were; how far it moves them is not checked"
+            what = ": ".join(filter(None, (what, self._why_no_updates)))
             return Finding("update", what, taken.number, difference=float(stayed), limit=0.0)
         moved = {
             name: (taken.before[name], taken.after[name], self._optimizer.step(name, taken.before[name], gradient))

@@ -16,7 +16,7 @@ WINOGRAD = 4.0
 """
 _SAVED = {1: 1.0, 9: WINOGRAD}
 """Values of a kernel → by how much fewer multiplications there may be."""
-_LEFT = {"aten::mm": 0, "aten::bmm": 0, "aten::addmm": 1, "aten::baddbmm": 1}
+LEFT = {"aten::mm": 0, "aten::bmm": 0, "aten::addmm": 1, "aten::baddbmm": 1}
 """Matrix products → which argument is the left matrix."""
 
 
@@ -44,8 +44,8 @@ class _Counter(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Let the operation happen, and count it."""
         result, name = func(*args, **(kwargs or {})), func._schema.name
-        if name in _LEFT:
-            self.flop.append(2.0 * result.numel() * args[_LEFT[name]].shape[-1])
+        if name in LEFT:
+            self.flop.append(2.0 * result.numel() * args[LEFT[name]].shape[-1])
         elif name == "aten::convolution":
             kernel = args[1]
             values = kernel[0, 0].numel()

@@ -1,16 +1,18 @@
-"""Whether a run trains like one device, how closely, and what a reader must know where it doesn't. Loads torch."""
+"""Whether a run trains like one device, how closely, and what a reader must know where it doesn't. Loads no torch."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from parallelbench.rank.numerics import UNIT_ROUNDOFF
-from parallelbench.rank.parity import WIDEST_TOLERANCE, as_checked, granted_tolerance, local_statistics
-from parallelbench.spec.config import EXACT
+from parallelbench.rank.checked_run import WIDEST_TOLERANCE, as_checked, granted_tolerance, local_statistics
+from parallelbench.spec.config import EXACT, own_reference
 from parallelbench.strategies.single import Single
 
 if TYPE_CHECKING:
     from parallelbench.spec.config import RunConfig
+
+UNIT_ROUNDOFF = {"fp64": 2.0**-53, "fp32": 2.0**-24, "tf32": 2.0**-11, "fp16": 2.0**-11, "bf16": 2.0**-8}
+"""Largest relative error of rounding to the format that products are computed in (IEEE 754; 8 bits in bf16)."""
 
 
 def statistics_warnings(run: RunConfig) -> list[str]:
@@ -47,4 +49,19 @@ def rounding(run: RunConfig) -> float | None:
 
 def checks_parity(run: RunConfig) -> bool:
     """Whether to check parity; one device compared with itself would always pass."""
-    return run.measure.parity and run.strategy.equals_one_device(run) and not isinstance(run.strategy, Single)
+    has_reference = run.strategy.equals_one_device(run) or own_reference(run) is not None
+    return run.measure.parity and has_reference and not isinstance(run.strategy, Single)
+
+
+def parity_reference(run: RunConfig) -> str | None:
+    """The class of the author's own reference that parity is checked against; None: one device, or not checked."""
+    reference = own_reference(run) if checks_parity(run) else None
+    return None if reference is None else f"{type(reference).__module__}.{type(reference).__qualname__}"
+
+
+def reference_warnings(run: RunConfig) -> list[str]:
+    """What a run was held against, where that is not one device."""
+    name = parity_reference(run)
+    if name is None:
+        return []
+    return [f"parity was checked against the strategy's own reference, {name}, which its author gives: not one device"]

@@ -1,4 +1,4 @@
-"""Training, evaluation and update of one step in plain PyTorch on one device, from a state that is given.
+"""Training and evaluation of one step in plain PyTorch on one device, from a state that is given.
 
 It shares no code with the strategies and their replicas, so it can judge them.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-import msgspec
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -15,8 +14,7 @@ from torch.nn import functional as F
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from parallelbench.loaders.batch import Batch
-    from parallelbench.spec.config import RunConfig
+    from parallelbench.spec.batch import Batch
 
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 """Precisions whose forward passes are autocast."""
@@ -93,37 +91,6 @@ class PlainModel:
         assert batch.labels is not None
         dtype = torch.float64 if precision == "fp64" else torch.float32
         return batch.images.to(self._device, dtype), batch.labels.to(self._device)
-
-
-class PlainOptimizer:
-    """The run's optimizer in torch's own loop, in fp64 on the CPU, one tensor after the other.
-
-    `state`: what it begins with, as `Optimizer.kept` names it: key → parameter → tensor. Afterwards it keeps its own.
-    `steps`: updates until then; None: as many as `state` says.
-    """
-
-    def __init__(self, run: RunConfig, state: Mapping[str, Mapping[str, Tensor]], *, steps: int | None) -> None:
-        self._run = msgspec.structs.replace(
-            run, graph=False, optimizer=msgspec.structs.replace(run.optimizer, implementation="for_loop")
-        )
-        self._kept: dict[str, dict[str, Tensor]] = {}
-        for key, tensors in state.items():
-            for name, tensor in tensors.items():
-                value = tensor.double()
-                if key == "step":
-                    value = tensor.flatten()[0].float() if steps is None else torch.tensor(float(steps))
-                self._kept.setdefault(name, {})[key] = value
-
-    def step(self, name: str, before: Tensor, gradient: Tensor) -> Tensor:
-        """A parameter after an update, in fp64."""
-        parameter = nn.Parameter(before.to(torch.float64, copy=True))
-        parameter.grad = gradient.double()
-        optimizer = self._run.optimizer.build([parameter], self._run, "cpu")
-        if name in self._kept:
-            optimizer.state[parameter] = self._kept[name]
-        optimizer.step()
-        self._kept[name] = dict(optimizer.state[parameter])
-        return parameter.detach()
 
 
 def _logits(model: nn.Module, images: Tensor, precision: str) -> Tensor:

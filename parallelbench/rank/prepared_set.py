@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 
-from parallelbench.data.dataset import Arrays
 from parallelbench.errors import ConfigError
 from parallelbench.preprocess.prepared_rows import PreparedRows
 from parallelbench.preprocess.reference import prepare
 from parallelbench.preprocess.stage import in_order, preprocess, task_of
+from parallelbench.spec.dataset import Arrays
+from parallelbench.spec.dataset_check import checked
 from parallelbench.store.durable import storage_errors
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from numpy.typing import NDArray
 
     from parallelbench.preprocess.reference import Columns
-    from parallelbench.rank.world import World
     from parallelbench.spec.config import RunConfig
     from parallelbench.store.attempt import Attempt
+    from parallelbench.world.world import World
 
 _POLL_S = 0.05
 _CHANGES_TEST = ("filter", "join")
@@ -42,8 +46,9 @@ class Preprocessing:
         """Columns of the table `run`, on rank 0."""
 
     def carry_out(self, arrays: Arrays) -> None:
-        """Do it, on rank 0."""
+        """Do it, on rank 0, and remove what earlier attempts have left that were killed meanwhile."""
         if self._world.rank == 0:
+            _remove_leftovers(self._folder.parent)
             prepared = preprocess(self._run, arrays, self._folder)
             self._columns, self.rows, self.facts = prepared.columns, prepared.rows, prepared.facts
 
@@ -74,7 +79,7 @@ class Preprocessing:
             "steps_per_epoch": run.steps_per_epoch,
             "dropped_samples": len(labels) - run.steps_per_epoch * run.global_batch_size,
         }
-        return run, Arrays(images, labels, test_images, test_labels)
+        return run, checked(data, Arrays(images, labels, test_images, test_labels))
 
     def _on_all_ranks(self) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
         """Images and labels; rank 0 passes them on through files of the attempt's folder."""
@@ -112,3 +117,12 @@ class Preprocessing:
         kept = prepare(self._task, {"sample": places, "label": np.asarray(arrays.test_labels)})
         labels = kept["group" if self._task.recipe == "join" else "label"].astype(np.int64)
         return arrays.test_images[kept["sample"]], labels
+
+
+def _remove_leftovers(attempt: Path) -> None:
+    """Tables and prepared rows of all attempts until this one: many times the size of what they are prepared from."""
+    for earlier in attempt.parent.iterdir():
+        if earlier.name.isdecimal() and int(earlier.name) <= int(attempt.name):
+            shutil.rmtree(earlier / "preprocess", ignore_errors=True)
+            for file in earlier.glob("prepared-*.npy"):
+                file.unlink(missing_ok=True)

@@ -6,40 +6,40 @@ import json
 import time
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from parallelbench import cuda
 from parallelbench.data.content import content_sha256
 from parallelbench.errors import ConfigError
 from parallelbench.probes import environment
-from parallelbench.rank.devices import cpu_name
 from parallelbench.spec.identity import canonical_json
-from parallelbench.store.environment_match import differences, entries, is_of_program, must_match
+from parallelbench.store.environment_match import PLUGIN, differences, entries, is_of_program, must_match
+from parallelbench.world.devices import cpu_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from parallelbench.data.dataset import Arrays
-    from parallelbench.rank.world import World
+    from parallelbench.frameworks.contract import RankWorld
     from parallelbench.spec.config import RunConfig
+    from parallelbench.spec.dataset import Arrays
 
 
-def first_facts(attempt: int) -> dict[str, str]:
+def first_facts(attempt: int, *, framework: str = "torch", plugin: str | None = None) -> dict[str, str]:
     """Columns of the `run` table about the environment of a run's first attempt."""
-    captured = environment.capture()
+    captured = environment.capture(framework, plugin=plugin)
     return {"environment_json": canonical_json(captured), "attempts_json": _attempts([], attempt, captured)}
 
 
-def later_facts(attempt: int, world: World, *, before: Mapping[str, Any]) -> dict[str, str]:
+def later_facts(
+    attempt: int, world: RankWorld, *, before: Mapping[str, Any], framework: str = "torch", plugin: str | None = None
+) -> dict[str, str]:
     """The same of an attempt that goes on; `before` are the columns that the attempts before it have recorded."""
-    captured = json.loads(canonical_json(environment.capture()))
+    captured = json.loads(canonical_json(environment.capture(framework, plugin=plugin)))
     facts = {"attempts_json": _attempts(json.loads(before.get("attempts_json") or "[]"), attempt, captured)}
     if changed := _elsewhere(before, captured, device_name(world)):
         facts["resumed_elsewhere"] = ", ".join(dict.fromkeys(filter(None, [before.get("resumed_elsewhere"), changed])))
     return facts
 
 
-def data_facts(run: RunConfig, arrays: Arrays, world: World, before: Mapping[str, Any] | None) -> dict[str, str]:
+def data_facts(run: RunConfig, arrays: Arrays, world: RankWorld, before: Mapping[str, Any] | None) -> dict[str, str]:
     """The column of what the data set holds; `before` are the columns that earlier attempts have recorded, if any.
 
     A collective. Raises `ConfigError` on every rank where the data set has changed since.
@@ -49,7 +49,7 @@ def data_facts(run: RunConfig, arrays: Arrays, world: World, before: Mapping[str
         content = content_sha256(run.data, run.site.data_folder, arrays)
         recorded = (before or {}).get("data_sha256")  # None also where an older release did not record it
     changed = float(recorded not in (None, content))
-    if world.sum(torch.tensor([changed], dtype=torch.float64)).item():
+    if world.total([changed])[0]:
         found = f": its sha256 was {recorded[:12]}…, now it is {content[:12]}…" if recorded else ", as rank 0 says"
         raise ConfigError(
             f"the data set has changed since this run began{found}; put the old files back, or delete the run's folder "
@@ -61,7 +61,8 @@ def data_facts(run: RunConfig, arrays: Arrays, world: World, before: Mapping[str
 def _attempts(before: list[dict[str, Any]], attempt: int, captured: Mapping[str, Any]) -> str:
     git = captured.get("git") or {}
     own = {"attempt": attempt, "began_at": time.time(), "host": captured.get("host")}
-    return canonical_json([*before, own | {"commit": git.get("commit"), "dirty": git.get("dirty")}])
+    own |= {"commit": git.get("commit"), "dirty": git.get("dirty")}
+    return canonical_json([*before, own | ({PLUGIN: captured[PLUGIN]} if PLUGIN in captured else {})])
 
 
 def _elsewhere(before: Mapping[str, Any], captured: Mapping[str, Any], device: str) -> str:
@@ -77,15 +78,17 @@ _NAME_BYTES = 128
 """Of a GPU's name, what ranks tell each other."""
 
 
-def require_one_type(world: World) -> None:
+def require_one_type(world: RankWorld) -> None:
     """Refuse GPUs of several types under one run; a node sees only its own. A collective."""
     if world.size == 1 or world.device_type != "cuda":
         return
     own = device_name(world).encode()[:_NAME_BYTES]
-    letters = torch.zeros(world.size, _NAME_BYTES, dtype=torch.int64)
-    letters[world.rank, : len(own)] = torch.tensor(list(own))
+    letters = [0.0] * (world.size * _NAME_BYTES)
+    letters[world.rank * _NAME_BYTES : world.rank * _NAME_BYTES + len(own)] = map(float, own)
+    letters = world.total(letters)
     ranks: dict[str, list[str]] = {}
-    for rank, row in enumerate(world.sum(letters).tolist()):
+    for rank in range(world.size):
+        row = map(int, letters[rank * _NAME_BYTES : (rank + 1) * _NAME_BYTES])
         ranks.setdefault(bytes(filter(None, row)).decode(errors="replace"), []).append(str(rank))
     if len(ranks) > 1:
         found = "; ".join(f"{name} on rank {', '.join(those)}" for name, those in sorted(ranks.items()))
@@ -95,6 +98,6 @@ def require_one_type(world: World) -> None:
         )
 
 
-def device_name(world: World) -> str:
+def device_name(world: RankWorld) -> str:
     """Name of the rank's GPU or processor."""
-    return cuda.device_name(world.device) if world.device_type == "cuda" else cpu_name()
+    return cuda.device_name(world.devices[0]) if world.device_type == "cuda" and world.devices else cpu_name()

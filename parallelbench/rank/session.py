@@ -5,56 +5,63 @@ from __future__ import annotations
 import functools
 import time
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+import msgspec
 import torch
 
+from parallelbench.errors import EngineError
+from parallelbench.loaders.resident import Resident
 from parallelbench.probes.machine_probe import probe
 from parallelbench.probes.memory_probe import release
 from parallelbench.rank import provenance
+from parallelbench.rank.checked_run import as_checked
 from parallelbench.rank.closing import ClosingCheck
-from parallelbench.rank.epoch_boundary import EpochBoundary
-from parallelbench.rank.least_flop import least_flop_per_sample
-from parallelbench.rank.likeness import checks_parity, rounding, statistics_warnings, tolerance_warnings
-from parallelbench.rank.numerics import Numerics, set_precision
-from parallelbench.rank.parity import as_checked, check_parity
+from parallelbench.rank.count_layers import count_facts
+from parallelbench.rank.initial import Initial
+from parallelbench.rank.likeness import checks_parity
+from parallelbench.rank.parity import check_parity
+from parallelbench.rank.rank_session import RankSession
 from parallelbench.rank.torch_settings import configure_torch
-from parallelbench.rank.train import Trainer
-from parallelbench.rank.world import World, join
-from parallelbench.spec.identity import run_id
+from parallelbench.spec.config import own_reference
+from parallelbench.world.numerics import Numerics, set_precision
+from parallelbench.world.world import World, join
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from parallelbench.data.dataset import Arrays
-    from parallelbench.loaders.batch import Shard
     from parallelbench.loaders.batch_loader import BatchLoader
     from parallelbench.probes.clock import StartUp
     from parallelbench.probes.machine_probe import Moment
     from parallelbench.rank.epoch_boundary import Resumed
+    from parallelbench.rank.train import Trainer
+    from parallelbench.spec.batch import Shard
     from parallelbench.spec.config import RunConfig
+    from parallelbench.spec.dataset import Arrays
+    from parallelbench.spec.replica import Replica
     from parallelbench.store.attempt import Attempt
     from parallelbench.store.journal import Journal
-    from parallelbench.strategies.replica import Replica
+
+PLAIN_DATA_BYTES = 2**30
+"""Largest images that plain code holds in memory whatever the run's loader."""
 
 
-class Session:
+class Session(RankSession):
     """One rank's process group, data, model and journal during a run."""
+
+    _world: World
 
     def __init__(
         self, run: RunConfig, attempt: Attempt, *, device_type: str, journal: Journal, startup: StartUp
     ) -> None:
-        self._run, self._attempt, self._journal, self._startup = run, attempt, journal, startup
-        info = attempt.info()
-        self._warnings = [*(info.warnings if info else ()), *statistics_warnings(run), *tolerance_warnings(run)]
-        self._keys = {"run_id": run_id(run), "attempt": attempt.number}
+        super().__init__(run, attempt, journal=journal, startup=startup)
         configure_torch(run, device_type)
         self._startup.done("imports")
-        self._world = join(device_type, devices=run.devices, timeout_s=run.launcher.collective_timeout_s, nccl=run.nccl)
-        provenance.require_one_type(self._world)
-        self._world.wake()
+        world = join(device_type, devices=run.devices, timeout_s=run.launcher.collective_timeout_s, nccl=run.nccl)
+        provenance.require_one_type(world)
+        world.wake()
         self._startup.done("process_group")
-        self._boundary = EpochBoundary(run, attempt, self._world, journal=journal, warn=self._warn)
+        self._join(world)
 
     def train(self) -> None:
         """Check parity, then train, or resume where an earlier attempt stopped; results go to the journal."""
@@ -70,12 +77,11 @@ class Session:
         set_precision(run.precision)
         model = build_model(run)
         if resumed is None:
-            self._describe(model, parity_passed)
+            self._describe(sum(p.numel() for p in model.parameters() if p.requires_grad), parity_passed)
         else:  # the columns of earlier attempts stay
             parity_passed = resumed.facts.get("parity_passed")
             self._record_warnings(resumed_after=resumed.again())
-        replica = run.strategy.prepare(model, run, self._world)
-        self._startup.done("model")
+        replica = self._prepare(model, checks=resumed is None and run.measure.parity)
         loader = self._loader(arrays, run, replica.data_shard)
         release()
         self._startup.done("data")
@@ -91,8 +97,20 @@ class Session:
                 if run.measure.parity:
                     self._close(replica, loader, arrays=arrays, trainer=trainer)
                 self._attribute(replica, loader)
-                self._count_flop()
+                self._count()
         replica.close()
+
+    def _prepare(self, model: nn.Sequential, *, checks: bool) -> Replica:
+        """The strategy's replica; whether it begins with the seed's parameters is found out beside the start-up."""
+        initial = Initial(model, self._world) if checks else None
+        replica = self._run.strategy.prepare(model, self._run, self._world)
+        self._startup.done("model")
+        if initial is not None:
+            finding = initial.finding(replica)
+            if self._world.rank == 0:
+                self._journal.write("checks", [{**self._keys, **finding.row(1)}])
+            self._startup.skip()
+        return replica
 
     def _training_set(self, resumed: Resumed | None) -> Arrays:
         """What the run trains on: the data set, or what an engine has made of it, which is no part of the start-up."""
@@ -108,7 +126,12 @@ class Session:
 
         self._phase("preprocessing")
         prepared = Preprocessing(self._run, self._attempt, self._world)
-        prepared.carry_out(arrays)
+        try:
+            prepared.carry_out(arrays)
+        except EngineError as error:
+            if error.kind == "error":  # a process that was killed says nothing about its engine
+                self._facts(device_name=provenance.device_name(self._world), preprocess_failed=True)
+            raise
         if self._run.epochs:
             self._run, arrays = prepared.training_set(arrays)
         if resumed is None:
@@ -123,16 +146,10 @@ class Session:
         self._finished(None)
         self._probe("end")
 
-    def _finished(self, parity_passed: bool | None) -> None:
-        """Record that all epochs are in the journals: a later failure does not prevent the result."""
+    def _count(self) -> None:
+        """Record what training takes at least, and what each layer does, outside all times."""
         if self._world.rank == 0:
-            self._journal.event("finished", outcome="parity_failed" if parity_passed is False else "ok")
-            self._journal.commit()
-
-    def _count_flop(self) -> None:
-        """Record what training takes at least, outside all times."""
-        if self._world.rank == 0:
-            self._facts(least_flop_per_sample=least_flop_per_sample(self._run))
+            self._facts(**count_facts(self._run))
 
     def _probe(self, moment: Moment) -> None:
         """Measure how fast the devices are, outside all times; not where the run's times mean nothing anyway."""
@@ -146,10 +163,10 @@ class Session:
         """Hold what was trained against plain code on one device: rows of `checks`, which decide the outcome."""
         self._phase("closing check")
         run, start = self._run, time.perf_counter()
-        loader_of = functools.partial(self._loader, arrays)
+        loader_of = functools.partial(self._plain_loader, arrays)
         closing = ClosingCheck(replica, loader, run=run, world=self._world, loader_of=loader_of)
-        (loss, accuracy), sent_bytes = trainer.evaluated, trainer.step_bytes
-        findings = closing.findings(build_model(run), loss=loss, accuracy=accuracy, sent_bytes=sent_bytes)
+        loss, accuracy = trainer.evaluated
+        findings = closing.findings(build_model(run), loss=loss, accuracy=accuracy, sent=trainer.sent)
         self._journal.write("checks", [{**self._keys, **finding.row(run.epochs)} for finding in findings])
         self._facts(gloo_bytes_per_step_sum=closing.gloo_bytes_per_step_sum)
         self._facts(closing_check_s=time.perf_counter() - start)
@@ -172,73 +189,14 @@ class Session:
             attribution.trace(self._attempt.trace_file(self._world.rank))
         self._journal.commit()
 
-    def leave(self) -> None:
-        """Leave the process group and close the journal."""
-        self._journal.close()
-        self._world.leave()
-
-    def _resume(self) -> Resumed | None:
-        """The state of an earlier attempt, with its warnings."""
-        self._phase("resume")
-        resumed = self._boundary.resume()
-        if resumed is not None:
-            self._warnings = [*dict.fromkeys([*resumed.warnings, *self._warnings])]
-            if self._world.rank == 0:
-                self._facts(**provenance.later_facts(self._attempt.number, self._world, before=resumed.facts))
-            self._startup.skip()
-        return resumed
-
-    def _describe(self, model: nn.Module, parity_passed: bool | None) -> None:
-        parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
-        self._facts(
-            parity_passed=parity_passed,
-            rounding=rounding(self._run),
-            parameters=parameters,
-            theoretical_state_bytes=self._run.strategy.state_bytes(self._run, parameters),
-            device_name=provenance.device_name(self._world),
-            theoretical_bubble=self._run.strategy.bubble(self._run),
-        )
-        self._record_warnings()
-
-    def _warn(self, text: str) -> None:
-        """Add a warning at any point of the run."""
-        self._warnings.append(text)
-        self._record_warnings()
-
-    def _record_warnings(self, **facts: Any) -> None:
-        """As a column, and one by one for a later attempt."""
-        self._facts(warnings="; ".join(self._warnings) or None, **facts)
-        if self._world.rank == 0:
-            self._journal.event("warned", texts=self._warnings)
-
-    def _record_environment(self) -> None:
-        """Record the environment; the time this takes does not count as start-up."""
-        if self._world.rank == 0:
-            self._facts(**provenance.first_facts(self._attempt.number))
-        self._startup.skip()
-
-    def _record_data(self, arrays: Arrays, resumed: Resumed | None) -> None:
-        """Record what the data set holds, likewise; a run that goes on must find what it began with."""
-        self._facts(**provenance.data_facts(self._run, arrays, self._world, resumed.facts if resumed else None))
-        self._startup.skip()
-
-    def _arrays(self) -> Arrays:
-        """The data set. One rank per node first writes the files that the loader needs, unless they exist."""
-        data, folder = self._run.data, self._run.site.data_folder
-        if self._run.loader.writes_files:
-            self._phase("conversion")
-            if self._world.local_rank == 0:
-                self._run.loader.prepare(data, folder)
-            self._world.barrier()
-            self._startup.skip()  # only the first of many runs converts; its start must not seem slower
-        return self._run.loader.load(data, folder)
-
     def _check_parity(self, arrays: Arrays) -> bool | None:
         """The verdict of the parity check, the same on every rank; None where one device can't train the model."""
         self._phase("parity")
         checked = as_checked(self._run)
         loader_of = functools.partial(self._loader, arrays)
-        rows = check_parity(build_model(checked), checked, self._world, loader_of)
+        said = functools.partial(self._journal.event, "parity_hint")
+        hint = None if own_reference(checked) else lambda text: said(text=text)
+        rows = check_parity(build_model(checked), checked, self._world, loader_of, hint=hint)
         self._journal.write("parity", [{**self._keys, **row} for row in rows or ()])
         problems = [sum(not row["passed"] for row in rows or ()), rows is None]
         failed, unchecked = self._world.sum(torch.tensor(problems, dtype=torch.float64)).tolist()
@@ -256,26 +214,11 @@ class Session:
     def _loader(self, arrays: Arrays, run: RunConfig, shard: Shard) -> BatchLoader:
         return build_loader(arrays, run, self._world, shard)
 
-    def _trainer(self, replica: Replica, loader: BatchLoader) -> Trainer:
-        return Trainer(
-            replica,
-            loader,
-            run=self._run,
-            world=self._world,
-            journal=self._journal,
-            keys=self._keys,
-            startup=self._startup,
-            boundary=self._boundary,
-        )
-
-    def _phase(self, name: str) -> None:
-        if self._world.rank == 0:
-            self._journal.event("phase", phase=name)
-
-    def _facts(self, **facts: Any) -> None:
-        """Record columns of the `run` table, on rank 0."""
-        if self._world.rank == 0:
-            self._journal.event("facts", **facts)
+    def _plain_loader(self, arrays: Arrays, run: RunConfig, shard: Shard) -> BatchLoader:
+        """For plain code, the simplest one: so the run's own is checked as well. It takes the data set's memory."""
+        if arrays.train_images.nbytes + arrays.test_images.nbytes <= PLAIN_DATA_BYTES:
+            run = msgspec.structs.replace(run, loader=Resident(name="resident"))
+        return self._loader(arrays, run, shard)
 
 
 def build_loader(arrays: Arrays, run: RunConfig, world: World, shard: Shard) -> BatchLoader:

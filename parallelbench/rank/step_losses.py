@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from parallelbench.rank.numerics import Sums
+    from parallelbench.world.numerics import Sums
 
 BLOCK = 64
 """Steps of a run whose losses have a row each, and steps of a later row: within about as many, right runs drift apart.

@@ -5,35 +5,34 @@ from __future__ import annotations
 import math
 import os
 import time
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from parallelbench import cuda
+from parallelbench.marks.traffic import KINDS, Sent
 from parallelbench.probes.clock import StepClock, TimedWindow
 from parallelbench.probes.loader_workers import WorkerProbe
 from parallelbench.probes.memory_probe import MemoryProbe
 from parallelbench.probes.processor_share import ProcessorShare
-from parallelbench.probes.traffic import KINDS
-from parallelbench.rank.copies import checksum, unlike_ranks
-from parallelbench.rank.devices import node_name
 from parallelbench.rank.findings import Finding
+from parallelbench.rank.settled import Settled
 from parallelbench.rank.step_losses import by_step, rows_of
-from parallelbench.store.check_tables import COPIES, SAMPLES
-from parallelbench.telemetry.epoch_columns import NOTHING
+from parallelbench.store.check_tables import SAMPLES
+from parallelbench.store.epoch_columns import NOTHING
+from parallelbench.world.devices import node_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from parallelbench.loaders.batch import Batch
+    from parallelbench.frameworks.contract import RankWorld
     from parallelbench.loaders.batch_loader import BatchLoader
     from parallelbench.probes.clock import StartUp
     from parallelbench.rank.epoch_boundary import EpochBoundary
-    from parallelbench.rank.numerics import Sums
-    from parallelbench.rank.world import World
+    from parallelbench.spec.batch import Batch
     from parallelbench.spec.config import RunConfig
+    from parallelbench.spec.replica import Replica
     from parallelbench.store.journal import Journal
-    from parallelbench.strategies.replica import Replica
+    from parallelbench.world.numerics import Sums
 
 
 class NotFiniteError(Exception):
@@ -49,7 +48,7 @@ class Trainer:
         loader: BatchLoader,
         *,
         run: RunConfig,
-        world: World,
+        world: RankWorld,
         journal: Journal,
         keys: dict[str, Any],
         startup: StartUp | None = None,
@@ -65,8 +64,11 @@ class Trainer:
         self._device_uuid = device_uuid(world)
         self.evaluated: tuple[float, float] = (math.nan, math.nan)
         """Mean loss and share of correct predictions on the test set after the last epoch, over all ranks."""
-        self.step_bytes = 0.0
-        """What this rank has reported to send in a step of the last epoch."""
+        self._settled = Settled(replica, world, checks=run.measure.parity)
+        self.sent: list[Sent] = []
+        """What this rank has sent in each epoch of this attempt."""
+        self._exchanges: list[int] = []
+        """Of the world, after each step of the epoch."""
 
     def train(self, *, first: int = 1) -> bool:
         """Train the epochs from `first` to the last; returns False after a stop before the last.
@@ -99,14 +101,14 @@ class Trainer:
 
     def _epoch(self, epoch: int) -> dict[str, Any]:
         """Train and evaluate; returns the rank's row of `ranks`."""
-        return {
-            **self._keys,
-            "epoch": epoch,
-            **self._identity,
-            "device_uuid": self._device_uuid,
-            **self.train_epoch(epoch),
-            **self._evaluate(),
-        }
+        trained = self.train_epoch(epoch)
+        held_bytes = self._memory.held_bytes()
+        self._settled.window_ended()
+        evaluated = self._evaluate()
+        self._settled.evaluated()
+        self._memory.give_back(held_bytes)  # no later peak counts what the evaluation and the checksums took
+        place = {"epoch": epoch, **self._identity, "device_uuid": self._device_uuid}
+        return {**self._keys, **place, **trained, **evaluated}
 
     def train_epoch(self, epoch: int) -> dict[str, Any]:
         """The training window of one epoch, with all its probes: columns of `ranks`."""
@@ -127,22 +129,23 @@ class Trainer:
         return {**times, **_sums("train", both, samples), **probes}
 
     def _evaluate(self) -> dict[str, Any]:
-        """The evaluation window: columns of `ranks`. No later peak counts what it takes."""
-        held_bytes = self._memory.held_bytes()
+        """The evaluation window: columns of `ranks`."""
         self._window.start()
         evaluated = self._replica.evaluate(counted := _Counted(self._loader.test()))
         evaluation_time_s = self._window.stop()
-        self._memory.give_back(held_bytes)
         samples = counted.samples if evaluated is not None else 0
         return {"evaluation_time_s": evaluation_time_s, **_sums("test", evaluated, samples)}
 
     def _train_window(self, epoch: int) -> Sums | None:
         """Sums over the samples whose loss this rank owns. Nothing here waits for a device."""
         total: Sums | None = None
+        exchanges = self._world.exchange_counter()
+        self._exchanges.clear()
         for index, batch in enumerate(self._steps.timed(self._loader.train(epoch))):
             result = self._replica.step(batch)
             if result is not None:
                 total = result if total is None else total + result
+            self._exchanges.append(exchanges())
             if index == 0 and epoch == 1 and self._startup is not None:
                 self._world.synchronize()
                 self._startup.done("first_step")  # the clock only: the journal is written outside the window
@@ -170,18 +173,23 @@ class Trainer:
         took_s = row["epoch_time_s"] + row["evaluation_time_s"]
         requests = [0.0, 0.0] if self._boundary is None else self._boundary.requests(epoch, took_s)
         values = [float(row[name]) for name in names] + requests + self._step_losses
-        summed = self._world.sum(torch.tensor(values, dtype=torch.float64)).tolist()
+        summed = self._world.total(values)
         total, (stop, save), losses = summed[:6], summed[6:8], summed[8:]
         train_loss, _, train_samples, test_loss, _, test_samples = total
         assert test_samples == self._run.data.test_samples, f"{test_samples} test samples evaluated"
-        checks = [*self._samples(epoch, int(train_samples)), *self._copies(epoch)]
+        is_last = epoch == self._run.epochs
+        checks = [*self._samples(epoch, int(train_samples)), *self._settled.findings(is_last=is_last)]
         if self._world.rank == 0:
             self._journal.write("epochs", [self._epoch_row(epoch, total)])
             self._journal.write("losses", self._loss_rows(epoch, losses))
             self._journal.write("checks", [{**self._keys, **finding.row(epoch)} for finding in checks])
             self._journal.commit()
         self.evaluated = (test_loss / test_samples, total[4] / test_samples)
-        self.step_bytes = sum(row[f"{kind}_bytes_sent"] for kind in KINDS) / self._run.steps_per_epoch
+        steps = self._run.steps_per_epoch
+        sent_bytes = sum(row[f"{kind}_bytes_sent"] for kind in KINDS)
+        # What precedes the second step is left out: in a run's first step DDP has other buckets.
+        each = (after - before for before, after in pairwise(self._exchanges))
+        self.sent.append(Sent(sent_bytes / steps, min(each, default=0)))
         if not (math.isfinite(train_loss) and math.isfinite(test_loss)):
             which = "training" if not math.isfinite(train_loss) else "test"
             raise NotFiniteError(
@@ -205,19 +213,6 @@ class Trainer:
         what = f"gradients taken of {taken:,} samples in an epoch of {asked:,}"
         what += "" if taken else ": sums() sees those of a backward pass that comes after it"
         return [Finding(SAMPLES, what, difference=float(abs(taken - asked)), limit=0.0)]
-
-    def _copies(self, epoch: int) -> list[Finding]:
-        """Compare the copies that ranks hold of the same parameters; none without copies."""
-        if self._world.size == 1 or not self._run.measure.parity:
-            return []
-        copied = list(self._replica.copied())
-        own = checksum(copied) if copied else None
-        held, unlike = unlike_ranks(own, self._world, group=self._replica.copy_group)
-        if held < 2:
-            nothing = Finding(COPIES, "no two ranks hold the same parameters, shards or stages")
-            return [nothing] if epoch == self._run.epochs else []
-        what = f"ranks whose copied parameters differ from the first's, of {held} that hold them"
-        return [Finding(COPIES, what, difference=float(unlike), limit=0.0)]
 
     def _epoch_row(self, epoch: int, total: list[float]) -> dict[str, Any]:
         train_loss, train_correct, train_samples, test_loss, test_correct, test_samples = total
@@ -249,12 +244,12 @@ class _Counted:
             yield batch
 
 
-def _sums(part: str, total: torch.Tensor | None, samples: int) -> dict[str, Any]:
+def _sums(part: str, total: Any, samples: int) -> dict[str, Any]:
     loss_sum, correct = (0.0, 0.0) if total is None else total.tolist()
     return {f"{part}_samples": samples, f"{part}_loss_sum": loss_sum, f"{part}_correct": int(correct)}
 
 
-def device_uuid(world: World) -> str:
+def device_uuid(world: RankWorld) -> str:
     """UUIDs of this rank's GPUs, or the cores it is pinned to."""
     if world.device_type == "cuda":
         return ",".join(map(cuda.device_uuid, world.devices))

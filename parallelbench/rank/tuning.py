@@ -175,13 +175,13 @@ def timed(run: RunConfig, device_type: str, *, steps: int) -> tuple[float, list[
     from parallelbench.probes.memory_probe import release
     from parallelbench.rank.session import build_loader, build_model
     from parallelbench.rank.torch_settings import configure_torch
-    from parallelbench.rank.world import join
+    from parallelbench.world.world import join
 
     configure_torch(run, device_type)
     world = join(device_type, devices=run.devices, timeout_s=run.launcher.collective_timeout_s)
     world.wake()
     replica = run.strategy.prepare(build_model(run), run, world)
-    loader = build_loader(run.loader.load(run.data, run.site.data_folder), run, world, replica.data_shard)
+    loader = build_loader(run.loader.arrays(run.data, run.site.data_folder), run, world, replica.data_shard)
     ahead = getattr(run.loader, "workers", 0) * getattr(run.loader, "prefetch_factor", 0)
     losses: list[Tensor] = []
     batches = chain.from_iterable(map(loader.train, count(1)))

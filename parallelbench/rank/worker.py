@@ -19,28 +19,34 @@ import psutil
 
 from parallelbench.die_with_parent import die_with_parent
 from parallelbench.errors import ConfigError, EngineError, StorageError, one_line
-from parallelbench.rank.devices import node_name, this_machine
+from parallelbench.frameworks import session_class
 from parallelbench.spec.identity import run_id
+from parallelbench.spec.plugin import require_sources
 from parallelbench.store.attempt import Attempt
 from parallelbench.store.durable import fill
 from parallelbench.store.journal import Journal
 from parallelbench.telemetry.process import sampling
 from parallelbench.telemetry.sampler import SamplerSettings
+from parallelbench.world.devices import node_name, this_machine
 
 if TYPE_CHECKING:
     from parallelbench.spec.config import RunConfig
 
 WATCHED_BY = "PARALLELBENCH_WATCHED_BY"
 """Environment variable: process id of the worker's supervisor on this machine."""
+LAUNCHED_AT = "PARALLELBENCH_LAUNCHED_AT"
+"""Environment variable: Unix time at which this rank was launched; without it, that of the attempt counts."""
 _PATIENCE_LOST = ("timed out waiting", "timed out after", "wait timeout", "socket timeout")
 _LINGER_S = 5.0
 """A rank whose wait timed out stays this long. Other ranks may wait for the same one; if they were ended at once, they
 could not report it and would seem to hang."""
+_HEARTBEAT_LOST = ("stopped sending heartbeats",)
 _PEER_LOST = ("connection closed by peer", "connection reset by peer", "broken pipe", "remote process exited")
 
 
 class RankError(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a rank failed. Kind `peer`: because another rank ended; `waited`: another rank did not arrive in time."""
+    """Why a rank failed. Kind `peer`: because another rank ended; `waited`: another rank did not arrive in time;
+    `heartbeat`: the framework itself has given another rank up."""
 
     rank: int
     kind: str
@@ -71,15 +77,29 @@ def work(attempt: Attempt, entered_at: float, plugin: str | None = None) -> int:
     try:
         _train(attempt.config(plugin), attempt, rank, entered_at)
     except Exception as error:
-        kind, reason = classify(error)
-        record = RankError(rank=rank, kind=kind, reason=one_line(reason), time=time.time())
-        fill(attempt.error_file(rank), msgspec.json.encode(record))
+        kind = record(attempt, rank, error)
         with contextlib.suppress(OSError):  # the log may be on the disk that is full
             traceback.print_exc()
-        if kind == "waited":
+        if kind in ("waited", "heartbeat"):
             time.sleep(_LINGER_S)
         return 1
     return 0
+
+
+def record(attempt: Attempt, rank: int, error: Exception) -> str:
+    """Leave a rank's error file for the supervisor; returns the failure's kind."""
+    kind, reason = classify(error)
+    record = RankError(rank=rank, kind=kind, reason=one_line(reason), time=time.time())
+    fill(attempt.error_file(rank), msgspec.json.encode(record))
+    return kind
+
+
+def give_up(attempt: Attempt, rank: int, error: Exception) -> None:
+    """End this process from any of its threads, as if its main thread had raised `error`."""
+    record(attempt, rank, error)
+    print(one_line(str(error)), flush=True)
+    time.sleep(_LINGER_S)
+    os._exit(1)
 
 
 def classify(error: Exception) -> tuple[str, str]:
@@ -90,8 +110,15 @@ def classify(error: Exception) -> tuple[str, str]:
     """
     text = str(error)
     name = type(error).__name__
-    if name == "OutOfMemoryError" or isinstance(error, MemoryError) or "can't allocate memory" in text:
+    lacking = name in ("OutOfMemoryError", "ResourceExhaustedError") or isinstance(error, MemoryError)
+    if lacking or "can't allocate memory" in text:
         return "oom", f"out of memory: {text.splitlines()[0] if text else name}"
+    if name in ("DeadlineExceededError", "PatienceError"):
+        return "waited", f"waited for another rank longer than launcher.collective_timeout_s: {_first_line(text)}"
+    if any(sign in text.lower() for sign in _HEARTBEAT_LOST):
+        return "heartbeat", f"another rank sends TensorFlow's coordination service no heartbeat: {_first_line(text)}"
+    if name in ("UnavailableError", "AbortedError", "CancelledError"):
+        return "peer", f"lost another rank: {_first_line(text)}"
     if name == "NotFiniteError":
         return "nan", text
     if isinstance(error, StorageError):
@@ -107,19 +134,24 @@ def classify(error: Exception) -> tuple[str, str]:
     return "error", f"{name}: {text}"
 
 
+def _first_line(text: str) -> str:
+    return text.strip().partition("\n")[0]
+
+
 def _train(run: RunConfig, attempt: Attempt, rank: int, entered_at: float) -> None:
     info = attempt.info()
     assert info is not None, "the supervisor describes an attempt before it starts ranks"
+    require_sources(run)
     journal = Journal(attempt.path / f"journal-rank{rank}.jsonl")
     journal.event("phase", phase="imports", pid=os.getpid())
     spare_cores = pin(run, info.device_type)
 
     with _sampler(run, attempt, journal, device_type=info.device_type, spare_cores=spare_cores):
         from parallelbench.probes.clock import StartUp
-        from parallelbench.rank.session import Session
 
-        startup = StartUp(info.launched_at, entered_at)
-        session = Session(run, attempt, device_type=info.device_type, journal=journal, startup=startup)
+        startup = StartUp(float(os.environ.get(LAUNCHED_AT, info.launched_at)), entered_at)
+        new_session = session_class(run.strategy.framework)
+        session = new_session(run, attempt, device_type=info.device_type, journal=journal, startup=startup)
         session.train()
     session.leave()
 
@@ -136,8 +168,9 @@ def pin(run: RunConfig, device_type: str) -> list[int]:
         if near := machine.near(range(local_rank * gpus, (local_rank + 1) * gpus)):
             os.sched_setaffinity(0, near)
         return []
-    cores, first = machine.cores, local_rank * run.cores_per_device
-    own = {cores[index % len(cores)] for index in range(first, first + run.cores_per_device)}
+    per_rank = run.devices // run.strategy.processes(run, device_type) * run.cores_per_device
+    cores, first = machine.cores, local_rank * per_rank
+    own = {cores[index % len(cores)] for index in range(first, first + per_rank)}
     os.sched_setaffinity(0, own)
     return list(cores[run.devices // run.nodes * run.cores_per_device :])
 

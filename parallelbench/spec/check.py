@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from parallelbench.errors import ConfigError, choices
-from parallelbench.preprocess.task import RECIPES, SELECTING
+from parallelbench.spec.config import own_reference
 from parallelbench.spec.settings import Preprocess
+from parallelbench.spec.task import RECIPES, SELECTING
 
 if TYPE_CHECKING:
     from parallelbench.spec.config import RunConfig
@@ -20,9 +21,11 @@ def check_run(run: RunConfig, device_type: str) -> None:
     channels, height, _ = run.data.shape
     run.model.check(in_channels=channels, image_size=height)
     run.strategy.check(run, device_type)
+    own_reference(run)
     run.optimizer.check(run, device_type)
     _check_batch(run)
     _check_gpu_options(run, device_type)
+    _check_compiled(run)
     if run.precision == "tf32" and device_type == "cpu":
         raise ConfigError("precision=tf32 exists on CUDA devices only: choose precision=fp32 or bf16 on a CPU")
     if run.launcher.in_this_process and run.strategy.processes(run, device_type) > 1:
@@ -93,6 +96,23 @@ def _why_not_captured(run: RunConfig) -> str:
         "a replayed step has no phases for measure.attribution_steps": run.measure.attribution_steps > 0,
     }
     return next((reason for reason, applies in reasons.items() if applies), "")
+
+
+def _check_compiled(run: RunConfig) -> None:
+    """Refuse to compile steps that torch can't compile whole."""
+    if run.compile_scope == "model":
+        return
+    reasons = {
+        "nothing is compiled under compile=false: choose compile=true, or compile_scope=model": not run.compile,
+        f"torch compiles no step of optimizer={run.optimizer.name}: choose compile_scope=model": (
+            not run.optimizer.can_be_compiled
+        ),
+        "under precision=fp16 the host decides whether to update: choose precision=bf16, or compile_scope=model": (
+            run.precision == "fp16"
+        ),
+    }
+    if reason := next((reason for reason, applies in reasons.items() if applies), ""):
+        raise ConfigError(f"compile_scope={run.compile_scope} is refused: {reason}")
 
 
 def _check_batch(run: RunConfig) -> None:

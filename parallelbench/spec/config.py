@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from parallelbench.data.dataset import Data
-    from parallelbench.loaders.loader import Loader
-    from parallelbench.models.model import Model
-    from parallelbench.rank.world import World
-    from parallelbench.strategies.replica import Replica
+    from parallelbench.spec.dataset import Data
+    from parallelbench.spec.loader import Loader
+    from parallelbench.spec.model import Model
+    from parallelbench.spec.replica import Replica
+    from parallelbench.world.world import World
 
 
 class RunConfig(Settings, frozen=True, kw_only=True):
@@ -42,6 +42,10 @@ class RunConfig(Settings, frozen=True, kw_only=True):
     launcher: LauncherOptions
     sweep_name: Name = "adhoc"
     """The sweep it belongs to: the name of the folder above the run folder."""
+    plugin_sources: str = ""
+    """Whose sources train, as `package@hash`: a part of the run id. Empty: the suite's alone, or not recorded."""
+    same_plugin: str = ""
+    """Sources that train in place of those, since `--same-plugin` says that they compute the same; empty: none."""
 
     def __post_init__(self) -> None:
         """Check what involves several fields."""
@@ -66,6 +70,11 @@ class RunConfig(Settings, frozen=True, kw_only=True):
         """Optimizer steps per epoch; the tail that fills no global batch is dropped."""
         full = self.data.train_samples // self.global_batch_size
         return min(full, self.measure.steps_per_epoch or full)
+
+    @property
+    def compiles_step(self) -> bool:
+        """Whether the loss and the optimizer's update are compiled, not the model alone."""
+        return self.compile and self.compile_scope == "step"
 
     @property
     def sweep_folder(self) -> Path:
@@ -94,6 +103,8 @@ class StateShards(NamedTuple):
 class Strategy(Component, frozen=True, kw_only=True):
     """A strategy's options. Importing the file loads no torch; `prepare` does."""
 
+    framework: ClassVar[str] = "torch"
+    """What it trains with: a key of `parallelbench.frameworks.FRAMEWORKS`."""
     shards_tensors: ClassVar[bool] = False
     """Whether parameters are torch's DTensors, for which torch lacks some fused optimizers."""
     can_be_captured: ClassVar[bool] = False
@@ -119,6 +130,18 @@ class Strategy(Component, frozen=True, kw_only=True):
     def equals_one_device(self, run: RunConfig) -> bool:
         """Whether training computes the same as on one device, so that parity can be checked."""
         return True
+
+    def reference(self, run: RunConfig) -> Strategy | None:
+        """What the author holds the strategy against where `equals_one_device` is false; None: nothing.
+
+        A strategy in one process, on one device, that reads whole global batches. Its replica needs `step`, `evaluate`,
+        `full_gradients` and `full_state_dict`.
+        """
+        return None
+
+    def least_parity_steps(self, run: RunConfig) -> int:
+        """Steps of the parity check that show all that the strategy does; at least `measure.parity_steps` are taken."""
+        return 1
 
     def micro_batches_per_step(self, run: RunConfig) -> int:
         """Micro-batches that each data shard's batch is cut into."""
@@ -151,6 +174,21 @@ class Strategy(Component, frozen=True, kw_only=True):
         """Turn a model on the CPU, identical on every rank, into this rank's replica. `model` is consumed."""
 
 
+def own_reference(run: RunConfig) -> Strategy | None:
+    """The reference of the strategy's author, which stands in for one device; None: one device, or nothing, does.
+
+    Raises `ConfigError` where it is no strategy.
+    """
+    if run.strategy.equals_one_device(run):
+        return None
+    reference = run.strategy.reference(run)
+    if not (reference is None or isinstance(reference, Strategy)):
+        raise ConfigError(
+            f"strategy={run.strategy.name}: reference returns {type(reference).__name__}: return a Strategy, or None"
+        )
+    return reference
+
+
 class Optimizer(Component, frozen=True, kw_only=True):
     """An optimizer's options. Importing the file loads no torch."""
 
@@ -172,6 +210,9 @@ class Optimizer(Component, frozen=True, kw_only=True):
 
     can_be_captured: ClassVar[bool] = False
     """Whether an update can be part of a CUDA graph (`graph=true`)."""
+    can_be_compiled: ClassVar[bool] = False
+    """Whether `torch.compile` takes an update (`compile_scope=step`), and all that it keeps begins as zeros: the steps
+    that compile are undone so."""
 
     @abstractmethod
     def check(self, run: RunConfig, device_type: str) -> None:

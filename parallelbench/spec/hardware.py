@@ -18,6 +18,10 @@ class Hardware(Node, frozen=True, kw_only=True):
     """What it is called, e.g. a100_40gb."""
     half_tflops: Rate
     """Dense matrix products in fp16 or bf16 by the data sheet, 10¹² FLOP/s of one device."""
+    tf32_tflops: Rate | None = None
+    """The same in TF32; null: not known."""
+    single_tflops: Rate | None = None
+    """The same in fp32, which no tensor cores take; null: not known."""
     matmul_tflops: Rate
     """The most that was measured of them, at any size: power limits keep it below the data sheet."""
     memory_gb_per_s: Rate

@@ -26,6 +26,7 @@ def run_id(run: RunConfig) -> str:
     identity = to_mapping(run)
     for key in ("results", "launcher", "site", "sweep_name"):
         del identity[key]
+    identity.pop("same_plugin", None)
     del identity["measure"]["probe"]  # it measures the machine, before and after the training
     # Times on shared cores are another experiment: their result must not count as done for a run with enough cores.
     identity["oversubscribe"] = run.launcher.oversubscribe

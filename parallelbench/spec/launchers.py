@@ -138,11 +138,13 @@ class Site(Node, frozen=True, kw_only=True):
     gpu_type: SlurmName | None
     """Type of the GPUs as Slurm names it (`sinfo -o %G`); null: any."""
     partition: SlurmName | None
-    """null: the cluster's default, as for the three below."""
+    """null: the cluster's default, as for the four below."""
     qos: SlurmName | None
     """Quality of service."""
     account: SlurmName | None
     """What the jobs are charged to."""
+    wckey: SlurmName | None
+    """Workload characterization key, which some clusters demand for their accounting."""
     constraint: Constraint | None
     """Node features, e.g. a100_80."""
     max_time_min: Count | None

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from parallelbench.data.dataset import Data
 from parallelbench.errors import ConfigError, choices, raised_at
-from parallelbench.loaders.loader import Loader
-from parallelbench.models.model import Model
 from parallelbench.spec.config import Optimizer, RunConfig, Strategy
+from parallelbench.spec.dataset import Data
 from parallelbench.spec.launchers import LauncherOptions, SuiteLauncher
+from parallelbench.spec.loader import Loader
+from parallelbench.spec.model import Model
 from parallelbench.spec.settings import Settings
 from parallelbench.spec.structure import Component, Name, Node, structure
 
@@ -31,12 +31,14 @@ COMPONENTS: dict[str, type[Component]] = {
 }
 """The nodes of a run that name a class in `_target_`, and what that class must be a kind of."""
 LATER_OPTIONS: dict[str, Any] = {
+    "compile_scope": "model",
     "graph": False,
     "cudnn_benchmark": False,
     "nccl.backend": "default",
     "nccl.per_edge": False,
     "nccl.interface": None,
     "strategy.gather": "stored",
+    "data.files": None,
     "preprocess.engine": "none",
     "preprocess.recipe": None,
     "preprocess.threads": 1,
@@ -47,6 +49,9 @@ LATER_OPTIONS: dict[str, Any] = {
 With its default an option is no part of a mapping, so that run ids stay as they were.
 """
 _BASES: dict[str, type[Node]] = COMPONENTS | {"launcher": LauncherOptions}
+PLUGIN_SOURCES = "plugin_sources"
+"""Key of a component whose class is a plugin's: `RunConfig.plugin_sources`. So a changed strategy is another way to
+train, and a changed model is other work."""
 
 
 def to_mapping(run: RunConfig) -> dict[str, Any]:
@@ -69,10 +74,20 @@ def to_mapping(run: RunConfig) -> dict[str, Any]:
 def whole_mapping(run: RunConfig) -> dict[str, Any]:
     """The same with every option."""
     plain: dict[str, Any] = msgspec.to_builtins(run)
+    sources = plain.pop(PLUGIN_SOURCES)
+    if not plain["same_plugin"]:
+        del plain["same_plugin"]
     for key in [*COMPONENTS, *([] if isinstance(run.launcher, SuiteLauncher) else ["launcher"])]:
         cls = type(getattr(run, key))
         plain[key] = {"_target_": f"{cls.__module__}.{cls.__qualname__}", **plain[key]}
+        if sources and key in COMPONENTS and package_of(cls) != "parallelbench":
+            plain[key][PLUGIN_SOURCES] = sources
     return plain
+
+
+def package_of(cls: type) -> str:
+    """The package that a class comes from: the suite, or a user's."""
+    return cls.__module__.partition(".")[0]
 
 
 def from_mapping(plain: Mapping[str, Any], plugin: str | None = None) -> RunConfig:
@@ -84,14 +99,24 @@ def from_mapping(plain: Mapping[str, Any], plugin: str | None = None) -> RunConf
     rest = dict(plain)
     sweep_name = rest.pop("sweep_name", "adhoc")
     rest.pop("tune", None)  # for planning only
-    components = {key: build(rest.pop(key, None), key, plugin) for key in COMPONENTS}
+    same_plugin = structure(rest.pop("same_plugin", ""), str, "same_plugin")
+    nodes = {key: rest.pop(key, None) for key in COMPONENTS}
+    components = {key: build(node, key, plugin) for key, node in nodes.items()}
+    sources = next((node[PLUGIN_SOURCES] for node in nodes.values() if PLUGIN_SOURCES in node), "")
     launcher = _launcher(rest.pop("launcher", None), plugin)
     for key in rest.keys() - set(Settings.__struct_fields__):
         raise ConfigError(f"{key} is not a key: {choices(str(key), (*_BASES, *Settings.__struct_fields__))}")
     settings: Settings = structure(rest, Settings)
     fields = {field: getattr(settings, field) for field in settings.__struct_fields__}
     sweep_name = structure(sweep_name, Name, "sweep_name")
-    return RunConfig(**fields, **components, launcher=launcher, sweep_name=sweep_name)
+    return RunConfig(
+        **fields,
+        **components,
+        launcher=launcher,
+        sweep_name=sweep_name,
+        plugin_sources=structure(sources, str, PLUGIN_SOURCES),
+        same_plugin=same_plugin,
+    )
 
 
 def _launcher(node: Any, plugin: str | None) -> LauncherOptions:
@@ -110,12 +135,14 @@ def build(node: Any, key: str, plugin: str | None = None) -> Any:
     if not isinstance(node, dict) or "_target_" not in node:
         raise ConfigError(f"{key}={node!r} is not a component: choose a file of conf/{key}/, e.g. {key}=NAME")
     target = node["_target_"]
-    cls = _component_class(target if isinstance(target, str) else repr(target), key, plugin)
-    return structure({k: v for k, v in node.items() if k != "_target_"}, cls, key)
+    cls = component_class(target if isinstance(target, str) else repr(target), key, plugin)
+    own = ("_target_", *([] if package_of(cls) == "parallelbench" else [PLUGIN_SOURCES]))
+    return structure({k: v for k, v in node.items() if k not in own}, cls, key)
 
 
 @cache
-def _component_class(target: str, key: str, plugin: str | None) -> type[Node]:
+def component_class(target: str, key: str, plugin: str | None) -> type[Node]:
+    """The class that a node's `_target_` names; raises `ConfigError` where it is refused."""
     packages = ["parallelbench", *([plugin] if plugin else [])]
     if not (re.fullmatch(r"\w+(\.\w+)+", target) and target.split(".")[0] in packages):
         raise ConfigError(
@@ -127,6 +154,8 @@ def _component_class(target: str, key: str, plugin: str | None) -> type[Node]:
         raise ConfigError(f"{key}._target_={target} does not exist: choose a file of conf/{key}/")
     if not (isinstance(cls, type) and issubclass(cls, _BASES[key])):
         raise ConfigError(f"{key}._target_={target} is refused: it is no {key}")
+    if PLUGIN_SOURCES in cls.__struct_fields__:
+        raise ConfigError(f"{key}._target_={target} is refused: the suite needs the name {PLUGIN_SOURCES} itself")
     if inspect.isabstract(cls):
         lacking = ", ".join(sorted(getattr(cls, "__abstractmethods__", ())))
         raise ConfigError(f"{key}._target_={target} is refused: it lacks {lacking}, which every {key} has")

@@ -117,7 +117,9 @@ class Settings(Node, frozen=True, kw_only=True):
     channels_last: bool
     """Store images and convolution weights channels last."""
     compile: bool
-    """Compile the model with `torch.compile`."""
+    """Compile with `torch.compile` what `compile_scope` names."""
+    compile_scope: Literal["model", "step"] = "model"
+    """model: forward and backward of the model. step: also the loss and the optimizer's update."""
     graph: bool = False
     """Replay each training step as one CUDA graph, so that the host launches it at once; `single` and `ddp` on GPUs."""
     cudnn_benchmark: bool = False

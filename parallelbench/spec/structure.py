@@ -89,7 +89,7 @@ def _below(key: str, part: Any) -> str:
 
 def _fits(value: Any, kind: Any) -> bool:
     # Each option by itself: msgspec 0.22 crashes where something is often converted to `Name | list[Name]`.
-    if _is_union(kind) and not _structs(kind):
+    if _is_union(kind) and not structs_in(kind):
         return any(_fits(value, option) for option in typing.get_args(kind))
     try:
         msgspec.convert(value, kind)
@@ -105,14 +105,14 @@ def _is_union(kind: Any) -> bool:
 def _problem(value: Any, kind: Any, key: str) -> str:
     """The first thing that keeps `value` from being a `kind`, and what is valid there."""
     members = _members(kind)
-    if isinstance(value, dict) and (structs := _structs(kind)):
+    if isinstance(value, dict) and (structs := structs_in(kind)):
         return _problem_of_struct(value, structs, key)
     for part, item, item_kind in _items(value, members):
         if not _fits(item, item_kind):
             return _problem(item, item_kind, _below(key, part))
     if options := [option for m in members if typing.get_origin(m) is Literal for option in typing.get_args(m)]:
         return f"{key}={value} is no choice: {choices(str(value), map(str, options))}"
-    return f"{key or 'configuration'}={value!r} is not valid: expected {_in_words(kind)}"
+    return f"{key or 'configuration'}={value!r} is not valid: expected {in_words(kind)}"
 
 
 def _problem_of_struct(value: dict[Any, Any], structs: list[type[Struct]], key: str) -> str:
@@ -161,22 +161,25 @@ def _members(kind: Any) -> list[Any]:
     return [kind]
 
 
-def _structs(kind: Any) -> list[type[Struct]]:
+def structs_in(kind: Any) -> list[type[Struct]]:
+    """The structs that a type allows."""
     return [member for member in _members(kind) if isinstance(member, type) and issubclass(member, Struct)]
 
 
 _WORDS = {type(None): "`null`", list: "a list", tuple: "a list", dict: "keys with values"}
 
 
-def _in_words(kind: Any) -> str:
-    """What is valid: "`int` >= 1 and < 8", or what its pattern's description says."""
+def in_words(kind: Any) -> str:
+    """What is valid: "`int` >= 1 and < 8", the choices, or what its pattern's description says."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is Literal:
+        return " | ".join(map(str, arguments))
     if _is_union(kind):
-        return " or ".join(dict.fromkeys(_in_words(option) for option in arguments))
+        return " or ".join(dict.fromkeys(in_words(option) for option in arguments))
     if origin is Annotated:
         limits = [limit for meta in arguments[1:] for limit in _limits(meta)]
         return next((meta.description for meta in arguments[1:] if meta.description), None) or " ".join(
-            [_in_words(arguments[0]), " and ".join(limits)]
+            [in_words(arguments[0]), " and ".join(limits)]
         )
     plain = origin or kind
     return _WORDS.get(plain) or ("keys with values" if issubclass(plain, Struct) else f"`{plain.__name__}`")

@@ -18,7 +18,9 @@ import yaml
 from parallelbench.errors import ConfigError, no_permission, one_line
 from parallelbench.spec.launchers import with_new_options
 from parallelbench.spec.mapping import from_mapping, to_mapping
+from parallelbench.spec.plain_yaml import load_yaml
 from parallelbench.store.durable import fill, reserve, storage_errors, write_file
+from parallelbench.store.reading import read_record
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -212,10 +214,10 @@ def write_config(path: Path, run: RunConfig) -> None:
 def read_config(path: Path, plugin: str | None = None) -> RunConfig:
     """Read a run's configuration; raises `ConfigError` where it is missing, damaged or foreign."""
     try:
-        plain = yaml.load(path.read_bytes(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        plain = load_yaml(read_record(path))
     except PermissionError as error:
         raise ConfigError(no_permission(error)) from None
-    except (OSError, yaml.YAMLError, ValueError) as error:
+    except (OSError, ValueError) as error:
         raise ConfigError(f"{path} is no run's configuration: {one_line(str(error))}") from None
     if not isinstance(plain, dict):
         raise ConfigError(f"{path} is no run's configuration: it holds no keys")
@@ -228,10 +230,10 @@ def decoded(path: Path, kind: Any) -> Any:
     Raises `PermissionError`: a file without permission may be whole.
     """
     try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
+        return msgspec.json.decode(read_record(path), type=kind)
     except PermissionError:
         raise
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError):  # a ValidationError is a DecodeError
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # a ValidationError is a DecodeError
         return None
 
 

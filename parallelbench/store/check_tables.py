@@ -34,8 +34,10 @@ PARITY = (
     Column("passed", "bool", "all four are within the tolerance"),
 )
 
-COPIES, SAMPLES = "copies", "samples"
+COPIES, SAMPLES, SETTLED = "copies", "samples", "settled"
 """Checks that are made after each epoch."""
+INITIAL = "initial"
+"""Before the first."""
 CLOSING = "closing check"
 """Stands for all checks after the last epoch, where they did not end."""
 CHECKS = (
@@ -44,9 +46,11 @@ CHECKS = (
     Column(
         "check",
         "string",
-        "copies: of parameters, after each epoch; samples: those that gradients were taken of, after the last one or "
-        "where they are not all; the rest after the last: evaluation loss and accuracy, loss, gradients, update, "
-        "buffers, bytes; steps: why none was compared; closing check: it did not end",
+        "initial: parameters and buffers before the first step; copies: of parameters, after each epoch; samples: "
+        "those that gradients were taken of, after the last one or "
+        "where they are not all; settled: parameters that changed between training and the end of the evaluation, "
+        "likewise; the rest after the last: evaluation loss and accuracy, loss, gradients, update, "
+        "buffers, bytes, exchanges, settings of torch; steps: why none was compared; closing check: it did not end",
     ),
     Column("detail", "string", "what was compared with what, or why nothing was"),
     Column("step", "int32", "step over all epochs, counts from 1", null="not of a step"),

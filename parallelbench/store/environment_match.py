@@ -15,12 +15,21 @@ ENTRIES_VERSION = 3
 ADDED = ("cpu_capability", "cpu_boost", "cpu_quota_cores", "nice", "scheduling_policy", "transparent_hugepages")
 """Entries that results of earlier releases lack."""
 MUST_MATCH = (
-    *("platform", "python", "packages.torch", "packages.torchvision", "packages.numpy"),
+    *("platform", "python", "packages.torch", "packages.torchvision", "packages.tensorflow", "packages.numpy"),
     *("cpu", "logical_cores", "threads", "cpu_governor", *ADDED),
     *("cuda.version", "cuda.cudnn", "cuda.nccl", "cuda.driver", "cuda.power_limit_w"),
     *("float32_matmul_precision", "cudnn_allow_tf32", "cudnn_benchmark"),
 )
-_VARIABLES = ("NCCL_", "GLOO_", "OMP_", "MKL_", "MALLOC_", "TORCH_", "PYTORCH_")
+FRAMEWORK = "framework"
+"""The entry that says what a run trained with; torch where older releases recorded none."""
+OF_FRAMEWORK = (
+    *("packages.torch", "packages.torchvision", "packages.tensorflow", "packages.numpy", "cpu_capability"),
+    *("cuda.version", "cuda.cudnn", "cuda.nccl"),
+    *("float32_matmul_precision", "cudnn_allow_tf32", "cudnn_benchmark"),
+)
+"""Entries that must match between runs of one framework. Runs of two are compared in spite of them: each framework has
+an environment of its own, which is what is compared."""
+_VARIABLES = ("NCCL_", "GLOO_", "OMP_", "MKL_", "MALLOC_", "TORCH_", "PYTORCH_", "TF_", "XLA_")
 """Prefixes of environment variables that must match, too."""
 _ADDED_VARIABLES = (
     *("ATEN_", "ONEDNN_", "DNNL_", "KMP_", "GOMP_", "CUBLAS_", "CUBLASLT_", "CUDNN_", "TORCHINDUCTOR_"),
@@ -35,8 +44,13 @@ _ADDED_LATER = ("OPENBLAS_", "BLIS_", "TCMALLOC_")
 _ELSEWHERE = re.compile(r"_(DIR|PATH|HOME|ROOT|ID|HOST|PORT|ADDR|(DUMP|DEBUG|LOG|TEMP)_FILE)$")
 """The ends of names of variables that hold a place: it differs between users and jobs, not between speeds. Files that
 are read, such as NCCL's topology and graph, choose algorithms."""
-OF_PROGRAM = ("git.commit", "git.dirty", "packages.parallelbench")
-"""Entries that say which version of the suite ran. One run has one version: it may not go on under another."""
+PLUGIN = "plugin"
+"""The entry of a user's own package, in runs whose classes come from one."""
+_PLUGIN_SOURCES = f"{PLUGIN}.sources"
+_SUITE = "packages.parallelbench"
+OF_PROGRAM = ("git.commit", "git.dirty", _SUITE, _PLUGIN_SOURCES)
+"""Entries that say which version of the suite and of a plugin ran. One run has one version: it may not go on under
+another."""
 REPORTED = (*OF_PROGRAM, "host", "allocation")
 """Entries that may differ between compared runs. Comparisons report them."""
 SET_BY_LAUNCHER = {
@@ -49,14 +63,23 @@ SET_BY_LAUNCHER = {
     "cudnn_benchmark": ("cudnn_benchmark",),
     "variables.TORCHINDUCTOR_FORCE_DISABLE_CACHES": ("compile",),
     "variables.CUBLAS_WORKSPACE_CONFIG": ("measure.deterministic",),
+    "variables.TF_PS_DISABLE_ASYNC_EXECUTOR_GLOBALLY": ("strategy.name",),
+    "variables.TF_ENABLE_EAGER_CLIENT_STREAMING_ENQUEUE": ("strategy.name",),
 }
 """Entries that the launcher sets → the keys of the run that it sets them by. They must match between runs that have
 these keys in common; between others a difference is reported.
 """
 THREADS = ("threads", "variables.OMP_NUM_THREADS")
 """Of these, what the launcher sets by devices and nodes only for GPUs, among which it shares out the cores."""
-_NO_EFFECT = "variables.TORCH_NCCL_ASYNC_ERROR_HANDLING"
-"""torchrun sets it, and a single process lacks it: it says what happens after an error."""
+_NO_EFFECT = (
+    "variables.TORCH_NCCL_ASYNC_ERROR_HANDLING",  # set by torchrun, not for a single process: what follows an error
+    "variables.TF_CONFIG",  # TensorFlow's addresses, with ports drawn anew for each run
+    "variables.TF_CPP_MIN_LOG_LEVEL",  # how much TensorFlow logs
+    "variables.TF_CLI_CONFIG_FILE",  # Terraform's
+    "variables.KMP_DUPLICATE_LIB_OK",  # set by scikit-learn, which Keras loads: whether two OpenMPs are an error
+    "variables.KMP_INIT_AT_FORK",  # likewise: what a fork copies
+)
+"""Variables with one of the prefixes that change no speed."""
 VOLATILE = ("load_average_1min", "cores_of_rank_0")
 """Entries that differ from run to run. They are not reported."""
 _OF_EACH_GPU = ("cuda.driver", "cuda.power_limit_w")
@@ -72,7 +95,7 @@ def _is_variable(key: str, prefixes: tuple[str, ...]) -> bool:
     """Whether an entry is a variable of these, one that may change a speed."""
     root, _, name = key.partition(".")
     is_one = root == "variables" and name.startswith(prefixes)
-    return is_one and key != _NO_EFFECT and not _ELSEWHERE.search(name)
+    return is_one and key not in _NO_EFFECT and not _ELSEWHERE.search(name)
 
 
 def is_reported(key: str) -> bool:
@@ -81,7 +104,7 @@ def is_reported(key: str) -> bool:
 
 
 def is_of_program(key: str) -> bool:
-    """Whether an entry says which version of the suite ran."""
+    """Whether an entry says which version of the suite, or of a plugin, ran."""
     return key in OF_PROGRAM
 
 
@@ -115,7 +138,13 @@ def differences(
 
     Of entries that neither has, `unrecorded` says whether they could have been recorded.
     """
-    keys = sorted(key for key in one.keys() | other.keys() if relevant(key) and key != VERSION)
+    frameworks = {environment.get(FRAMEWORK, "torch") for environment in (one, other)}
+    apart = {VERSION, FRAMEWORK, *(OF_FRAMEWORK if len(frameworks) > 1 else ())}
+    if not (one.get(_PLUGIN_SOURCES) and other.get(_PLUGIN_SOURCES)):
+        apart.add(_PLUGIN_SOURCES)  # a run of the suite's own classes, or one that an older release measured
+    if len(frameworks) > 1 and not (one.get(_SUITE) and other.get(_SUITE)):
+        apart.add(_SUITE)  # in another framework's environment the suite is imported, but not installed
+    keys = sorted(key for key in one.keys() | other.keys() if relevant(key) and key not in apart)
     return {key: (one.get(key), other.get(key)) for key in keys if one.get(key) != other.get(key)}
 
 

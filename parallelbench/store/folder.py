@@ -18,9 +18,8 @@ import os
 import re
 import shutil
 import uuid
-from collections import deque
-from contextlib import suppress
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -39,15 +38,18 @@ from parallelbench.store.attempt import (
     write_config,
 )
 from parallelbench.store.durable import storage_errors, sync, write_file
+from parallelbench.store.reading import open_regular
 from parallelbench.store.records import TABLES, TABLES_VERSION
 
 if TYPE_CHECKING:
+    from collections.abc import Container
+
     from parallelbench.spec.config import RunConfig
 
 WITHOUT_RUNS = ("report", "submissions")
 """Folders that a sweep's folder may hold beside its runs."""
-_LOOKED_THROUGH = 1000
-"""Folders that are searched for a better message."""
+FORGOTTEN = ".forgotten"
+"""Folder of a sweep that runs are moved to which are to be measured anew. Nobody reads it; delete it when you like."""
 _NUMBER = re.compile("[0-9]{1,9}")
 
 
@@ -83,6 +85,15 @@ class State:
         return self.outcome.outcome if self.outcome else self.state
 
     @property
+    def unsuccessful(self) -> bool:
+        """Whether it has ended, and not well."""
+        return self.state in ("done", "failed") and self.label != "ok"
+
+    def starts(self, retry: Container[str]) -> bool:
+        """Whether submitting starts it, if outcomes in `retry` are tried again, too."""
+        return self.to_run or (self.unsuccessful and self.label in retry)
+
+    @property
     def to_run(self) -> bool:
         """Submitting the sweep again should start this run."""
         return self.state == "missing" or (self.state == "failed" and self.label in RETRYABLE)
@@ -113,6 +124,22 @@ class RunFolder:
                 # For people only, so it is not worth waiting for the disk; its name is durable with the next file's.
                 (self.path / "overrides.txt").write_text("".join(f"{line}\n" for line in overrides))
             write_config(self.path / "config.yaml", run)
+
+    def forget(self) -> Path:
+        """Move the run, with all its attempts and its result, out of the sweep: to `FORGOTTEN`; returns where it is.
+
+        Raises `ConfigError` where it is running.
+        """
+        if self.state().state == "running":
+            raise ConfigError(f"{self.path} is running: end it first (Ctrl-C, or `parallelbench cancel`)")
+        trash = self.path.parent / FORGOTTEN
+        with storage_errors(self.path):
+            trash.mkdir(exist_ok=True)
+            numbers = (trash / f"{self.path.name}-{number}" for number in count(1))
+            target = next(path for path in numbers if not path.exists())
+            os.rename(self.path, target)
+            sync(self.path.parent)
+        return target
 
     def config(self, plugin: str | None = None) -> RunConfig:
         """The intent; raises `ConfigError` where it is missing, damaged or foreign."""
@@ -213,30 +240,15 @@ def find_runs(root: Path) -> list[RunFolder]:
     if _may_be_run(str(root)):
         return [RunFolder(root)]
     runs = []
-    for folder in _subfolders(root):
+    for folder in subfolders(root):
         if _may_be_run(folder):
             runs.append(folder)
             continue
         try:
-            runs += [below for below in _subfolders(folder) if _may_be_run(below)]
+            runs += [below for below in subfolders(folder) if _may_be_run(below)]
         except PermissionError:
             runs += [folder] if _may_hold_runs(folder) else []
     return [RunFolder(Path(path)) for path in sorted(runs, key=lambda path: path.split(os.sep))]
-
-
-def instead_of(root: Path) -> str:
-    """Advice for a folder that holds no runs: the sweep that lies deeper, if there is one."""
-    waiting = deque([str(root)])
-    for _ in range(_LOOKED_THROUGH):
-        if not waiting:
-            break
-        folder = waiting.popleft()
-        with suppress(PermissionError):
-            for below in _subfolders(folder):
-                if os.path.exists(f"{below}/config.yaml") and folder != str(root):
-                    return f"runs lie deeper: name {folder}"
-                waiting.append(below)
-    return "name a results folder, a sweep's folder, or a run's"
 
 
 def _may_be_run(folder: str) -> bool:
@@ -254,30 +266,23 @@ def _may_hold_runs(folder: str) -> bool:
     return name not in WITHOUT_RUNS and not name.startswith(".")
 
 
-def _subfolders(path: Path | str) -> list[str]:
+def subfolders(path: Path | str) -> list[str]:
+    """The folders in a folder but `FORGOTTEN`; empty where there is none of this name.
+
+    Raises where a permission is missing.
+    """
     try:
         with os.scandir(path) as entries:
-            return [entry.path for entry in entries if entry.is_dir()]
+            return [entry.path for entry in entries if entry.name != FORGOTTEN and entry.is_dir()]
     except PermissionError:
         raise
     except OSError:
         return []
 
 
-def require_folder(path: Path) -> None:
-    """Raise `ConfigError` where there is no such folder, or no permission to read it."""
-    try:
-        os.scandir(path).close()
-        os.stat(f"{path}/.")  # to list a folder is one permission, to enter it is another
-    except PermissionError as error:
-        raise ConfigError(no_permission(error)) from None
-    except OSError:
-        raise ConfigError(f"{path} is no folder: name a results folder, a sweep's folder, or a run's") from None
-
-
 def file_sha256(path: Path) -> str:
-    """sha256 of a file's content, in hex."""
-    with path.open("rb") as file:
+    """sha256 of a file's content, in hex; raises `OSError` for a device or a pipe."""
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from parallelbench.store.durable import storage_errors
+from parallelbench.store.epoch_columns import Samples, columns
+from parallelbench.store.journals import Journals
+from parallelbench.store.reading import open_regular
 from parallelbench.store.records import TABLES, check_row
-from parallelbench.telemetry.epoch_columns import Samples, columns
-from parallelbench.telemetry.journals import Journals
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -82,18 +83,27 @@ class Journal:
 
 def read_entries(path: Path) -> list[Row]:
     """All whole lines of one journal, up to the first that no journal writes: what follows it is not trusted."""
-    if not path.exists():
-        return []
+    return read_entries_from(path, 0)[0]
+
+
+def read_entries_from(path: Path, start_byte: int) -> tuple[list[Row], int]:
+    """The same from the byte on where a line begins, and the byte to go on from, for whoever follows a journal."""
     entries: list[Row] = []
-    for line in path.read_bytes().split(b"\n")[:-1]:
+    if not path.exists():
+        return entries, start_byte
+    with open_regular(path) as file:
+        file.seek(start_byte)
+        lines = file.read().split(b"\n")[:-1]
+    for line in lines:
         try:
             entry = msgspec.json.decode(line)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             break
         if not _is_entry(entry):
             break
         entries.append(entry)
-    return entries
+        start_byte += len(line) + 1
+    return entries, start_byte
 
 
 def _is_entry(entry: Any) -> bool:

@@ -13,6 +13,14 @@ PROCESSOR_SHARE = (
         null="it has no cores of its own (GPU ranks), or the kernel does not say",
     ),
     Column(
+        "others_signed_time_s",
+        "float64",
+        "the same before it is cut off at 0: the kernel counts idle time in steps of 10 ms, so a short epoch's may be "
+        "negative; those of many epochs add up",
+        "s",
+        null="likewise",
+    ),
+    Column(
         "stolen_time_s",
         "float64",
         "of that, what the hypervisor gave to other machines",

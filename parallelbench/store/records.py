@@ -18,7 +18,7 @@ from parallelbench.store.telemetry_table import GPU_AND_HOST, TELEMETRY
 if TYPE_CHECKING:
     import pyarrow as pa
 
-TABLES_VERSION = 5
+TABLES_VERSION = 8
 """Version of the result tables, in manifests and Parquet files; not in run ids, so a new column reruns nothing."""
 
 RANK = Column("rank", "int32", "0 … processes − 1")

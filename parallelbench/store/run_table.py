@@ -23,6 +23,7 @@ RUN = (
     Column("model", "string", "configuration: model"),
     Column("data", "string", "configuration: data"),
     Column("strategy", "string", "configuration: strategy", repeats=Over.SAME),
+    Column("framework", "string", "what trained: torch or tensorflow", null="a release that had torch only"),
     Column("optimizer", "string", "configuration: optimizer"),
     Column("loader", "string", "configuration: loader"),
     Column("devices", "int32", "devices over all nodes", repeats=Over.SAME),
@@ -80,11 +81,19 @@ RUN = (
     Column(
         "parity_passed",
         "bool",
-        "training equals one device within the tolerance",
+        "training equals one device, or `parity_reference`, within the tolerance",
         null="not checked",
         heading="Parity",
         tables=("runs",),
         show=Show.PASSED,
+    ),
+    Column(
+        "parity_reference",
+        "string",
+        "what parity was checked against, where that is not one device: the class of the author's own reference",
+        null="one device, or not checked",
+        heading="Parity's own reference",
+        tables=("runs",),
     ),
     Column(
         "rounding",
@@ -99,6 +108,12 @@ RUN = (
         "floating-point operations that training on a sample takes at least: matrix products, and a quarter of "
         "convolutions, as the fastest algorithms need",
         null="it has neither, or the run ended before",
+    ),
+    Column(
+        "layers_json",
+        "string",
+        "of each layer of the model: operations, bytes and parameters, counted while one sample passes; JSON",
+        null="the run ended before, an older release measured it, or it trained with TensorFlow",
     ),
     Column(
         "data_sha256",
@@ -118,7 +133,8 @@ RUN = (
     Column(
         "attempts_json",
         "string",
-        "of each attempt that trained: number, time of day, host, commit, uncommitted changes; canonical JSON",
+        "of each attempt that trained: number, time of day, host, commit, uncommitted changes, and a plugin's sources; "
+        "canonical JSON",
         null="not recorded",
     ),
     Column(
@@ -162,6 +178,12 @@ RUN = (
     Column("preprocess_recipe", "string", "configuration: preprocess.recipe", null=_UNPREPARED),
     Column("preprocess_threads", "int32", "threads that the engine may use", null=_UNPREPARED),
     Column("preprocess_version", "string", "version of the engine's library", null=_UNPREPARED),
+    Column(
+        "preprocess_failed",
+        "bool",
+        "whether the engine's process crashed, lacked a function, or prepared something else than NumPy",
+        null=f"{_UNPREPARED}, or the run ended for another reason",
+    ),
     Column(
         "preprocess_time_s",
         "float64",

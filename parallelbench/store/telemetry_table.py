@@ -171,6 +171,8 @@ GPU_AND_HOST = (
 )
 """What `epochs` holds of them."""
 
+WARNING = "telemetry_warning"
+"""The event of a journal that gives the reason for a null."""
 _NOT_READ = "the device or its driver does not say"
 TELEMETRY = (
     *KEYS,

@@ -10,16 +10,16 @@ import math
 from typing import TYPE_CHECKING
 
 from parallelbench.errors import ConfigError
-from parallelbench.loaders.batch import Shard
+from parallelbench.spec.batch import Shard
 from parallelbench.spec.config import Strategy
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from parallelbench.probes.traffic import Traffic
-    from parallelbench.rank.world import World
+    from parallelbench.marks.traffic import Traffic
     from parallelbench.spec.config import RunConfig
-    from parallelbench.strategies.replica import Replica
+    from parallelbench.spec.replica import Replica
+    from parallelbench.world.world import World
 
 
 class DataParallel(Strategy, frozen=True, kw_only=True):
@@ -91,7 +91,7 @@ def _autocasting(module: nn.Module, run: RunConfig, world: World) -> nn.Module:
     """
     from torch import Tensor, nn
 
-    from parallelbench.rank.numerics import Numerics
+    from parallelbench.world.numerics import Numerics
 
     class Autocasting(nn.Module):
         def __init__(self) -> None:

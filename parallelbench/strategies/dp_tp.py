@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from parallelbench.loaders.batch import Shard
+from parallelbench.spec.batch import Shard
 from parallelbench.spec.config import Strategy
 from parallelbench.spec.structure import Count  # noqa: TC001 - msgspec reads the annotations
 from parallelbench.strategies.parts.meshes import Mesh, check_tensor_plan, device_mesh
@@ -12,10 +12,10 @@ from parallelbench.strategies.parts.meshes import Mesh, check_tensor_plan, devic
 if TYPE_CHECKING:
     from torch import nn
 
-    from parallelbench.probes.traffic import Traffic
-    from parallelbench.rank.world import World
+    from parallelbench.marks.traffic import Traffic
     from parallelbench.spec.config import RunConfig
-    from parallelbench.strategies.replica import Replica
+    from parallelbench.spec.replica import Replica
+    from parallelbench.world.world import World
 
 
 class DpTp(Strategy, frozen=True, kw_only=True):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 from msgspec import Meta
 
 from parallelbench.errors import ConfigError
-from parallelbench.loaders.batch import Shard
+from parallelbench.spec.batch import Shard
 from parallelbench.spec.config import Strategy
 from parallelbench.strategies.parts.partition import assign, check_split, size_bytes, values_between
 from parallelbench.strategies.parts.refusals import SCALES_ALONE, check_no_fp16
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from parallelbench.rank.world import World
     from parallelbench.spec.config import RunConfig
-    from parallelbench.strategies.replica import Replica
+    from parallelbench.spec.replica import Replica
+    from parallelbench.world.world import World
 
 
 class ModelParallel(Strategy, frozen=True, kw_only=True):

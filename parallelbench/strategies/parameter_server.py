@@ -14,9 +14,9 @@ from parallelbench.strategies.parts.refusals import check_no_fp16
 if TYPE_CHECKING:
     from torch import nn
 
-    from parallelbench.rank.world import World
     from parallelbench.spec.config import RunConfig
-    from parallelbench.strategies.replica import Replica
+    from parallelbench.spec.replica import Replica
+    from parallelbench.world.world import World
 
 
 class ParameterServer(Strategy, frozen=True, kw_only=True):

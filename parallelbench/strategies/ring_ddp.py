@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import GradBucket
     from torch.distributed import P2POp, Work
 
-    from parallelbench.probes.traffic import Traffic
-    from parallelbench.rank.world import World
+    from parallelbench.marks.traffic import Traffic
     from parallelbench.spec.config import RunConfig
-    from parallelbench.strategies.replica import Replica
+    from parallelbench.spec.replica import Replica
+    from parallelbench.world.world import World
 
 
 class RingDdp(DdpStrategy, frozen=True, kw_only=True):

@@ -12,9 +12,9 @@ from parallelbench.strategies.parts.refusals import check_two_devices
 if TYPE_CHECKING:
     from torch import nn
 
-    from parallelbench.rank.world import World
     from parallelbench.spec.config import RunConfig
-    from parallelbench.strategies.replica import Replica
+    from parallelbench.spec.replica import Replica
+    from parallelbench.world.world import World
 
 
 class SandblasterLbfgs(DataParallelStrategy, frozen=True, kw_only=True):

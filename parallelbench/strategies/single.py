@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from parallelbench.errors import ConfigError
-from parallelbench.loaders.batch import Shard
 from parallelbench.optimizers import Lbfgs
+from parallelbench.spec.batch import Shard
 from parallelbench.spec.config import StateShards, Strategy
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from parallelbench.rank.world import World
     from parallelbench.spec.config import RunConfig
-    from parallelbench.strategies.replica import Replica
+    from parallelbench.spec.replica import Replica
+    from parallelbench.world.world import World
 
 
 class Single(Strategy, frozen=True, kw_only=True):

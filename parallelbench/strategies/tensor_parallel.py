@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from parallelbench.loaders.batch import Shard
+from parallelbench.spec.batch import Shard
 from parallelbench.spec.config import Strategy
 from parallelbench.strategies.parts.meshes import check_tensor_plan, device_mesh
 from parallelbench.strategies.parts.refusals import check_two_devices
@@ -12,9 +12,9 @@ from parallelbench.strategies.parts.refusals import check_two_devices
 if TYPE_CHECKING:
     from torch import nn
 
-    from parallelbench.rank.world import World
     from parallelbench.spec.config import RunConfig
-    from parallelbench.strategies.replica import Replica
+    from parallelbench.spec.replica import Replica
+    from parallelbench.world.world import World
 
 
 class TensorParallel(Strategy, frozen=True, kw_only=True):

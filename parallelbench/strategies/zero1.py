@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
-    from parallelbench.probes.traffic import Traffic
-    from parallelbench.rank.world import World
+    from parallelbench.marks.traffic import Traffic
     from parallelbench.spec.config import RunConfig
-    from parallelbench.strategies.replica import Replica
+    from parallelbench.spec.replica import Replica
+    from parallelbench.world.world import World
 
 
 class Zero1(DdpStrategy, frozen=True, kw_only=True):

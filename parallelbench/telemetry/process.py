@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from parallelbench.telemetry.sampler import WARNING
+from parallelbench.store.telemetry_table import WARNING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from parallelbench.store.telemetry_table import TELEMETRY
+from parallelbench.store.telemetry_table import TELEMETRY, WARNING
 from parallelbench.telemetry.host import Host
 
 if TYPE_CHECKING:
@@ -69,10 +69,6 @@ class Sampler:
         if (reason, device) not in self._warned:
             self._warned.add((reason, device))
             self._log.event(WARNING, reason=reason, device=device)
-
-
-WARNING = "telemetry_warning"
-"""The event that gives the reason for a null."""
 
 
 def sample_until(

@@ -152,6 +152,9 @@ class Fake:
     """The columns of the probes of its devices; empty: they were not probed."""
     others_time_s: Callable[[int, int], float | None] = lambda epoch, rank: 0.0
     """What other programs took of the rank's cores."""
+    cpu_time_s: Callable[[int, int], float] = lambda epoch, rank: 0.0
+    """Processor time of the rank itself."""
+    loader_cpu_time_s: Callable[[int, int], float | None] = lambda epoch, rank: None
     startup: dict[str, float | None] = field(default_factory=dict)
     owner: Callable[[int], bool] = lambda rank: True
     """Which ranks own samples; the last stage of a pipeline owns all, the others none."""
@@ -294,8 +297,11 @@ def _rank(run: RunConfig, keys: dict[str, Any], fake: Fake, epoch: int, rank: in
         "epoch_time_s": fake.epoch_time_s(epoch, rank),
         "training_started_at": fake.started_at + epoch * EPOCH_EVERY_S,
         "training_ended_at": fake.started_at + epoch * EPOCH_EVERY_S + fake.epoch_time_s(epoch, rank),
+        "cpu_time_s": fake.cpu_time_s(epoch, rank),
+        "loader_cpu_time_s": fake.loader_cpu_time_s(epoch, rank),
         "evaluation_time_s": 0.1,
-        "others_time_s": fake.others_time_s(epoch, rank),
+        "others_time_s": None if (taken := fake.others_time_s(epoch, rank)) is None else max(0.0, taken),
+        "others_signed_time_s": taken,
         "train_samples": train,
         "train_loss_sum": 1.0 * train,
         "train_correct": train // 2,

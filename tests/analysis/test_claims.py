@@ -197,12 +197,13 @@ def weak(root: Path, epoch_times_s: tuple[float, float], total_times_s: tuple[fl
     """30 epochs of as many samples on one and on two devices: what one takes, and all with start-up."""
     for repeat in REPEATS:
         for devices, strategy in ((1, "single"), (2, "ddp")):
-            run = config(root, repeat=repeat, devices=devices, strategy=strategy, scaling="weak", epochs=30)
+            work: dict[str, Any] = {"data": "mnist", "batch_size": 1024, "scaling": "weak", "epochs": 30}
+            run = config(root, repeat=repeat, devices=devices, strategy=strategy, device="cuda", **work)
             # The tail that fills no batch is not the same: time per sample is what was published.
             share = run.steps_per_epoch * run.global_batch_size / run.data.train_samples
             time_s, total_s = (times[devices - 1] * share * WOBBLE[repeat] for times in (epoch_times_s, total_times_s))
             startup = {"startup_s": total_s - 30 * time_s, "startup_parity_s": 0.0, "startup_first_step_s": 0.0}
-            published(run, Fake(epoch_time_s=lambda epoch, rank, t=time_s: t, startup=startup))
+            published(run, Fake(epoch_time_s=lambda epoch, rank, t=time_s: t, startup=startup, device_type="cuda"))
     return load(root)
 
 
@@ -264,6 +265,20 @@ def test_what_gpus_alone_can_decide_says_so_on_cpus(tmp_path: Path) -> None:
             fake = Fake(device_type="cuda", peak_allocated_bytes=lambda epoch, rank, n=devices: 90 * MIB // n**2)
             published(run, fake)
     assert judge(load(tmp_path / "gpu"), claim(**changes), seed="0").verdict == "reproduced"
+
+
+def test_where_gpus_were_measured_processors_decide_nothing(tmp_path: Path) -> None:
+    """A sweep may have both, as TensorFlow's part runs on processors only."""
+    two_devices(tmp_path, (1.5,) * 6)
+    for repeat in REPEATS:
+        for devices, strategy in ((1, "single"), (2, "ddp")):
+            run = config(tmp_path, repeat=repeat, devices=devices, strategy=strategy, device="cuda")
+            published(run, steady(10.0 / devices, device_type="cuda", device_name="GPU"))
+    runs = load(tmp_path)
+    finding = judge(runs, claim(scope={"device_type": "cuda"}), seed="000")
+    assert (finding.verdict, [case.device for case in finding.cases]) == ("reproduced", ["GPU"])
+    on_processors = judge(runs, claim(where={"device_type": "cpu"}), seed="000")
+    assert (on_processors.verdict, len(on_processors.cases)) == ("refuted", 1)
 
 
 @given(
@@ -353,7 +368,7 @@ def test_the_verb_prints_verdicts_and_what_is_lacking(tmp_path: Path, capsys: py
     assert main(["claims", str(tmp_path / "runs"), "--file", str(path)]) == 0
     out = capsys.readouterr().out
     assert "reproduced" in out
-    assert "1 claims: 1 reproduced, 0 refuted, 0 inconclusive" in out
+    assert "1 claim: 1 reproduced, 0 refuted, 0 inconclusive" in out
     assert main(["claims", str(tmp_path / "runs"), "shorter", "--file", str(path)]) == 0
     out = capsys.readouterr().out
     assert out.count("digits-cnn_small-ddp-x2-r") == 6

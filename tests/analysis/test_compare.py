@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import math
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
 import pytest
+from rich.console import Console
 
 from analysis import UnlikeWork, by, compare, excluded, labels, load, stats, summary, summary_table
 from analysis.configurations import gains
@@ -164,10 +166,19 @@ def test_a_configuration_without_a_counted_run_has_a_row_of_nulls_and_its_outcom
     failed(config(tmp_path, strategy="ddp", devices=2, repeat=1), "killed", "signal 9", epochs=0)
     runs = load(tmp_path)
     row = row_of(runs, "ddp × 2")
-    assert (row["repeats"], row["outcomes"]) == (0, "1 killed, 1 oom")
+    assert (row["repeats"], row["outcomes"], row["exclusions"]) == (0, "1 killed, 1 oom", "1 killed, 1 oom")
     measured = ("steady_epoch_time_s", "throughput_samples_per_s", "speed_up", "peak_memory_max_bytes", "efficiency")
     assert [row[name] for name in measured] == [None] * len(measured)
     assert row["group"] == "digits · cnn_small"  # it never said where it ran, and belongs with the others all the same
+
+
+def test_a_configuration_without_a_counted_run_says_why_beside_its_runs(tmp_path: Path) -> None:
+    for repeat in range(3):
+        published(config(tmp_path, repeat=repeat), Fake(oversubscribed=repeat < 2, parity_passed=repeat < 2))
+    runs = load(tmp_path)
+    out = io.StringIO()
+    Console(file=out, width=160).print(summary_table(runs))
+    assert "0 of 3: 2 oversubscribed, 1 parity_failed" in out.getvalue()
 
 
 def test_time_to_accuracy_uses_the_highest_target_that_all_counted_runs_reach(tmp_path: Path) -> None:

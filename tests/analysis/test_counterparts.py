@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import polars as pl
@@ -22,12 +25,15 @@ from analysis.comparison.counterparts import (
     mean_loss,
 )
 from analysis.comparison.exclusions import Exclusion, excluded
+from analysis.comparison.speed import SpeedVerdict
 from analysis.configurations import summary
 from analysis.notes import warnings
+from analysis.published import LOADED
 from parallelbench.errors import ConfigError
-from parallelbench.loaders.batch import Shard
-from parallelbench.rank.numerics import UNIT_ROUNDOFF, Numerics, sums
+from parallelbench.rank.likeness import UNIT_ROUNDOFF
 from parallelbench.rank.session import build_model
+from parallelbench.spec.batch import Shard
+from parallelbench.world.numerics import Numerics, sums
 from tests.analysis.factory import Fake, config, published
 from tests.strategies.training import configure, shard_loader
 
@@ -144,6 +150,26 @@ class Losses(NamedTuple):
     test: list[float]
 
 
+@pytest.mark.parametrize(
+    ("across", "differs", "refused"), [("host", False, True), ("python", False, True), ("python", True, False)]
+)
+def test_a_key_that_differs_nowhere_makes_no_speed_up_believed(
+    tmp_path: Path, across: str, differs: bool, refused: bool
+) -> None:
+    """A user may name any key in --across; only what differs can explain the speed-up."""
+    runs = two_sides(tmp_path, Fake(epoch_time_s=lambda epoch, rank: 1.96), repeats=3)
+    whole = json.loads(Fake.environment)
+    texts = {"single": json.dumps(whole), "ddp": json.dumps(whole | ({"python": "another"} if differs else {}))}
+    run = runs.run.with_columns(environment_json=pl.col("strategy").replace_strict(texts))
+    runs = replace(runs, tables={**{name: runs.tables[name] for name in LOADED}, "run": run})
+    asked = ("configuration", "single × 1", "ddp × 2")
+    if not refused:
+        assert by(runs, *asked, across=[across]).rows[0].verdict is SpeedVerdict.FASTER
+        return
+    with pytest.raises(ConfigError, match="is not believed"):
+        by(runs, *asked, across=[across])
+
+
 def losses(run: RunConfig, *, pieces: int = 1, fault: str = "") -> Losses:
     """Train; gradients are summed over `pieces` of a batch."""
     torch.set_num_threads(1)
@@ -201,9 +227,14 @@ def digits(*overrides: str) -> RunConfig:
     return configure("data=digits", "epochs=4", "batch_size=128", *overrides)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp64"])
-@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adagrad"])
-@pytest.mark.parametrize("model", ["mlp", "cnn_small"])
+@pytest.mark.parametrize(
+    ("model", "optimizer", "precision"),
+    [
+        *itertools.product(["mlp"], ["sgd", "adam", "adagrad"], ["fp32", "bf16", "fp64"]),
+        # A larger one with each optimizer and in each precision.
+        *zip(["cnn_small"] * 3, ["sgd", "adam", "adagrad"], ["fp32", "bf16", "fp64"], strict=True),
+    ],
+)
 @pytest.mark.cases("mlp-sgd-*", "mlp-adam-fp32")
 def test_right_trainings_stay_within_the_limit(model: str, optimizer: str, precision: str) -> None:
     rate = [] if optimizer == "sgd" else ["optimizer.lr=0.001"]

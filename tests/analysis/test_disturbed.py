@@ -57,6 +57,8 @@ def test_times_are_shown_and_no_verdict(tmp_path: Path, busy: tuple[dict[str, An
     assert first in headline(runs)
     for words in ("% of a core", "without speed-up or verdict", "delete the folders", "submit again"):
         assert words in first
+    assert sum(slug in first for slug in runs.run["slug"]) == 3
+    assert first.endswith(f" and {6 * (bool(busy[0]) + bool(busy[1])) - 3} more.")
     runtime = figure(runs, "runtime")
     assert DISTURBED in runtime.finding
     assert "this does not rank them, since others disturbed runs of" in runtime.finding

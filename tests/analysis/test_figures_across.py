@@ -94,7 +94,8 @@ def test_models_are_beside_each_other_by_configuration(tmp_path: Path) -> None:
         ("cnn_small", "ddp × 2"): 60.0,
     }
     assert "ddp × 2" in vl_convert.vegalite_to_svg(chart.to_dict())
-    assert chart.to_dict()["spec"]["layer"][0]["encoding"]["color"]["legend"]["symbolType"] == "circle"
+    shapes = chart.to_dict()["spec"]["layer"][1]["encoding"]["shape"]["scale"]
+    assert len(dict(zip(shapes["domain"], shapes["range"], strict=True))) == len({*shapes["range"]}) == 2
 
 
 def test_models_of_one_name_with_other_options_are_not_one(tmp_path: Path) -> None:

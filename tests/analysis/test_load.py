@@ -190,7 +190,7 @@ def test_a_copy_is_told_from_another_measurement(tmp_path: Path) -> None:
     first = published(config(tmp_path, sweep_name="a"))
     shutil.copytree(first.path.parent, tmp_path / "b")
     (skipped,) = load(tmp_path).skipped
-    assert skipped.reason.startswith(f"it is the same run as {first.path} (equal run id), which is read instead")
+    assert skipped.reason.startswith(f"the same run as in {first.path.parent} (equal run id), which is read instead")
 
 
 def test_of_two_measurements_that_of_the_larger_sweep_is_read(tmp_path: Path) -> None:

@@ -15,11 +15,11 @@ def test_a_quiet_machines_runs_count_and_disturbed_ones_do_not(length_s: float) 
     assert set_aside(rng, length_s, quiet=0.002, planted=0.5) > 0.99
 
 
-def test_half_of_what_others_take_is_missed_only_in_short_epochs() -> None:
+def test_a_tenth_of_a_core_is_missed_only_in_a_few_short_epochs() -> None:
     rng = np.random.default_rng(2)
-    missed = [set_aside(rng, length_s, quiet=0.002, planted=0.1) for length_s in LENGTHS_S]
-    assert missed == sorted(missed)
-    assert missed[-1] > 0.99
+    seen = [set_aside(rng, length_s, quiet=0.002, planted=0.1) for length_s in LENGTHS_S if length_s >= 1.0]
+    assert seen == sorted(seen)
+    assert seen[-1] > 0.99
 
 
 def test_probes_that_vary_by_a_tenth_are_alike_and_half_the_speed_is_not() -> None:

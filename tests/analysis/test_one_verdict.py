@@ -71,6 +71,27 @@ def measured(root: Path, one: dict[str, Any], other: dict[str, Any], *, repeats:
     return load(root)
 
 
+@pytest.fixture(scope="module")
+def alike(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """What `measured` makes where the environments are the same; tests alter copies of its tables."""
+    return measured(tmp_path_factory.mktemp("alike"), {}, {})
+
+
+def in_environments(runs: Runs, one: dict[str, Any], other: dict[str, Any]) -> Runs:
+    """The same runs, but ddp × 2 in the other environment: what `measured` with these would read from its folders."""
+    texts = {"single": environment(**one), "ddp": environment(**other)}
+    run = runs.run.with_columns(environment_json=pl.col("strategy").replace_strict(texts))
+    return replace(runs, tables={**{name: runs.tables[name] for name in LOADED}, "run": run})
+
+
+def test_what_is_altered_in_memory_is_what_folders_would_hold(alike: Runs, tmp_path: Path) -> None:
+    one, other = {"packages.torch": "one"}, {"packages.torch": None}
+    written, altered = measured(tmp_path, one, other), in_environments(alike, one, other)
+    assert written.run["environment_json"].to_list() == altered.run["environment_json"].to_list()
+    for name in LOADED:
+        assert written.tables[name].equals(altered.tables[name]) or name == "run", name
+
+
 def answers(runs: Runs, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """What every room says about ddp × 2 against single × 1, in words."""
     with pytest.raises(UnlikeWork) as refusal:
@@ -109,10 +130,10 @@ def refused(runs: Runs, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.
 @pytest.mark.parametrize("key", sorted({*MUST_MATCH, *VARIABLES}))
 @pytest.mark.cases("packages.torch-*", "threads-*", "variables.GLOO_TUNED_TO-*")
 def test_what_must_match_is_refused_everywhere(
-    key: str, missing: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    key: str, missing: bool, alike: Runs, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = {key: None if missing else "another"}
-    runs = measured(tmp_path, {key: "one"}, other)
+    runs = in_environments(alike, {key: "one"}, other)
     refused(runs, capsys, monkeypatch, f"the sides differ in {key}: one and {'null' if missing else 'another'}")
 
 
@@ -127,8 +148,8 @@ ASYNC_ERRORS = "variables.TORCH_NCCL_ASYNC_ERROR_HANDLING"
 
 
 @pytest.mark.parametrize("key", ["", *REPORTED, ASYNC_ERRORS, "load_average_1min", "variables.SLURM_JOB_ID"])
-def test_what_may_differ_is_compared_everywhere_with_the_same_ratio(key: str, tmp_path: Path) -> None:
-    runs = measured(tmp_path, {key: "one"} if key else {}, {key: "another"} if key else {})
+def test_what_may_differ_is_compared_everywhere_with_the_same_ratio(key: str, alike: Runs) -> None:
+    runs = in_environments(alike, {key: "one"}, {key: "another"}) if key else alike
     row = summary(runs).row(1, named=True)
     ratio = (row["speed_up"], row["speed_up_low"], row["speed_up_high"])
     assert row["verdict"] == SpeedVerdict.FASTER.value
@@ -158,8 +179,8 @@ def test_what_the_launcher_sets_must_match_between_runs_on_equal_devices(key: st
     assert f"is not compared: the sides differ in {key}: one and another" in finding
 
 
-def test_across_compares_what_is_refused_otherwise(tmp_path: Path) -> None:
-    runs = measured(tmp_path, {}, {"packages.torch": "2.11.0"})
+def test_across_compares_what_is_refused_otherwise(alike: Runs) -> None:
+    runs = in_environments(alike, {}, {"packages.torch": "2.11.0"})
     (row,) = by(runs, "strategy", "single", "ddp", across=["devices", "packages.torch"]).rows
     assert row.verdict is SpeedVerdict.FASTER
 
@@ -206,12 +227,12 @@ def test_threads_of_two_strategies_on_equal_devices_must_match(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("name", ["runtime", "memory", "time_to_accuracy"])
-def test_no_figure_ranks_what_is_not_compared(name: str, tmp_path: Path) -> None:
-    runs = measured(tmp_path, {}, {"packages.torch": "2.11.0"})
+def test_no_figure_ranks_what_is_not_compared(name: str, alike: Runs) -> None:
+    runs = in_environments(alike, {}, {"packages.torch": "2.11.0"})
     (figure,) = draw(runs, [name])
     assert "this does not rank them, since the sides differ in packages.torch: 2.15.0 and 2.11.0" in figure.finding
-    (alike,) = draw(measured(tmp_path / "alike", {}, {}), [name])
-    assert "does not rank" not in alike.finding
+    (ranking,) = draw(alike, [name])
+    assert "does not rank" not in ranking.finding
 
 
 def test_an_effect_of_an_effect_holds_all_four_runs_against_each_other(tmp_path: Path) -> None:
@@ -265,9 +286,8 @@ def test_repeats_without_a_partner_must_have_the_same_environment(tmp_path: Path
     assert (row["verdict"], row["speed_up"]) == (SpeedVerdict.NOT_COMPARABLE.value, None)
 
 
-def test_data_of_one_name_and_another_size_is_refused_everywhere(tmp_path: Path) -> None:
+def test_data_of_one_name_and_another_size_is_refused_everywhere(alike: Runs) -> None:
     """As a user's own data set may be, whose size depends on its files."""
-    alike = measured(tmp_path, {}, {})
     halved = pl.when(pl.col("strategy") == "ddp").then(pl.col("train_samples") // 2).otherwise("train_samples")
     run = alike.run.with_columns(train_samples=halved.cast(pl.Int64))
     runs = replace(alike, tables={**{name: alike.tables[name] for name in LOADED}, "run": run})

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from analysis import UnlikeWork, by, load, notes, summary
 from analysis.claims.contrasts import effects
-from analysis.claims.verdict import _pairing
+from analysis.claims.pairs import pairing_of
 from analysis.comparison.baseline import against_one_device, refusals
 from analysis.comparison.compared_run import compared_runs
 from analysis.comparison.pairing import paired
 from analysis.comparison.policy import command_line
+from analysis.stats import ENOUGH_REPEATS
 from launch.sweep.expansion import expand
 from parallelbench.cli import main
 from parallelbench.spec.identity import run_id
@@ -60,9 +63,10 @@ def asks_for(command: Command) -> set[str]:
 
 
 def ids(runs: Runs, *configurations: dict[str, Any]) -> set[str]:
-    """The runs of these configurations, of all repeats."""
-    repeats = runs.run["repeat"].max() + 1  # type: ignore[operator]
-    return {run_id(config(runs.root, repeat=repeat, **each)) for repeat in range(repeats) for each in configurations}
+    """The runs of these configurations, of as many repeats as a verdict takes."""
+    assert set(runs.run["repeat"]) < set(range(ENOUGH_REPEATS))
+    every = range(ENOUGH_REPEATS)
+    return {run_id(config(runs.root, repeat=repeat, **each)) for repeat in every for each in configurations}
 
 
 def test_what_the_report_refuses_is_compared_and_measured_by_its_commands(
@@ -113,7 +117,7 @@ def test_groups_that_differ_otherwise_are_compared_by_one_command(
 def test_a_claims_refusal_names_commands_that_work(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs = measured(tmp_path)
     (effect,) = effects(runs, SHORTER)
-    (issue,) = _pairing(runs, effect.runs).blockers()
+    (issue,) = pairing_of(runs, effect.runs).blockers()
     assert "single × 1 → ddp × 2" in compares(issue.remedies.compare, capsys)
     assert asks_for(issue.remedies.submit) == ids(runs, {}, {"strategy": "ddp", "devices": 2})
     assert main(["plan", *issue.remedies.submit[1:]]) == 0
@@ -132,6 +136,48 @@ def test_a_refused_comparison_names_the_command_that_compares(
     assert command in capsys.readouterr().err
 
 
+def test_of_sides_with_several_strategies_a_command_names_one_each(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for repeat in range(3):
+        for strategy, devices in (("single", 1), ("ddp", 2), ("ddp", 4), ("fsdp", 2)):
+            published(config(tmp_path, repeat=repeat, strategy=strategy, devices=devices), steady(10.0 / devices))
+    assert main(["compare", str(tmp_path), "--by", "strategy=single,ddp"]) == 2
+    (command,) = re.findall("`parallelbench (.*)`", capsys.readouterr().err)
+    assert "single × 1 → ddp × 2" in compares(tuple(shlex.split(command)), capsys)
+
+
+def test_two_folders_with_several_strategies_have_no_command_that_would_be_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for folder, strategies in (("a", ("ddp", "ring_ddp")), ("b", ("fsdp", "zero1"))):
+        for strategy in strategies:
+            published(config(tmp_path / folder, strategy=strategy, devices=2))
+    assert main(["compare", str(tmp_path / "a"), str(tmp_path / "b")]) == 2
+    told = capsys.readouterr().err
+    assert "choose folders, or --by, so that each side has one of these" in told
+    assert "`" not in told
+
+
+def test_the_report_names_no_command_that_other_groups_would_have_refused(tmp_path: Path) -> None:
+    for batch_size, ways in ((64, TWO[:0]), (128, TWO[:1]), (256, TWO[:1])):
+        published(config(tmp_path, batch_size=batch_size), steady(10.0))
+        for way in ways:
+            run = config(tmp_path, batch_size=batch_size, devices=2, **way)
+            published(run, steady(6.0, environment=environment(**OLD)))
+    command = refusals(load(tmp_path))[0].issue.remedies.compare
+    assert main(list(command)) == 0
+
+
+def test_further_repeats_come_after_those_that_do_not_count(tmp_path: Path) -> None:
+    for repeat in range(5):
+        published(config(tmp_path, repeat=repeat), steady(10.0 + repeat))
+        fake = steady(6.0 + repeat / 2, parity_passed=repeat < 2)
+        published(config(tmp_path, repeat=repeat, strategy="ddp", devices=2), fake)
+    warning = next(line for line in notes.warnings(load(tmp_path)) if "sweep.repeats" in line)
+    assert "add 4 repeats per side, in turn (sweep.repeats=9)." in warning
+
+
 def test_runs_that_differ_in_another_key_are_compared_by_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for repeat in range(2):
         for batch_size, entries in ((64, {}), (128, OLD)):
@@ -140,7 +186,7 @@ def test_runs_that_differ_in_another_key_are_compared_by_it(tmp_path: Path, caps
     runs = load(tmp_path)
     rising = claim(contrasts=[{"rising": "batch_size"}], metric="throughput_samples_per_s")
     (effect,) = effects(runs, rising)
-    (issue,) = _pairing(runs, effect.runs).blockers()
+    (issue,) = pairing_of(runs, effect.runs).blockers()
     assert issue.remedies.compare[-4:] == ("--by", "batch_size=64,128", "--across", "packages.torch")
     assert "single × 1" in compares(issue.remedies.compare, capsys)
     assert asks_for(issue.remedies.submit) == ids(runs, {"batch_size": 64}, {"batch_size": 128})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shlex
 import shutil
 import statistics
 from typing import TYPE_CHECKING, Any
@@ -148,6 +149,60 @@ def test_a_side_without_a_counted_run_says_why(tmp_path: Path) -> None:
     published(config(tmp_path / "b"), Fake(oversubscribed=True))
     with pytest.raises(ConfigError, match=r"b holds no run that counts \(oversubscribed: .*\): there is nothing to"):
         compare(a, load(tmp_path / "b"))
+
+
+def test_repeats_that_one_side_alone_has_are_told_of_either(tmp_path: Path) -> None:
+    sweep(tmp_path / "a", {"ddp": [6.0, 6.6, 7.2], "fsdp": [7.0, 7.1]})
+    sweep(tmp_path / "b", {"ddp": [6.0, 6.6], "fsdp": [7.0, 7.1, 7.2]}, at=BETWEEN)
+    lines = gates.notes(compare(load(tmp_path / "a"), load(tmp_path / "b")))
+    assert "Side B lacks 1 of 3 repeats of ddp × 2." in lines
+    assert "Side A lacks 1 of 3 repeats of fsdp × 2." in lines
+
+
+def test_the_gate_names_the_groups_that_one_side_lacks(tmp_path: Path) -> None:
+    sweep(tmp_path / "a", BEFORE)
+    a = sweep(tmp_path / "a", BEFORE, changes={"batch_size": 64})
+    b = sweep(tmp_path / "b", BEFORE, at=BETWEEN)
+    group = "digits · cnn_small · batch size 64"
+    assert gates.gate(compare(a, b), margin=0.03) == (
+        gates.UNDECIDED,
+        f"UNDECIDED: side B has no counted run of the group {group}. Measure these groups on side B, or name folders "
+        "without them, then compare",
+    )
+    assert gates.gate(compare(b, a), margin=0.03).code == gates.PASSED
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("seed=", "values of seed here: 0"),
+        ("seed=0,1", "has seed=1; valid: 0"),
+        ("strategy=ddp", "values of strategy here: ddp, single"),
+    ],
+)
+def test_the_values_that_a_key_has_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], given: str, words: str
+) -> None:
+    sweep(tmp_path, {"single": [10.0], "ddp": [6.0]})
+    assert cli.main(["compare", str(tmp_path), "--by", given]) == 2
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("others", [{}, {"zero1": [7.0]}], ids=["none has it", "an unrelated run has it"])
+def test_a_value_that_only_skipped_runs_have_is_found_and_their_folder_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], others: dict[str, list[float]]
+) -> None:
+    sweep(tmp_path, {"ddp": [6.0, 6.6, 7.2], "single": [10.0]}, changes={"sweep_name": "new"})
+    older: dict[str, Any] = {"at": BETWEEN, "environment": {"python": "3.11"}, "changes": {"sweep_name": "old"}}
+    sweep(tmp_path, {"ddp": [6.0, 6.6, 7.2]} | others, **older)
+    assert cli.main(["compare", str(tmp_path), "--by", "python=3.11,3.12.1"]) == 2
+    told = capsys.readouterr().err
+    assert "but runs in " in told
+    (command,) = re.findall("`parallelbench (.*)`", told)
+    assert cli.main(shlex.split(command)) == 0
+    assert "ddp × 2" in capsys.readouterr().out
+    skipped = load(tmp_path).skipped[0]
+    assert "; their environments differ in python: 3.12.1 and 3.11" in skipped.reason
 
 
 def test_two_values_of_a_key_are_compared_all_else_being_equal(tmp_path: Path) -> None:
@@ -381,7 +436,7 @@ def test_the_verb_prints_table_notes_and_verdict_and_exits_with_the_gates_code(
         (["a", "--by", "strategy=ddp"], "expected a key and two values"),
         (["a", "--by", "strategy=ddp,ddp"], "expected a key and two values"),
         (["a", "nowhere"], "nowhere is no folder"),
-        (["a", "empty"], "empty holds no run that counts: there is nothing to compare"),
+        (["a", "empty"], "empty holds no runs: name a results folder"),
         (["a", "b", "--fail-if-slower", "3"], "--fail-if-slower 3: expected a percentage"),
         (["a", "b", "--fail-if-slower", ""], "--fail-if-slower : expected a percentage"),
         (["a", "--by", ""], "--by : expected a key and two values"),

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from launch.attempt.command import MALLOC
-from parallelbench.rank.devices import others_running, this_machine
+from parallelbench.world.devices import others_running, this_machine
 from tests.bench.page import HEADERS, PAGE, Row, cells, update
 
 PARTS = (
@@ -31,7 +31,7 @@ PARTS = (
         "packed",
         "ddp",
     ),
-    *("ring", "pipeline", "parameter_server"),
+    *("ring", "pipeline", "parameter_server", "tensorflow"),
 )
 """Files of this folder. Each has `figures()`, which is empty where what it needs is not there."""
 

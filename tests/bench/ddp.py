@@ -13,20 +13,20 @@ import torch
 import torch.distributed as dist
 
 from launch.sweep import one_run
-from parallelbench.loaders.batch import Shard
 from parallelbench.loaders.resident import ResidentLoader
-from parallelbench.rank.devices import this_machine
 from parallelbench.rank.session import build_model
-from parallelbench.rank.world import World
-from parallelbench.strategies.replica import Replica
+from parallelbench.spec.batch import Shard
+from parallelbench.spec.replica import Replica
 from parallelbench.strategies.single import Single
+from parallelbench.world.devices import this_machine
+from parallelbench.world.world import World
 from tests.bench.measure import Figure, paired, ratios
 from tests.ranks import run_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from parallelbench.loaders.batch import Batch
+    from parallelbench.spec.batch import Batch
 
 RANKS = 2
 GOALS = {128: 0.95, 32: 0.90}

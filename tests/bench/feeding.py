@@ -14,8 +14,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler, TensorDataset
 
 from launch.sweep import one_run
-from parallelbench.loaders.batch import Shard
 from parallelbench.loaders.batch_loader import BatchLoader, generator
+from parallelbench.spec.batch import Shard
 from parallelbench.spec.config import RunConfig
 from tests.bench.measure import Figure, paired, ratios
 

@@ -16,14 +16,16 @@ from analysis.comparison.machine import rests_on_disturbed, unlike_probes
 from analysis.comparison.policy import PROBED
 from analysis.metrics import load
 from parallelbench.probes.machine_probe import probe
-from parallelbench.rank.world import World
+from parallelbench.world.world import World
 
-RUNS, EPOCHS, RANKS = 1000, 5, 2
-"""Simulated runs; steady epochs of each; ranks with a core of their own."""
+RUNS, RANKS = 1000, 2
+"""Simulated runs; ranks with a core of their own."""
 TICK_S = 0.01
 IDLE = 0.3
 """Share of an epoch in which a rank's core is idle, waiting for others."""
-LENGTHS_S = (0.3, 1.0, 5.0, 30.0)
+EPOCHS = {0.02: 100, 0.3: 5, 1.0: 5, 5.0: 5, 30.0: 5}
+"""Length of an epoch, s → steady epochs of a run."""
+LENGTHS_S = tuple(EPOCHS)
 QUIET = {"0.2 %": 0.002, "1 %": 0.01, "3 %": 0.03}
 """What daemons and interrupts of an idle machine take of a core; in bursts of 1 ms."""
 PLANTED = {"5 %": 0.05, "8 %": 0.08, "10 %": 0.1, "20 %": 0.2, "50 %": 0.5}
@@ -40,24 +42,30 @@ def taken_s(
 
 
 def counted_s(rng: np.random.Generator, taken: np.ndarray, length_s: float) -> np.ndarray:
-    """What the probe finds: the kernel's idle time is cut off to ticks, at both ends of the epoch."""
+    """What the probe finds, not cut off at 0: the kernel's idle time has whole ticks, at both ends of the epoch."""
     before = rng.random(taken.shape) * TICK_S
     idle = np.floor((before + IDLE * length_s) / TICK_S) * TICK_S
-    return np.maximum(0.0, taken + IDLE * length_s - idle)
+    return taken + IDLE * length_s - idle
 
 
 def set_aside(rng: np.random.Generator, length_s: float, *, quiet: float, planted: float = 0.0) -> float:
     """The share of runs that count in no comparison."""
-    taken = taken_s(rng, quiet, length_s, burst_s=0.001, shape=(RUNS, EPOCHS, RANKS))
-    taken[..., 0] += taken_s(rng, planted, length_s, burst_s=0.02, shape=(RUNS, EPOCHS))
-    lost = counted_s(rng, taken, length_s).max(axis=-1).ravel()
-    frame = pl.DataFrame({"lost_time_s": lost}).with_columns(
-        slowest_epoch_time_s=pl.lit(length_s),
-        cores_per_device=pl.lit(1),
-        **{load.GPU_PROCESSES: pl.lit(None, pl.Int32)},
+    taken = taken_s(rng, quiet, length_s, burst_s=0.001, shape=(RUNS, epochs := EPOCHS[length_s], RANKS))
+    taken[..., 0] += taken_s(rng, planted, length_s, burst_s=0.02, shape=(RUNS, epochs))
+    run, epoch, rank = (axis.ravel() for axis in np.indices(taken.shape))
+    signed = counted_s(rng, taken, length_s).ravel()
+    ranks = pl.DataFrame({"run_id": run, "epoch": epoch, "rank": rank, "others_signed_time_s": signed}).with_columns(
+        others_time_s=pl.col("others_signed_time_s").clip(0.0),
+        run_delay_s=pl.lit(None, pl.Float64),
+        loader_cpu_time_s=pl.lit(None, pl.Float64),
     )
-    found = frame.select(load.disturbed()).to_series().to_numpy().reshape(RUNS, EPOCHS)
-    return float(np.mean([rests_on_disturbed(int(count), EPOCHS) for count in found.sum(axis=1)]))
+    frame = ranks.group_by("run_id", "epoch", maintain_order=True).agg(load.lost_time_s()).with_columns(
+        attempt=1, warm_up=False, slowest_epoch_time_s=pl.lit(length_s), cores_per_device=1,
+        **{load.GPU_PROCESSES: pl.lit(None, pl.Int32)},
+    )  # fmt: skip
+    judged = load.judged_in_pools(frame.with_columns(load.disturbed(), load.lost_share()), lambda: ranks)
+    found = judged.group_by("run_id").agg(pl.col("disturbed").sum())["disturbed"]
+    return float(np.mean([rests_on_disturbed(count, epochs) for count in found]))
 
 
 class Probed:

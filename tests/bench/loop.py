@@ -11,13 +11,13 @@ import torch
 from torch.nn import functional as F
 
 from launch.sweep import one_run
-from parallelbench.loaders.batch import Shard
 from parallelbench.loaders.batch_loader import generator
 from parallelbench.loaders.resident import ResidentLoader
 from parallelbench.rank.session import build_model
 from parallelbench.rank.train import Trainer
-from parallelbench.rank.world import World
+from parallelbench.spec.batch import Shard
 from parallelbench.store.journal import Journal
+from parallelbench.world.world import World
 from tests.bench.measure import Figure, paired, ratios
 
 if TYPE_CHECKING:

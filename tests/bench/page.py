@@ -8,7 +8,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from parallelbench.rank.devices import cpu_name
+from parallelbench.world.devices import cpu_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

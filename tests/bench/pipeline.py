@@ -94,7 +94,7 @@ def _rank(run: RunConfig, rank: int, size: int, init: str, end: Any) -> None:
 
     from parallelbench.loaders.resident import ResidentLoader
     from parallelbench.rank.session import build_model
-    from parallelbench.rank.world import World
+    from parallelbench.world.world import World
 
     torch.set_num_threads(1)
     if size > 1:

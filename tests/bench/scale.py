@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from launch.local.local_launcher import prepare_here
 from launch.sweep import expand
-from parallelbench.rank.devices import this_machine
+from parallelbench.world.devices import this_machine
 from tests.analysis.factory import config, published
 from tests.bench.measure import Figure, paired
 from tests.bench.startup import seconds_of

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 from analysis.stats import interval
 from launch.sweep import one_run
-from parallelbench.rank.devices import this_machine
-from parallelbench.rank.gpus import visible_gpus
 from parallelbench.store.journal import Journal
 from parallelbench.telemetry.process import sampling
 from parallelbench.telemetry.sampler import SamplerSettings
+from parallelbench.world.devices import this_machine
+from parallelbench.world.gpus import visible_gpus
 from tests.bench.loop import OVERRIDES, Suite
 from tests.bench.measure import Figure, paired, ratios
 

@@ -80,8 +80,8 @@ MNIST_FILES = dict(
 
 
 class TinyMnist(Mnist, frozen=True, kw_only=True):
-    stored_train_samples: ClassVar[int] = TRAIN
-    stored_test_samples: ClassVar[int] = TEST
+    published_train_samples: ClassVar[int] = TRAIN
+    published_test_samples: ClassVar[int] = TEST
     raw_files: ClassVar[tuple[RawFile, ...]] = raw_files(MNIST_FILES)
 
 
@@ -110,8 +110,8 @@ CIFAR10_FILES = {
 
 
 class TinyCifar10(Cifar10, frozen=True, kw_only=True):
-    stored_train_samples: ClassVar[int] = TRAIN
-    stored_test_samples: ClassVar[int] = TEST
+    published_train_samples: ClassVar[int] = TRAIN
+    published_test_samples: ClassVar[int] = TEST
     raw_files: ClassVar[tuple[RawFile, ...]] = raw_files(CIFAR10_FILES)
 
 
@@ -127,8 +127,8 @@ CIFAR100_FILES = {
 
 
 class TinyCifar100(Cifar100, frozen=True, kw_only=True):
-    stored_train_samples: ClassVar[int] = TRAIN
-    stored_test_samples: ClassVar[int] = TEST
+    published_train_samples: ClassVar[int] = TRAIN
+    published_test_samples: ClassVar[int] = TEST
     raw_files: ClassVar[tuple[RawFile, ...]] = raw_files(CIFAR100_FILES)
 
 

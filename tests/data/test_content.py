@@ -11,8 +11,8 @@ import raw_data as raw
 
 from parallelbench.data import content
 from parallelbench.data.content import CACHE, content_sha256
-from parallelbench.data.dataset import Arrays
 from parallelbench.data.prepare import prepare
+from parallelbench.spec.dataset import Arrays
 from tests.helpers import configured
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ import pytest
 import raw_data as raw
 from torchvision import datasets
 
-from parallelbench.data import prepare as prepare_module
+from parallelbench.data import conversion
 from parallelbench.data.cifar import Cifar10, Cifar100
 from parallelbench.data.mnist import Mnist
 from parallelbench.data.prepare import prepare
@@ -170,14 +170,21 @@ def damaged_idx(content: bytes) -> dict[str, bytes]:
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        (raw.idx_bytes(raw.MNIST_IMAGES[0], magic=b"\0\0\x0d"), "no IDX file"),
-        (raw.idx_bytes(raw.MNIST_IMAGES[0], magic=b"PK\x08"), "no IDX file"),
-        (raw.idx_bytes(raw.MNIST_IMAGES[0])[:-20], "no complete gzip file"),
-        (b"<html>not here</html>", "no complete gzip file"),
-        (gzip.compress(b"\0\0\x08\x03\0\0"), "ends within its header"),
-        (gzip.compress(b"\0\0\x08\x01\0\0\0\x05abc"), "announces"),
+        (
+            raw.idx_bytes(raw.MNIST_IMAGES[0], magic=b"\0\0\x0d"),
+            "wrong magic number 00 00 0d 03: expected is 00",
+        ),
+        (raw.idx_bytes(raw.MNIST_LABELS[0]), "wrong magic number 00 00 08 01: expected is 00 00 08 03"),
+        (raw.idx_bytes(raw.MNIST_IMAGES[0], magic=b"PK\x08"), "foreign: .*no IDX file"),
+        (raw.idx_bytes(raw.MNIST_IMAGES[0])[:-20], "truncated: its gzip stream does not end"),
+        (raw.idx_bytes(raw.MNIST_IMAGES[0])[:-8] + bytes(8), "corrupted: its gzip stream"),
+        (b"<html>not here</html>", "foreign: it starts with 3c 68 74 6d, so it is no gzip file"),
+        (b"", "truncated: it is empty"),
+        (gzip.compress(b"\0\0\x08\x03\0\0"), "truncated: it ends within its header"),
+        (gzip.compress(b"\0\0\x08\x03" + b"\0\0\0\x02" * 3 + b"abc"), "truncated: it announces 8 values and holds 3"),
+        (gzip.compress(b"\0\0\x08\x03" + b"\0\0\0\x01" * 3 + b"abc"), "corrupted: it announces 1 values and holds 3"),
     ],
-    ids=["magic", "zip", "cut off", "page", "header", "short"],  # gzip's bytes hold the time
+    ids=["type", "labels", "zip", "cut", "bits", "page", "empty", "header", "short", "long"],  # gzip holds the time
 )
 def test_a_file_that_is_no_idx_is_refused_by_name(tmp_path: Path, content: bytes, problem: str) -> None:
     files = damaged_idx(content)
@@ -189,11 +196,19 @@ def test_a_file_that_is_no_idx_is_refused_by_name(tmp_path: Path, content: bytes
     assert not (tmp_path / "mnist").exists()
 
 
-@pytest.mark.parametrize("damage", [lambda b: b[:-1], lambda b: b"\x00" + b[1:], lambda b: b""])
-def test_a_bad_checksum_is_refused_by_name(mnist_dir: Path, damage) -> None:
+@pytest.mark.parametrize(
+    ("damage", "state"),
+    [
+        (lambda b: b[:-1], "truncated"),
+        (lambda b: b"\x00" + b[1:], "foreign"),
+        (lambda b: b"", "truncated"),
+        (lambda b: b[:-6] + b"??" + b[-4:], "corrupted"),
+    ],
+)
+def test_a_bad_checksum_is_refused_by_name(mnist_dir: Path, damage, state: str) -> None:
     path = mnist_dir / "raw" / Mnist.raw_files[3].path
     path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(ConfigError, match=r"t10k-labels.* is damaged.*Delete the file"):
+    with pytest.raises(ConfigError, match=rf"t10k-labels.* is {state}.*its MD5 is.*Delete the file"):
         prepare(raw.tiny_mnist(), mnist_dir, progress=silent)
     assert not (mnist_dir / "mnist").exists()
 
@@ -201,7 +216,7 @@ def test_a_bad_checksum_is_refused_by_name(mnist_dir: Path, damage) -> None:
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        (raw.CIFAR10_FILES["cifar-10-binary.tar.gz"][:-500], "no complete tar.gz"),
+        (raw.CIFAR10_FILES["cifar-10-binary.tar.gz"][:-500], "truncated: its gzip stream"),
         (raw.archive_bytes({"cifar-10-batches-bin/data_batch_1.bin": b"x" * 3073}), "no file .*data_batch_2"),
         (raw.archive_bytes(dict.fromkeys(Cifar10.train_members, b"x" * 3000)), "not a multiple of 3073"),
         (raw.archive_bytes({"../" + m: b"x" * 3073 for m in Cifar10.train_members}), "has no file"),
@@ -219,7 +234,7 @@ def test_a_damaged_archive_is_refused_by_name(tmp_path: Path, content: bytes, pr
 
 def test_intact_files_of_another_size_are_refused(mnist_dir: Path) -> None:
     with pytest.raises(ConfigError, match=r"train_images uint8 \(30, 1, 28, 28\), expected uint8 \(31,"):
-        prepare(raw.tiny_mnist(stored_train_samples=31), mnist_dir, progress=silent)
+        prepare(raw.tiny_mnist(published_train_samples=31), mnist_dir, progress=silent)
 
 
 def test_labels_out_of_range_are_refused(tmp_path: Path) -> None:
@@ -282,7 +297,7 @@ def test_a_full_disk_is_a_storage_error_and_publishes_nothing(mnist_dir: Path, m
     def full(path: Path) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
-    monkeypatch.setattr(prepare_module, "sync", full)
+    monkeypatch.setattr(conversion, "sync", full)
     with pytest.raises(StorageError, match=r"No space left.*site\.data_dir"):
         prepare(raw.tiny_mnist(), mnist_dir, progress=silent)
     assert sorted(path.name for path in mnist_dir.iterdir()) == ["raw"]

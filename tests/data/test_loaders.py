@@ -23,14 +23,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launch.sweep.compose import group_choices
-from parallelbench.data.dataset import Arrays, Data
 from parallelbench.data.prepare import prepare
 from parallelbench.data.synthetic import Synthetic
 from parallelbench.errors import ConfigError, StorageError
 from parallelbench.loaders import arrow as arrow_module
 from parallelbench.loaders.arrow import convert, open_arrays
-from parallelbench.loaders.batch import Batch, Shard
 from parallelbench.loaders.batch_loader import BatchLoader
+from parallelbench.spec.batch import Batch, Shard
+from parallelbench.spec.dataset import Arrays, Data
 from parallelbench.spec.mapping import build
 from tests.faults import fault
 from tests.helpers import fill_disk, plain
@@ -51,9 +51,14 @@ class Coloured(Synthetic, frozen=True, kw_only=True):
     flip = True
 
 
-def spec(**changes: Any) -> Coloured:
+class Grey(Synthetic, frozen=True, kw_only=True):
+    """The same without colours."""
+
+
+def spec(**changes: Any) -> Synthetic:
     options = {"channels": 3, "image_size": 16, "num_classes": 5, "train_samples": 130, "test_samples": 47}
-    return Coloured(**{"name": "x", "augment": False, "noise": 0.9, "data_seed": 0, **options, **changes})
+    kind = Grey if changes.get("channels") == 1 else Coloured
+    return kind(**{"name": "x", "augment": False, "noise": 0.9, "data_seed": 0, **options, **changes})
 
 
 def loader(name: str, data: Data, arrays: Arrays, options: dict[str, Any] | None = None, **changes: Any) -> BatchLoader:

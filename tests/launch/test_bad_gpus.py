@@ -13,12 +13,13 @@ from launch.attempt.life_cycle import carry_out
 from launch.verbs import doctor
 from parallelbench import cuda
 from parallelbench.errors import ConfigError
-from parallelbench.rank import gpus, provenance
-from parallelbench.rank.devices import Machine
-from parallelbench.rank.gpus import Gpu
-from parallelbench.rank.world import World
+from parallelbench.rank import provenance
 from parallelbench.store.attempt import Outcome
 from parallelbench.store.folder import RunFolder
+from parallelbench.world import gpus
+from parallelbench.world.devices import Machine
+from parallelbench.world.gpus import Gpu
+from parallelbench.world.world import World
 from tests.helpers import configured
 
 
@@ -56,8 +57,8 @@ def test_the_attempt_has_an_outcome_and_is_not_tried_again(
     here = Machine(cores=tuple(range(8)), physical_cores=8, gpus=tuple(found), node_cores=8)
     monkeypatch.setattr(life_cycle, "this_machine", lambda: here)
     driver = gpus.driver_problem if case == "old driver" else lambda: None
-    monkeypatch.setattr("parallelbench.rank.cuda_driver.driver_cuda", lambda: (12, 8))
-    monkeypatch.setattr("parallelbench.rank.cuda_driver.torch_cuda", lambda: (13, 2))
+    monkeypatch.setattr("parallelbench.world.cuda_driver.driver_cuda", lambda: (12, 8))
+    monkeypatch.setattr("parallelbench.world.cuda_driver.torch_cuda", lambda: (13, 2))
     monkeypatch.setattr(gpus, "driver_problem", driver)
     run = configured("strategy=ddp", "devices=2", f"results={tmp_path}", *overrides)
     folder = RunFolder.of(run)
@@ -85,7 +86,7 @@ def test_types_that_differ_between_nodes_are_refused_by_all_ranks(other: str, mo
         monkeypatch.setattr(cuda, "device_name", lambda _, name=names[rank]: name)
 
         def gathered(_: World, letters: torch.Tensor, rank: int = rank) -> torch.Tensor:
-            letters[1 - rank] += rows[1 - rank]
+            letters.view(2, -1)[1 - rank] += rows[1 - rank]
             return letters
 
         monkeypatch.setattr(World, "sum", gathered)

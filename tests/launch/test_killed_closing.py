@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 CODE = '''
-"""One device, whose process the kernel ends as soon as somebody asks for what was trained."""
+"""One device, whose process the kernel ends as soon as somebody asks for its state a second time: after training."""
 import os, signal
 from parallelbench.strategies.single import Single
 
@@ -24,7 +24,13 @@ from parallelbench.strategies.single import Single
 class Mine(Single, frozen=True, kw_only=True):
     def prepare(self, model, run, world):
         replica = super().prepare(model, run, world)
-        replica.full_state_dict = lambda: os.kill(os.getpid(), signal.SIGKILL)
+        first = replica.full_state_dict
+
+        def before_training():
+            replica.full_state_dict = lambda: os.kill(os.getpid(), signal.SIGKILL)
+            return first()
+
+        replica.full_state_dict = before_training
         return replica
 '''
 

@@ -14,11 +14,13 @@ from parallelbench.rank.worker import RankError, classify
 from parallelbench.store.attempt import RETRYABLE
 from parallelbench.store.durable import fill
 from parallelbench.store.journal import Journal
+from parallelbench.strategies.single import Single
 from tests.analysis.factory import Fake, begin, config, write_epochs
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from parallelbench.spec.config import RunConfig, Strategy
     from parallelbench.store.attempt import Attempt
 
 TORCHRUN = """\
@@ -219,10 +221,42 @@ def test_a_parity_failure_says_by_how_much(tmp_path: Path) -> None:
     run, fake = config(tmp_path), Fake(parity_passed=False)
     folder, attempt = begin(run, fake)
     write_epochs(run, attempt, fake, epochs=run.epochs)
-    Journal(attempt.path / "journal-rank0.jsonl").event("finished", outcome="parity_failed")
+    journal = Journal(attempt.path / "journal-rank0.jsonl")
+    journal.event("parity_hint", text="the gradient is that of rank 0's own 16 samples")
+    journal.event("finished", outcome="parity_failed")
     outcome = publish_if_finished(folder, run, attempt)
     assert outcome is not None
     assert outcome.outcome == "parity_failed"
+    assert outcome.reason.endswith("; the gradient is that of rank 0's own 16 samples")
     assert outcome.reason.startswith("training differs from one device after step 1: loss by 5.0e-01")
     assert "tolerance" in outcome.reason
     assert folder.state().state == "done"
+
+
+class Unlike(Single, frozen=True, kw_only=True):
+    """A strategy that is held against a reference of its own."""
+
+    def equals_one_device(self, run: RunConfig) -> bool:
+        return False
+
+    def reference(self, run: RunConfig) -> Strategy:
+        return Single(name="mine")
+
+
+@pytest.mark.parametrize("passes", [True, False])
+def test_what_was_held_against_an_authors_reference_is_not_said_to_be_like_one_device(
+    tmp_path: Path, passes: bool
+) -> None:
+    run = msgspec.structs.replace(config(tmp_path), strategy=Unlike(name="unlike"))
+    fake = Fake(parity_passed=passes)
+    folder, attempt = begin(run, fake)
+    write_epochs(run, attempt, fake, epochs=run.epochs)
+    journal = Journal(attempt.path / "journal-rank0.jsonl")
+    journal.event("finished", outcome="ok" if passes else "parity_failed")
+    journal.close()
+    outcome = publish_if_finished(folder, run, attempt)
+    assert outcome is not None
+    found = "; parity was checked against the strategy's own reference, Single, not one device"
+    assert outcome.reason.endswith(found) == passes
+    wrong = "training differs from the strategy's own reference, Single, after step 1: loss by"
+    assert outcome.reason.startswith(wrong) == (not passes)

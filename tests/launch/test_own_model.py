@@ -46,14 +46,17 @@ def test_the_pages_model_and_data_are_a_run(me: Path, monkeypatch: pytest.Monkey
     run = one_run([*OWN, "batch_size=32", "strategy=tensor_parallel", "devices=2"], own).run
     check_run(run, "cpu")
     assert run.data.missing_files(run.site.data_folder) == []
-    arrays = run.data.load(run.site.data_folder)
+    arrays = run.loader.arrays(run.data, run.site.data_folder)
     assert arrays.train_images.shape == (96, *run.data.shape)
     model = run.model.build(in_channels=1, image_size=8, num_classes=run.data.num_classes)
     assert tuple(name for name, _ in model.named_children()) == run.model.layer_names
-    with pytest.raises(ConfigError, match=r"has 96 training images: set data\.train_samples"):
-        one_run([*OWN, "data.train_samples=95"], own).run.data.load(Path("data"))
+    for key, found in (("train_samples", "96 train_images"), ("test_samples", "32 test_images")):
+        other = one_run([*OWN, f"data.{key}=192"], own).run
+        with pytest.raises(ConfigError, match=rf"returns {found}; .*{key}.* declares 192: declare"):
+            other.loader.arrays(other.data, Path("data"))
 
 
+@pytest.mark.always
 @pytest.mark.slow
 def test_the_pages_commands_train_it_on_two_ranks_like_one_device(me: Path) -> None:
     commands = [shlex.split(line) for line in PAGE.splitlines() if line.startswith("parallelbench ")]
@@ -64,3 +67,16 @@ def test_the_pages_commands_train_it_on_two_ranks_like_one_device(me: Path) -> N
         done = subprocess.run(program, cwd=me, capture_output=True, text=True, check=False)
         assert (done.returncode, done.stderr) == (0, ""), done.stdout
     assert "ddp × 2" in done.stdout
+
+
+@pytest.mark.slow
+def test_a_run_on_arrays_of_another_size_ends_with_an_error_that_is_not_tried_again(me: Path) -> None:
+    arguments = ["--conf", "conf", "--plugin", "mine", *OWN, "model=wide", "batch_size=32", "data.test_samples=64"]
+    program = [sys.executable, "-P", "-m", "parallelbench.cli", "submit", *arguments, "launcher=inline"]
+    for expected in ("error", "not started: 1 error (--retry error tries again)"):
+        done = subprocess.run(program, cwd=me, capture_output=True, text=True, check=False)
+        assert done.returncode == 1, done.stdout + done.stderr
+        assert expected in " ".join(done.stdout.split())
+    (outcome,) = (me / "results").rglob("outcome.json")
+    assert "data=shapes: load returns 32 test_images; test_samples declares 64: declare 32" in outcome.read_text()
+    assert '"outcome":"error"' in outcome.read_text()

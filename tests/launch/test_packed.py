@@ -16,11 +16,10 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 
-from analysis import excluded
+from analysis import excluded, load
 from analysis.comparison.exclusions import Exclusion
 from analysis.configurations import summary
 from analysis.notes import warnings
-from analysis.reader import load
 from launch.attempt import processes
 from launch.attempt.command import environment
 from launch.attempt.processes import Training

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,15 +10,16 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+import conf
 from launch.sweep import one_run
 from launch.sweep.compose import Extension, keeps_to_its_node
 from launch.sweep.extension import extension
 from parallelbench.errors import ConfigError
-from parallelbench.spec.mapping import _component_class
+from parallelbench.spec.mapping import component_class
 
 CODE = '''
 """A strategy of the user's own."""
-from parallelbench.loaders.batch import Shard
+from parallelbench.spec.batch import Shard
 from parallelbench.spec.config import Strategy
 
 
@@ -79,7 +81,7 @@ def test_a_users_strategy_trains_on_two_ranks_like_one_device_and_is_in_the_repo
     done = program(user, "submit", *OWN, *small, "strategy=mine", "devices=2")
     assert done.returncode == 0, done.stderr
     again = program(user, "submit", *OWN, *small, "strategy=mine", "devices=2")
-    assert "1 run(s) are done" in again.stdout
+    assert "1 run is done" in again.stdout
     report = program(user, "report", "results")
     assert report.returncode == 0, report.stderr
     table = pl.read_csv(user / "results" / "report" / "tables" / "configurations.csv")
@@ -159,6 +161,42 @@ def test_a_folder_with_foreign_groups_is_refused(tmp_path: Path) -> None:
         extension(str(tmp_path), None)
 
 
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        (
+            "strategy/ddp.yaml",
+            "the suite has a file of that name: rename it, e.g. to my_ddp.yaml, choose strategy=my_ddp",
+        ),
+        ("sweep/demo.yaml", "choose sweep=my_demo, and write `name: my_demo` into it"),
+        ("site/default.yaml", "choose site=my_default"),
+        ("config.yaml", "the suite's is read: give its keys on the command line"),
+        ("strategy/mine.yml", "only .yaml is read"),
+    ],
+)
+def test_a_file_that_would_be_ignored_is_refused_by_name(user: Path, path: str, says: str) -> None:
+    shipped = Path(next(iter(conf.__path__)), path)
+    (user / "conf" / path).parent.mkdir(exist_ok=True)
+    text = shipped.read_text() if shipped.exists() else YAML
+    (user / "conf" / path).write_text(text + "# edited\n")
+    with pytest.raises(ConfigError, match=f"--conf .*: {path} would be ignored: .*{says}"):
+        extension(str(user / "conf"), None)
+
+
+def test_a_choice_that_lies_in_a_folder_beside_names_the_option(user: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(user)
+    with pytest.raises(
+        ConfigError, match=r"strategy=mine is no choice: .*; conf/strategy/mine\.yaml is read with --conf"
+    ):
+        one_run(["strategy=mine"])
+
+
+def test_exact_copies_of_the_suites_files_change_nothing_and_may_stay(user: Path) -> None:
+    shutil.copytree(next(iter(conf.__path__)), user / "conf", dirs_exist_ok=True)
+    own = extension(str(user / "conf"), None)
+    assert one_run(["strategy=ddp", "devices=2"], own).run == one_run(["strategy=ddp", "devices=2"]).run
+
+
 def test_a_package_cannot_take_the_name_of_another(tmp_path: Path) -> None:
     (tmp_path / "json.py").write_text(CODE)
     with pytest.raises(ConfigError, match="name of its own"):
@@ -188,7 +226,7 @@ def test_what_is_wrong_with_a_users_code_is_said_with_the_place(
     (user / "mystrategies" / "__init__.py").write_text(code)
     monkeypatch.syspath_prepend(user)
     monkeypatch.delitem(sys.modules, "mystrategies", raising=False)
-    _component_class.cache_clear()
+    component_class.cache_clear()
     with pytest.raises(ConfigError, match=message) as caught:
         one_run(["strategy=mine"], Extension(user / "conf", "mystrategies"))
     assert len(str(caught.value).splitlines()) == 1
@@ -198,8 +236,8 @@ def test_what_is_wrong_with_a_users_code_is_said_with_the_place(
 def test_what_is_no_yaml_is_named_with_the_line(user: Path) -> None:
     broken = user / "conf" / "strategy" / "mine.yaml"
     broken.write_text("name: mine\nmark: [\n")
-    with pytest.raises(ConfigError, match=rf"{broken}:3 is no YAML: expected the node content"):
-        one_run(["strategy=mine"], Extension(user / "conf", "mystrategies"))
+    with pytest.raises(ConfigError, match=rf"{broken} is no YAML that can be read: line 3: did not find"):
+        extension(str(user / "conf"), None)
 
 
 def test_a_site_of_three_lines_says_what_it_lacks_and_the_documented_one_works(user: Path) -> None:

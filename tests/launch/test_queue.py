@@ -16,6 +16,7 @@ from launch.slurm.queue import JobStatus, Tracker, track
 from launch.slurm.scheduler import QueuedJob
 from launch.slurm.slurm_launcher import OnSlurm
 from launch.slurm.submit import not_submitted
+from launch.slurm.task_ids import tasks_of
 from parallelbench.errors import StorageError
 from parallelbench.store.attempt import OUTCOMES, Outcome, OutcomeName
 from parallelbench.store.folder import RunFolder, State
@@ -277,3 +278,22 @@ def test_who_only_looks_adopts_in_mind_where_nothing_can_be_written(
     assert tracker.status(RunFolder(tmp_path / "a"), MISSING).job == "3_0"
     with pytest.raises(StorageError):
         track({tmp_path: [mine]}, locked=True)
+
+
+def test_tasks_that_were_cancelled_before_they_began_have_their_word(tmp_path: Path, fake: FakeSlurm) -> None:
+    """What sacct of Slurm 22.05 shows of an array of eight, two at a time, whose last tasks were cancelled."""
+    mine = submission(job="30", tasks=[[name] for name in "abcdefgh"], created_at=time.time())
+    fake.answers["sacct"] = (
+        f"30_[3,6-7%8]|CANCELLED by 0|{mine.name}\n30_0|COMPLETED|{mine.name}\n30_1|FAILED|{mine.name}\n"
+    )
+    looks = [(RunFolder(tmp_path / name), MISSING) for name in "abcdefgh"]
+    tracker = track({tmp_path: [mine]}, {tmp_path: looks})[tmp_path]
+    ended = [tracker.status(folder, state).ended for folder, state in looks]
+    assert ended == ["COMPLETED", "FAILED", "", "CANCELLED", "", "", "CANCELLED", "CANCELLED"]
+    assert "ended before the run began: CANCELLED" in tracker.status(*looks[6]).reason
+
+
+def test_a_list_of_tasks_that_slurm_has_cut_off_gives_those_that_are_whole() -> None:
+    assert tasks_of("30_[0-6:3,9,11-1...]") == ["30_0", "30_3", "30_6", "30_9"]
+    assert tasks_of("30_6") == ["30_6"]
+    assert tasks_of("30") == ["30"]

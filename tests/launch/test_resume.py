@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from tests.helpers import TINY
 from tests.launch.programs import Program, completed, kill, the_run
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from parallelbench.store.attempt import Attempt
@@ -68,16 +70,18 @@ def measured(folder: RunFolder) -> list[tuple[float, ...]]:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, ...], list[tuple[float, ...]]]:
-    """What every epoch of the two runs gives when nothing happens."""
-    found = {}
-    for arguments in (SINGLE, DDP):
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[tuple[str, ...]], list[tuple[float, ...]]]:
+    """What every epoch of a run gives when nothing happens; each is trained once, when it is first asked for."""
+
+    @functools.cache
+    def trained(arguments: tuple[str, ...]) -> list[tuple[float, ...]]:
         results = tmp_path_factory.mktemp("undisturbed") / "results"
         code, text = completed(*arguments, "launcher.checkpoint=never", results=results)
         assert code == 0, text
         assert rows(the_run(results))["run"][0]["resumed_after"] is None
-        found[arguments] = measured(the_run(results))
-    return found
+        return measured(the_run(results))
+
+    return trained
 
 
 def stop_after(program: Program, epochs: int, number: int = 1) -> Attempt:
@@ -90,6 +94,7 @@ def stop_after(program: Program, epochs: int, number: int = 1) -> Attempt:
     return attempt
 
 
+@pytest.mark.always
 @fault(
     "workers",
     "A rank is killed in the middle of a run",
@@ -97,7 +102,7 @@ def stop_after(program: Program, epochs: int, number: int = 1) -> Attempt:
     outcome="submitting again goes on after the last checkpoint; losses are bitwise those of an undisturbed run",
 )
 def test_a_killed_run_goes_on_after_its_last_checkpoint(
-    tmp_path: Path, undisturbed: dict[tuple[str, ...], list[tuple[float, ...]]]
+    tmp_path: Path, undisturbed: Callable[[tuple[str, ...]], list[tuple[float, ...]]]
 ) -> None:
     results = tmp_path / "results"
     with Program(*DDP, *ALWAYS, results=results) as program:
@@ -112,7 +117,7 @@ def test_a_killed_run_goes_on_after_its_last_checkpoint(
     assert len(kept) in (2, 3), "one may have been about to be forgotten"
     code, text = completed(*DDP, *ALWAYS, results=results)
     assert code == 0, text
-    assert measured(folder) == undisturbed[DDP]
+    assert measured(folder) == undisturbed(DDP)
     content = rows(folder)
     (run,) = content["run"]
     assert (run["outcome"], run["attempt"], run["resumed_after"]) == ("ok", 2, str(kept[-1]))
@@ -133,7 +138,7 @@ def test_a_killed_run_goes_on_after_its_last_checkpoint(
 @pytest.mark.parametrize("arguments", [SINGLE, DDP], ids=["single", "ddp"])
 @pytest.mark.cases("ddp")
 def test_a_run_that_is_asked_to_stop_goes_on_later(
-    arguments: tuple[str, ...], tmp_path: Path, undisturbed: dict[tuple[str, ...], list[tuple[float, ...]]]
+    arguments: tuple[str, ...], tmp_path: Path, undisturbed: Callable[[tuple[str, ...]], list[tuple[float, ...]]]
 ) -> None:
     results = tmp_path / "results"
     for number in (1, 2):
@@ -153,7 +158,7 @@ def test_a_run_that_is_asked_to_stop_goes_on_later(
     assert len(stops) == 2, "nothing else was saved: there is no time limit"
     code, text = completed(*arguments, results=results)
     assert code == 0, text
-    assert measured(folder) == undisturbed[arguments]
+    assert measured(folder) == undisturbed(arguments)
     (run,) = rows(folder)["run"]
     assert run["resumed_after"] == f"{stops[0]}, {stops[1]}"
     assert run["resumed_elsewhere"] is None
@@ -225,7 +230,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(
     file: str,
     how: str,
     tmp_path: Path,
-    undisturbed: dict[tuple[str, ...], list[tuple[float, ...]]],
+    undisturbed: Callable[[tuple[str, ...]], list[tuple[float, ...]]],
 ) -> None:
     results = tmp_path / "results"
     with Program(*arguments, *ALWAYS, results=results) as program:
@@ -235,7 +240,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(
     DAMAGES[how](checkpoint(folder, newest) / file)
     code, text = completed(*arguments, *ALWAYS, results=results)
     assert code == 0, text
-    assert measured(folder) == undisturbed[arguments]
+    assert measured(folder) == undisturbed(arguments)
     (run,) = rows(folder)["run"]
     assert run["resumed_after"] == str(before)
     assert f"the checkpoint after epoch {newest} of attempt 1 was damaged and not used" in run["warnings"]
@@ -243,7 +248,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(
 
 @pytest.mark.exhaustive
 def test_without_a_whole_checkpoint_a_run_starts_over(
-    tmp_path: Path, undisturbed: dict[tuple[str, ...], list[tuple[float, ...]]]
+    tmp_path: Path, undisturbed: Callable[[tuple[str, ...]], list[tuple[float, ...]]]
 ) -> None:
     results = tmp_path / "results"
     with Program(*SINGLE, *ALWAYS, results=results) as program:
@@ -255,7 +260,7 @@ def test_without_a_whole_checkpoint_a_run_starts_over(
     journal.write_text("".join(line for line in journal.open() if '"table":"ranks"' not in line))
     code, text = completed(*SINGLE, *ALWAYS, results=results)
     assert code == 0, text
-    assert measured(folder) == undisturbed[SINGLE]
+    assert measured(folder) == undisturbed(SINGLE)
     content = rows(folder)
     assert {row["attempt"] for row in content["epochs"]} == {2}
     assert content["run"][0]["resumed_after"] is None

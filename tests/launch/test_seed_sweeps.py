@@ -11,6 +11,7 @@ import pytest
 from polars.testing import assert_frame_equal
 
 from analysis import load
+from launch import preparation
 from launch.slurm.submit import prepare_for_site
 from launch.sweep import PlannedRun, expand
 from parallelbench.cli import main
@@ -32,11 +33,14 @@ CONFIGURATIONS = {
     "asu_model_parallel_small": 3 * 2 * 2 + 3,
     "tutorial_mlp": 2 * 6,
     "tutorial_mlp_small": 6,
-    "mnist_two_devices": 2 * 2,
-    "mnist_two_devices_small": 2 * 2,
-    # 3 sizes of data × 3 models × 3 batches × (one GPU, then 2 and 4 by two strategies)
-    "uw_frameworks": 3 * 3 * 3 * (1 + 2 * 2),
-    "uw_frameworks_small": 2 * 2 * 2 + 2 * 2,
+    "mnist_two_devices": 2 * 2 * 2,
+    "mnist_two_devices_small": 2 * 2 * 2,
+    # 3 sizes of data × 3 models × 3 batches × (one GPU, then 2 and 4 by two strategies; 1, 2 and 4 cores by two)
+    "uw_frameworks": 3 * 3 * 3 * (1 + 2 * 2 + 2 * 3),
+    "uw_frameworks_small": 2 * (2 * 2 * 2 + 2 * 2),
+    # 2 large models × 5 batches × (one GPU, then 2 and 4 by two strategies)
+    "uw_largest_batch": 2 * 5 * (1 + 2 * 2),
+    "uw_largest_batch_small": 3 * 2,
     "batch_size_regimes": 10 * 4,
     "batch_size_regimes_small": 8 * 4,
     # one device, 9 strategies on 2 and 4, 4 meshes, Downpour and Sandblaster with their baselines
@@ -64,7 +68,8 @@ def test_a_sweep_has_the_configurations_of_its_experiment(name: str) -> None:
     runs = plan(name)
     assert len(runs) == CONFIGURATIONS[name]
     for planned in runs:
-        check_run(planned.run, "cpu" if name.endswith("_small") else "cuda")
+        on_processors = name.endswith("_small") or planned.run.device == "cpu"
+        check_run(planned.run, "cpu" if on_processors else "cuda")
 
 
 @pytest.mark.parametrize("name", [name for name in CONFIGURATIONS if name.endswith("_small")])
@@ -118,15 +123,24 @@ def test_uw_has_the_published_sizes_and_optimizer() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in CONFIGURATIONS if not name.endswith("_small")])
-@pytest.mark.cases("tutorial_mlp", "mnist_two_devices")
-def test_a_cluster_with_four_gpus_takes_the_whole_sweep(name: str, tmp_path: Path) -> None:
+@pytest.mark.cases("tutorial_mlp", "mnist_two_devices", "uw_frameworks")
+def test_a_cluster_with_four_gpus_takes_the_whole_sweep(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TensorFlow's runs on processors, and where it is compared with torch, torch's beside them."""
+    monkeypatch.setattr(preparation, "require", lambda framework, device_type: None)
     for data in ("mnist", "cifar10", "cifar100"):
         (tmp_path / data).mkdir()
         for file in ("train_images.npy", "train_labels.npy", "test_images.npy", "test_labels.npy", MANIFEST):
             (tmp_path / data / file).touch()  # nothing is read
-    site = ["launcher=slurm", "site=asu_sol", "device=cuda", f"site.data_dir={tmp_path}"]
+    site = ["launcher=slurm", "site=asu_sol", f"site.data_dir={tmp_path}"]
+    kinds: dict[str, set[str]] = {"cuda": set(), "cpu": set()}
     for planned in expand([f"sweep={name}", "sweep.repeats=1", *site]):
-        assert prepare_for_site(planned).device_type == "cuda"
+        kinds[prepare_for_site(planned).device_type].add(planned.run.strategy.name)
+    beside = {"uw_frameworks": {"single", "ddp", "tf_mirrored"}, "mnist_two_devices": {"tf_single", "tf_mirrored"}}
+    assert kinds["cpu"] == beside.get(name, set())
+    assert kinds["cuda"]
+    assert not any(strategy.startswith("tf_") for strategy in kinds["cuda"])
 
 
 def test_a_long_run_passes_through_the_states_of_a_short_one(tmp_path: Path) -> None:

@@ -13,14 +13,17 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from launch.preparation import Prepared
-from launch.slurm import scheduler
+from launch.slurm import plan_report, scheduler
 from launch.slurm.hours import Hours
 from launch.slurm.plan_report import show_plan
 from launch.slurm.scheduler import Partition
 from launch.slurm.shape import batch_parameters, shape_of, slurm
 from launch.slurm.site import gpus_in, refusals, warnings
+from launch.slurm.slurm_launcher import OnSlurm
 from launch.slurm.submit import batch_script, job_groups, prepare_for_site
 from launch.sweep import PlannedRun, expand, one_run
+from launch.sweep.compose import Extension
+from launch.verbs import doctor
 from launch.verbs.doctor import file_system
 from parallelbench.errors import ConfigError
 from parallelbench.store.folder import RunFolder
@@ -202,3 +205,25 @@ def test_a_jobs_environment_does_not_leak_into_the_next(monkeypatch: pytest.Monk
 def test_the_file_system_of_a_folder_is_that_of_its_nearest_mount(small_disk: Path) -> None:
     assert file_system(small_disk / "not" / "there") == "tmpfs"
     assert file_system(Path("/proc/self")) == "proc"
+
+
+def test_doctor_holds_a_site_against_the_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A site of one's own: a job of one device, and one of all devices that the site says a node has."""
+    (tmp_path / "site").mkdir()
+    mine = "defaults: [default, _self_]\nname: mine\ndata_dir: /data/of/mine\ngpus_per_node: 8\ndevices_per_node: 8\n"
+    (tmp_path / "site" / "mine.yaml").write_text(mine)
+    monkeypatch.setattr(scheduler, "available", lambda: True)
+    monkeypatch.setattr(scheduler, "partitions", lambda: [kind(cpus_per_node=64, memory_mib=500_000)])
+    monkeypatch.setattr(scheduler, "max_array_size", lambda: 1000)
+    monkeypatch.setattr(plan_report, "allowed", lambda _: None)
+    found = dict(OnSlurm().site_findings(["site=mine", f"results={tmp_path}"], Extension(tmp_path)))
+    assert found["site=mine, 1 device(s)"].endswith("1 GPU(s) each: the cluster takes it")
+    assert "8 GPUs of a node, but those of normal have 4" in found["site=mine, 8 device(s)"]
+    monkeypatch.setattr(doctor, "all_launchers", lambda _: [OnSlurm()])
+    monkeypatch.setattr(OnSlurm, "findings", lambda _: [])
+    rows = dict(doctor.findings(["site=mine", f"results={tmp_path}"], Extension(tmp_path)))
+    assert rows["folder of site.data_dir"].startswith("/data/of/mine on ")
+    assert "missing in /data/of/mine" in rows["data=mnist"]
+    assert rows["site=mine, 8 device(s)"] == found["site=mine, 8 device(s)"]
+    with pytest.raises(ConfigError, match="site=nobodys is no choice"):
+        dict(doctor.findings(["site=nobodys"], Extension(tmp_path)))

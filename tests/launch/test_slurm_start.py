@@ -10,6 +10,7 @@ import pytest
 
 from launch.slurm import node_bandwidth as bandwidth
 from launch.slurm import rendezvous, start
+from launch.slurm.shape import STOP_AT_FAILURE
 from parallelbench.errors import ConfigError
 from tests.helpers import configured
 
@@ -88,4 +89,5 @@ def test_the_bandwidth_probe_starts_like_any_job(tmp_path: Path) -> None:
     site = msgspec.structs.replace(run.site, modules=["cuda/12.4"], setup=["source it"])
     *_, shell, option, script = bandwidth.command(msgspec.structs.replace(run, site=site), "cpu", tmp_path)
     assert (shell, option) == ("bash", "-c")
-    assert script.splitlines()[:4] == ["umask 077", "export PYTHONSAFEPATH=1", "module load cuda/12.4", "source it"]
+    own = [*STOP_AT_FAILURE, "module load cuda/12.4", "source it", "trap - ERR"]
+    assert script.splitlines()[:7] == ["umask 077", "export PYTHONSAFEPATH=1", *own]

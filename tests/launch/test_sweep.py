@@ -18,11 +18,11 @@ from launch.preparation import prepare_all
 from launch.sweep.compose import NOTHING, Extension, parse, resolve, resolved_by_omegaconf
 from launch.sweep.expansion import PlannedRun, Point, _points, _set, expand, one_run
 from parallelbench.errors import ConfigError
-from parallelbench.rank.devices import Machine, this_machine
 from parallelbench.spec.config import RunConfig
 from parallelbench.spec.identity import run_id
 from parallelbench.spec.mapping import from_mapping
 from parallelbench.spec.settings import SweepBlock
+from parallelbench.world.devices import Machine, this_machine
 from tests.compositions import by_hydra
 from tests.helpers import plain
 
@@ -366,8 +366,8 @@ def refusal(*overrides: str) -> str:
         (["sweep.blocks=[{grid:{model:[nothing]}}]"], "model=nothing is no choice"),
         (["sweep.blocks=[{zip:{epochs:[1,2],devices:[1]}}]"], "equally long"),
         (["sweep.name=../up"], "sweep.name='../up'"),
-        (["~sweep"], "sweep=None"),
-        (["~repeat"], "repeat=None"),
+        (["~sweep"], "~sweep would delete a key"),
+        (["~repeat"], "set repeat=VALUE; `parallelbench help repeat`"),
         (["repeat=abc"], "repeat='abc'"),
         (["repeat=0,x"], "repeat='x'"),
         (["epochs=range(1,1000000000)"], "10000 values"),
@@ -378,12 +378,33 @@ def refusal(*overrides: str) -> str:
         (["sweep.blocks=[{grid:{model:[{a:1}]}}]"], "model="),
         (["epochs"], "key=value"),
         (["=3"], "'=3'"),
-        (["hydra.run.dir=x"], "hydra.run.dir=x"),
+        (
+            ["hydra.run.dir=x"],
+            "hydra.run.dir=x is a setting of Hydra's, which composes here, but starts nothing: results=DIR",
+        ),
+        (["hydra.sweeper.x=1"], "a list is a grid (devices=1,2)"),
+        (["epochs=${hydra:runtime.cwd}"], "write the value itself"),
+        (["results='${hydra:runtime.cwd}'"], "write the value itself"),
+        (["lr=0.1"], "lr is not a key: did you mean optimizer.lr?"),
+        (["lr=0.1,0.2"], "lr is not a key: did you mean optimizer.lr?"),
+        (
+            ["experiment=x"],
+            "experiment=x needs a folder experiment/ of your own: name the folder that it lies in with --conf",
+        ),
+        (
+            ["strategy=ddp,fsdp", "devices=2", "strategy.bucket_mib=10"],
+            "of strategy=fsdp, but of strategy=ddp,ring_ddp,",
+        ),
+        (
+            ["strategy=ddp,fsdp", "devices=2", "strategy.bucket_mib=1,2"],
+            "of strategy=fsdp, but of strategy=ddp,ring_ddp,",
+        ),
+        (["strategy.bucket_mib=1"], "strategy.bucket_mib is not a key of strategy=single, but of strategy=ddp,"),
         (["hydra/launcher=basic"], "hydra/launcher=basic"),
         (["results=${nowhere}"], "nowhere"),
         (["+x=1"], "x is not a key"),
         (["model=null"], "model=None is no choice"),
-        (["~optimizer"], "optimizer=None is not a component"),
+        (["~optimizer"], "set optimizer=VALUE"),
         (["model._target_=os.system"], "model._target_='os.system' is refused"),
     ],
 )

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from parallelbench import cli
-from parallelbench.spec.mapping import _component_class
+from parallelbench.spec.mapping import component_class
 from parallelbench.store.folder import RunFolder, find_runs
 from tests.helpers import TINY
 
@@ -140,7 +140,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     yield tmp_path
     for module in [name for name in sys.modules if name.partition(".")[0] in ("filequeue", "lab")]:
         del sys.modules[module]
-    _component_class.cache_clear()
+    component_class.cache_clear()
 
 
 def printed(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:

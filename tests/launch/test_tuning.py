@@ -325,6 +325,7 @@ def test_a_trial_that_can_not_work_is_a_message(tmp_path: Path, monkeypatch: pyt
         trials.try_out_here(plan(f"results={tmp_path}"))
 
 
+@pytest.mark.always
 @pytest.mark.slow
 def test_a_sweep_is_tuned_once_and_trains_with_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     overrides = [
@@ -353,7 +354,7 @@ def test_a_sweep_is_tuned_once_and_trains_with_it(tmp_path: Path, capsys: pytest
 @pytest.mark.exhaustive
 def test_the_verb_tries_and_runs_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tune", *TINY, f"results={tmp_path}", "precision=fp32"]) == 0
-    assert "uses these settings for 1 run(s)" in capsys.readouterr().out.replace("\n", " ")
+    assert "uses these settings for 1 run" in capsys.readouterr().out.replace("\n", " ")
     assert find_runs(tmp_path) == []
     (choice,) = read(tmp_path / "adhoc").values()
     assert not any("precision" in trial.patch for trial in choice.findings.trials)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(autouse=True)
 def no_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("parallelbench.rank.devices.visible_gpus", lambda: ())
+    monkeypatch.setattr("parallelbench.world.devices.visible_gpus", lambda: ())
     monkeypatch.chdir(tmp_path)
 
 
@@ -36,7 +36,7 @@ def test_what_differs_is_said_and_what_the_name_says_is_not() -> None:
 
 def test_runs_of_a_plan_differ_in_more_than_their_hash(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["plan", *TINY, "seed=0,1", "precision=fp32,bf16"]) == 0
-    head, *rows = capsys.readouterr().out.splitlines()
+    head, *rows, _ = capsys.readouterr().out.splitlines()
     assert "varying" in head
     assert len({row.partition("cpu")[0].split(" ", 2)[2] for row in rows}) == 4
     assert any("seed=1 precision=bf16" in row for row in rows)

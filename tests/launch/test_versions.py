@@ -35,6 +35,7 @@ def ours(tmp_path: Path) -> RunFolder:
     return folder
 
 
+@pytest.mark.always
 @pytest.mark.slow
 @fault(
     "storage and input",
@@ -48,7 +49,7 @@ def test_a_new_version_of_the_tables_reruns_nothing(
     results, before = tmp_path / "results", _content(ours.path)
     for name, value in other_version(tmp_path / "other", TABLES_VERSION=TABLES_VERSION + 1).items():
         monkeypatch.setenv(name, value)
-    assert "1 run(s) are done" in completed(*ARGUMENTS, results=results)[1]
+    assert "1 run is done" in completed(*ARGUMENTS, results=results)[1]
     note = f"1 run of tables version {TABLES_VERSION} (this program: {TABLES_VERSION + 1}): the same columns"
     assert _read(results) == (note, 1)
     assert _content(ours.path) == before
@@ -77,7 +78,7 @@ def test_runs_of_two_versions_lie_side_by_side(
     theirs = next(run for run in find_runs(results) if run != ours)
     assert _content(ours.path) == before
     assert _read(results) == (note.format(TABLES_VERSION + 1, TABLES_VERSION), 2)
-    assert "1 run(s) are done" in completed(*ARGUMENTS, results=results)[1]
+    assert "1 run is done" in completed(*ARGUMENTS, results=results)[1]
     assert [run.state().label for run in (ours, theirs)] == ["ok", "ok"]
     assert [len(run.attempts()) for run in (ours, theirs)] == [1, 1]
 

@@ -16,10 +16,10 @@ from torch import nn
 
 import conf
 from parallelbench.errors import ConfigError
-from parallelbench.models.model import Model
 from parallelbench.models.modules import Dense, sequence
 from parallelbench.models.norms import SyncBatchNorm
 from parallelbench.spec import mapping
+from parallelbench.spec.model import Model
 
 NAMES = sorted(path.stem for path in Path(conf.__file__).parent.glob("model/*.yaml"))
 SMALL = [name for name in NAMES if name not in ("resnet50", "vit_b_16")]

@@ -11,7 +11,7 @@ import pyarrow as pa
 from parallelbench.preprocess import tables
 from parallelbench.preprocess.engine_process import engine_of, execute
 from parallelbench.preprocess.reference import Columns
-from parallelbench.preprocess.task import RECIPES, Request, Task
+from parallelbench.spec.task import RECIPES, Request, Task
 
 __all__ = ["RECIPES", "by_hand", "carried_out", "columns", "table", "task"]
 

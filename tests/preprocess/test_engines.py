@@ -12,7 +12,7 @@ import torch
 
 from parallelbench.preprocess import reference, tables
 from parallelbench.preprocess.stage import in_order, tolerance
-from parallelbench.preprocess.task import HASH_FACTOR, HASH_MASK, HASH_TERM
+from parallelbench.spec.task import HASH_FACTOR, HASH_MASK, HASH_TERM
 from tests.preprocess.recipes import RECIPES, by_hand, carried_out, columns, table, task
 
 ENGINES = ("numpy", "torch", "arrow", "polars", "duckdb")

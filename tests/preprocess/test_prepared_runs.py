@@ -41,6 +41,7 @@ def test_a_run_may_preprocess_only(tmp_path: Path) -> None:
     expected = {"preprocess_engine": "polars", "preprocess_recipe": "normalise", "preprocess_threads": 1}
     assert {name: run[name] for name in expected} == expected
     assert run["preprocess_time_s"] > 0
+    assert run["preprocess_failed"] is False
     assert run["preprocess_version"].count(".") >= 1
     assert run["parameters"] is run["startup_s"] is run["startup_first_step_s"] is run["warnings"] is None
     assert run["data_sha256"]
@@ -55,7 +56,10 @@ def test_a_run_may_preprocess_only(tmp_path: Path) -> None:
     assert row["preprocess_output_rows"] == 320
     assert row["preprocess_cpu_time_s"] == pytest.approx((first["cpu_time_s"] + second["cpu_time_s"]) / 2)
     assert row["end_to_end_time_s"] is None
-    assert figure.finding(runs).startswith("normalise: polars has the first result, after ")
+    told = figure.finding(runs)
+    assert told.startswith("normalise: the first result comes after ")
+    assert " s with polars; once warm it takes " in told
+    assert told.endswith("no verdict.")
     drawn = {each.name for each in draw(runs) if each.chart is not None}
     assert drawn == {"preprocessing"}, "nothing else was measured"
     assert summary(runs)["preprocess_cold_time_s"].to_list() == [first["cold_time_s"]]
@@ -97,6 +101,27 @@ def test_a_crash_is_the_runs_outcome(
     outcome = json.loads(path.read_text())
     assert outcome["outcome"] == "error"
     assert outcome["reason"] == "preprocess.engine=velox with recipe=filter: its process was killed by SIGABRT"
+
+
+def test_an_engine_that_fails_where_numpy_does_not_reproduces_the_claims(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Runs that failed are what these claims are about, so they count; one that was killed says nothing."""
+    python = fake_environment(tmp_path / "own", PyVelox="0.2.0", pyarrow="19.0.1")
+    monkeypatch.setenv(PYTHON, str(python))
+    results, sweep = tmp_path / "results", ("preprocess.recipe=filter", "preprocess.engine=numpy,velox", "epochs=0")
+    packed = ("launcher.pack=true", "measure.telemetry_hz=0", "measure.probe=false", "sweep.repeats=6")
+    assert main(["submit", *SMALL, *sweep, *packed, f"results={results}"]) == 1
+    claims = {each.name: each for text in publications() for each in text.claims}
+    runs = load(results)
+    for name in ("velox_cannot_be_installed", "velox_can_not_filter_or_transform"):
+        found = judge(runs, claims[name], seed="000")
+        (case,) = found.cases
+        assert (found.verdict, [effect for _, effect in case.effects]) == ("reproduced", [1.0] * 6)
+    assert judge(runs, claims["velox_reduces_processing_times"], seed="000").verdict == "inconclusive"
+    python.write_text("#!/bin/sh\nkill -KILL $$\n")
+    ran(tmp_path / "killed", *VELOX, code=1)
+    assert load(tmp_path / "killed").run["preprocess_failed"].to_list() == [None]
 
 
 def test_the_claims_about_velox_look_at_its_runs(tmp_path: Path) -> None:

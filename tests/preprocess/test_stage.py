@@ -12,14 +12,14 @@ import pytest
 
 from launch.preparation import check_engine
 from parallelbench.cli import main
-from parallelbench.data.dataset import Arrays
 from parallelbench.errors import ConfigError, EngineError
-from parallelbench.preprocess import engine_environments, stage
+from parallelbench.preprocess import engine_environments, stage, tables
 from parallelbench.preprocess.reference import prepare
 from parallelbench.rank.prepared_set import Preprocessing
 from parallelbench.rank.worker import classify
 from parallelbench.spec.check import check_run
 from parallelbench.spec.config import RunConfig
+from parallelbench.spec.dataset import Arrays
 from parallelbench.store.attempt import Attempt
 from tests.helpers import TINY, configured
 
@@ -232,7 +232,7 @@ def test_a_run_trains_on_exactly_the_rows_of_the_recipe(tmp_path: Path, recipe: 
     run = configured(*TINY, "data.train_samples=200", "preprocess.engine=polars", f"preprocess.recipe={recipe}")
     run = msgspec.structs.replace(run, batch_size=10)
     stored = run.data.load(tmp_path)
-    prepared = Preprocessing(run, Attempt(tmp_path), Alone())  # type: ignore[arg-type]
+    prepared = Preprocessing(run, Attempt(tmp_path / "1"), Alone())  # type: ignore[arg-type]
     prepared.carry_out(stored)
     trained, arrays = prepared.training_set(stored)
     labels, test = stored.train_labels, stored.test_labels
@@ -253,13 +253,38 @@ def test_a_run_trains_on_exactly_the_rows_of_the_recipe(tmp_path: Path, recipe: 
     assert prepared.facts["dropped_samples"] == len(places) % 10
 
 
+def test_what_a_killed_attempt_has_left_is_removed_at_the_next_start(tmp_path: Path) -> None:
+    left = [tmp_path / "1" / "preprocess" / "input.arrow", tmp_path / "2" / "prepared-images.unfinished.npy"]
+    kept = [tmp_path / "1" / "journal-rank0.jsonl", tmp_path / "3" / "preprocess" / "input.arrow", tmp_path / "note"]
+    for path in (*left, *kept):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    run = configured(*TINY, "preprocess.engine=numpy", "preprocess.recipe=sort")
+    Preprocessing(run, Attempt(tmp_path / "2"), Alone()).carry_out(run.data.load(tmp_path))  # type: ignore[arg-type]
+    assert not any(path.exists() for path in left)
+    assert not (tmp_path / "1" / "preprocess").exists()
+    assert all(path.exists() for path in kept), "a later attempt's are its own"
+
+
 def test_too_few_rows_for_a_batch_are_named(tmp_path: Path) -> None:
     run = configured(*TINY, "preprocess.engine=numpy", "preprocess.recipe=subset")
     stored = run.data.load(tmp_path)
-    prepared = Preprocessing(run, Attempt(tmp_path), Alone())  # type: ignore[arg-type]
+    prepared = Preprocessing(run, Attempt(tmp_path / "1"), Alone())  # type: ignore[arg-type]
     prepared.carry_out(stored)
     with pytest.raises(ConfigError, match=r"subset leaves \d training and 30 test samples .* global batch of 32"):
         prepared.training_set(stored)
+
+
+@pytest.mark.parametrize(
+    ("rows", "size", "sizes"), [(7, 3, [2, 2, 2, 1]), (4, 8, [1, 1, 1, 1]), (2, 3, [2]), (0, 3, [0])]
+)
+def test_a_batch_is_cut_where_its_values_are_too_many_for_offsets(rows: int, size: int, sizes: list[int]) -> None:
+    """Lists of Arrow and Velox begin at offsets of 32 bits."""
+    whole = tables.batch({"sample": np.arange(rows), "pixels": np.zeros((rows, size), np.uint8)})
+    parts = tables.cut(whole, values=size, most=8)
+    assert [part.num_rows for part in parts] == sizes
+    assert [n for part in parts for n in part["sample"].to_pylist()] == list(range(rows))
+    assert len(tables.cut(whole, values=size)) == 1
 
 
 def test_the_pinned_versions_are_those_that_are_looked_for() -> None:

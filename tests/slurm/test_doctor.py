@@ -35,7 +35,8 @@ def test_all_reduces_between_two_nodes_are_measured(accounting: Cluster, tmp_pat
     assert not list(tmp_path.iterdir()), "nothing is left behind"
 
 
-def test_overrides_without_the_probe_are_refused(accounting: Cluster) -> None:
-    command = [sys.executable, "-m", "parallelbench.cli", "doctor", "nodes=3"]
-    done = subprocess.run(command, env=os.environ | accounting.env, capture_output=True, text=True)
-    assert (done.returncode, "only with --bandwidth" in done.stderr) == (2, True)
+def test_a_site_is_held_against_the_cluster(accounting: Cluster) -> None:
+    text = doctor(accounting, "site=local_cluster", "site.devices_per_node=4")
+    assert "site=local_cluster, 1 device(s)" in text
+    assert "the cluster takes it" in text
+    assert "is no partition of this cluster" in doctor(accounting, "site=local_cluster", "site.partition=nowhere")

@@ -230,6 +230,34 @@ def test_a_preempted_run_that_is_warned_loses_nothing(special: Cluster, tmp_path
 
 @fault(
     "lifecycle",
+    "Preemption with a grace time",
+    injection="the same with a grace time alone, at whose start Slurm sends SIGTERM: to the tasks (cgroups), or to all",
+    outcome="the job queues itself again, after saving where Slurm leaves the ranks alone; the run goes on and is ok",
+)
+@pytest.mark.parametrize(
+    "special", [{"variant": variant, "grace_time_s": 60} for variant in ("cgroup", "accounting")], indirect=True
+)
+def test_a_preempted_run_in_its_grace_is_queued_again(special: Cluster, tmp_path: Path) -> None:
+    often = ("launcher.checkpoint=always", "launcher.checkpoint_every_s=2", "site.partition=preemptible")
+    sweep = Sweep(special, tmp_path, (*QUICK, *SLOW, *often))
+    sweep.submit()
+    first = sweep.attempt()
+    sweep.wait(lambda: events(first)["checkpoint"], "a checkpoint")
+    urgent = preempt(sweep)
+    saved = special.options.variant == "cgroup"
+    assert sweep.outcome(first)[0] == ("timeout" if saved else "killed")
+    wait(special, urgent, JobState="RUNNING")
+    special.run("scancel", urgent)
+    run = sweep.done()
+    (row,) = pl.read_parquet(run.result / "run.parquet").to_dicts()
+    assert row["attempt"] == 2
+    resumed = int(row["resumed_after"])
+    assert resumed == len(finished_epochs(first)) if saved else resumed > 0
+    assert (len(sweep.jobs), show(special, sweep.job)["Restarts"]) == (1, "1")
+
+
+@fault(
+    "lifecycle",
     "Preemption that cancels",
     injection="a job of higher priority takes both nodes, with PreemptMode=CANCEL",
     outcome="killed; submitting again finishes the run",

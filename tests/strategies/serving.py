@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from parallelbench.rank.session import build_model
-from parallelbench.rank.world import World
 from parallelbench.spec.config import RunConfig
 from parallelbench.strategies.parts.server_workers import WorkerReplica
 from parallelbench.strategies.parts.servers import AsyncServer
+from parallelbench.world.world import World
 from tests.strategies.test_parity import MODELS, SYNTHETIC
 from tests.strategies.training import configure, loader_of
 

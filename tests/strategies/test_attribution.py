@@ -14,14 +14,14 @@ import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
-from parallelbench.loaders.batch import Batch
 from parallelbench.loaders.resident import ResidentLoader
+from parallelbench.marks.spans import PHASES, Spans
 from parallelbench.probes import step_attribution
-from parallelbench.probes.spans import PHASES, Spans
 from parallelbench.probes.step_attribution import AttributionPass, installed
 from parallelbench.rank.session import build_loader, build_model
-from parallelbench.rank.world import World
+from parallelbench.spec.batch import Batch
 from parallelbench.spec.config import RunConfig
+from parallelbench.world.world import World
 from tests.ranks import run_ranks
 from tests.scripted_cuda import CPU, WORLD, ScriptedCuda
 from tests.strategies.test_pipeline import pipeline_of, pipelined

@@ -15,15 +15,16 @@ import torch.distributed as dist
 from parallelbench.errors import ConfigError
 from parallelbench.optimizers import Adam
 from parallelbench.rank.session import build_model
-from parallelbench.rank.world import World
 from parallelbench.spec.check import check_run
 from parallelbench.spec.config import RunConfig
 from parallelbench.strategies.parts.captured import WARM_STEPS, CapturedReplica
+from parallelbench.world.world import World
 from tests.helpers import configured
+from tests.planted import stops_updating
 from tests.ranks import run_ranks
 from tests.scripted_cuda import CPU, WORLD, ScriptedCuda
 from tests.strategies.training import configure, drive, loader_of, one_device
-from tests.test_closing import SMALL, closed, failed, passed, stops_updating
+from tests.test_closing import SMALL, closed, failed, passed
 
 DATA = ["data=synthetic", "data.channels=1", "data.train_samples=96", "data.test_samples=37", "data.image_size=8"]
 MLP = [*DATA, "model=mlp", "model.hidden=[24]"]

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import functools
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import pytest
+import torch
 
+from parallelbench.errors import ConfigError
+from parallelbench.optimizers import FirstOrder
 from parallelbench.rank.session import build_model
-from parallelbench.rank.world import World
+from parallelbench.spec.check import check_run
 from parallelbench.spec.config import RunConfig
+from parallelbench.world.world import World
+from tests.helpers import configured
 from tests.ranks import run_ranks
 from tests.strategies.test_parity import OVERRIDES, assert_equal
 from tests.strategies.training import configure, drive, loader_of, one_device
+from tests.test_closing import SMALL, closed, failed, passed, stops_updating
 
 DATA = ["data=synthetic", "data.channels=1", "data.train_samples=96", "data.test_samples=37", "data.image_size=8"]
 MLP = [*DATA, "model=mlp", "model.hidden=[24]"]
+NORMED = [*DATA, "data.channels=3", "data.image_size=32", "model=resnet_tiny", "model.norm=batch"]
+STEP = ["compile=true", "compile_scope=step"]
 DEVICES = {
     "ddp": 2,
     "dp_pp_tp": 4,
@@ -28,26 +38,175 @@ DEVICES = {
     "pipeline": 2,
     "ring_ddp": 2,
     "sandblaster_lbfgs": 2,
+    "single": 1,
     "tensor_parallel": 2,
     "zero1": 2,
+}
+OPTIMIZERS = {
+    "sgd": ["optimizer=sgd", "optimizer.momentum=0.9"],
+    "adam": ["optimizer=adam"],
+    "adamw": ["optimizer=adamw"],
+    "adagrad": ["optimizer=adagrad"],
 }
 
 
 def train_compiled(rank: int, size: int, run: RunConfig) -> dict[str, Any]:
-    """Compile as a session does, then train; and how many graphs there were to compile."""
+    """Compile as a session does, then train; how many graphs that was, and how many more the steps were."""
     from torch._dynamo.utils import counters
 
+    graphs = counters["stats"]
     replica = run.strategy.prepare(build_model(run), run, World(rank=rank, size=size, local_rank=rank))
     replica.compile_warmup(next(loader_of(replica, run).train(epoch=1)))
-    return {**drive(replica, run), "graphs": counters["stats"]["unique_graphs"]}
+    first, evaluate = graphs["unique_graphs"], replica.evaluate
+    later = first
+
+    def counting(batches: Any) -> Any:
+        nonlocal later
+        later = graphs["unique_graphs"]
+        return evaluate(batches)
+
+    replica.evaluate = counting  # type: ignore[method-assign]
+    return {**drive(replica, run), "graphs": first, "later": later - first}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", DEVICES)
 @pytest.mark.cases("ddp", "dp_pp_tp")
 def test_a_compiled_strategy_trains_like_one_device(strategy: str, tmp_path: Path) -> None:
-    own = OVERRIDES.get(strategy, [])
-    run = configure(*MLP, f"strategy={strategy}", f"devices={DEVICES[strategy]}", "compile=true", *own)
+    """With its loss and its update, where torch can compile these; and nothing is left to compile after the start."""
+    own = OVERRIDES.get(strategy, ["optimizer.momentum=0.9"])
+    whole = ["compile=true"] if strategy == "sandblaster_lbfgs" else STEP
+    run = configure(*MLP, f"strategy={strategy}", f"devices={DEVICES[strategy]}", *whole, *own)
     ranks = run_ranks(train_compiled, run.strategy.processes(run, "cpu"), tmp_path, run)
+    assert all(rank["graphs"] for rank in ranks) or strategy == "sandblaster_lbfgs"
     assert any(rank["graphs"] for rank in ranks)
+    assert [rank["later"] for rank in ranks] == [0] * len(ranks)
     assert_equal(ranks, one_device(msgspec.structs.replace(run, compile=False)), tolerance=1e-9)
+
+
+class Compiler:
+    """Takes the place of `torch.compile`: notes what it is given, and leaves it as it is."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.given: list[str] = []
+        monkeypatch.setattr(torch, "compile", self)
+
+    def __call__(self, part: Any, **options: Any) -> Any:
+        self.given.append(getattr(part, "__name__", type(part).__name__))
+        return part
+
+
+@pytest.mark.parametrize("scope", ["model", "step"])
+def test_what_is_compiled(scope: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = Compiler(monkeypatch)
+    run = configure(*MLP, "compile=true", f"compile_scope={scope}")
+    run.strategy.prepare(build_model(run), run, World())
+    assert compiler.given == (["loss", "step", "Sequential"] if scope == "step" else ["Sequential"])
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_the_steps_that_compile_leave_no_trace(optimizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    Compiler(monkeypatch)
+    run = configure(*NORMED, *OPTIMIZERS[optimizer], "optimizer.implementation=foreach", "precision=fp32")
+    expected = drive(run.strategy.prepare(build_model(run), run, World()), run)
+    compiled = msgspec.structs.replace(run, compile=True, compile_scope="step")
+    replica = run.strategy.prepare(build_model(run), compiled, World())
+    replica.compile_warmup(next(loader_of(replica, run).train(epoch=1)))
+    found = drive(replica, run)
+    assert found["steps"] == expected["steps"]
+    torch.testing.assert_close(found["state"], expected["state"], rtol=0, atol=0)
+
+
+def test_steps_that_compile_draw_no_random_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    Compiler(monkeypatch)
+    run = configure(*MLP, *STEP)
+    model = build_model(run)
+    drawn = []
+    model.register_forward_hook(lambda *_: drawn.append(torch.rand(())))  # as dropout does
+    replica = run.strategy.prepare(model, run, World())
+    before = torch.get_rng_state()
+    replica.compile_warmup(next(loader_of(replica, run).train(epoch=1)))
+    assert drawn
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+class NAdam(FirstOrder, frozen=True, kw_only=True):
+    """A user's optimizer: what it keeps begins at 1, so zeros would not undo the steps that compile."""
+
+    torch_name: ClassVar[str] = "NAdam"
+
+    def options(self) -> dict[str, Any]:
+        return {}
+
+
+def test_an_optimizer_of_a_users_is_compiled_only_if_it_says_so() -> None:
+    own = NAdam(name="nadam", lr=0.1, lr_rule="constant", weight_decay=0.0, implementation="auto")
+    run = msgspec.structs.replace(configured(*STEP), optimizer=own)
+    with pytest.raises(ConfigError, match="torch compiles no step of optimizer=nadam: choose compile_scope=model"):
+        check_run(run, "cpu")
+
+
+def test_a_server_compiles_its_update_before_the_first_gradient_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
+    from parallelbench.strategies.parts.servers import Layout, SyncServer
+
+    compiler = Compiler(monkeypatch)
+    run = configure(*MLP, *STEP, "strategy=parameter_server", "devices=2", "optimizer.momentum=0.9")
+    shard = torch.arange(5, dtype=torch.float64)
+    server = SyncServer(shard.clone(), Layout(rank=1, workers=1, servers=1), run)
+    updates: list[int] = []
+    update = server._update
+    monkeypatch.setattr(server, "_update", lambda: (updates.append(1), update()))
+    server.compile_warmup(next(loader_of(server, run).train(epoch=1)))
+    assert compiler.given == ["step"]
+    assert len(updates) == 2, "the first one makes the momentum, the second one uses it"
+    assert torch.equal(server._values, shard)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.cases("adam")
+def test_after_training_compiled_steps_are_held_against_plain_code(
+    optimizer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
+    run = configure(*SMALL, "strategy=single", *OPTIMIZERS[optimizer], *STEP)
+    rows = closed(World(), run)
+    assert not failed(rows)
+    assert {"loss", "gradients", "update", "rounding", "evaluation loss"} <= passed(rows)
+    assert "update" in failed(closed(World(), run, stops_updating, 0))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["compile=false"], "nothing is compiled under compile=false: choose compile=true"),
+        (["precision=fp16"], "under precision=fp16 the host decides whether to update"),
+        (["optimizer=lbfgs", "batch_size=1442"], "torch compiles no step of optimizer=lbfgs"),
+        (["optimizer.implementation=fused"], "a fused update is one kernel already"),
+        (["optimizer=adamw", "precision=fp64"], "corrects the bias of the running means in fp32"),
+        (["graph=true"], "graph=true is refused: compile=true makes other launches"),
+    ],
+)
+def test_what_can_not_be_compiled_is_refused_with_the_reason(overrides: list[str], words: str) -> None:
+    check_run(configured(*STEP), "cuda")
+    with pytest.raises(ConfigError, match=words):
+        check_run(configured(*STEP, *overrides), "cuda")
+
+
+def test_on_a_gpu_a_compiled_update_counts_on_the_device_and_is_not_fused() -> None:
+    """The host would have to know the number of the step; a fused update is left as it is by torch.compile."""
+    run = configured(*STEP)
+    parameters = [torch.nn.Parameter(torch.zeros(2, device="meta"))]
+    (group,) = run.optimizer.build(parameters, run, "cuda").param_groups
+    assert (group["foreach"], group["fused"], group["capturable"]) == (True, None, True)
+    (group,) = run.optimizer.build(parameters, run, "cpu").param_groups
+    assert (group["foreach"], group["capturable"]) == (True, False)
+
+
+def test_batches_of_an_evaluation_compile_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They differ in size: each size would be compiled anew, within the epoch."""
+    run = configure(*MLP, *STEP)
+    replica = run.strategy.prepare(build_model(run), run, World())
+    monkeypatch.setattr(replica._numerics, "training_loss", None)  # type: ignore[attr-defined]
+    sums = replica.evaluate(islice(loader_of(replica, run).test(), 1))
+    assert sums is not None

@@ -9,11 +9,11 @@ import torch
 
 from launch.sweep import one_run
 from parallelbench.errors import ConfigError
-from parallelbench.rank.parity import as_checked, local_statistics
+from parallelbench.rank.checked_run import as_checked, local_statistics
 from parallelbench.rank.session import build_model
-from parallelbench.rank.world import World
 from parallelbench.spec.check import check_run
 from parallelbench.spec.config import RunConfig
+from parallelbench.world.world import World
 from tests.strategies.training import drive, one_device
 
 DATA = ["data=synthetic", "data.channels=1", "data.image_size=32", "data.train_samples=96", "data.test_samples=25"]

@@ -9,15 +9,15 @@ import msgspec
 import pytest
 from torch import Tensor, nn
 
-from parallelbench.loaders.batch import Shard
-from parallelbench.probes.traffic import Traffic
-from parallelbench.rank.world import World
+from parallelbench.marks.traffic import Traffic
+from parallelbench.spec.batch import Shard
 from parallelbench.spec.config import RunConfig
 from parallelbench.strategies import ring_ddp
 from parallelbench.strategies.fsdp import Fsdp
 from parallelbench.strategies.hsdp import Hsdp
 from parallelbench.strategies.ring_ddp import RingDdp, ring_average
 from parallelbench.strategies.zero1 import Zero1
+from parallelbench.world.world import World
 from tests.strategies.training import configure
 from tests.test_parity_gate import DATA, passed
 

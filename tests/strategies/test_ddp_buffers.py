@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from parallelbench.rank.session import build_model
-from parallelbench.rank.world import World
 from parallelbench.spec.config import RunConfig
 from parallelbench.strategies.parts import data_parallel_base
+from parallelbench.world.world import World
 from tests.ranks import run_ranks
 from tests.strategies.training import configure, loader_of
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from launch.sweep.compose import group_choices
+from tests.helpers import torchs_strategies
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -32,7 +32,7 @@ CHESSBOARD = list(product(OPTIMIZERS, PRECISIONS))
 """Pairs of which neighbours differ in colour: there is an odd number of precisions."""
 LAST_ONES = ("pipeline", "dp_pp", "dp_pp_tp", "parameter_server")
 """Strategies whose ranks do different things: the last one is tried, too."""
-STRATEGIES = [name for name in group_choices()["strategy"] if name not in NOT_POSSIBLE]
+STRATEGIES = [name for name in torchs_strategies() if name not in NOT_POSSIBLE]
 SMALLEST = {"hsdp": 4, "dp_tp": 4, "dp_pp": 4, "dp_pp_tp": 4}
 NO_FP16 = {"fsdp", "hsdp", "zero1", "tensor_parallel", "dp_tp", "pipeline", "dp_pp", "dp_pp_tp", "model_parallel"}
 NO_FP16 |= {"parameter_server", "sandblaster_lbfgs"}
@@ -94,7 +94,7 @@ def test_every_combination_trains(strategy: str) -> None:
 
 
 def test_what_no_made_up_rank_can_do_is_all_that_is_left_out() -> None:
-    assert set(STRATEGIES) | NOT_POSSIBLE.keys() == set(group_choices()["strategy"])
+    assert set(STRATEGIES) | NOT_POSSIBLE.keys() == set(torchs_strategies())
 
 
 def test_what_goes_wrong_on_a_rank_is_noticed() -> None:

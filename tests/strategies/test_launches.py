@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from parallelbench.rank.numerics import Sums, sums
 from parallelbench.rank.session import build_model
-from parallelbench.rank.world import World
+from parallelbench.world.numerics import Sums, sums
+from parallelbench.world.world import World
 from tests.helpers import configured
 from tests.strategies.training import loader_of
 

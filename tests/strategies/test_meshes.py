@@ -13,13 +13,13 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import RowwiseParallel
 
 from parallelbench.errors import ConfigError
-from parallelbench.loaders.batch import Shard
 from parallelbench.rank.session import build_model
-from parallelbench.rank.world import World
+from parallelbench.spec.batch import Shard
 from parallelbench.spec.config import RunConfig
 from parallelbench.strategies.parts import fsdp_shards, tensor_shards
 from parallelbench.strategies.parts.meshes import Mesh
 from parallelbench.strategies.parts.pipeline_stages import PipelineReplica
+from parallelbench.world.world import World
 from tests.ranks import run_ranks
 from tests.strategies.recorded import Recorded
 from tests.strategies.test_parity import assert_equal

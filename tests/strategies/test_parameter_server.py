@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 from parallelbench.errors import ConfigError
 from parallelbench.rank.session import build_model
-from parallelbench.rank.world import World
 from parallelbench.spec.config import RunConfig
 from parallelbench.strategies.parameter_server import ParameterServer
 from parallelbench.strategies.parts.flat import FlatParameters
 from parallelbench.strategies.parts.server_workers import HostedParameters
 from parallelbench.strategies.parts.servers import Schedule, SyncServer, shard_bounds
+from parallelbench.world.world import World
 from tests.ranks import run_ranks
 from tests.strategies.serving import EPOCHS, PARAMETERS, small, train_epochs
 from tests.strategies.test_parity import assert_equal

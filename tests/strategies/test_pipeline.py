@@ -18,13 +18,13 @@ import torch.distributed as dist
 from torch import nn
 
 from parallelbench.errors import ConfigError
-from parallelbench.rank.parity import as_reference
+from parallelbench.rank.checked_run import as_reference
 from parallelbench.rank.session import build_model
-from parallelbench.rank.world import World
 from parallelbench.spec.config import RunConfig
 from parallelbench.store.folder import find_runs
 from parallelbench.strategies.parts.pipeline_schedules import Pipeline
 from parallelbench.strategies.pipeline import PipelineParallel
+from parallelbench.world.world import World
 from tests.ranks import run_ranks
 from tests.strategies.test_parity import assert_equal
 from tests.strategies.training import configure, drive, loader_of, one_device, summed

@@ -10,12 +10,12 @@ import torch
 import torch.distributed as dist
 
 from parallelbench.errors import ConfigError
-from parallelbench.probes.traffic import Traffic
+from parallelbench.marks.traffic import Traffic
 from parallelbench.rank.session import build_model
-from parallelbench.rank.world import World
 from parallelbench.spec.config import RunConfig
 from parallelbench.strategies.parts.replicas import gradient_bytes
 from parallelbench.strategies.ring_ddp import ring_average
+from parallelbench.world.world import World
 from tests.ranks import run_ranks
 from tests.strategies.training import configure, loader_of
 

@@ -17,12 +17,12 @@ from torch import nn
 from torch.optim.lbfgs import _strong_wolfe
 
 from parallelbench.errors import ConfigError
-from parallelbench.rank.parity import as_checked, as_reference
+from parallelbench.rank.checked_run import as_checked, as_reference
 from parallelbench.rank.session import build_model
-from parallelbench.rank.world import World
 from parallelbench.spec.config import RunConfig
 from parallelbench.strategies.parts.wolfe import Point, Search, cubic_minimum, strong_wolfe
 from parallelbench.strategies.sandblaster_lbfgs import SandblasterLbfgs
+from parallelbench.world.world import World
 from tests.ranks import run_ranks
 from tests.strategies.serving import PARAMETERS, small
 from tests.strategies.test_parity import SYNTHETIC

@@ -11,12 +11,12 @@ import torch
 import torch.distributed as dist
 
 from parallelbench.errors import ConfigError
-from parallelbench.rank.parity import as_reference
+from parallelbench.rank.checked_run import as_reference
 from parallelbench.rank.session import build_model
-from parallelbench.rank.world import World
 from parallelbench.spec.config import RunConfig
+from parallelbench.spec.replica import Replica
 from parallelbench.strategies.parts.replicas import gradient_bytes
-from parallelbench.strategies.replica import Replica
+from parallelbench.world.world import World
 from tests.ranks import run_ranks
 from tests.strategies.recorded import Recorded
 from tests.strategies.test_parity import assert_equal

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from parallelbench.rank.session import build_model
-from parallelbench.rank.world import World
 from parallelbench.spec.config import RunConfig
+from parallelbench.world.world import World
 from tests.ranks import run_ranks
 from tests.strategies.training import configure, loader_of
 

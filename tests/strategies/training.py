@@ -10,15 +10,15 @@ from typing import Any
 import torch
 
 from launch.sweep import one_run
-from parallelbench.loaders.batch import Shard
 from parallelbench.loaders.resident import ResidentLoader
-from parallelbench.rank.numerics import Numerics
-from parallelbench.rank.parity import as_reference
+from parallelbench.rank.checked_run import as_reference
 from parallelbench.rank.session import build_model
-from parallelbench.rank.world import World
+from parallelbench.spec.batch import Shard
 from parallelbench.spec.check import check_run
 from parallelbench.spec.config import RunConfig
-from parallelbench.strategies.replica import Replica
+from parallelbench.spec.replica import Replica
+from parallelbench.world.numerics import Numerics
+from parallelbench.world.world import World
 
 STEPS = 3
 

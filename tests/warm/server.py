@@ -65,7 +65,7 @@ SET_LATER = (
     "TORCH_NCCL_",
 )
 """Of these, what nothing reads before the fork, or what the fork sets."""
-PROGRAMS = ("parallelbench.", "tests.warm.says", "torch.distributed.run")
+PROGRAMS = ("parallelbench.", "tests.fake_ranks", "tests.warm.says", "torch.distributed.run")
 COLD = ("parallelbench.rank.warm",)
 """Programs whose own forks are what is tested."""
 MESSAGE_BYTES = 150_000

@@ -10,10 +10,10 @@ import pyarrow.compute as pc
 from parallelbench.preprocess.engines.engine import Engine
 from parallelbench.preprocess.reference import per_pixel
 from parallelbench.preprocess.tables import addresses
-from parallelbench.preprocess.task import HASH_FACTOR, HASH_MASK, HASH_TERM, SUBSET_BOUND
+from parallelbench.spec.task import HASH_FACTOR, HASH_MASK, HASH_TERM, SUBSET_BOUND
 
 if TYPE_CHECKING:
-    from parallelbench.preprocess.task import Task
+    from parallelbench.spec.task import Task
 
 
 class WithArrow(Engine):

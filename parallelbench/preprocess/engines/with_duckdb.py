@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 import duckdb
 
 from parallelbench.preprocess.engines.engine import Engine
-from parallelbench.preprocess.task import HASH_FACTOR, HASH_MASK, HASH_TERM, SUBSET_BOUND
+from parallelbench.spec.task import HASH_FACTOR, HASH_MASK, HASH_TERM, SUBSET_BOUND
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from parallelbench.preprocess.task import Task
+    from parallelbench.spec.task import Task
 
 
 class WithDuckdb(Engine):

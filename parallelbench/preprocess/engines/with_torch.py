@@ -10,12 +10,12 @@ import torch
 from parallelbench.preprocess.engines.engine import Engine
 from parallelbench.preprocess.reference import per_pixel
 from parallelbench.preprocess.tables import batch, columns_of
-from parallelbench.preprocess.task import HASH_FACTOR, HASH_MASK, HASH_TERM, SUBSET_BOUND
+from parallelbench.spec.task import HASH_FACTOR, HASH_MASK, HASH_TERM, SUBSET_BOUND
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from parallelbench.preprocess.task import Task
+    from parallelbench.spec.task import Task
 
 Tensors = dict[str, torch.Tensor]
 

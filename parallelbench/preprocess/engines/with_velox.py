@@ -17,11 +17,11 @@ from pyvelox.plan_builder import PlanBuilder
 from pyvelox.runner import LocalRunner
 
 from parallelbench.preprocess.engines.engine import Engine
-from parallelbench.preprocess.tables import addresses
-from parallelbench.preprocess.task import HASH_FACTOR, HASH_MASK, HASH_TERM, SUBSET_BOUND
+from parallelbench.preprocess.tables import addresses, cut
+from parallelbench.spec.task import HASH_FACTOR, HASH_MASK, HASH_TERM, SUBSET_BOUND
 
 if TYPE_CHECKING:
-    from parallelbench.preprocess.task import Task
+    from parallelbench.spec.task import Task
 
 
 class WithVelox(Engine):
@@ -35,7 +35,8 @@ class WithVelox(Engine):
 
     def take_in(self, table: pa.Table) -> Any:
         """Vectors, with the pixels as int16: a vector per record batch."""
-        imported = pa.Table.from_batches([_signed(batch) for batch in table.to_batches()])
+        batches = [part for batch in table.to_batches() for part in cut(batch, values=self.task.pixels)]
+        imported = pa.Table.from_batches([_signed(batch) for batch in batches])
         vectors = [to_velox(batch) for batch in imported.to_batches()]
         self._kept += [imported, vectors]
         return imported, vectors

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from parallelbench import cuda
-from parallelbench.loaders.batch import Batch
-from parallelbench.rank.numerics import Sums
+from parallelbench.spec.batch import Batch
 from parallelbench.strategies.parts.replicas import ModuleReplica
+from parallelbench.world.numerics import Sums
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from msgspec import Meta
 
 from parallelbench.errors import ConfigError
-from parallelbench.loaders.batch import Shard
+from parallelbench.spec.batch import Shard
 from parallelbench.spec.config import StateShards, Strategy
 from parallelbench.strategies.parts.refusals import check_no_fp16, check_two_devices
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.nn.parallel import DistributedDataParallel
 
-    from parallelbench.rank.world import World
     from parallelbench.spec.config import RunConfig
+    from parallelbench.spec.replica import Replica
     from parallelbench.strategies.parts.replicas import ModuleReplica
-    from parallelbench.strategies.replica import Replica
+    from parallelbench.world.world import World
 
 
 class DataParallelStrategy(Strategy, frozen=True, kw_only=True):

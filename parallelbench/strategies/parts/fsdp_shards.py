@@ -14,9 +14,9 @@ import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from parallelbench.loaders.batch import Shard
+from parallelbench.marks.spans import waits_are_hidden
 from parallelbench.models.norms import synchronize_norms
-from parallelbench.probes.spans import waits_are_hidden
+from parallelbench.spec.batch import Shard
 from parallelbench.strategies.parts.meshes import device_mesh
 from parallelbench.strategies.parts.partition import size_bytes
 from parallelbench.strategies.parts.replicas import ModuleReplica, share_buffers, to_device
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.distributed.device_mesh import DeviceMesh
 
-    from parallelbench.loaders.batch import Batch
-    from parallelbench.probes.traffic import Traffic
-    from parallelbench.rank.world import World
+    from parallelbench.marks.traffic import Traffic
+    from parallelbench.spec.batch import Batch
     from parallelbench.spec.config import RunConfig
+    from parallelbench.world.world import World
 
 
 def shard_layers(

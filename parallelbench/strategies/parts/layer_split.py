@@ -14,18 +14,18 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from parallelbench.loaders.batch import Shard
-from parallelbench.probes.spans import Phase, Spanned
-from parallelbench.rank.numerics import Numerics, Sums, sums
+from parallelbench.marks.spans import Phase, Spanned
+from parallelbench.spec.batch import Shard
 from parallelbench.strategies.parts.layers_replica import LayersReplica
 from parallelbench.strategies.parts.replicas import to_device
+from parallelbench.world.numerics import Numerics, Sums, sums
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from parallelbench.loaders.batch import Batch
-    from parallelbench.rank.world import World
+    from parallelbench.spec.batch import Batch
     from parallelbench.spec.config import RunConfig
+    from parallelbench.world.world import World
 
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 _HEADER_LENGTH = 8
@@ -83,11 +83,11 @@ class LayerSplitReplica(LayersReplica):
 
     def __init__(self, model: nn.Sequential, layers: Mapping[str, int], *, run: RunConfig, world: World) -> None:
         """Keep this rank's layers; `layers` names the rank of each, in order."""
-        self._numerics = Numerics(run.precision, "cpu")
+        self._numerics = Numerics(run.precision, "cpu", compiles_loss=run.compiles_step)
         self._segments = segments_of(layers)
         first, last = self._segments[0].owner, self._segments[-1].owner
         shard = Shard(images=first == world.rank, labels=last == world.rank)
-        super().__init__(model, layers, data_shard=shard, rank=world.rank, dtype=self._numerics.dtype)
+        super().__init__(model, layers, data_shard=shard, rank=world.rank, run=run)
         to_device(self._layers, run, torch.device("cpu"))
         self._forward: dict[int, Callable[[Tensor], Tensor]] = {}
         for segment in self._segments:
@@ -140,7 +140,7 @@ class LayerSplitReplica(LayersReplica):
             return self._forward[segment.index](value)
 
     def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        return self._numerics.loss(logits, labels)
+        return self._numerics.training_loss(logits, labels)
 
     def _differentiate(self, output: Tensor, gradient: Tensor | None) -> None:
         output.backward(gradient)

@@ -16,21 +16,24 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from parallelbench.loaders.batch import Shard
+    from parallelbench.spec.batch import Shard
+    from parallelbench.spec.config import RunConfig
 
 
 class LayersReplica(BaseReplica):
     """Some of the model's layers on this rank, the others on other ranks; subclasses set `_optimizer`.
 
-    `owners` says on which rank each layer is. `dtype` is that of the parameters in training.
+    `owners` says on which rank each layer is.
     """
 
     _optimizer: torch.optim.Optimizer
 
     def __init__(
-        self, model: nn.Sequential, owners: Mapping[str, int], *, data_shard: Shard, rank: int, dtype: torch.dtype
+        self, model: nn.Sequential, owners: Mapping[str, int], *, data_shard: Shard, rank: int, run: RunConfig
     ) -> None:
         super().__init__(data_shard)
+        self._compiles_update = run.compiles_step
+        dtype = torch.float64 if run.precision == "fp64" else torch.float32
         self._owners, self._rank = owners, rank
         self._layers = nn.ModuleDict({name: layer for name, layer in model.named_children() if owners[name] == rank})
         self._parameter_names = [name for name, _ in model.named_parameters()]

@@ -13,9 +13,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from parallelbench.loaders.batch import Shard
+from parallelbench.marks.spans import Spanned
 from parallelbench.models.norms import synchronize_norms
-from parallelbench.probes.spans import Spanned
+from parallelbench.spec.batch import Shard
 from parallelbench.strategies.parts.flat import FlatParameters
 from parallelbench.strategies.parts.replicas import ModuleReplica, share_buffers, to_device
 from parallelbench.strategies.parts.wolfe import TOLERANCE_CHANGE, Point, strong_wolfe
@@ -23,12 +23,12 @@ from parallelbench.strategies.parts.wolfe import TOLERANCE_CHANGE, Point, strong
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from parallelbench.loaders.batch import Batch
     from parallelbench.optimizers import Lbfgs
-    from parallelbench.rank.numerics import Sums
-    from parallelbench.rank.world import World
+    from parallelbench.spec.batch import Batch
     from parallelbench.spec.config import RunConfig
     from parallelbench.strategies.parts.wolfe import Search
+    from parallelbench.world.numerics import Sums
+    from parallelbench.world.world import World
 
 TOLERANCE_GRADIENT = 1e-7
 LEAST_CURVATURE = 1e-10

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     import torch.distributed as dist
     from torch.distributed.device_mesh import DeviceMesh
 
-    from parallelbench.rank.world import World
     from parallelbench.spec.config import RunConfig
+    from parallelbench.world.world import World
 
 
 @dataclass(frozen=True)

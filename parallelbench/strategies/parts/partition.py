@@ -108,7 +108,7 @@ def values_between(model: nn.Sequential, run: RunConfig, device: torch.device, b
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.func import functional_call
 
-    from parallelbench.rank.numerics import Numerics
+    from parallelbench.world.numerics import Numerics
 
     numerics = Numerics(run.precision, device.type)
     with FakeTensorMode(allow_non_fake_inputs=True), torch.enable_grad(), numerics.autocast():

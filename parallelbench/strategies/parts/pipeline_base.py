@@ -17,10 +17,10 @@ from parallelbench.strategies.parts.pipeline_schedules import Pipeline, Schedule
 if TYPE_CHECKING:
     from torch import nn
 
-    from parallelbench.rank.world import World
     from parallelbench.spec.config import RunConfig
+    from parallelbench.spec.replica import Replica
     from parallelbench.strategies.parts.meshes import Mesh
-    from parallelbench.strategies.replica import Replica
+    from parallelbench.world.world import World
 
 
 class PipelineStrategy(Strategy, frozen=True, kw_only=True):

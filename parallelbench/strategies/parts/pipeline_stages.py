@@ -16,10 +16,9 @@ from torch import Tensor, nn
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from torch.distributed import pipelining
 
-from parallelbench.loaders.batch import Shard
+from parallelbench.marks.spans import Phase, Spanned, waits_are_hidden
 from parallelbench.models.norms import synchronize_norms
-from parallelbench.probes.spans import Phase, Spanned, waits_are_hidden
-from parallelbench.rank.numerics import Numerics, Sums, sums
+from parallelbench.spec.batch import Shard
 from parallelbench.strategies.parts.layers_replica import LayersReplica
 from parallelbench.strategies.parts.partition import size_bytes, values_between
 from parallelbench.strategies.parts.replicas import share, to_device
@@ -31,15 +30,16 @@ from parallelbench.strategies.parts.tensor_shards import (
     place_shards,
     share_replicated,
 )
+from parallelbench.world.numerics import Numerics, Sums, sums
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from parallelbench.loaders.batch import Batch
-    from parallelbench.rank.world import World
+    from parallelbench.spec.batch import Batch
     from parallelbench.spec.config import RunConfig
     from parallelbench.strategies.parts.meshes import Position
     from parallelbench.strategies.parts.pipeline_schedules import Pipeline
+    from parallelbench.world.world import World
 
 _SCHEDULES: dict[str, Any] = {
     "gpipe": pipelining.ScheduleGPipe,
@@ -88,7 +88,7 @@ class PipelineReplica(LayersReplica):
     ) -> None:
         """Keep this rank's layers; `stage_of` names the stage of each layer, in order."""
         self._pipeline, self._world, self._position = pipeline, world, position
-        self._numerics = Numerics(run.precision, world.device_type)
+        self._numerics = Numerics(run.precision, world.device_type, compiles_loss=run.compiles_step)
         self._ranks = [position.ranks[index] for index in pipeline.stage_devices()]
         """The rank of every stage."""
         self._own = [stage for stage, rank in enumerate(self._ranks) if rank == world.rank]
@@ -96,7 +96,7 @@ class PipelineReplica(LayersReplica):
         self._last = pipeline.stages - 1
         owners = {name: self._ranks[stage] for name, stage in stage_of.items()}
         shard = Shard(position.copy, position.copies, images=0 in self._own, labels=self._last in self._own)
-        super().__init__(model, owners, data_shard=shard, rank=world.rank, dtype=self._numerics.dtype)
+        super().__init__(model, owners, data_shard=shard, rank=world.rank, run=run)
         self._note_shapes(model, stage_of, run)
         self._place_layers(run)
         self._stages = {
@@ -135,6 +135,7 @@ class PipelineReplica(LayersReplica):
         """Move this rank's layers, or its shards of them, to its device."""
         position, device = self._position, self._world.device
         synchronize_norms(self._layers, position.data)
+        self.shares_at_evaluation = position.tensor is not None
         if position.tensor is None:
             to_device(self._layers, run, device)
         else:
@@ -167,7 +168,7 @@ class PipelineReplica(LayersReplica):
 
     def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """A micro-batch's part of the batch's mean loss."""
-        loss = self._numerics.loss(logits, labels)
+        loss = self._numerics.training_loss(logits, labels)
         self._sums.append(sums(loss, logits, labels))
         return loss / self._pipeline.micro_batches
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from parallelbench.probes.spans import Phase, Spanned
-from parallelbench.probes.traffic import Traffic
-from parallelbench.rank.numerics import Numerics, Sums, sums
+from parallelbench.marks.spans import Phase, Spanned
+from parallelbench.marks.traffic import Traffic
 from parallelbench.strategies.parts.hooked_ddp import HookedDdp
 from parallelbench.strategies.parts.state import (
     kept_by,
@@ -20,17 +20,20 @@ from parallelbench.strategies.parts.state import (
     optimizer_state,
     tensors_of,
     unchanged_buffers,
+    undone_updates,
+    undrawn_numbers,
 )
+from parallelbench.world.numerics import Numerics, Sums, sums
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from torch import Tensor
 
-    from parallelbench.loaders.batch import Batch, Shard
-    from parallelbench.rank.world import World
+    from parallelbench.spec.batch import Batch, Shard
     from parallelbench.spec.config import RunConfig
-    from parallelbench.strategies.replica import Push
+    from parallelbench.spec.replica import Push
+    from parallelbench.world.world import World
 
 
 class BaseReplica(ABC):
@@ -40,6 +43,8 @@ class BaseReplica(ABC):
     hides_communication: bool = False
     whole_epochs: ClassVar[bool] = False
     copy_group: int = 0
+    shares_at_evaluation: bool = False
+    _compiles_update: bool = False
 
     def __init__(self, data_shard: Shard) -> None:
         self.data_shard = data_shard
@@ -54,10 +59,15 @@ class BaseReplica(ABC):
         """Leave this rank's gradients of a batch; returns the sums that `step` returns."""
 
     def compile_warmup(self, batch: Batch) -> None:
-        """Forward and backward without an update; buffers are restored."""
+        """Forward and backward, and whole steps where updates are compiled; all of it is undone, random numbers too."""
         module, optimizer = self.trained()
-        with unchanged_buffers(module):
+        undone = undone_updates(module, optimizer) if self._compiles_update else nullcontext()
+        with undrawn_numbers(module), unchanged_buffers(module), undone:
             self._forward_backward(batch)
+            if self._compiles_update:
+                self._update()
+                self._forward_backward(batch)
+                self._update()
         optimizer.zero_grad(set_to_none=True)
 
     def local_state(self) -> dict[str, Any]:
@@ -116,12 +126,13 @@ class ModuleReplica(BaseReplica):
     ) -> None:
         super().__init__(data_shard)
         self._module, self._world = module, world
-        self._numerics = Numerics(run.precision, world.device_type)
+        self._numerics = Numerics(run.precision, world.device_type, compiles_loss=run.compiles_step)
         self._optimizer = optimizer or run.optimizer.build(module.parameters(), run, world.device_type)
         self._hooked = wrapped if isinstance(wrapped, HookedDdp) else None
         self._forward: Callable[[Tensor], Tensor] = wrapped if wrapped is not None else module
         if run.compile:
             self._forward = torch.compile(self._forward)
+        self._compiles_update = run.compiles_step
         self._before_evaluation, self._count_step = before_evaluation, count_step
         self._one: Tensor | None = None
         """The gradient of the loss by itself."""
@@ -148,7 +159,7 @@ class ModuleReplica(BaseReplica):
         with self._numerics.autocast():
             logits = self._forward(images)
         labels = labels.to(logits.device, non_blocking=True)
-        return logits, labels, self._numerics.loss(logits, labels)
+        return logits, labels, self._numerics.training_loss(logits, labels)
 
     def _backward(self, loss: Tensor) -> None:
         scaled = self._numerics.scale(loss)

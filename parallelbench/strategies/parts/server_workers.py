@@ -9,8 +9,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from parallelbench.loaders.batch import Shard
 from parallelbench.models.norms import synchronize_norms
+from parallelbench.spec.batch import Shard
+from parallelbench.spec.replica import Push
 from parallelbench.strategies.parts.flat import FlatParameters
 from parallelbench.strategies.parts.replicas import ModuleReplica, share_buffers, to_device
 from parallelbench.strategies.parts.servers import (
@@ -25,15 +26,14 @@ from parallelbench.strategies.parts.servers import (
     wait_all,
     workers_group,
 )
-from parallelbench.strategies.replica import Push
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from parallelbench.loaders.batch import Batch
-    from parallelbench.rank.numerics import Sums
-    from parallelbench.rank.world import World
+    from parallelbench.spec.batch import Batch
     from parallelbench.spec.config import RunConfig
+    from parallelbench.world.numerics import Sums
+    from parallelbench.world.world import World
 
 
 class HostedParameters(FlatParameters):
@@ -100,6 +100,7 @@ class WorkerReplica(ModuleReplica):
             optimizer=torch.optim.SGD(module.parameters()),
             before_evaluation=lambda: share_buffers(module, group),
         )
+        self._compiles_update = False  # servers update
         self._layout, self._group, self._slowdown = layout, group, slowdown
         self._pushes: list[Push] = []
         self._step, self._steps = 0, run.steps_per_epoch

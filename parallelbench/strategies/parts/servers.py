@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from parallelbench.loaders.batch import Shard
+from parallelbench.spec.batch import Shard
 from parallelbench.strategies.parts.flat import FlatParameters
 from parallelbench.strategies.parts.replicas import BaseReplica, to_device
 from parallelbench.strategies.parts.state import kept_by
@@ -24,9 +24,9 @@ from parallelbench.strategies.parts.state import kept_by
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from parallelbench.loaders.batch import Batch
-    from parallelbench.rank.numerics import Sums
+    from parallelbench.spec.batch import Batch
     from parallelbench.spec.config import RunConfig
+    from parallelbench.world.numerics import Sums
 
 PUSH, FETCH = 1, 2
 """Requests of an asynchronous worker."""
@@ -114,11 +114,17 @@ class ServerReplica(BaseReplica):
         self._layout = layout
         self._parameter = nn.Parameter(shard)
         self._values = self._parameter.detach()
+        self._compiles_update = run.compiles_step
         self._optimizer = run.optimizer.build([self._parameter], run, "cpu")
 
     def _forward_backward(self, batch: Batch) -> Sums | None:
         """The workers compute the gradients."""
         return None
+
+    def compile_warmup(self, batch: Batch) -> None:
+        """By a gradient of zeros."""
+        self._parameter.grad = torch.zeros_like(self._parameter)
+        super().compile_warmup(batch)
 
     def evaluate(self, batches: Iterable[Batch]) -> Tensor | None:
         """The workers evaluate."""

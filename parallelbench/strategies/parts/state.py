@@ -68,8 +68,8 @@ def kept_by(optimizer: torch.optim.Optimizer, parameters: Iterable[tuple[str, Te
         value = state.get(parameter, {}).get(key)
         if value is None:
             value = torch.zeros_like(parameter)
-        elif key == "step" or value.shape != parameter.shape:
-            value = torch.full_like(parameter, value.item())
+        elif key == "step" or not hasattr(value, "shape") or value.shape != parameter.shape:
+            value = torch.full_like(parameter, float(value))
         if _local_optimizer(optimizer) is not optimizer:
             value = value.clone(memory_format=torch.contiguous_format)
             dist.all_reduce(value)  # others than the owner have zeros
@@ -109,3 +109,27 @@ def unchanged_buffers(module: nn.Module) -> Iterator[None]:
     with torch.no_grad():
         for buffer, old in zip(module.buffers(), before, strict=True):
             buffer.copy_(old)
+
+
+@contextmanager
+def undrawn_numbers(module: nn.Module) -> Iterator[None]:
+    """Restore the generators of the host and of the module's GPUs at the end."""
+    gpus = {parameter.device for parameter in module.parameters() if parameter.device.type == "cuda"}
+    with torch.random.fork_rng(devices=list(gpus)):
+        yield
+
+
+@contextmanager
+def undone_updates(module: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Restore the parameters at the end, and give what the optimizer has begun to keep the zeros that it begins from.
+
+    For an optimizer that has not updated yet, and whose class says `can_be_compiled`: it begins from zeros.
+    """
+    before = {name: tensor.clone() for name, tensor in tensors_of(module).items()}
+    yield
+    load_tensors(module, before)
+    with torch.no_grad():
+        kept = (value for state in _local_optimizer(optimizer).state.values() for value in state.values())
+        for value in kept:
+            if isinstance(value, torch.Tensor):
+                local(value).zero_()

@@ -6,7 +6,6 @@ Only linear layers: DTensor's convolutions give wrong results, silently, where w
 from __future__ import annotations
 
 from copy import deepcopy
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,6 +13,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
+from parallelbench.models.tensor_plans import planned
 from parallelbench.strategies.parts.fsdp_shards import ShardedReplica
 from parallelbench.strategies.parts.partition import size_bytes, values_between
 from parallelbench.strategies.parts.replicas import share, to_device
@@ -25,22 +25,11 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributed.device_mesh import DeviceMesh
 
-    from parallelbench.loaders.batch import Batch
-    from parallelbench.models.model import Split
-    from parallelbench.rank.numerics import Sums
-    from parallelbench.rank.world import World
+    from parallelbench.spec.batch import Batch
     from parallelbench.spec.config import RunConfig
-
-
-def planned(model: nn.Module, plan: Mapping[str, Split]) -> dict[str, Split]:
-    """The plan with every `*` replaced by the matching names; `assert`s that all of them are linear layers."""
-    splits: dict[str, Split] = {}
-    for name, module in model.named_modules():
-        for pattern, split in plan.items():
-            if name.count(".") == pattern.count(".") and fnmatchcase(name, pattern):
-                assert isinstance(module, nn.Linear), f"{name} is no linear layer"
-                splits[name] = split
-    return splits
+    from parallelbench.spec.model import Split
+    from parallelbench.world.numerics import Sums
+    from parallelbench.world.world import World
 
 
 def shard_linears(layers: nn.Module, plan: Mapping[str, Split], mesh: DeviceMesh) -> None:

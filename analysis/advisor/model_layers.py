@@ -1,0 +1,104 @@
+"""What the layers of a run's model do, counted by torch in a process of its own, and remembered."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import subprocess
+import sys
+from contextlib import suppress
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from parallelbench.errors import ConfigError
+from parallelbench.models.layer_counts import decode
+from parallelbench.models.layer_memory import decode_memory
+from parallelbench.spec.identity import canonical_json
+from parallelbench.spec.mapping import to_mapping
+
+if TYPE_CHECKING:
+    from parallelbench.models.layer_counts import LayerCount
+    from parallelbench.models.layer_memory import ModelMemory
+    from parallelbench.spec.config import RunConfig
+
+
+def model_layers(run: RunConfig, *, plugin: str | None = None) -> list[LayerCount]:
+    """The layers of a run's model; raises `ConfigError` where torch can't count them.
+
+    The first question about a model takes as long as loading torch; the answer is kept in the user's cache folder.
+    """
+    return decode(counted_by("parallelbench.rank.count_layers", run, plugin=plugin))
+
+
+def counted_by(program: str, run: RunConfig, *, plugin: str | None) -> str:
+    """What a counting program prints of a run's model, from the cache where it has it."""
+    place = None if plugin else _place(program, run)
+    if place is not None:
+        with suppress(OSError, ValueError):
+            text = place.read_text()
+            msgspec.json.decode(text)
+            return text
+    command = [sys.executable, "-m", program, *([plugin] if plugin else [])]
+    made = subprocess.run(
+        command,
+        input=canonical_json(to_mapping(run)),
+        capture_output=True,
+        text=True,
+        check=False,
+        env=dict(os.environ) | _path_of(plugin),
+    )
+    if made.returncode:
+        reason = made.stderr.strip().splitlines()[-1:] or ["it ended without a word"]
+        raise ConfigError(
+            f"model={run.model.name} can't be counted, so nothing can be predicted of it: {reason[0]}; "
+            f"`parallelbench run model={run.model.name}` shows whether it trains at all"
+        )
+    if place is not None:
+        with suppress(OSError):
+            place.parent.mkdir(parents=True, exist_ok=True)
+            partial = place.with_suffix(f".{os.getpid()}")
+            partial.write_text(made.stdout)
+            partial.replace(place)
+    return made.stdout
+
+
+def _path_of(plugin: str | None) -> dict[str, str]:
+    """The variable by which a child finds a plugin that this process found by its folder."""
+    spec = importlib.util.find_spec(plugin) if plugin else None
+    if spec is None or spec.origin is None:
+        return {}
+    folder = Path(spec.origin).parents[len(spec.name.split(".")) if spec.submodule_search_locations else 0]
+    known = os.environ.get("PYTHONPATH")
+    return {"PYTHONPATH": f"{known}{os.pathsep}{folder}" if known else str(folder)}
+
+
+def _place(program: str, run: RunConfig) -> Path:
+    """Named after all that the counts depend on, the sources of the models among it."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    plain = to_mapping(run)
+    kept = {key: plain[key] for key in ("model", "optimizer", "precision")}
+    shape = {"shape": run.data.shape, "classes": run.data.num_classes, "program": program, "sources": _sources()}
+    key = hashlib.sha256(canonical_json(kept | shape).encode()).hexdigest()
+    return folder / "parallelbench" / "layers" / f"{key[:32]}.json"
+
+
+@cache
+def _sources() -> str:
+    """A digest of the files that say what models are and how they are counted."""
+    root = resources.files("parallelbench")
+    digest = hashlib.sha256()
+    for folder in ("models", "rank"):
+        for file in sorted((root / folder).iterdir(), key=lambda each: each.name):
+            if file.name.endswith(".py"):
+                digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+def model_memory(run: RunConfig, *, plugin: str | None = None) -> ModelMemory:
+    """What the layers of a run's model hold; like `model_layers`."""
+    return decode_memory(counted_by("parallelbench.rank.count_memory", run, plugin=plugin))

@@ -1,0 +1,167 @@
+"""Steps of finished sweeps: what was run, how long it took, what its phases were, and on which machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import polars as pl
+
+from analysis.advisor.probed_figures import probed_figures
+from analysis.advisor.suite_parameters import model_key
+from analysis.comparison.compared_run import compared_runs
+from analysis.comparison.groups import component_labels
+from analysis.comparison.machine import unlike_probes
+from analysis.comparison.pairing import Pairing, RepeatPair
+from analysis.comparison.policy import PROBED, format_differences
+from analysis.configurations import counted
+from analysis.loading import load
+from analysis.metrics import phase_times
+from parallelbench.errors import ConfigError
+from parallelbench.models.layer_counts import decode
+from parallelbench.spec.launchers import with_new_options
+from parallelbench.spec.mapping import from_mapping
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from analysis.advisor.machine_figures import MachineFigures
+    from analysis.comparison.compared_run import ComparedRun
+    from analysis.comparison.work import Differences
+    from analysis.reader import Runs
+    from parallelbench.models.layer_counts import LayerCount
+    from parallelbench.spec.config import RunConfig
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class MeasuredStep:
+    """One configuration of a finished sweep: medians over its repeats that count."""
+
+    run: RunConfig
+    layers: Sequence[LayerCount]
+    work: str
+    """What was trained, by the comparisons' rule; strategies compete within it."""
+    model: str
+    """The model's name, with the options in which others of its name differ."""
+    step_s: float
+    phases: Mapping[str, float]
+    """Seconds per step by phase, means over ranks; empty: not attributed."""
+    energy_j: float | None
+    """Energy of all devices per step; None: never measured."""
+    variant: str = ""
+    """The strategy, with the options in which others of its name differ, as reports name it."""
+
+    @property
+    def strategy(self) -> str:
+        """Its name."""
+        return self.run.strategy.name
+
+    @property
+    def model_key(self) -> str:
+        """Equal for models of equal options, in all sweeps."""
+        return model_key(self.run)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SweepEvidence:
+    """Measured steps of one kind of machine."""
+
+    steps: Sequence[MeasuredStep]
+    probed: MachineFigures
+    """What the runs' own probes say of the machine."""
+    excluded: int
+    """Runs that don't count, by the comparisons' rule."""
+
+
+def read_sweeps(folders: Sequence[Path], count: Callable[[RunConfig], list[LayerCount]]) -> SweepEvidence:
+    """The steps below some folders. `count` counts a model's layers where an older result lacks them.
+
+    Raises `ConfigError` where nothing counts, or where the runs are of unlike machines by the comparisons' rule.
+    """
+    return sweep_evidence([load(folder) for folder in folders], count)
+
+
+def sweep_evidence(loaded: Sequence[Runs], count: Callable[[RunConfig], list[LayerCount]]) -> SweepEvidence:
+    """The same of folders that are loaded."""
+    sides = [_counting(runs) for runs in loaded]
+    if not any(sides):
+        where = ", ".join(str(runs.root) for runs in loaded)
+        raise ConfigError(
+            f"{where}: none of {sum(runs.run.height for runs in loaded)} runs counts in comparisons of times: "
+            "`parallelbench report` says why; measure on a free machine"
+        )
+    _require_one_machine([side for side in sides if side])
+    steps = [step for runs in loaded for step in _steps(runs, count)]
+    return SweepEvidence(
+        steps=steps,
+        probed=probed_figures([row for runs in loaded for row in counted(runs).to_dicts()]),
+        excluded=sum(runs.run.height for runs in loaded) - sum(map(len, sides)),
+    )
+
+
+def _counting(runs: Runs) -> list[ComparedRun]:
+    known = compared_runs(runs)
+    return [known[run_id] for run_id in counted(runs)["run_id"]]
+
+
+def _require_one_machine(sides: Sequence[Sequence[ComparedRun]]) -> None:
+    """Refuse runs whose environments must match to be compared, and don't; folders are held against each other too."""
+    first = sides[0][0]
+    for other in (run for side in sides for run in side):
+        pairing = Pairing((RepeatPair(0, (first, other)),))
+        # Single probes of one folder may be disturbed: medians of folders are compared below.
+        unlike: Differences = {k: v for k, v in pairing.unlike_environments.items() if k not in PROBED}
+        for key in ("device_type", "device_name", "cores_per_device"):
+            if (values := (first.definition.get(key), other.definition.get(key)))[0] != values[1]:
+                unlike[key] = values
+        if unlike:
+            raise _unlike(unlike)
+    if unlike := unlike_probes(sides):
+        raise _unlike(unlike)
+
+
+def _unlike(differences: Differences) -> ConfigError:
+    return ConfigError(
+        f"the runs are of unlike machines, and one fit can't hold them: {format_differences(differences)}; "
+        "name folders that were measured in one environment"
+    )
+
+
+def _steps(runs: Runs, count: Callable[[RunConfig], list[LayerCount]]) -> list[MeasuredStep]:
+    """One per configuration, in the order of the tables."""
+    rows = counted(runs).filter(pl.col("steady_epoch_time_s").is_not_null())
+    models = component_labels(runs, "model")
+    phases = {row.pop("run_id"): row for row in phase_times(runs).to_dicts()}
+    found = []
+    for _, members in rows.group_by("group", "configuration", maintain_order=True):
+        each = members.to_dicts()
+        first = each[0]
+        run = from_mapping(with_new_options(msgspec.json.decode(first["config_json"])))
+        found.append(
+            MeasuredStep(
+                run=run,
+                layers=decode(first["layers_json"]) if first["layers_json"] else count(run),
+                work=first["group"],
+                model=models[first["run_id"]],
+                step_s=median(row["steady_epoch_time_s"] / row["steps_per_epoch"] for row in each),
+                phases=_median_phases([phases[row["run_id"]] for row in each if row["run_id"] in phases]),
+                energy_j=_median_energy(each),
+                variant=first["variant"],
+            )
+        )
+    return found
+
+
+def _median_phases(rows: Sequence[Mapping[str, float | None]]) -> dict[str, float]:
+    known = {name: [value for row in rows if (value := row[name]) is not None] for name in (rows[0] if rows else ())}
+    return {name: median(values) for name, values in known.items() if values}
+
+
+def _median_energy(rows: Sequence[Mapping[str, Any]]) -> float | None:
+    known = [
+        row["gpu_energy_per_sample_j"] * row["global_batch_size"] for row in rows if row["gpu_energy_per_sample_j"]
+    ]
+    return median(known) if known else None

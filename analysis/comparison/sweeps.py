@@ -1,0 +1,32 @@
+"""Runs that several sweeps have measured: each counts in every one, beside the runs that it was measured with."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from analysis.comparison.compared_run import ComparedRun, compared_runs
+from analysis.comparison.exclusions import excluded
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+
+def measured_in(run: ComparedRun, sweep: Path) -> ComparedRun | None:
+    """The same run as this sweep has measured it; None where it has not, or where its measurement doesn't count."""
+    there = run.runs.sweeps.get(sweep)
+    if there is None:
+        return run if sweep == run.sweep else None
+    # A run that was read from this sweep is taken from it, too: sessions are told among all runs of a sweep.
+    if run.run_id in set(excluded(there)["run_id"]):
+        return None
+    return compared_runs(there).get(run.run_id)
+
+
+def in_one_sweep(runs: Sequence[ComparedRun]) -> tuple[ComparedRun, ...]:
+    """These runs as one sweep has measured them, in turn; as they are where no sweep has measured all of them."""
+    for sweep in dict.fromkeys(run.sweep for run in runs):
+        there = [measured_in(run, sweep) for run in runs]
+        if len(found := tuple(run for run in there if run)) == len(runs):
+            return found
+    return tuple(runs)

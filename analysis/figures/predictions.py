@@ -1,0 +1,183 @@
+"""The advisor's predictions beside what was measured, and scaling curves continued to more devices than were measured.
+
+Each measured configuration is predicted by a fit that lacked it. What lies beyond is a prediction and no measurement.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import altair as alt
+import numpy as np
+import polars as pl
+
+from analysis import text
+from analysis.advisor.forecast import forecast
+from analysis.comparison.groups import natural
+from analysis.figures._chart import LEGEND, PANEL_WIDTH, panel, panels, records, variants
+from parallelbench.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from analysis.advisor.forecast import Forecast, Further
+    from analysis.reader import Runs
+
+ORDER = 18
+TITLE = "Predictions by the advisor beside what was measured"
+STEPS, CURVES = "Step (ms): predicted ↑, measured →", "Samples/s ↑, devices →"
+MARKS = "Filled points: measured. Hollow points: predicted. Bars: 90 % intervals of predictions."
+_APART = 0.03
+"""By which share bars of different variants at one number of devices are drawn apart."""
+
+
+def figure(runs: Runs) -> alt.FacetChart | None:
+    """Two panels per group; None where the advisor can't be fitted."""
+    try:
+        found = forecast(runs)
+    except ConfigError:
+        return None
+    rows = [*_steps(found), *_equal(found), *_curves(found)]
+    data = panel(pl.DataFrame(rows, infer_schema_length=None), pl.col("kind"))
+    return _drawn(data.sort(natural("group"), "place", maintain_order=True))
+
+
+def _steps(found: Forecast) -> Iterator[dict[str, Any]]:
+    """Measured against predicted time of a step."""
+    width = float(np.exp(found.half_width))
+    for step, predicted in zip(found.check.steps, found.check.predicted_s.tolist(), strict=True):
+        yield {
+            "group": step.work,
+            "place": 0,
+            "kind": STEPS,
+            "variant": step.variant,
+            "strategy": step.strategy,
+            "configuration": f"{step.variant} × {step.run.devices}",
+            "mark": "predicted",
+            "x": 1e3 * step.step_s,
+            "y": 1e3 * predicted,
+            "low": 1e3 * predicted / width,
+            "high": 1e3 * predicted * width,
+        }
+
+
+def _equal(found: Forecast) -> Iterator[dict[str, Any]]:
+    """The line on which predictions equal measurements."""
+    times: dict[str, list[float]] = {}
+    for step, predicted in zip(found.check.steps, found.check.predicted_s.tolist(), strict=True):
+        times.setdefault(step.work, []).extend((1e3 * step.step_s, 1e3 * predicted))
+    for group, values in times.items():
+        for end in (0.8 * min(values), 1.25 * max(values)):
+            yield {"group": group, "place": 0, "kind": STEPS, "mark": "equal", "x": end, "y": end}
+
+
+def _curves(found: Forecast) -> Iterator[dict[str, Any]]:
+    """Throughput of measured configurations, and of the same on more devices."""
+    for step in found.steps:
+        rate = step.run.global_batch_size / step.step_s
+        yield _point(step.work, step.variant, step.strategy, step.run.devices) | {"mark": "measured", "y": rate}
+    names = list(dict.fromkeys(each.of.variant for each in found.further))
+    joined: set[tuple[str, str]] = set()
+    for each in found.further:
+        step, batch = each.of, each.run.global_batch_size
+        point = _point(step.work, step.variant, step.strategy, each.run.devices)
+        point["x"] *= 1.0 + _APART * (names.index(step.variant) - (len(names) - 1) / 2.0)
+        if (step.work, step.variant) not in joined:
+            joined.add((step.work, step.variant))
+            start = _point(step.work, step.variant, step.strategy, step.run.devices)
+            yield start | {"mark": "start", "y": step.run.global_batch_size / step.step_s}
+        yield point | {
+            "mark": "predicted",
+            "y": batch / each.step_s,
+            "low": batch / each.high_s,
+            "high": batch / each.low_s,
+        }
+
+
+def _point(group: str, variant: str, strategy: str, devices: int) -> dict[str, Any]:
+    named = {"variant": variant, "strategy": strategy, "configuration": f"{variant} × {devices}"}
+    return {"group": group, "place": 1, "kind": CURVES, "x": float(devices), **named}
+
+
+def _drawn(data: pl.DataFrame) -> alt.FacetChart:
+    colours = variants(data.drop_nulls("variant"))
+    key = alt.Color("variant:N", scale=alt.Scale(domain=list(colours), range=list(colours.values())), legend=LEGEND)
+    x, y = (
+        alt.X("x:Q", title=None, scale=_log(), axis=_axis()),
+        alt.Y("y:Q", title=None, scale=_log(), axis=_axis()),
+    )
+    tooltip = ["configuration:N", "mark:N", *(alt.Tooltip(f"{name}:Q", format=".4~g") for name in ("x", "y"))]
+    base = alt.Chart(records(data)).properties(width=PANEL_WIDTH, height=260)
+    seen, predicted, equal = (
+        base.transform_filter(f"datum.mark == '{name}'") for name in ("measured", "predicted", "equal")
+    )
+    beyond = base.transform_filter("datum.place == 1 && (datum.mark == 'predicted' || datum.mark == 'start')")
+    diagonal = equal.mark_line(color="#999999", strokeDash=[5, 4]).encode(x=x, y=y)
+    lines = [
+        seen.mark_line(strokeWidth=2.2).encode(x=x, y=y, color=key),
+        beyond.mark_line(strokeWidth=1.6, strokeDash=[4, 3]).encode(x=x, y=y, color=key),
+    ]
+    bars = predicted.mark_rule(strokeWidth=1.6, opacity=0.55)
+    bars = bars.encode(x=x, y=alt.Y("low:Q", title=None), y2="high:Q", color=key)
+    points = [
+        predicted.mark_point(fill="white", size=52, strokeWidth=1.8, opacity=1),
+        seen.mark_point(filled=True, size=60, opacity=1),
+    ]
+    marks = [diagonal, *lines, bars, *(each.encode(x=x, y=y, color=key, tooltip=tooltip) for each in points)]
+    chart = panels(alt.layer(*marks), data, title=TITLE, own_axes=True)
+    given = chart.title.subtitle
+    chart.title.subtitle = f"{given} {MARKS}" if isinstance(given, str) else MARKS
+    return chart
+
+
+def _log() -> alt.Scale:
+    return alt.Scale(type="log", nice=False, padding=14)
+
+
+def _axis() -> alt.Axis:
+    return alt.Axis(tickCount=5, format=",.3~r")
+
+
+def finding(runs: Runs) -> str:
+    """How far the predictions were off, and what is predicted beyond the measured devices; or why nothing is."""
+    try:
+        found = forecast(runs)
+    except ConfigError as error:
+        return f"Nothing is predicted, since the advisor can't be fitted to these runs: {error}."
+    errors = np.abs(found.check.predicted_s / found.check.measured_s - 1.0)
+    median, largest = (text.percent(float(value)) for value in (np.median(errors), errors.max()))
+    lines = [
+        f"{len(errors)} of {len(found.steps)} measured configurations were each predicted by a fit that lacked them: "
+        f"the predictions are off by {median} in the median and {largest} at most.",
+        *_interval_words(found),
+        *_beyond(found),
+    ]
+    return "\n".join(lines)
+
+
+def _interval_words(found: Forecast) -> Iterator[str]:
+    if found.assumed:
+        yield "Too few configurations were left out to know the intervals: a factor of 2 both ways is assumed."
+
+
+def _beyond(found: Forecast) -> Iterator[str]:
+    """The fastest prediction on the most devices of each work."""
+    best: dict[str, Further] = {}
+    for each in found.further:
+        now = best.get(each.of.work)
+        if now is None or (each.run.devices, _rate(each)) > (now.run.devices, _rate(now)):
+            best[each.of.work] = each
+    for group, each in best.items():
+        batch = each.run.global_batch_size
+        ends = text.span(batch / each.high_s, batch / each.low_s)
+        name = f"{group}: " if len(best) > 1 else ""
+        yield (
+            f"{name}Prediction, not measured: {each.of.variant} × {each.run.devices} trains "
+            f"{text.number(_rate(each))} ({ends}) samples/s."
+        )
+    if any(each.beyond_node for each in found.further):
+        yield "More devices than a measured node has are predicted as several such nodes; their network is assumed."
+
+
+def _rate(each: Further) -> float:
+    return each.run.global_batch_size / each.step_s

@@ -1,0 +1,34 @@
+"""Ends after which the same job would end the same way: Slurm's accounting knows them, the run's folder does not."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from launch.slurm.shape import slurm
+from launch.states import saved
+
+if TYPE_CHECKING:
+    from launch.slurm.record import Submission
+    from parallelbench.spec.config import RunConfig
+    from parallelbench.spec.launchers import Site, SlurmLauncher
+    from parallelbench.store.folder import RunFolder
+
+
+def remedy(folder: RunFolder, ended: str, submission: Submission, run: RunConfig | None) -> str:
+    """What must change before a killed run is worth another try; empty: nothing, or it has changed in `run` already."""
+    attempts = folder.attempts()
+    supervisor = attempts[-1].supervisor() if attempts else None
+    if supervisor is None or not supervisor.job.startswith(f"{submission.token}."):
+        return ""  # something else has tried it since
+    had, site = submission.launcher, submission.site
+    has, its_site = (slurm(run), run.site) if run is not None else (had, site)
+    if ended == "OUT_OF_MEMORY" and memory_gib(has, its_site) <= memory_gib(had, site):
+        return f"out of host memory: raise launcher.memory_gib_per_device above {memory_gib(had, site):g}"
+    if ended == "TIMEOUT" and has.time_limit_min <= had.time_limit_min and not saved(folder):
+        return f"nothing was saved within launcher.time_limit_min={had.time_limit_min}: raise it"
+    return ""
+
+
+def memory_gib(launcher: SlurmLauncher, site: Site) -> float:
+    """Host memory that a job asks for with each device, GiB."""
+    return launcher.memory_gib_per_device or site.memory_gib_per_device

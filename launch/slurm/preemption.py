@@ -1,0 +1,49 @@
+"""Preemption with a grace time: Slurm sends SIGTERM first, and takes the nodes only when the grace is over."""
+
+from __future__ import annotations
+
+import re
+import signal
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from launch.slurm import scheduler
+from launch.slurm.scheduler import SchedulerError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_STATE = re.compile(r"\bJobState=(\S+)")
+_PREEMPTED_AT = re.compile(r"\bPreemptTime=(\S+)")
+
+
+@contextmanager
+def heeding_preemption(job: str, preempted: Callable[[], None]) -> Iterator[None]:
+    """Call `preempted` at the SIGTERM with which a grace begins; any other SIGTERM is handled as before."""
+    before = signal.getsignal(signal.SIGTERM)
+
+    def terminate(number: int, frame: object) -> None:
+        if is_being_preempted(job):
+            preempted()
+        elif callable(before):
+            before(number, frame)  # type: ignore[arg-type]
+
+    signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def is_being_preempted(job: str) -> bool:
+    """Whether Slurm will take a running job's nodes; false where it gives no answer."""
+    try:
+        return in_grace(scheduler.ask(["scontrol", "--oneliner", "show", "job", job]))
+    except SchedulerError:
+        return False
+
+
+def in_grace(shown: str) -> bool:
+    """Whether `scontrol show job` tells of a job in its grace time: it still runs, and has a `PreemptTime`."""
+    state, at = _STATE.search(shown), _PREEMPTED_AT.search(shown)
+    return state is not None and state[1] == "RUNNING" and at is not None and at[1] not in ("None", "N/A", "Unknown")

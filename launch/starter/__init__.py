@@ -1,0 +1,1 @@
+"""The files that `parallelbench init` writes; NAME in them is the package's name."""

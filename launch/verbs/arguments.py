@@ -1,0 +1,196 @@
+"""The command line's verbs and options; loads nothing heavy."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, NoReturn
+
+from launch.verbs.advisor_arguments import add_advise, add_calibrate
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_EPILOG = """
+OVERRIDE is a key=value of the configuration in Hydra's grammar, e.g. model=cnn_large devices=2 optimizer.lr=0.01;
+`parallelbench show` lists the keys and the choices. With `plan` and `submit` a value may be a list (devices=1,2,4).
+"""
+
+_EXIT_CODES = """
+Exit codes: 0 success; 1 a run failed (compare: a configuration is slower); 2 the request is invalid or can't be judged;
+130 interrupted.
+"""
+
+_COMPARE_EPILOG = """
+Runs are paired by configuration and repeat. With --fail-if-slower, slower means that the lower end of the 95 %
+interval of the ratio of times per epoch is above the margin, for any configuration or all together; exit codes are then
+0 passed (all upper ends are within the margin), 1 slower, 2 refused or undecided (wide intervals, too few repeats,
+sides measured apart, a configuration or repeat that only A has).
+"""
+
+_UNFINISHED = "your own package; needed if some of its runs are not finished"
+
+_CONFIGURED = {
+    "run": "train one run on this machine; print its folder last",
+    "show": "print the resolved configuration, its run id, and all choices",
+    "plan": "print every run of a sweep with its resources and state; writes nothing",
+    "tune": "find the fastest settings here in a short trial, for a sweep that is submitted with tune=true",
+    "submit": "train the missing runs of a sweep: sweep=NAME, or lists such as devices=1,2",
+    "prepare": "download and convert a data set once: data=NAME",
+}
+"""Verbs that take overrides."""
+_FORGET = "move runs out of their sweep, into its folder .forgotten: submitting measures them anew"
+_INIT = "write a folder of your own: a model, a data set, a strategy, a sweep, a notebook and a test"
+_SAME_PLUGIN = "your package has changed, but no number has: its runs stay those of the sources that were used last"
+_LAUNCHED_BY = "your own package, whose launcher the runs were submitted with"
+_ON_FOLDERS = {
+    "status": "print the state of every run below a folder",
+    "report": "write figures, tables and a page on the runs below a folder",
+    "claims": "judge the claims of publications by the runs below a folder",
+    "cancel": "end the queued and running jobs of the sweeps below a folder",
+    "logs": "print the output of a run's latest attempt and its job",
+}
+"""Verbs that take a folder."""
+
+
+class _Parser(argparse.ArgumentParser):
+    """Tells what was typed as a terminal may get it."""
+
+    def error(self, message: str) -> NoReturn:
+        from parallelbench.errors import tellable
+
+        super().error(tellable(message))
+
+
+def command_line_parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
+    """The parser, and those of the verbs."""
+    parser: argparse.ArgumentParser = _Parser(
+        prog="parallelbench",
+        description="Which way of parallelising a training job is fastest, and why.",
+        epilog=_EPILOG + _EXIT_CODES,
+    )
+    parser.add_argument("--version", action=_Version, nargs=0, help="show the version")
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    for name, text in _CONFIGURED.items():
+        verb = verbs.add_parser(name, help=text, description=text, epilog=_EPILOG)
+        verb.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="key=value")
+        verb.add_argument("--conf", metavar="DIR", help="a folder of your own YAML files, laid out like conf/")
+        _add_plugin(verb, "your own package, by name or path; YAML may name its classes")
+        if name != "prepare":
+            verb.add_argument("--same-plugin", action="store_true", help=_SAME_PLUGIN)
+        if name == "submit":
+            _add_submit_options(verb)
+        if name == "plan":
+            _add_json(verb)
+        if name == "show":
+            verb.add_argument("--help-keys", action="store_true", help="print a line about each key instead")
+    for name, text in _ON_FOLDERS.items():
+        verb = verbs.add_parser(name, help=text, description=text)
+        verb.add_argument("folder", metavar="DIR", help="a results folder, a sweep's folder, or a run's")
+        _add_folder_options(verb, name)
+    _add_compare(verbs)
+    forget = verbs.add_parser("forget", help=_FORGET, description=_FORGET)
+    forget.add_argument("folders", metavar="RUN", nargs="+", help="folders of runs that have ended")
+    _add_plugin(forget, _LAUNCHED_BY)
+    _add_help(verbs)
+    start = verbs.add_parser("init", help=_INIT, description=_INIT)
+    start.add_argument("folder", metavar="DIR", help="a new folder; its name is that of your package")
+    add_advise(verbs)
+    add_calibrate(verbs)
+    _add_doctor(verbs)
+    return parser, verbs.choices
+
+
+def _add_doctor(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    doctor = verbs.add_parser("doctor", help="print what this machine and its cluster have, and what is missing")
+    doctor.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="site=NAME nodes=N …")
+    doctor.add_argument("--conf", metavar="DIR", help="a folder of your own YAML files, laid out like conf/")
+    _add_json(doctor)
+    _add_plugin(doctor, "your own package, by name or path; YAML may name its classes")
+    doctor.add_argument(
+        "--bandwidth", action="store_true", help="measure all-reduces between the cluster's nodes (a short Slurm job)"
+    )
+
+
+def _add_help(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    text = "print what a key of the configuration means, which values it takes, and its default"
+    verb = verbs.add_parser("help", help=text, description=text)
+    verb.add_argument("keys", nargs="*", metavar="KEY", help="e.g. optimizer.lr or strategy; none: all keys")
+    verb.add_argument("--conf", metavar="DIR", help="a folder of your own YAML files, laid out like conf/")
+    _add_plugin(verb, "your own package, by name or path; YAML may name its classes")
+
+
+def _add_json(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("--json", dest="as_json", action="store_true", help="print one JSON object (docs/json.md)")
+
+
+def _add_plugin(verb: argparse.ArgumentParser, text: str) -> None:
+    verb.add_argument("--plugin", metavar="PACKAGE", help=text)
+
+
+def _add_folder_options(verb: argparse.ArgumentParser, name: str) -> None:
+    if name in ("status", "cancel", "logs"):
+        _add_plugin(verb, _LAUNCHED_BY)
+    else:
+        _add_plugin(verb, _UNFINISHED)
+    if name in ("claims", "status"):
+        _add_json(verb)
+    if name == "claims":
+        verb.add_argument(
+            "names", nargs="*", default=[], metavar="NAME", help="only these claims, with every run behind them"
+        )
+        verb.add_argument("--file", metavar="YAML", help="your own claims instead of the suite's")
+    if name == "report":
+        verb.add_argument("--out", metavar="DIR", help="the report's folder, instead of DIR/report")
+    if name == "status":
+        verb.add_argument("--watch", action="store_true", help="update the table until all runs have ended")
+        verb.add_argument(
+            "--all", dest="every", action="store_true", help="list every run, also those that are ok, queued or missing"
+        )
+
+
+def _add_compare(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    text = "compare two folders, or two values of a key in one folder: is B faster than A?"
+    verb = verbs.add_parser("compare", help=text, description=text, epilog=_COMPARE_EPILOG)
+    verb.add_argument("folders", metavar="DIR", nargs="+", help="A and B: folders of runs; or one, with --by")
+    verb.add_argument("--by", metavar="KEY=A,B", help="compare two values of a key, e.g. strategy=ddp,fsdp")
+    verb.add_argument(
+        "--across",
+        default="",
+        metavar="KEY,…",
+        help="further keys in which the sides may differ",
+    )
+    verb.add_argument(
+        "--fail-if-slower", metavar="P%", help="exit with 1 if a configuration is slower by more, e.g. 3%%"
+    )
+    _add_json(verb)
+    _add_plugin(verb, _UNFINISHED)
+
+
+def _add_submit_options(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("--retry", metavar="OUTCOME,…", help="try these outcomes again as well, e.g. oom,parity_failed")
+    verb.add_argument(
+        "--max-gpu-hours",
+        type=_hours,
+        metavar="H",
+        help="submit nothing if GPUs × time limits × launcher.attempts are more than H hours",
+    )
+
+
+def _hours(text: str) -> float:
+    try:
+        hours = float(text)
+    except ValueError:
+        hours = -1.0
+    if not 0 <= hours < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not valid: expected a number of hours, e.g. 100")
+    return hours
+
+
+class _Version(argparse.Action):
+    """Prints the version, which is looked up only then."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from importlib.metadata import version
+
+        print(f"parallelbench {version('parallelbench')}")
+        parser.exit()

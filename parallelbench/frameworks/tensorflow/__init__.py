@@ -1,0 +1,1 @@
+"""Training with TensorFlow. Only `tf_options` can be imported without it."""

@@ -1,0 +1,146 @@
+"""How batches reach TensorFlow's replicas: cut out of the data set in memory, inside the step's graph."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from parallelbench.loaders.batch_loader import evaluation_slices
+from parallelbench.spec.batch import Batch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from parallelbench.rank.exchange import Exchange, Order
+    from parallelbench.spec.batch import Shard
+    from parallelbench.spec.config import RunConfig
+    from parallelbench.spec.dataset import Arrays
+
+_LEAST_TEST_BATCH, _MOST_TEST_BATCH = 32, 1024
+
+
+class Preparation(NamedTuple):
+    """What becomes of stored images, in a step's graph."""
+
+    dtype: Any
+    scale: NDArray[np.float64]
+    """Of each channel, what a byte is multiplied by; then `shift` is added."""
+    shift: NDArray[np.float64]
+    padding: int
+    """Border around stored images, of which augmentation cuts windows; 0: none."""
+    height: int
+    width: int
+
+    @classmethod
+    def of(cls, run: RunConfig) -> Preparation:
+        """That of a run."""
+        dtype = tf.float64 if run.precision == "fp64" else tf.float32
+        std, mean = (np.array(each, dtype=np.float64) for each in (run.data.std, run.data.mean))
+        _, height, width = run.data.shape
+        return cls(dtype, 1 / (255 * std), -mean / std, height // 8 if run.data.augment else 0, height, width)
+
+    def images(self, stored: Any, samples: Any, *moved: Any) -> Any:
+        """The images of these samples, normalised; `moved`: window's place and whether it is mirrored."""
+        images = tf.gather(stored, samples)
+        return self.normalised(self._cut(images, *moved) if moved else images)
+
+    def normalised(self, images: Any) -> Any:
+        """Bytes as numbers of mean 0 and deviation 1."""
+        return tf.cast(images, self.dtype) * tf.constant(self.scale, self.dtype) + tf.constant(self.shift, self.dtype)
+
+    def _cut(self, padded: Any, down: Any, right: Any, flip: Any = None) -> Any:
+        """One window of each padded image; mirrored where `flip` is 1."""
+        images = tf.gather(padded, down[:, None] + tf.range(self.height), axis=1, batch_dims=1)
+        images = tf.gather(images, right[:, None] + tf.range(self.width), axis=2, batch_dims=1)
+        return images if flip is None else tf.where(flip[:, None, None, None] > 0, images[:, :, ::-1], images)
+
+
+class ResidentFeed:
+    """The data set lies in memory as uint8, channels last; a replica gathers and normalises its slice of a batch.
+
+    The order of samples is torch's (`Exchange.order`). With the interface of `BatchLoader`; the images of its batches
+    are this feed, which the step asks for its samples.
+    """
+
+    workers = 0
+
+    def __init__(self, arrays: Arrays, run: RunConfig, exchange: Exchange, *, shard: Shard, replicas: int) -> None:
+        """`shard`: this rank's, which its `replicas` devices share evenly."""
+        self._run, self._exchange, self._shard, self.replicas = run, exchange, shard, replicas
+        self.steps_per_epoch, self.local_batch_size = run.steps_per_epoch, run.global_batch_size // shard.count
+        self._preparation = Preparation.of(run)
+        self._stored = len(arrays.train_labels)
+        self._images = tf.constant(padded(channels_last(arrays.train_images), self._preparation.padding))
+        self._test_images = tf.constant(channels_last(arrays.test_images))
+        self._labels, self._test_labels = (
+            tf.constant(np.asarray(each, dtype=np.int32)) for each in (arrays.train_labels, arrays.test_labels)
+        )
+        self._position = tf.Variable(0, dtype=tf.int32, trainable=False)
+        shape = (self.steps_per_epoch, replicas, self.local_batch_size // replicas)
+        fields = (3 + run.data.flip) if self._preparation.padding else 1
+        self._order = [tf.Variable(np.zeros(shape, np.int32), trainable=False) for _ in range(fields)]
+
+    def train(self, epoch: int) -> Iterator[Batch]:
+        """One epoch's batches."""
+        orders = orders_of_shard(self._exchange.order(epoch), self._shard, self.replicas, self._run)
+        for variable, values in zip(self._order, orders, strict=True):
+            variable.assign(values)
+        self._position.assign(0)
+        for _ in range(self.steps_per_epoch):
+            yield Batch(self, None, self.local_batch_size)  # type: ignore[arg-type]
+
+    def test(self, samples: int | None = None) -> Iterator[Batch]:
+        """This shard's part of the test set, or of its first `samples`, as `BatchLoader.test`; images: start, stop."""
+        for start, stop in evaluation_batches(self._run, self._shard, self.local_batch_size, samples):
+            yield Batch((self, start, stop), None, stop - start)  # type: ignore[arg-type]
+
+    def next(self, replica: Any) -> tuple[Any, Any]:
+        """In a step's graph: the images and labels of one of this rank's replicas; its number may be a tensor."""
+        samples, *moved = (tf.gather(tf.gather(variable, self._position), replica) for variable in self._order)
+        rows = samples % self._stored
+        return self._preparation.images(self._images, rows, *moved), tf.gather(self._labels, rows)
+
+    def advance(self) -> None:
+        """In a step's graph, after all replicas have their samples: go on to the next batch."""
+        self._position.assign_add(1)
+
+    def tested(self, start: Any, stop: Any) -> tuple[Any, Any]:
+        """In a graph: test images and labels from `start` up to `stop`."""
+        return self._preparation.normalised(self._test_images[start:stop]), self._test_labels[start:stop]
+
+    def worker_pids(self) -> list[int]:
+        """None."""
+        return []
+
+    def close(self) -> None:
+        """Nothing."""
+
+
+def orders_of_shard(order: Order, shard: Shard, slices: int, run: RunConfig) -> list[NDArray[np.int32]]:
+    """A shard's part of an epoch's order in so many slices: each of shape (steps, slices, samples of a slice)."""
+    pieces = (values.reshape(run.steps_per_epoch, shard.count, slices, -1) for values in order if values is not None)
+    return [piece[:, shard.index].astype(np.int32, copy=False) for piece in pieces]
+
+
+def evaluation_batches(
+    run: RunConfig, shard: Shard, local_batch_size: int, samples: int | None
+) -> list[tuple[int, int]]:
+    """A shard's part of the test set, or of its first `samples`: start and stop of each batch."""
+    whole = run.data.test_samples
+    at_most = min(_MOST_TEST_BATCH, max(_LEAST_TEST_BATCH, local_batch_size))
+    samples = whole if samples is None else min(samples, whole)
+    return evaluation_slices(samples, index=shard.index, count=shard.count, at_most=at_most)
+
+
+def channels_last(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Images of shape (n, channels, height, width) as (n, height, width, channels)."""
+    return np.ascontiguousarray(np.asarray(images).transpose(0, 2, 3, 1))
+
+
+def padded(images: NDArray[np.uint8], border: int) -> NDArray[np.uint8]:
+    """Images, channels last, with a black border."""
+    return np.pad(images, [(0, 0), (border, border), (border, border), (0, 0)]) if border else images

@@ -1,0 +1,155 @@
+"""What TensorFlow's strategies have in common: options, and what they refuse. Loads no TensorFlow."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from parallelbench.errors import ConfigError, choices
+from parallelbench.models.cnn import Cnn, CnnLarge, CnnSmall
+from parallelbench.models.linear import LogisticRegression
+from parallelbench.models.mlp import Mlp
+from parallelbench.models.resnet import ResNet
+from parallelbench.optimizers import FirstOrder
+from parallelbench.spec.batch import Shard
+from parallelbench.spec.config import StateShards, Strategy
+
+if TYPE_CHECKING:
+    from parallelbench.frameworks.tensorflow.tf_world import TensorFlowWorld
+    from parallelbench.rank.exchange import Exchange
+    from parallelbench.spec.config import RunConfig
+    from parallelbench.spec.dataset import Arrays
+
+TWINS = (LogisticRegression, Mlp, CnnSmall, CnnLarge, Cnn, ResNet)
+"""Models that `parallelbench.frameworks.tensorflow.twins` has."""
+
+
+class TensorFlowStrategy(Strategy, frozen=True, kw_only=True):
+    """A strategy of `tf.distribute`, in a training loop of its own: Keras's `fit` is not used."""
+
+    framework: ClassVar[str] = "tensorflow"
+    spans_nodes: ClassVar[bool] = False
+    """Whether its processes may be on several nodes."""
+
+    def check(self, run: RunConfig, device_type: str) -> None:
+        """Refuse GPUs, models without a twin, and options that mean something to torch only."""
+        if device_type == "cuda":
+            raise ConfigError(
+                f"device=cuda with strategy={self.name} is refused: TensorFlow's part can't measure on GPUs yet and "
+                "runs on processors only: choose device=cpu"
+            )
+        if not isinstance(run.model, TWINS):
+            known = ", ".join(["logistic_regression", "mlp", "cnn_small", "cnn_large", "cnn", "resnet50"])
+            raise ConfigError(
+                f"model={run.model.name} has no twin in TensorFlow, so strategy={self.name} can't train it: choose one "
+                f"of {known}, or a strategy of torch"
+            )
+        if not isinstance(run.optimizer, FirstOrder):
+            raise ConfigError(
+                f"optimizer={run.optimizer.name} with strategy={self.name} is refused: TensorFlow's steps take one "
+                "gradient: choose sgd, adam, adamw or adagrad"
+            )
+        if run.precision not in ("fp64", "fp32"):
+            raise ConfigError(
+                f"precision={run.precision} with strategy={self.name} is refused: choose precision=fp32 or fp64"
+            )
+        self._refuse_torchs(run)
+
+    def _refuse_torchs(self, run: RunConfig) -> None:
+        """Refuse settings that would change nothing here."""
+        implementation = getattr(run.optimizer, "implementation", "auto")
+        chosen = {
+            "compile=true": (run.compile, self.instead_of_compile),
+            "channels_last=true": (run.channels_last, "TensorFlow's images are channels last anyway: leave it out"),
+            "launcher.packed=true": (run.launcher.packed, "only torch's processes are forked: leave it out"),
+            "launcher=inline": (run.launcher.in_this_process, "TensorFlow has an environment of its own: leave it out"),
+            f"optimizer.implementation={implementation}": (implementation != "auto", "it is torch's: choose auto"),
+            f"loader={run.loader.name}": (
+                run.loader.name != "resident",
+                "choose loader=resident",
+            ),
+            f"preprocess.engine={run.preprocess.engine}": (
+                run.preprocess.engine != "none",
+                "it is torch's: choose none",
+            ),
+            "measure.attribution_steps": (run.measure.attribution_steps > 0, "phases are torch's: choose 0"),
+            "measure.trace=true": (run.measure.trace, "the trace is torch's: choose false"),
+            "measure.detect_anomaly=true": (run.measure.detect_anomaly, "it is torch's: choose false"),
+            f"nodes={run.nodes}": (
+                run.nodes > 1 and not self.spans_nodes,
+                "choose nodes=1, or strategy=tf_multi_worker",
+            ),
+        }
+        for what, (is_chosen, advice) in chosen.items():
+            if is_chosen:
+                raise ConfigError(f"{what} with strategy={self.name} is refused: {advice}")
+
+    instead_of_compile: ClassVar[str] = "it is torch's: choose false"
+    """What to choose instead of compile=true."""
+
+    @abstractmethod
+    def connect(self, run: RunConfig, world: TensorFlowWorld) -> Any:
+        """The `tf.distribute.Strategy` of this rank, or what stands for it; a collective. Loads TensorFlow."""
+
+    @abstractmethod
+    def feed(self, arrays: Arrays, run: RunConfig, exchange: Exchange, world: TensorFlowWorld) -> Any:
+        """What this rank's replica trains on: a `BatchLoader`. Loads TensorFlow."""
+
+
+class MirroredCopies(TensorFlowStrategy, frozen=True, kw_only=True):
+    """A copy of everything on each device; all are updated alike, by the sum of all gradients."""
+
+    instead_of_compile: ClassVar[str] = "strategy.xla=true compiles TensorFlow's steps"
+
+    xla: bool
+    """Compile forward and backward with XLA (`jit_compile`); the exchange of gradients stays outside."""
+    tf_function: bool
+    """Trace each step once as a graph (`tf.function`); false: run it eagerly."""
+    trace: Literal["startup", "first_epoch"]
+    """When the step is traced: before the first epoch, or in its first step, as in a loop without a warm-up."""
+
+    def state_shards(self, run: RunConfig) -> StateShards | None:
+        """A copy of everything on each device."""
+        return StateShards.even(1)
+
+    def check(self, run: RunConfig, device_type: str) -> None:
+        """Refuse what a step that is not traced can't do, and what XLA can't compile."""
+        super().check(run, device_type)
+        norm = getattr(run.model, "norm", None)
+        if self.xla and run.devices > 1 and norm in ("batch", "sync"):
+            raise ConfigError(
+                f"strategy.xla=true with model.norm={norm} and devices={run.devices} is refused: XLA can't compile a "
+                "forward pass in which devices exchange statistics: choose strategy.xla=false, or model.norm=group"
+            )
+        if self.xla and not self.tf_function:
+            raise ConfigError("strategy.xla=true needs strategy.tf_function=true: XLA compiles what was traced")
+        if self.trace == "startup" and not self.tf_function:
+            raise ConfigError(
+                "strategy.tf_function=false traces nothing: choose strategy.trace=first_epoch beside it, or "
+                "strategy.tf_function=true"
+            )
+
+    def prepare(self, model: Any, run: RunConfig, world: Any) -> Any:
+        """This rank's replica; `model` is the initial state, under torch's names, in torch's layout."""
+        from parallelbench.frameworks.tensorflow.tf_replica import SyncReplica
+
+        return SyncReplica(model, run, world)
+
+    def feed(self, arrays: Arrays, run: RunConfig, exchange: Exchange, world: TensorFlowWorld) -> Any:
+        """The data set in this rank's memory."""
+        from parallelbench.frameworks.tensorflow.feed import ResidentFeed
+
+        return ResidentFeed(
+            arrays, run, exchange, shard=Shard(world.rank, world.size), replicas=len(world.device_names)
+        )
+
+
+def check_all_reduce(chosen: str, known: tuple[str, ...], device_type: str) -> None:
+    """Refuse NCCL where there are no GPUs; `chosen`: the option `all_reduce`."""
+    if chosen not in known:
+        raise ConfigError(f"strategy.all_reduce={chosen} is not valid: {choices(chosen, known)}")
+    if chosen == "nccl" and device_type != "cuda":
+        others = " or ".join(name for name in known if name != "nccl")
+        raise ConfigError(
+            f"strategy.all_reduce=nccl needs GPUs, and TensorFlow's part runs on processors only: choose {others}"
+        )

@@ -1,0 +1,1 @@
+"""What strategies and loaders tell the probes: what they are doing, and what they sent."""

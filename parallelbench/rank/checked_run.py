@@ -1,0 +1,103 @@
+"""What the parity check trains: the run in fp64 with small batches, and its reference on one device. Loads no torch."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from parallelbench.optimizers import Adagrad, Adam
+from parallelbench.spec.config import own_reference
+from parallelbench.strategies.single import Single
+
+if TYPE_CHECKING:
+    from parallelbench.spec.config import Optimizer, RunConfig
+
+_LEAST_EPS = 1e-6
+_SAMPLES = 32
+"""Approximate samples per step: enough to distinguish a right strategy from a wrong one."""
+PARITY_TEST_SAMPLES = 37
+"""Test samples that are evaluated after each step: a prime number, so that every split makes unequal parts."""
+WIDEST_TOLERANCE = 0.05
+"""Most that a strategy may ask for (`Strategy.parity_tolerance`): what gradients rounded to bf16 need."""
+_EPOCH_STEPS = 2
+"""Steps per epoch of the check, so that three steps pass from one epoch to the next."""
+
+
+def as_checked(run: RunConfig) -> RunConfig:
+    """The run to check: fp64, small batches, short epochs, and no batch statistics that depend on the split."""
+    checked = msgspec.structs.replace(
+        run,
+        precision="fp64",
+        compile=False,
+        batch_size=_batch_size(run),
+        scaling="strong",
+        optimizer=_checked_optimizer(run),
+        measure=msgspec.structs.replace(
+            run.measure,
+            steps_per_epoch=_EPOCH_STEPS,
+            parity_steps=max(run.measure.parity_steps, run.strategy.least_parity_steps(run)),
+        ),
+    )
+    if local_statistics(run):
+        # Micro-batches pass a layer one after the other, so not even synchronised statistics cover the whole batch.
+        norm = "sync" if run.strategy.micro_batches_per_step(run) == 1 else "group"
+        checked = msgspec.structs.replace(checked, model=msgspec.structs.replace(run.model, norm=norm))
+    return checked
+
+
+def _checked_optimizer(run: RunConfig) -> Optimizer:
+    """The run's optimizer with its rate as used, and a denominator that makes no steps of noise.
+
+    Where a gradient is zero in truth (an attention's key bias), Adagrad with eps=1e-10 makes whole steps of its last
+    bits, which no two ways of summing share.
+    """
+    changes: dict[str, Any] = {"lr": run.optimizer.scaled_lr(run), "lr_rule": "constant"}
+    if isinstance(run.optimizer, (Adam, Adagrad)):
+        changes["eps"] = max(run.optimizer.eps, _LEAST_EPS)
+    return msgspec.structs.replace(run.optimizer, **changes)
+
+
+def _batch_size(run: RunConfig) -> int:
+    """A global batch that every split divides, small so that the check needs little memory and time.
+
+    Where an epoch is one step, the strategy may need the whole training set at once.
+    """
+    if run.steps_per_epoch == 1:
+        return run.global_batch_size
+    pieces = run.strategy.data_parallel_degree(run) * run.strategy.micro_batches_per_step(run)
+    pieces = math.lcm(pieces, run.devices)
+    return min(run.global_batch_size, pieces * -(-_SAMPLES // pieces))
+
+
+def granted_tolerance(run: RunConfig) -> float:
+    """What the strategy asks for, up to the most that one may."""
+    return min(run.strategy.parity_tolerance(), WIDEST_TOLERANCE)
+
+
+def statistics_pieces(run: RunConfig) -> int | None:
+    """Equal pieces of a global batch that batch normalisation takes its statistics of; None where pieces overlap."""
+    norm, micro_batches = getattr(run.model, "norm", None), run.strategy.micro_batches_per_step(run)
+    if norm == "batch":
+        return run.strategy.data_parallel_degree(run) * micro_batches
+    return None if norm == "sync" and micro_batches > 1 else 1
+
+
+def local_statistics(run: RunConfig) -> bool:
+    """Whether batch normalisation sees only a part of each global batch, so that no split can equal one device."""
+    return statistics_pieces(run) != 1
+
+
+def as_reference(run: RunConfig) -> RunConfig:
+    """The same training on one device: by the strategy's own reference where it has one."""
+    return msgspec.structs.replace(
+        run,
+        strategy=own_reference(run) or Single(name="single"),
+        optimizer=msgspec.structs.replace(run.optimizer, lr=run.optimizer.scaled_lr(run), lr_rule="constant"),
+        batch_size=run.global_batch_size,
+        scaling="strong",
+        devices=1,
+        nodes=1,
+        graph=False,
+    )

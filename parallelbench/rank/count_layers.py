@@ -1,0 +1,146 @@
+"""Counts what each layer of a run's model does for one sample.
+
+As a program, for those who must not load torch: `python -m parallelbench.rank.count_layers [PLUGIN]` reads a run's
+configuration as JSON and prints the layers as JSON.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from parallelbench.models.layer_counts import LayerCount, encode
+from parallelbench.models.tensor_plans import planned
+from parallelbench.rank.least_flop import LEFT, least_flop_per_sample
+from parallelbench.spec.mapping import from_mapping
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from parallelbench.spec.config import RunConfig
+    from parallelbench.spec.model import Split
+
+FP32 = 4
+"""Bytes of a number."""
+
+
+def count_facts(run: RunConfig) -> dict[str, Any]:
+    """Columns of the table `run`."""
+    return {"least_flop_per_sample": least_flop_per_sample(run), "layers_json": encode(layer_counts(run))}
+
+
+def layer_counts(run: RunConfig) -> list[LayerCount]:
+    """One row per layer, counted while one sample passes on the CPU."""
+    channels, height, _ = run.data.shape
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        model = run.model.build(in_channels=channels, image_size=height, num_classes=run.data.num_classes).eval()
+        values = torch.zeros(1, *run.data.shape)
+        plan, rows = run.model.tensor_plan(), []
+        for name, layer in model.named_children():
+            values, row = _counted(name, layer, values, plan)
+            rows.append(row)
+    return rows
+
+
+def _counted(
+    name: str, layer: nn.Module, values: torch.Tensor, plan: Mapping[str, Split]
+) -> tuple[torch.Tensor, LayerCount]:
+    planned = _Planned(name, layer, plan)
+    with _LayerCounter() as counted:
+        values = layer(values)
+    planned.remove()
+    own = list(layer.parameters())
+    return values, LayerCount(
+        name=name,
+        product_flop=counted.product_flop,
+        convolution_flop=counted.convolution_flop,
+        grouped_flop=counted.grouped_flop,
+        output_bytes=float(FP32 * counted.values),
+        operations=counted.operations,
+        parameters=sum(each.numel() for each in own),
+        tensors=len(own),
+        boundary_bytes=float(FP32 * values.numel()),
+        shardable_flop=planned.flop,
+        shardable_parameters=planned.parameters,
+        exchanged_bytes=float(FP32 * planned.exchanged_values),
+    )
+
+
+class _Planned:
+    """The linear layers of a model's tensor plan below one of its layers, seen by hooks."""
+
+    def __init__(self, name: str, layer: nn.Module, plan: Mapping[str, Split]) -> None:
+        self.flop, self.parameters, self.exchanged_values = 0.0, 0, 0
+        self._handles = []
+        whole = nn.ModuleDict({name: layer})
+        for path, split in planned(whole, plan).items():
+            linear = whole.get_submodule(path)
+            self._handles.append(linear.register_forward_hook(self._hook(split)))
+            self.parameters += sum(each.numel() for each in linear.parameters())
+
+    def _hook(self, split: Split) -> Any:
+        def see(linear: nn.Linear, inputs: tuple[torch.Tensor], output: torch.Tensor) -> None:
+            self.flop += 2.0 * output.numel() * linear.in_features
+            self.exchanged_values += output.numel() if split == "row" else inputs[0].numel()
+
+        return see
+
+    def remove(self) -> None:
+        """Take the hooks off."""
+        for handle in self._handles:
+            handle.remove()
+
+
+class _LayerCounter(TorchDispatchMode):
+    """Counts what is computed and written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.product_flop = self.convolution_flop = self.grouped_flop = 0.0
+        self.values = self.operations = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Let the operation happen, and count it."""
+        result, name = func(*args, **(kwargs or {})), func._schema.name
+        if name in LEFT:
+            self.product_flop += 2.0 * result.numel() * args[LEFT[name]].shape[-1]
+        elif name == "aten::convolution":
+            flop = 2.0 * result.numel() * args[1][0].numel()
+            if args[-1] == 1:
+                self.convolution_flop += flop
+            else:
+                self.grouped_flop += flop
+        elif name.startswith("aten::_scaled_dot_product"):
+            queries, keys = args[0], args[1]
+            # Scores, and their product with the values.
+            self.product_flop += 4.0 * queries.numel() * keys.shape[-2]
+        if not _is_view(func):
+            self.operations += 1
+            self.values += sum(each.numel() for each in _tensors(result))
+        return result
+
+
+def _is_view(func: Any) -> bool:
+    """Whether an operation returns other words for the memory of its input."""
+    return any(value.alias_info is not None and not value.alias_info.is_write for value in func._schema.returns)
+
+
+def _tensors(result: Any) -> list[torch.Tensor]:
+    values = result if isinstance(result, (tuple, list)) else [result]
+    return [each for each in values if isinstance(each, torch.Tensor)]
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Count the layers of the configuration on standard input."""
+    run = from_mapping(msgspec.json.decode(sys.stdin.buffer.read()), arguments[0] if arguments else None)
+    print(encode(layer_counts(run)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,104 @@
+"""The run's optimizer in torch's own loop, from a state that is given, and what it keeps of a parameter.
+
+What it keeps is seen by letting it update one, so a user's optimizer is held like the suite's own.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from parallelbench.spec.config import RunConfig
+
+
+class PlainOptimizer:
+    """The run's optimizer in fp64 on the CPU, one tensor after the other.
+
+    `state`: what it begins with: key → parameter → tensor. Afterwards it keeps its own. `examples`: of each key what
+    `kept_of_one` has found. `steps`: updates until then; None: as many as `state` says.
+    """
+
+    def __init__(
+        self,
+        run: RunConfig,
+        state: Mapping[str, Mapping[str, Tensor]],
+        examples: Mapping[str, Any],
+        *,
+        steps: int | None,
+    ) -> None:
+        self._run = _in_a_loop(run)
+        self._kept: dict[str, dict[str, Any]] = {}
+        for key, tensors in state.items():
+            for name, tensor in tensors.items():
+                value: Any = tensor.double()
+                if _is_number(examples[key]):
+                    number = float(tensor.flatten()[0] if steps is None or key != "step" else steps)
+                    value = _like(examples[key], number)
+                self._kept.setdefault(name, {})[key] = value
+
+    def step(self, name: str, before: Tensor, gradient: Tensor) -> Tensor:
+        """A parameter after an update, in fp64."""
+        parameter = nn.Parameter(before.to(torch.float64, copy=True))
+        parameter.grad = gradient.double()
+        optimizer = self._run.optimizer.build([parameter], self._run, "cpu")
+        if name in self._kept:
+            optimizer.state[parameter] = self._kept[name]
+        optimizer.step()
+        self._kept[name] = dict(optimizer.state[parameter])
+        return parameter.detach()
+
+
+def kept_of_one(run: RunConfig) -> tuple[dict[str, Any], str]:
+    """Key → what the run's optimizer keeps of a parameter; and why its updates can't be followed, else empty.
+
+    They can where all that it keeps is numbers and tensors of the parameter's shape, and where it updates each
+    parameter by itself, and not at random. The same on every rank.
+    """
+    try:
+        alone, kept = _first_update(run, 1)
+        together, _ = _first_update(run, 2)
+    except Exception as error:  # a user's optimizer may raise anything
+        return {}, f"the optimizer does not update a parameter by itself ({type(error).__name__})"
+    if odd := [key for key, value in kept.items() if not (_is_number(value) or _has_shape(value, alone.shape))]:
+        return {}, f"the optimizer keeps something of another shape than the parameter's ({', '.join(odd)})"
+    if not torch.equal(alone, together):
+        return {}, "the optimizer updates parameters together, or at random"
+    return {key: value for key, value in kept.items() if value is not None}, ""
+
+
+def _first_update(run: RunConfig, parameters: int) -> tuple[Tensor, dict[str, Any]]:
+    """The first of some small parameters after an update, and what the optimizer keeps of it."""
+    plain = _in_a_loop(run)
+    several = [nn.Parameter(torch.linspace(1.0 + place, 2.0, 6).reshape(2, 3).double()) for place in range(parameters)]
+    optimizer = plain.optimizer.build(several, plain, "cpu")
+    for parameter in several:
+        parameter.grad = parameter.detach().flip(1) - 1.5
+    optimizer.step()
+    return several[0].detach(), dict(sorted(optimizer.state[several[0]].items()))
+
+
+def _in_a_loop(run: RunConfig) -> RunConfig:
+    """The run with torch's own choice of an update, which on a CPU is a loop over parameters."""
+    changes = {"implementation": "auto"} if "implementation" in run.optimizer.__struct_fields__ else {}
+    return msgspec.structs.replace(
+        run, graph=False, compile=False, optimizer=msgspec.structs.replace(run.optimizer, **changes)
+    )
+
+
+def _is_number(value: Any) -> bool:
+    return value is None or isinstance(value, (int, float)) or (isinstance(value, Tensor) and value.numel() == 1)
+
+
+def _has_shape(value: Any, shape: torch.Size) -> bool:
+    return isinstance(value, Tensor) and value.shape == shape
+
+
+def _like(example: Any, number: float) -> Any:
+    """A number as the optimizer keeps it: in a tensor, or plain."""
+    return torch.full_like(example, number) if isinstance(example, Tensor) else type(example)(number)

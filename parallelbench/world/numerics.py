@@ -1,0 +1,208 @@
+"""Precision: which arithmetic forward and backward use, and what the optimizer's update needs because of it."""
+
+from __future__ import annotations
+
+import functools
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Numerics:
+    """The arithmetic of one replica.
+
+    Parameters and the loss are float64 under fp64, else float32. bf16 and fp16 use `torch.autocast`; fp16 also scales
+    the loss (Micikevicius et al. 2018, arXiv 1710.03740), on the device where the optimizer is fused.
+    """
+
+    def __init__(self, precision: str, device_type: str, *, compiles_loss: bool = False) -> None:
+        self.dtype = torch.float64 if precision == "fp64" else torch.float32
+        self._device_type = device_type
+        self._autocast = _AUTOCAST.get(precision)
+        self._scaler = torch.amp.GradScaler(device_type) if precision == "fp16" else None
+        self.training_loss: Callable[[Tensor, Tensor], Tensor] = (
+            torch.compile(self.loss, dynamic=False) if compiles_loss else self.loss
+        )
+        """`loss` as training steps compute it: evaluations, whose batches differ in size, compile nothing."""
+
+    def autocast(self) -> AbstractContextManager[object]:
+        """The context of a forward pass."""
+        if self._autocast is None:
+            return nullcontext()
+        return torch.autocast(self._device_type, dtype=self._autocast)
+
+    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Mean cross entropy, in the parameters' dtype."""
+        return F.cross_entropy(logits.to(self.dtype), labels)
+
+    def scale(self, loss: Tensor) -> Tensor:
+        """The loss to call `backward` on."""
+        return loss if self._scaler is None else self._scaler.scale(loss)
+
+    def update(self, optimizer: torch.optim.Optimizer) -> None:
+        """Step the optimizer, undoing the scale of the gradients."""
+        if self._scaler is None:
+            optimizer.step()
+        else:
+            self._scaler.step(optimizer)
+            self._scaler.update()
+
+    def local_state(self) -> dict[str, Any]:
+        """The scale, and when it last changed; empty where there is none."""
+        return {} if self._scaler is None else self._scaler.state_dict()
+
+    def load_local_state(self, state: dict[str, Any]) -> None:
+        """Go on with that."""
+        if self._scaler is not None:
+            self._scaler.load_state_dict(state)
+
+
+def set_precision(precision: str) -> None:
+    """Allow or forbid TF32 in matrix products and convolutions: torch's own defaults allow it in convolutions only."""
+    tf32 = precision == "tf32"
+    torch.set_float32_matmul_precision("high" if tf32 else "highest")
+    torch.backends.cudnn.allow_tf32 = tf32
+
+
+class Sums:
+    """Summed loss and number of correct predictions of some samples, which are added up when somebody asks for them.
+
+    Adding them up takes a GPU as many launches as a quarter of a small model's step. So sums of many steps are put
+    together first (`+`), and then take a few launches in all.
+    """
+
+    def __init__(self, parts: Sequence[_Scored], known: Tensor | None = None, *, samples: int = 0) -> None:
+        """`known`: sums of one other part, float64 of shape (2,); its loss was differentiated for `samples`."""
+        self._parts, self._known = tuple(parts), () if known is None else (known,)
+        self._total: Tensor | None = None
+        self._losses: tuple[Tensor, ...] = ()
+        """Of the parts that `_total` holds, in their order, the summed losses."""
+        self._samples = samples
+
+    def __add__(self, other: Sums) -> Sums:
+        """Of the samples of both."""
+        if other._losses:
+            self.tensor()  # what is added up comes before what waits
+        together = Sums((*self._parts, *other._parts), samples=self._samples + other._samples)
+        together._known = (*self._known, *other._known)
+        together._losses = (*self._losses, *other._losses)
+        totals = [sums._total for sums in (self, other) if sums._total is not None]
+        together._total = functools.reduce(torch.add, totals) if totals else None
+        held_bytes = sum(part.logits.nbytes for part in together._parts)
+        if len(together._parts) + len(together._known) >= _MOST_HELD or held_bytes > _MOST_HELD_BYTES:
+            together.tensor()
+        return together
+
+    def tensor(self) -> Tensor:
+        """Both sums: float64 of shape (2,), on the device."""
+        added = [] if self._total is None else [self._total]
+        by_size: dict[tuple[int, ...], list[_Scored]] = {}
+        for part in self._parts:
+            by_size.setdefault(tuple(part.logits.shape), []).append(part)
+        found = [_added(parts) for parts in by_size.values()]
+        if self._known:
+            sums = torch.stack(self._known)
+            found.append((sums.sum(0) if len(sums) > 1 else sums[0], sums[:, 0]))
+        added += [total for total, _ in found]
+        self._samples, self._losses = self.samples, (*self._losses, *(losses for _, losses in found))
+        if len(self._losses) >= _MOST_HELD:
+            self._losses = (torch.cat(self._losses),)
+        self._parts, self._known, self._total = (), (), functools.reduce(torch.add, added)
+        return self._total
+
+    @property
+    def samples(self) -> int:
+        """For how many of these samples a gradient was taken: those whose logits backward has reached until now."""
+        return self._samples + sum(part.reached.samples for part in self._parts)
+
+    def losses(self) -> Tensor:
+        """The summed loss of each part, in the order in which they were added: float64, on the device."""
+        self.tensor()
+        return torch.cat(self._losses)
+
+    def tolist(self) -> list[float]:
+        """Both sums, on the host."""
+        both: list[float] = self.tensor().tolist()
+        return both
+
+    def __getitem__(self, index: int) -> Tensor:
+        """0: the summed loss; 1: the number of correct predictions."""
+        return self.tensor()[index]
+
+
+_MOST_HELD, _MOST_HELD_BYTES = 64, 2**20
+"""Batches whose logits wait for being added up, at most, and their bytes."""
+
+
+class _Reached:
+    """Counts the samples whose logits get a gradient. A backward that passes twice (zero bubble) counts once."""
+
+    def __init__(self) -> None:
+        self.samples = 0
+
+    def __call__(self, gradient: Tensor) -> None:
+        """A hook of the logits."""
+        self.samples = gradient.shape[0]
+
+
+class _Scored(NamedTuple):
+    """One batch: its mean loss, detached, and what correct predictions are counted from."""
+
+    loss: Tensor
+    logits: Tensor
+    labels: Tensor
+    reached: _Reached
+
+
+def sums(loss: Tensor, logits: Tensor, labels: Tensor) -> Sums:
+    """Summed loss and number of correct predictions of a batch, from its mean loss. Launches nothing.
+
+    In training it is called before backward, which then counts the samples that a gradient is taken of.
+    """
+    reached = _Reached()
+    if logits.requires_grad:
+        logits.register_hook(reached)
+    return Sums([_Scored(loss.detach(), logits.detach(), labels, reached)])
+
+
+def _added(parts: Sequence[_Scored]) -> tuple[Tensor, Tensor]:
+    """The sums of batches of one size, and the summed loss of each."""
+    loss, logits, labels, _ = parts[0]
+    size = labels.shape[0]
+    if size == 0:  # a shard may own none of the last test samples; their mean loss is no number
+        return torch.zeros(2, dtype=torch.float64, device=logits.device), loss.new_zeros(len(parts)).double()
+    if len(parts) > 1:
+        loss, logits, labels = (
+            torch.stack([part.loss for part in parts]),
+            torch.cat([part.logits for part in parts]),
+            torch.cat([part.labels for part in parts]),
+        )
+    correct = (logits.argmax(dim=1) == labels).sum()
+    losses = loss.double().reshape(-1) * size
+    return torch.stack([losses.sum() if len(parts) > 1 else losses[0], correct.double()]), losses
+
+
+_PIECE = 2**18
+"""Values that are summed at a time: little memory is needed besides the parameters."""
+_WORDS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
+
+
+def checksum(tensors: Iterable[torch.Tensor]) -> int:
+    """A number of 64 bits that depends on all bits of all values of torch's tensors, and on their places."""
+    total: torch.Tensor | int = 0
+    with torch.no_grad():
+        for tensor in filter(torch.numel, tensors):  # a rank may hold no row of a small parameter
+            flat = tensor.detach().contiguous().view(-1)
+            for piece in flat.view(getattr(torch, _WORDS[flat.element_size()])).split(_PIECE):
+                # Odd factors lose no bit; sums of integers wrap around, and don't depend on their order.
+                factors = torch.arange(1, 2 * len(piece), 2, device=piece.device)
+                total = total * 1_000_003 + (piece.to(torch.int64) * factors).sum()
+    return int(total)

@@ -1,0 +1,48 @@
+"""A made-up machine of round numbers, and hand-made layers, to predict with."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from analysis.advisor.machine_figures import Known, MachineFigures, RateCurve, TierFigures
+from analysis.advisor.suite_parameters import SUITE_PARAMETERS
+from parallelbench.models.layer_counts import LayerCount
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+NOTHING = {each.name: 0.0 for each in SUITE_PARAMETERS if each.unit == "s" or each.name.endswith("copies")}
+PLAIN = {each.name: 1.0 for each in SUITE_PARAMETERS} | NOTHING
+"""Nothing costs more than it must, and nothing overlaps."""
+
+
+def machine(**changes: Any) -> MachineFigures:
+    """10⁹ FLOP/s, 10⁹ bytes/s of memory, 10⁸ bytes/s of links, 10⁷ of network, no latency, no launches."""
+
+    def known(value: float) -> Known:
+        return Known(value, "assumed", "a test")
+
+    figures: dict[str, Any] = {
+        "accelerator": "made_up",
+        "device_type": "cpu",
+        "devices_per_node": 4,
+        "peak_flops_per_s": {"fp32": known(2e9)},
+        "matmul_flops_per_s": {"fp32": RateCurve((1.0,), (1e9,), "assumed", "a test")},
+        "memory_bytes_per_s": known(1e9),
+        "memory_bytes": known(2.0**30),
+        "launch_s": known(0.0),
+        "link": TierFigures(name="link", latency_s=known(0.0), bytes_per_s=known(1e8)),
+        "network": TierFigures(name="network", latency_s=known(0.0), bytes_per_s=known(1e7)),
+    }
+    return MachineFigures(**figures | changes)
+
+
+def layer(name: str, **counts: float) -> LayerCount:
+    """A layer of which nothing counts but what is given."""
+    zero = dict.fromkeys((field for field in LayerCount.__struct_fields__ if field != "name"), 0)
+    return LayerCount(name=name, **zero | counts)  # type: ignore[arg-type]
+
+
+def layers(names: Sequence[str], **counts: float) -> list[LayerCount]:
+    """Equal layers."""
+    return [layer(name, **counts) for name in names]

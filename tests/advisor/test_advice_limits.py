@@ -1,0 +1,228 @@
+"""What the advisor must not claim: memory that nobody knows, machines that are others, runs that are unlike."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from analysis.advisor.advice import ranked
+from analysis.advisor.conclusion import sentence
+from analysis.advisor.gpt_layouts import gpt_layouts
+from analysis.advisor.gpt_shape import gpt_shape
+from analysis.advisor.published_fit import published_fit
+from analysis.advisor.simulation import daly_stretch
+from analysis.advisor.suite_parameters import Seen
+from launch.sweep import one_run
+from parallelbench.cli import main
+from parallelbench.store.calibration_table import write_calibration
+from tests.advisor.test_advise import row
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+GPT = ["model=gpt", "model.layers=24", "model.width=2048", "model.heads=16", "batch_size=256"]
+
+
+def answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    assert main(["advise", *arguments, "--json"]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_unknown_memory_stands_behind_what_fits_and_the_sentence_says_so() -> None:
+    unknown, close, fits = row("fast", compute_s=0.1, capacity_bytes=None), row("near", memory_bytes=3.9e9), row("slow")
+    assert [each.strategy for each in ranked([unknown, close, fits], "time")] == ["slow", "near", "fast"]
+    assert "whether it fits is not known" in sentence([unknown], "time")
+    assert "whether it fits is too close to call" in sentence([close], "time")
+    assert "whether it fits" not in sentence([fits], "time")
+
+
+def test_a_model_of_terabytes_is_not_advised_on_one_device_of_sol(capsys: pytest.CaptureFixture[str]) -> None:
+    shape = ["model=gpt", "model.layers=96", "model.width=12288", "model.heads=96", "batch_size=64"]
+    found = answer(capsys, *shape, "site=asu_sol", "devices=1")
+    assert {each["fits"] for each in found["rows"]} == {"does not fit"}
+    assert found["advice"].startswith("Nothing fits")
+
+
+FACTS: dict[str, Any] = {
+    "device_name": "NVIDIA H100 80GB HBM3",
+    "device_type": "cuda",
+    "devices_per_node": 8,
+    "nodes": 1,
+    "memory_bytes": int(79.1 * 2**30),
+    "others_running": 0,
+    "environment": {"host": "here"},
+}
+
+
+def calibration(folder: Path, **facts: Any) -> str:
+    """A table of devices that reach 100 TFLOP/s, 2 TB/s, and 200 GB/s of links."""
+    empty = dict.fromkeys(("precision", "tier", "size_bytes", "flop")) | {"ranks": 1, "nodes": 1, "busy": 8}
+    rows = [
+        empty | {"operation": "matmul", "precision": "bf16", "flop": 1e12, "time_s": 1e-2},
+        empty | {"operation": "copy", "size_bytes": 2**30, "time_s": 2 * 2**30 / 2e12},
+        empty | {"operation": "launch", "time_s": 1e-6},
+    ]
+    for size in (2**10, 2**30):
+        turn_s, sent = 6e-5, 2 * 7 / 8 * size / 2e11
+        message = {"operation": "all_reduce", "tier": "link", "size_bytes": size, "ranks": 8}
+        rows.append(empty | message | {"time_s": turn_s + sent})
+    path = folder / "calibration.parquet"
+    write_calibration(path, rows, FACTS | facts)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("site", "facts", "why"),
+    [
+        ("h100_80gb", {"device_name": "a processor", "device_type": "cpu", "devices_per_node": 2}, "has cuda devices"),
+        ("h100_80gb", {"device_name": "NVIDIA A100-SXM4-80GB"}, "has h100_80gb"),
+        ("a100_80gb", {"device_name": "NVIDIA A100-SXM4-40GB", "memory_bytes": 40 * 2**30}, "has 79.15 GiB"),
+        ("h100_80gb", {"devices_per_node": 4}, "has 8 devices per node, not 4"),
+        ("local_cluster", {"devices_per_node": 4}, "has cpu devices"),
+    ],
+)
+def test_a_calibration_of_another_machine_is_refused(
+    site: str, facts: dict[str, Any], why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = calibration(tmp_path, **facts)
+    assert main(["advise", *GPT, f"site={site}", "devices=8", "--from", table]) == 2
+    assert f"but site={site} {why}" in capsys.readouterr().err
+
+
+def test_a_calibration_of_the_site_goes_before_its_data_sheet(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = [*GPT, "site=h100_80gb", "devices=8"]
+    by_sheet, measured = answer(capsys, *asked), answer(capsys, *asked, "--from", calibration(tmp_path))
+    assert measured["notes"] == ["speeds were measured on NVIDIA H100 80GB HBM3, 8 devices per node"]
+    best = {name: min(each["step_s"] for each in found["rows"]) for name, found in (("s", by_sheet), ("m", measured))}
+    assert best["m"] > 3 * best["s"]
+    # MFU is by the data sheet's peak: devices that reach 100 TFLOP/s stay below 100 of 989.
+    assert 0 < max(each["mfu"] for each in measured["rows"]) < 100 / 989
+
+
+def test_equal_memory_and_none_that_trains_alike_get_their_sentence() -> None:
+    large = [row("a", memory_bytes=5e9), row("b", memory_bytes=5e9)]
+    assert sentence(large, "time").startswith("Nothing fits: even a on 2 devices needs 4.66 GiB of 3.73")
+    for memory_bytes in (1e8, 5e9, None):
+        loose = [row("downpour", trains_alike=False, memory_bytes=memory_bytes)]
+        assert sentence(loose, "time") == "No layout trains like one device: choose other strategies."
+
+
+def test_failures_beyond_every_number_leave_no_goodput(capsys: pytest.CaptureFixture[str]) -> None:
+    assert daly_stretch(1.0, checkpoint_s=1.0, restart_s=600.0, mtbf_s=0.2) == float("inf")
+    asked = ["model=gpt", "batch_size=4096", "site=h100_80gb", "devices=4096", "--simulate"]
+    found = answer(capsys, *asked, "--assume", "device_mtbf_hours=0.1")
+    assert {each["goodput"] for each in found["rows"]} == {0.0}
+
+
+def test_a_site_of_ones_own_folder_is_known_to_transformers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "own.yaml").write_text("defaults:\n  - h100_80gb\n  - _self_\nname: own\n")
+    assert answer(capsys, *GPT, "site=own", "devices=8", "--conf", str(tmp_path))["rows"]
+
+
+def test_interleaved_stages_have_equally_many_layers() -> None:
+    layouts, _ = gpt_layouts(gpt_shape({"layers": 12}), [4], batch_size=64, per_node=8, recomputation=["none"])
+    assert layouts is not None
+    interleaved = layouts.chunks > 1
+    assert set(layouts.pipeline[interleaved]) == {2.0}
+    assert set(layouts.pipeline) == {1.0, 2.0, 4.0}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "respect"),
+    [
+        (["batch_size=256"], "batch"),
+        (["batch_size=16"], "batch"),
+        (["precision=bf16"], "precision"),
+        (["optimizer=adam"], "optimizer"),
+        (["model.hidden=[7]"], "model"),
+        (["devices=4"], "devices"),
+        (["devices=4", "nodes=2"], "nodes"),
+        (["strategy=zero1"], "strategy"),
+    ],
+)
+def test_a_run_that_nothing_measured_is_like_says_in_what(overrides: list[str], respect: str) -> None:
+    like = ["model=mlp", "data=synthetic", "optimizer=sgd", "device=cpu", "strategy=ddp", "devices=2", "batch_size=64"]
+    seen = Seen.of([one_run(like).run, one_run([*like, "batch_size=128"]).run])
+    assert seen.outside(one_run([*like, "batch_size=100", "repeat=3"]).run) == ()
+    assert respect in seen.outside(one_run([*like, *overrides]).run)
+
+
+def test_transformers_say_which_layouts_no_published_step_has(capsys: pytest.CaptureFixture[str]) -> None:
+    found = answer(capsys, *GPT, "site=a100_80gb", "devices=256,512")
+    words = {(each["strategy"], each["devices"], each["options"][-1]): each["extrapolates"] for each in found["rows"]}
+    assert words["fsdp", 256, "recompute=none"] == ["model"]
+    for name in ("zero1", "hsdp"):
+        assert words[name, 256, "recompute=none"] == ["model", "strategy"]
+    assert words["fsdp", 256, "recompute=selective"] == ["model", "strategy"]
+    assert "devices" not in words["ddp×tp", 256, "recompute=none"]
+    assert {each["devices"] for each in found["rows"] if "devices" in each["extrapolates"]} == {512}
+    other = answer(capsys, *GPT, "site=h100_80gb", "devices=8")
+    assert all({"model", "machine"} <= set(each["extrapolates"]) for each in other["rows"])
+
+
+def test_a_transformer_follows_what_is_asked_or_refuses_it(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = [*GPT, "site=a100_80gb", "devices=16"]
+    found = answer(capsys, *asked, "strategy=ddp,dp_tp", "precision=bf16", "optimizer=adamw", "scaling=strong")
+    assert {each["strategy"] for each in found["rows"]} == {"ddp", "ddp×tp"}
+    for word, why in {
+        "precision=fp32": "predicted for precision=bf16 or fp16 only",
+        "optimizer=sgd": "predicted for optimizer=adam or adamw only",
+        "scaling=weak": "predicted for scaling=strong only",
+        "data=cifar10": "does not change what is predicted",
+        "epochs=3": "does not change what is predicted",
+        "strategy.tensor=2": "does not change what is predicted",
+        "strategy=downpour": "strategy=downpour is none of model=gpt: choose single, ddp",
+    }.items():
+        assert main(["advise", *asked, word]) == 2
+        assert why in capsys.readouterr().err
+
+
+def test_intervals_are_wider_where_less_was_tried(capsys: pytest.CaptureFixture[str]) -> None:
+    def half(strategy: str, devices: int, site: str, kept: str = "none") -> float:
+        shape = [*GPT[:-1], "batch_size=1024", f"site={site}"]
+        found = answer(capsys, *shape, f"devices={devices}", f"strategy={strategy}")
+        rows = [each for each in found["rows"] if each["options"][-1] == f"recompute={kept}"]
+        return math.log(rows[0]["step_high_s"] / rows[0]["step_s"])
+
+    fit = published_fit()
+    across = max(fit.half_width, fit.across_half_width)
+    assert half("fsdp", 8, "a100_80gb") == pytest.approx(fit.half_width)
+    assert half("fsdp", 16, "a100_80gb") == pytest.approx(across)
+    assert half("hsdp", 16, "a100_80gb") == pytest.approx(1.5 * across)
+    assert half("fsdp", 8, "a100_80gb", "selective") == pytest.approx(1.5 * fit.half_width)
+    assert half("fsdp", 512, "a100_80gb") == pytest.approx(1.5 * across)
+    assert half("fsdp", 8, "h100_80gb") == pytest.approx(1.5 * fit.half_width)
+
+
+def test_guessed_speeds_have_intervals_of_guesses(capsys: pytest.CaptureFixture[str]) -> None:
+    found = answer(capsys, *GPT, "site=a100_80gb", "site.hardware=null", "devices=4")
+    for each in found["rows"]:
+        assert each["step_high_s"] / each["step_s"] >= 2.0**1.5 - 1e-9
+
+
+def test_memory_is_too_close_to_call_within_the_errors_that_are_published() -> None:
+    """The farthest of torchtitan's figures is 13 % off."""
+    assert [row(memory_bytes=share * 4e9).fit for share in (0.84, 0.88, 1.13, 1.16)] == [
+        *("fits", "too close to call", "too close to call", "does not fit")
+    ]
+
+
+def test_the_sentence_argues_with_what_was_asked_for() -> None:
+    rows = [row("slim", compute_s=2.0, memory_bytes=1e9), row("fast", compute_s=1.0, memory_bytes=3e9)]
+    assert "fast takes 3.00 times as much memory" in sentence(rows, "memory")
+    powers = [row("cool", power_w=10.0), row("hot", power_w=20.0)]
+    assert "hot takes 2.00 times as much energy" in sentence(powers, "energy")
+
+
+def test_json_says_what_each_figure_rests_on(capsys: pytest.CaptureFixture[str]) -> None:
+    figures = answer(capsys, *GPT, "site=a100_80gb", "devices=8")["figures"]
+    assert figures["memory_bytes"]["origin"] == "site"
+    assert figures["link"]["latency_s"]["origin"] == "assumed"

@@ -1,0 +1,328 @@
+"""The verb `advise`: rows, reasons, the sentence, the next runs, and what it says to bad input."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from analysis.advisor.advice import Row, ranked
+from analysis.advisor.conclusion import efficiency, sentence
+from analysis.advisor.machine_figures import RateCurve, figures_of
+from analysis.advisor.model_layers import counted_by
+from analysis.advisor.suite_advice import KnownStep, SuiteQuestion, configuration_id, suite_rows
+from analysis.advisor.suite_candidates import suite_candidates
+from analysis.advisor.suite_parameters import Learnt, Seen
+from analysis.advisor.suite_step import Phases
+from launch.sweep import expand, one_run
+from launch.sweep.compose import Extension
+from launch.verbs.asking import asked
+from parallelbench.cli import main
+from parallelbench.errors import ConfigError
+from tests.advisor.machine import PLAIN, layers, machine
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+GPT = ["model=gpt", "model.layers=24", "model.width=2048", "model.heads=16", "site=a100_80gb", "batch_size=256"]
+MLP = ["model=mlp", "data=synthetic", "optimizer=sgd"]
+
+
+def answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    assert main(["advise", *arguments, "--json"]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main(["advise", *arguments]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    return line
+
+
+def row(strategy: str = "ddp", devices: int = 2, **changes: Any) -> Row:
+    phases = Phases(compute_s=changes.pop("compute_s", 1.0), communication_s=changes.pop("communication_s", 0.0))
+    values: dict[str, Any] = {
+        "strategy": strategy,
+        "options": (),
+        "devices": devices,
+        "nodes": 1,
+        "phases": phases,
+        "low_s": 0.99 * phases.step_s,
+        "high_s": 1.01 * phases.step_s,
+        "samples_per_step": 100,
+        "steps_per_epoch": 10,
+        "memory_bytes": 1e9,
+        "capacity_bytes": 4e9,
+        "mfu": None,
+        "power_w": None,
+        "measured": False,
+        "extrapolates": (),
+    }
+    return Row(**values | changes)
+
+
+def rows_of(*overrides: str, devices: list[int], **question: Any) -> tuple[list[Row], dict[tuple[str, int], str]]:
+    bases = asked([*MLP, *overrides], Extension()).bases
+    found = suite_candidates(bases, devices, given=frozenset(), device_type="cpu", per_node=4)
+    known = layers(bases[0].model.layer_names, product_flop=1e6, parameters=1000, tensors=2)
+    asked_for = SuiteQuestion(
+        **{"layers": known, "memory": None, "figures": machine(), "learnt": Learnt(scales=PLAIN), "measured": {}}
+        | question
+    )
+    rows, impossible = suite_rows(found, asked_for)
+    return rows, {(each.strategy, each.devices): each.why for each in impossible}
+
+
+def test_every_strategy_has_a_row_or_a_reason_on_every_number_of_devices() -> None:
+    rows, impossible = rows_of(devices=[1, 4, 8])
+    names = {base.strategy.name for base in asked(MLP, Extension()).bases}
+    for devices in (4, 8):
+        assert {each.strategy for each in rows if each.devices == devices} | {
+            strategy for strategy, count in impossible if count == devices
+        } == names
+    assert [each.strategy for each in rows if each.devices == 1] == ["single"]
+    assert "two CUDA devices" in impossible["data_parallel", 4]
+    assert {each.nodes for each in rows if each.devices == 8} == {2}
+
+
+def test_options_are_tried_and_those_that_were_asked_for_stay() -> None:
+    rows, _ = rows_of("strategy=fsdp", devices=[4])
+    assert [each.options for each in rows] == [(), ("strategy.reshard_after_forward=false",)]
+    question = asked([*MLP, "strategy=fsdp", "strategy.reshard_after_forward=false"], Extension())
+    assert "strategy.reshard_after_forward" in question.given
+    (only,) = suite_candidates(question.bases, [4], given=question.given, device_type="cpu", per_node=4)
+    assert only.run.strategy.reshard_after_forward is False  # type: ignore[attr-defined]
+
+
+def test_a_measured_run_replaces_its_prediction_whatever_its_seed_and_length() -> None:
+    run = one_run([*MLP, "strategy=ddp", "devices=2", "repeat=3", "epochs=9", "device=cpu"]).run
+    step = KnownStep(step_s=0.5, energy_j=30.0)
+    rows, _ = rows_of("strategy=ddp", devices=[2, 4], measured={configuration_id(run): step})
+    measured, predicted = rows
+    assert (measured.measured, predicted.measured) == (True, False)
+    assert measured.step_s == pytest.approx(0.5)
+    assert measured.power_w == pytest.approx(30.0 / 0.5 / 2)
+    assert predicted.power_w is None
+    assert measured.as_dict()["energy_per_epoch_j"] == pytest.approx(30.0 * run.steps_per_epoch)
+
+
+def test_rows_say_how_far_they_extrapolate_and_get_wider_intervals() -> None:
+    assert {each.extrapolates for each in rows_of(devices=[2])[0]} == {("everything",)}
+    seen = Seen.of([one_run([*MLP, "strategy=ddp", "devices=2", f"batch_size={size}"]).run for size in (32, 999)])
+    learnt = Learnt(scales=PLAIN, seen=seen, rows=9, half_width=0.1, far_half_width=0.5, offsets={"ddp": 0.2})
+    rows = {(each.strategy, each.devices): each for each in rows_of(devices=[2, 4], learnt=learnt)[0]}
+    near, far = rows["ddp", 2], rows["ddp", 4]
+    assert (near.extrapolates, far.extrapolates) == ((), ("devices",))
+    assert rows["zero1", 2].extrapolates == ("strategy",)
+    assert math.log(near.high_s / near.low_s) == pytest.approx(0.2)
+    assert math.log(far.high_s / far.low_s) == pytest.approx(1.0)
+    plain = {each.strategy: each for each in rows_of(devices=[2])[0]}
+    assert near.step_s == pytest.approx(plain["ddp"].step_s * math.exp(0.2))
+
+
+def test_energy_counts_power_while_computing_and_while_waiting() -> None:
+    learnt = Learnt(scales=PLAIN, rows=9, busy_power_w=100.0, waiting_power_w=20.0)
+    figures = machine(matmul_flops_per_s={"fp32": RateCurve((1.0,), (1e9,), "assumed", "a test")})
+    found = next(e for e in rows_of("strategy=ddp", devices=[4], learnt=learnt, figures=figures)[0])
+    waiting = found.phases.communication_s / found.step_s
+    assert found.power_w == pytest.approx(100.0 * (1 - waiting) + 20.0 * waiting)
+
+
+def test_what_does_not_fit_or_trains_otherwise_is_never_advised() -> None:
+    rows = [
+        row("fast", compute_s=0.1, memory_bytes=5e9),
+        row("loose", compute_s=0.2, trains_alike=False),
+        row("near", compute_s=0.3, memory_bytes=3.9e9),
+        row("slow", compute_s=1.0),
+    ]
+    assert [each.fit for each in rows] == ["does not fit", "fits", "too close to call", "fits"]
+    assert [each.strategy for each in ranked(rows, "time")] == ["slow", "near", "fast", "loose"]
+    text = sentence(rows, "time")
+    assert text.startswith("Train with slow on 2 devices: 1 s per step")
+    assert "fast needs 4.66 GiB of 3.73" in text
+
+
+def test_objectives_weigh_time_devices_and_memory() -> None:
+    rows = [row("wide", 8, compute_s=0.5, memory_bytes=2e9), row("narrow", 2, compute_s=1.0, memory_bytes=3e9)]
+    best = {objective: ranked(rows, objective)[0].strategy for objective in ("time", "gpu_hours", "memory")}  # type: ignore[arg-type]
+    assert best == {"time": "wide", "gpu_hours": "narrow", "memory": "wide"}
+
+
+def test_the_sentence_says_where_devices_stop_to_pay_and_what_takes_the_time() -> None:
+    rows = [row(devices=1), row(devices=2, compute_s=0.5, communication_s=0.1), row(devices=4, compute_s=0.25)]
+    rows.append(row(devices=8, compute_s=0.125, communication_s=0.3))
+    assert efficiency(rows)[8] == pytest.approx(1 / 8 / 0.425)
+    assert "beyond 4 devices the efficiency is under 70 %, because of exposed communication" in sentence(rows, "time")
+
+
+def test_overlapping_intervals_say_that_both_must_be_measured() -> None:
+    wide: dict[str, Any] = {"low_s": 0.5, "high_s": 2.0}
+    text = sentence([row("a", **wide), row("b", compute_s=1.1, **wide)], "time")
+    assert "b should take 10 % longer, but the intervals overlap: measure both" in text
+
+
+def test_experts_are_laid_over_replicas_and_impossible_ones_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    mixture = [*GPT, "model.experts=8", "model.top_k=2"]
+    rows = answer(capsys, *mixture, "devices=8")["rows"]
+    assert {"ddp×ep", "zero1×ep", "fsdp×ep", "fsdp"} <= {each["strategy"] for each in rows}
+    assert not {each["strategy"] for each in rows} & {"hsdp", "hsdp×ep"}
+    cut = [
+        next(text for text in each["options"] if text.startswith("expert="))
+        for each in rows
+        if "ep" in each["strategy"]
+    ]
+    assert set(cut) == {"expert=2", "expert=4", "expert=8"}
+    assert all("strategy" in each["extrapolates"] for each in rows)
+    assert "more than model.experts=8" in refusal(capsys, *mixture[:-1], "model.top_k=9", "devices=8")
+    assert "choose from 1 to 4" in refusal(capsys, *mixture, "model.capacity=0.5", "devices=8")
+
+
+def test_figures_that_follow_from_the_step_have_its_interval() -> None:
+    """A step between a half and twice as long: half as many samples per second, twice the hours at the worst."""
+    found = row(low_s=0.5, high_s=2.0, mfu=0.4, power_w=100.0).as_dict()
+    for name, value, low, high in (
+        ("samples_per_s", 100.0, 50.0, 200.0),
+        ("mfu", 0.4, 0.2, 0.8),
+        ("device_hours_per_epoch", 20 / 3600, 10 / 3600, 40 / 3600),
+        ("energy_per_epoch_j", 2000.0, 1000.0, 4000.0),
+    ):
+        assert [found[name + end] for end in ("", "_low", "_high")] == pytest.approx([value, low, high])
+    unknown = row().as_dict()
+    assert unknown["mfu_low"] is unknown["mfu_high"] is unknown["energy_per_epoch_j_low"] is None
+
+
+def test_a_data_sets_tokens_are_an_epochs_steps(capsys: pytest.CaptureFixture[str]) -> None:
+    without = answer(capsys, *GPT, "devices=8", "strategy=ddp")["rows"][0]
+    assert without["epoch_s"] is None
+    tokens = 10 * 256 * 1024 + 1
+    rows = answer(capsys, *GPT, "devices=8", "strategy=ddp", f"data.tokens={tokens}")["rows"]
+    assert [each["epoch_s"] / each["step_s"] for each in rows] == pytest.approx([10.0] * len(rows))
+    assert "less than one step" in refusal(capsys, *GPT, "devices=8", "data.tokens=5")
+    assert "no number of tokens" in refusal(capsys, *GPT, "devices=8", "data.tokens=many")
+
+
+def test_a_transformer_is_ranked_by_formula(capsys: pytest.CaptureFixture[str]) -> None:
+    found = answer(capsys, *GPT, "devices=8,64")
+    rows = found["rows"]
+    assert {each["devices"] for each in rows} == {8, 64}
+    assert {"ddp", "zero1", "fsdp", "hsdp", "fsdp×tp", "ddp×tp×pp"} <= {each["strategy"] for each in rows}
+    for each in rows:
+        assert each["step_low_s"] < each["step_s"] < each["step_high_s"]
+        assert sum(each["phases"].values()) == pytest.approx(each["step_s"])
+        assert 0 < each["mfu"] < 0.75
+        assert each["extrapolates"]
+    assert found["advice"].startswith("Train with ")
+    reasons = {(each["strategy"], each["devices"]): each["why"] for each in found["impossible"]}
+    assert reasons["tp", 64] == "tensor=64 does not divide model.heads=16"
+    assert reasons["pp", 64] == "pipeline=64 does not divide model.layers=24"
+
+
+def test_ten_thousand_layouts_are_ranked_without_torch() -> None:
+    """Counted in the program itself: how long it takes is in docs/advisor.md."""
+    shape = ["model=gpt", "model.layers=96", "model.width=12288", "model.heads=96", "model.sequence=16384"]
+    arguments = ["advise", *shape, "site=h100_80gb", "batch_size=1024", "devices=1024", "--json"]
+    code = f"""
+import contextlib, io, json, sys
+from parallelbench.cli import main
+from parallelbench.errors import ConfigError
+with contextlib.redirect_stdout(io.StringIO()) as out:
+    assert main({arguments!r}) == 0
+assert not {{"torch", "polars", "scipy"}} & set(sys.modules)
+print(len(json.loads(out.getvalue())["rows"]))
+"""
+    made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert made.returncode == 0, made.stderr[-2000:]
+    assert int(made.stdout) >= 10_000
+
+
+def test_devices_beyond_a_sites_nodes_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    found = answer(capsys, *GPT, "devices=8,64", "site.max_nodes=2")
+    assert {each["devices"] for each in found["rows"]} == {8}
+    (beyond,) = (each for each in found["impossible"] if each["strategy"] == "all")
+    assert "has 2 nodes of 8 devices: choose 16 or fewer" in beyond["why"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["model=mlp", "devices=0"], "devices=0 is no number of devices"),
+        (["model=mlp", "devices=two"], "devices=two is no number of devices"),
+        (["model=mlp,cnn", "devices=2"], "advise takes lists of devices and strategy only"),
+        (["sweep=demo"], "advise takes lists of devices and strategy only"),
+        (["model=mlp", "strategy=fsdpp"], "strategy=fsdpp is no choice: did you mean fsdp?"),
+        (["model=vit", "data=synthetic", "data.image_size=30"], "image_size=30"),
+        (["model=mlp", "--objective", "money"], "--objective money is none: did you mean memory?"),
+        ([*GPT, "--objective", "energy"], "--objective energy needs a measured power"),
+        ([*GPT, "model.heads=15"], "choose a multiple of 15, e.g. model.width=2055"),
+        ([*GPT, "model.kv_heads=3"], "model.kv_heads=3 does not divide model.heads=16: choose 1, 2, 4, 8, 16"),
+        ([*GPT, "model.depth=3"], "model.depth"),
+        ([*GPT, "model.layers=two"], "model.layers"),
+        ([*GPT, "--budget", "5h"], "can't be trained by the suite"),
+        ([*GPT, "--from", "nowhere"], "nowhere is neither a calibration"),
+    ],
+)
+def test_bad_input_gets_one_line(arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert expected in refusal(capsys, *arguments)
+
+
+@pytest.mark.parametrize("budget", ["0h", "many", "3d", "nan"])
+def test_a_budget_is_a_number_of_hours(budget: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["advise", "model=mlp", "--budget", budget])
+    assert "expected device-hours above 0" in capsys.readouterr().err
+
+
+def test_a_model_that_cant_be_counted_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    run = one_run([*MLP, "device=cpu"]).run
+    with pytest.raises(ConfigError, match="model=mlp can't be counted, so nothing can be predicted of it: RuntimeErr"):
+        counted_by("tests.advisor.uncountable", run, plugin=None)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_the_proposed_runs_are_a_sweep_that_submit_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """End to end with a model of the suite: counted by torch in a child process, ranked, and a sweep written."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    results = f"results={tmp_path / 'results'}"
+    found = answer(capsys, *MLP, results, "batch_size=64", "devices=1,2", "--budget", "20h")
+    assert {each["extrapolates"][0] for each in found["rows"]} == {"everything"}
+    assert all(each["memory_bytes"] > 0 for each in found["rows"])
+    assert "nothing was measured on site=default" in found["notes"][0]
+    proposal = found["next_runs"]
+    assert proposal["device_hours"] <= 20
+    assert proposal["runs"][0] == {"strategy": "single", "options": [], "devices": 1}
+    plan = expand(["sweep=next_runs"], Extension(conf=tmp_path / "results" / "advice"))
+    assert len(plan) == 3 * len(proposal["runs"])
+    assert {planned.run.model.name for planned in plan} == {"mlp"}
+    assert {planned.run.batch_size for planned in plan} == {64}
+    assert {(p.run.strategy.name, p.run.devices) for p in plan} == {
+        (each["strategy"], each["devices"]) for each in proposal["runs"]
+    }
+    text = refusal(capsys, *MLP, results, "devices=1,2", "--budget", "0.001h")
+    assert "--budget 0.001h is under the cheapest run that would tell something" in text
+    # The counts are kept: the second question starts no process.
+    monkeypatch.setattr(sys, "executable", "/nowhere")
+    assert answer(capsys, *MLP, "devices=2")["rows"]
+
+
+def test_a_site_files_figures_are_shares_of_its_data_sheet() -> None:
+    hardware = one_run(["site=a100_80gb"]).run.site.hardware
+    assert hardware is not None
+    figures = figures_of(hardware)
+    curve = figures.matmul("bf16")
+    assert curve is not None
+    assert curve.origin == figures.link.latency_s.origin == "assumed"
+    assert curve.at(1e12) == pytest.approx(0.7 * 271.2e12)
+    assert figures.peak_flops_per_s["bf16"].value == 312e12
+    tf32 = figures.matmul("tf32")
+    assert tf32 is not None
+    assert tf32.at(1.0) == pytest.approx(0.7 * 156e12)
+    assert figures.matmul("fp64") is None

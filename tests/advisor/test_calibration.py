@@ -1,0 +1,181 @@
+"""Calibrations: a table becomes the figures that made it, and the verb measures every kind of work."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis.advisor.calibration import figures_of_calibration, read_figures
+from launch.attempt.command import calibration_arguments
+from launch.launcher import launcher_of
+from launch.slurm import calibration_job
+from launch.sweep import one_run
+from parallelbench.cli import main
+from parallelbench.errors import ConfigError
+from parallelbench.store.calibration_table import CALIBRATION, read_calibration, write_calibration
+
+FACTS: dict[str, Any] = {
+    "device_name": "made up",
+    "device_type": "cpu",
+    "devices_per_node": 4,
+    "nodes": 2,
+    "version": 2,
+    "memory_bytes": 2**30,
+    "others_running": 0,
+    "environment": {"host": "here"},
+}
+ALPHA_S = {"link": 2e-5, "network": 5e-5}
+BETA = {"link": 1e10, "network": 1e9}
+
+
+def row(**values: Any) -> dict[str, Any]:
+    empty = dict.fromkeys(("precision", "tier", "size_bytes", "flop"))
+    return empty | {"ranks": 1, "nodes": 1, "busy": 1} | values
+
+
+def devices(busy: int) -> list[dict[str, Any]]:
+    """Products at 1 or 2 GFLOP/s by size, copies at 4 GB/s read and written; half of it in a busy node."""
+    slow = 1.0 if busy == 1 else 2.0
+    products = [
+        row(operation="matmul", precision="fp32", flop=flop, busy=busy, time_s=slow * flop / rate)
+        for flop, rate in ((1e6, 1e9), (1e9, 2e9))
+    ]
+    copies = [
+        row(operation="copy", size_bytes=size, busy=busy, time_s=slow * 2 * size / 4e9) for size in (2**20, 2**26)
+    ]
+    return [*products, *copies, row(operation="launch", busy=busy, time_s=1e-6)]
+
+
+def messages(tier: str, ranks: int, nodes: int = 1) -> list[dict[str, Any]]:
+    """By hand: a ring of all devices of the nodes; each device of the first node sends to one of the second."""
+    here, share = ranks // nodes, (ranks - 1) / ranks
+    turns_s = (nodes - 1) * ALPHA_S["network"] + (ranks - nodes) * ALPHA_S["link"]
+    at_once = here if nodes > 1 else 1
+    times = {
+        "all_reduce": lambda size: 2 * (turns_s + share * size / BETA[tier]),
+        "all_gather": lambda size: turns_s + share * size / BETA[tier],
+        "send": lambda size: ALPHA_S[tier] + at_once * size / BETA[tier],
+    }
+    return [
+        row(operation=name, tier=tier, ranks=ranks, nodes=nodes, size_bytes=size, time_s=time_s(size), busy=here)
+        for name, time_s in times.items()
+        for size in (1024, 2**20, 2**26)
+    ]
+
+
+def test_figures_are_those_that_made_the_table(tmp_path: Path) -> None:
+    shared = {"operation": "shard", "precision": "fp32", "tier": "link", "ranks": 4, "busy": 4}
+    shards = [row(**shared, size_bytes=size, time_s=time_s) for size, time_s in ((2**24, 0.1), (1024, 0.01))]
+    rows = [*devices(1), *devices(4), *messages("link", 4), *messages("network", 8, nodes=2), *shards]
+    write_calibration(tmp_path / "made.parquet", rows, FACTS)
+    figures = read_figures(tmp_path / "made.parquet")
+    curve = figures.matmul_flops_per_s["fp32"]
+    assert curve.sizes == (1e6, 1e9)
+    assert curve.rates == pytest.approx((0.5e9, 1e9)), "what a device of a busy node reaches"
+    assert figures.memory_bytes_per_s.value == pytest.approx(2e9)
+    assert figures.launch_s.value == 1e-6
+    assert figures.network is not None
+    for tier in (figures.link, figures.network):
+        assert tier.latency_s.value == pytest.approx(ALPHA_S[tier.name])
+        assert tier.bytes_per_s.value == pytest.approx(BETA[tier.name])
+    assert figures.sharding is not None
+    assert (figures.sharding.sizes_bytes, figures.sharding.times_s) == ((1024, 2**24), (0.01, 0.1))
+    assert (figures.sharding.ranks, figures.sharding.origin) == (4, "measured")
+    assert {figures.link.latency_s.origin, figures.memory_bytes_per_s.origin, curve.origin} == {"measured"}
+
+
+def test_links_of_one_device_are_assumed_and_load_is_told() -> None:
+    figures = figures_of_calibration(devices(1), FACTS | {"devices_per_node": 1, "others_running": 3}, source="here")
+    assert (figures.link.latency_s.origin, figures.network, figures.sharding) == ("assumed", None, None)
+    assert [note.partition(" ")[0] for note in figures.notes] == ["one", "3"]
+
+
+def test_a_network_that_one_device_of_each_node_measured_is_not_taken_for_the_nodes() -> None:
+    """Tables of version 1: rings over the first devices of two nodes."""
+    rows = [*devices(4), *messages("link", 4), *messages("network", 2, nodes=2)]
+    figures = figures_of_calibration(rows, FACTS | {"version": 1}, source="old")
+    assert figures.network is None
+    assert [note.partition(" ")[0] for note in figures.notes] == ["the", "what"]
+    assert all(note.endswith("calibrate again") for note in figures.notes)
+    alone = FACTS | {"version": 1, "devices_per_node": 1}
+    same = figures_of_calibration([*devices(1), *messages("network", 2, nodes=2)], alone, source="old").network
+    assert same is not None
+    assert same.bytes_per_s.value == pytest.approx(BETA["network"])
+
+
+def test_times_that_do_not_grow_are_refused() -> None:
+    flat = [each | {"time_s": 1e-3} for each in messages("link", 4)]
+    with pytest.raises(ConfigError, match="don't grow with their size"):
+        figures_of_calibration([*devices(4), *flat], FACTS, source="here")
+
+
+def test_other_files_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "other.parquet").write_bytes(b"no table")
+    with pytest.raises(ConfigError, match="is no calibration"):
+        read_figures(tmp_path / "other.parquet")
+
+
+def test_what_changes_no_calibration_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["calibrate", "model=mlp"]) == 2
+    assert "model=mlp changes no calibration" in capsys.readouterr().err
+
+
+def test_a_job_asks_for_all_devices_of_its_nodes(tmp_path: Path) -> None:
+    words = ["launcher=slurm", "site=vtrain", "nodes=2", "devices=16", "strategy=ddp", f"results={tmp_path}"]
+    planned = one_run(words)
+    prepared = launcher_of(planned.run).prepare(planned)
+    command = calibration_job.command(prepared, tmp_path, tmp_path / "table.parquet")
+    assert {"--nodes=2", "--ntasks-per-node=1", "--gpus-per-node=a100:8", "--time=15"} <= set(command)
+    assert "launch.slurm.calibration_job" in command[-1]
+
+
+def test_a_launcher_that_cannot_calibrate_says_so(tmp_path: Path) -> None:
+    from launch.launcher import Launcher
+
+    class Other(Launcher):
+        name = "other"
+        device_type = prepare = submit = None  # type: ignore[assignment]
+
+    with pytest.raises(ConfigError, match="launcher=other can't calibrate"):
+        Other().calibrate(None, tmp_path)  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+def test_this_machine_is_calibrated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "here.parquet"
+    assert main(["calibrate", "devices=2", "device=cpu", f"results={tmp_path}", "--out", str(path)]) == 0
+    rows, facts = read_calibration(path)
+    assert facts["environment"]["packages"]["torch"]
+    assert all(set(each) == {column.name for column in CALIBRATION} and each["time_s"] > 0 for each in rows)
+    alone = {each["operation"] for each in rows if each["busy"] == 1}
+    shared = {each["operation"] for each in rows if each["busy"] == 2}
+    assert alone == {"matmul", "copy", "attention", "launch"}
+    assert shared == alone | {"all_reduce", "all_gather", "all_to_all", "send", "shard"}
+    figures = read_figures(path)
+    assert (figures.devices_per_node, figures.device_type, figures.network) == (2, "cpu", None)
+
+
+@pytest.mark.slow
+def test_two_nodes_meet_and_measure_the_network(tmp_path: Path) -> None:
+    """What srun starts on each of two nodes, here side by side."""
+    words = ["launcher=slurm", "site=local_cluster", "nodes=2", "devices=2", "device=cpu", "strategy=ddp"]
+    planned = one_run([*words, f"results={tmp_path}"])
+    prepared, table = launcher_of(planned.run).prepare(planned), tmp_path / "table.parquet"
+    program = ["-m", "launch.slurm.calibration_job", str(tmp_path), "lo", *calibration_arguments(prepared, table)]
+    nodes = [
+        subprocess.Popen(
+            [sys.executable, *program],
+            env=os.environ | {"SLURM_PROCID": str(node), "SLURM_NTASKS": "2", "SLURM_JOB_ID": "7.0"},
+        )
+        for node in (0, 1)
+    ]
+    assert [each.wait() for each in nodes] == [0, 0]
+    figures = read_figures(table)
+    assert (figures.devices_per_node, figures.link.latency_s.origin) == (1, "assumed")
+    assert figures.network is not None
+    assert figures.network.bytes_per_s.origin == "measured"

@@ -1,0 +1,43 @@
+"""What the advisor's verbs ask of a machine with GPUs."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from launch.launcher import launcher_of
+from launch.verbs import calibrating, recommending
+from parallelbench.rank import calibrate
+from parallelbench.world import devices
+from parallelbench.world.devices import Machine
+from parallelbench.world.gpus import Gpu
+from tests.helpers import configured
+
+GPUS = tuple(Gpu(name="A100", uuid=f"GPU-{letter}", memory_bytes=2**36) for letter in "ab")
+HERE = Machine(cores=tuple(range(8)), physical_cores=8, gpus=GPUS, node_cores=8)
+
+
+def test_all_gpus_of_this_machine_are_calibrated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibrating, "this_machine", lambda: HERE)
+    run = configured("device=auto")
+    assert calibrating._devices(run, launcher_of(run), []) == 2
+    on_cores = configured("device=cpu", "cores_per_device=2")
+    assert calibrating._devices(on_cores, launcher_of(on_cores), []) == 4
+
+
+def test_without_a_data_sheet_this_machines_gpus_are_assumed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "this_machine", lambda: HERE)
+    figures, notes = recommending.figures_of_site(configured("device=auto"))
+    assert (figures.device_type, figures.devices_per_node) == ("cuda", 2)
+    assert "assumed" in notes[0]
+
+
+def test_a_gpus_memory_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=device * 2**30)
+    )
+    world: Any = SimpleNamespace(device_type="cuda", device=3)
+    assert calibrate._memory_bytes(world, 4) == 3 * 2**30

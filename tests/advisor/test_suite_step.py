@@ -1,0 +1,161 @@
+"""Steps of the suite's strategies on a machine of round numbers, against what one computes by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from analysis.advisor.machine_figures import Sharding
+from analysis.advisor.suite_step import Phases, SuiteJob
+from analysis.advisor.suite_strategies import suite_phases
+from launch.sweep import one_run
+from launch.sweep.compose import group_choices
+from parallelbench.errors import ConfigError
+from tests.advisor.machine import PLAIN, layers, machine
+
+FLOP, PARAMETERS = 1e6, 250_000
+MODEL = ["model=mlp", "model.hidden=[64,64,64]", "data=synthetic", "optimizer=sgd", "optimizer.momentum=0.0"]
+MORE_DEVICES = {"hsdp": 4, "dp_pp": 4, "dp_tp": 4, "dp_pp_tp": 8}
+
+
+def phases(*overrides: str, figures: Any = None, scales: dict[str, float] | None = None, **counts: float) -> Phases:
+    run = one_run([*MODEL, "batch_size=64", *overrides]).run
+    of_each = {"product_flop": FLOP, "parameters": PARAMETERS, "tensors": 2, "boundary_bytes": 256.0} | counts
+    known = layers(run.model.layer_names, **of_each)
+    return suite_phases(SuiteJob(run=run, layers=known, figures=figures or machine(), scales=PLAIN | (scales or {})))
+
+
+def test_one_device_computes_forward_and_twice_that_backward_but_for_the_first_layers_input() -> None:
+    found = phases("strategy=single")
+    assert found.compute_s == pytest.approx(64 * FLOP * (4 * 3 - 1) / 1e9)
+    assert found.optimizer_s == pytest.approx(4 * PARAMETERS * 12 / 1e9)
+    assert (found.communication_s, found.bubble_s) == (0.0, 0.0)
+
+
+def test_ddp_sends_what_a_ring_sends_and_hides_what_gamma_says() -> None:
+    found = phases("strategy=ddp", "devices=4")
+    assert found.compute_s == pytest.approx(16 * FLOP * 11 / 1e9)
+    assert found.communication_s == pytest.approx(2 * 3 / 4 * 4e6 / 1e8)  # 4 MB of gradients, nothing hidden
+    hidden = phases("strategy=ddp", "devices=4", scales={"overlap": 1000.0})
+    assert hidden.communication_s == pytest.approx(0.0, abs=1e-9)  # backward takes 112 ms, sending 60
+
+
+def test_groups_across_nodes_share_each_nodes_network() -> None:
+    found = phases("strategy=ddp", "devices=8", "nodes=2")
+    assert found.communication_s == pytest.approx(2 * 7 / 8 * 4e6 / 1e7)
+
+
+def test_fsdp_gathers_twice_and_scatters_once_or_gathers_once() -> None:
+    once = 3 / 4 * 4e6 / 1e8
+    assert phases("strategy=fsdp", "devices=4").communication_s == pytest.approx(3 * once)
+    kept = phases("strategy=fsdp", "devices=4", "strategy.reshard_after_forward=false")
+    assert kept.communication_s == pytest.approx(2 * once)
+    assert kept.optimizer_s == pytest.approx(PARAMETERS * 12 / 1e9)  # a quarter of all parameters
+
+
+def test_fsdp_costs_what_sharding_was_calibrated_to_cost() -> None:
+    """Four layers of 1 MB: on as many devices as were calibrated, that very time; it hides behind no computation."""
+    message = 3 / 4 * 1e6 / 1e8
+    calibrated = Sharding(sizes_bytes=(1e6,), times_s=(0.05,), ranks=4, origin="measured", source="a test")
+    sharded = machine(sharding=calibrated)
+    scales = {"sharded_overlap": 1000.0, "shard_copies": 7.0}
+    whole = phases("strategy=fsdp", "devices=4", figures=sharded)
+    assert whole.communication_s == pytest.approx(4 * 0.05)
+    hidden = phases("strategy=fsdp", "devices=4", figures=sharded, scales=scales)
+    # Computing takes 176 ms, messages 90.
+    assert hidden.communication_s == pytest.approx(4 * (0.05 - 3 * message))
+    kept = phases("strategy=fsdp", "devices=4", "strategy.reshard_after_forward=false", figures=sharded)
+    assert kept.communication_s == pytest.approx(4 * 2 / 3 * 0.05)
+    fewer = phases("strategy=fsdp", "devices=2", figures=sharded)
+    assert fewer.communication_s == pytest.approx(4 * (0.05 - 3 * message + 3 * 1 / 2 * 1e6 / 1e8))
+
+
+def test_a_layer_between_those_calibrated_lies_between_them() -> None:
+    calibrated = Sharding(sizes_bytes=(1e3, 1e5), times_s=(1e-3, 1e-2), ranks=2, origin="measured", source="a test")
+    times_s = calibrated.layers_s(np.array([10.0, 1e3, 1e4, 1e5, 1e7]))
+    assert times_s == pytest.approx([1e-3, 1e-3, 10**-2.5, 1e-2, 1.0])
+
+
+def test_hsdp_reduces_a_shard_between_the_copies() -> None:
+    found = phases("strategy=hsdp", "devices=4", "strategy.shard=2")
+    assert found.communication_s == pytest.approx(3 * 1 / 2 * 4e6 / 1e8 + 2 * 1 / 2 * 2e6 / 1e8)
+
+
+def test_tensor_parallelism_shares_products_and_sums_activations() -> None:
+    found = phases(
+        "strategy=tensor_parallel",
+        "devices=2",
+        shardable_flop=FLOP,
+        shardable_parameters=PARAMETERS,
+        exchanged_bytes=1e3,
+    )
+    assert found.compute_s == pytest.approx(64 * FLOP / 2 * 11 / 1e9)
+    assert found.communication_s == pytest.approx(2 * 1 / 2 * 4 * 64 * 1e3 / 1e8)
+    assert found.optimizer_s == pytest.approx(2 * PARAMETERS * 12 / 1e9)
+
+
+def test_a_gpipe_of_equal_stages_idles_by_the_formula() -> None:
+    """(p−1)/(m+p−1) of the step (Huang et al. 2019), where sends cost nothing."""
+    shape = ("strategy=pipeline", "devices=4", "strategy.schedule=gpipe", "strategy.micro_batches=4")
+    found = phases(*shape, boundary_bytes=0.0)
+    # The first stage has no gradient of its input to compute, so the others' share of idleness is the formula's.
+    longest = 64 / 4 * FLOP * 3 / 1e9
+    assert found.compute_s == pytest.approx(4 * longest)
+    assert found.bubble_s == pytest.approx((4 - 1) * longest - 16 * FLOP / 1e9, rel=0.05)
+
+
+def test_naive_model_parallelism_is_never_faster_than_one_device() -> None:
+    one, split = phases("strategy=single"), phases("strategy=model_parallel", "devices=4")
+    assert split.compute_s + split.bubble_s == pytest.approx(one.compute_s)
+    assert split.communication_s == pytest.approx(2 * 3 * 64 * 256 / 1e8)
+
+
+def test_a_server_takes_every_workers_gradients_and_sends_all_parameters() -> None:
+    found = phases("strategy=parameter_server", "devices=3")
+    assert found.communication_s == pytest.approx(2 * 2 * 4e6 / 1e8)
+    halves = phases("strategy=parameter_server", "devices=4", "strategy.servers=2")
+    assert halves.communication_s == pytest.approx(2 * 2 * 2e6 / 1e8)
+
+
+def test_a_strategys_phases_add_up_to_its_step() -> None:
+    found = phases("strategy=fsdp", "devices=4")
+    parts = (found.compute_s, found.communication_s, found.bubble_s, found.optimizer_s, found.data_s, found.other_s)
+    assert found.step_s == pytest.approx(sum(parts))
+    assert found.stretched(2.0).step_s == pytest.approx(2 * found.step_s)
+
+
+NAMES = group_choices()["strategy"]
+WITHOUT_FORMULA = {"sandblaster_lbfgs", *(name for name in NAMES if name.startswith("tf_"))}
+
+
+@pytest.mark.parametrize("strategy", [name for name in NAMES if name not in WITHOUT_FORMULA])
+def test_every_strategy_of_torch_has_a_formula(strategy: str) -> None:
+    devices = 1 if strategy == "single" else MORE_DEVICES.get(strategy, 4)
+    counts = {"shardable_flop": FLOP / 2, "shardable_parameters": 1000, "exchanged_bytes": 10.0}
+    assert phases(f"strategy={strategy}", f"devices={devices}", **counts).step_s > 0
+
+
+def test_what_no_formula_knows_is_refused_with_the_reason() -> None:
+    with pytest.raises(ConfigError, match="no formula knows strategy=tf_single"):
+        phases("strategy=tf_single")
+    with pytest.raises(ConfigError, match="line search"):
+        _lbfgs()
+    with pytest.raises(ConfigError, match="precision=bf16"):
+        phases("strategy=single", "precision=bf16", figures=machine(matmul_flops_per_s={}))
+
+
+def _lbfgs() -> Phases:
+    run = one_run(["model=mlp", "data=synthetic", "optimizer=lbfgs", "strategy=sandblaster_lbfgs", "devices=2"]).run
+    return suite_phases(SuiteJob(run=run, layers=layers(run.model.layer_names), figures=machine(), scales=PLAIN))
+
+
+def test_messages_between_nodes_share_the_network_only_with_those_that_leave_at_once() -> None:
+    """Two devices per node, 10⁸ bytes/s within and 10⁷ between."""
+    split = phases("strategy=model_parallel", "devices=4", "nodes=2")
+    assert split.communication_s == pytest.approx(2 * 64 * 256 * (2 / 1e8 + 1 / 1e7))
+    served = phases("strategy=parameter_server", "devices=4", "nodes=2")
+    assert served.communication_s == pytest.approx(2 * 4e6 * (1 / 1e8 + 2 / 1e7))
+    two = phases("strategy=parameter_server", "devices=4", "nodes=2", "strategy.servers=2")
+    assert two.communication_s == pytest.approx(2 * 2e6 * 2 / 1e7 * 2)

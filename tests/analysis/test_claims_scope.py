@@ -1,0 +1,202 @@
+"""A claim is decided by runs that its publication speaks of; what others say of it stands beside it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+from msgspec import structs
+
+import analysis.claims
+from analysis import load
+from analysis.claims import judge, judge_all, publications
+from analysis.claims.decision import decide
+from launch.sweep.compose import group_choices
+from parallelbench.cli import main
+from tests.analysis.factory import MIB, Fake, config, published
+from tests.analysis.test_claims import REPEATS, WOBBLE, claim, steady
+from tests.launch.plans import plan
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from analysis.claims import Judgement
+    from parallelbench.spec.config import RunConfig
+
+ON_GPUS: dict[str, Any] = {"scope": {"device_type": "cuda", "batch_size": [128, 512]}}
+BATCH_RISES: dict[str, Any] = {"contrasts": [{"rising": "batch_size"}], "scope": {"batch_size": [128, 512]}}
+BATCH_RISES |= {"metric": "throughput_samples_per_s", "expect": {"above": 1, "by": 0.02}}
+
+
+def plant(root: Path, ratio: float, *, wobble: Sequence[float] = WOBBLE, gpu: bool = True, **changes: Any) -> None:
+    """single × 1 and ddp × 2, whose epochs take so many times as long."""
+    device = "cuda" if gpu else "cpu"
+    for repeat in REPEATS:
+        for strategy, devices, time_s in (("single", 1, 10.0), ("ddp", 2, 10.0 * ratio * wobble[repeat])):
+            run = config(root, repeat=repeat, strategy=strategy, devices=devices, device=device, **changes)
+            published(run, steady(time_s, device_type=device))
+
+
+def test_runs_elsewhere_decide_nothing_and_are_told(tmp_path: Path) -> None:
+    plant(tmp_path, 1.5, gpu=False)
+    finding = judge(load(tmp_path), claim(**ON_GPUS), seed="0")
+    assert (finding.verdict, finding.cases) == ("inconclusive", ())
+    assert "device_type=cuda batch_size=128,512" in finding.why
+    (other,) = finding.elsewhere
+    assert (other.finding, other.outside, other.sweeps) == ("refuted", ("device_type=cpu",), ("demo",))
+
+
+def test_runs_elsewhere_change_no_verdict(tmp_path: Path) -> None:
+    """Many that decide the opposite, of another kind of device and of another batch; not even an interval."""
+    plant(tmp_path, 0.6)
+    alone = judge(load(tmp_path), claim(**ON_GPUS), seed="0")
+    plant(tmp_path, 1.5, gpu=False)
+    plant(tmp_path, 1.0, gpu=False, batch_size=64, wobble=(1.3, 0.75, 1.1, 0.9, 1.2, 0.8))
+    plant(tmp_path, 1.5, batch_size=64)
+    both = judge(load(tmp_path), claim(**ON_GPUS), seed="0")
+    assert (both.verdict, len(both.cases)) == ("reproduced", 1)
+    assert (both.cases[0].low, both.cases[0].high) == (alone.cases[0].low, alone.cases[0].high)
+    (other,) = both.elsewhere
+    assert (len(other.cases), sorted(other.outside)) == (3, ["batch_size=64", "device_type=cpu"])
+
+
+def test_levels_elsewhere_do_not_come_between_those_of_the_publication(tmp_path: Path) -> None:
+    """Batches of 128 and 512 are compared although somebody has measured 256, too."""
+    for batch, time_s in ((128, 10.0), (256, 20.0), (512, 5.0)):
+        for repeat in REPEATS:
+            published(config(tmp_path, repeat=repeat, batch_size=batch), steady(time_s * WOBBLE[repeat]))
+    finding = judge(load(tmp_path), claim(**BATCH_RISES), seed="0")
+    assert [(case.step, case.verdict) for case in finding.cases] == [("batch size 128 → 512", "reproduced")]
+    (other,) = finding.elsewhere
+    assert [case.step for case in other.cases] == ["batch size 128 → 256", "batch size 256 → 512"]
+
+
+def test_steps_of_another_run_than_theirs_are_elsewhere(tmp_path: Path) -> None:
+    """11 and 5 steps an epoch, of digits in doubled batches, where 002 had 59 and 30 of MNIST."""
+    plant(tmp_path, 0.7, epochs=10, scaling="weak")
+    findings = {each.claim.name: each for each in judge_all(load(tmp_path))}
+    for name in ("scaling_with_startup", "two_gpus_more_accurate", "loss_lower_from_the_start"):
+        assert findings[name].cases == ()
+        assert findings[name].elsewhere[0].outside == ("data=digits", "steps=110", "steps=50")
+
+
+@pytest.mark.parametrize(
+    ("interval", "verdict"),
+    [
+        ((0.992, 1.005), "refuted"),  # nil, to within the margin of 2 per cent
+        ((0.9, 1.005), "refuted"),  # nil or the opposite
+        ((0.992, 1.03), "inconclusive"),
+        ((1.001, 1.005), "inconclusive"),  # a rise, but smaller than what counts
+        ((1.021, 1.05), "reproduced"),
+    ],
+)
+def test_an_effect_that_is_measured_to_be_nil_refutes(interval: tuple[float, float], verdict: str) -> None:
+    values = [sum(interval) / 2] * 6
+    rises, falls = claim(expect={"above": 1, "by": 0.02}).expect, claim(expect={"below": 1, "by": 0.02}).expect
+    mirrored = (2 - interval[1], 2 - interval[0])
+    assert decide(values, interval, rises)[0] == verdict
+    assert decide(values, mirrored, falls)[0] == verdict
+
+
+def test_without_a_margin_nothing_is_nil() -> None:
+    assert decide([1.0] * 6, (0.999, 1.001), claim(expect={"above": 1}).expect)[0] == "inconclusive"
+
+
+@pytest.mark.parametrize(("values", "timed"), [((0.7, 0.8, 1.2, 1.3, 0.9, 1.1), True), ((0.99, 1.01) * 3, False)])
+def test_under_noise_a_quiet_machine_comes_before_more_repeats(values: tuple[float, ...], timed: bool) -> None:
+    _, lacks = decide(values, (0.9, 1.1), claim().expect, after=lambda more: None, timed=True)
+    assert ("measure on a quiet machine first, as repeats lie between 0.7 and 1.3" in lacks) == timed
+    _, lacks = decide(values, (0.9, 1.1), claim().expect, after=lambda more: None)
+    assert "quiet" not in lacks, "steps and losses are as they are on any machine"
+
+
+def test_the_demo_decides_nothing_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for planned in plan("demo"):
+        for repeat in range(4):
+            published(structs.replace(planned.run, results=str(tmp_path), repeat=repeat, epochs=2))
+    assert main(["claims", str(tmp_path)]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert " claims: none is decided, as " in out[:40]
+    assert "no comparison of these runs is a publication's own, and those that are like one have 4 of 6 repeats." in out
+    assert "`parallelbench submit sweep=asu_data_parallel_small` tries some of them, as do " in out
+    assert len(out) < 450
+
+
+def test_what_is_measured_elsewhere_has_a_table_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plant(tmp_path, 1.5, gpu=False)
+    assert main(["claims", str(tmp_path)]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "Measured elsewhere: these runs are not the publications', so they decide nothing." in out
+    assert "0 reproduced, 0 refuted" in out
+    assert "elsewhere, in demo (model=cnn_small data=digits device_type=cpu)" in out.replace("\n", " ")
+
+
+def test_each_claim_of_the_publications_says_what_it_depends_on_and_has_a_twin_to_try() -> None:
+    folder = Path(analysis.claims.__file__).parent
+    for path in folder.glob("*.yaml"):
+        for plain in yaml.safe_load(path.read_text())["claims"]:
+            assert "scope" in plain, plain["name"]
+    sweeps = {sweep for publication in publications() for each in publication.claims for sweep in each.sweeps}
+    assert {f"{sweep}_small" for sweep in sweeps} <= set(group_choices()["sweep"])
+
+
+PARAMETERS = {"logistic_regression": 30730, "cnn": 10**5, "vit": 10**6, "resnet50": 10**7}
+
+
+def made_up(run: RunConfig) -> Fake:
+    """Something of all that claims look at."""
+    busy = {"forward": 1.0, "backward": 1.0, "communication": 0.5}
+    phases = (lambda rank, step: busy) if run.measure.attribution_steps and run.devices > 1 else None
+    some: dict[str, Any] = {"sent": lambda epoch, rank: (10**6, 10**5, 0), "device_type": run.device, "phases": phases}
+    return Fake(
+        parameters=PARAMETERS.get(run.model.name, 402442), peak_allocated_bytes=lambda epoch, rank: 100 * MIB, **some
+    )
+
+
+def copies(run: RunConfig) -> int:
+    """How often the training set holds its images."""
+    return getattr(run.data, "copies", 1)
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory: pytest.TempPathFactory) -> list[Judgement]:
+    """The publications' sweeps in one folder, on GPUs where they say nothing else, and two small twins."""
+    root = tmp_path_factory.mktemp("full")
+    sweeps = ("asu_data_parallel", "asu_model_parallel", "tutorial_mlp", "mnist_two_devices", "uw_frameworks")
+    sweeps += ("uw_largest_batch",)
+    for sweep in (*sweeps, "asu_data_parallel_small", "mnist_two_devices_small"):
+        for planned in plan(sweep):
+            if planned.run.batch_size == 256 or planned.run.batch_size > 2048 or copies(planned.run) == 4:
+                continue  # two levels are enough
+            device = "cpu" if planned.run.device == "cpu" or sweep.endswith("_small") else "cuda"
+            shorter = {"epochs": 10} if planned.run.epochs == 100 else {}
+            run = structs.replace(planned.run, results=str(root), repeat=0, device=device, **shorter)
+            published(run, made_up(run))
+    return judge_all(load(root))
+
+
+@pytest.mark.slow
+def test_no_publication_is_judged_by_anothers_runs(full: list[Judgement]) -> None:
+    """Sweeps of one publication, which begin alike, share the runs on one device; small twins decide nothing here."""
+    for finding in full:
+        used = {sweep for case in finding.cases for sweep in case.sweeps}
+        own = {sweep.partition("_")[0] for sweep in finding.claim.sweeps}
+        assert {sweep.partition("_")[0] for sweep in used} <= own, finding.claim.name
+        assert not [sweep for sweep in used if sweep.endswith("_small")], finding.claim.name
+
+
+@pytest.mark.slow
+def test_each_publications_sweep_has_runs_for_its_claims(full: list[Judgement]) -> None:
+    """All but those of later epochs, of sweeps that are not here, of TensorFlow on GPUs, and of what nobody made up."""
+    lacking = {finding.claim.name for finding in full if not finding.cases}
+    known = {
+        finding.claim.name
+        for finding in full
+        if {"batch_size_regimes", "preprocessing", "strategy_comparison"} & set(finding.claim.sweeps)
+        or finding.claim.name.endswith("_with_epochs")
+        or (finding.claim.name.startswith("mirrored") and "device_type" in finding.claim.scope)
+        or finding.claim.metric == "gpu_memory_used_max_bytes"
+    }
+    assert lacking <= known, lacking - known

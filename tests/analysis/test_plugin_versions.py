@@ -1,0 +1,89 @@
+"""Runs of unlike sources of a plugin are unlike: other variants of a strategy, other work of a model."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from msgspec import structs
+
+from analysis import UnlikeWork, by, compare, load
+from analysis.comparison.baseline import limited
+from analysis.comparison.groups import labels
+from analysis.comparison.policy import Caveat
+from parallelbench.models.cnn import CnnSmall
+from tests.analysis.factory import Fake, config, foreign, published
+from tests.analysis.test_compare import steady
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ONE, TWO = "mystrategies@1111222233334444", "mystrategies@5555666677778888"
+IN_TURN = 1.7e9
+
+
+def environment(sources: str | None) -> str:
+    plugin: dict[str, Any] = {} if sources is None else {"plugin": {"sources": sources, "git": None}}
+    return json.dumps(json.loads(Fake.environment) | plugin)
+
+
+def strategy_of(root: Path, sources: str, times: list[float], *, at: float = IN_TURN, now: str = "") -> None:
+    """Repeats of a plugin's strategy; `now`: the sources that train in place of its own."""
+    for repeat, time_s in enumerate(times):
+        run = foreign(config(root, devices=2, repeat=repeat), "mine")
+        run = structs.replace(run, plugin_sources=sources, same_plugin=now)
+        fake = steady(time_s, started_at=at + 1e5 * repeat, environment=environment(now or sources))
+        published(run, fake)
+
+
+def test_two_versions_of_a_strategy_are_two_variants_beside_one_baseline(tmp_path: Path) -> None:
+    for repeat in range(3):
+        published(config(tmp_path, repeat=repeat), steady(10.0 + repeat, started_at=IN_TURN + 1e5 * repeat))
+    strategy_of(tmp_path, ONE, [6.0, 6.6, 7.2])
+    strategy_of(tmp_path, TWO, [5.0, 5.5, 6.0])
+    runs = load(tmp_path)
+    named = labels(runs)
+    assert named["group"].n_unique() == 1
+    assert sorted(named["configuration"].unique()) == [
+        f"mine, plugin sources {ONE} × 2", f"mine, plugin sources {TWO} × 2", "single × 1",
+    ]  # fmt: skip
+    assert not limited(runs, (Caveat.ENVIRONMENT,)), "that single has no plugin is no difference"
+
+
+def test_two_folders_of_two_versions_are_compared_only_where_that_is_named(tmp_path: Path) -> None:
+    strategy_of(tmp_path / "a", ONE, [6.0, 6.6, 7.2])
+    strategy_of(tmp_path / "b", TWO, [3.0, 3.3, 3.7], at=IN_TURN + 5e4)
+    sides = load(tmp_path / "a"), load(tmp_path / "b")
+    with pytest.raises(UnlikeWork, match=rf"strategy\.plugin_sources: {ONE} and {TWO}") as refusal:
+        compare(*sides)
+    (*_, across, names) = refusal.value.remedies.compare
+    assert (across, names) == ("--across", "strategy.plugin_sources")
+    found = compare(*sides, across=[names])
+    assert [row.verdict for row in found.rows] == ["faster"]
+    assert found.notes[0] == f"The compared runs differ in plugin.sources: {ONE} and {TWO}."
+
+
+def test_in_one_folder_they_are_compared_by_their_sources(tmp_path: Path) -> None:
+    strategy_of(tmp_path, ONE, [6.0, 6.6, 7.2])
+    strategy_of(tmp_path, TWO, [3.0, 3.3, 3.7], at=IN_TURN + 5e4)
+    assert [row.verdict for row in by(load(tmp_path), "strategy.plugin_sources", ONE, TWO).rows] == ["faster"]
+
+
+def test_sources_that_count_as_the_same_are_compared_and_named(tmp_path: Path) -> None:
+    strategy_of(tmp_path / "a", ONE, [6.0, 6.6, 7.2])
+    strategy_of(tmp_path / "b", ONE, [6.0, 6.6, 7.2], at=IN_TURN + 5e4, now=TWO)
+    found = compare(load(tmp_path / "a"), load(tmp_path / "b"))
+    assert [row.verdict for row in found.rows] == ["indistinguishable"]
+    assert found.notes[0] == f"The compared runs differ in plugin.sources: {ONE} and {TWO}."
+
+
+def test_two_versions_of_a_model_are_two_works(tmp_path: Path) -> None:
+    for sources, strategy, devices in ((ONE, "single", 1), (TWO, "ddp", 2)):
+        run = config(tmp_path, strategy=strategy, devices=devices)
+        mine: Any = type(CnnSmall)("MyCnn", (CnnSmall,), {"__module__": "mystrategies"}, frozen=True, kw_only=True)
+        options = {name: getattr(run.model, name) for name in run.model.__struct_fields__}
+        published(structs.replace(run, model=mine(**options), plugin_sources=sources))
+    assert labels(load(tmp_path))["group"].n_unique() == 2
+    with pytest.raises(UnlikeWork, match=r"model\.plugin_sources"):
+        by(load(tmp_path), "strategy", "single", "ddp", across=["devices"])

@@ -1,0 +1,105 @@
+"""The report's figure of predictions: what it draws was measured or predicted, and why it may draw nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis.advisor import forecast as forecasts
+from analysis.advisor.forecast import forecast
+from analysis.figures import predictions
+from analysis.loading import load
+from analysis.reader import Runs
+from parallelbench.models.layer_counts import encode
+from tests.advisor.test_sweep_evidence import LAYERS, PROBES, SECONDS, SLOWER
+from tests.analysis.factory import Fake, config, published
+
+
+def measured(folder: Path, model: str, strategy: str, devices: int, **facts: Any) -> None:
+    run = config(folder, model=model, strategy=strategy, devices=devices)
+    time_s = SLOWER[model] * SECONDS[strategy] / devices
+    speeds = PROBES | {"layers_json": encode(LAYERS[model])} | facts
+    published(run, Fake(epoch_time_s=lambda epoch, rank: time_s, speeds=speeds, probed=(1e-5, 1e8)))
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    folder = tmp_path_factory.mktemp("runs")
+    for model in LAYERS:
+        measured(folder, model, "single", 1)
+        for devices in (2, 4):
+            measured(folder, model, "ddp", devices)
+    return load(folder)
+
+
+def drawn(runs: Runs) -> list[dict[str, Any]]:
+    chart = predictions.figure(runs)
+    assert chart is not None
+    (values,) = chart.to_dict()["datasets"].values()
+    rows: list[dict[str, Any]] = values
+    return rows
+
+
+def test_measured_points_are_measured_and_what_lies_beyond_is_labelled_a_prediction(runs: Runs) -> None:
+    rows = drawn(runs)
+    shown = {(row["group"], row["variant"], row["x"]): row["y"] for row in rows if row["mark"] == "measured"}
+    steps = forecast(runs).steps
+    assert len(shown) == len(steps) == 6
+    for step in steps:
+        rate = step.run.global_batch_size / step.step_s
+        assert shown[step.work, step.variant, step.run.devices] == pytest.approx(rate)
+    beyond = [row for row in rows if row["place"] == 1 and row["mark"] == "predicted"]
+    assert {row["configuration"] for row in beyond} == {"ddp × 8", "ddp × 16", "ddp × 32"}
+    assert all(row["low"] < row["y"] < row["high"] for row in beyond)
+    text = predictions.finding(runs)
+    assert f"{len(forecast(runs).check.steps)} of 6 measured configurations" in text
+    assert "Prediction, not measured: ddp × 32" in text
+    assert "their network is assumed" in text
+
+
+def test_no_prediction_has_seen_its_own_measurement(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    from analysis.advisor import suite_check
+
+    seen: list[set[int]] = []
+    fit = suite_check.fitted
+    monkeypatch.setattr(
+        suite_check, "fitted", lambda steps, figures: seen.append(set(map(id, steps))) or fit(steps, figures)
+    )
+    found = forecast.__wrapped__(runs)
+    groups = list(dict.fromkeys(found.check.groups))
+    for group, rest in zip(groups, seen, strict=True):
+        own = {id(step) for step, its in zip(found.check.steps, found.check.groups, strict=True) if its == group}
+        assert own
+        assert not own & rest
+
+
+def test_of_few_configurations_the_interval_is_an_assumption_and_says_so(runs: Runs) -> None:
+    assert forecast(runs).assumed
+    assert "a factor of 2 both ways is assumed" in predictions.finding(runs)
+
+
+@pytest.mark.parametrize(
+    ("facts", "why"),
+    [
+        ({"layers_json": None}, "don't hold what the layers"),
+        (dict.fromkeys(PROBES), "probed no device"),
+        ({}, "1 measured configurations can be predicted, and 4 are needed"),
+    ],
+)
+def test_where_nothing_can_be_fitted_the_reason_stands_instead(tmp_path: Path, facts: dict[str, Any], why: str) -> None:
+    measured(tmp_path, "mlp", "single", 1, **facts)
+    runs = load(tmp_path)
+    assert predictions.figure(runs) is None
+    text = predictions.finding(runs)
+    assert text.startswith("Nothing is predicted")
+    assert why in text
+
+
+def test_more_configurations_than_a_report_has_time_for_are_refused(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forecasts, "MOST_STEPS", 5)
+    with pytest.raises(forecasts.ConfigError, match="there are 6"):
+        forecast.__wrapped__(runs)

@@ -1,0 +1,58 @@
+"""Each framework has one device of its own, with which its strategies are compared."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from analysis import by, load, summary
+from analysis.comparison.speed import SpeedVerdict
+from analysis.notes import warnings
+from tests.analysis.factory import Fake, config, published
+from tests.analysis.test_compare import steady
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from analysis.reader import Runs
+
+TIMES_S = {"single": 10.0, "ddp": 5.0, "tf_single": 30.0, "tf_multi_worker": 16.0}
+
+
+def measured(root: Path, *strategies: str) -> Runs:
+    """Six repeats; TensorFlow's workers have addresses of their own in each."""
+    for repeat in range(6):
+        for strategy in strategies:
+            whole: dict[str, Any] = json.loads(Fake.environment)
+            if strategy.startswith("tf_"):
+                whole |= {"framework": "tensorflow", "packages": {"tensorflow": "2.19"}}
+                # The last two are scikit-learn's, which Keras loads.
+                own = {"TF_CPP_MIN_LOG_LEVEL": "2", "KMP_DUPLICATE_LIB_OK": "True", "KMP_INIT_AT_FORK": "FALSE"}
+                whole["variables"] = own
+            if strategy == "tf_multi_worker":
+                whole["variables"]["TF_CONFIG"] = f'{{"cluster": {{"worker": ["127.0.0.1:{repeat}"]}}}}'
+            devices = 1 if strategy.endswith("single") else 2
+            run = config(root, repeat=repeat, strategy=strategy, devices=devices)
+            published(run, steady(TIMES_S[strategy] + repeat / 10, environment=json.dumps(whole), parity_passed=True))
+    return load(root)
+
+
+def test_each_strategy_is_compared_with_one_device_of_its_framework(tmp_path: Path) -> None:
+    runs = measured(tmp_path, *TIMES_S)
+    rows = {row["configuration"]: row for row in summary(runs).to_dicts()}
+    assert [rows[name]["verdict"] for name in ("single × 1", "tf_single × 1")] == ["baseline"] * 2
+    assert rows["ddp × 2"]["speed_up"] == pytest.approx(2.0, rel=0.05)
+    assert rows["tf_multi_worker × 2"]["speed_up"] == pytest.approx(30 / 16, rel=0.05)
+    assert rows["tf_multi_worker × 2"]["verdict"] == "faster"
+    (row,) = by(runs, "configuration", "tf_single × 1", "tf_multi_worker × 2").rows
+    assert row.verdict is SpeedVerdict.FASTER
+    (row,) = by(runs, "configuration", "tf_single × 1", "ddp × 2").rows
+    assert row.verdict is SpeedVerdict.FASTER, "another framework may be faster by more than the devices"
+
+
+def test_a_framework_without_one_device_is_named(tmp_path: Path) -> None:
+    lines = [line for line in warnings(measured(tmp_path, "single", "ddp", "tf_multi_worker")) if "No speed-up" in line]
+    assert len(lines) == 1
+    assert "in tensorflow: no counted run of strategy=tf_single devices=1 did the same work" in lines[0]

@@ -1,0 +1,136 @@
+"""Commands by a grammar: words that are right, nearly right, or meant to hurt. The same seed makes the same ones."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+KEYS = (
+    *("epochs", "devices", "nodes", "batch_size", "seed", "repeat", "device", "precision", "scaling", "compile"),
+    *("optimizer.lr", "optimizer.momentum", "strategy.bucket_mib", "measure.parity", "site.partition", "data.files"),
+    *("site.data_dir", "launcher.timeout_s", "sweep.repeats", "sweep.name", "sweep.blocks", "nccl.backend"),
+    *("preprocess.engine", "model._target_", "results", "tune", "faithful", "site.setup", "site.modules"),
+)
+GROUPS = ("model", "data", "strategy", "optimizer", "loader", "measure", "launcher", "site", "sweep")
+CHOICES = (
+    "cnn",
+    "mlp",
+    "digits",
+    "synthetic",
+    "ddp",
+    "single",
+    "fsdp",
+    "adam",
+    "sgd",
+    "local",
+    "slurm",
+    "demo",
+    "debug",
+)
+WRONG_KEYS = (
+    *("epohcs", "lr", "optimizer", "optimizer.", ".lr", "a.b.c", "hydra.run.dir", "hydra/launcher", "experiment", ""),
+    *(
+        "data.files.x",
+        "sweep_name",
+        "model.model",
+        "+",
+        "~",
+        "~epochs",
+        "+epochs",
+        "++epochs",
+        "@a",
+        "model@b",
+        "0",
+        "é",
+    ),
+)
+VALUES = (
+    *("1", "0", "-1", "2", "1.5", "1e3", "1e400", "-inf", "nan", "null", "true", "false", "''", "' '", "x", "é日本"),
+    *("1,2", "1,1", "range(1,3)", "range(1,1e9)", "choice(1,2)", "interval(0,1)", "glob(*)", "[1,2]", "[[1]]", "{a:1}"),
+    *("{a:{b:[1,{c:2}]}}", "[{grid:{epochs:[1]}}]", "[{grid:{epochs:1}},{zip:{a:[1],b:[1,2]}}]", "${epochs}", "${x.y}"),
+    *(
+        "${results}",
+        "${oc.env:HOME}",
+        "${hydra:runtime.cwd}",
+        "${",
+        "???",
+        "$HOME",
+        "~",
+        "../../up",
+        "/dev/null/x",
+        "a b",
+    ),
+    *("a;rm -rf x", "$(touch x)", "`x`", "os.system", "parallelbench.errors.ConfigError", "%s%n", "[/red]", "[bold]x"),
+    *("9" * 400, "x" * 3000, "[" * 30 + "]" * 30, "'" + "\u202e" + "'", "\\", "'a\\'", '"', "=", "a=b", "#", "a\tb"),
+)
+OPTIONS = (
+    *("--conf", "--plugin", "--retry", "--max-gpu-hours", "--json", "--watch", "--all", "--out", "--by", "--across"),
+    *("--fail-if-slower", "--file", "--bandwidth", "--help-keys", "-m", "--multirun", "--cfg", "-x", "--", "-", "---"),
+    *("--conf=", "--json=1", "--fast", "--fail-if-slower=3%", "--fail-if-slower=x", "--by=strategy=ddp,fsdp", "--by=a"),
+)
+CONFIGURED = ("plan", "show", "submit", "run", "tune")
+ON_FOLDERS = ("status", "logs", "cancel", "forget", "claims", "compare")
+NEVER = "results=/dev/null/x"
+"""Whoever would train is refused: nothing can be written there."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """The words, and the folders that it may write to."""
+
+    words: tuple[str, ...]
+    writes: tuple[str, ...] = ()
+
+
+class Grammar:
+    """Makes commands about folders that the caller has prepared."""
+
+    def __init__(self, seed: int, folders: list[str], files: list[str]) -> None:
+        self._draw = random.Random(seed)
+        self._folders, self._files = folders, files
+
+    def override(self) -> str:
+        """One override, mostly of a key that exists, and mostly with a value that it can't have."""
+        kind = self._draw.random()
+        if kind < 0.3:
+            value = self._draw.choice([*CHOICES, "nothing", "mlp,nothing", *self._draw.sample(VALUES, 3)])
+            return f"{self._draw.choice(GROUPS)}={value}"
+        key = self._draw.choice(KEYS if kind < 0.8 else WRONG_KEYS)
+        return self._draw.choice((f"{key}={self._draw.choice(VALUES)}",) * 9 + (key,))
+
+    def configured(self) -> Command:
+        """A verb that takes overrides; it can't start anything."""
+        verb = self._draw.choice(CONFIGURED)
+        words = [self.override() for _ in range(self._draw.choice((1, 1, 2, 3)))]
+        return Command((verb, *words, NEVER, *self._options(0.2)))
+
+    def on_folder(self) -> Command:
+        """A verb that reads a folder, whole or corrupted."""
+        verb = self._draw.choices(ON_FOLDERS, (8, 4, 2, 2, 1, 1))[0]
+        folders = [self._draw.choice(self._folders)]
+        options = self._options(0.15)
+        if verb == "compare":
+            two = self._draw.random() < 0.5
+            folders += [self._draw.choice(self._folders)] if two else []
+            options += (
+                () if two else ("--by", self._draw.choice(("strategy=ddp,fsdp", "devices=1,2", "x=", "=", "a=b,c,d")))
+            )
+        if verb == "claims" and self._draw.random() < 0.3:
+            options += ("--file", self._draw.choice(self._files))
+        return Command((verb, *folders, *options), tuple(folders) if verb == "forget" else ())
+
+    def words(self) -> Command:
+        """Words in any order: the verb may lack, or be none."""
+        pool = [*CONFIGURED[:2], *ON_FOLDERS, *OPTIONS, *self._folders[:3], *VALUES, "plna", "help", "advise", "report"]
+        words = [self._draw.choice(pool) for _ in range(self._draw.randint(0, 4))]
+        return Command(tuple(words if not words or words[0] != "report" else ["status", *words[1:]]))
+
+    def explained(self) -> Command:
+        """The verb `help`."""
+        return Command(("help", self._draw.choice([*KEYS, *WRONG_KEYS, *GROUPS])))
+
+    def _options(self, share: float) -> tuple[str, ...]:
+        if self._draw.random() > share:
+            return ()
+        option = self._draw.choice([each for each in OPTIONS if each not in ("--watch", "--bandwidth")])
+        return (option, *([self._draw.choice(VALUES)] if self._draw.random() < 0.5 else []))

@@ -1,0 +1,198 @@
+"""2,000 commands by a grammar: no traceback, exit code 0, 1 or 2, one clear message, nothing written elsewhere."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from parallelbench import cli
+from tests.analysis.factory import Fake, config, published
+from tests.fuzz.corrupted import corrupted
+from tests.fuzz.grammar import Command, Grammar
+from tests.test_cli import here, listing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+__all__ = ["here"]
+pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]
+
+SEED = 14
+COUNTS = {"configured": 100, "on_folder": 1190, "words": 700, "explained": 10}
+"""Commands of each kind: 2,000."""
+TOGETHER = 50
+"""After so many commands it is looked whether they wrote anything."""
+LIMIT_S = 20
+"""Of processor time, for every command; a command that waits for something is ended after `HANGS_S`."""
+HANGS_S = 200
+
+
+class TooLong(BaseException):
+    """A command did not end."""
+
+
+@contextmanager
+def watched() -> Iterator[None]:
+    """End what runs longer than `LIMIT_S` on a processor, or hangs."""
+
+    def end(number: int, _: Any) -> None:
+        raise TooLong(signal.Signals(number).name)
+
+    signals = {signal.ITIMER_PROF: (signal.SIGPROF, LIMIT_S), signal.ITIMER_REAL: (signal.SIGALRM, HANGS_S)}
+    before = {number: signal.signal(number, end) for number, _ in signals.values()}
+    for timer, (_, seconds) in signals.items():
+        signal.setitimer(timer, seconds)
+    try:
+        yield
+    finally:
+        for timer, (number, _) in signals.items():
+            signal.setitimer(timer, 0)
+            signal.signal(number, before[number])
+
+
+def problem(command: Command, capsys: pytest.CaptureFixture[str]) -> str:
+    """What is wrong with how the program took a command; empty: nothing."""
+    try:
+        with watched():
+            code: object = cli.main(command.words)
+    except SystemExit as ended:  # argparse's way to end
+        code = ended.code
+    except (Exception, TooLong) as error:
+        capsys.readouterr()
+        return f"{type(error).__name__}: {str(error)[:300]}"
+    printed = capsys.readouterr()
+    if code not in (0, 1, 2):
+        return f"exit code {code}"
+    return _said_badly(code, printed.out, printed.err)
+
+
+def written_elsewhere(before: dict[str, int], commands: list[Command]) -> list[str]:
+    """What changed since, besides the sweeps whose runs were to be forgotten."""
+    after, root = listing(Path.cwd().parent), Path.cwd().parent
+    sweeps = [Path(folder).absolute().parent for command in commands for folder in command.writes]
+    changed = [root / path for path in before.keys() | after.keys() if before.get(path) != after.get(path)]
+    return sorted(str(path) for path in changed if not any(path.is_relative_to(sweep) for sweep in sweeps))
+
+
+def _said_badly(code: object, out: str, errors: str) -> str:
+    """Whether what was printed is no clear message."""
+    if any(not (letter.isprintable() or letter in "\n ") for letter in errors):
+        return f"unprintable {errors[:200]!r}"
+    if "Traceback" in out + errors:
+        return "a traceback"
+    lines = errors.splitlines()
+    if code == 2 and not lines:
+        return (
+            ""
+            if "refused" in out or "UNDECIDED" in out or '"gate"' in out
+            else f"exit code 2 in silence: {out[:200]!r}"
+        )
+    if code == 2 and not lines[-1].startswith("parallelbench"):
+        return f"an unclear message {lines[-1][:200]!r}"
+    if max(map(len, lines), default=0) > 3200:
+        return f"a message of {max(map(len, lines))} characters"
+    usage = bool(lines) and lines[0].startswith("usage: ")
+    return (
+        f"{len(lines)} lines" if code == 2 and len(lines) > 1 and not usage and "the other runs" not in errors else ""
+    )
+
+
+@pytest.fixture
+def grammar(here: Path, monkeypatch: pytest.MonkeyPatch) -> Grammar:
+    """About 60 corrupted folders beside whole ones."""
+    monkeypatch.setattr(sys, "stdin", None)
+    folders = corrupted(here / "zoo", 60, SEED)
+    files = []
+    for number, content in enumerate((b"", b"claims: x", b"seed: a\nclaims: [1]", b"a: &x [*x]", b"\xff", b"[" * 9999)):
+        file = here / f"claims{number}.yaml"
+        file.write_bytes(content)
+        files.append(str(file))
+    return Grammar(
+        SEED, [*folders, str(here), "/proc", "/dev/null", "nowhere", "", "."], [*files, "/dev/zero", "nowhere"]
+    )
+
+
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize("kind", COUNTS)
+def test_no_command_ends_in_a_traceback(grammar: Grammar, capsys: pytest.CaptureFixture[str], kind: str) -> None:
+    make: Callable[[], Command] = getattr(grammar, kind)
+    commands, found = [make() for _ in range(COUNTS[kind])], {}
+    for start in range(0, len(commands), TOGETHER):
+        some, before = commands[start : start + TOGETHER], listing(Path.cwd().parent)
+        found |= {command.words: text for command in some if (text := problem(command, capsys))}
+        if elsewhere := written_elsewhere(before, some):
+            found[("any of these", str([command.words for command in some]))] = f"wrote {elsewhere[:3]}"
+    assert not found, "\n".join(f"{text}: {words}"[:400] for words, text in found.items())
+
+
+def test_a_few_commands_as_real_programs(grammar: Grammar) -> None:
+    for make in (grammar.configured, grammar.on_folder, grammar.words, grammar.explained):
+        words = [word for word in make().words if "\0" not in word]
+        done = subprocess.run([sys.executable, "-m", "parallelbench.cli", *words], capture_output=True, timeout=HANGS_S)
+        assert done.returncode in (0, 1, 2)
+        assert b"Traceback" not in done.stderr + done.stdout, words
+
+
+# --- verdict arithmetic
+
+STRATEGIES = {"single": 1, "ddp": 2}
+FACTORS = (0.2, 0.97, 0.999, 1.0, 1.001, 1.03, 5.0, 1e-6, 1e6)
+
+
+def side(root: Path, draw: random.Random, *, factor: float, repeats: int, turn: int) -> str:
+    """A folder of results whose repeats were measured in turn with those of the other side."""
+    noise = draw.choice((0.0, 0.001, 0.05, 0.5))
+    for strategy, devices in STRATEGIES.items():
+        for repeat in range(repeats):
+            time_s = factor * draw.lognormvariate(0.0, noise)
+            at = 1.7e9 + 1e5 * (2 * repeat + turn) + 1e4 * devices
+            fake = Fake(epoch_time_s=lambda epoch, rank, time_s=time_s: time_s, started_at=at)
+            published(config(root, strategy=strategy, devices=devices, repeat=repeat, epochs=2), fake)
+    return str(root)
+
+
+def asked(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str, Any], str]:
+    """Exit code, what --json says, and what is printed without it."""
+    code = cli.main([*words, "--json"])
+    told = json.loads(capsys.readouterr().out)
+    assert cli.main(words) == code
+    return code, told, " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("number", range(10))
+def test_verdicts_follow_from_their_intervals(here: Path, capsys: pytest.CaptureFixture[str], number: int) -> None:
+    draw = random.Random(SEED + number)
+    repeats, factor, margin = draw.choice((1, 2, 3, 6)), draw.choice(FACTORS), draw.choice((0, 3, 50))
+    a = side(here / "a", draw, factor=1.0, repeats=repeats, turn=0)
+    b = side(here / "b", draw, factor=factor, repeats=repeats, turn=1)
+    code, told, printed = asked(capsys, "compare", a, b, "--fail-if-slower", f"{margin}%")
+    _, back, _ = asked(capsys, "compare", b, a)
+    assert told["gate"]["exit_code"] == code
+    assert " ".join(told["gate"]["message"].split()) in printed
+    rows = [*told["configurations"], told["all"]]
+    opposite = {"faster": "slower", "slower": "faster"}
+    for row, other in zip(rows, [*back["configurations"], back["all"]], strict=True):
+        assert row["pairs"] == repeats
+        assert math.isclose(row["ratio"] * other["ratio"], 1.0, rel_tol=1e-9)
+        assert other["verdict"] == opposite.get(row["verdict"], row["verdict"])
+        assert row["verdict"] in printed
+        if row["low"] is None:
+            assert row["verdict"] not in ("faster", "slower", "indistinguishable")
+            continue
+        assert row["low"] <= row["ratio"] <= row["high"]
+        assert math.isclose(row["low"] * other["high"], 1.0, rel_tol=1e-9)
+        expected = "slower" if row["low"] > 1 else "faster" if row["high"] < 1 else "indistinguishable"
+        assert row["verdict"] == expected
+    largest = max(row["ratio"] for row in rows)
+    assert code != 1 or largest > 1 + margin / 100
+    assert code != 0 or largest <= 1 + margin / 100
+    assert code == 2 or all(row["low"] is not None for row in rows)

@@ -1,0 +1,76 @@
+"""`init`: the folder that it writes is planned, trained, judged by its own tests and read by its notebook."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from parallelbench import cli
+from tests.test_cli import here, listing, refused
+
+__all__ = ["here"]
+OWN = ["--conf", "conf", "--plugin", "stripes", "launcher.oversubscribe=true"]
+
+
+def program(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-P", "-m", *words]
+    path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, check=False, env=os.environ | {"PYTHONPATH": path}
+    )
+
+
+def test_the_folder_is_whole_and_its_name_is_the_packages(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["init", "stripes"]) == 0
+    assert "cd stripes && parallelbench submit --conf conf --plugin stripes sweep=stripes" in capsys.readouterr().out
+    root = here / "stripes"
+    assert not [path for path in root.rglob("*") if "NAME" in path.name]
+    assert not [path for path in root.rglob("*.*") if path.suffix != ".npz" and "NAME" in path.read_text()]
+    for path in root.rglob("*.py"):
+        compile(path.read_text(), path, "exec")
+    cells = json.loads((root / "notebook.ipynb").read_text())["cells"]
+    assert any('load("results/stripes")' in "".join(cell["source"]) for cell in cells)
+    arrays = np.load(root / "data" / "stripes.npz")
+    assert {name: (array.dtype.kind, len(array)) for name, array in arrays.items()} == {
+        "train_images": ("u", 512),
+        "train_labels": ("i", 512),
+        "test_images": ("u", 128),
+        "test_labels": ("i", 128),
+    }
+
+
+@pytest.mark.parametrize("name", ["1st", "My-Folder", "analysis", "json", "class", "demo", "x" * 40, "a b"])
+def test_names_that_are_taken_or_none_are_refused(here: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    assert "init " in refused(capsys, "init", name)
+    assert listing(here) == {}
+
+
+def test_nothing_is_written_over(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "mine").mkdir()
+    (here / "mine" / "thesis.tex").write_text("years")
+    assert "not empty" in refused(capsys, "init", "mine")
+    (here / "file").write_text("")
+    assert "not empty" in refused(capsys, "init", "file")
+    assert len(listing(here)) == 3
+
+
+@pytest.mark.slow
+def test_the_folder_runs_as_it_stands(here: Path) -> None:
+    assert cli.main(["init", "stripes"]) == 0
+    root = here / "stripes"
+    planned = program(root, "parallelbench.cli", "plan", *OWN, "sweep=stripes", "--json")
+    assert json.loads(planned.stdout)["to_start"] == 9, planned.stderr
+    done = program(root, "parallelbench.cli", "submit", *OWN, "sweep=stripes", "sweep.repeats=1", "device=cpu")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "next: parallelbench report " in done.stdout.splitlines()[-1]
+    told = json.loads(program(root, "parallelbench.cli", "status", "results", "--json").stdout)
+    assert [run["state"] for run in told["runs"]] == ["ok"] * 3
+    tested = program(root, "pytest", "-q", "-p", "no:cacheprovider", "tests")
+    assert tested.returncode == 0, tested.stdout
+    assert "3 passed" in tested.stdout

@@ -1,0 +1,224 @@
+"""A plugin's sources are a part of its runs' identity: a changed one makes new runs, or its user says otherwise."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from msgspec import structs
+from rich.console import Console
+
+from launch.launcher import SubmitOptions, launcher_of
+from launch.sweep import expand, one_run
+from launch.sweep.compose import Extension
+from launch.sweep.extension import extension
+from parallelbench.errors import ConfigError
+from parallelbench.probes.environment import capture
+from parallelbench.spec.identity import run_id
+from parallelbench.spec.mapping import component_class, from_mapping, to_mapping
+from parallelbench.spec.plugin import require_sources, sources_now
+from parallelbench.store.folder import RunFolder
+from tests.helpers import TINY
+from tests.launch.test_plugin import CODE, YAML, program
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from parallelbench.spec.config import RunConfig
+
+MINE = [*TINY, "strategy=mine", "measure=debug", "launcher=inline", "epochs=1"]
+CHANGED = CODE + "\n# another version\n"
+Tree = dict[str, str]
+
+
+@pytest.fixture
+def me(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A user's folder with a package, as this process imports it."""
+    (tmp_path / "conf" / "strategy").mkdir(parents=True)
+    (tmp_path / "conf" / "strategy" / "mine.yaml").write_text(YAML)
+    (tmp_path / "mystrategies").mkdir()
+    write(tmp_path, CODE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield tmp_path
+    forget_the_import()
+
+
+def write(folder: Path, code: str) -> None:
+    """Change the package, and forget that it was imported."""
+    (folder / "mystrategies" / "__init__.py").write_text(code)
+    forget_the_import()
+
+
+def forget_the_import() -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "mystrategies"]:
+        del sys.modules[name]
+    component_class.cache_clear()
+    importlib.invalidate_caches()
+
+
+def asked(*overrides: str, same: bool = False) -> RunConfig:
+    return one_run([*MINE, *overrides], Extension(Path("conf").absolute(), "mystrategies", same)).run
+
+
+names = st.sampled_from(["a.py", "b.py", "sub/a.py", "sub/deep/c.py", "__init__.py"])
+trees = st.dictionaries(names, st.text(st.characters(codec="utf-8"), max_size=20), min_size=1, max_size=4)
+
+
+def of_tree(tree: Tree, *, besides: Tree | None = None) -> str:
+    """The sources of a package with these files, in a folder of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        package = Path(folder) / "treepackage"
+        for name, text in {"__init__.py": "", **tree, **(besides or {})}.items():
+            (package / name).parent.mkdir(parents=True, exist_ok=True)
+            (package / name).write_bytes(text.encode())
+        module = type(sys)("treepackage")
+        module.__path__ = [str(package)]
+        sys.modules["treepackage"] = module
+        try:
+            return sources_now("treepackage")
+        finally:
+            del sys.modules["treepackage"]
+
+
+@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+@given(one=trees, other=trees)
+def test_packages_have_the_same_sources_exactly_if_their_python_files_are_the_same(one: Tree, other: Tree) -> None:
+    same = {"__init__.py": "", **one} == {"__init__.py": "", **other}
+    assert (of_tree(one) == of_tree(other)) == same
+
+
+@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+@given(tree=trees, text=st.text(st.characters(codec="utf-8"), max_size=20))
+def test_files_that_nobody_imports_are_no_sources(tree: Tree, text: str) -> None:
+    besides = {"notes.md": text, "__pycache__/a.pyc": text, ".ipynb_checkpoints/a.py": text, "sub/.a.py": text}
+    assert of_tree(tree, besides=besides) == of_tree(tree)
+
+
+def test_text_can_not_move_from_one_file_to_the_next_unseen() -> None:
+    assert of_tree({"a.py": "x", "b.py": "yz"}) != of_tree({"a.py": "xy", "b.py": "z"})
+
+
+def test_a_changed_plugin_makes_other_runs_of_its_classes_and_of_no_others(me: Path) -> None:
+    mine, single = asked(), asked("strategy=single")
+    assert mine.plugin_sources == sources_now("mystrategies")
+    assert single.plugin_sources == ""
+    write(me, CHANGED)
+    assert run_id(asked()) != run_id(mine)
+    assert run_id(asked("strategy=single")) == run_id(single)
+    write(me, CODE)
+    assert run_id(asked()) == run_id(mine), "and back again"
+
+
+def test_a_run_folder_keeps_the_identity_it_was_made_with(me: Path) -> None:
+    mine = asked()
+    folder = RunFolder.of(mine)
+    folder.write_intent(mine, [])
+    write(me, CHANGED)
+    read = folder.config("mystrategies")
+    assert to_mapping(read) == to_mapping(mine)
+    assert run_id(read) == run_id(mine)
+    assert "plugin_sources" in to_mapping(mine)["strategy"]
+    assert "plugin_sources" not in to_mapping(mine)["model"], "the suite's own"
+
+
+def test_a_component_of_the_suite_has_no_such_key(me: Path) -> None:
+    plain = to_mapping(asked("strategy=single"))
+    plain["strategy"]["plugin_sources"] = "mystrategies@0"
+    with pytest.raises(ConfigError, match=r"strategy\.plugin_sources is not a key"):
+        from_mapping(plain)
+
+
+def test_same_plugin_finds_the_runs_of_the_former_sources(me: Path) -> None:
+    first = asked()
+    assert asked(same=True) == first, "there are none yet"
+    RunFolder.of(first).write_intent(first, [])
+    write(me, CHANGED)
+    now, same = asked(), asked(same=True)
+    assert run_id(same) == run_id(first) != run_id(now)
+    assert (same.plugin_sources, same.same_plugin) == (first.plugin_sources, now.plugin_sources)
+    longer = structs.replace(asked("epochs=2"), plugin_sources=first.plugin_sources)
+    assert run_id(asked("epochs=2", same=True)) == run_id(longer), "those that are missing join them"
+
+
+def test_same_plugin_finds_runs_of_a_release_that_recorded_no_sources(me: Path) -> None:
+    old = structs.replace(asked(), plugin_sources="")
+    RunFolder.of(old).write_intent(old, [])
+    assert run_id(asked()) != run_id(old)
+    assert run_id(asked(same=True)) == run_id(old)
+    require_sources(asked(same=True))
+
+
+def test_same_plugin_needs_a_plugin() -> None:
+    with pytest.raises(ConfigError, match="name it with --plugin"):
+        extension(None, None, same_plugin=True)
+
+
+def test_a_run_does_not_start_with_other_sources_than_it_was_asked_for_with(me: Path) -> None:
+    planned = expand(MINE, Extension(me / "conf", "mystrategies"))[0]
+    launcher = launcher_of(planned.run)
+    prepared = [launcher.prepare(planned)]
+    (me / "mystrategies" / "helper.py").write_text("x = 1\n")  # while the run waits in a queue
+    assert launcher.submit(prepared, SubmitOptions(), Console(file=io.StringIO())) == 1
+    outcome = RunFolder.of(planned.run).state().outcome
+    assert outcome is not None
+    assert outcome.outcome == "error"
+    assert "mystrategies has changed since this run was asked for (mystrategies@" in outcome.reason
+
+
+@pytest.mark.parametrize("same", [False, True])
+def test_sources_that_count_as_the_same_may_train_and_no_third_ones(me: Path, same: bool) -> None:
+    run = asked()
+    write(me, CHANGED)
+    found = asked().plugin_sources
+    if same:
+        require_sources(structs.replace(run, same_plugin=found))
+    else:
+        with pytest.raises(ConfigError, match=f"{run.plugin_sources} then, {found} now"):
+            require_sources(run)
+    write(me, CODE + "# a third version\n")
+    asked()
+    with pytest.raises(ConfigError, match="has changed"):
+        require_sources(structs.replace(run, same_plugin=found))
+
+
+def test_the_environment_tells_the_sources_and_their_commit(me: Path) -> None:
+    asked()
+    assert capture(plugin="mystrategies")["plugin"] == {"sources": sources_now("mystrategies"), "git": None}
+    assert "plugin" not in capture()
+    git = ["git", "-C", str(me), "-c", "user.name=me", "-c", "user.email=me@example.org"]
+    for arguments in (["init"], ["add", "mystrategies"], ["commit", "-m", "first"]):
+        subprocess.run([*git, *arguments], check=True, capture_output=True)
+    clean = capture(plugin="mystrategies")["plugin"]["git"]
+    assert (len(clean["commit"]), clean["dirty"]) == (40, False), "files besides the package do not count"
+    (me / "mystrategies" / "new.py").write_text("")
+    assert capture(plugin="mystrategies")["plugin"]["git"] == {"commit": clean["commit"], "dirty": True}
+
+
+@pytest.mark.slow
+def test_an_edited_plugin_is_to_be_measured_and_plan_says_why(me: Path) -> None:
+    own = ["--conf", "conf", "--plugin", "mystrategies", *MINE]
+    assert program(me, "submit", *own).returncode == 0
+    write(me, CHANGED)
+    plan = " ".join(program(me, "plan", *own).stdout.split())
+    assert "1 run(s) are new, since mystrategies has changed: it is mystrategies@" in plan
+    assert "missing" in plan
+    notes = json.loads(program(me, "plan", "--json", *own).stdout)["notes"]
+    assert "1 run(s) are new, since mystrategies has changed" in " ".join(notes)
+    same = program(me, "plan", "--same-plugin", *own)
+    assert "--same-plugin: 1 run(s) count as those of mystrategies@" in same.stdout
+    assert " ok" in same.stdout
+    assert "missing" not in same.stdout
+    again = program(me, "submit", "--same-plugin", *own)
+    assert "1 run is done" in again.stdout
+    assert program(me, "submit", *own).returncode == 0
+    assert len(list((me / "results" / "adhoc").glob("*/result/manifest.json"))) == 2

@@ -1,0 +1,102 @@
+"""The batch script as bash reads it, and the commands that are printed, as a shell and a terminal read them."""
+
+from __future__ import annotations
+
+import io
+import shlex
+import subprocess
+from pathlib import Path
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from launch.launcher import SubmitOptions
+from launch.preparation import Prepared
+from launch.slurm import slurm_launcher
+from launch.slurm.shape import setup_lines
+from launch.slurm.slurm_launcher import OnSlurm
+from launch.slurm.submit import batch_script, job_groups, prepare_for_site
+from launch.sweep import PlannedRun, one_run
+from parallelbench.errors import ConfigError
+from parallelbench.spec.launchers import Site
+from parallelbench.store.folder import RunFolder
+from tests.launch.fake_slurm import ON_SITE, run_of, submission
+
+
+def after_set_up(tmp_path: Path, **changes: list[str]) -> subprocess.CompletedProcess[str]:
+    """What bash does with the set-up lines of a site, before a program that prints."""
+    site: Site = msgspec.structs.replace(run_of().site, **changes)
+    module = 'module() { false; [ "$2" = cuda/12.4 ] || { echo "unknown module $2" >&2; return 3; }; }'
+    script = tmp_path / "script.sh"
+    script.write_text("\n".join(["#!/bin/bash", module, *setup_lines(site), "false", "echo the program"]))
+    return subprocess.run(["bash", str(script)], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("changes", "line", "code"),
+    [
+        ({"modules": ["cuda/12.4", "cuda/99"]}, 8, 3),
+        ({"setup": ["cd /nowhere", "true"]}, 7, 1),
+        ({"setup": ["source /nowhere/activate"]}, 7, 1),
+    ],
+)
+def test_a_set_up_that_fails_ends_the_job(changes: dict[str, list[str]], line: int, code: int, tmp_path: Path) -> None:
+    done = after_set_up(tmp_path, **changes)
+    assert done.returncode == code
+    assert done.stdout == f"parallelbench: set-up failed with exit code {code} in line {line} of the script\n"
+
+
+def test_a_set_up_may_ask_and_go_on(tmp_path: Path) -> None:
+    """What fails within a function, a sourced file, or a question is no failure of the line."""
+    sourced = tmp_path / "sourced"
+    sourced.write_text("false\nexport SEEN=1\n")
+    lines = ["if [ -d /nowhere ]; then", "  cd /nowhere", "fi", "[ -d /nowhere ] && cd /nowhere", f"source {sourced}"]
+    done = after_set_up(tmp_path, modules=["cuda/12.4"], setup=lines)
+    assert (done.returncode, done.stdout) == (0, "the program\n")
+
+
+def test_jobs_have_the_sites_wckey_and_none_by_default(tmp_path: Path) -> None:
+    plain, keyed = (
+        job_groups([prepare_for_site(one_run([*ON_SITE, f"results={tmp_path}", *more]))])
+        for more in ([], ["site.wckey=climate"])
+    )
+    assert "--wckey" not in batch_script(plain[0], 1)
+    assert "#SBATCH --wckey=climate\n" in batch_script(keyed[0], 1)
+
+
+@pytest.mark.parametrize("name", ["a[/b]", "a[bold]b", "$(touch X)", "two words"])
+def test_what_submit_prints_can_be_copied(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = msgspec.structs.replace(run_of(), results=str(tmp_path / name))
+    item = Prepared(PlannedRun(run, []), RunFolder.of(run), "cpu", False)
+    monkeypatch.setattr(slurm_launcher, "submit", lambda *_: [submission(job="7")])
+    console = Console(width=60, file=io.StringIO())
+    assert OnSlurm().submit([item], SubmitOptions(), console) == 0
+    _, command, _ = console.file.getvalue().split("`")  # type: ignore[attr-defined]
+    assert shlex.split(command) == ["parallelbench", "status", str(run.sweep_folder)]
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("SBATCH_ACCOUNT", "account"),
+        ("SBATCH_PARTITION", "partition"),
+        ("SBATCH_QOS", "qos"),
+        ("SBATCH_WCKEY", "wckey"),
+    ],
+)
+def test_a_variable_of_sbatchs_that_contradicts_the_site_is_refused(
+    name: str, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, "theirs")
+    with pytest.raises(ConfigError, match=rf"^{name}='theirs' in the environment, but site\.{key} is not set: set"):
+        prepare_for_site(one_run(ON_SITE))
+    with pytest.raises(ConfigError, match=rf"but site\.{key}=mine: set site\.{key}, or unset {name}$"):
+        prepare_for_site(one_run([*ON_SITE, f"site.{key}=mine"]))
+    prepare_for_site(one_run([*ON_SITE, f"site.{key}=theirs"]))
+
+
+def test_a_reservation_that_jobs_would_not_have_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SBATCH_RESERVATION", "deadline")
+    with pytest.raises(ConfigError, match="SBATCH_RESERVATION='deadline' in the environment has no effect"):
+        prepare_for_site(one_run(ON_SITE))

@@ -1,0 +1,357 @@
+"""Faults that tests plant in a replica, each of which begins after k steps: which check must see it, they say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from parallelbench.spec.batch import Batch
+from parallelbench.world.numerics import Sums, sums
+
+Fault = Callable[[Any, int], None]
+"""Changes a replica so that it goes wrong after k steps."""
+
+
+def idles_every_other_step(replica: Any, k: int) -> None:
+    step, taken = replica.step, 0
+
+    def idle(batch: Batch) -> Any:
+        nonlocal taken
+        taken += 1
+        if taken <= k or taken % 2:
+            return step(batch)
+        with torch.no_grad():
+            logits, labels, loss = replica._predict(batch.images, batch.labels)
+        return sums(loss, logits, labels)
+
+    replica.step = idle
+
+
+def stops_updating(replica: Any, k: int) -> None:
+    once_after(replica, k, lambda: setattr(replica, "_update", lambda: None))
+
+
+def stops_communicating(replica: Any, k: int) -> None:
+    once_after(replica, k, lambda: setattr(replica._forward, "require_backward_grad_sync", False))
+
+
+def once_after(replica: Any, k: int, change: Callable[[], None]) -> None:
+    step, taken = replica.step, 0
+
+    def counted(batch: Batch) -> Any:
+        nonlocal taken
+        taken += 1
+        if taken == k + 1:
+            change()
+        return step(batch)
+
+    replica.step = counted
+
+
+def drops_what_exceeds_chunks_of_16(replica: Any, k: int) -> None:
+    step = replica.step
+
+    def drop(batch: Batch) -> Any:
+        result = step(Batch(batch.images[:16], batch.labels[:16], batch.size))  # type: ignore[index]
+        return Sums((), result.tensor() * (batch.size / 16))
+
+    replica.step = drop
+
+
+def drops_half_of_a_batch(replica: Any, k: int) -> None:
+    """For two steps only; the batch that it says it has trained on is whole."""
+    step, taken = replica.step, 0
+
+    def drop(batch: Batch) -> Any:
+        nonlocal taken
+        taken += 1
+        half = batch.size // 2 if k < taken <= k + 2 else batch.size
+        return step(Batch(batch.images[:half], batch.labels[:half], batch.size))  # type: ignore[index]
+
+    replica.step = drop
+
+
+def rounds_to_fp8(replica: Any, k: int) -> None:
+    update = replica._update
+
+    def rounded() -> None:
+        for parameter in replica._module.parameters():
+            parameter.grad.copy_(parameter.grad.to(torch.float8_e4m3fn))
+        update()
+
+    replica._update = rounded
+
+
+def keeps_the_last_batch_only(replica: Any, k: int) -> None:
+    evaluate = replica.evaluate
+
+    def last(batches: Any) -> Any:
+        total = None
+        for batch in batches:
+            total = evaluate([batch])
+        return total
+
+    replica.evaluate = last
+
+
+def evaluates_with_first_statistics(replica: Any, k: int) -> None:
+    evaluate, module = replica.evaluate, replica._module
+    first = {name: buffer.clone() for name, buffer in module.named_buffers()}
+
+    def stale(batches: Any) -> Any:
+        own = {name: buffer.clone() for name, buffer in module.named_buffers()}
+        module.load_state_dict(first, strict=False)
+        result = evaluate(batches)
+        module.load_state_dict(own, strict=False)
+        return result
+
+    replica.evaluate = stale
+
+
+def keeps_its_statistics(replica: Any, k: int) -> None:
+    def freeze() -> None:
+        for module in replica._module.modules():
+            if isinstance(module, torch.nn.BatchNorm2d):
+                module.momentum = 0.0
+
+    once_after(replica, k, freeze)
+
+
+def counts_no_bytes(replica: Any, k: int) -> None:
+    replica._count_step = None
+
+
+def scales_gradients(factor: float) -> Fault:
+    """Before the update, so that the update is that of these gradients."""
+
+    def fault(replica: Any, k: int) -> None:
+        def scale() -> None:
+            for parameter in replica._module.parameters():
+                parameter.grad.mul_(factor)
+
+        before_each_update(replica, k, scale)
+
+    return fault
+
+
+def scales_rate(factor: float) -> Fault:
+    def fault(replica: Any, k: int) -> None:
+        (group,) = replica._optimizer.param_groups
+        once_after(replica, k, lambda: group.update(lr=group["lr"] * factor))
+
+    return fault
+
+
+def forgets(replica: Any, k: int) -> None:
+    """The optimizer's state is lost before every step but the first k."""
+    before_each(replica, k, replica._optimizer.state.clear)
+
+
+def remembers_nothing(replica: Any, k: int) -> None:
+    """It is lost after every step but the first k, so that nothing of it is ever seen between two steps."""
+    update, taken = replica._update, 0
+
+    def forgetful() -> None:
+        nonlocal taken
+        taken += 1
+        update()
+        if taken > k:
+            replica._optimizer.state.clear()
+
+    replica._update = forgetful
+
+
+def before_each_update(replica: Any, k: int, change: Callable[[], Any]) -> None:
+    update, taken = replica._update, 0
+
+    def changed() -> None:
+        nonlocal taken
+        taken += 1
+        if taken > k:
+            change()
+        update()
+
+    replica._update = changed
+
+
+def before_each(replica: Any, k: int, change: Callable[[], None]) -> None:
+    step, taken = replica.step, 0
+
+    def changed(batch: Batch) -> Any:
+        nonlocal taken
+        taken += 1
+        if taken > k:
+            change()
+        return step(batch)
+
+    replica.step = changed
+
+
+def reduces_as_well(replica: Any, k: int) -> None:
+    """What `dist.reduce` sends is not known; what it reports beside that is wrong."""
+    before_each(replica, k, lambda: dist.reduce(torch.ones(1000), 0))
+
+
+def sums_gradients(replica: Any, k: int) -> None:
+    """Over the ranks, instead of taking their mean."""
+    scales_gradients(float(dist.get_world_size()))(replica, k)
+
+
+def comes_a_step_late(replica: Any, k: int) -> None:
+    """Each update takes the gradients of the step before."""
+    late: dict[Any, torch.Tensor] = {}
+
+    def exchange() -> None:
+        for parameter in replica._module.parameters():
+            own = parameter.grad.clone()
+            parameter.grad.copy_(late.get(parameter, own))
+            late[parameter] = own
+
+    before_each_update(replica, k, exchange)
+
+
+def leaves_a_tensor_out(replica: Any, k: int) -> None:
+    """Each rank keeps its own gradient of the model's last tensor."""
+    backward, last, taken = replica._backward, list(replica._module.parameters())[-1], 0
+
+    def keep(loss: torch.Tensor) -> None:
+        nonlocal taken
+        taken += 1
+        (own,) = torch.autograd.grad(loss, last, retain_graph=True)
+        backward(loss)
+        if taken > k:
+            last.grad.copy_(own)
+
+    replica._backward = keep
+
+
+def goes_on_from_other_parameters(replica: Any, k: int) -> None:
+    """Rank 1 does, from step k on: as if it had begun with them."""
+
+    def move() -> None:
+        with torch.no_grad():
+            next(replica._module.parameters()).add_(0.01)
+
+    if dist.get_rank() == 1:
+        once_after(replica, k, move)
+
+
+def multiplies_the_rate(replica: Any, k: int) -> None:
+    """By the number of ranks, as weak scaling would."""
+    scales_rate(dist.get_world_size())(replica, k)
+
+
+def decays_weights(replica: Any, k: int) -> None:
+    (group,) = replica._optimizer.param_groups
+    once_after(replica, k, lambda: group.update(weight_decay=0.01))
+
+
+def repeats_a_batch(replica: Any, k: int) -> None:
+    """All further steps train on the batch of the first of them."""
+    step, taken, kept = replica.step, 0, []
+
+    def repeat(batch: Batch) -> Any:
+        nonlocal taken
+        taken += 1
+        if taken <= k:
+            return step(batch)
+        kept.append(batch)
+        return step(kept[0])
+
+    replica.step = repeat
+
+
+def clips(replica: Any, k: int) -> None:
+    """Nobody has asked for it."""
+    parameters = list(replica._module.parameters())
+    before_each_update(replica, k, lambda: torch.nn.utils.clip_grad_norm_(parameters, 0.1))
+
+
+def freezes_a_bias(replica: Any, k: int) -> None:
+    update, last, taken = replica._update, list(replica._module.parameters())[-1], 0
+
+    def freeze() -> None:
+        nonlocal taken
+        taken += 1
+        before = last.detach().clone()
+        update()
+        if taken > k:
+            with torch.no_grad():
+                last.copy_(before)
+
+    replica._update = freeze
+
+
+def averages_once_an_epoch(replica: Any, k: int) -> None:
+    """Ranks train by themselves; their parameters, not their gradients, are averaged when they are looked at."""
+    stops_communicating(replica, k)
+    evaluate = replica.evaluate
+
+    def average(batches: Any) -> Any:
+        with torch.no_grad():
+            for parameter in replica._module.parameters():
+                dist.all_reduce(parameter)
+                parameter /= dist.get_world_size()
+        return evaluate(batches)
+
+    replica.evaluate = average
+
+
+def averages_until(replica: Any, k: int) -> None:
+    """In the first k steps ranks train by themselves; at each sixth they average all they have: local SGD."""
+    update, taken = replica._update, 0
+    replica._forward.require_backward_grad_sync = False
+
+    def average() -> None:
+        nonlocal taken
+        taken += 1
+        update()
+        replica._forward.require_backward_grad_sync = taken >= k
+        if taken <= k and taken % 6 == 0:
+            kept = (value for state in replica._optimizer.state.values() for value in state.values())
+            for value in (*replica._module.parameters(), *filter(torch.is_tensor, kept)):
+                dist.all_reduce(value.detach())
+                value.detach().div_(dist.get_world_size())
+
+    replica._update = average
+
+
+def begins_elsewhere(replica: Any, k: int) -> None:
+    """All ranks with the same other parameters: of another initialisation, or of an earlier run."""
+    with torch.no_grad():
+        for parameter in replica._module.parameters():
+            parameter.mul_(1.01)
+
+
+def rounds_products(replica: Any, k: int) -> None:
+    """As libraries advise: float32 products of matrices may then be computed in TF32 or bf16."""
+    once_after(replica, k, lambda: torch.set_float32_matmul_precision("medium"))
+
+
+def rounds_convolutions(replica: Any, k: int) -> None:
+    """In the way that torch has had since 2.9."""
+    once_after(replica, k, lambda: setattr(torch.backends, "fp32_precision", "tf32"))
+
+
+def takes_more_threads(replica: Any, k: int) -> None:
+    once_after(replica, k, lambda: torch.set_num_threads(2))
+
+
+def puts_its_last_update_off(replica: Any, k: int) -> None:
+    """The last of six steps is taken when the epoch's window has ended."""
+    update, evaluate, taken = replica._update, replica.evaluate, 0
+
+    def later() -> None:
+        nonlocal taken
+        taken += 1
+        if taken % 6 or taken <= k:
+            update()
+
+    def evaluated(batches: Any) -> Any:
+        update()
+        return evaluate(batches)
+
+    replica._update, replica.evaluate = later, evaluated

@@ -1,0 +1,99 @@
+"""Run by TensorFlow's interpreter: the parity check of several attempts in one process, whose start takes long.
+
+Arguments: folders of attempts whose reference was made; those after `--` also train an epoch. Prints one JSON object:
+folder → rows of `parity` and the epoch's losses; of parameter servers what was recorded of pushes that are forced to be
+stale.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from parallelbench.errors import ConfigError
+from parallelbench.frameworks.tensorflow.tf_session import TensorFlowSession
+from parallelbench.frameworks.tensorflow.tf_world import TensorFlowWorld, _devices
+from parallelbench.probes.clock import StartUp
+from parallelbench.probes.environment import capture
+from parallelbench.rank.exchange import Exchange
+from parallelbench.spec.config import RunConfig
+from parallelbench.store.attempt import Attempt
+from parallelbench.store.journal import Journal
+from tests.tensorflow.stale import forced
+
+DEVICES = 2
+
+
+class Quick(TensorFlowSession):
+    """A session in a world that several share: TensorFlow's devices are configured once per process."""
+
+    def __init__(self, run: RunConfig, attempt: Attempt, world: TensorFlowWorld) -> None:
+        super(TensorFlowSession, self).__init__(
+            run, attempt, journal=Journal(attempt.path / "journal-rank0.jsonl"), startup=StartUp(0.0, 0.0)
+        )
+        self._exchange = Exchange.of(attempt)
+        world.device_names = [f"/cpu:{index}" for index in range(run.devices)]
+        world.distribution = run.strategy.connect(run, world)  # type: ignore[attr-defined]
+        self._join(world)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """What the parity check found."""
+        arrays = self._run.data.load(Path("unused"))
+        self._check_parity(arrays)
+        lines = (self._attempt.path / "journal-rank0.jsonl").read_text().splitlines()
+        return [entry["row"] for entry in map(json.loads, lines) if entry.get("table") == "parity"]
+
+    def train_further(self) -> list[float]:
+        """Losses of the first epoch's steps in the run's own precision, in mean over the batch."""
+        run = self._run
+        arrays = run.data.load(Path("unused"))
+        replica: Any = run.strategy.prepare(self._exchange.initial(), run, self._world)  # type: ignore[arg-type]
+        feed = run.strategy.feed(arrays, run, self._exchange, self._world)  # type: ignore[attr-defined]
+        losses = [replica.step(batch).tensor()[0] / run.global_batch_size for batch in feed.train(1)]
+        self._hand_over(0, self._compared(replica, losses))
+        return losses
+
+    def _compared(self, replica: Any, losses: list[float]) -> Any:
+        from parallelbench.rank.step_differences import ComparedStep
+
+        return ComparedStep(losses[-1], {}, replica.full_state_dict(), [0.0, 0.0])
+
+
+def _without_gpu(run: RunConfig) -> str:
+    """What a rank says where TensorFlow finds no GPU."""
+    try:
+        _devices(run, "cuda", local_rank=0, count=1)
+    except ConfigError as error:
+        return str(error)
+    return "found one"
+
+
+def main(folders: list[str], further: list[str]) -> None:
+    found: dict[str, Any] = {}
+    world: TensorFlowWorld | None = None
+    for folder in folders:
+        attempt = Attempt(Path(folder))
+        run = attempt.config()
+        if world is None:
+            found["no gpu"] = _without_gpu(run)
+            world = TensorFlowWorld(msgspec.structs.replace(run, devices=DEVICES), "cpu")
+        if run.strategy.name == "tf_parameter_server":
+            initial = Exchange.of(attempt).initial()
+            found[folder] = {others: forced(initial, run, world, others=others) for others in (0, 1, 3)}
+            continue
+        session = Quick(run, attempt, world)
+        losses = session.train_further() if folder in further else []
+        found[folder] = {"parity": session.rows(), "losses": losses}
+    found["environment"] = capture("tensorflow")
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
+    attempts = sys.argv[1:]
+    main([each for each in attempts if each != "--"], attempts[attempts.index("--") + 1 :])

@@ -1,0 +1,238 @@
+"""What TensorFlow can't do is refused in one line, before anything starts, without TensorFlow."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launch.attempt.outcome import _NEVER_MET
+from parallelbench.errors import ConfigError
+from parallelbench.frameworks import control_group
+from parallelbench.frameworks.control_group import PatienceError, host_group, join_group
+from parallelbench.frameworks.installed import PYTHON_VARIABLE, look, require
+from parallelbench.frameworks.watchdog import Watchdog
+from parallelbench.rank import lead
+from parallelbench.rank.exchange import Exchange
+from parallelbench.rank.worker import classify
+from parallelbench.spec.check import check_run
+from parallelbench.store.attempt import Attempt
+from tests.helpers import TINY, configured
+
+WORKERS = ("strategy=tf_multi_worker", "devices=2")
+REFUSED = {
+    "model=vit has no twin in TensorFlow": ("model=vit", "strategy=tf_single"),
+    "optimizer=lbfgs": ("optimizer=lbfgs", "strategy=tf_single"),
+    "choose precision=fp32": ("precision=bf16", "strategy=tf_single"),
+    "strategy.xla=true needs": ("strategy=tf_single", "strategy.xla=true", "strategy.tf_function=false"),
+    "traces nothing": ("strategy=tf_single", "strategy.tf_function=false"),
+    "strategy.xla=true with model.norm=sync": (*WORKERS, "strategy.xla=true", "model=cnn", "model.norm=sync"),
+    "strategy.xla=true with model.norm=batch": (*WORKERS, "strategy.xla=true", "model=cnn", "model.norm=batch"),
+    "strategy.xla=true compiles": ("strategy=tf_single", "compile=true"),
+    "channels last anyway": ("strategy=tf_single", "channels_last=true"),
+    "loader=dataloader": ("strategy=tf_single", "loader=dataloader"),
+    "launcher=inline": ("strategy=tf_single", "launcher=inline"),
+    "trains on one device": ("strategy=tf_single", "devices=2"),
+    "needs devices=2": ("strategy=tf_multi_worker", "devices=1"),
+    "all_reduce=nccl needs GPUs": ("strategy=tf_mirrored", "devices=2", "strategy.all_reduce=nccl"),
+    "choose nodes=1": ("strategy=tf_mirrored", "devices=2", "nodes=2"),
+    "phases are torch's": ("strategy=tf_single", "measure.attribution_steps=3"),
+    "leaves no worker": ("strategy=tf_parameter_server", "devices=1"),
+    "choose a multiple of 3": ("strategy=tf_parameter_server", "devices=4"),
+    "no server merges": ("strategy=tf_parameter_server", "devices=2", "model=cnn", "model.norm=sync"),
+    "its decay would undo": ("strategy=tf_parameter_server", "strategy.mode=async", "devices=2", "optimizer=adamw"),
+    "compile=true with strategy=tf_parameter_server": ("strategy=tf_parameter_server", "devices=2", "compile=true"),
+}
+
+
+@pytest.mark.parametrize("text", REFUSED)
+def test_what_it_can_not_do_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        check_run(configured(*TINY, *REFUSED[text]), "cpu")
+
+
+@pytest.mark.parametrize("strategy", ["tf_single", "tf_mirrored", "tf_multi_worker", "tf_parameter_server"])
+def test_gpus_are_refused(strategy: str) -> None:
+    """No part of the suite can time a step of TensorFlow's on a GPU."""
+    devices = 1 if strategy == "tf_single" else 2
+    with pytest.raises(ConfigError, match=f"device=cuda with strategy={strategy} is refused.*processors only"):
+        check_run(configured(*TINY, f"strategy={strategy}", f"devices={devices}"), "cuda")
+
+
+def interpreter(folder: Path, says: str) -> Path:
+    path = folder / "python"
+    path.write_text(f"#!/bin/sh\n{says}\n")
+    path.chmod(0o755)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("says", "text"),
+    [
+        (None, "does not exist"),
+        ("exit 3", "does not work"),
+        ("""echo '{"versions": {"numpy": "2.4"}, "missing": []}'""", "has no TensorFlow"),
+        ("""echo '{"versions": {"tensorflow": "2.15.1"}, "missing": []}'""", "TensorFlow 2.15.1, and the suite needs"),
+        ("""echo '{"versions": {"tensorflow": "2.21.0"}, "missing": ["psutil"]}'""", "lacks psutil"),
+    ],
+)
+def test_an_environment_that_will_not_do_is_named_with_the_remedy(
+    says: str | None, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = tmp_path / "python" if says is None else interpreter(tmp_path, says)
+    monkeypatch.setenv(PYTHON_VARIABLE, str(python))
+    look.cache_clear()
+    with pytest.raises(ConfigError, match=text) as refused:
+        require("tensorflow", "cpu")
+    assert "make tensorflow" in str(refused.value)
+    require("torch", "cuda")
+
+
+def test_the_tested_release_is_accepted(tmp_path: Path) -> None:
+    found = look(interpreter(tmp_path, """echo '{"versions": {"tensorflow-cpu": "2.21.0"}, "missing": []}'"""))
+    assert (found.problem, found.text.startswith("TensorFlow 2.21.0 in ")) == (None, True)
+
+
+@pytest.mark.parametrize("package", ["tensorflow", "tensorflow-cpu"])
+def test_a_build_without_gpus_is_refused_where_torch_finds_one(
+    package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    says = f"""echo '{{"versions": {{"{package}": "2.21.0"}}, "missing": []}}'"""
+    monkeypatch.setenv(PYTHON_VARIABLE, str(interpreter(tmp_path, says)))
+    require("tensorflow", "cpu")
+    if package == "tensorflow":
+        require("tensorflow", "cuda")
+    else:
+        with pytest.raises(ConfigError, match=r"finds no GPU, though torch does.*device=cpu"):
+            require("tensorflow", "cuda")
+
+
+def test_a_port_that_is_taken_is_named(capfd: pytest.CaptureFixture[str]) -> None:
+    """The ranks' starter prints what the supervisor knows how to read."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        assert lead._listen(address) is None
+    said = capfd.readouterr().out
+    assert said.startswith(f"EADDRINUSE: {address} could not be listened on")
+    assert said.partition(":")[0].encode() in _NEVER_MET
+
+
+def test_the_first_node_listens_wherever_the_others_reach_it() -> None:
+    """Its name may belong to another interface than the one they come by."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    listening = lead._listen(f"a-name-of-another-interface:{port}")
+    assert listening is not None
+    with listening, socket.create_connection(("127.0.0.1", port), timeout=20):
+        pass
+
+
+def test_what_a_killed_starter_left_is_removed(tmp_path: Path) -> None:
+    attempts = [Attempt(tmp_path / "attempts" / number) for number in ("1", "2")]
+    for attempt in attempts:
+        Exchange.of(attempt).folder.mkdir(parents=True)
+        (attempt.path / "journal-rank0.jsonl").touch()
+    lead._remove_leftovers(attempts[1])
+    assert not any(Exchange.of(attempt).folder.exists() for attempt in attempts)
+    assert all((attempt.path / "journal-rank0.jsonl").exists() for attempt in attempts)
+
+
+def test_of_ranks_that_ended_at_once_all_are_printed(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The one that was killed took the other along before their starter looked; the last is ended by it."""
+    monkeypatch.setattr(lead, "_LINGER_S", 0.0)
+    ranks = [subprocess.Popen(["sh", "-c", what]) for what in ("exit 1", "kill -KILL $$", "exec sleep 600")]
+    for rank in ranks[:2]:
+        rank.wait()
+    assert lead._watched(ranks) == 1
+    said = capfd.readouterr().out.splitlines()
+    assert said == [f"failed (exitcode: {code}) local_rank: {rank}" for rank, code in enumerate((1, -9))]
+    assert ranks[2].returncode == -9
+
+
+def test_ranks_add_up_and_a_rank_that_never_joins_is_named() -> None:
+    listening = socket.create_server(("127.0.0.1", 0))
+    address, found = listening.getsockname(), {}
+
+    def other(rank: int) -> None:
+        group = join_group(rank, 3, address, timeout_s=20)
+        found[rank] = group.total([0.1 * rank, 1.0])
+        group.close()
+
+    threads = [threading.Thread(target=other, args=(rank,)) for rank in (2, 1)]
+    for thread in threads:
+        thread.start()
+    group = host_group(listening, 3, timeout_s=20)
+    found[0] = group.total([0.0, 1.0])
+    for thread in threads:
+        thread.join()
+    assert found[0] == found[1] == found[2] == [0.0 + 0.1 + 0.2, 3.0], "the same bits, added in the order of the ranks"
+    with pytest.raises(ConnectionResetError) as lost:
+        group.total([0.0])
+    assert classify(lost.value)[0] == "peer"
+    group.close()
+    with pytest.raises(PatienceError, match="rank 1 and rank 2 did not join within") as late:
+        host_group(socket.create_server(("127.0.0.1", 0)), 3, timeout_s=0.01)
+    assert classify(late.value)[0] == "waited"
+
+
+def test_other_nodes_wait_for_a_first_node_that_prepares_for_longer_than_ranks_may_wait() -> None:
+    """It listens before torch's part, and accepts after it: the limit begins there."""
+    listening, limit_s, found = socket.create_server(("127.0.0.1", 0)), 1.0, []
+
+    def other() -> None:
+        group = join_group(1, 2, listening.getsockname(), timeout_s=limit_s)
+        found.append(group.total([1.0]))
+        group.close()
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    thread.join(2 * limit_s)
+    assert thread.is_alive(), "it waits longer than its limit"
+    group = host_group(listening, 2, timeout_s=20)
+    group.total([2.0])
+    thread.join()
+    group.close()
+    assert found == [[3.0]]
+
+
+def test_a_first_node_that_ends_while_it_prepares_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    listening, found, connected = socket.create_server(("127.0.0.1", 0)), [], threading.Event()
+    genuine = control_group._send
+
+    def send(connection: socket.socket, value: Any) -> None:
+        genuine(connection, value)
+        connected.set()
+
+    monkeypatch.setattr(control_group, "_send", send)
+
+    def other() -> None:
+        try:
+            join_group(1, 2, listening.getsockname(), timeout_s=20)
+        except OSError as error:
+            found.append(classify(error)[0])
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    assert connected.wait(60)
+    listening.close()
+    thread.join()
+    assert found == ["peer"]
+
+
+def test_who_waits_inside_a_runtime_for_too_long_is_ended() -> None:
+    bitten, spared = threading.Event(), threading.Event()
+    patient = Watchdog(1000, spared.set)
+    with patient, Watchdog(0.02, bitten.set):
+        assert bitten.wait(60)
+    assert not spared.is_set()
+
+
+def test_tensorflows_own_heartbeat_is_told_apart() -> None:
+    lost = RuntimeError("Collective ops is aborted by: The following tasks are unhealthy (stopped sending heartbeats)")
+    assert classify(lost)[0] == "heartbeat"

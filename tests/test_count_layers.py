@@ -1,0 +1,67 @@
+"""What each layer of a model does, against counts by hand and by torch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from torch import nn
+
+from parallelbench.models.layer_counts import decode, encode
+from parallelbench.rank.count_layers import layer_counts
+from parallelbench.rank.session import build_model
+from parallelbench.spec.identity import canonical_json
+from parallelbench.spec.mapping import to_mapping
+from parallelbench.strategies.parts.partition import layer_costs
+from tests.strategies.training import configure
+
+IMAGES = ("data=synthetic", "data.channels=1", "data.image_size=28")
+
+
+def test_a_perceptron_against_counts_by_hand() -> None:
+    first, second = layer_counts(configure(*IMAGES, "model=mlp", "model.hidden=[64]"))
+    # The product of fc1 with its bias, and ReLU; fc2 has no ReLU.
+    assert (first.product_flop, first.output_bytes, first.operations) == (2 * 784 * 64, 4 * 2 * 64, 2)
+    assert (second.product_flop, second.output_bytes, second.operations) == (2 * 64 * 10, 4 * 10, 1)
+    assert (first.parameters, first.tensors, first.boundary_bytes) == (784 * 64 + 64, 2, 4 * 64)
+    # The plan cuts fc1 by outputs and fc2 by inputs: fc2's outputs are summed, and the gradient of fc1's inputs.
+    assert (first.shardable_flop, second.shardable_flop) == (first.product_flop, second.product_flop)
+    assert (first.exchanged_bytes, second.exchanged_bytes) == (4 * 784, 4 * 10)
+    assert (first.shardable_parameters, second.shardable_parameters) == (784 * 64 + 64, 64 * 10 + 10)
+
+
+@pytest.mark.parametrize("model", ["cnn", "cnn_large", "vit_tiny", "resnet_tiny"])
+def test_operations_and_parameters_are_those_that_torch_counts(model: str) -> None:
+    run = configure(*IMAGES, f"model={model}")
+    counts, built = layer_counts(run), build_model(run)
+    by_torch = layer_costs(built, run)
+    for count, cost in zip(counts, by_torch, strict=True):
+        flop = count.product_flop + count.convolution_flop + count.grouped_flop
+        assert flop + 1e-6 * count.parameters == pytest.approx(cost, rel=1e-9)
+    assert sum(count.parameters for count in counts) == sum(each.numel() for each in built.parameters())
+    assert [count.name for count in counts] == list(run.model.layer_names)
+    linears = [each for each in built.modules() if isinstance(each, nn.Linear)]
+    assert sum(count.shardable_parameters for count in counts) > 0 or not run.model.tensor_plan()
+    assert sum(count.shardable_parameters for count in counts) <= sum(
+        p.numel() for e in linears for p in e.parameters()
+    )
+
+
+def test_grouped_convolutions_are_counted_apart() -> None:
+    counts = {each.name: each for each in layer_counts(configure(*IMAGES, "model=cnn_large"))}
+    assert (counts["conv1"].grouped_flop, counts["conv2"].convolution_flop) == (0.0, 0.0)
+    # conv2: 256 channels of 14×14, each from one of 128 groups of one channel, 3×3.
+    assert counts["conv2"].grouped_flop == 2 * 256 * 14 * 14 * 9
+
+
+def test_a_program_counts_for_those_who_load_no_torch() -> None:
+    run = configure(*IMAGES, "model=mlp", "model.hidden=[64]")
+    words = [sys.executable, "-m", "parallelbench.rank.count_layers"]
+    done = subprocess.run(words, input=canonical_json(to_mapping(run)).encode(), capture_output=True, check=True)
+    assert decode(done.stdout.decode()) == layer_counts(run)
+
+
+def test_counts_are_the_same_after_they_were_kept() -> None:
+    counts = layer_counts(configure(*IMAGES, "model=cnn_small"))
+    assert decode(encode(counts)) == counts

@@ -1,0 +1,270 @@
+"""Input that nobody types by accident: each ends in one line and exit code 2, soon, and nothing is written."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from launch.states import glance
+from parallelbench import cli
+from parallelbench.errors import LONGEST_LINE, tellable
+from parallelbench.spec.plain_yaml import DEEPEST, MOST_NODES, load_yaml
+from parallelbench.store.reading import read_record
+from tests.analysis.factory import config, published
+from tests.helpers import TINY
+from tests.test_cli import here, listing, refused
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["here"]
+
+BOMB = "a0: &a0 [x,x,x,x,x,x,x,x,x]\n" + "".join(
+    f"a{n}: &a{n} [{','.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 10)
+)
+FILES = {
+    "deep": ("model", f"a: {'[' * 5000}{']' * 5000}", "line 1: more than 50 levels of nesting"),
+    "deep_map": ("model", f"a: {'{a: ' * 3000}1{'}' * 3000}", "line 1: more than 50 levels of nesting"),
+    "deep_block": ("strategy", "".join(f"{' ' * n}a:\n" for n in range(200)), "more than 50 levels of nesting"),
+    "deep_sweep": ("sweep", f"name: x\nblocks: {'[' * 3000}{']' * 3000}", "line 2: more than 50 levels"),
+    "anchor": ("model", "name: anchor\na: &x\n  b: *x\n", "line 3: *x stands within what it names"),
+    "anchor_list": ("data", "a: &x [*x]\n", "line 1: *x stands within what it names"),
+    "bomb": ("model", f"name: bomb\n{BOMB}", "more than 200,000 values once aliases"),
+    "nul": ("model", "name: a\0b\n", "control characters are not allowed"),
+    "no_yaml": ("model", "name: [a\nb: c: d\n", "line 2: "),
+    "latin": ("model", b"name: caf\xe9\n", "no text in UTF-8 (byte 9)"),
+}
+
+
+def own(folder: Path, group: str, name: str, content: str | bytes) -> str:
+    (folder / group).mkdir(parents=True)
+    content = content.encode() if isinstance(content, str) else content
+    (folder / group / f"{name}.yaml").write_bytes(content)
+    return str(folder)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_that_reads_without_end_is_named_with_its_line(
+    here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    group, content, words = FILES[name]
+    message = refused(capsys, "plan", "--conf", own(tmp_path / "mine", group, name, content), f"{group}={name}")
+    assert f"{group}/{name}.yaml is no YAML that can be read: " in message
+    assert words in message
+    assert listing(here) == {}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_claims_of_ones_own_that_read_without_end_are_refused(
+    here: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    _, content, words = FILES[name]
+    Path("mine.yaml").write_bytes(content if isinstance(content, bytes) else content.encode())
+    published(config(here))
+    assert words in refused(capsys, "claims", str(here), "--file", "mine.yaml")
+
+
+def test_aliases_that_repeat_a_little_are_yaml_as_before() -> None:
+    assert load_yaml(b"a: &x {n: 1}\nb: [*x, *x]\n") == {"a": {"n": 1}, "b": [{"n": 1}, {"n": 1}]}
+    nested = "[" * (DEEPEST - 1) + "]" * (DEEPEST - 1)
+    assert load_yaml(nested.encode()) is not None
+    with pytest.raises(ValueError, match="levels"):
+        load_yaml(f"[[{nested}]]".encode())
+    rows = MOST_NODES // 1000
+    load_yaml(f"a: &x [{'1,' * 900}]\nb: [{'*x,' * (rows - 2)}]".encode())
+    with pytest.raises(ValueError, match="aliases"):
+        load_yaml(f"a: &x [{'1,' * 1100}]\nb: [{'*x,' * rows}]".encode())
+
+
+@pytest.mark.parametrize("lists", [{"a": "[a, _self_]"}, {"a": "[b, _self_]", "b": "[a, _self_]"}])
+def test_defaults_that_include_each_other_are_refused(
+    here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], lists: dict[str, str]
+) -> None:
+    folder = tmp_path / "mine" / "strategy"
+    folder.mkdir(parents=True)
+    for name, defaults in lists.items():
+        (folder / f"{name}.yaml").write_text(f"defaults: {defaults}\nname: {name}\n")
+    assert "include each other" in refused(capsys, "plan", "--conf", str(tmp_path / "mine"), "strategy=a")
+
+
+def test_references_that_lead_to_themselves_are_refused(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "results" in refused(capsys, "plan", "results=${results}")
+    assert "seed" in refused(capsys, "plan", "seed=${repeat}", "repeat=${seed}")
+
+
+# --- files that are none
+
+
+@pytest.fixture
+def pipe(tmp_path: Path) -> Path:
+    os.mkfifo(tmp_path / "pipe")
+    return tmp_path / "pipe"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("result/manifest.json", "result/run.parquet", "config.yaml", "overrides.txt"),
+        *(f"attempts/1/{name}" for name in ("outcome.json", "journal-rank0.jsonl", "attempt.json", "supervisor.json")),
+    ],
+)
+@pytest.mark.parametrize("device", ["/dev/zero", "a pipe"])
+@pytest.mark.parametrize("verb", ["status", "claims", "compare", "logs", "forget", "cancel"])
+@pytest.mark.cases("status-*", "claims-/dev/zero-*")
+def test_a_device_in_place_of_a_file_is_not_read(
+    here: Path, pipe: Path, capsys: pytest.CaptureFixture[str], name: str, device: str, verb: str
+) -> None:
+    sweep = here / "demo"
+    run = published(config(here, epochs=1)).path
+    (run / name).parent.mkdir(parents=True, exist_ok=True)
+    (run / name).unlink(missing_ok=True)
+    (run / name).symlink_to(pipe if device == "a pipe" else device)
+    of = run if verb in ("logs", "forget") else sweep
+    code = cli.main([verb, str(of), *(["--by", "strategy=ddp,fsdp"] if verb == "compare" else [])])
+    assert code in (0, 2)
+    assert len(capsys.readouterr().err.splitlines()) == (code == 2)
+
+
+def test_a_glance_reads_no_device(here: Path) -> None:
+    run = published(config(here))
+    (run.result / "manifest.json").unlink()
+    (run.result / "manifest.json").symlink_to("/dev/zero")
+    assert glance(run).label == "storage"
+    with pytest.raises(OSError, match="regular"):
+        read_record("/dev/zero")
+
+
+def test_json_that_is_nested_without_end_is_a_damaged_file(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = published(config(here))
+    (run.result / "manifest.json").write_text("[" * 100_000)
+    (run.path / "attempts" / "1" / "outcome.json").write_text('{"outcome":' + "[" * 100_000)
+    assert cli.main(["status", str(here)]) == 0
+    capsys.readouterr()
+    assert "no readable run" in refused(capsys, "report", str(here))
+
+
+def test_the_kernels_folders_hold_no_runs(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for folder in ("/proc", "/sys", "/proc/self", "/proc/1"):
+        assert f"{folder} is the kernel's and holds no runs" in refused(capsys, "status", folder)
+
+
+# --- what is echoed
+
+LONG = "x" * 100_000
+ESCAPE = "\x1b[31mred\x07"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["plan", f"epochs={LONG}"],
+        ["plan", f"{LONG}=1"],
+        ["plan", f"model={LONG}"],
+        ["plan", f"epochs={'[' * 3000}"],
+        ["plan", f"epochs={'[' * 500}{']' * 500}"],
+        ["status", LONG],
+        ["status", "a " * 50_000],
+        ["plan", "--conf", LONG],
+        ["plan", "--plugin", LONG],
+        ["submit", "--retry", LONG],
+        ["compare", "--by", LONG, "."],
+        ["claims", ".", LONG],
+        ["claims", ".", "--file", LONG],
+        ["advise", "--check", LONG],
+        *([verb, ESCAPE] for verb in ("plan", "status", "report", "claims", "compare", "logs", "forget", "cancel")),
+        ["plan", f"results={ESCAPE}"],
+        ["plan", "results='\x1b[31mred'"],
+        ["plan", "results=a\udcff"],
+        ["plan", "results=a\0b"],
+        ["plan", "results=a\u202eb"],
+        ["plan", "--conf", ESCAPE],
+        ["plan", "--plugin", ESCAPE],
+        ["status", "a\0b"],
+        ["status", "a\udcffb"],
+        ["status", "a\nb"],
+        ["report", ".", "--out", "a\0b"],
+        ["claims", ".", "--file", "a\0b"],
+        ["plan", "--conf", "a\0b"],
+        ["plan", "--plugin", "a\0b"],
+        ["advise", "--check", "a\0b"],
+        ["calibrate", "--out", "a\0b"],
+        ["calibrate", "--out", "/dev/null/x"],
+        [LONG],
+        [ESCAPE],
+        ["status", f"--{LONG}", "."],
+        ["status", f"--{ESCAPE}", "."],
+    ],
+    ids=lambda arguments: " ".join(arguments)[:40].encode("unicode_escape").decode(),
+)
+def test_what_was_typed_is_told_short_and_escaped(
+    here: Path, capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    try:
+        code = cli.main(arguments)
+    except SystemExit as ended:  # argparse's way
+        code = ended.code if isinstance(ended.code, int) else 1
+    printed = capsys.readouterr()
+    assert code == 2
+    *usage, message = printed.err.rstrip("\n").split("\n")
+    assert not usage or usage[0].startswith("usage: ")
+    assert message.startswith("parallelbench")
+    assert message.isprintable()
+    assert len(message) < LONGEST_LINE + 100
+    assert listing(here) == {}
+
+
+def test_a_long_line_keeps_its_beginning_and_its_end() -> None:
+    told = tellable(f"parallelbench: {LONG} is no folder: name one\nand {'y ' * 5000}end")
+    first, second = told.split("\n")
+    assert first.startswith("parallelbench: xxx")
+    assert first.endswith("xxx is no folder: name one")
+    assert "(99600 characters)" in first
+    assert second.startswith("and y y")
+    assert second.endswith("y end")
+    assert tellable("ü × – … \u202e\x1b") == "ü × – … \\u202e\\x1b"
+
+
+# --- folders
+
+
+def test_a_plan_of_results_that_may_not_be_written_shows_what_is_there(
+    here: Path, lock: Callable[[Path], None], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    published(config(here / "theirs", epochs=1))
+    (here / "theirs" / "demo").rename(here / "theirs" / "adhoc")
+    kept = listing(here)
+    monkeypatch.setattr("launch.preparation._read_only", lambda path: "theirs" in str(path))
+    words = [*TINY, "results=theirs"]
+    assert cli.main(["plan", *words]) == 2
+    printed = capsys.readouterr().out
+    assert "missing" in printed
+    assert "refused: results=theirs can't be written" in " ".join(printed.split())
+    assert printed.rstrip().endswith("not known yet: plan again after the first")
+    assert "can't be written" in refused(capsys, "submit", *words)
+    assert listing(here) == kept
+
+
+def test_a_package_named_like_the_suites_own_is_refused(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("analysis", "launch", "conf", "parallelbench"):
+        (here / name).mkdir()
+        (here / name / "__init__.py").write_text("raise SystemExit('imported')\n")
+        for plugin in (name, f"./{name}", str(here / name)):
+            message = refused(capsys, "plan", "--plugin", plugin)
+            assert f"{name} is a package of the suite itself; give yours another name" in message
+    assert str(here) not in sys.path
+
+
+def test_a_report_goes_into_a_folder_among_its_results(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    published(config(here / "results"))
+    assert cli.main(["report", "results", "--out", "results/out"]) == 0
+    assert Path("results/out/index.html").is_file()
+    assert cli.main(["status", "results"]) == 0
+    assert "1 ok" in capsys.readouterr().out
+    for taken in ("results", "results/demo", str(next(Path("results/demo").iterdir()))):
+        assert "is not a report and would be replaced" in refused(capsys, "report", "results", "--out", taken)
+    shutil.rmtree("results/out")

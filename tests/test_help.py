@@ -1,0 +1,82 @@
+"""`help`, and files of one's own that set many keys: what a key means, and `experiment=`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from launch.sweep import expand
+from launch.sweep.compose import NOTHING, Extension, compose_plain
+from launch.sweep.extension import extension
+from launch.verbs.helping import keys
+from parallelbench import cli
+from parallelbench.errors import ConfigError
+from tests.test_cli import here, refused
+
+__all__ = ["here"]
+
+
+def test_a_key_is_told_with_meaning_values_and_defaults(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["help", "optimizer.lr", "precision", "strategy"]) == 0
+    text = capsys.readouterr().out
+    assert "Learning rate at the configured batch size" in text
+    assert "values   `float` > 0\n" in text
+    rate = compose_plain(["optimizer=sgd"])["optimizer"]["lr"]
+    assert f"default  {rate} with optimizer=sgd" in text
+    assert "optimizer=adam is the default" in text
+    assert "values   fp64 | fp32 | tf32 | bf16 | fp16\n  default  fp32\n" in text
+    assert "choices  data_parallel, ddp," in text
+    assert "default  single" in text
+    assert "did you mean optimizer.lr?" in refused(capsys, "help", "lr")
+    assert "did you mean epochs?" in refused(capsys, "help", "epohcs")
+
+
+def test_every_key_of_a_run_is_documented(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    known = keys(NOTHING)
+    missing = [name for name, key in known.items() if "not documented" in key.meanings]
+    assert missing == []
+
+    def leaves(node: object, above: str = "") -> list[str]:
+        if not isinstance(node, dict):
+            return [above.removesuffix(".")]
+        return [leaf for key, value in node.items() for leaf in leaves(value, f"{above}{key}.")]
+
+    composed = [leaf for leaf in leaves(compose_plain([])) if not leaf.endswith(("_target_", "tune", "launcher.name"))]
+    assert [leaf for leaf in composed if leaf not in known and not leaf.startswith("sweep.blocks")] == []
+    assert cli.main(["show", "--help-keys"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(known)
+    assert any(line.startswith("epochs ") and "Passes over the training set" in line for line in lines)
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> Extension:
+    """A folder with experiments as Hydra's users have them."""
+    folder = tmp_path / "conf" / "experiment"
+    folder.mkdir(parents=True)
+    (folder / "quick.yaml").write_text(
+        "# @package _global_\ndefaults:\n  - override /model: mlp\n  - override /optimizer: sgd\n"
+        "epochs: 2\noptimizer:\n  lr: 0.25\n"
+    )
+    (folder / "long.yaml").write_text("# @package _global_\nepochs: 9\n")
+    (folder / "lost.yaml").write_text("epochs: 9\n")
+    return extension(str(tmp_path / "conf"), None)
+
+
+def test_experiments_set_keys_of_the_whole_configuration(mine: Extension) -> None:
+    for word in ("experiment=quick", "+experiment=quick"):
+        (planned,) = expand([word], mine)
+        run = planned.run
+        assert (run.model.name, run.optimizer.name, run.optimizer.lr, run.epochs) == ("mlp", "sgd", 0.25, 2)
+    assert [each.run.epochs for each in expand(["experiment=quick", "epochs=3"], mine)] == [3], "the command line wins"
+    assert [each.run.optimizer.name for each in expand(["experiment=quick", "optimizer=adam"], mine)] == ["adam"]
+    assert sorted(each.run.epochs for each in expand(["experiment=quick,long", "devices=1"], mine)) == [2, 9]
+    assert len(expand(["experiment=quick", "sweep=demo"], mine)) == 12
+
+
+def test_experiments_that_set_nothing_or_do_not_exist_are_refused(mine: Extension) -> None:
+    with pytest.raises(ConfigError, match="let its first line be `# @package _global_`"):
+        expand(["experiment=lost"], mine)
+    with pytest.raises(ConfigError, match=r"experiment=quik is no choice: did you mean quick\?"):
+        expand(["experiment=quik"], mine)
