@@ -16,7 +16,7 @@ from parallelbench.store.journal import read_entries, read_tables
 from parallelbench.store.publish import publish, was_closed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     from parallelbench.spec.config import RunConfig
@@ -35,7 +35,14 @@ _NEVER_MET = {
     b"RendezvousConnectionError": "the nodes could not reach each other",
 }
 """Errors that torchrun prints on a node whose rendezvous failed → the reason."""
-_EXIT = re.compile(rb"failed \(exitcode: (-?\d+)\) local_rank: (\d+)")
+_EXITS = (
+    re.compile(rb"failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<rank>\d+)(?: \(pid: (?P<pid>\d+)\))?"),
+    re.compile(rb"\(local_rank: (?P<rank>\d+)\)\s+exitcode +: (?P<code>-?\d+) \(pid: (?P<pid>\d+)\)"),
+)
+"""How torchrun tells of one failed rank at once, and of all in a table at its end. Of ranks that fail within a tenth of
+a second, the first line may name the wrong one, so both are read."""
+_CLOSED = re.compile(rb"Sending process (\d+) closing signal")
+"""A rank that torchrun ended because another had failed."""
 
 
 def publish_if_finished(folder: RunFolder, run: RunConfig, attempt: Attempt) -> Outcome | None:
@@ -187,17 +194,25 @@ def _ranks(ranks: Iterable[int]) -> str:
 
 
 def exit_codes(attempt: Attempt, processes: int, returncode: int) -> dict[int, int]:
-    """Exit codes per rank as far as they are known; torchrun prints those of the ranks that failed first."""
+    """Exit codes per rank as far as they are known; torchrun prints those of the ranks that failed by themselves."""
     if processes == 1:
         return {0: returncode}
     logs = {0: attempt.log} | {_node(path): path for path in attempt.path.glob("log-node*.txt")}
     per_node = processes // len(logs)
     return {
-        node * per_node + int(rank): int(code)
+        node * per_node + rank: code
         for node, path in logs.items()
         if path.exists()
-        for code, rank in _EXIT.findall(path.read_bytes())
+        for rank, code in _failures(path.read_bytes())
     }
+
+
+def _failures(printed: bytes) -> Iterator[tuple[int, int]]:
+    """Local ranks and exit codes of processes that torchrun saw fail, and did not end itself."""
+    closed = set(_CLOSED.findall(printed))
+    for found in (match for pattern in _EXITS for match in pattern.finditer(printed)):
+        if found["pid"] not in closed:
+            yield int(found["rank"]), int(found["code"])
 
 
 def _node(log: Path) -> int:

@@ -32,8 +32,11 @@ class Watcher(Protocol):
         """A journal entry of rank 0: an event, or a row of `epochs`."""
 
 
-class Interrupted(BaseException):
-    """The user or the system has sent this process a signal to stop."""
+class Interrupted(KeyboardInterrupt):
+    """The user or the system has sent this process a signal to stop.
+
+    Another signal may come while one is dealt with, and raise this where only `KeyboardInterrupt` is expected.
+    """
 
 
 @contextmanager

@@ -7,14 +7,17 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from launch.launcher import launcher_of
 from launch.verbs import calibrating, recommending
+from parallelbench.probes import sharded_work
 from parallelbench.rank import calibrate
 from parallelbench.world import devices
 from parallelbench.world.devices import Machine
 from parallelbench.world.gpus import Gpu
 from tests.helpers import configured
+from tests.scripted_cuda import ScriptedCuda
 
 GPUS = tuple(Gpu(name="A100", uuid=f"GPU-{letter}", memory_bytes=2**36) for letter in "ab")
 HERE = Machine(cores=tuple(range(8)), physical_cores=8, gpus=GPUS, node_cores=8)
@@ -41,3 +44,19 @@ def test_a_gpus_memory_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     world: Any = SimpleNamespace(device_type="cuda", device=3)
     assert calibrate._memory_bytes(world, 4) == 3 * 2**30
+
+
+def test_a_pass_through_sharded_layers_lasts_until_the_gpu_is_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = ScriptedCuda()
+    device.install(monkeypatch)
+    monkeypatch.setattr(sharded_work.time, "perf_counter", lambda: device.now_s)
+    monkeypatch.setattr(sharded_work.dist, "all_reduce", lambda *_, **__: None)
+
+    class Layers(nn.Module):
+        def forward(self, _: Any) -> torch.Tensor:
+            device.launch(2.0)  # the host goes on at once
+            return torch.ones(1, requires_grad=True)
+
+    sample: Any = SimpleNamespace(is_cuda=True, device=torch.device("cpu"))
+    group: Any = None
+    assert sharded_work._pass_s(Layers(), sample, group) == 2.0

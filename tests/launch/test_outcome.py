@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import random
+import signal
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -161,6 +164,27 @@ def test_exit_codes_are_read_from_torchruns_log(attempt: Attempt) -> None:
     attempt.log.write_bytes(b"\xff\xfe noise\n" + TORCHRUN.format(code=-6, rank=1).encode())
     assert exit_codes(attempt, 2, 1) == {1: -6}
     assert exit_codes(attempt, 1, 77) == {0: 77}
+
+
+def test_a_killed_rank_is_told_from_those_that_it_takes_along(tmp_path: Path, attempt: Attempt) -> None:
+    """Of ranks that end within one look of torchrun, its first line names any; ranks that it ends itself have no code."""
+    program = tmp_path / "ranks.py"
+    program.write_text(
+        "import os, signal, sys\n"
+        "rank = int(os.environ['RANK'])\n"
+        "os.read(0, 1)\n"  # ranks 0 and 1 go on when the last rank has closed the pipe, and end at once
+        "rank == 1 and os.kill(os.getpid(), signal.SIGKILL)\n"
+        "rank == 2 and signal.pause()\n"
+        "sys.exit(3)\n"
+    )
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3", str(program)]
+    for _ in range(3):
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True)
+        attempt.log.write_bytes(done.stderr)
+        codes = exit_codes(attempt, 3, done.returncode)
+        assert codes[1] == -signal.SIGKILL
+        assert codes.get(0, 3) == 3
+        assert 2 not in codes
 
 
 @pytest.mark.parametrize(
