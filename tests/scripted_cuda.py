@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -85,8 +86,14 @@ class ScriptedCuda:
     replayed: int = 0
 
     def __post_init__(self) -> None:
-        self.stream = Stream(self, "main")
-        self.streams = [self.stream]
+        self._main = Stream(self, "main")
+        self.streams = [self._main]
+        self._of_thread = threading.local()
+
+    @property
+    def stream(self) -> Stream:
+        """The current stream, which each thread has for itself."""
+        return getattr(self._of_thread, "stream", self._main)
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         for name in functions():
@@ -119,9 +126,10 @@ class ScriptedCuda:
 
     @contextlib.contextmanager
     def on_stream(self, stream: Stream | None) -> Iterator[None]:
-        before, self.stream = self.stream, stream or self.stream
+        before = self.stream
+        self._of_thread.stream = stream or before
         yield
-        self.stream = before
+        self._of_thread.stream = before
 
     @contextlib.contextmanager
     def aside(self, device: torch.device) -> Iterator[None]:
