@@ -60,7 +60,7 @@ FACTS: dict[str, Any] = {
 
 
 def calibration(folder: Path, **facts: Any) -> str:
-    """A table of devices that reach 100 TFLOP/s, 2 TB/s, and 200 GB/s of links, at which sharding costs nothing more."""
+    """A table of devices that reach 100 TFLOP/s, 2 TB/s, and 200 GB/s of links, which shard for nothing."""
     empty = dict.fromkeys(("precision", "tier", "size_bytes", "flop")) | {"ranks": 1, "nodes": 1, "busy": 8}
     rows = [
         empty | {"operation": "matmul", "precision": "bf16", "flop": 1e12, "time_s": 1e-2},

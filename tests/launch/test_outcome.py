@@ -167,7 +167,7 @@ def test_exit_codes_are_read_from_torchruns_log(attempt: Attempt) -> None:
 
 
 def test_a_killed_rank_is_told_from_those_that_it_takes_along(tmp_path: Path, attempt: Attempt) -> None:
-    """Of ranks that end within one look of torchrun, its first line names any; ranks that it ends itself have no code."""
+    """Of ranks that end at once torchrun's first line names any; those that it ends itself have no code."""
     program = tmp_path / "ranks.py"
     program.write_text(
         "import os, signal, sys\n"
