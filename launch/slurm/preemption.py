@@ -38,9 +38,20 @@ def heeding_preemption(job: str, preempted: Callable[[], None]) -> Iterator[None
 def is_being_preempted(job: str) -> bool:
     """Whether Slurm will take a running job's nodes; false where it gives no answer."""
     try:
-        return in_grace(scheduler.ask(["scontrol", "--oneliner", "show", "job", job]))
+        with _spared():
+            return in_grace(scheduler.ask(["scontrol", "--oneliner", "show", "job", job], patient=True))
     except SchedulerError:
         return False
+
+
+@contextmanager
+def _spared() -> Iterator[None]:
+    """Let programs that are started here outlive a SIGTERM: Slurm may send one to all that a job is running by then."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def in_grace(shown: str) -> bool:
