@@ -111,6 +111,7 @@ def fields(struct: type, path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ..
             "Data": Component,
             "Strategy": Component,
             "Optimizer": Component,
+            "LrSchedule": Component,
             "Loader": Component,
         },
         include_extras=True,
@@ -216,7 +217,8 @@ def test_the_global_batch_follows_the_scaling(scaling: str, devices: int, batch:
 
 
 def struct_modules() -> list[str]:
-    names = [f"parallelbench.{name}" for name in ("spec.settings", "spec.config", "spec.launchers", "optimizers")]
+    alone = ("spec.settings", "spec.config", "spec.launchers", "optimizers", "schedules")
+    names = [f"parallelbench.{name}" for name in alone]
     for package in ("strategies", "strategies.parts", "models", "data", "loaders"):
         folder = importlib.import_module(f"parallelbench.{package}")
         names += [

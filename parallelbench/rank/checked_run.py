@@ -26,7 +26,10 @@ _EPOCH_STEPS = 2
 
 
 def as_checked(run: RunConfig) -> RunConfig:
-    """The run to check: fp64, small batches, short epochs, and no batch statistics that depend on the split."""
+    """The run to check: fp64, small batches, short epochs, and no batch statistics that depend on the split.
+
+    A schedule's changes are moved into the few steps that are compared.
+    """
     checked = msgspec.structs.replace(
         run,
         precision="fp64",
@@ -40,6 +43,11 @@ def as_checked(run: RunConfig) -> RunConfig:
             parity_steps=max(run.measure.parity_steps, run.strategy.least_parity_steps(run)),
         ),
     )
+    if run.lr_schedule.changes:
+        steps = checked.steps_per_epoch
+        epochs = -(-checked.measure.parity_steps // steps)
+        schedule = run.lr_schedule.shortened(1 / steps)
+        checked = msgspec.structs.replace(checked, epochs=epochs, lr_schedule=schedule)
     if local_statistics(run):
         # Micro-batches pass a layer one after the other, so not even synchronised statistics cover the whole batch.
         norm = "sync" if run.strategy.micro_batches_per_step(run) == 1 else "group"

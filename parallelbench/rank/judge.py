@@ -10,6 +10,7 @@ which goes on from the gathered state by the gradients that the step has left: r
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -173,12 +174,14 @@ class Judge:
     def _update(self, taken: Taken, exact: PlainStep) -> Finding:
         """Hold what the step changed against the optimizer's update by the gradients that the step has left."""
         if self._optimizer is None:
-            stayed = unmoved(taken.before, taken.after, exact.gradients, self._run.optimizer.scaled_lr(self._run))
+            rate = self._run.optimizer.scaled_lr(self._run) * self._run.rate_factor(taken.number)
+            stayed = unmoved(taken.before, taken.after, exact.gradients, rate)
             what = "tensors with a gradient that the step left as they were; how far it moves them is not checked"
             what = ": ".join(filter(None, (what, self._why_no_updates)))
             return Finding("update", what, taken.number, difference=float(stayed), limit=0.0)
+        step = functools.partial(self._optimizer.step, number=taken.number)
         moved = {
-            name: (taken.before[name], taken.after[name], self._optimizer.step(name, taken.before[name], gradient))
+            name: (taken.before[name], taken.after[name], step(name, taken.before[name], gradient))
             for name, gradient in taken.gradients.items()
         }
         what = f"against {self._run.optimizer.name} in fp64, from the gathered state and gradients"

@@ -24,6 +24,7 @@ def check_run(run: RunConfig, device_type: str) -> None:
     own_reference(run)
     run.optimizer.check(run, device_type)
     _check_batch(run)
+    _check_schedule(run)
     _check_gpu_options(run, device_type)
     _check_compiled(run)
     if run.precision == "tf32" and device_type == "cpu":
@@ -113,6 +114,20 @@ def _check_compiled(run: RunConfig) -> None:
     }
     if reason := next((reason for reason, applies in reasons.items() if applies), ""):
         raise ConfigError(f"compile_scope={run.compile_scope} is refused: {reason}")
+
+
+def _check_schedule(run: RunConfig) -> None:
+    """Refuse a rate that changes where updates can't follow it."""
+    if not run.lr_schedule.changes:
+        return
+    run.lr_schedule.check(run)
+    reasons = {
+        f"strategy={run.strategy.name} has updates of its own, with one rate": not run.strategy.updates_as_asked,
+        "with graph=true every step has the rate of the one that was captured; choose graph=false": run.graph,
+        "with compile_scope=step each rate would be compiled anew; choose compile_scope=model": run.compiles_step,
+    }
+    if reason := next((reason for reason, applies in reasons.items() if applies), ""):
+        raise ConfigError(f"lr_schedule={run.lr_schedule.name} is refused: {reason}, or choose lr_schedule=constant")
 
 
 def _check_batch(run: RunConfig) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from parallelbench.errors import ConfigError, choices, raised_at
-from parallelbench.spec.config import Optimizer, RunConfig, Strategy
+from parallelbench.spec.config import LrSchedule, Optimizer, RunConfig, Strategy
 from parallelbench.spec.dataset import Data
 from parallelbench.spec.launchers import LauncherOptions, SuiteLauncher
 from parallelbench.spec.loader import Loader
@@ -27,9 +27,14 @@ COMPONENTS: dict[str, type[Component]] = {
     "data": Data,
     "strategy": Strategy,
     "optimizer": Optimizer,
+    "lr_schedule": LrSchedule,
     "loader": Loader,
 }
 """The nodes of a run that name a class in `_target_`, and what that class must be a kind of."""
+LATER_COMPONENTS: dict[str, dict[str, Any]] = {
+    "lr_schedule": {"_target_": "parallelbench.schedules.Constant", "name": "constant"},
+}
+"""Components that came after results existed → what all runs had before: no part of a mapping, so that run ids stay."""
 LATER_OPTIONS: dict[str, Any] = {
     "compile_scope": "model",
     "graph": False,
@@ -57,7 +62,7 @@ train, and a changed model is other work."""
 def to_mapping(run: RunConfig) -> dict[str, Any]:
     """The configuration as plain dicts, with the `_target_` of every component.
 
-    Without `LATER_OPTIONS` at their defaults.
+    Without `LATER_OPTIONS` and `LATER_COMPONENTS` at their defaults.
     """
     plain = whole_mapping(run)
     for key, default in LATER_OPTIONS.items():
@@ -67,6 +72,9 @@ def to_mapping(run: RunConfig) -> dict[str, Any]:
             del node[name]
     for key in ("nccl", "preprocess"):
         if not plain[key]:
+            del plain[key]
+    for key, default in LATER_COMPONENTS.items():
+        if plain[key] == default:
             del plain[key]
     return plain
 
@@ -100,7 +108,7 @@ def from_mapping(plain: Mapping[str, Any], plugin: str | None = None) -> RunConf
     sweep_name = rest.pop("sweep_name", "adhoc")
     rest.pop("tune", None)  # for planning only
     same_plugin = structure(rest.pop("same_plugin", ""), str, "same_plugin")
-    nodes = {key: rest.pop(key, None) for key in COMPONENTS}
+    nodes = {key: rest.pop(key, LATER_COMPONENTS.get(key)) for key in COMPONENTS}
     components = {key: build(node, key, plugin) for key, node in nodes.items()}
     sources = next((node[PLUGIN_SOURCES] for node in nodes.values() if PLUGIN_SOURCES in node), "")
     launcher = _launcher(rest.pop("launcher", None), plugin)

@@ -7,7 +7,7 @@ first, which alone holds the optimizer (Li et al. 2020, arXiv 2006.15704, sectio
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from parallelbench.errors import ConfigError
 from parallelbench.spec.batch import Shard
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 class DataParallel(Strategy, frozen=True, kw_only=True):
     """One process and one thread per GPU. Evaluation runs on the first GPU."""
+
+    updates_as_asked: ClassVar[bool] = True
 
     def processes(self, run: RunConfig, device_type: str) -> int:
         """One process drives all GPUs."""

@@ -41,6 +41,7 @@ class ParameterServer(Strategy, frozen=True, kw_only=True):
     suite has no gradient clipping, so a push is never clipped, neither by its worker nor by a server.
     """
 
+    updates_as_asked: ClassVar[bool] = True
     waits_in_steps: ClassVar[str] = "gradients and parameters travel through host memory"
 
     mode: Literal["sync", "async"]
@@ -87,6 +88,11 @@ class ParameterServer(Strategy, frozen=True, kw_only=True):
         if self.name == "downpour":
             self._check_downpour(run)
         check_no_fp16(run, "each worker would scale gradients on its own")
+        if self.mode == "async" and run.lr_schedule.changes:
+            raise ConfigError(
+                f"lr_schedule={run.lr_schedule.name} with strategy.mode=async is refused: a server counts pushes, of "
+                "which nobody knows to which step they belong; choose lr_schedule=constant, or strategy.mode=sync"
+            )
         if self.mode == "async" and getattr(run.model, "norm", None) == "sync":
             raise ConfigError(
                 "model.norm=sync with strategy.mode=async is refused: workers would wait for each other in every "

@@ -31,7 +31,7 @@ class LayersReplica(BaseReplica):
     def __init__(
         self, model: nn.Sequential, owners: Mapping[str, int], *, data_shard: Shard, rank: int, run: RunConfig
     ) -> None:
-        super().__init__(data_shard)
+        super().__init__(data_shard, run)
         self._compiles_update = run.compiles_step
         dtype = torch.float64 if run.precision == "fp64" else torch.float32
         self._owners, self._rank = owners, rank

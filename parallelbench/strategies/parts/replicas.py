@@ -13,6 +13,7 @@ from torch import nn
 from parallelbench.marks.spans import Phase, Spanned
 from parallelbench.marks.traffic import Traffic
 from parallelbench.strategies.parts.hooked_ddp import HookedDdp
+from parallelbench.strategies.parts.scheduled_rate import ScheduledRate
 from parallelbench.strategies.parts.state import (
     kept_by,
     load_optimizer,
@@ -46,9 +47,11 @@ class BaseReplica(ABC):
     shares_at_evaluation: bool = False
     _compiles_update: bool = False
 
-    def __init__(self, data_shard: Shard) -> None:
+    def __init__(self, data_shard: Shard, run: RunConfig | None = None) -> None:
+        """`run`: whose `lr_schedule` updates follow; None: each has the optimizer's own rate."""
         self.data_shard = data_shard
         self.traffic = Traffic()
+        self._rate = ScheduledRate(run) if run is not None and run.lr_schedule.changes else None
 
     @abstractmethod
     def trained(self) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -73,13 +76,16 @@ class BaseReplica(ABC):
     def local_state(self) -> dict[str, Any]:
         """Parameters, buffers, and the optimizer's state; a replica that keeps more between epochs adds it."""
         module, optimizer = self.trained()
-        return {"tensors": tensors_of(module), "optimizer": optimizer_state(optimizer)}
+        rate = {} if self._rate is None else {"rate": self._rate.local_state()}
+        return {"tensors": tensors_of(module), "optimizer": optimizer_state(optimizer), **rate}
 
     def load_local_state(self, state: dict[str, Any]) -> None:
         """Restore them in place."""
         module, optimizer = self.trained()
         load_tensors(module, state["tensors"])
         load_optimizer(optimizer, state["optimizer"])
+        if self._rate is not None:
+            self._rate.load_local_state(state["rate"])
 
     def full_optimizer_state(self, key: str) -> dict[str, Tensor] | None:
         """None, but where a replica gathers it."""
@@ -98,7 +104,12 @@ class BaseReplica(ABC):
         return [Spanned(self, "_update", "optimizer")]
 
     def _update(self) -> None:
-        """Let the optimizer update this rank's parameters."""
+        """Set the step's rate, and let the optimizer update this rank's parameters."""
+        if self._rate is not None:
+            self._rate.next_step(self.trained()[1])
+        self._apply_gradients()
+
+    def _apply_gradients(self) -> None:
         self.trained()[1].step()
 
     def close(self) -> None:  # noqa: B027 what most replicas do
@@ -124,7 +135,7 @@ class ModuleReplica(BaseReplica):
         before_evaluation: Callable[[], None] | None = None,
         count_step: Callable[[Traffic], None] | None = None,
     ) -> None:
-        super().__init__(data_shard)
+        super().__init__(data_shard, run)
         self._module, self._world = module, world
         self._numerics = Numerics(run.precision, world.device_type, compiles_loss=run.compiles_step)
         self._optimizer = optimizer or run.optimizer.build(module.parameters(), run, world.device_type)
@@ -167,7 +178,7 @@ class ModuleReplica(BaseReplica):
             self._one = torch.ones_like(scaled)  # autograd would make one in every step: a launch
         scaled.backward(self._one)
 
-    def _update(self) -> None:
+    def _apply_gradients(self) -> None:
         self._numerics.update(self._optimizer)
 
     def spanned(self) -> Iterable[Spanned]:

@@ -110,7 +110,7 @@ class ServerReplica(BaseReplica):
     """A shard of the parameter vector, and the optimizer that updates it. Reads no data and owns no loss."""
 
     def __init__(self, shard: Tensor, layout: Layout, run: RunConfig) -> None:
-        super().__init__(Shard(0, layout.workers, images=False, labels=False))
+        super().__init__(Shard(0, layout.workers, images=False, labels=False), run)
         self._layout = layout
         self._parameter = nn.Parameter(shard)
         self._values = self._parameter.detach()
