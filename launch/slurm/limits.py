@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from launch.slurm import scheduler
-from launch.slurm.scheduler import SchedulerError, minutes
+from launch.slurm.partitions import minutes
+from launch.slurm.scheduler import SchedulerError
 from launch.slurm.shape import slurm
 
 if TYPE_CHECKING:
@@ -66,6 +67,12 @@ class Allowed:
     """This user's jobs in the queue."""
     checks_qos: bool = True
     """Whether Slurm refuses a QOS that an account does not have."""
+
+    def closed(self, batch: JobGroup) -> Iterator[str]:
+        """Why no job of the group's may be charged to its account."""
+        site = batch.runs[0].planned.run.site
+        if self._association(site) is None:
+            yield self._no_association(site)
 
     def refusals(self, batch: JobGroup) -> Iterator[str]:
         """Why the jobs of a group would be refused, or would wait for ever."""

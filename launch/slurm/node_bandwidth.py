@@ -17,6 +17,7 @@ import msgspec
 
 from launch.slurm import rendezvous, scheduler
 from launch.slurm.shape import setup_lines, shape_of, slurm
+from launch.slurm.site_flags import as_words, site_flags
 from parallelbench.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -78,16 +79,11 @@ def short_job(run: RunConfig, device_type: str, program: Sequence[str], *, name:
         "cpus-per-task": shape.cpus_per_node,
         "mem": f"{shape.memory_mib_per_node}M",
         "time": min(minutes, slurm(run).time_limit_min),
-        "partition": site.partition,
-        "qos": site.qos,
-        "account": site.account,
-        "wckey": site.wckey,
-        "constraint": site.constraint,
+        **site_flags(site),
         "gpus-per-node": gpus if shape.gpus_per_node else None,
     }
-    flags = [f"--{key}={value}" for key, value in options.items() if value is not None]
     script = "\n".join([*setup_lines(site), f"exec {shlex.join([sys.executable, '-m', *program])}"])
-    return ["srun", *flags, "bash", "-c", script]
+    return ["srun", *as_words(options), "bash", "-c", script]
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -45,7 +45,7 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     tasks: list[list[str]]
     """Task → the names of the run folders it works through: one, unless packed."""
     devices: int
-    """Devices of each task."""
+    """Devices that each task is charged for."""
     device_type: str
     launcher: SlurmLauncher
     site: Site

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from launch.slurm.site_flags import site_flags
 from parallelbench.errors import ConfigError
 from parallelbench.spec.launchers import SlurmLauncher
 
@@ -90,6 +91,11 @@ def asks_for_gpus(site: Site, device_type: str) -> bool:
     return bool(site.gpus_per_node) and (device_type == "cuda" or site.device == "cpu")
 
 
+def charged_devices(shape: Shape, site: Site) -> int:
+    """Devices that a job is charged for: all GPUs of its nodes where it has the nodes to itself, else its own."""
+    return shape.nodes * site.gpus_per_node if site.exclusive and shape.gpus_per_node else shape.devices
+
+
 def _too_many(run: RunConfig, devices: int) -> str:
     most = run.site.devices_per_node
     nodes = next((n for n in range(run.nodes, run.devices + 1) if run.devices % n == 0 and run.devices // n <= most), 0)
@@ -105,22 +111,20 @@ def batch_parameters(shape: Shape, launcher: SlurmLauncher, site: Site, *, name:
     if shape.gpus_per_node:
         typed = f"{site.gpu_type}:{shape.gpus_per_node}" if site.gpu_type else str(shape.gpus_per_node)
         gpus = {"gpus-per-node": typed}
-    chosen = {key: getattr(site, key) for key in ("qos", "account", "constraint", "wckey")}
     return {
         "job_name": name,
         "time": launcher.time_limit_min,
         "nodes": shape.nodes,
         "ntasks_per_node": 1,
         "cpus_per_task": shape.cpus_per_node,
-        "partition": site.partition,
-        **chosen,
+        "wckey": None,  # else submitit sets one
         "signal_delay_s": launcher.signal_delay_s,
         "array_parallelism": launcher.array_parallelism,
         "stderr_to_stdout": True,
         "setup": setup_lines(site),
         # Since 22.05 srun doesn't take the number of cores from the job by itself.
         "srun_args": [f"--cpus-per-task={shape.cpus_per_node}", "--kill-on-bad-exit=1", f"--wait={_END_WITHIN_S}"],
-        "additional_parameters": {**gpus, "mem": f"{shape.memory_mib_per_node}M", "requeue": True},
+        "additional_parameters": {**site_flags(site), **gpus, "mem": f"{shape.memory_mib_per_node}M", "requeue": True},
     }
 
 

@@ -22,7 +22,7 @@ from launch.slurm.queue import track
 from launch.slurm.record import Submission
 from launch.slurm.sbatch_limit import no_answer, time_limit
 from launch.slurm.scheduler import NoJob, SchedulerError, SubmissionError
-from launch.slurm.shape import Shape, batch_parameters, shape_of, slurm
+from launch.slurm.shape import Shape, batch_parameters, charged_devices, shape_of, slurm
 from launch.slurm.variables import refuse_contradictions
 from launch.states import states_of
 from parallelbench.errors import ConfigError
@@ -60,8 +60,9 @@ class JobGroup:
     @property
     def most_hours(self) -> Hours:
         """Device-hours if every job is started as often as allowed, and uses its time limit each time."""
-        most_s = len(self.tasks()) * most_seconds(slurm(self.runs[0].planned.run))
-        return Hours.of(most_s, devices=self.shape.devices, gpus=bool(self.shape.gpus_per_node))
+        run = self.runs[0].planned.run
+        devices, most_s = charged_devices(self.shape, run.site), len(self.tasks()) * most_seconds(slurm(run))
+        return Hours.of(most_s, devices=devices, gpus=bool(self.shape.gpus_per_node))
 
 
 def device_type_of(run: RunConfig) -> str:
@@ -190,7 +191,7 @@ def _submit_chunk(sweep: Path, group: JobGroup, tasks: list[list[str]]) -> Submi
         created_at=time.time(),
         job=None,
         tasks=tasks,
-        devices=group.shape.devices,
+        devices=charged_devices(group.shape, run.site),
         device_type=group.device_type,
         launcher=slurm(run),
         site=run.site,

@@ -26,6 +26,24 @@ Module = Annotated[
 """A module, safe as a word of a batch script."""
 
 
+Partitions = Annotated[
+    str,
+    Meta(
+        pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.:-]{0,63}(,[A-Za-z0-9_][A-Za-z0-9_.:-]{0,63}){0,31}\Z",
+        description="names of 1 to 64 letters, digits, dots, colons, dashes and underscores, with commas between them",
+    ),
+]
+"""One partition, or several with commas between them, safe as a word of a batch script."""
+Nodes = Annotated[
+    str,
+    Meta(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9_.,\[\]-]{0,1023}\Z",
+        description="names of nodes as Slurm writes them, such as n1,gpu[01-04], no spaces",
+    ),
+]
+"""Names of nodes, safe as a word of a batch script."""
+
+
 class LauncherOptions(Node, frozen=True, kw_only=True, tag_field="name"):
     """How processes are started; never part of a run's identity. `name` in the YAML chooses the kind.
 
@@ -137,8 +155,9 @@ class Site(Node, frozen=True, kw_only=True):
     """Host memory that a job requests with each device by default, GiB."""
     gpu_type: SlurmName | None
     """Type of the GPUs as Slurm names it (`sinfo -o %G`); null: any."""
-    partition: SlurmName | None
-    """null: the cluster's default, as for the four below."""
+    partition: Partitions | None
+    """One, or several such as gpu,low: Slurm takes the one where a job starts first. null: the cluster's default, as
+    for the four below."""
     qos: SlurmName | None
     """Quality of service."""
     account: SlurmName | None
@@ -147,6 +166,16 @@ class Site(Node, frozen=True, kw_only=True):
     """Workload characterization key, which some clusters demand for their accounting."""
     constraint: Constraint | None
     """Node features, e.g. a100_80."""
+    reservation: SlurmName | None
+    """A reservation (`scontrol show reservation`), within which all jobs run; null: none."""
+    nodelist: Nodes | None
+    """Nodes that every job has all of, e.g. n[1-2]; null: Slurm chooses."""
+    exclude: Nodes | None
+    """Nodes that no job may have, e.g. n3,n7; null: none."""
+    exclusive: bool
+    """Whether each job has its nodes to itself. It is then charged for all of their cores and GPUs."""
+    nice: Annotated[int, Meta(ge=0, le=2_147_483_645)] | None
+    """How much lower the jobs' priority is than that of one's other jobs; null: as Slurm has it."""
     max_time_min: Count | None
     """Longest job the partition allows, in minutes; null: not known here, Slurm decides."""
     max_nodes: Count | None

@@ -105,7 +105,10 @@ TEXT = st.one_of(
     st.text(st.characters(exclude_categories=("Cs",)), max_size=20),
     st.from_regex(r"[A-Za-z0-9_.-]{1,12}", fullmatch=True),
 ).map(lambda text: text.replace("\x00", ""))  # no program can be given that
-SITE = ("partition", "account", "qos", "constraint", "gpu_type", "name", "network_interface", "data_dir", "x")
+SITE = (
+    *("partition", "account", "qos", "constraint", "gpu_type", "name", "network_interface", "data_dir", "x"),
+    *("reservation", "nodelist", "exclude"),
+)
 REST = ("sweep.name", "model.name", "data.name", "launcher.time_limit_min", "launcher.pack")
 KEYS = st.sampled_from([*(f"site.{key}" for key in SITE), *REST])
 PLAIN = st.sampled_from(["{}={}", "{}=[{}]", "{}={},x", "+{}={}", "{}"])
