@@ -13,13 +13,14 @@ from launch.slurm.partitions import partitions, reservations
 from launch.slurm.scheduler import SchedulerError
 from launch.slurm.shape import slurm
 from launch.slurm.site import refusals, warnings, whole_nodes
+from parallelbench.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from launch.slurm.job_group import JobGroup
     from launch.slurm.limits import Allowed
     from launch.slurm.partitions import Partition, Reservation
-    from launch.slurm.submit import JobGroup
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,8 @@ def in_each_partition(group: JobGroup) -> list[JobGroup]:
 def cluster_limits(groups: Sequence[JobGroup], *, patient: bool = False) -> ClusterLimits:
     """Ask the cluster; raises `SchedulerError` where the controller gives no answer."""
     settings = scheduler.configuration(patient=patient)
-    kinds = partitions(patient=patient)
+    if not (kinds := partitions(patient=patient)):
+        return ClusterLimits(unknown="sinfo lists no partition, so the cluster's limits were not checked")
     named = any(group.runs[0].planned.run.site.reservation for group in groups)
     cluster = ClusterLimits(
         kinds,
@@ -134,3 +136,12 @@ def known_limits(groups: Sequence[JobGroup]) -> ClusterLimits:
         return cluster_limits(groups)
     except SchedulerError as error:
         return ClusterLimits(unknown=f"the cluster's limits could not be checked: {error}")
+
+
+def require_accepted(groups: Sequence[JobGroup]) -> None:
+    """Raise `ConfigError` for jobs that the cluster would refuse, and `SchedulerError` where it gives no answer."""
+    if not groups:
+        return
+    cluster = cluster_limits(groups, patient=True)
+    if texts := list(dict.fromkeys(text for group in groups for text in cluster.refusals(group))):
+        raise ConfigError(f"refused by the cluster, nothing was submitted: {'; '.join(texts)}")

@@ -16,7 +16,7 @@ from launch.slurm.shape import slurm
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from launch.slurm.submit import JobGroup
+    from launch.slurm.job_group import JobGroup
     from parallelbench.spec.launchers import Site
 
 _ASSOCIATION = ("Cluster", "DefaultAccount", "Account", "Partition", "QOS", "DefaultQOS")

@@ -9,9 +9,10 @@ from rich.markup import escape
 from launch.slurm import record, scheduler
 from launch.slurm.cluster_limits import known_limits
 from launch.slurm.hours import Hours
+from launch.slurm.job_group import job_groups
 from launch.slurm.queue import Tracker, track
 from launch.slurm.scheduler import SchedulerError
-from launch.slurm.submit import batch_script, job_groups, not_submitted
+from launch.slurm.submit import batch_script, not_submitted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

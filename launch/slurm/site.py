@@ -16,8 +16,8 @@ from launch.slurm.shape import slurm
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from launch.slurm.job_group import JobGroup
     from launch.slurm.partitions import Partition
-    from launch.slurm.submit import JobGroup
 
 
 def refusals(batch: JobGroup, offered: Sequence[Partition]) -> list[str]:

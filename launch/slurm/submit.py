@@ -9,15 +9,17 @@ import shlex
 import sys
 import time
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from launch.preparation import checked
 from launch.slurm import job, record, scheduler
-from launch.slurm.hours import Hours, most_seconds
+from launch.slurm.cluster_limits import require_accepted
+from launch.slurm.hours import Hours
+from launch.slurm.intents import Intents
+from launch.slurm.job_group import JobGroup, job_groups
 from launch.slurm.queue import track
 from launch.slurm.record import Submission
 from launch.slurm.sbatch_limit import no_answer, time_limit
@@ -38,31 +40,6 @@ if TYPE_CHECKING:
     from launch.slurm.queue import JobStatus
     from launch.sweep import PlannedRun
     from parallelbench.spec.config import RunConfig
-
-_WRITERS = 16
-
-
-@dataclass(frozen=True)
-class JobGroup:
-    """Runs of one shape, in the order of the plan."""
-
-    shape: Shape
-    device_type: str
-    runs: list[Prepared]
-    submit: str
-    """Identifies the command that submits them."""
-
-    def tasks(self) -> list[list[str]]:
-        """Which runs each task of the array works through."""
-        names = [item.folder.path.name for item in self.runs]
-        return [names] if self.runs[0].planned.run.launcher.packed else [[name] for name in names]
-
-    @property
-    def most_hours(self) -> Hours:
-        """Device-hours if every job is started as often as allowed, and uses its time limit each time."""
-        run = self.runs[0].planned.run
-        devices, most_s = charged_devices(self.shape, run.site), len(self.tasks()) * most_seconds(slurm(run))
-        return Hours.of(most_s, devices=devices, gpus=bool(self.shape.gpus_per_node))
 
 
 def device_type_of(run: RunConfig) -> str:
@@ -92,27 +69,17 @@ def check_plain(folder: Path) -> None:
         raise ConfigError(f"results={str(folder)!r} has {odd!r}, which no path of a Slurm job may have: choose another")
 
 
-def job_groups(prepared: Sequence[Prepared]) -> list[JobGroup]:
-    """Group runs by all that their jobs share: resources, launcher, site, and a user's package."""
-    groups: dict[tuple[Any, ...], JobGroup] = {}
-    submit = record.new_token()
-    for item in prepared:
-        run, device_type = item.planned.run, item.device_type
-        shape = shape_of(run, device_type)
-        key = (shape, device_type, msgspec.json.encode([run.launcher, run.site, plugin_of(run), run.same_plugin]))
-        groups.setdefault(key, JobGroup(shape, device_type, [], submit)).runs.append(item)
-    return list(groups.values())
-
-
 def submit(prepared: Sequence[Prepared], options: SubmitOptions, say: Callable[[str], None]) -> list[Submission]:
     """Submit the missing runs and those to try again; returns the new submissions.
 
-    Raises `ConfigError` if they could exceed `max_gpu_hours`, before any job is submitted, and `SchedulerError`
-    where Slurm takes no more. Jobs that were submitted before stay, and are not submitted again.
+    Raises `ConfigError` if they could exceed `max_gpu_hours`, or if the cluster would refuse one of them, before
+    anything is written, and `SchedulerError` where Slurm takes no more. Jobs that were submitted before stay, and are
+    not submitted again.
     """
     sweep = prepared[0].planned.run.sweep_folder
-    if options.max_gpu_hours is not None:  # before the lock, which makes a folder
-        _check_budget(job_groups(_to_start(prepared, options.retry, locked=False)[1]), options.max_gpu_hours)
+    wanted = job_groups(_to_start(prepared, options.retry, locked=False)[1])  # before the lock, which makes a folder
+    _check_budget(wanted, options.max_gpu_hours)
+    require_accepted(wanted)
     with record.lock(sweep):
         statuses, to_start = _to_start(prepared, options.retry, locked=True)
         if rest := not_submitted(statuses, options.retry):
@@ -165,23 +132,18 @@ def _submit_group(sweep: Path, group: JobGroup) -> Iterator[Submission]:
     tasks, folders = group.tasks(), {item.folder.path.name: item for item in group.runs}
     size, done = min(len(tasks), scheduler.max_array_size(patient=True)), 0
     while done < len(tasks):
-        chunk = tasks[done : done + size]
-        _write_intents([folders[name] for task in chunk for name in task])
+        chunk, intents = tasks[done : done + size], Intents()
+        intents.write([folders[name] for task in chunk for name in task])
         try:
             yield _submit_chunk(sweep, group, chunk)
         except SubmissionError as error:
+            if error.why is not NoJob.LOST:
+                intents.take_back()
             if size == 1 or error.why is not NoJob.LIMIT:
                 raise SchedulerError(f"{error} ({done} of {len(tasks)} task(s) of this shape are submitted)") from None
             size = (min(size, len(chunk)) + 1) // 2
         else:
             done += len(chunk)
-
-
-def _write_intents(items: Sequence[Prepared]) -> None:
-    """Write several at a time: each waits for the disk, or for a file server, longer than it computes."""
-    with ThreadPoolExecutor(_WRITERS) as pool:
-        for _ in pool.map(lambda item: item.write_intent(), items):
-            pass
 
 
 def _submit_chunk(sweep: Path, group: JobGroup, tasks: list[list[str]]) -> Submission:
@@ -225,8 +187,9 @@ def _found(sweep: Path, submission: Submission, error: SubmissionError) -> str:
         number, refused = None, False
     if number is not None:
         return number
-    if refused:
-        record.withdraw(sweep, submission)
+    if not refused:
+        raise SubmissionError(str(error), NoJob.LOST) from None
+    record.withdraw(sweep, submission)
     raise error
 
 

@@ -6,16 +6,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from launch.slurm.job_group import job_groups
 from launch.slurm.limits import allowed
 from launch.slurm.scheduler import SchedulerError
-from launch.slurm.submit import job_groups, prepare_for_site
+from launch.slurm.submit import prepare_for_site
 from launch.sweep import expand
 from tests.launch.fake_slurm import ON_SITE
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from launch.slurm.submit import JobGroup
+    from launch.slurm.job_group import JobGroup
     from tests.launch.fake_slurm import FakeSlurm
 
 ENFORCED = "ClusterName = here\nAccountingStorageEnforce = associations,limits,qos\n"

@@ -11,9 +11,10 @@ from launch.slurm import node_bandwidth
 from launch.slurm.cluster_limits import ClusterLimits
 from launch.slurm.hostlist import hosts
 from launch.slurm.hours import Hours
+from launch.slurm.job_group import job_groups
 from launch.slurm.limits import Allowed, Association, Limit
 from launch.slurm.partitions import Partition, Reservation, partitions, reservations
-from launch.slurm.submit import batch_script, job_groups, prepare_for_site
+from launch.slurm.submit import batch_script, prepare_for_site
 from launch.sweep import expand, one_run
 from parallelbench.errors import ConfigError
 from tests.launch.fake_slurm import ON_SITE
@@ -21,7 +22,7 @@ from tests.launch.fake_slurm import ON_SITE
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from launch.slurm.submit import JobGroup
+    from launch.slurm.job_group import JobGroup
     from tests.launch.fake_slurm import FakeSlurm
 
 NORMAL = Partition("normal", True, "up", None, 2, 8, 11_000, "gpu:a100:4", "", hosts("n[1-2]"))

@@ -15,13 +15,14 @@ from rich.console import Console
 from launch.preparation import Prepared
 from launch.slurm import cluster_limits, scheduler
 from launch.slurm.hours import Hours
+from launch.slurm.job_group import job_groups
 from launch.slurm.partitions import Partition
 from launch.slurm.partitions import minutes as minutes_of
 from launch.slurm.plan_report import show_plan
 from launch.slurm.shape import batch_parameters, shape_of, slurm
 from launch.slurm.site import gpus_in, refusals, warnings
 from launch.slurm.slurm_launcher import OnSlurm
-from launch.slurm.submit import batch_script, job_groups, prepare_for_site
+from launch.slurm.submit import batch_script, prepare_for_site
 from launch.sweep import PlannedRun, expand, one_run
 from launch.sweep.compose import Extension
 from launch.verbs import doctor

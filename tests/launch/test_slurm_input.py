@@ -14,8 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from launch.slurm import plan_report, scheduler
+from launch.slurm.job_group import job_groups
 from launch.slurm.shape import STOP_AT_FAILURE
-from launch.slurm.submit import batch_script, job_groups, prepare_for_site
+from launch.slurm.submit import batch_script, prepare_for_site
 from launch.sweep import PlannedRun
 from parallelbench.cli import main
 from parallelbench.errors import ConfigError
@@ -25,7 +26,7 @@ from tests.faults import fault
 from tests.helpers import TINY, plain, quoted
 
 if TYPE_CHECKING:
-    from launch.slurm.submit import JobGroup
+    from launch.slurm.job_group import JobGroup
 
 SLURM = (*TINY, "launcher=slurm", "site=local_cluster")
 HARMLESS = re.compile(r"[\w@%+=:,./ -]*", re.ASCII)

@@ -14,9 +14,10 @@ from rich.console import Console
 from launch.launcher import SubmitOptions
 from launch.preparation import Prepared
 from launch.slurm import slurm_launcher
+from launch.slurm.job_group import job_groups
 from launch.slurm.shape import setup_lines
 from launch.slurm.slurm_launcher import OnSlurm
-from launch.slurm.submit import batch_script, job_groups, prepare_for_site
+from launch.slurm.submit import batch_script, prepare_for_site
 from launch.sweep import PlannedRun, one_run
 from parallelbench.errors import ConfigError
 from parallelbench.spec.launchers import Site
