@@ -30,6 +30,7 @@ from tests.analysis.factory import Fake, config, published
 from tests.helpers import configured, plain
 
 CHOICES = {
+    "clip_norm": "clip_norm=1.0",
     "compile_scope": "compile_scope=step",
     "graph": "graph=true",
     "cudnn_benchmark": "cudnn_benchmark=true",
@@ -131,7 +132,7 @@ def test_this_torch_has_the_lazy_one() -> None:
     "key",
     sorted(
         key
-        for key in CHOICES.keys() - {"compile_scope", "graph", "strategy.gather"}
+        for key in CHOICES.keys() - {"clip_norm", "compile_scope", "graph", "strategy.gather"}
         if not key.startswith(("preprocess", "data"))
     ),
 )

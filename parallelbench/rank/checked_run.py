@@ -21,6 +21,8 @@ PARITY_TEST_SAMPLES = 37
 """Test samples that are evaluated after each step: a prime number, so that every split makes unequal parts."""
 WIDEST_TOLERANCE = 0.05
 """Most that a strategy may ask for (`Strategy.parity_tolerance`): what gradients rounded to bf16 need."""
+_CLIP_NORM = 0.01
+"""Largest norm that gradients are clipped to: that of an untrained model's is larger."""
 _EPOCH_STEPS = 2
 """Steps per epoch of the check, so that three steps pass from one epoch to the next."""
 
@@ -28,7 +30,7 @@ _EPOCH_STEPS = 2
 def as_checked(run: RunConfig) -> RunConfig:
     """The run to check: fp64, small batches, short epochs, and no batch statistics that depend on the split.
 
-    A schedule's changes are moved into the few steps that are compared.
+    A schedule's changes are moved into the few steps that are compared; gradients are clipped to less than their norms.
     """
     checked = msgspec.structs.replace(
         run,
@@ -43,6 +45,8 @@ def as_checked(run: RunConfig) -> RunConfig:
             parity_steps=max(run.measure.parity_steps, run.strategy.least_parity_steps(run)),
         ),
     )
+    if run.clip_norm is not None:
+        checked = msgspec.structs.replace(checked, clip_norm=min(run.clip_norm, _CLIP_NORM))
     if run.lr_schedule.changes:
         steps = checked.steps_per_epoch
         epochs = -(-checked.measure.parity_steps // steps)

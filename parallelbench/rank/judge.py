@@ -22,7 +22,7 @@ from parallelbench.rank.differences import relative_difference, size_difference,
 from parallelbench.rank.findings import Finding
 from parallelbench.rank.parity import endless
 from parallelbench.rank.plain import PlainModel
-from parallelbench.rank.plain_optimizer import PlainOptimizer, kept_of_one
+from parallelbench.rank.plain_optimizer import PlainOptimizer, clipped, kept_of_one
 from parallelbench.rank.step_differences import loss_difference
 from parallelbench.spec.batch import Shard
 
@@ -175,14 +175,14 @@ class Judge:
         """Hold what the step changed against the optimizer's update by the gradients that the step has left."""
         if self._optimizer is None:
             rate = self._run.optimizer.scaled_lr(self._run) * self._run.rate_factor(taken.number)
-            stayed = unmoved(taken.before, taken.after, exact.gradients, rate)
+            stayed = unmoved(taken.before, taken.after, clipped(exact.gradients, self._run.clip_norm), rate)
             what = "tensors with a gradient that the step left as they were; how far it moves them is not checked"
             what = ": ".join(filter(None, (what, self._why_no_updates)))
             return Finding("update", what, taken.number, difference=float(stayed), limit=0.0)
         step = functools.partial(self._optimizer.step, number=taken.number)
         moved = {
             name: (taken.before[name], taken.after[name], step(name, taken.before[name], gradient))
-            for name, gradient in taken.gradients.items()
+            for name, gradient in clipped(taken.gradients, self._run.clip_norm).items()
         }
         what = f"against {self._run.optimizer.name} in fp64, from the gathered state and gradients"
         limit = UPDATE_LIMITS.get(self._run.precision, _UPDATE_LIMIT)

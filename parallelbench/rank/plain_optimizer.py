@@ -56,6 +56,16 @@ class PlainOptimizer:
         return parameter.detach()
 
 
+def clipped(gradients: Mapping[str, Tensor], most: float | None) -> dict[str, Tensor]:
+    """Gradients in fp64, scaled down by torch's own function where their norm exceeds `most`; None: nothing does."""
+    parameters = {name: nn.Parameter(torch.zeros_like(each, dtype=torch.float64)) for name, each in gradients.items()}
+    for name, parameter in parameters.items():
+        parameter.grad = gradients[name].to(torch.float64, copy=True)
+    if most is not None:
+        nn.utils.clip_grad_norm_(parameters.values(), most)
+    return {name: parameter.grad for name, parameter in parameters.items() if parameter.grad is not None}
+
+
 def kept_of_one(run: RunConfig) -> tuple[dict[str, Any], str]:
     """Key → what the run's optimizer keeps of a parameter; and why its updates can't be followed, else empty.
 

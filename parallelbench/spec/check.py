@@ -25,6 +25,7 @@ def check_run(run: RunConfig, device_type: str) -> None:
     run.optimizer.check(run, device_type)
     _check_batch(run)
     _check_schedule(run)
+    _check_clipping(run)
     _check_gpu_options(run, device_type)
     _check_compiled(run)
     if run.precision == "tf32" and device_type == "cpu":
@@ -128,6 +129,17 @@ def _check_schedule(run: RunConfig) -> None:
     }
     if reason := next((reason for reason, applies in reasons.items() if applies), ""):
         raise ConfigError(f"lr_schedule={run.lr_schedule.name} is refused: {reason}, or choose lr_schedule=constant")
+
+
+def _check_clipping(run: RunConfig) -> None:
+    """Refuse to clip where updates don't."""
+    reasons = {
+        f"strategy={run.strategy.name} has updates of its own, which clip nothing": not run.strategy.updates_as_asked,
+        "graph=true captures no clipping; choose graph=false": run.graph,
+    }
+    reason = next((reason for reason, applies in reasons.items() if applies), "")
+    if run.clip_norm is not None and reason:
+        raise ConfigError(f"clip_norm={run.clip_norm:g} is refused: {reason}, or choose clip_norm=null")
 
 
 def _check_batch(run: RunConfig) -> None:

@@ -124,7 +124,8 @@ class Strategy(Component, frozen=True, kw_only=True):
     evaluates_repeatedly: ClassVar[bool] = False
     """Whether a step can take several gradients, as `optimizer=lbfgs` needs."""
     updates_as_asked: ClassVar[bool] = False
-    """Whether replicas update by `BaseReplica._update` in every step, which follows `lr_schedule`."""
+    """Whether replicas update by `BaseReplica._update` in every step, which follows `lr_schedule` and
+    `clip_norm`."""
 
     def processes(self, run: RunConfig, device_type: str) -> int:
         """Processes that train: one per device, unless one process drives several devices."""

@@ -36,6 +36,7 @@ LATER_COMPONENTS: dict[str, dict[str, Any]] = {
 }
 """Components that came after results existed → what all runs had before: no part of a mapping, so that run ids stay."""
 LATER_OPTIONS: dict[str, Any] = {
+    "clip_norm": None,
     "compile_scope": "model",
     "graph": False,
     "cudnn_benchmark": False,

@@ -47,6 +47,11 @@ class Numerics:
         """The loss to call `backward` on."""
         return loss if self._scaler is None else self._scaler.scale(loss)
 
+    def unscale(self, optimizer: torch.optim.Optimizer) -> None:
+        """Divide the gradients by the scale of the loss, before anybody looks at them."""
+        if self._scaler is not None:
+            self._scaler.unscale_(optimizer)
+
     def update(self, optimizer: torch.optim.Optimizer) -> None:
         """Step the optimizer, undoing the scale of the gradients."""
         if self._scaler is None:

@@ -189,6 +189,11 @@ class PipelineReplica(LayersReplica):
         yield Spanned(self, "_average", "communication")
         yield from super().spanned()
 
+    @property
+    def _ranks_group(self) -> dist.ProcessGroup:
+        own = self._position.pipeline
+        return super()._ranks_group if own is None else own
+
     def _count_step(self) -> None:
         micro_batches, position = self._pipeline.micro_batches, self._position
         self.traffic.send("activation", micro_batches * self._sent_bytes())
