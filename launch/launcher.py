@@ -111,6 +111,10 @@ class Launcher(ABC):
         """End the jobs of sweeps for which `submitted` holds, and print how many."""
         raise NotImplementedError(f"{self.name} queues jobs, so it has to cancel them")
 
+    def cancel_runs(self, runs: Sequence[RunFolder], console: Console) -> None:
+        """End the jobs of these runs only, whose sweeps `submitted` holds for, and print how many."""
+        raise ConfigError(f"launcher={self.name} cancels whole sweeps only: name {runs[0].path.parent}")
+
     def logs(self, sweep: Path, run: str) -> list[Path]:
         """Files with what the latest job of a run has printed, besides the logs in the run's folder."""
         return []

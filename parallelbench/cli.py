@@ -112,9 +112,9 @@ def _verbs() -> dict[str, Callable[[argparse.Namespace], int]]:
         "submit": _configured(running.submit, "retry", "max_gpu_hours"),
         "prepare": _configured(running.prepare_data),
         "status": _on_folder(watching.status, "watch", "every", "as_json"),
-        "cancel": _on_folder(watching.cancel),
+        "cancel": lambda options: watching.cancel(options.folders, _extension(options)),
         "forget": lambda options: watching.forget(options.folders, _extension(options)),
-        "logs": _on_folder(watching.logs),
+        "logs": _on_folder(watching.logs, "follow"),
         "report": _on_folder(results.report, "out"),
         "claims": _on_folder(results.claims, "names", "file", "as_json"),
         "compare": lambda options: results.compare(

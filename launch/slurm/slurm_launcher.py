@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import shlex
-from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from launch.launcher import Launcher, SweepStatus
 from launch.slurm import calibration_job, node_bandwidth, plan_report, record, scheduler, site
+from launch.slurm.cancelling import cancel_runs, cancel_sweeps
 from launch.slurm.hours import Hours, left, used
 from launch.slurm.queue import WAITING, Tracker, track
 from launch.slurm.record import FOLDER
 from launch.slurm.scheduler import SchedulerError
 from launch.slurm.submit import device_type_of, prepare_for_site, submit
-from launch.states import resumption, states_of
 from launch.sweep import one_run
 from parallelbench.errors import ConfigError
-from parallelbench.store.folder import RunFolder
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -33,7 +31,7 @@ if TYPE_CHECKING:
     from launch.sweep.compose import Extension
     from parallelbench.spec.config import RunConfig
     from parallelbench.store.attempt import Attempt
-    from parallelbench.store.folder import State
+    from parallelbench.store.folder import RunFolder, State
 
 
 class OnSlurm(Launcher):
@@ -81,23 +79,12 @@ class OnSlurm(Launcher):
         return SweepStatus(runs, [line for line in (hours, trouble) if line])
 
     def cancel(self, sweeps: Sequence[Path], console: Console) -> None:
-        """End the jobs of sweeps, whether they run or wait, with one query and one command to Slurm."""
-        with ExitStack() as locks:
-            for sweep in sweeps:
-                locks.enter_context(record.lock(sweep))
-            trackers = track({sweep: record.submissions(sweep) for sweep in sweeps}, locked=True)
-            jobs = [job for tracker in trackers.values() for job in tracker.in_queue()]
-            next_time = resumption(_live(trackers))
-            if jobs:
-                # A sweep is cancelled as a whole, so the ids of its arrays are enough.
-                scheduler.tell(["scancel", *sorted({job.whole for job in jobs}, key=int)])
-        jobless = sum(submission.job is None for tracker in trackers.values() for submission in tracker.submissions)
-        console.print(f"{len(jobs)} job(s) cancelled; submitting again starts the missing runs{next_time}")
-        if jobless:
-            console.print(
-                f"it is not known yet whether Slurm has {jobless} more array(s): cancel again in a minute",
-                highlight=False,
-            )
+        """End the jobs of sweeps."""
+        cancel_sweeps(sweeps, console)
+
+    def cancel_runs(self, runs: Sequence[RunFolder], console: Console) -> None:
+        """End the jobs of single runs: tasks of arrays, by their own ids."""
+        cancel_runs(runs, console)
 
     def logs(self, sweep: Path, run: str) -> list[Path]:
         """The output of a run's latest job that Slurm and submitit caught. Slurm is not queried."""
@@ -170,13 +157,3 @@ def _hours(tracker: Tracker, statuses: Mapping[RunFolder, JobStatus]) -> Iterato
             live.setdefault((submission.token, task), (submission, [], running))[1].extend(attempts)
     for submission, attempts, running in live.values():
         yield Hours(), left(submission, attempts, running=running)
-
-
-def _live(trackers: Mapping[Path, Tracker]) -> Iterator[RunFolder]:
-    """Runs that a job in the queue still works on."""
-    for sweep, tracker in trackers.items():
-        names = {name for name, each in tracker.jobs.items() if any(tracker.queued(*entry) for entry in each)}
-        folders = [RunFolder(sweep / name) for name in sorted(names)]
-        for folder, state in zip(folders, states_of(folders), strict=True):
-            if tracker.status(folder, state).live:
-                yield folder

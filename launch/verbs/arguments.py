@@ -39,6 +39,7 @@ _CONFIGURED = {
 }
 """Verbs that take overrides."""
 _FORGET = "move runs out of their sweep, into its folder .forgotten: submitting measures them anew"
+_CANCEL = "end the queued and running jobs of sweeps, or of single runs"
 _INIT = "write a folder of your own: a model, a data set, a strategy, a sweep, a notebook and a test"
 _SAME_PLUGIN = "your package has changed, but no number has: its runs stay those of the sources that were used last"
 _LAUNCHED_BY = "your own package, whose launcher the runs were submitted with"
@@ -46,7 +47,6 @@ _ON_FOLDERS = {
     "status": "print the state of every run below a folder",
     "report": "write figures, tables and a page on the runs below a folder",
     "claims": "judge the claims of publications by the runs below a folder",
-    "cancel": "end the queued and running jobs of the sweeps below a folder",
     "logs": "print the output of a run's latest attempt and its job",
 }
 """Verbs that take a folder."""
@@ -88,6 +88,9 @@ def command_line_parser() -> tuple[argparse.ArgumentParser, Mapping[str, argpars
         verb.add_argument("folder", metavar="DIR", help="a results folder, a sweep's folder, or a run's")
         _add_folder_options(verb, name)
     _add_compare(verbs)
+    cancel = verbs.add_parser("cancel", help=_CANCEL, description=_CANCEL)
+    cancel.add_argument("folders", metavar="DIR", nargs="+", help="results folders, sweeps' folders, or runs'")
+    _add_plugin(cancel, _LAUNCHED_BY)
     forget = verbs.add_parser("forget", help=_FORGET, description=_FORGET)
     forget.add_argument("folders", metavar="RUN", nargs="+", help="folders of runs that have ended")
     _add_plugin(forget, _LAUNCHED_BY)
@@ -128,7 +131,7 @@ def _add_plugin(verb: argparse.ArgumentParser, text: str) -> None:
 
 
 def _add_folder_options(verb: argparse.ArgumentParser, name: str) -> None:
-    if name in ("status", "cancel", "logs"):
+    if name in ("status", "logs"):
         _add_plugin(verb, _LAUNCHED_BY)
     else:
         _add_plugin(verb, _UNFINISHED)
@@ -141,8 +144,11 @@ def _add_folder_options(verb: argparse.ArgumentParser, name: str) -> None:
         verb.add_argument("--file", metavar="YAML", help="your own claims instead of the suite's")
     if name == "report":
         verb.add_argument("--out", metavar="DIR", help="the report's folder, instead of DIR/report")
+    if name == "logs":
+        verb.add_argument("--follow", action="store_true", help="go on printing until the run has ended")
     if name == "status":
-        verb.add_argument("--watch", action="store_true", help="update the table until all runs have ended")
+        text = "until all runs have ended: a table, in a pipe a line per change; exit with 1 if runs failed"
+        verb.add_argument("--watch", action="store_true", help=text)
         verb.add_argument(
             "--all", dest="every", action="store_true", help="list every run, also those that are ok, queued or missing"
         )

@@ -30,7 +30,8 @@ Partitions = Annotated[
     str,
     Meta(
         pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.:-]{0,63}(,[A-Za-z0-9_][A-Za-z0-9_.:-]{0,63}){0,31}\Z",
-        description="names of 1 to 64 letters, digits, dots, colons, dashes and underscores, with commas between them",
+        description="1 to 64 letters, digits, dots, colons, dashes and underscores, no dot, colon or dash first; "
+        "several names with commas between them",
     ),
 ]
 """One partition, or several with commas between them, safe as a word of a batch script."""
