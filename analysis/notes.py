@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from analysis import text
+from analysis.chosen_target import unreached
 from analysis.comparison.baseline import error_of_intervals, refused, speed_ups_and_repeats
 from analysis.comparison.exclusions import Exclusion, describe, disturbed_lines, disturbed_times, folders_of, unchecked
 from analysis.comparison.policy import BASELINE, BASELINES, IS_BASELINE
@@ -105,6 +106,7 @@ def _gain(row: dict[str, Any], *, named: bool) -> str:
 def warnings(runs: Runs, *, most: int = 25) -> list[str]:
     """Everything that limits the numbers, in one line each."""
     return [
+        *unreached(runs),
         *refused(runs),
         *_excluded(runs, most=most),
         *disturbed_lines(runs),

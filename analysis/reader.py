@@ -51,6 +51,9 @@ class Runs:
     """None where these are all."""
     sweeps: Mapping[Path, Runs] = field(default_factory=dict)
     """Sweeps with a measurement of their own of a run that was read from another one: each by its folder, whole."""
+    target: float | None = None
+    """The test accuracy that times and energies to an accuracy are told for; None: each group's own
+    (`analysis.metrics.accuracy_target`)."""
 
     @property
     def whole(self) -> Runs:

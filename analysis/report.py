@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +24,7 @@ from analysis.environment_notes import environment
 from analysis.figures import draw, specification, svg
 from analysis.loading import load
 from analysis.matrix import matrix
-from analysis.metrics import per_epoch
+from analysis.metrics import per_epoch, require_accuracy
 from analysis.metrics.schema import explained_columns, page_columns, tables_columns
 from parallelbench.errors import ConfigError
 from parallelbench.store.durable import storage_errors
@@ -57,14 +57,18 @@ class Drawn:
     """The same as SVG, in base64, for readers without scripts; empty without a chart."""
 
 
-def write_report(path: Path | str, out: Path | str | None = None, *, plugin: str | None = None) -> Path:
+def write_report(
+    path: Path | str, out: Path | str | None = None, *, plugin: str | None = None, target: float | None = None
+) -> Path:
     """Write the report on all runs at or below `path` to `out` (default: `<path>/report`); returns its
-    `index.html`. For `plugin` see `load`.
+    `index.html`. For `plugin` see `load`. `target`: the test accuracy that times and energies to an accuracy are told
+    for, above 0 and up to 1; None: each group's own.
 
     An older report there is replaced at the end, in one step. Raises `ConfigError` where there is nothing to
     report or `out` holds something else, `StorageError` where it can't be written.
     """
-    return write_report_of(load(path, plugin=plugin), out)
+    require_accuracy(target)
+    return write_report_of(replace(load(path, plugin=plugin), target=target), out)
 
 
 def write_report_of(runs: Runs, out: Path | str | None = None) -> Path:

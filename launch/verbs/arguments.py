@@ -41,6 +41,7 @@ _CONFIGURED = {
 _FORGET = "move runs out of their sweep, into its folder .forgotten: submitting measures them anew"
 _CANCEL = "end the queued and running jobs of sweeps, or of single runs"
 _INIT = "write a folder of your own: a model, a data set, a strategy, a sweep, a notebook and a test"
+_TARGET = "the test accuracy, e.g. 0.95, that times and energies to an accuracy are told for"
 _SAME_PLUGIN = "your package has changed, but no number has: its runs stay those of the sources that were used last"
 _LAUNCHED_BY = "your own package, whose launcher the runs were submitted with"
 _ON_FOLDERS = {
@@ -144,6 +145,7 @@ def _add_folder_options(verb: argparse.ArgumentParser, name: str) -> None:
         verb.add_argument("--file", metavar="YAML", help="your own claims instead of the suite's")
     if name == "report":
         verb.add_argument("--out", metavar="DIR", help="the report's folder, instead of DIR/report")
+        verb.add_argument("--target", type=_accuracy, metavar="SHARE", help=_TARGET)
     if name == "logs":
         verb.add_argument("--follow", action="store_true", help="go on printing until the run has ended")
     if name == "status":
@@ -190,6 +192,13 @@ def _hours(text: str) -> float:
     if not 0 <= hours < float("inf"):
         raise argparse.ArgumentTypeError(f"{text} is not valid: expected a number of hours, e.g. 100")
     return hours
+
+
+def _accuracy(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text} is not valid: expected a test accuracy, e.g. 0.95") from None
 
 
 class _Version(argparse.Action):

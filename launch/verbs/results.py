@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,16 +17,19 @@ if TYPE_CHECKING:
     from launch.sweep.compose import Extension
 
 
-def report(folder: str, extension: Extension, *, out: str | None) -> int:
+def report(folder: str, extension: Extension, *, out: str | None, target: float | None) -> int:
     """Write figures, tables and the page; print the summary and where the page is."""
     from analysis import format_exclusions, load, summary_table
+    from analysis.chosen_target import unreached
     from analysis.comparison.baseline import refused
+    from analysis.metrics import require_accuracy
     from analysis.report import write_report_of
 
-    runs = load(existing(folder), plugin=extension.plugin)
+    require_accuracy(target)
+    runs = replace(load(existing(folder), plugin=extension.plugin), target=target)
     page = write_report_of(runs, out)
     console().print(summary_table(runs))
-    _remark([*refused(runs), *format_exclusions(runs)])
+    _remark([*unreached(runs), *refused(runs), *format_exclusions(runs)])
     print(page)
     return 0
 
