@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from analysis import text
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from analysis.cells import Shown
     from parallelbench.store.columns import Column
@@ -59,8 +59,17 @@ def _tabulars(group: str, rows: Sequence[Shown], columns: Sequence[Column]) -> l
 def _tabular(title: str, rows: Sequence[Shown], columns: Sequence[Column], kept: list[int]) -> str:
     shape = "".join("r" if columns[i].numeric else "l" for i in kept)
     head = [_heading(columns[i].title, "r" if columns[i].numeric else "l") for i in kept]
-    body = [[escape(row.cells[i].shown) for i in kept] for row in rows]
-    first, *others = [" & ".join(line) + r" \\" for line in (head, *body)]
+    return _lines(title, shape, [head, *([escape(row.cells[i].shown) for i in kept] for row in rows)])
+
+
+def tabular(title: str, shape: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """One tabular of plain words; `shape` is what LaTeX calls the columns."""
+    return _lines(title, shape, [[escape(words) for words in row] for row in (head, *rows)])
+
+
+def _lines(title: str, shape: str, rows: Sequence[Sequence[str]]) -> str:
+    """A tabular out of cells in LaTeX, the head first."""
+    first, *others = [" & ".join(row) + r" \\" for row in rows]
     begin = [f"% {' '.join(title.split())}", rf"\begin{{tabular}}{{@{{}}{shape}@{{}}}}", r"\toprule"]
     return "\n".join([*begin, first, r"\midrule", *others, r"\bottomrule", r"\end{tabular}", ""])
 

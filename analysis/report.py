@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from analysis import latex, notes
+from analysis import hyperparameters, latex, notes
 from analysis.cells import Shown, cells
 from analysis.claims import page
 from analysis.comparison.require import require_finished
@@ -148,6 +148,9 @@ def _write_tables(runs: Runs, folder: Path) -> None:
     judgements = page.judged(runs)
     page.table(judgements).write_csv(folder / "claims.csv")
     (folder / "claims.tex").write_text(page.tabular(judgements), encoding="utf-8")
+    settings = hyperparameters.hyperparameters(runs)
+    hyperparameters.table(settings).write_csv(folder / "hyperparameters.csv")
+    (folder / "hyperparameters.tex").write_text(hyperparameters.tabulars(settings), encoding="utf-8")
     with (folder / "columns.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(("table", "column", "unit", "meaning"))
@@ -179,6 +182,7 @@ def render(runs: Runs, drawn: list[Drawn]) -> str:
         explained=explained_columns(),
         claims=page.shown(judgements := page.judged(runs)),
         claims_summed_up=page.summed_up(judgements),
+        hyperparameters=hyperparameters.hyperparameters(runs),
         environment=environment(runs),
         css=(templates / "report.css").read_text(encoding="utf-8"),
         script=(templates / "report.js").read_text(encoding="utf-8"),

@@ -28,7 +28,7 @@ def results(tmp_path: Path) -> Path:
     for (strategy, devices, repeat), accuracies in ACCURACIES.items():
         fake = Fake(
             epoch_time_s=lambda epoch, rank: float(epoch),
-            test_accuracy=lambda epoch, of=accuracies: of[epoch - 1],
+            test_accuracy=lambda epoch, of=accuracies: of[epoch - 1],  # type: ignore[misc]
             gpu_power_w=lambda epoch, rank: 100.0,
         )
         published(config(tmp_path, strategy=strategy, devices=devices, repeat=repeat), fake)
