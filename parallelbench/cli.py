@@ -20,7 +20,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     try:
         options = _options(sys.argv[1:] if arguments is None else list(arguments))
-        code = _verbs()[options.verb](options)
+        code = _verb(options.verb)(options)
         sys.stdout.flush()
         return code
     except (ConfigError, StorageError) as error:
@@ -95,6 +95,14 @@ def _extension(options: argparse.Namespace) -> Extension:
 
     given = vars(options)
     return extension(given.get("conf"), options.plugin, same_plugin=given.get("same_plugin", False))
+
+
+def _verb(name: str) -> Callable[[argparse.Namespace], int]:
+    if name != "completion":
+        return _verbs()[name]
+    from launch.completion.completing import complete  # alone: the other verbs load what a TAB can't wait for
+
+    return lambda options: complete(options.shell, options.words)
 
 
 def _verbs() -> dict[str, Callable[[argparse.Namespace], int]]:

@@ -42,6 +42,7 @@ _FORGET = "move runs out of their sweep, into its folder .forgotten: submitting 
 _CANCEL = "end the queued and running jobs of sweeps, or of single runs"
 _INIT = "write a folder of your own: a model, a data set, a strategy, a sweep, a notebook and a test"
 _TARGET = "the test accuracy, e.g. 0.95, that times and energies to an accuracy are told for"
+_COMPLETION = "print the script that completes verbs, options, choices and keys in your shell"
 _SAME_PLUGIN = "your package has changed, but no number has: its runs stay those of the sources that were used last"
 _LAUNCHED_BY = "your own package, whose launcher the runs were submitted with"
 _ON_FOLDERS = {
@@ -101,7 +102,16 @@ def command_line_parser() -> tuple[argparse.ArgumentParser, Mapping[str, argpars
     add_advise(verbs)
     add_calibrate(verbs)
     _add_doctor(verbs)
+    _add_completion(verbs)
     return parser, verbs.choices
+
+
+def _add_completion(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    verb = verbs.add_parser("completion", help=_COMPLETION, description=_COMPLETION)
+    verb.add_argument(
+        "shell", choices=("bash", "zsh", "fish"), help='for bash: eval "$(parallelbench completion bash)"'
+    )
+    verb.add_argument("--words", nargs=argparse.REMAINDER, metavar="WORD", help="what the script asks with at each TAB")
 
 
 def _add_doctor(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

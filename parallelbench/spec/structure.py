@@ -166,6 +166,19 @@ def structs_in(kind: Any) -> list[type[Struct]]:
     return [member for member in _members(kind) if isinstance(member, type) and issubclass(member, Struct)]
 
 
+def listed(kind: Any) -> list[Any]:
+    """The values that a type allows, where these are few; none for numbers and texts."""
+    found: list[Any] = []
+    for member in _members(kind):
+        if typing.get_origin(member) is Literal:
+            found += typing.get_args(member)
+        elif member is bool:
+            found += [True, False]
+        elif member is type(None):
+            found.append(None)
+    return found
+
+
 _WORDS = {type(None): "`null`", list: "a list", tuple: "a list", dict: "keys with values"}
 
 
