@@ -90,12 +90,7 @@ def command_line_parser() -> tuple[argparse.ArgumentParser, Mapping[str, argpars
         verb.add_argument("folder", metavar="DIR", help="a results folder, a sweep's folder, or a run's")
         _add_folder_options(verb, name)
     _add_compare(verbs)
-    cancel = verbs.add_parser("cancel", help=_CANCEL, description=_CANCEL)
-    cancel.add_argument("folders", metavar="DIR", nargs="+", help="results folders, sweeps' folders, or runs'")
-    _add_plugin(cancel, _LAUNCHED_BY)
-    forget = verbs.add_parser("forget", help=_FORGET, description=_FORGET)
-    forget.add_argument("folders", metavar="RUN", nargs="+", help="folders of runs that have ended")
-    _add_plugin(forget, _LAUNCHED_BY)
+    _add_on_runs(verbs)
     _add_help(verbs)
     start = verbs.add_parser("init", help=_INIT, description=_INIT)
     start.add_argument("folder", metavar="DIR", help="a new folder; its name is that of your package")
@@ -104,6 +99,17 @@ def command_line_parser() -> tuple[argparse.ArgumentParser, Mapping[str, argpars
     _add_doctor(verbs)
     _add_completion(verbs)
     return parser, verbs.choices
+
+
+def _add_on_runs(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Verbs that take several folders."""
+    for name, what, kind, folders in (
+        ("cancel", _CANCEL, "DIR", "results folders, sweeps' folders, or runs'"),
+        ("forget", _FORGET, "RUN", "folders of runs that have ended"),
+    ):
+        verb = verbs.add_parser(name, help=what, description=what)
+        verb.add_argument("folders", metavar=kind, nargs="+", help=folders)
+        _add_plugin(verb, _LAUNCHED_BY)
 
 
 def _add_completion(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
