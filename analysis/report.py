@@ -74,6 +74,8 @@ def write_report(
 def write_report_of(runs: Runs, out: Path | str | None = None) -> Path:
     """The same of runs that are loaded already."""
     require_finished(runs)
+    if out is None and runs.folders:
+        raise ConfigError("the report of several folders is in none of them: name its folder with --out DIR")
     final = Path(out).expanduser() if out is not None else runs.root / "report"
     _require_replaceable(final)
     temporary = final.with_name(f".{final.name}.{uuid.uuid4().hex}.tmp")

@@ -123,7 +123,9 @@ def _verbs() -> dict[str, Callable[[argparse.Namespace], int]]:
         "cancel": lambda options: watching.cancel(options.folders, _extension(options)),
         "forget": lambda options: watching.forget(options.folders, _extension(options)),
         "logs": _on_folder(watching.logs, "follow"),
-        "report": _on_folder(results.report, "out", "target"),
+        "report": lambda options: results.report(
+            options.folders, _extension(options), out=options.out, target=options.target
+        ),
         "claims": _on_folder(results.claims, "names", "file", "as_json"),
         "compare": lambda options: results.compare(
             options.folders,

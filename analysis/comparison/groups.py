@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import polars as pl
 
-from analysis.comparison.policy import CIRCUMSTANCES, COMPARED, DEVICE
+from analysis.comparison.policy import CIRCUMSTANCES, COMPARED, DEVICE, MACHINE
 from analysis.comparison.work import Work, canonical, plain, without
 from parallelbench.store.environment_match import flatten
 
@@ -26,12 +26,12 @@ _NAMES = ("data.name", "model.name")
 def works(runs: Runs) -> dict[str, Work]:
     """Per run id, the definition of its work: its flat configuration without the compared keys.
 
-    Runs of equal work share one object.
+    Runs of equal work share one object. Of merged folders the machine is a part of the work.
     """
-    configured: dict[str, str] = {}
+    configured: dict[str, tuple[str, str]] = {}
     parsed: dict[tuple[tuple[str, bytes], ...], str] = {}
     nodes: dict[str, Work] = {}
-    seen: dict[str, Counter[tuple[Any, ...]]] = defaultdict(Counter)
+    seen: dict[tuple[str, str], Counter[tuple[Any, ...]]] = defaultdict(Counter)
     rows = runs.run.select("run_id", "config_json", *DEVICE).rows()
     for run_id, config_json, *device in rows:
         parts = msgspec.json.decode(config_json, type=dict[str, msgspec.Raw])
@@ -43,18 +43,20 @@ def works(runs: Runs) -> dict[str, Work]:
             work = flatten(node)
             parsed[same] = canonical(work)
             nodes[parsed[same]] = work
-        configured[run_id] = parsed[same]
+        configured[run_id] = parsed[same], runs.machines.get(run_id, "")
         if None not in device:
             seen[configured[run_id]][tuple(device)] += 1
     of_runs: dict[str, Work] = {}
-    whole: dict[tuple[str, tuple[Any, ...]], Work] = {}
+    whole: dict[tuple[tuple[str, str], tuple[Any, ...]], Work] = {}
     for run_id, _, *device in rows:
         configuration = configured[run_id]
         usual = seen[configuration].most_common(1)
         # A run that died before it recorded its device belongs with the others of its configuration.
         where = usual[0][0] if None in device and usual else tuple(device)
         if (configuration, where) not in whole:
-            whole[configuration, where] = nodes[configuration] | dict(zip(DEVICE, where, strict=True))
+            of_machine = {MACHINE: configuration[1]} if configuration[1] else {}
+            there = dict(zip(DEVICE, where, strict=True)) | of_machine
+            whole[configuration, where] = nodes[configuration[0]] | there
         of_runs[run_id] = whole[configuration, where]
     return of_runs
 

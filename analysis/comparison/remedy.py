@@ -43,8 +43,10 @@ def remedies(one: OneRun, other: OneRun, *, highest_repeat: int) -> Remedies:
     """The commands for the sides that these two runs belong to. `highest_repeat`: of both.
 
     All that was measured is measured anew, and no fewer repeats than decide anything. Two measurements of one
-    configuration have no commands: those differ in their folders only.
+    configuration have no commands: those differ in their folders only. Merged runs are looked for in the folder of
+    their machine.
     """
+    one, other = (OneRun(*of.runs.at_home(of.run_id)) for of in (one, other))
     if one.definition == other.definition:
         return Remedies()
     return Remedies(_compare(one, other), _submit(one, other, repeats=max(highest_repeat + 1, ENOUGH_REPEATS)))
@@ -60,6 +62,8 @@ def _compare(one: OneRun, other: OneRun) -> tuple[str, ...]:
         values, across = list(map(plain, found)), (key,)
     else:
         return ()
+    if one.runs.folders or other.runs.root != one.runs.root:
+        return ()  # no single folder holds both
     if not are_comparable(*(_having(one.runs, key, value) for value in values), across=across):
         return ()
     return ("compare", str(one.runs.root), "--by", f"{key}={','.join(values)}")

@@ -41,6 +41,7 @@ _CONFIGURED = {
 _FORGET = "move runs out of their sweep, into its folder .forgotten: submitting measures them anew"
 _CANCEL = "end the queued and running jobs of sweeps, or of single runs"
 _INIT = "write a folder of your own: a model, a data set, a strategy, a sweep, a notebook and a test"
+_FOLDERS = "a results folder, a sweep's folder, or a run's; of several, each machine's runs are compared by themselves"
 _TARGET = "the test accuracy, e.g. 0.95, that times and energies to an accuracy are told for"
 _COMPLETION = "print the script that completes verbs, options, choices and keys in your shell"
 _SAME_PLUGIN = "your package has changed, but no number has: its runs stay those of the sources that were used last"
@@ -87,7 +88,10 @@ def command_line_parser() -> tuple[argparse.ArgumentParser, Mapping[str, argpars
             verb.add_argument("--help-keys", action="store_true", help="print a line about each key instead")
     for name, text in _ON_FOLDERS.items():
         verb = verbs.add_parser(name, help=text, description=text)
-        verb.add_argument("folder", metavar="DIR", help="a results folder, a sweep's folder, or a run's")
+        if name == "report":
+            verb.add_argument("folders", metavar="DIR", nargs="+", help=_FOLDERS)
+        else:
+            verb.add_argument("folder", metavar="DIR", help="a results folder, a sweep's folder, or a run's")
         _add_folder_options(verb, name)
     _add_compare(verbs)
     _add_on_runs(verbs)

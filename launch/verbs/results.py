@@ -17,19 +17,22 @@ if TYPE_CHECKING:
     from launch.sweep.compose import Extension
 
 
-def report(folder: str, extension: Extension, *, out: str | None, target: float | None) -> int:
+def report(folders: Sequence[str], extension: Extension, *, out: str | None, target: float | None) -> int:
     """Write figures, tables and the page; print the summary and where the page is."""
-    from analysis import format_exclusions, load, summary_table
+    from analysis import format_exclusions, summary_table
     from analysis.chosen_target import unreached
     from analysis.comparison.baseline import refused
+    from analysis.merging import load_all, replications
     from analysis.metrics import require_accuracy
     from analysis.report import write_report_of
 
     require_accuracy(target)
-    runs = replace(load(existing(folder), plugin=extension.plugin), target=target)
+    if len(folders) > 1 and out is None:
+        raise ConfigError("the report of several folders is in none of them: name its folder with --out DIR")
+    runs = replace(load_all([existing(folder) for folder in folders], plugin=extension.plugin), target=target)
     page = write_report_of(runs, out)
     console().print(summary_table(runs))
-    _remark([*unreached(runs), *refused(runs), *format_exclusions(runs)])
+    _remark([*replications(runs), *unreached(runs), *refused(runs), *format_exclusions(runs)])
     print(page)
     return 0
 
