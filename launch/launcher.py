@@ -82,6 +82,8 @@ class Launcher(ABC):
     """As in the YAML file."""
     trains_here: ClassVar[bool]
     """Whether runs train on this machine and are over when `submit` returns."""
+    reports_afterwards: ClassVar[bool] = False
+    """Whether it can queue the report of a sweep after the sweep's jobs (`queue_report`)."""
 
     @abstractmethod
     def device_type(self, run: RunConfig) -> str:
@@ -94,6 +96,10 @@ class Launcher(ABC):
     @abstractmethod
     def submit(self, prepared: Sequence[Prepared], options: SubmitOptions, console: Console) -> int:
         """Start or queue the missing runs of one sweep; returns the exit code."""
+
+    def queue_report(self, prepared: Sequence[Prepared], console: Console) -> None:
+        """Queue a job that writes the report of a sweep once its jobs are over, and print which."""
+        raise NotImplementedError(f"{self.name} says that it can't")
 
     def show_plan(self, prepared: Sequence[Prepared], states: Sequence[State], console: Console) -> bool:
         """Print what `submit` would do with these runs, beyond their states; returns whether all of them can start."""

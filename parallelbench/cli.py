@@ -117,7 +117,7 @@ def _verbs() -> dict[str, Callable[[argparse.Namespace], int]]:
         "help": lambda options: helping.explain(options.keys, _extension(options)),
         "plan": _configured(planning.plan, "as_json"),
         "tune": _configured(running.tune),
-        "submit": _configured(running.submit, "retry", "max_gpu_hours"),
+        "submit": _configured(running.submit, "retry", "max_gpu_hours", "then"),
         "prepare": _configured(running.prepare_data),
         "status": _on_folder(watching.status, "watch", "every", "as_json"),
         "cancel": lambda options: watching.cancel(options.folders, _extension(options)),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from launch.slurm import record, scheduler
 from launch.slurm.queue import Tracker, track
+from launch.slurm.report_job import reports
 from launch.states import resumption, states_of
 from parallelbench.errors import ConfigError, StorageError, count_of
 from parallelbench.store.folder import RunFolder
@@ -22,12 +23,14 @@ def cancel_sweeps(sweeps: Sequence[Path], console: Console) -> None:
     """End all jobs of sweeps, whether they run or wait, with one query and one command to Slurm."""
     with _trackers(sweeps) as trackers:
         jobs = [job for tracker in trackers.values() for job in tracker.in_queue()]
+        to_report = [job for sweep, tracker in trackers.items() for job in reports(sweep, tracker.queue)]
         next_time = resumption(_live(trackers))
-        if jobs:
+        if jobs or to_report:
             # A sweep is cancelled as a whole, so the ids of its arrays are enough.
-            scheduler.tell(["scancel", *sorted({job.whole for job in jobs}, key=int)])
+            scheduler.tell(["scancel", *sorted({job.whole for job in (*jobs, *to_report)}, key=int)])
     jobless = sum(submission.job is None for tracker in trackers.values() for submission in tracker.submissions)
-    console.print(f"{len(jobs)} job(s) cancelled; submitting again starts the missing runs{next_time}")
+    also = " and the job that writes the report" if to_report else ""
+    console.print(f"{len(jobs)} job(s){also} cancelled; submitting again starts the missing runs{next_time}")
     if jobless:
         console.print(
             f"it is not known yet whether Slurm has {jobless} more array(s): cancel again in a minute",

@@ -11,6 +11,7 @@ from launch.slurm.cancelling import cancel_runs, cancel_sweeps
 from launch.slurm.hours import Hours, left, used
 from launch.slurm.queue import WAITING, Tracker, track
 from launch.slurm.record import FOLDER
+from launch.slurm.report_job import queue_report, reports
 from launch.slurm.scheduler import SchedulerError
 from launch.slurm.submit import device_type_of, prepare_for_site, submit
 from launch.sweep import one_run
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 class OnSlurm(Launcher):
     """Slurm jobs: one array for each shape of job. Nothing stays running on the login node."""
 
-    name, trains_here = "slurm", False
+    name, trains_here, reports_afterwards = "slurm", False, True
 
     def device_type(self, run: RunConfig) -> str:
         """The site's devices, unless the run chooses some."""
@@ -55,6 +56,10 @@ class OnSlurm(Launcher):
         line = f"submitted: {jobs}" if submissions else "nothing to submit"
         _print(console, f"{line}; `parallelbench status {shlex.quote(str(sweep))}` shows each run")
         return 0
+
+    def queue_report(self, prepared: Sequence[Prepared], console: Console) -> None:
+        """Queue one more job, which depends on all others of the sweep."""
+        _print(console, queue_report(prepared[0].planned.run))
 
     def show_plan(self, prepared: Sequence[Prepared], states: Sequence[State], console: Console) -> bool:
         """Print batch scripts, hours and the cluster's refusals."""
@@ -76,7 +81,9 @@ class OnSlurm(Launcher):
             for spent, more in _hours(tracker, statuses):
                 past, to_come = past + spent, to_come + more
         hours = f"{past} used, at most {to_come} more (time limits × remaining starts)" if past or to_come else ""
-        return SweepStatus(runs, [line for line in (hours, trouble) if line])
+        to_report = [job.job for sweep, tracker in trackers.items() for job in reports(sweep, tracker.queue)]
+        report = f"writing reports once the others are over: {', '.join(to_report)}" if to_report else ""
+        return SweepStatus(runs, [line for line in (hours, report, trouble) if line])
 
     def cancel(self, sweeps: Sequence[Path], console: Console) -> None:
         """End the jobs of sweeps."""

@@ -203,6 +203,12 @@ def _add_submit_options(verb: argparse.ArgumentParser) -> None:
         help="submit nothing if GPUs × time limits × launcher.attempts are more than H hours",
     )
 
+    verb.add_argument(
+        "--then",
+        choices=("report",),
+        help="write the report once all jobs are over, in a job of its own; site.mail_user gets mail",
+    )
+
 
 def _hours(text: str) -> float:
     try:

@@ -35,6 +35,14 @@ Partitions = Annotated[
     ),
 ]
 """One partition, or several with commas between them, safe as a word of a batch script."""
+MailAddress = Annotated[
+    str,
+    Meta(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+@-]{0,127}\Z",
+        description="an address such as me@example.org, or a user of the cluster",
+    ),
+]
+"""To whom Slurm sends mail, safe as a word of a command."""
 Nodes = Annotated[
     str,
     Meta(
@@ -177,6 +185,8 @@ class Site(Node, frozen=True, kw_only=True):
     """Whether each job has its nodes to itself. It is then charged for all of their cores and GPUs."""
     nice: Annotated[int, Meta(ge=0, le=2_147_483_645)] | None
     """How much lower the jobs' priority is than that of one's other jobs; null: as Slurm has it."""
+    mail_user: MailAddress | None
+    """To whom Slurm sends mail when the report of `submit --then report` is written, or has failed; null: to nobody."""
     max_time_min: Count | None
     """Longest job the partition allows, in minutes; null: not known here, Slurm decides."""
     max_nodes: Count | None
