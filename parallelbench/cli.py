@@ -107,7 +107,7 @@ def _verb(name: str) -> Callable[[argparse.Namespace], int]:
 
 def _verbs() -> dict[str, Callable[[argparse.Namespace], int]]:
     from launch.starter import init
-    from launch.verbs import helping, planning, results, running, watching
+    from launch.verbs import exporting, helping, planning, results, running, watching
     from launch.verbs.advisor_arguments import run_advise, run_calibrate
 
     return {
@@ -126,6 +126,7 @@ def _verbs() -> dict[str, Callable[[argparse.Namespace], int]]:
         "report": lambda options: results.report(
             options.folders, _extension(options), out=options.out, target=options.target
         ),
+        "export": _on_folder(exporting.export, "to", "out"),
         "claims": _on_folder(results.claims, "names", "file", "as_json"),
         "compare": lambda options: results.compare(
             options.folders,

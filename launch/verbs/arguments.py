@@ -49,6 +49,7 @@ _LAUNCHED_BY = "your own package, whose launcher the runs were submitted with"
 _ON_FOLDERS = {
     "status": "print the state of every run below a folder",
     "report": "write figures, tables and a page on the runs below a folder",
+    "export": "write finished runs for MLflow, Weights & Biases or TensorBoard, without a network",
     "claims": "judge the claims of publications by the runs below a folder",
     "logs": "print the output of a run's latest attempt and its job",
 }
@@ -168,6 +169,9 @@ def _add_folder_options(verb: argparse.ArgumentParser, name: str) -> None:
         verb.add_argument("--target", type=_accuracy, metavar="SHARE", help=_TARGET)
     if name == "logs":
         verb.add_argument("--follow", action="store_true", help="go on printing until the run has ended")
+    if name == "export":
+        verb.add_argument("--to", required=True, choices=("mlflow", "wandb", "tensorboard"), help="the program")
+        verb.add_argument("--out", metavar="DIR", help="a new or empty folder, instead of DIR/exports/PROGRAM")
     if name == "status":
         text = "until all runs have ended: a table, in a pipe a line per change; exit with 1 if runs failed"
         verb.add_argument("--watch", action="store_true", help=text)

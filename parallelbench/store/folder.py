@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
     from parallelbench.spec.config import RunConfig
 
-WITHOUT_RUNS = ("report", "submissions")
+WITHOUT_RUNS = ("report", "exports", "submissions")
 """Folders that a sweep's folder may hold beside its runs."""
 FORGOTTEN = ".forgotten"
 """Folder of a sweep that runs are moved to which are to be measured anew. Nobody reads it; delete it when you like."""
