@@ -107,7 +107,7 @@ def _verb(name: str) -> Callable[[argparse.Namespace], int]:
 
 def _verbs() -> dict[str, Callable[[argparse.Namespace], int]]:
     from launch.starter import init
-    from launch.verbs import exporting, helping, planning, results, running, watching
+    from launch.verbs import exporting, helping, planning, pruning, results, running, watching
     from launch.verbs.advisor_arguments import run_advise, run_calibrate
 
     return {
@@ -122,6 +122,7 @@ def _verbs() -> dict[str, Callable[[argparse.Namespace], int]]:
         "status": _on_folder(watching.status, "watch", "every", "as_json"),
         "cancel": lambda options: watching.cancel(options.folders, _extension(options)),
         "forget": lambda options: watching.forget(options.folders, _extension(options)),
+        "prune": _on_folder(pruning.prune, "yes"),
         "logs": _on_folder(watching.logs, "follow"),
         "report": lambda options: results.report(
             options.folders, _extension(options), out=options.out, target=options.target

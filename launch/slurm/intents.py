@@ -8,6 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from launch.stale import remove_intent, untouched
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
@@ -16,8 +18,6 @@ if TYPE_CHECKING:
     from parallelbench.store.folder import RunFolder
 
 _WRITERS = 16
-_FILES = {"config.yaml", "overrides.txt"}
-"""All that an intent consists of."""
 
 
 @dataclass
@@ -38,7 +38,7 @@ class Intents:
         """Remove the folders of runs that have no jobs, and bring back the results that they had."""
         for folder, former in self.made.values():
             if untouched(folder):
-                remove(folder)
+                remove_intent(folder)
                 if former is not None:
                     with suppress(OSError):
                         os.rename(former, folder.path)
@@ -48,19 +48,3 @@ class Intents:
         was_there = os.path.lexists(item.folder.path)
         former = item.write_intent()
         return None if was_there and former is None else (item.folder, former)
-
-
-def untouched(folder: RunFolder) -> bool:
-    """Whether a run's folder holds its intent and nothing else."""
-    try:
-        return set(os.listdir(folder.path)) <= _FILES
-    except OSError:
-        return False
-
-
-def remove(folder: RunFolder) -> None:
-    """Remove an intent; a folder that something else was put into meanwhile stays."""
-    with suppress(OSError):
-        for name in sorted(_FILES):
-            (folder.path / name).unlink(missing_ok=True)
-        folder.path.rmdir()

@@ -40,6 +40,7 @@ _CONFIGURED = {
 """Verbs that take overrides."""
 _FORGET = "move runs out of their sweep, into its folder .forgotten: submitting measures them anew"
 _CANCEL = "end the queued and running jobs of sweeps, or of single runs"
+_PRUNE = "list what nothing needs any more: runs that nobody queued, and what dead attempts left; --yes removes it"
 _INIT = "write a folder of your own: a model, a data set, a strategy, a sweep, a notebook and a test"
 _FOLDERS = "a results folder, a sweep's folder, or a run's; of several, each machine's runs are compared by themselves"
 _TARGET = "the test accuracy, e.g. 0.95, that times and energies to an accuracy are told for"
@@ -107,7 +108,7 @@ def command_line_parser() -> tuple[argparse.ArgumentParser, Mapping[str, argpars
 
 
 def _add_on_runs(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Verbs that take several folders."""
+    """Those that end runs or remove what they left."""
     for name, what, kind, folders in (
         ("cancel", _CANCEL, "DIR", "results folders, sweeps' folders, or runs'"),
         ("forget", _FORGET, "RUN", "folders of runs that have ended"),
@@ -115,6 +116,10 @@ def _add_on_runs(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         verb = verbs.add_parser(name, help=what, description=what)
         verb.add_argument("folders", metavar=kind, nargs="+", help=folders)
         _add_plugin(verb, _LAUNCHED_BY)
+    prune = verbs.add_parser("prune", help=_PRUNE, description=_PRUNE)
+    prune.add_argument("folder", metavar="DIR", help="a results folder, a sweep's folder, or a run's")
+    prune.add_argument("--yes", action="store_true", help="remove what is listed")
+    _add_plugin(prune, _LAUNCHED_BY)
 
 
 def _add_completion(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -176,7 +176,7 @@ def test_only_what_a_submission_made_is_taken_back(tmp_path: Path) -> None:
     first.write_intent()
     intents = Intents()
     intents.write([first, second])
-    (second.folder.path / "attempts").mkdir()  # somebody else has begun it meanwhile
+    (second.folder.path / "attempts" / "1").mkdir(parents=True)  # somebody else has begun it meanwhile
     intents.take_back()
     assert (first.folder.path / "config.yaml").exists()
     assert (second.folder.path / "config.yaml").exists()
