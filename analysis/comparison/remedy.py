@@ -15,7 +15,7 @@ from analysis.comparison.policy import COMPARED, WAYS, Remedies
 from analysis.comparison.work import is_below, plain, work_differences
 from analysis.stats import ENOUGH_REPEATS
 from parallelbench.spec.launchers import shipped
-from parallelbench.spec.mapping import COMPONENTS
+from parallelbench.spec.mapping import COMPONENTS, LATER_COMPONENTS
 
 if TYPE_CHECKING:
     from analysis.comparison.work import Work
@@ -117,7 +117,7 @@ def _overrides(config: dict[str, Any]) -> dict[str, str] | None:
     usual = shipped("", "config") or {}
     chosen = {key: _as_hydra(value) for key, value in config.items() if key in usual and value != usual[key]}
     for group in COMPONENTS:
-        node = config[group]
+        node = config.get(group) or LATER_COMPONENTS[group]
         default = shipped(group, node["name"])
         if default is None or default["_target_"] != node["_target_"]:
             return None
