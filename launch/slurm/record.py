@@ -139,6 +139,14 @@ def submissions(sweep: Path) -> list[Submission]:
     return sorted(records, key=lambda submission: (submission.created_at, submission.token))
 
 
+def belongs_to_another(sweep: Path) -> bool:
+    """Whether somebody else has submitted a sweep: only that user may read the submissions."""
+    try:
+        return (sweep / FOLDER).stat().st_uid != os.geteuid()
+    except OSError:
+        return True
+
+
 def withdraw(sweep: Path, submission: Submission) -> None:
     """Delete the record of a submission that never reached Slurm."""
     shutil.rmtree(folder_of(sweep, submission.token), ignore_errors=True)

@@ -47,8 +47,14 @@ def refusals(batch: JobGroup, offered: Sequence[Partition]) -> list[str]:
 
 def warnings(batch: JobGroup, offered: Sequence[Partition]) -> list[str]:
     """Why the jobs of a batch will wait, although the cluster takes them."""
-    down = sorted({kind.name for kind in _wanted(batch, offered) if kind.state == "down"})
-    return [f"the partition {name} is down: jobs wait until it is up" for name in down]
+    kinds = _wanted(batch, offered)
+    if down := sorted({kind.name for kind in kinds if kind.state == "down"}):
+        return [f"the partition {name} is down: jobs wait until it is up" for name in down]
+    suiting = [kind for kind in kinds if not list(_refusals(batch, kind, kind.nodes))]
+    if not suiting or any(kind.nodes - kind.out >= batch.shape.nodes for kind in suiting):
+        return []
+    out, nodes = (sum(getattr(kind, key) for kind in suiting) for key in ("out", "nodes"))
+    return [f"{out} of {nodes} node(s) of {suiting[0].name} are down or drained: jobs wait until enough are up"]
 
 
 def _wanted(batch: JobGroup, offered: Sequence[Partition]) -> list[Partition]:
@@ -109,9 +115,10 @@ def findings() -> Iterator[tuple[str, str]]:
     for kind in kinds:
         limit = f"{kind.limit_min} min" if kind.limit_min is not None else "no time limit"
         mark = " (default)" if kind.default else ""
+        out = f" ({kind.out} down or drained)" if kind.out else ""
         yield (
             f"partition {kind.name}{mark}",
-            f"{kind.nodes} node(s) with {kind.cpus_per_node} cores, {kind.memory_mib / 1024:.0f} GiB, "
+            f"{kind.nodes} node(s){out} with {kind.cpus_per_node} cores, {kind.memory_mib / 1024:.0f} GiB, "
             f"{kind.gres or 'no GPUs'}, {limit}{'' if kind.state == 'up' else f', {kind.state.upper()}'}"
             + (f", features {kind.features}" if kind.features else ""),
         )

@@ -5,17 +5,18 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING
 
-from launch.launcher import Launcher, SweepStatus
+from launch.launcher import Launcher, RunStatus, SweepStatus
 from launch.slurm import calibration_job, node_bandwidth, plan_report, record, scheduler, site
 from launch.slurm.cancelling import cancel_runs, cancel_sweeps
 from launch.slurm.hours import Hours, left, used
-from launch.slurm.queue import WAITING, Tracker, track
+from launch.slurm.queue import PAUSED, WAITING, Tracker, track
 from launch.slurm.record import FOLDER
 from launch.slurm.report_job import queue_report, reports
 from launch.slurm.scheduler import SchedulerError
+from launch.slurm.stuck import stuck
 from launch.slurm.submit import device_type_of, prepare_for_site, submit
 from launch.sweep import one_run
-from parallelbench.errors import ConfigError
+from parallelbench.errors import ConfigError, count_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,10 +24,11 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from launch.launcher import RunStatus, SubmitOptions
+    from launch.launcher import SubmitOptions
     from launch.preparation import Prepared
     from launch.slurm.queue import JobStatus
     from launch.slurm.record import Submission
+    from launch.slurm.scheduler import QueuedJob
     from launch.states import Look
     from launch.sweep import PlannedRun
     from launch.sweep.compose import Extension
@@ -74,16 +76,21 @@ class OnSlurm(Launcher):
         trackers, trouble = _trackers(sweeps)
         runs: dict[RunFolder, RunStatus] = {}
         past, to_come = Hours(), Hours()
+        held: list[QueuedJob] = []
         for sweep, members in sweeps.items():
-            tracker = trackers.get(sweep, Tracker())
+            if (tracker := trackers.get(sweep)) is None:
+                runs |= {folder: _unseen(state) for folder, state in members}
+                continue
             statuses = {folder: tracker.status(folder, state) for folder, state in members}
             runs |= {folder: status.shown() for folder, status in statuses.items()}
             for spent, more in _hours(tracker, statuses):
                 past, to_come = past + spent, to_come + more
+            for job, _, more in stuck(tracker, members):
+                held, to_come = [*held, job], to_come + more
         hours = f"{past} used, at most {to_come} more (time limits × remaining starts)" if past or to_come else ""
         to_report = [job.job for sweep, tracker in trackers.items() for job in reports(sweep, tracker.queue)]
         report = f"writing reports once the others are over: {', '.join(to_report)}" if to_report else ""
-        return SweepStatus(runs, [line for line in (hours, report, trouble) if line])
+        return SweepStatus(runs, [line for line in (hours, report, _holding(held), trouble) if line])
 
     def cancel(self, sweeps: Sequence[Path], console: Console) -> None:
         """End the jobs of sweeps."""
@@ -142,16 +149,31 @@ def _trackers(sweeps: Mapping[Path, Look]) -> tuple[dict[Path, Tracker], str]:
         try:
             records[sweep] = record.submissions(sweep)
         except ConfigError as error:
-            trouble = str(error)
+            others = record.belongs_to_another(sweep)
+            trouble = f"{sweep} was submitted by another user: who knows its jobs" if others else str(error)
     try:
-        return track(records, sweeps), trouble
+        return track(records, sweeps, held=True), trouble
     except SchedulerError as error:
         return {sweep: Tracker.unanswered(submissions) for sweep, submissions in records.items()}, str(error)
 
 
+def _unseen(state: State) -> RunStatus:
+    """A run whose jobs can't be known: it may be queued, where its folder says no more."""
+    if state.state == "missing":
+        return RunStatus(state, "unknown", "it may be queued: its submission can't be read")
+    return RunStatus.of_folder(state)
+
+
+def _holding(jobs: Sequence[QueuedJob]) -> str:
+    if not jobs:
+        return ""
+    names = " ".join(job.job for job in jobs)
+    return f"{count_of(len(jobs), 'job')} of runs that are over did not end, and hold their devices: scancel {names}"
+
+
 def _hours(tracker: Tracker, statuses: Mapping[RunFolder, JobStatus]) -> Iterator[tuple[Hours, Hours]]:
     """(used, to come at most) of each submitted run, and of each job that is in the queue."""
-    live: dict[tuple[str, int], tuple[Submission, list[Attempt], bool]] = {}
+    live: dict[tuple[str, int], tuple[Submission, list[Attempt], bool, bool]] = {}
     for folder, status in statuses.items():
         latest = tracker.of(folder.path.name)
         if latest is None:
@@ -161,6 +183,7 @@ def _hours(tracker: Tracker, statuses: Mapping[RunFolder, JobStatus]) -> Iterato
         if status.live or status.label == "running":
             queued = status.queued
             running = queued.state not in WAITING if queued is not None else status.label == "running"
-            live.setdefault((submission.token, task), (submission, [], running))[1].extend(attempts)
-    for submission, attempts, running in live.values():
-        yield Hours(), left(submission, attempts, running=running)
+            paused = queued is not None and queued.state in PAUSED
+            live.setdefault((submission.token, task), (submission, [], running, paused))[1].extend(attempts)
+    for submission, attempts, running, paused in live.values():
+        yield Hours(), left(submission, attempts, running=running, paused=paused)
