@@ -112,6 +112,7 @@ def fields(struct: type, path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ..
             "Strategy": Component,
             "Optimizer": Component,
             "LrSchedule": Component,
+            "Loss": Component,
             "Loader": Component,
         },
         include_extras=True,
@@ -217,7 +218,7 @@ def test_the_global_batch_follows_the_scaling(scaling: str, devices: int, batch:
 
 
 def struct_modules() -> list[str]:
-    alone = ("spec.settings", "spec.config", "spec.launchers", "optimizers", "schedules")
+    alone = ("spec.settings", "spec.config", "spec.launchers", "optimizers", "schedules", "losses")
     names = [f"parallelbench.{name}" for name in alone]
     for package in ("strategies", "strategies.parts", "models", "data", "loaders"):
         folder = importlib.import_module(f"parallelbench.{package}")

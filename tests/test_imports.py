@@ -32,7 +32,7 @@ def targets(group: str) -> set[str]:
 
 STRATEGIES = targets("strategy")
 """The strategies' own files."""
-COMPONENTS = set.union(*map(targets, ("model", "data", "strategy", "optimizer", "lr_schedule", "loader")))
+COMPONENTS = set.union(*map(targets, ("model", "data", "strategy", "optimizer", "lr_schedule", "loss", "loader")))
 
 TORCH_FREE = [
     "analysis",

@@ -20,7 +20,7 @@ TITLE = "Loss against epoch"
 
 
 def figure(runs: Runs) -> alt.FacetChart | None:
-    """Mean cross entropy of each epoch; None where no run trained to its end."""
+    """Mean loss of each epoch; None where no run trained to its end."""
     data = learning(runs, test="test_loss", training="train_loss")
     if data.is_empty():
         return None

@@ -37,7 +37,7 @@ NO_UPDATE = {"cpu": 0.0, "cuda": 0.0}
 
 def model_memory(run: RunConfig) -> ModelMemory:
     """Counted layer by layer, forward and backward, under the run's precision."""
-    numerics = Numerics(run.precision, "cpu")
+    numerics = Numerics(run.precision, "cpu", loss=run.loss.build())
     channels, height, _ = run.data.shape
     usual = torch.get_default_dtype()
     with FakeTensorMode(allow_non_fake_inputs=True):

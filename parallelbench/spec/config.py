@@ -1,8 +1,8 @@
 """One run, and the kinds of component that look at the whole of it: the strategy, the optimizer, and its schedule.
 
 A *component* is a configuration node that names its class in `_target_` (a model, a data set, a strategy, an optimizer,
-a schedule, a loader); the class is a frozen struct whose fields are the node's keys. Nothing here imports torch, so
-that thousands of configurations can be checked on a login node.
+a schedule, a loss, a loader); the class is a frozen struct whose fields are the node's keys. Nothing here imports
+torch, so that thousands of configurations can be checked on a login node.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from parallelbench.spec.dataset import Data
     from parallelbench.spec.loader import Loader
+    from parallelbench.spec.mean_loss import Loss
     from parallelbench.spec.model import Model
     from parallelbench.spec.replica import Replica
     from parallelbench.world.world import World
@@ -39,6 +40,7 @@ class RunConfig(Settings, frozen=True, kw_only=True):
     strategy: Strategy
     optimizer: Optimizer
     lr_schedule: LrSchedule
+    loss: Loss
     loader: Loader
     launcher: LauncherOptions
     sweep_name: Name = "adhoc"

@@ -11,7 +11,19 @@ KEYS = (
     *("site.data_dir", "launcher.timeout_s", "sweep.repeats", "sweep.name", "sweep.blocks", "nccl.backend"),
     *("preprocess.engine", "model._target_", "results", "tune", "faithful", "site.setup", "site.modules"),
 )
-GROUPS = ("model", "data", "strategy", "optimizer", "lr_schedule", "loader", "measure", "launcher", "site", "sweep")
+GROUPS = (
+    "model",
+    "data",
+    "strategy",
+    "optimizer",
+    "lr_schedule",
+    "loss",
+    "loader",
+    "measure",
+    "launcher",
+    "site",
+    "sweep",
+)
 CHOICES = (
     "cnn",
     "mlp",

@@ -19,6 +19,7 @@ from parallelbench.strategies.parts.state import (
     undone_updates,
     undrawn_numbers,
 )
+from parallelbench.world.numerics import Numerics
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -30,6 +31,11 @@ if TYPE_CHECKING:
     from parallelbench.spec.config import RunConfig
     from parallelbench.spec.replica import Push
     from parallelbench.world.numerics import Sums
+
+
+def numerics_of(run: RunConfig, device_type: str) -> Numerics:
+    """The arithmetic of a run, with its loss."""
+    return Numerics(run.precision, device_type, loss=run.loss.build(), compiles_loss=run.compiles_step)
 
 
 class BaseReplica(ABC):

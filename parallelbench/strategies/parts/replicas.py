@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import nn
 
 from parallelbench.marks.spans import Spanned
-from parallelbench.strategies.parts.base_replica import BaseReplica
+from parallelbench.strategies.parts.base_replica import BaseReplica, numerics_of
 from parallelbench.strategies.parts.hooked_ddp import HookedDdp
 from parallelbench.strategies.parts.state import kept_by
 from parallelbench.world.numerics import Numerics, Sums, sums
@@ -47,7 +47,7 @@ class ModuleReplica(BaseReplica):
     ) -> None:
         super().__init__(data_shard, run)
         self._module, self._world = module, world
-        self._numerics = Numerics(run.precision, world.device_type, compiles_loss=run.compiles_step)
+        self._numerics = numerics_of(run, world.device_type)
         self._optimizer = optimizer or run.optimizer.build(module.parameters(), run, world.device_type)
         self._hooked = wrapped if isinstance(wrapped, HookedDdp) else None
         self._forward: Callable[[Tensor], Tensor] = wrapped if wrapped is not None else module
