@@ -24,6 +24,7 @@ from launch.attempt.processes import Training
 from launch.attempt.supervise import Interrupted, stoppable, supervise
 from launch.attempt.warm_workers import WarmWorkers
 from launch.slurm import record, scheduler
+from launch.slurm.own_cores import own_cores
 from launch.slurm.preemption import heeding_preemption
 from launch.slurm.rendezvous import POLL_S, join, offer
 from launch.states import saved
@@ -113,7 +114,8 @@ def run_task(path: str) -> None:
         sys.exit(1)
     sweep = Path(path).parents[2]
     try:
-        with record.private(submission.umask), stoppable(), handling_warnings(job), job.workers:
+        cores = own_cores(submission.device_type)
+        with record.private(submission.umask), stoppable(), handling_warnings(job), cores, job.workers:
             folders = [RunFolder(sweep / name) for name in submission.tasks[job.task]]
             went_well = [take_part(folder, job) for folder in folders]
             if job.left:
