@@ -13,6 +13,7 @@ from launch.slurm.job_group import job_groups
 from launch.slurm.queue import Tracker, track
 from launch.slurm.scheduler import SchedulerError
 from launch.slurm.submit import batch_script, not_submitted
+from launch.slurm.turns import in_turns
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,16 +34,17 @@ def show_plan(prepared: Sequence[Prepared], states: Sequence[State], console: Co
     if rest := not_submitted(statuses, frozenset()):
         console.print(f"\n{rest}", markup=False, highlight=False)
     accepted = not scheduler.available() or cluster.kinds is not None
-    for group in groups:
-        console.print(
-            f"\n[bold]{_arrays(len(group.tasks()), cluster.longest)}[/], each {group.shape}: at most {group.most_hours}"
-        )
+    turns = in_turns(groups)
+    for shape, group in enumerate(groups):
+        lengths = _lengths([len(turn.group.tasks()) for turn in turns if turn.shape == shape], cluster.longest)
+        in_turn = ", in turn with the other shapes" if sum(turn.shape == shape for turn in turns) > 1 else ""
+        console.print(f"\n[bold]{_arrays(lengths)}[/]{in_turn}, each {group.shape}: at most {group.most_hours}")
         for refusal in cluster.refusals(group):
             accepted = False
             console.print(f"[red]refused by the cluster[/]: {escape(refusal)}")
         for warning in cluster.notes(group):
             console.print(f"[yellow]note[/]: {escape(warning)}")
-        script = batch_script(group, min(len(group.tasks()), cluster.longest or len(group.tasks())))
+        script = batch_script(group, lengths[0])
         console.print(script, style="dim", markup=False, highlight=False, soft_wrap=True)
     for warning in cluster.notes_on_all(groups):
         console.print(f"[yellow]note[/]: {escape(warning)}")
@@ -74,9 +76,13 @@ def _statuses(prepared: Sequence[Prepared], states: Sequence[State]) -> list[Job
     return [tracker.status(item.folder, state, item.planned.run) for item, state in both]
 
 
-def _arrays(jobs: int, longest: int | None) -> str:
-    """Sizes of the arrays for `count` jobs; `longest`: most tasks of one array (None: unknown)."""
-    if longest is None or jobs <= longest:
-        return f"{jobs} job(s)"
-    lengths = [str(min(longest, jobs - done)) for done in range(0, jobs, longest)]
-    return f"{jobs} job(s) in arrays of {', '.join(lengths)} (the first is shown)"
+def _lengths(turns: Sequence[int], longest: int | None) -> list[int]:
+    """Sizes of the arrays for so many jobs in each turn; `longest`: most tasks of one array (None: unknown)."""
+    return [min(longest or jobs, jobs - done) for jobs in turns for done in range(0, jobs, longest or jobs)]
+
+
+def _arrays(lengths: Sequence[int]) -> str:
+    """How many jobs, in which arrays."""
+    if len(lengths) == 1:
+        return f"{lengths[0]} job(s)"
+    return f"{sum(lengths)} job(s) in arrays of {', '.join(map(str, lengths))} (the first is shown)"

@@ -25,6 +25,7 @@ from launch.slurm.record import Submission
 from launch.slurm.sbatch_limit import no_answer, time_limit
 from launch.slurm.scheduler import NoJob, SchedulerError, SubmissionError
 from launch.slurm.shape import Shape, batch_parameters, charged_devices, shape_of, slurm
+from launch.slurm.turns import in_turns
 from launch.slurm.variables import refuse_contradictions
 from launch.states import states_of
 from parallelbench.errors import ConfigError
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from launch.launcher import SubmitOptions
     from launch.preparation import Prepared
     from launch.slurm.queue import JobStatus
+    from launch.slurm.turns import Turn
     from launch.sweep import PlannedRun
     from parallelbench.spec.config import RunConfig
 
@@ -87,10 +89,11 @@ def submit(prepared: Sequence[Prepared], options: SubmitOptions, say: Callable[[
         groups = job_groups(to_start)
         _check_budget(groups, options.max_gpu_hours)
         submissions = []
-        for group in groups:
-            for submission in _submit_group(sweep, group):
+        longest = scheduler.max_array_size(patient=True) if groups else 0
+        for turn in in_turns(groups):
+            for submission in _submit_turn(sweep, turn, longest):
                 submissions.append(submission)
-                say(f"job {submission.job}: {len(submission.tasks)} task(s), each {group.shape}")
+                say(f"job {submission.job}: {len(submission.tasks)} task(s), each {turn.group.shape}")
     return submissions
 
 
@@ -127,10 +130,11 @@ def _check_budget(groups: Sequence[JobGroup], most: float | None) -> None:
         )
 
 
-def _submit_group(sweep: Path, group: JobGroup) -> Iterator[Submission]:
+def _submit_turn(sweep: Path, turn: Turn, longest: int) -> Iterator[Submission]:
     """Submit arrays of the largest size that Slurm takes; halve it if a user limit refuses them."""
+    group = turn.group
     tasks, folders = group.tasks(), {item.folder.path.name: item for item in group.runs}
-    size, done = min(len(tasks), scheduler.max_array_size(patient=True)), 0
+    size, done = min(len(tasks), longest), 0
     while done < len(tasks):
         chunk, intents = tasks[done : done + size], Intents()
         intents.write([folders[name] for task in chunk for name in task])
@@ -140,7 +144,8 @@ def _submit_group(sweep: Path, group: JobGroup) -> Iterator[Submission]:
             if error.why is not NoJob.LOST:
                 intents.take_back()
             if size == 1 or error.why is not NoJob.LIMIT:
-                raise SchedulerError(f"{error} ({done} of {len(tasks)} task(s) of this shape are submitted)") from None
+                text = f"{error} ({turn.before + done} of {turn.whole} task(s) of this shape are submitted)"
+                raise SchedulerError(text) from None
             size = (min(size, len(chunk)) + 1) // 2
         else:
             done += len(chunk)
