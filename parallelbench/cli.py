@@ -107,7 +107,7 @@ def _verb(name: str) -> Callable[[argparse.Namespace], int]:
 
 def _verbs() -> dict[str, Callable[[argparse.Namespace], int]]:
     from launch.starter import init
-    from launch.verbs import exporting, helping, planning, pruning, results, running, watching
+    from launch.verbs import exporting, helping, planning, pruning, publishing, results, running, watching
     from launch.verbs.advisor_arguments import run_advise, run_calibrate
 
     return {
@@ -128,6 +128,10 @@ def _verbs() -> dict[str, Callable[[argparse.Namespace], int]]:
             options.folders, _extension(options), out=options.out, target=options.target
         ),
         "export": _on_folder(exporting.export, "to", "out"),
+        "bundle": _on_folder(publishing.bundle, "out", "title", "authors"),
+        "rerun": lambda options: publishing.rerun(
+            options.archive, _extension(options), overrides=options.overrides, out=options.out
+        ),
         "claims": _on_folder(results.claims, "names", "file", "as_json"),
         "compare": lambda options: results.compare(
             options.folders,

@@ -41,6 +41,7 @@ TORCH_FREE = [
     "launch.local.local_launcher",
     "launch.slurm.slurm_launcher",
     "launch.verbs.planning",
+    "launch.verbs.publishing",
     "launch.local.progress",
     "launch.verbs.results",
     "launch.attempt.supervise",

@@ -89,7 +89,7 @@ def _label(runs: Runs, run_id: str) -> str:
 def _submit(one: OneRun, other: OneRun, *, repeats: int) -> tuple[str, ...]:
     """`submit …` of both configurations in one sweep; empty where one isn't made of the shipped files of conf/."""
     configs = [_config(run) for run in (one, other)]
-    sides = [_overrides(config) for config in configs]
+    sides = [as_overrides(config) for config in configs]
     if sides[0] is None or sides[1] is None:
         return ()
     shared = {key: value for key, value in sides[0].items() if sides[1].get(key) == value}
@@ -112,7 +112,7 @@ def _config(run: OneRun) -> dict[str, Any]:
     return config
 
 
-def _overrides(config: dict[str, Any]) -> dict[str, str] | None:
+def as_overrides(config: dict[str, Any]) -> dict[str, str] | None:
     """Key → value in Hydra's grammar, of all that differs from the defaults; None where a component isn't shipped."""
     usual = shipped("", "config") or {}
     chosen = {key: _as_hydra(value) for key, value in config.items() if key in usual and value != usual[key]}

@@ -38,6 +38,8 @@ _CONFIGURED = {
     "prepare": "download and convert a data set once: data=NAME",
 }
 """Verbs that take overrides."""
+_BUNDLE = "pack the runs below a folder for a publication: results, report, environment, commands, citation, checksums"
+_RERUN = "train the runs of a bundle again here, and print what agrees: losses, accuracies, parity; times are told"
 _FORGET = "move runs out of their sweep, into its folder .forgotten: submitting measures them anew"
 _CANCEL = "end the queued and running jobs of sweeps, or of single runs"
 _PRUNE = "list what nothing needs any more: runs that nobody queued, and what dead attempts left; --yes removes it"
@@ -90,13 +92,10 @@ def command_line_parser() -> tuple[argparse.ArgumentParser, Mapping[str, argpars
             verb.add_argument("--help-keys", action="store_true", help="print a line about each key instead")
     for name, text in _ON_FOLDERS.items():
         verb = verbs.add_parser(name, help=text, description=text)
-        if name == "report":
-            verb.add_argument("folders", metavar="DIR", nargs="+", help=_FOLDERS)
-        else:
-            verb.add_argument("folder", metavar="DIR", help="a results folder, a sweep's folder, or a run's")
         _add_folder_options(verb, name)
     _add_compare(verbs)
     _add_on_runs(verbs)
+    _add_bundle(verbs)
     _add_help(verbs)
     start = verbs.add_parser("init", help=_INIT, description=_INIT)
     start.add_argument("folder", metavar="DIR", help="a new folder; its name is that of your package")
@@ -141,6 +140,27 @@ def _add_doctor(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     )
 
 
+def _add_bundle(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    bundle = verbs.add_parser("bundle", help=_BUNDLE, description=_BUNDLE)
+    bundle.add_argument("folder", metavar="DIR", help="a results folder, a sweep's folder, or a run's")
+    bundle.add_argument("--out", metavar="FILE", help="the archive, instead of DIR-bundle.tar.gz")
+    bundle.add_argument("--title", metavar="TEXT", help="the title in CITATION.cff")
+    bundle.add_argument(
+        "--author",
+        action="append",
+        dest="authors",
+        metavar="NAME",
+        help='an author in CITATION.cff, as "Family, Given"; may be repeated',
+    )
+    _add_plugin(bundle, _UNFINISHED)
+    rerun = verbs.add_parser("rerun", help=_RERUN, description=_RERUN)
+    rerun.add_argument("archive", metavar="BUNDLE", help="a file that `parallelbench bundle` wrote")
+    rerun.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="launcher=NAME site=NAME site.data_dir=DIR …")
+    rerun.add_argument("--out", metavar="DIR", help="the folder of the new results, instead of BUNDLE-rerun")
+    rerun.add_argument("--conf", metavar="DIR", help="a folder of your own YAML files, laid out like conf/")
+    _add_plugin(rerun, "your own package, which the bundled runs name classes of")
+
+
 def _add_help(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     text = "print what a key of the configuration means, which values it takes, and its default"
     verb = verbs.add_parser("help", help=text, description=text)
@@ -158,6 +178,10 @@ def _add_plugin(verb: argparse.ArgumentParser, text: str) -> None:
 
 
 def _add_folder_options(verb: argparse.ArgumentParser, name: str) -> None:
+    if name == "report":
+        verb.add_argument("folders", metavar="DIR", nargs="+", help=_FOLDERS)
+    else:
+        verb.add_argument("folder", metavar="DIR", help="a results folder, a sweep's folder, or a run's")
     if name in ("status", "logs"):
         _add_plugin(verb, _LAUNCHED_BY)
     else:
