@@ -129,9 +129,10 @@ def _is_apart(key: str) -> bool:
     return key.endswith("_target_") or (is_below(key, _APART) and key not in _OF_RUN)
 
 
-def _place(key: str) -> tuple[int, str]:
-    root = key.partition(".")[0]
-    return (_ORDER.index(root) if root in _ORDER else len(_ORDER), key)
+def _place(key: str) -> tuple[int, str, bool, str]:
+    """Where a setting stands: by its root, and of a component its name first."""
+    root, _, option = key.partition(".")
+    return (_ORDER.index(root) if root in _ORDER else len(_ORDER), root, option != "name", option)
 
 
 def _named(key: str) -> str:

@@ -32,7 +32,7 @@ _OURS = ("launcher", "site")
 
 def require_readable(bundled: Runs, bundle: Path) -> None:
     """Raise `ConfigError` for a bundle with results that can't be read, or without any."""
-    for skipped in bundled.skipped:
+    for skipped in (each for each in bundled.skipped if each.twin is None):
         raise ConfigError(f"{bundle} holds results that can't be read: {skipped.path.name}: {skipped.reason}")
     if bundled.run.filter(state="done").is_empty():
         raise ConfigError(f"{bundle} holds no finished run: there is nothing to train again")

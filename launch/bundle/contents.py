@@ -38,7 +38,7 @@ _JOURNALS = "journal-rank*.jsonl"
 
 def contents(runs: Runs, report: Path, *, name: str, title: str, authors: Sequence[str]) -> Files:
     """The files of a bundle with this name, but for their sums. `report`: a report on these runs, as it was written."""
-    rows = runs.run.filter(pl.col("state").is_in(["done", "failed"])).sort("launched_at", nulls_last=True)
+    rows = _measured(runs).filter(_HAS_ENDED).sort("launched_at", nulls_last=True)
     files: Files = {}
     index: list[dict[str, Any]] = []
     for row in rows.iter_rows(named=True):
@@ -60,11 +60,22 @@ def contents(runs: Runs, report: Path, *, name: str, title: str, authors: Sequen
     return files | {file: text.encode() for file, text in texts.items()}
 
 
+_HAS_ENDED = pl.col("state").is_in(["done", "failed"])
+
+
+def _measured(runs: Runs) -> pl.DataFrame:
+    """The rows of the run table, also of runs that a second sweep has measured: its others are compared with them."""
+    every = [runs.run, *(there.run for there in runs.sweeps.values())]
+    return pl.concat(every).unique("folder", keep="first", maintain_order=True)
+
+
 def left_out(runs: Runs) -> list[str]:
-    """What of a folder is in no bundle, and why, in lines."""
-    unended = runs.run.filter(~pl.col("state").is_in(["done", "failed"])).select("folder", "state").rows()
-    damaged = [f"{each.path}: {each.reason}" for each in runs.skipped]
-    return [f"left out: {line}" for line in (*(f"{folder}: {state}" for folder, state in unended), *damaged)]
+    """What of a folder is in no bundle, and why, in lines: what has not ended, damaged results, and copies."""
+    measured = _measured(runs)
+    unended = measured.filter(~_HAS_ENDED).select("folder", "state").rows()
+    skipped = [each for each in runs.skipped if str(each.path) not in set(measured["folder"])]
+    lines = (*(f"{folder}: {state}" for folder, state in unended), *(f"{each.path}: {each.reason}" for each in skipped))
+    return [f"left out: {line}" for line in lines]
 
 
 def _of_run(run: RunFolder) -> Iterator[tuple[str, Path]]:

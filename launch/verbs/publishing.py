@@ -53,8 +53,10 @@ def bundle(
 
 
 def _require_new(path: Path, suffix: str) -> None:
-    if not path.name.endswith(suffix) or path.name == suffix:
-        raise ConfigError(f"--out {path}: a bundle is a file NAME{suffix}")
+    if not path.name.endswith(suffix) or path.name.startswith(".") or "\\" in path.name:
+        raise ConfigError(
+            f"--out {path}: a bundle is a file NAME{suffix}, without a dot before it or a backslash in it"
+        )
     if path.exists():
         raise ConfigError(f"{path} exists: delete it, or name another file with --out FILE")
     if not path.absolute().parent.is_dir():

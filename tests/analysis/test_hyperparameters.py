@@ -47,6 +47,8 @@ def test_shared_settings_are_told_once_and_others_by_strategy(results: Path) -> 
     assert differing["devices"] == ("1", "2, 4, 10")
     assert differing["strategy.bucket_mib"] == ("–", "25.0")
     assert shared.keys().isdisjoint(differing)
+    assert list(shared)[:4] == ["parameters", "data.augment", "data.image_size", "loader.name"]
+    assert next(name for name in differing if name.startswith("optimizer")) == "optimizer.name"
 
 
 def test_what_trains_nothing_is_no_hyperparameter(results: Path) -> None:

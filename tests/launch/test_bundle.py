@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING
 import pytest
 import yaml
 
-from analysis import load
+from analysis import load, summary
+from launch.bundle.again import planned_again, require_readable
 from launch.bundle.archive import SUMS, unpack, write
 from launch.bundle.citation import usual_author
 from launch.sweep import one_run
+from launch.sweep.compose import NOTHING
 from parallelbench import cli
 from parallelbench.errors import ConfigError
 from parallelbench.spec.identity import run_id
@@ -208,6 +210,8 @@ def test_what_can_not_be_bundled_is_refused(results: Path, here: Path, capsys: p
         (["empty"], "empty holds no runs"),
         (["results", "--out", "there.tar.gz"], "there.tar.gz exists"),
         (["results", "--out", "a.zip"], "a bundle is a file NAME.tar.gz"),
+        (["results", "--out", "..tar.gz"], "a bundle is a file NAME.tar.gz"),
+        (["results", "--out", "a\\b.tar.gz"], "a bundle is a file NAME.tar.gz"),
         (["results", "--out", "none/a.tar.gz"], "is no folder"),
     ):
         assert why in refused(capsys, "bundle", *words)
@@ -222,6 +226,26 @@ def test_what_is_left_out_is_named(results: Path, here: Path, capsys: pytest.Cap
     root = unpack(made("results", "--out", "a.tar.gz"), here)
     assert f"left out: {Path('results') / bad.relative_to(results)}: its result is damaged" in capsys.readouterr().out
     assert not list(root.glob(f"results/demo/{bad.name}"))
+
+
+def test_what_a_second_sweep_measured_anew_is_bundled_too_and_copies_are_not(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for sweep, time_s in (("one", 1.0), ("two", 2.0)):
+        for strategy, devices in (("single", 1), ("ddp", 2)):
+            run = config(here / "results", sweep_name=sweep, strategy=strategy, devices=devices)
+            published(run, Fake(epoch_time_s=lambda epoch, rank, time_s=time_s: time_s))  # type: ignore[misc]
+    shutil.copytree(here / "results" / "one", here / "results" / "three")
+    root = unpack(made("results", "--out", "a.tar.gz"), here)
+    assert sorted(path.name for path in (root / "results").iterdir()) == ["one", "two"]
+    printed = capsys.readouterr().out
+    assert printed.count("left out: results/three/") == 2
+    assert printed.count("left out: ") == 2
+    runs, bundled = load(here / "results"), load(root / "results")
+    assert summary(bundled).drop("group").equals(summary(runs).drop("group"))
+    assert [sweep.name for sweep in bundled.sweeps] == [sweep.name for sweep in runs.sweeps if sweep.name != "three"]
+    require_readable(bundled, Path("a.tar.gz"))
+    assert len(planned_again(bundled, here / "again", [], NOTHING)) == 2
 
 
 @pytest.mark.slow
