@@ -59,7 +59,6 @@ def _table(tag: str, words: Mapping[str, str]) -> Any:
 
     rows = "\n".join(f"| {name} | {word.replace('|', ' ')} |" for name, word in words.items())
     text = f"| tag | value |\n|---|---|\n{rows}"
-    shape = TensorShapeProto(dim=[TensorShapeProto.Dim(size=1)])
-    tensor = TensorProto(dtype=DT_STRING, string_val=[text.encode()], tensor_shape=shape)
+    tensor = TensorProto(dtype=DT_STRING, string_val=[text.encode()], tensor_shape=TensorShapeProto())
     about = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
     return Summary(value=[Summary.Value(tag=f"{tag}/text_summary", metadata=about, tensor=tensor)])
