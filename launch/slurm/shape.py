@@ -10,11 +10,14 @@ from parallelbench.errors import ConfigError
 from parallelbench.spec.launchers import SlurmLauncher
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from parallelbench.spec.config import RunConfig
     from parallelbench.spec.launchers import Site
 
 _END_WITHIN_S = 60
 """Once the first task of a job has ended, the others get this long."""
+_TO_THE_END = ("--kill-on-bad-exit=1", f"--wait={_END_WITHIN_S}")
 _WARNING_OFF_BY_S = 60
 """Slurm looks at its jobs' times about once a minute (sbatch's manual, --signal)."""
 
@@ -105,8 +108,10 @@ def _too_many(run: RunConfig, devices: int) -> str:
     )
 
 
-def batch_parameters(shape: Shape, launcher: SlurmLauncher, site: Site, *, name: str) -> dict[str, Any]:
-    """The parameters of submitit's batch script. All values come from checked fields."""
+def batch_parameters(
+    shape: Shape, launcher: SlurmLauncher, site: Site, *, name: str, srun: Sequence[str] = ()
+) -> dict[str, Any]:
+    """The parameters of submitit's batch script. All values come from checked fields; `srun`: further flags of it."""
     gpus: dict[str, Any] = {}
     if shape.gpus_per_node:
         typed = f"{site.gpu_type}:{shape.gpus_per_node}" if site.gpu_type else str(shape.gpus_per_node)
@@ -123,7 +128,7 @@ def batch_parameters(shape: Shape, launcher: SlurmLauncher, site: Site, *, name:
         "stderr_to_stdout": True,
         "setup": setup_lines(site),
         # Since 22.05 srun doesn't take the number of cores from the job by itself.
-        "srun_args": [f"--cpus-per-task={shape.cpus_per_node}", "--kill-on-bad-exit=1", f"--wait={_END_WITHIN_S}"],
+        "srun_args": [f"--cpus-per-task={shape.cpus_per_node}", *_TO_THE_END, *srun],
         "additional_parameters": {**site_flags(site), **gpus, "mem": f"{shape.memory_mib_per_node}M", "requeue": True},
     }
 

@@ -6,7 +6,6 @@ import contextlib
 import io
 import os
 import shlex
-import sys
 import time
 from collections import Counter
 from dataclasses import replace
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from launch.preparation import checked
-from launch.slurm import job, record, scheduler
+from launch.slurm import container, job, record, scheduler
 from launch.slurm.cluster_limits import require_accepted
 from launch.slurm.hours import Hours
 from launch.slurm.intents import Intents
@@ -24,7 +23,7 @@ from launch.slurm.queue import track
 from launch.slurm.record import Submission
 from launch.slurm.sbatch_limit import no_answer, time_limit
 from launch.slurm.scheduler import NoJob, SchedulerError, SubmissionError
-from launch.slurm.shape import Shape, batch_parameters, charged_devices, shape_of, slurm
+from launch.slurm.shape import batch_parameters, charged_devices, shape_of, slurm
 from launch.slurm.turns import in_turns
 from launch.slurm.variables import refuse_contradictions
 from launch.states import states_of
@@ -39,9 +38,11 @@ if TYPE_CHECKING:
     from launch.launcher import SubmitOptions
     from launch.preparation import Prepared
     from launch.slurm.queue import JobStatus
+    from launch.slurm.shape import Shape
     from launch.slurm.turns import Turn
     from launch.sweep import PlannedRun
     from parallelbench.spec.config import RunConfig
+    from parallelbench.spec.launchers import Site, SlurmLauncher
 
 
 def device_type_of(run: RunConfig) -> str:
@@ -60,6 +61,7 @@ def prepare_for_site(planned: PlannedRun) -> Prepared:
             "choose nodes=1 or launcher.pack=false"
         )
     prepared = checked(replace(planned, run=run))
+    container.check_container(run)
     check_plain(run.sweep_folder.absolute())
     return prepared
 
@@ -218,13 +220,29 @@ def batch_script(group: JobGroup, count: int) -> str:
 
     run = group.runs[0].planned.run
     folder = record.folder_of(run.sweep_folder, "TOKEN").absolute()
-    parameters = batch_parameters(group.shape, slurm(run), run.site, name="parallelbench-TOKEN")
-    return str(_make_sbatch_string(_command(folder), folder, **parameters, map_count=count if count > 1 else None))
+    shape, launcher, site = group.shape, slurm(run), run.site
+    parameters = _parameters(
+        folder, shape, launcher=launcher, site=site, plugin=plugin_of(run), name="parallelbench-TOKEN"
+    )
+    words = _command(folder, shape, site, plugin_of(run))
+    return str(_make_sbatch_string(words, folder, **parameters, map_count=count if count > 1 else None))
 
 
-def _command(folder: Path) -> str:
+def _command(folder: Path, shape: Shape, site: Site, plugin: Sequence[str]) -> str:
     """What a job executes on each of its nodes."""
-    return f"{shlex.quote(sys.executable)} -u -m launch.slurm.start {shlex.quote(str(folder))}"
+    folders = container.needed_folders(site, folder.parents[1], plugin)
+    program = ["-u", "-m", "launch.slurm.start", str(folder)]
+    return shlex.join(container.command(site, program, gpus=bool(shape.gpus_per_node), folders=folders))
+
+
+def _parameters(
+    folder: Path, shape: Shape, *, launcher: SlurmLauncher, site: Site, plugin: Sequence[str], name: str
+) -> dict[str, Any]:
+    """Those of the batch script; in a container with what it needs before and after the program."""
+    flags = container.srun_flags(site, container.needed_folders(site, folder.parents[1], plugin))
+    after = container.outside(site, folder)
+    plain = batch_parameters(shape, launcher, site, name=name, srun=flags)
+    return plain | ({"teardown": after} if after else {})
 
 
 def _executor(folder: Path, submission: Submission, shape: Shape) -> Any:
@@ -235,9 +253,10 @@ def _executor(folder: Path, submission: Submission, shape: Shape) -> Any:
 
         @property
         def _submitit_command_str(self) -> str:
-            return _command(self.folder)
+            return _command(self.folder, shape, site, submission.plugin)
 
-    parameters = batch_parameters(shape, submission.launcher, submission.site, name=submission.name)
+    site, launcher, plugin = submission.site, submission.launcher, submission.plugin
+    parameters = _parameters(folder, shape, launcher=launcher, site=site, plugin=plugin, name=submission.name)
     executor = Executor(folder=folder.absolute(), max_num_timeout=submission.launcher.attempts)
     executor.update_parameters(**parameters)
     return executor

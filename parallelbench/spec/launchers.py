@@ -14,6 +14,7 @@ from msgspec import Meta
 
 from parallelbench.errors import ConfigError
 from parallelbench.spec.hardware import Hardware  # noqa: TC001, msgspec resolves the types of fields
+from parallelbench.spec.site_container import Container  # noqa: TC001, msgspec resolves the types of fields
 from parallelbench.spec.structure import Count, Memory, Name, Node, Seconds, SlurmName
 
 Constraint = Annotated[
@@ -197,6 +198,8 @@ class Site(Node, frozen=True, kw_only=True):
     """Modules to load first in a job, e.g. cuda/12.4."""
     setup: list[str]
     """Shell lines to run before the job's program; only from the site's file, never from the command line."""
+    container: Container | None
+    """The container that jobs run in; null: none."""
     hardware: Hardware | None
     """Data sheets of devices and links, which predictions start from; null: not known."""
 
