@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from parallelbench.models.inputs import blank
 from parallelbench.models.layer_counts import LayerCount, encode
 from parallelbench.models.tensor_plans import planned
 from parallelbench.rank.least_flop import LEFT, least_flop_per_sample
@@ -36,10 +37,9 @@ def count_facts(run: RunConfig) -> dict[str, Any]:
 
 def layer_counts(run: RunConfig) -> list[LayerCount]:
     """One row per layer, counted while one sample passes on the CPU."""
-    channels, height, _ = run.data.shape
     with torch.random.fork_rng(devices=[]), torch.no_grad():
-        model = run.model.build(in_channels=channels, image_size=height, num_classes=run.data.num_classes).eval()
-        values = torch.zeros(1, *run.data.shape)
+        model = run.model.build(**run.data.model_input, num_classes=run.data.num_classes).eval()
+        values = blank(run.data, 1)
         plan, rows = run.model.tensor_plan(), []
         for name, layer in model.named_children():
             values, row = _counted(name, layer, values, plan)

@@ -66,7 +66,7 @@ class PlainModel:
         """Mean loss over these batches at `state`, and the share of correct predictions."""
         model = self._at(state, precision)
         model.eval()
-        loss_sum, correct, samples = 0.0, 0, 0
+        loss_sum, correct, samples, predictions = 0.0, 0, 0, 0
         for batch in batches:
             images, labels = self._inputs(batch, precision)
             logits = _logits(model, images, precision)
@@ -75,7 +75,8 @@ class PlainModel:
             loss_sum += self._mean_loss(logits, labels).item() * len(labels)
             correct += int((logits.argmax(dim=-1) == labels).sum().item())
             samples += len(labels)
-        return loss_sum / samples, correct / samples
+            predictions += labels.numel()
+        return loss_sum / samples, correct / predictions
 
     def _at(self, state: Mapping[str, Tensor], precision: str) -> nn.Module:
         model = self._model.to(self._device, torch.float64 if precision == "fp64" else torch.float32)
@@ -92,7 +93,8 @@ class PlainModel:
         assert batch.images is not None
         assert batch.labels is not None
         dtype = torch.float64 if precision == "fp64" else torch.float32
-        return batch.images.to(self._device, dtype), batch.labels.to(self._device)
+        kept = batch.images.dtype if not batch.images.is_floating_point() else dtype  # tokens are whole numbers
+        return batch.images.to(self._device, kept), batch.labels.to(self._device)
 
 
 def _logits(model: nn.Module, images: Tensor, precision: str) -> Tensor:
@@ -100,7 +102,7 @@ def _logits(model: nn.Module, images: Tensor, precision: str) -> Tensor:
     if precision not in HALF:
         return model(images)  # type: ignore[no-any-return]
     with torch.autocast(images.device.type, dtype=HALF[precision]):
-        return model(images).to(images.dtype)  # type: ignore[no-any-return]
+        return model(images).to(next(model.parameters()).dtype)  # type: ignore[no-any-return]
 
 
 def _wide(tensor: Tensor) -> Tensor:

@@ -239,5 +239,4 @@ def build_loader(arrays: Arrays, run: RunConfig, world: World, shard: Shard) -> 
 def build_model(run: RunConfig) -> nn.Sequential:
     """The initial model of a run, on the CPU: the same bits on every rank and device."""
     torch.manual_seed(run.effective_seed)
-    channels, height, _ = run.data.shape
-    return run.model.build(in_channels=channels, image_size=height, num_classes=run.data.num_classes)
+    return run.model.build(**run.data.model_input, num_classes=run.data.num_classes)

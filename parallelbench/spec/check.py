@@ -18,8 +18,8 @@ def check_run(run: RunConfig, device_type: str) -> None:
     _check_preprocess(run, device_type)
     if not run.epochs:
         return
-    channels, height, _ = run.data.shape
-    run.model.check(in_channels=channels, image_size=height)
+    _check_samples(run)
+    run.model.check(**run.data.model_input)
     run.strategy.check(run, device_type)
     own_reference(run)
     run.optimizer.check(run, device_type)
@@ -34,6 +34,32 @@ def check_run(run: RunConfig, device_type: str) -> None:
         raise ConfigError(
             f"launcher=inline runs one process, but strategy={run.strategy.name} needs more: choose launcher=local"
         )
+
+
+def _check_samples(run: RunConfig) -> None:
+    """Refuse data of a kind that the model, the loader, or another choice can't take."""
+    kind, data = run.data.kind, f"data={run.data.name} holds {run.data.kind}"
+    if kind not in run.model.takes:
+        raise ConfigError(
+            f"model={run.model.name} takes {' and '.join(run.model.takes)}, but {data}: choose another model"
+            + (", e.g. model=mlp" if kind == "vectors" else "")
+        )
+    if run.model.predicts_positions != bool(run.data.label_shape):
+        one, other = ("at each position", "for each sample")[:: 1 if run.model.predicts_positions else -1]
+        raise ConfigError(
+            f"model={run.model.name} predicts a label {one}, but data={run.data.name} has one {other}: choose another "
+            "model, or other data"
+        )
+    needed = "tokens" if run.data.label_shape else kind
+    refused = {
+        f"loader={run.loader.name}": (needed not in run.loader.feeds, "loader=resident"),
+        "data.augment=true": (kind != "images" and run.data.augment, "data.augment=false"),
+        "channels_last=true": (kind != "images" and run.channels_last, "channels_last=false"),
+    }
+    for what, (applies, instead) in refused.items():
+        if applies:
+            where = "labels at each position" if needed != kind else kind
+            raise ConfigError(f"{what} with data={run.data.name} is refused: it holds {where}; choose {instead}")
 
 
 def _check_gpu_options(run: RunConfig, device_type: str) -> None:
@@ -66,6 +92,11 @@ def _check_preprocess(run: RunConfig, device_type: str) -> None:
         if chosen != Preprocess():
             raise ConfigError("preprocess has options, but preprocess.engine=none does nothing: choose an engine")
         return
+    if run.data.kind != "images" or run.data.label_shape:
+        raise ConfigError(
+            f"preprocess.engine={chosen.engine} with data={run.data.name} is refused: its recipes are for images with "
+            "one label each; choose preprocess.engine=none"
+        )
     if chosen.recipe is None:
         raise ConfigError(f"preprocess.engine={chosen.engine} needs a recipe: {choices('', RECIPES)}")
     if device_type == "cpu" and chosen.threads > run.cores_per_device:

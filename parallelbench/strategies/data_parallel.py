@@ -109,7 +109,9 @@ def _autocasting(module: nn.Module, run: RunConfig, world: World) -> nn.Module:
 
 
 def _batch_bytes(run: RunConfig) -> int:
-    """Bytes of a global batch's images, of its logits and of their gradients."""
+    """Bytes of a global batch's samples, of its logits and of their gradients."""
     value_bytes = 8 if run.precision == "fp64" else 4
     logit_bytes = 2 if run.precision in ("bf16", "fp16") else value_bytes
-    return run.global_batch_size * (value_bytes * math.prod(run.data.shape) + 2 * logit_bytes * run.data.num_classes)
+    sample_bytes = (8 if run.data.kind == "tokens" else value_bytes) * math.prod(run.data.shape)
+    logits = run.data.num_classes * run.data.labels_per_sample
+    return run.global_batch_size * (sample_bytes + 2 * logit_bytes * logits)

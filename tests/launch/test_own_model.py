@@ -87,6 +87,17 @@ def test_a_loss_and_a_schedule_of_ones_own_train_like_one_device(me: Path) -> No
 
 
 @pytest.mark.slow
+def test_the_pages_tokens_train_like_one_device(me: Path) -> None:
+    chosen = ["model=table", "data=counting", "batch_size=20", "epochs=2", "strategy=ddp", "devices=2"]
+    arguments = ["--conf", "conf", "--plugin", "mine", *chosen, "launcher.oversubscribe=true"]
+    program = [sys.executable, "-P", "-m", "parallelbench.cli", "submit", *arguments]
+    done = subprocess.run(program, cwd=me, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (outcome,) = (me / "results").rglob("outcome.json")
+    assert '"outcome":"ok"' in outcome.read_text()
+
+
+@pytest.mark.slow
 def test_a_run_on_arrays_of_another_size_ends_with_an_error_that_is_not_tried_again(me: Path) -> None:
     arguments = ["--conf", "conf", "--plugin", "mine", *OWN, "model=wide", "batch_size=32", "data.test_samples=64"]
     program = [sys.executable, "-P", "-m", "parallelbench.cli", "submit", *arguments, "launcher=inline"]

@@ -54,6 +54,11 @@ class TensorFlowStrategy(Strategy, frozen=True, kw_only=True):
             raise ConfigError(
                 f"precision={run.precision} with strategy={self.name} is refused: choose precision=fp32 or fp64"
             )
+        if run.data.kind != "images":
+            raise ConfigError(
+                f"data={run.data.name} with strategy={self.name} is refused: TensorFlow's part takes images only, and "
+                f"it holds {run.data.kind}: choose a strategy of torch"
+            )
         if run.loss != CrossEntropy(name=run.loss.name, label_smoothing=0.0):
             raise ConfigError(
                 f"loss={run.loss.name} with strategy={self.name} is refused: TensorFlow's part computes cross entropy "

@@ -66,7 +66,9 @@ def layer_costs(model: nn.Sequential, run: RunConfig) -> list[float]:
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
-    value = torch.zeros(1, *run.data.shape, device="meta")
+    from parallelbench.models.inputs import blank
+
+    value = blank(run.data, 1, device="meta")
     costs = []
     for layer in model:
         with torch.no_grad(), FlopCounterMode(display=False) as counter:
@@ -108,11 +110,12 @@ def values_between(model: nn.Sequential, run: RunConfig, device: torch.device, b
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.func import functional_call
 
+    from parallelbench.models.inputs import blank
     from parallelbench.world.numerics import Numerics
 
     numerics = Numerics(run.precision, device.type)
     with FakeTensorMode(allow_non_fake_inputs=True), torch.enable_grad(), numerics.autocast():
-        value = torch.empty(batch_size, *run.data.shape, dtype=numerics.dtype, device=device)
+        value = blank(run.data, batch_size, dtype=numerics.dtype, device=device)
         values = [value]
         for layer in model:
             value = functional_call(layer, _empty_state(layer, numerics.dtype, device), (value,))
