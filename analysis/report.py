@@ -1,11 +1,13 @@
-"""Writes the report of a folder of runs: one self-contained HTML page, the figures, and the tables behind them."""
+"""Writes the report of a folder of runs: one HTML page that needs nothing else, the figures, and their tables."""
 
 from __future__ import annotations
 
 import base64
 import csv
+import gzip
 import json
 import os
+import re
 import shutil
 import uuid
 from dataclasses import dataclass, replace
@@ -52,9 +54,10 @@ class Drawn:
 
     figure: Figure
     spec: str
-    """Vega-Lite, as JSON that may stand inside a script element; empty without a chart."""
-    image: str
-    """The same as SVG, in base64, for readers without scripts; empty without a chart."""
+    """Vega-Lite, as JSON; empty without a chart."""
+    width: float = 0
+    height: float = 0
+    """Of the image beside the page: the room to be kept until the figure is drawn."""
 
 
 def write_report(
@@ -117,7 +120,7 @@ def _swap(temporary: Path, final: Path) -> None:
 
 def _write_figure(figure: Figure, folder: Path) -> Drawn:
     if figure.chart is None:
-        return Drawn(figure, "", "")
+        return Drawn(figure, "")
     import vl_convert
 
     spec = specification(figure.chart)
@@ -125,12 +128,18 @@ def _write_figure(figure: Figure, folder: Path) -> Drawn:
     (folder / f"{figure.name}.svg").write_text(image, encoding="utf-8")
     (folder / f"{figure.name}.pdf").write_bytes(vl_convert.svg_to_pdf(image))
     spec.pop("title", None)  # the page has it as a heading
-    return Drawn(figure, script_json(spec), base64.b64encode(image.encode()).decode())
+    width, height = (float(size) for size in re.findall(r'(?:width|height)="([\d.]+)"', image)[:2])
+    return Drawn(figure, json.dumps(spec), width, height)
 
 
 def script_json(value: Any) -> str:
     """JSON that can't end the script element around it."""
     return json.dumps(value).replace("<", "\\u003c")
+
+
+def packed(words: str) -> str:
+    """Compressed, in base64: what a browser unpacks by itself. The same words always give the same."""
+    return base64.b64encode(gzip.compress(words.encode(), mtime=0)).decode()
 
 
 def _write_tables(runs: Runs, folder: Path) -> None:
@@ -165,7 +174,6 @@ def render(runs: Runs, drawn: list[Drawn]) -> str:
     import jinja2
     import vl_convert
 
-    vega = vl_convert.javascript_bundle()  # type: ignore[call-arg]  # its stub forgets the default
     templates = Path(__file__).parent / "templates"
     pages = jinja2.Environment(loader=jinja2.FileSystemLoader(templates), autoescape=True, trim_blocks=True)
     return pages.get_template("report.html.j2").render(
@@ -188,7 +196,8 @@ def render(runs: Runs, drawn: list[Drawn]) -> str:
         environment=environment(runs),
         css=(templates / "report.css").read_text(encoding="utf-8"),
         script=(templates / "report.js").read_text(encoding="utf-8"),
-        vega=vega.replace("</script", "<\\/script"),
+        specs=packed(json.dumps({each.figure.name: each.spec for each in drawn if each.spec})),
+        vega=packed(vl_convert.javascript_bundle()),  # type: ignore[call-arg]  # its stub forgets the default
     )
 
 
