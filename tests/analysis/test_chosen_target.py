@@ -19,6 +19,8 @@ from tests.analysis.factory import Fake, config, published
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.slow
+
 ACCURACIES = {("single", 1, 0): [0.8, 0.96, 0.97], ("ddp", 2, 0): [0.9, 0.94, 0.9999], ("ddp", 2, 1): [0.5, 0.6, 0.95]}
 
 

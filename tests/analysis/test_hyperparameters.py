@@ -16,6 +16,8 @@ from tests.analysis.factory import Fake, component, config, published
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.slow
+
 
 def of(results: Path) -> list[Hyperparameters]:
     return hyperparameters(load(results))

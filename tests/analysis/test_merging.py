@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
     from parallelbench.store.folder import RunFolder
 
+pytestmark = pytest.mark.slow
+
 ENVIRONMENT = json.loads(Fake().environment)
 TOLD = ["configuration", "steady_epoch_time_s", "speed_up", "speed_up_pairs", "runs", "repeats"]
 

@@ -51,6 +51,7 @@ def made(*arguments: str) -> Path:
     return Path(arguments[arguments.index("--out") + 1])
 
 
+@pytest.mark.slow
 def test_a_bundle_has_what_a_reader_needs(results: Path, here: Path) -> None:
     bundle = made(
         "results", "--out", "paper.tar.gz", "--title", "On digits", "--author", "Doe, Jane", "--author", "ACME"
@@ -74,6 +75,7 @@ def test_a_bundle_has_what_a_reader_needs(results: Path, here: Path) -> None:
     assert not kept & {"log.txt", "heartbeat", "checkpoints", ".compacted.zip"}
 
 
+@pytest.mark.slow
 def test_the_citation_is_one(results: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root = unpack(made("results", "--out", "a.tar.gz", "--title", "On digits", "--author", "Doe, Jane"), here)
     citation = yaml.safe_load((root / "CITATION.cff").read_text())
@@ -90,6 +92,7 @@ def test_the_citation_is_one(results: Path, here: Path, capsys: pytest.CaptureFi
     assert "expected a name" in refused(capsys, "bundle", "results", "--author", "Doe, ", "--out", "c.tar.gz")
 
 
+@pytest.mark.slow
 def test_every_command_measures_the_run_that_it_stands_for(results: Path, here: Path) -> None:
     mine = foreign(config(here / "results", devices=2), "mine")
     published(mine)
@@ -103,6 +106,7 @@ def test_every_command_measures_the_run_that_it_stands_for(results: Path, here: 
     assert alone.startswith("# digits-cnn_small-mine-x2")
 
 
+@pytest.mark.slow
 def test_data_sets_that_take_files_are_prepared_first(here: Path) -> None:
     published(config(here / "results", data="mnist"))
     root = unpack(made("results", "--out", "a.tar.gz"), here)
@@ -203,6 +207,7 @@ def test_what_is_no_bundle_is_refused(here: Path, capsys: pytest.CaptureFixture[
     assert sorted(path.name for path in here.iterdir() if path.is_dir()) == []
 
 
+@pytest.mark.slow
 def test_what_can_not_be_bundled_is_refused(results: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "there.tar.gz").write_text("")
     (here / "empty").mkdir()
@@ -220,6 +225,7 @@ def test_what_can_not_be_bundled_is_refused(results: Path, here: Path, capsys: p
     assert "holds no finished run" in refused(capsys, "bundle", "results")
 
 
+@pytest.mark.slow
 def test_what_is_left_out_is_named(results: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bad = next(results.glob("demo/*ddp*r0*"))
     (bad / "result" / "epochs.parquet").write_bytes(b"")
@@ -228,6 +234,7 @@ def test_what_is_left_out_is_named(results: Path, here: Path, capsys: pytest.Cap
     assert not list(root.glob(f"results/demo/{bad.name}"))
 
 
+@pytest.mark.slow
 def test_what_a_second_sweep_measured_anew_is_bundled_too_and_copies_are_not(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -282,6 +289,7 @@ def test_results_that_nobody_measured_do_not_agree(here: Path, capsys: pytest.Ca
     assert (here / "tiny-rerun" / "tiny").is_dir()
 
 
+@pytest.mark.slow
 def test_only_launcher_and_site_are_chosen_anew(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made("results", "--out", "a.tar.gz")
     capsys.readouterr()
@@ -290,6 +298,7 @@ def test_only_launcher_and_site_are_chosen_anew(results: Path, capsys: pytest.Ca
     assert "site=nowhere" in refused(capsys, "rerun", "a.tar.gz", "site=nowhere")
 
 
+@pytest.mark.slow
 def test_data_that_are_not_there_are_told_before_anything_is_trained(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
