@@ -92,7 +92,7 @@ def whole_mapping(run: RunConfig) -> dict[str, Any]:
     for key in [*COMPONENTS, *([] if isinstance(run.launcher, SuiteLauncher) else ["launcher"])]:
         cls = type(getattr(run, key))
         plain[key] = {"_target_": f"{cls.__module__}.{cls.__qualname__}", **plain[key]}
-        if sources and key in COMPONENTS and package_of(cls) != "parallelbench":
+        if sources and key in COMPONENTS and packages_of(getattr(run, key)) != {"parallelbench"}:
             plain[key][PLUGIN_SOURCES] = sources
     return plain
 
@@ -100,6 +100,12 @@ def whole_mapping(run: RunConfig) -> dict[str, Any]:
 def package_of(cls: type) -> str:
     """The package that a class comes from: the suite, or a user's."""
     return cls.__module__.partition(".")[0]
+
+
+def packages_of(component: Node) -> set[str]:
+    """The packages that a component comes from: that of its class, and those of classes that its options name."""
+    named = [getattr(component, option) for option in getattr(component, "names_classes", ())]
+    return {package_of(type(component)), *(str(name).partition(".")[0] for name in named if name)}
 
 
 def from_mapping(plain: Mapping[str, Any], plugin: str | None = None) -> RunConfig:
@@ -148,8 +154,25 @@ def build(node: Any, key: str, plugin: str | None = None) -> Any:
         raise ConfigError(f"{key}={node!r} is not a component: choose a file of conf/{key}/, e.g. {key}=NAME")
     target = node["_target_"]
     cls = component_class(target if isinstance(target, str) else repr(target), key, plugin)
-    own = ("_target_", *([] if package_of(cls) == "parallelbench" else [PLUGIN_SOURCES]))
+    named = {option: node.get(option) for option in getattr(cls, "names_classes", ())}
+    for option, name in named.items():
+        _check_named(f"{key}.{option}", name, plugin)
+    foreign = package_of(cls) != "parallelbench" or any(named.values())
+    own = ("_target_", *([PLUGIN_SOURCES] if foreign else []))
     return structure({k: v for k, v in node.items() if k not in own}, cls, key)
+
+
+def _check_named(key: str, name: Any, plugin: str | None) -> None:
+    """Refuse what is no class, and classes of other packages than the user's, before anything of them is imported."""
+    if name is None:
+        return
+    if not (isinstance(name, str) and re.fullmatch(r"\w+(\.\w+)+", name) and name.split(".")[0] == plugin):
+        raise ConfigError(
+            f"{key}={name!r} is refused: it must be package.module.Class of "
+            + (f"the package {plugin}" if plugin else "your own package: name it with --plugin PACKAGE")
+        )
+    if not isinstance(_imported(name), type):
+        raise ConfigError(f"{key}={name} does not exist, or is no class: correct the name")
 
 
 @cache

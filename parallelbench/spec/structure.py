@@ -6,7 +6,7 @@ import math
 import types
 import typing
 from abc import ABCMeta
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import msgspec
 import msgspec.structs
@@ -55,6 +55,9 @@ class _AbstractStruct(StructMeta, ABCMeta):
 
 class Component(Node, frozen=True, kw_only=True, metaclass=_AbstractStruct):
     """A configuration node that builds something; `_target_` in the YAML names the subclass."""
+
+    names_classes: ClassVar[tuple[str, ...]] = ()
+    """Options that name a class of the user's package, as `package.module.Class`; null: none is named."""
 
     name: Name
     """The name of the YAML file it was chosen by."""

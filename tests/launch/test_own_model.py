@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 import pytest
 import torch
 
@@ -66,8 +67,8 @@ def test_the_pages_model_and_data_are_a_run(me: Path, monkeypatch: pytest.Monkey
 @pytest.mark.slow
 def test_the_pages_commands_train_it_on_two_ranks_like_one_device(me: Path) -> None:
     commands = [shlex.split(line) for line in PAGE.splitlines() if line.startswith("parallelbench ")]
-    assert [command[1] for command in commands] == ["show", "submit", "report"]
-    for _, *arguments in commands:
+    assert [command[1] for command in commands] == ["run", "show", "submit", "report"]
+    for _, *arguments in commands[1:]:
         more = ["launcher.oversubscribe=true"] if arguments[0] == "submit" else []
         program = [sys.executable, "-P", "-m", "parallelbench.cli", *arguments, *more]
         done = subprocess.run(program, cwd=me, capture_output=True, text=True, check=False)
@@ -84,6 +85,21 @@ def test_a_loss_and_a_schedule_of_ones_own_train_like_one_device(me: Path) -> No
     assert done.returncode == 0, done.stdout + done.stderr
     (outcome,) = (me / "results").rglob("outcome.json")
     assert '"outcome":"ok"' in outcome.read_text()
+
+
+@pytest.mark.slow
+def test_the_pages_torch_dataset_is_one_line(me: Path) -> None:
+    (command,) = [shlex.split(line) for line in PAGE.splitlines() if line.startswith("parallelbench run")]
+    more = ["model=mlp", "strategy=ddp", "devices=2", "launcher.oversubscribe=true", "epochs=2"]
+    program = [sys.executable, "-P", "-m", "parallelbench.cli", *command[1:], *more]
+    done = subprocess.run(program, cwd=me, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (outcome,) = (me / "results").rglob("outcome.json")
+    assert '"outcome":"ok"' in outcome.read_text()
+    (manifest,) = (me / "results").rglob("result/manifest.json")
+    row = pl.read_parquet(manifest.with_name("run.parquet")).row(0, named=True)
+    assert (row["data"], row["train_samples"], row["parity_passed"]) == ("torch_dataset", 96, True)
+    assert len(row["data_sha256"]) == 64
 
 
 @pytest.mark.slow
