@@ -119,6 +119,6 @@ def _summed_up(found: Sequence[Agreement]) -> str:
     waiting = sum(bool(each.unfinished) for each in found)
     rest = f"; {waiting} have no result: the same command goes on" if waiting else ""
     return (
-        f"{agreeing} of {count_of(len(found), 'run')} agree with the bundle in losses, accuracy and parity{rest}. "
+        f"Agreeing with the bundle in losses, accuracy and parity: {agreeing} of {count_of(len(found), 'run')}{rest}. "
         "Left is the bundle's, right is this machine's. Times are told, not judged."
     )

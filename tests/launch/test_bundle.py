@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 import yaml
+from msgspec import structs
 
 from analysis import load, summary
 from launch.bundle.again import planned_again, require_readable
 from launch.bundle.archive import SUMS, unpack, write
 from launch.bundle.citation import usual_author
+from launch.slurm import submit
 from launch.sweep import one_run
 from launch.sweep.compose import NOTHING
 from parallelbench import cli
@@ -26,10 +28,13 @@ from parallelbench.errors import ConfigError
 from parallelbench.spec.identity import run_id
 from tests.analysis.factory import EPOCH_EVERY_S, Fake, config, failed, foreign, published
 from tests.helpers import TINY
+from tests.launch.fake_slurm import ON_SITE
 from tests.test_cli import here, refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from tests.launch.fake_slurm import FakeSlurm
 
 __all__ = ["here"]
 
@@ -266,7 +271,7 @@ def test_a_bundle_is_run_again_and_agrees(here: Path, capsys: pytest.CaptureFixt
     assert cli.main(["rerun", str(bundle), "--out", "again"]) == 0
     printed = capsys.readouterr().out
     assert "not trained again, since they did not train to their end: 1 run of the bundle" in printed
-    assert "2 of 2 runs agree with the bundle" in printed
+    assert "Agreeing with the bundle in losses, accuracy and parity: 2 of 2 runs" in printed
     assert printed.count("the same") == 2
     assert printed.splitlines()[-1] == "again"
     assert len(list((here / "again" / "tiny").glob("*/result/manifest.json"))) == 2
@@ -284,9 +289,35 @@ def test_results_that_nobody_measured_do_not_agree(here: Path, capsys: pytest.Ca
     capsys.readouterr()
     assert cli.main(["rerun", "tiny.tar.gz"]) == 1
     printed = capsys.readouterr().out
-    assert "0 of 1 run agree with the bundle" in printed
+    assert "Agreeing with the bundle in losses, accuracy and parity: 0 of 1 run" in printed
     assert "apart (" in printed
     assert (here / "tiny-rerun" / "tiny").is_dir()
+
+
+@pytest.mark.slow
+def test_queued_runs_are_compared_once_their_jobs_have_ended(
+    here: Path, monkeypatch: pytest.MonkeyPatch, fake: FakeSlurm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = one_run([*TINY, "strategy=single", "epochs=2", "sweep.name=tiny"]).run
+    published(run)
+    made("results", "--out", "tiny.tar.gz")
+    jobs: list[int] = []
+
+    def sbatch(*_: object) -> str:
+        jobs.append(1)
+        return str(len(jobs))
+
+    monkeypatch.setattr(submit, "sbatch", sbatch)
+    capsys.readouterr()
+    assert cli.main(["rerun", "tiny.tar.gz", *ON_SITE]) == 1
+    printed = capsys.readouterr().out
+    assert "not trained yet" in printed
+    assert "1 have no result: the same command goes on" in printed
+    assert len(jobs) == 1
+    published(structs.replace(run, results=str(here / "tiny-rerun")))
+    assert cli.main(["rerun", "tiny.tar.gz", *ON_SITE]) == 0
+    assert "Agreeing with the bundle in losses, accuracy and parity: 1 of 1 run" in capsys.readouterr().out
+    assert len(jobs) == 1
 
 
 @pytest.mark.slow
