@@ -110,9 +110,9 @@ def in_each_partition(group: JobGroup) -> list[JobGroup]:
 
 def cluster_limits(groups: Sequence[JobGroup], *, patient: bool = False) -> ClusterLimits:
     """Ask the cluster; raises `SchedulerError` where the controller gives no answer."""
-    settings = scheduler.configuration(patient=patient)
     if not (kinds := partitions(patient=patient)):
         return ClusterLimits(unknown="sinfo lists no partition, so the cluster's limits were not checked")
+    settings = scheduler.configuration(patient=patient)
     named = any(group.runs[0].planned.run.site.reservation for group in groups)
     cluster = ClusterLimits(
         kinds,
