@@ -93,7 +93,7 @@ def other_values(kind: Any, value: Any) -> list[Any]:
     if kind is str:
         return [f"{value or ''}x"]
     if origin in (list, tuple):
-        return [[other] for other in other_values(arguments[0], None)]
+        return [*([other] for other in other_values(arguments[0], None)), []]
     if origin is dict:
         return [{"fc1": other} for other in other_values(arguments[1], None)]
     if isinstance(kind, type) and issubclass(kind, Node):
