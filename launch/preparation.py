@@ -36,9 +36,13 @@ class Prepared:
 
         Returns where it is then; None: there was none.
         """
-        former = self.folder.forget() if self.folder.state().state == "done" else None
+        former = self.put_aside()
         self.folder.write_intent(self.planned.run, self.planned.overrides)
         return former
+
+    def put_aside(self) -> Path | None:
+        """Move a result that is to be measured anew out of the sweep; returns where it is then."""
+        return self.folder.forget() if self.folder.state().state == "done" else None
 
 
 def checked(planned: PlannedRun, *, oversubscribed: bool = False) -> Prepared:

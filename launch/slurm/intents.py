@@ -28,23 +28,29 @@ class Intents:
     """Run → its folder, which was not there before, and where the result is that it had; None: it had none."""
 
     def write(self, items: Iterable[Prepared]) -> None:
-        """Write several at a time: each waits for the disk, or for a file server, longer than it computes."""
-        with ThreadPoolExecutor(_WRITERS) as pool:
-            for item in pool.map(self._write, items):
-                if item is not None:
-                    self.made[item[0].path.name] = item
+        """Write several at a time: each waits for the disk, or for a file server, longer than it computes.
+
+        Where one can't be written, none stays.
+        """
+        try:
+            with ThreadPoolExecutor(_WRITERS) as pool:
+                list(pool.map(self._write, items))
+        except BaseException:
+            self.take_back()
+            raise
 
     def take_back(self) -> None:
         """Remove the folders of runs that have no jobs, and bring back the results that they had."""
         for folder, former in self.made.values():
             if untouched(folder):
                 remove_intent(folder)
-                if former is not None:
-                    with suppress(OSError):
-                        os.rename(former, folder.path)
+            if former is not None and not os.path.lexists(folder.path):
+                with suppress(OSError):
+                    os.rename(former, folder.path)
 
-    @staticmethod
-    def _write(item: Prepared) -> tuple[RunFolder, Path | None] | None:
-        was_there = os.path.lexists(item.folder.path)
-        former = item.write_intent()
-        return None if was_there and former is None else (item.folder, former)
+    def _write(self, item: Prepared) -> None:
+        folder = item.folder
+        was_there, former = os.path.lexists(folder.path), item.put_aside()
+        if former is not None or not was_there:
+            self.made[folder.path.name] = (folder, former)  # before the write, which may fail half-way
+        folder.write_intent(item.planned.run, item.planned.overrides)

@@ -27,7 +27,7 @@ from launch.slurm.shape import batch_parameters, charged_devices, shape_of, slur
 from launch.slurm.turns import in_turns
 from launch.slurm.variables import refuse_contradictions
 from launch.states import states_of
-from parallelbench.errors import ConfigError
+from parallelbench.errors import ConfigError, StorageError
 from parallelbench.spec.plugin import plugin_of
 from parallelbench.store.durable import storage_errors
 
@@ -169,7 +169,7 @@ def _submit_chunk(sweep: Path, group: JobGroup, tasks: list[list[str]]) -> Submi
         umask=record.readable_by_others(),
         submit=group.submit,
     )
-    path = record.write(sweep, submission)
+    path = _recorded(sweep, submission)
     try:
         number = sbatch(path, submission, group.shape)
     except SubmissionError as error:
@@ -179,6 +179,15 @@ def _submit_chunk(sweep: Path, group: JobGroup, tasks: list[list[str]]) -> Submi
     submission = msgspec.structs.replace(submission, job=number)
     record.write(sweep, submission)
     return submission
+
+
+def _recorded(sweep: Path, submission: Submission) -> Path:
+    """Write the record before sbatch is called; raises `SubmissionError` where that fails, and leaves nothing."""
+    try:
+        return record.write(sweep, submission)
+    except StorageError as error:
+        record.withdraw(sweep, submission)
+        raise SubmissionError(str(error), NoJob.NOT_REACHED) from None
 
 
 def _found(sweep: Path, submission: Submission, error: SubmissionError) -> str:
@@ -206,9 +215,12 @@ def sbatch(path: Path, submission: Submission, shape: Shape) -> str:
 
     executor = _executor(path.parent, submission, shape)
     quiet = contextlib.redirect_stderr(io.StringIO())
-    with storage_errors(path), scheduler.clean_environment(), record.private(), quiet, time_limit() as exceeded:
+    with scheduler.clean_environment(), record.private(), quiet, time_limit() as exceeded:
         try:
-            jobs = executor.map_array(job.run_task, [str(path)] * len(submission.tasks))
+            with storage_errors(path):
+                jobs = executor.map_array(job.run_task, [str(path)] * len(submission.tasks))
+        except StorageError as error:  # mostly before sbatch was called: its name tells whether there is a job
+            raise SubmissionError(str(error), NoJob.REFUSED) from None
         except (FailedJobError, FailedSubmissionError) as error:
             raise no_answer() if exceeded.is_set() else scheduler.refusal(error) from None
     return str(jobs[0].job_id).partition("_")[0]

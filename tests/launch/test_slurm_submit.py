@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -13,7 +14,8 @@ from launch.slurm.intents import Intents
 from launch.slurm.record import Submission
 from launch.slurm.scheduler import NoJob, SchedulerError, SubmissionError
 from launch.sweep import expand
-from parallelbench.errors import ConfigError
+from parallelbench.errors import ConfigError, StorageError
+from parallelbench.spec.config import RunConfig
 from parallelbench.store.folder import RunFolder, find_runs
 from tests.launch.fake_slurm import DONE, MISSING, ON_SITE, FakeSlurm
 
@@ -180,3 +182,62 @@ def test_only_what_a_submission_made_is_taken_back(tmp_path: Path) -> None:
     intents.take_back()
     assert (first.folder.path / "config.yaml").exists()
     assert (second.folder.path / "config.yaml").exists()
+
+
+def full(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """The disk is full when this run's intent is written."""
+    write = RunFolder.write_intent
+
+    def write_intent(self: RunFolder, run: RunConfig, overrides: list[str]) -> None:
+        if self.path.name == name:
+            self.path.mkdir(parents=True)
+            raise StorageError("can't write: the disk is full")
+        write(self, run, overrides)
+
+    monkeypatch.setattr(RunFolder, "write_intent", write_intent)
+
+
+def test_a_disk_that_fills_up_while_runs_are_written_leaves_none_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake: FakeSlurm
+) -> None:
+    last = submit.prepare_for_site(expand([*ON_SITE, "seed=2", f"results={tmp_path}"])[0]).folder.path
+    full(monkeypatch, last.name)
+    with pytest.raises(StorageError, match="disk is full"):
+        submitted(tmp_path, monkeypatch, never, "0,1,2")
+    assert [path.name for path in last.parent.iterdir()] == [record.FOLDER]
+    assert not record.submissions(last.parent)
+
+
+def test_a_result_comes_back_where_its_new_intent_can_not_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    item = submit.prepare_for_site(expand([*ON_SITE, "seed=0", f"results={tmp_path}"])[0])
+    item.write_intent()
+    (item.folder.path / "result").mkdir()
+    monkeypatch.setattr(RunFolder, "_state", lambda self: DONE if self.result.exists() else MISSING)
+    full(monkeypatch, item.folder.path.name)
+    with pytest.raises(StorageError):
+        Intents().write([item])
+    assert item.folder.result.exists()
+
+
+@pytest.mark.parametrize("fails", ["record", "calls"])
+def test_what_can_not_be_written_for_sbatch_leaves_no_run(
+    fails: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake: FakeSlurm
+) -> None:
+    """Neither the record of the submission, nor what submitit writes before it calls sbatch."""
+    sbatch: Sbatch = submit.sbatch if fails == "calls" else never
+
+    def no_space(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    if fails == "calls":
+        monkeypatch.setattr("submitit.core.utils.DelayedSubmission.dump", no_space)
+    else:
+        monkeypatch.setattr(record.os, "fsync", no_space)
+        monkeypatch.setattr(RunFolder, "write_intent", lambda self, *_: self.path.mkdir(parents=True))
+    with pytest.raises(SchedulerError, match=r"the disk is full.*\(0 of 1 task"):
+        submitted(tmp_path, monkeypatch, sbatch)
+    sweep = tmp_path / "adhoc"
+    assert not list((sweep / record.FOLDER).glob("*/*"))
+    assert not [path for path in sweep.iterdir() if path.name != record.FOLDER]
