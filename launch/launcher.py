@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from abc import ABC, abstractmethod
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, ClassVar
@@ -17,6 +18,7 @@ from parallelbench.errors import ConfigError, raised_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
     from pathlib import Path
     from types import ModuleType
 
@@ -120,6 +122,10 @@ class Launcher(ABC):
     def cancel_runs(self, runs: Sequence[RunFolder], console: Console) -> None:
         """End the jobs of these runs only, whose sweeps `submitted` holds for, and print how many."""
         raise ConfigError(f"launcher={self.name} cancels whole sweeps only: name {runs[0].path.parent}")
+
+    def holding(self, sweeps: Sequence[Path]) -> AbstractContextManager[None]:
+        """Keep others from queueing runs of sweeps for which `submitted` holds; raises `ConfigError` while one does."""
+        return nullcontext()
 
     def logs(self, sweep: Path, run: str) -> list[Path]:
         """Files with what the latest job of a run has printed, besides the logs in the run's folder."""

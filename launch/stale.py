@@ -8,18 +8,19 @@ from __future__ import annotations
 import os
 import shutil
 import time
+import uuid
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from parallelbench.store.folder import FORGOTTEN, RunFolder
 from parallelbench.store.named_folder import is_configuration_of_run
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
     from launch.launcher import RunStatus
-    from parallelbench.store.folder import RunFolder
 
 YOUNG_S = 600.0
 """What was touched within this time stays: a submission, or a publication, may be going on."""
@@ -28,7 +29,7 @@ _INTENT = {"config.yaml", "overrides.txt"}
 _LIVE = ("running", "queued", "unknown")
 _OF_RUNS = (".*.tmp", "attempts/.*.tmp", "attempts/*/.*.tmp", "attempts/*/preprocess", "attempts/*/reference")
 """Within a run's folder: files and folders that were being written, prepared samples, and what frameworks exchange."""
-_OF_SWEEPS = (".report.*.tmp", ".report.*.old", ".compacted.*.tmp")
+_OF_SWEEPS = (".report.*.tmp", ".report.*.old", ".compacted.*.tmp", f"{FORGOTTEN}-*.tmp")
 
 
 @dataclass(frozen=True)
@@ -42,9 +43,9 @@ class Stale:
     """The run that was never begun, of which all is removed; None: a part of something that stays."""
 
     def remove(self) -> bool:
-        """Remove it; returns whether it is gone. A run that has begun meanwhile stays."""
+        """Remove it; returns whether it is gone. A run that was begun, or submitted again, meanwhile stays."""
         if self.run is not None:
-            remove_intent(self.run)
+            remove_intent(self.run, if_still=_never_begun)
         elif self.path.is_dir() and not self.path.is_symlink():
             shutil.rmtree(self.path, ignore_errors=True)
         else:
@@ -62,14 +63,24 @@ def untouched(folder: RunFolder) -> bool:
         return False
 
 
-def remove_intent(folder: RunFolder) -> None:
-    """Remove a run that was never begun; a folder that something else was put into stays."""
+def remove_intent(folder: RunFolder, *, if_still: Callable[[RunFolder], bool] = untouched) -> None:
+    """Remove a run that was never begun; a folder that something else was put into stays.
+
+    It is looked at once more under a name at which nobody begins it.
+    """
+    path = folder.path
+    aside = path.with_name(f"{FORGOTTEN}-{uuid.uuid4().hex}.tmp")
     with suppress(OSError):
-        if (folder.path / "attempts").exists():
-            (folder.path / "attempts").rmdir()
-        for name in sorted(_INTENT):
-            (folder.path / name).unlink(missing_ok=True)
-        folder.path.rmdir()
+        if path.is_symlink():
+            return
+        os.rename(path, aside)
+        if not if_still(RunFolder(aside)):
+            os.rename(aside, path)
+            return
+        if os.path.lexists(path):  # somebody who knew its configuration has begun it, so this is needed there
+            for name in sorted(_INTENT & set(os.listdir(aside)) - set(os.listdir(path))):
+                os.rename(aside / name, path / name)
+        shutil.rmtree(aside)
 
 
 def stale(runs: Mapping[RunFolder, RunStatus]) -> Iterator[Stale]:
@@ -91,7 +102,9 @@ def stale(runs: Mapping[RunFolder, RunStatus]) -> Iterator[Stale]:
 
 
 def _never_begun(folder: RunFolder) -> bool:
-    return untouched(folder) and is_configuration_of_run(folder.path) and bool(list(_old([folder.path])))
+    """Also not lately submitted again; what a symbolic link points to belongs elsewhere."""
+    own = not folder.path.is_symlink() and untouched(folder) and is_configuration_of_run(folder.path)
+    return own and bool(list(_old([folder.path])))
 
 
 def _leftovers(folder: RunFolder, *, done: bool) -> Iterator[Path]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from launch.launcher import Launcher, RunStatus, SweepStatus
 from launch.slurm import calibration_job, node_bandwidth, plan_report, record, scheduler, site
 from launch.slurm.cancelling import cancel_runs, cancel_sweeps
+from launch.slurm.holding import holding
 from launch.slurm.hours import Hours, left, used
 from launch.slurm.queue import PAUSED, WAITING, Tracker, track
 from launch.slurm.record import FOLDER
@@ -20,6 +21,7 @@ from parallelbench.errors import ConfigError, count_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from rich.console import Console
@@ -99,6 +101,10 @@ class OnSlurm(Launcher):
     def cancel_runs(self, runs: Sequence[RunFolder], console: Console) -> None:
         """End the jobs of single runs: tasks of arrays, by their own ids."""
         cancel_runs(runs, console)
+
+    def holding(self, sweeps: Sequence[Path]) -> AbstractContextManager[None]:
+        """By the locks that a submission takes."""
+        return holding(sweeps)
 
     def logs(self, sweep: Path, run: str) -> list[Path]:
         """The output of a run's latest job that Slurm and submitit caught. Slurm is not queried."""

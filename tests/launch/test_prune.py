@@ -15,7 +15,7 @@ from launch.slurm import record
 from launch.stale import YOUNG_S, stale
 from launch.sweep import expand
 from parallelbench import cli
-from parallelbench.store.folder import RunFolder
+from parallelbench.store.folder import RunFolder, find_runs
 from tests.helpers import TINY
 from tests.launch.fake_slurm import DONE, MISSING, ON_SITE, submission
 
@@ -162,3 +162,79 @@ def test_nothing_to_prune_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert cli.main(["prune", str(tmp_path)]) == 0
     assert "nothing to prune" in capsys.readouterr().out
     assert cli.main(["prune", str(tmp_path / "nowhere")]) == 2
+
+
+def test_what_was_submitted_again_after_the_look_stays(tmp_path: Path) -> None:
+    (run,) = intents(tmp_path)
+    (found,) = stale({run: RunStatus(MISSING, "missing")})
+    planned = expand([*ON_SITE, f"results={tmp_path}"])[0]
+    run.write_intent(planned.run, planned.overrides)
+    assert not found.remove()
+    assert (run.path / "config.yaml").exists()
+    aged(run.path)
+    assert found.remove()
+
+
+def test_nobody_submits_between_the_look_and_the_removal(
+    tmp_path: Path, fake: FakeSlurm, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run,) = intents(tmp_path)
+    sweep = run.path.parent
+    record.write(sweep, submission(job="7", tasks=[[run.path.name]]))
+    locked: list[bool] = []
+
+    def remove(_: stale_module.Stale) -> bool:
+        locked.append((sweep / record.FOLDER / "lock").exists())
+        return True
+
+    monkeypatch.setattr(stale_module.Stale, "remove", remove)
+    assert cli.main(["prune", str(tmp_path), "--yes"]) == 0
+    assert locked == [True]
+    with record.lock(sweep):
+        assert cli.main(["prune", str(tmp_path)]) == 0, "listing needs no lock"
+        assert cli.main(["prune", str(tmp_path), "--yes"]) == 2
+    assert "another process is submitting this sweep" in capsys.readouterr().err
+    assert not (sweep / record.FOLDER / "lock").exists()
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_run_that_is_begun_while_it_is_removed_stays_whole(
+    when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before its folder gets another name, or after that: then its configuration comes to where it began."""
+    (run,) = intents(tmp_path)
+    rename, renamed = os.rename, []
+
+    def begun(source: Path, target: Path) -> None:
+        first = not renamed and source == run.path
+        if first and when == "before":
+            (run.path / "attempts" / "1").mkdir(parents=True)
+        rename(source, target)
+        renamed.append(source)
+        if first and when == "after":
+            (run.path / "attempts" / "1").mkdir(parents=True)
+
+    monkeypatch.setattr(stale_module.os, "rename", begun)
+    stale_module.remove_intent(run)
+    monkeypatch.undo()
+    assert sorted(os.listdir(run.path)) == ["attempts", "config.yaml", "overrides.txt"]
+    assert os.listdir(run.path / "attempts") == ["1"]
+    assert os.listdir(tmp_path / "adhoc") == [run.path.name]
+
+
+def test_a_link_to_a_run_is_left_alone(tmp_path: Path) -> None:
+    (run,) = intents(tmp_path / "archive")
+    link = RunFolder(tmp_path / "link")
+    link.path.symlink_to(run.path)
+    os.utime(link.path, (0, 0), follow_symlinks=False)
+    assert listed({link: RunStatus(MISSING, "missing")}) == []
+    stale_module.remove_intent(link)
+    assert (link.path / "config.yaml").exists()
+
+
+def test_what_was_being_removed_is_no_run_and_goes_later(tmp_path: Path) -> None:
+    one, other = intents(tmp_path, "seed=0,1")
+    left = one.path.rename(one.path.with_name(".forgotten-x.tmp"))
+    assert find_runs(tmp_path) == [other]
+    os.utime(other.path)
+    assert listed({other: RunStatus(MISSING, "missing")}) == [left]
