@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def refusals(batch: JobGroup, offered: Sequence[Partition]) -> list[str]:
     """Why the cluster would not run the jobs of a batch, whose site names one partition at most; [] if it can.
 
-    It can if some kind of nodes suits, or, where the site names nodes, if all of these do.
+    It can if there are enough nodes of the kinds that suit, or, where the site names nodes, if all of these do.
     """
     site = batch.runs[0].planned.run.site
     kinds = _wanted(batch, offered)
@@ -38,11 +38,13 @@ def refusals(batch: JobGroup, offered: Sequence[Partition]) -> list[str]:
             f"site.nodelist={site.nodelist} are {len(named)} nodes, all of which every job gets, but these jobs have "
             f"{batch.shape.nodes}: name as many as a job has; site.exclude leaves a choice"
         ]
-    if not named:
-        return min((list(_refusals(batch, kind, kind.nodes)) for kind in kinds), key=len)
     of_named = [kind for kind in kinds if kind.names & named]
-    nodes = sum(kind.nodes for kind in of_named)
-    return max((list(_refusals(batch, kind, nodes)) for kind in of_named), key=len)
+    if named and (worst := max((list(_of_each_node(batch, kind)) for kind in of_named), key=len)):
+        return worst
+    suiting = of_named or _suiting(batch, kinds)
+    if not suiting:
+        return min((list(_of_each_node(batch, kind)) for kind in kinds), key=len)
+    return list(_too_few(batch, suiting))
 
 
 def warnings(batch: JobGroup, offered: Sequence[Partition]) -> list[str]:
@@ -50,10 +52,10 @@ def warnings(batch: JobGroup, offered: Sequence[Partition]) -> list[str]:
     kinds = _wanted(batch, offered)
     if down := sorted({kind.name for kind in kinds if kind.state == "down"}):
         return [f"the partition {name} is down: jobs wait until it is up" for name in down]
-    suiting = [kind for kind in kinds if not list(_refusals(batch, kind, kind.nodes))]
-    if not suiting or any(kind.nodes - kind.out >= batch.shape.nodes for kind in suiting):
-        return []
+    suiting = _suiting(batch, kinds)
     out, nodes = (sum(getattr(kind, key) for kind in suiting) for key in ("out", "nodes"))
+    if not nodes - out < batch.shape.nodes <= nodes:
+        return []
     return [f"{out} of {nodes} node(s) of {suiting[0].name} are down or drained: jobs wait until enough are up"]
 
 
@@ -62,18 +64,30 @@ def _wanted(batch: JobGroup, offered: Sequence[Partition]) -> list[Partition]:
     return [kind for kind in offered if (kind.name == name if name else kind.default)]
 
 
-def _refusals(batch: JobGroup, kind: Partition, nodes: int) -> Iterator[str]:
-    """Those of nodes of one kind, of which there are so many."""
+def _suiting(batch: JobGroup, kinds: Sequence[Partition]) -> list[Partition]:
+    """The kinds of nodes that a job can use; it may have nodes of several."""
+    return [kind for kind in kinds if not list(_of_each_node(batch, kind))]
+
+
+def _too_few(batch: JobGroup, kinds: Sequence[Partition]) -> Iterator[str]:
+    """Whether these kinds, all of one partition, have fewer nodes than a job needs."""
+    wanted, exclude = batch.shape.nodes, batch.runs[0].planned.run.site.exclude
+    nodes = sum(kind.nodes for kind in kinds)
+    left = nodes - len(frozenset().union(*(kind.names for kind in kinds)) & hosts(exclude))
+    if wanted > nodes:
+        yield f"{wanted} nodes, but {kinds[0].name} has {nodes} that suit"
+    elif wanted > left:
+        yield f"{wanted} nodes, but site.exclude={exclude} leaves {left} of {kinds[0].name}"
+
+
+def _of_each_node(batch: JobGroup, kind: Partition) -> Iterator[str]:
+    """What a job needs of each of its nodes, and those of this kind don't have."""
     shape, run = batch.shape, batch.runs[0].planned.run
-    limit, left = slurm(run).time_limit_min, nodes - len(kind.names & hosts(run.site.exclude))
+    limit = slurm(run).time_limit_min
     if kind.state not in ("up", "down"):
         yield f"the partition {kind.name} takes no jobs now (sinfo says {kind.state})"
     if kind.limit_min is not None and limit > kind.limit_min:
         yield f"launcher.time_limit_min={limit}, but {kind.name} allows {kind.limit_min}"
-    if shape.nodes > nodes:
-        yield f"{shape.nodes} nodes, but {kind.name} has {nodes} of one kind"
-    elif shape.nodes > left:
-        yield f"{shape.nodes} nodes, but site.exclude={run.site.exclude} leaves {left} of {kind.name}"
     if shape.cpus_per_node > kind.cpus_per_node:
         yield f"{shape.cpus_per_node} cores of a node, but those of {kind.name} have {kind.cpus_per_node}"
     if shape.memory_mib_per_node > kind.memory_mib:
@@ -89,7 +103,7 @@ def _refusals(batch: JobGroup, kind: Partition, nodes: int) -> Iterator[str]:
 def whole_nodes(batch: JobGroup, offered: Sequence[Partition]) -> JobGroup:
     """The batch as its account is charged for it: exclusive jobs for all cores and GPUs of their nodes."""
     site = batch.runs[0].planned.run.site
-    kinds = [kind for kind in _wanted(batch, offered) if not list(_refusals(batch, kind, kind.nodes))]
+    kinds = _suiting(batch, _wanted(batch, offered))
     if not (site.exclusive and kinds):
         return batch
     least = min(kinds, key=lambda kind: kind.cpus_per_node)

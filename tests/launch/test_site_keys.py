@@ -165,7 +165,7 @@ def test_nodes_that_are_named_are_held_against_the_partition(overrides: list[str
 
 
 def test_named_nodes_must_all_suit(results: Path) -> None:
-    """A partition of two kinds of nodes: a job needs one kind, unless it names nodes."""
+    """A partition of two kinds of nodes: one that suits is enough, unless the site names nodes."""
     kinds = [NORMAL, replace(NORMAL, cpus_per_node=2, names=hosts("old1"))]
     four = ("cores_per_device=4",)
     assert limits(kinds=kinds).refusals(group(results, *four)) == []
@@ -173,6 +173,22 @@ def test_named_nodes_must_all_suit(results: Path) -> None:
     assert text == "4 cores of a node, but those of normal have 2"
     two = (*four, "nodes=2", "devices=2", "strategy=ddp")
     assert limits(kinds=kinds).refusals(group(results, *two, "site.nodelist=n1,old1")) == [text]
+
+
+def test_a_job_may_have_nodes_of_several_kinds(results: Path) -> None:
+    racks = [replace(NORMAL, features=f"rack{rack}", names=hosts(f"r{rack}n[1-2]")) for rack in (1, 2)]
+    old = replace(NORMAL, cpus_per_node=2, names=hosts("old[1-2]"))
+    four = group(results, "cores_per_device=4", "nodes=4", "devices=4", "strategy=ddp")
+    assert limits(kinds=[*racks, old]).refusals(four) == []
+    assert limits(kinds=[racks[0], old]).refusals(four) == ["4 nodes, but normal has 2 that suit"]
+    less = group(results, "nodes=4", "devices=4", "strategy=ddp", "site.exclude=r1n1")
+    assert limits(kinds=racks).refusals(less) == ["4 nodes, but site.exclude=r1n1 leaves 3 of normal"]
+    down = [racks[0], replace(racks[1], out=1)]
+    assert list(limits(kinds=down).notes(four)) == [
+        "1 of 4 node(s) of normal are down or drained: jobs wait until enough are up"
+    ]
+    two = group(results, "nodes=2", "devices=2", "strategy=ddp")
+    assert list(limits(kinds=down).notes(two)) == []
 
 
 def test_a_reservation_must_be_there_and_last_long_enough(results: Path) -> None:

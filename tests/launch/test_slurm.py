@@ -121,7 +121,7 @@ def kind(**changes: Any) -> Partition:
         ({"state": "drain"}, "takes no jobs now (sinfo says drain)"),
         ({"state": "inact"}, "takes no jobs now"),
         ({"limit_min": 59}, "allows 59"),
-        ({"nodes": 1}, "has 1 of one kind"),
+        ({"nodes": 1}, "has 1 that suit"),
         ({"cpus_per_node": 3}, "have 3"),
         ({"memory_mib": 10_000}, "lower launcher.memory_gib_per_device"),
         ({"gres": "gpu:a100:3"}, "have 3"),
