@@ -14,7 +14,7 @@ import polars as pl
 from analysis import latex, text
 from analysis.comparison.policy import CIRCUMSTANCES
 from analysis.comparison.work import is_below, plain
-from parallelbench.spec.mapping import LATER_OPTIONS
+from parallelbench.spec.mapping import LATER_COMPONENTS, LATER_OPTIONS, completed
 from parallelbench.store.environment_match import flatten
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ MOST_VALUES = 12
 """Values of a setting that a cell names."""
 EVERY = "all"
 """In the CSV file, the strategy of a setting that all share."""
-_LATER = frozenset(key.partition(".")[0] for key in LATER_OPTIONS)
+_LATER = frozenset(key.partition(".")[0] for key in LATER_OPTIONS) | LATER_COMPONENTS.keys()
 
 Values = frozenset[str]
 """The values of a setting, each as JSON."""
@@ -69,19 +69,21 @@ class _Settings:
         self.derived: dict[str, set[Any]] = defaultdict(set)
 
     def flats(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Each distinct value of a top-level key as dotted keys."""
+        """Each distinct value of a top-level key as dotted keys, with what came later as it was before."""
         for key, raws in self.parts.items():
             for raw in raws:
-                yield key, flatten({key: msgspec.json.decode(raw)}) if raw else {}
+                whole = completed({key: msgspec.json.decode(raw)} if raw else {})
+                yield key, flatten({key: whole.get(key, {})})
 
     def values(self, later: Iterable[str]) -> dict[str, Values]:
-        """Dotted key → values. `later`: options that some run of this work sets, which others leave at the default."""
+        """Dotted key → values. `later`: keys that came later which some run of this work does not have as before."""
         found: dict[str, set[Any]] = defaultdict(set)
         for root, flat in self.flats():
             for key, value in flat.items():
-                found[key].add(msgspec.json.encode(value).decode())
+                if not _came_later(key) or key in later or root in later:
+                    found[key].add(msgspec.json.encode(value).decode())
             for key in later:
-                if key not in flat and key.partition(".")[0] == root:
+                if key in LATER_OPTIONS and key not in flat and key.partition(".")[0] == root:
                     found[key].add(msgspec.json.encode(LATER_OPTIONS[key]).decode())
         for key, several in self.derived.items():
             found[key] |= {msgspec.json.encode(value).decode() for value in several if value is not None}
@@ -122,7 +124,17 @@ def _table(data: str, model: str, settings: dict[str, _Settings]) -> Hyperparame
 
 
 def _later(settings: _Settings) -> set[str]:
-    return {key for _, flat in settings.flats() for key in flat if key in LATER_OPTIONS}
+    """What came later and is not as before in some run: options, and of components the roots."""
+    found = set()
+    for root, flat in settings.flats():
+        if root in LATER_COMPONENTS and flat != flatten({root: LATER_COMPONENTS[root]}):
+            found.add(root)
+        found |= {key for key, value in flat.items() if key in LATER_OPTIONS and value != LATER_OPTIONS[key]}
+    return found
+
+
+def _came_later(key: str) -> bool:
+    return key in LATER_OPTIONS or key.partition(".")[0] in LATER_COMPONENTS
 
 
 def _is_apart(key: str) -> bool:

@@ -11,6 +11,7 @@ import polars as pl
 
 from analysis.comparison.policy import CIRCUMSTANCES, COMPARED, DEVICE, MACHINE
 from analysis.comparison.work import Work, canonical, plain, without
+from parallelbench.spec.mapping import LATER_COMPONENTS, LATER_OPTIONS, completed
 from parallelbench.store.environment_match import flatten
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 _APART = frozenset(COMPARED + CIRCUMSTANCES)
 _NAMES = ("data.name", "model.name")
+_BEFORE = LATER_OPTIONS | flatten(LATER_COMPONENTS)
+"""What all runs did before there was a choice: a label says only where a run does otherwise."""
 
 
 @functools.lru_cache(maxsize=8)
@@ -38,7 +41,7 @@ def works(runs: Runs) -> dict[str, Work]:
         # Of thousands of runs few do different work, so each work is read only once.
         same = tuple((key, bytes(raw)) for key, raw in parts.items() if key not in _APART)
         if same not in parsed:
-            node = msgspec.json.decode(config_json)
+            node = completed(msgspec.json.decode(config_json))
             _drop(node, COMPARED + CIRCUMSTANCES)
             work = flatten(node)
             parsed[same] = canonical(work)
@@ -174,7 +177,8 @@ def work_label(work: Work, keys: Iterable[str], *, way: str = "") -> str:
 def varying_keys(several: list[Work]) -> list[list[str]]:
     """Per work the keys that tell it apart from the others, once the names of their data and models are known.
 
-    A component's option distinguishes only works with components of the same name: others may not have it.
+    A component's option distinguishes only works with components of the same name: others may not have it. What came
+    after results existed tells apart only the works that don't have it as it was before.
     """
     values: dict[tuple[str, str | None], set[Any]] = defaultdict(set)
     for key in {key for work in several for key in work} - set(_NAMES):
@@ -182,7 +186,13 @@ def varying_keys(several: list[Work]) -> list[list[str]]:
             value = work.get(key)
             values[key, _alike(key, work)].add(canonical(value) if isinstance(value, (list, dict)) else value)
     varying = {key for key, different in values.items() if len(different) > 1}
-    return [[key for key in sorted(work) if (key, _alike(key, work)) in varying] for work in several]
+    return [
+        [key for key in sorted(work) if (key, _alike(key, work)) in varying and _is_said(key, work)] for work in several
+    ]
+
+
+def _is_said(key: str, work: Work) -> bool:
+    return key not in _BEFORE or work[key] != _BEFORE[key]
 
 
 def _alike(key: str, work: Work) -> str | None:

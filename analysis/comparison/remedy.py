@@ -15,7 +15,7 @@ from analysis.comparison.policy import COMPARED, WAYS, Remedies
 from analysis.comparison.work import is_below, plain, work_differences
 from analysis.stats import ENOUGH_REPEATS
 from parallelbench.spec.launchers import shipped
-from parallelbench.spec.mapping import COMPONENTS, LATER_COMPONENTS
+from parallelbench.spec.mapping import COMPONENTS, completed
 
 if TYPE_CHECKING:
     from analysis.comparison.work import Work
@@ -109,7 +109,7 @@ def _submit(one: OneRun, other: OneRun, *, repeats: int) -> tuple[str, ...]:
 
 def _config(run: OneRun) -> dict[str, Any]:
     config: dict[str, Any] = json.loads(run.runs.run.filter(pl.col("run_id") == run.run_id)["config_json"].item())
-    return config
+    return completed(config)
 
 
 def as_overrides(config: dict[str, Any]) -> dict[str, str] | None:
@@ -117,7 +117,7 @@ def as_overrides(config: dict[str, Any]) -> dict[str, str] | None:
     usual = shipped("", "config") or {}
     chosen = {key: _as_hydra(value) for key, value in config.items() if key in usual and value != usual[key]}
     for group in COMPONENTS:
-        node = config.get(group) or LATER_COMPONENTS[group]
+        node = config[group]
         default = shipped(group, node["name"])
         if default is None or default["_target_"] != node["_target_"]:
             return None

@@ -11,6 +11,7 @@ import polars as pl
 from analysis.configurations import facts
 from analysis.metrics import per_epoch
 from analysis.metrics.schema import facts_columns, tables_columns
+from parallelbench.spec.mapping import completed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -74,7 +75,7 @@ def _exported(row: Mapping[str, Any], rows: pl.DataFrame | None) -> ExportedRun:
         sweep=row["sweep"],
         name=f"{row['slug']}{marked}",
         started_at=first if row["launched_at"] is None else row["launched_at"],
-        parameters=dict(_flat(json.loads(row["config_json"]))),
+        parameters=dict(_flat(completed(json.loads(row["config_json"])))),
         tags=_tags(row),
         numbers=_numbers(row, facts_columns()),
         epochs=epochs,

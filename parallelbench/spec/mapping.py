@@ -97,6 +97,34 @@ def whole_mapping(run: RunConfig) -> dict[str, Any]:
     return plain
 
 
+def completed(plain: Mapping[str, Any]) -> dict[str, Any]:
+    """A run's mapping, as `to_mapping` makes it or an older release did, with all that came later as it was then.
+
+    A missing component comes whole, so no option of one is among those of another. Options of a component that is no
+    longer known, or a plugin's, stay as they are.
+    """
+    whole: dict[str, Any] = dict(plain)
+    for key, default in LATER_COMPONENTS.items():
+        whole.setdefault(key, dict(default))
+    for key, default in LATER_OPTIONS.items():
+        parent, _, name = key.rpartition(".")
+        if not parent:
+            whole.setdefault(key, default)
+        elif parent not in COMPONENTS or (parent in whole and _has_option(whole[parent].get("_target_", ""), key)):
+            whole[parent] = {name: default} | whole.get(parent, {})
+    return whole
+
+
+@cache
+def _has_option(target: str, key: str) -> bool:
+    """Whether a class of the suite has the option of this dotted key."""
+    parent, _, name = key.rpartition(".")
+    try:
+        return name in component_class(target, parent, None).__struct_fields__
+    except ConfigError:
+        return False
+
+
 def package_of(cls: type) -> str:
     """The package that a class comes from: the suite, or a user's."""
     return cls.__module__.partition(".")[0]
