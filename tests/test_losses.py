@@ -6,12 +6,14 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from torch.nn import functional as F
 
 from parallelbench.errors import ConfigError
 from parallelbench.losses import CrossEntropy, MeanSquaredError
+from parallelbench.rank.loss_check import check_mean
 from parallelbench.rank.plain import PlainModel
 from parallelbench.rank.session import build_model
 from parallelbench.spec.batch import Batch
@@ -101,6 +103,44 @@ def test_every_strategy_trains_on_it_like_one_device(strategy: str, tmp_path: Pa
     ranks, expected = run_ranks(train, run.strategy.processes(run, "cpu"), tmp_path, run), one_device(run)
     assert_equal(ranks, expected, tolerance=1e-9)
     assert expected["steps"][0][0] < 24, "of cross entropy it would be 24 times the logarithm of 10"
+
+
+class Reduced(CrossEntropy, frozen=True, kw_only=True):
+    """Cross entropy as a user may have written it; `name` says how."""
+
+    def build(self) -> Any:
+        weight = torch.arange(1.0, 11.0, dtype=torch.float64) if self.name == "weighted" else None
+        reduction = "mean" if self.name in ("weighted", "logarithm") else self.name
+        if self.name == "number":
+            return lambda logits, labels: F.cross_entropy(logits, labels).item()
+        if self.name == "logarithm":
+            return lambda logits, labels: F.nll_loss((logits - 2).log(), labels)
+        return lambda logits, labels: F.cross_entropy(logits, labels, weight=weight, reduction=reduction)
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("sum", r"but of a batch it is \d.* and the mean of its two halves' is .*: divide by the number of labels"),
+        ("weighted", "without weights of classes"),
+        ("none", r"but it gives a tensor of shape \(8,\): average over all labels"),
+        ("number", "but it gives float: average"),
+    ],
+)
+def test_a_loss_that_is_no_mean_is_refused_before_training(name: str, found: str) -> None:
+    run = configure(*SYNTHETIC, *MODELS["mlp"], "strategy=single")
+    loss = Reduced(name=name, label_smoothing=0.0)
+    with pytest.raises(ConfigError, match=f"loss={name}: the function that loss.build returns must give .*{found}"):
+        check_mean(msgspec.structs.replace(run, loss=loss), "cpu")
+
+
+@pytest.mark.parametrize("loss", [PLAIN, SMOOTH, SQUARES, Reduced(name="mean", label_smoothing=0.0)])
+@pytest.mark.parametrize("precision", ["fp32", "fp64"])
+def test_means_are_not_refused(loss: Any, precision: str) -> None:
+    run = configure(*SYNTHETIC, *MODELS["mlp"], "strategy=single", f"precision={precision}")
+    check_mean(msgspec.structs.replace(run, loss=loss), "cpu")
+    unknown = Reduced(name="logarithm", label_smoothing=0.0)
+    check_mean(msgspec.structs.replace(run, loss=unknown), "cpu")
 
 
 def trained_on_squares(strategy: str) -> RunConfig:

@@ -20,6 +20,7 @@ from parallelbench.rank.closing import ClosingCheck
 from parallelbench.rank.count_layers import count_facts
 from parallelbench.rank.initial import Initial
 from parallelbench.rank.likeness import checks_parity
+from parallelbench.rank.loss_check import check_mean
 from parallelbench.rank.parity import check_parity
 from parallelbench.rank.rank_session import RankSession
 from parallelbench.rank.torch_settings import configure_torch
@@ -72,6 +73,7 @@ class Session(RankSession):
         if not run.epochs:
             self._end_untrained()
             return
+        check_mean(run, self._world.device)
         parity_passed = self._check_parity(arrays) if resumed is None and checks_parity(run) else None
         self._phase("model")
         set_precision(run.precision)
