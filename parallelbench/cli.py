@@ -125,7 +125,9 @@ def _verbs() -> dict[str, Callable[[argparse.Namespace], int]]:
         "prune": _on_folder(pruning.prune, "yes"),
         "logs": _on_folder(watching.logs, "follow"),
         "report": lambda options: results.report(
-            options.folders, _extension(options), out=options.out, target=options.target
+            options.folders,
+            _extension(options),
+            **{name: getattr(options, name) for name in ("out", "target", "figure", "panel", "width")},
         ),
         "export": _on_folder(exporting.export, "to", "out"),
         "bundle": _on_folder(publishing.bundle, "out", "title", "authors"),

@@ -39,7 +39,7 @@ def panels(
 ) -> alt.FacetChart:
     """Lay out one panel per value of the column `panel`, with its own axes under `own_axes`, and style it.
 
-    Where not all are drawn, a subtitle says which are not; so it does what marks disturbed runs.
+    Where not all are drawn, a subtitle says which are not, and how to get them; so it does what marks disturbed runs.
     """
     order = drawn_panels(data)
     header = alt.Header(
@@ -88,7 +88,10 @@ def _title(title: str, data: pl.DataFrame, *, disturbed: bool) -> alt.Title:
     words = alt.Title(title, anchor="start", fontSize=15, offset=12, color=INK)
     known, drawn = data["panel"].unique(maintain_order=True).to_list(), drawn_panels(data)
     left = text.listed([name.replace(BETWEEN, ", ") for name in known if name not in drawn])
-    told = f"{len(drawn)} of {len(known)} panels are drawn, not {left}; the tables are whole."
+    told = (
+        f"{len(drawn)} of {len(known)} panels are drawn, not {left}; the tables are whole. "
+        "report --figure NAME --panel WORDS draws any."
+    )
     lines = [told] * (bool(left) and _WORDS.get() is None)
     if lines := [*lines, *[DISTURBED] * disturbed]:
         words.subtitle = " ".join(lines)

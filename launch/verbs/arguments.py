@@ -194,8 +194,11 @@ def _add_folder_options(verb: argparse.ArgumentParser, name: str) -> None:
         )
         verb.add_argument("--file", metavar="YAML", help="your own claims instead of the suite's")
     if name == "report":
-        verb.add_argument("--out", metavar="DIR", help="the report's folder, instead of DIR/report")
+        verb.add_argument("--out", metavar="DIR", help="the folder to write to, instead of DIR/report or DIR/paper")
         verb.add_argument("--target", type=_accuracy, metavar="SHARE", help=_TARGET)
+        verb.add_argument("--figure", metavar="NAME", help="only this figure, as PDF, SVG and PNG for a paper")
+        verb.add_argument("--panel", metavar="WORDS", help="only its panels whose headings hold these words")
+        verb.add_argument("--width", type=int, choices=(85, 175), help="its width in mm: a column (85), or both (175)")
     if name == "logs":
         verb.add_argument("--follow", action="store_true", help="go on printing until the run has ended")
     if name == "export":

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
     from parallelbench.spec.config import RunConfig
 
-WITHOUT_RUNS = ("report", "exports", "submissions")
+WITHOUT_RUNS = ("report", "paper", "exports", "submissions")
 """Folders that a sweep's folder may hold beside its runs."""
 FORGOTTEN = ".forgotten"
 """Folder of a sweep that runs are moved to which are to be measured anew. Nobody reads it; delete it when you like."""

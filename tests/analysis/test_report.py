@@ -164,7 +164,10 @@ def test_of_very_many_repeats_and_panels_medians_of_the_first_are_drawn(many: Ru
         ("Later epochs (median)", "single × 1", "median of 2", 10.0),
         ("Later epochs (median)", "ddp × 2", "median of 2", 6.5),
     ]
-    assert figure.finding.endswith("\n1 of 2 panels are drawn, not First epoch; the tables are whole.")
+    assert figure.finding.endswith(
+        "\n1 of 2 panels are drawn, not First epoch; the tables are whole. "
+        "report --figure NAME --panel WORDS draws any."
+    )
     assert figure.chart.to_dict()["title"]["subtitle"] in figure.finding
 
 
