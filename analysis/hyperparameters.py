@@ -18,7 +18,7 @@ from parallelbench.spec.mapping import LATER_COMPONENTS, LATER_OPTIONS, complete
 from parallelbench.store.environment_match import flatten
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from analysis.reader import Runs
 
@@ -184,18 +184,25 @@ def _rows(each: Hyperparameters) -> Iterator[tuple[str, str, str]]:
 
 
 def tabulars(tables: Iterable[Hyperparameters]) -> str:
-    """All of them in LaTeX: of each one tabular of what is shared, then the others, by as many strategies as fit."""
-    return latex.HEAD + "\n".join(part for each in tables for part in _parts(each))
+    """All of them in LaTeX: of each one table of what is shared, then the others, by as many strategies as fit."""
+    parts = (part for each in tables for part in _parts(each))
+    return latex.HEAD + "\n".join(
+        latex.floating(*part, label=f"hyperparameters-{number}") for number, part in enumerate(parts, 1)
+    )
 
 
-def _parts(each: Hyperparameters) -> list[str]:
-    wide = r"lp{0.6\linewidth}"
-    parts = [latex.tabular(each.work, wide, ("Setting", "Value"), each.shared)]
+def _parts(each: Hyperparameters) -> Iterator[tuple[str, str]]:
+    """Captions and tabulars."""
+    yield f"{each.work}: settings of all", _tabular(r"lp{0.6\linewidth}", ("Setting", "Value"), each.shared)
     for start in range(0, len(each.strategies) if each.differing else 0, latex.MOST_COLUMNS):
         some = slice(start, start + latex.MOST_COLUMNS)
         names = each.strategies[some]
         # A setting that none of these strategies has is told beside those that have it.
         body = [(name, *values[some]) for name, values in each.differing if {*values[some]} != {text.MISSING}]
         shape = "l" + rf"p{{{0.7 / len(names):.2f}\linewidth}}" * len(names)
-        parts.append(latex.tabular(f"{each.work}: by strategy", shape, ("Setting", *names), body))
-    return parts
+        yield f"{each.work}: settings by strategy", _tabular(shape, ("Setting", *names), body)
+
+
+def _tabular(shape: str, head: Sequence[str], body: Iterable[Sequence[str]]) -> str:
+    first, *others = [[latex.escape(words) for words in row] for row in (head, *body)]
+    return latex.tabular(shape, first, others)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from analysis import hyperparameters, latex, notes
+from analysis.accuracy_table import accuracies, as_latex
 from analysis.cells import Shown, cells
 from analysis.claims import page
 from analysis.comparison.require import require_finished
@@ -147,8 +148,11 @@ def _write_tables(runs: Runs, folder: Path) -> None:
     configurations.write_csv(folder / "configurations.csv")
     shown: dict[Place, pl.DataFrame] = {"configurations": configurations, "energy": _with_energy(configurations)}
     for name, rows in shown.items():
-        text = latex.tables(_grouped(rows, name), page_columns(name))
+        text = latex.tables(_grouped(rows, name), page_columns(name), name=name)
         (folder / f"{name}.tex").write_text(text, encoding="utf-8")
+    reached = accuracies(runs)
+    reached.write_csv(folder / "accuracy.csv")
+    (folder / "accuracy.tex").write_text(as_latex(reached), encoding="utf-8")
     per_run = facts(runs).drop("config_json", "environment_json")
     per_run.write_csv(folder / "runs.csv")
     epochs = per_epoch(runs)
