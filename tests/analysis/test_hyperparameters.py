@@ -108,7 +108,7 @@ def test_latex_shares_many_strategies_out_and_is_whole(tmp_path: Path) -> None:
     parts = text.split("\\end{tabular}")[:-1]
     assert len(parts) == 1 + -(-len(names) // MOST_COLUMNS)
     for part in parts:
-        begin, _, head, _, *rows, bottom = part[part.index("\\begin") :].strip().splitlines()
+        begin, _, head, _, *rows, bottom = part[part.index(r"\begin{tabular}") :].strip().splitlines()
         width = len(re.findall(r"[lr]|p\{", begin.partition("}{")[2].replace("linewidth", "")))
         assert bottom == r"\bottomrule"
         assert {line.count(" & ") for line in (head, *rows)} == {width - 1}

@@ -82,7 +82,7 @@ def test_words_choose_panels_and_the_legend_names_what_is_in_them(
 def test_what_does_not_exist_is_answered_by_what_does(sweep: Path, options: dict[str, str], answer: str) -> None:
     from launch.sweep.compose import Extension
 
-    asked: dict = dict.fromkeys(("out", "figure", "panel", "width")) | options
+    asked: dict = dict.fromkeys(("out", "target", "figure", "panel", "width")) | options
     with pytest.raises(ConfigError, match=re.escape(answer)):
-        report(str(sweep), Extension(), **asked)
+        report([str(sweep)], Extension(), **asked)
     assert not (sweep / "paper").exists()
