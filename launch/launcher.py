@@ -59,7 +59,14 @@ class RunStatus:
     reason: str = ""
     """One line: why it waits, or how it ended."""
     job: str = ""
-    """The job that works on it; empty: none."""
+    """The job that works on it, or did; empty: none."""
+    hidden: bool = False
+    """It is unknown and stays so from here: another user's job, or on a machine without the scheduler."""
+
+    @property
+    def live(self) -> bool:
+        """Whether it will go on without another submission, or may, and this is known sooner or later."""
+        return self.label in ("running", "queued", "unknown") and not self.hidden
 
     @classmethod
     def of_folder(cls, state: State) -> RunStatus:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from launch.launcher import Launcher, RunStatus, SweepStatus
@@ -13,7 +14,7 @@ from launch.slurm.hours import Hours, left, used
 from launch.slurm.queue import PAUSED, WAITING, Tracker, track
 from launch.slurm.record import FOLDER
 from launch.slurm.report_job import queue_report, reports
-from launch.slurm.scheduler import SchedulerError
+from launch.slurm.scheduler import NoSlurmError, SchedulerError
 from launch.slurm.stuck import stuck
 from launch.slurm.submit import device_type_of, prepare_for_site, submit
 from launch.sweep import one_run
@@ -75,7 +76,7 @@ class OnSlurm(Launcher):
 
     def status(self, sweeps: Mapping[Path, Look]) -> SweepStatus:
         """The runs with their jobs, and the device-hours. One query for all sweeps."""
-        trackers, trouble = _trackers(sweeps)
+        trackers, trouble, without = _trackers(sweeps)
         runs: dict[RunFolder, RunStatus] = {}
         past, to_come = Hours(), Hours()
         held: list[QueuedJob] = []
@@ -84,7 +85,8 @@ class OnSlurm(Launcher):
                 runs |= {folder: _unseen(state) for folder, state in members}
                 continue
             statuses = {folder: tracker.status(folder, state) for folder, state in members}
-            runs |= {folder: status.shown() for folder, status in statuses.items()}
+            shown = {folder: status.shown() for folder, status in statuses.items()}
+            runs |= {folder: _hidden(each, trouble) if without else each for folder, each in shown.items()}
             for spent, more in _hours(tracker, statuses):
                 past, to_come = past + spent, to_come + more
             for job, _, more in stuck(tracker, members):
@@ -148,8 +150,8 @@ def _print(console: Console, text: str) -> None:
     console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-def _trackers(sweeps: Mapping[Path, Look]) -> tuple[dict[Path, Tracker], str]:
-    """The jobs of sweeps, and why not more is known; empty: nothing failed."""
+def _trackers(sweeps: Mapping[Path, Look]) -> tuple[dict[Path, Tracker], str, bool]:
+    """The jobs of sweeps; why not more is known, empty: nothing failed; and whether no Slurm is here."""
     records, trouble = {}, ""
     for sweep in sweeps:
         try:
@@ -158,15 +160,22 @@ def _trackers(sweeps: Mapping[Path, Look]) -> tuple[dict[Path, Tracker], str]:
             others = record.belongs_to_another(sweep)
             trouble = f"{sweep} was submitted by another user: who knows its jobs" if others else str(error)
     try:
-        return track(records, sweeps, held=True), trouble
+        return track(records, sweeps, held=True), trouble, False
     except SchedulerError as error:
-        return {sweep: Tracker.unanswered(submissions) for sweep, submissions in records.items()}, str(error)
+        unanswered = {sweep: Tracker.unanswered(submissions) for sweep, submissions in records.items()}
+        return unanswered, str(error), isinstance(error, NoSlurmError)
+
+
+def _hidden(status: RunStatus, why: str) -> RunStatus:
+    """A run whose job nobody can know on this machine."""
+    known = status.label != "unknown"
+    return status if known else replace(status, reason=f"it may be queued, but {why}", hidden=True)
 
 
 def _unseen(state: State) -> RunStatus:
     """A run whose jobs can't be known: it may be queued, where its folder says no more."""
     if state.state == "missing":
-        return RunStatus(state, "unknown", "it may be queued: its submission can't be read")
+        return RunStatus(state, "unknown", "it may be queued: its submission can't be read", hidden=True)
     return RunStatus.of_folder(state)
 
 

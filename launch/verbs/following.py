@@ -14,6 +14,7 @@ from launch.launcher import RunStatus
 from launch.states import glance
 from launch.verbs.console import console, say
 from launch.verbs.overview import CALM, overview, rendered
+from parallelbench.errors import count_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -28,7 +29,7 @@ PAUSE_S, MOST_PAUSE_S = 5.0, 60.0
 POLL_S = 0.5
 """Between two looks at the files that runs and jobs print to."""
 _CHUNK = 1 << 16
-_NOT_FAILED = {*CALM, "running", "unknown"}
+_NOT_FAILED = {*CALM, "running"}
 
 
 def pauses() -> Iterator[float]:
@@ -42,13 +43,13 @@ def pauses() -> Iterator[float]:
 def watch(look: Callable[[], Overview], *, every: bool) -> int:
     """Show states until all runs have ended: a table on a terminal, else a line for each change, and the table last.
 
-    Returns 1 if runs have failed.
+    Returns 1 if runs have failed, or can't be known from here: those are not waited for.
     """
     view, shown = look(), console()
     if not shown.is_terminal:
         view = _stream(view, look)
         shown.print(rendered(view, every=every), crop=False)
-        return _code(view)
+        return _ended(view)
     with Live(rendered(view, every=every), console=shown, auto_refresh=False) as live:
         for pause_s in pauses():
             if not view.live:
@@ -56,7 +57,7 @@ def watch(look: Callable[[], Overview], *, every: bool) -> int:
             time.sleep(pause_s)
             view = look()
             live.update(rendered(view, every=every), refresh=True)
-    return _code(view)
+    return _ended(view)
 
 
 def _stream(view: Overview, look: Callable[[], Overview]) -> Overview:
@@ -83,8 +84,16 @@ def _changes(before: dict[RunFolder, str], view: Overview) -> Iterator[str]:
         yield ", ".join(f"{count} {label}" for label, count in sorted(counts.items()))
 
 
-def _code(view: Overview) -> int:
-    return int(any(status.label not in _NOT_FAILED for status in view.runs.values()))
+def _ended(view: Overview) -> int:
+    """Say what was not waited for; returns the exit code."""
+    if hidden := sum(status.hidden for status in view.runs.values()):
+        say(f"not waited for: {count_of(hidden, 'run')} that can't be known from here")
+    return int(any(map(_failed, view.runs.values())))
+
+
+def _failed(status: RunStatus) -> bool:
+    """Also where its job ended before the run began."""
+    return status.label not in _NOT_FAILED or (status.label == "missing" and bool(status.job))
 
 
 @dataclass
@@ -131,7 +140,7 @@ def follow(run: RunFolder, files: Callable[[], Sequence[Path]], launchers: Seque
             if status.label in ("queued", "unknown") and status.reason != said:
                 said = status.reason
                 say(f"{status.label}: {status.reason}")
-            live = status.label in ("queued", "running", "unknown")
+            live = status.live
         else:
             live = state.state != "done"
         # What was printed before its end was seen is in these files.
@@ -140,4 +149,4 @@ def follow(run: RunFolder, files: Callable[[], Sequence[Path]], launchers: Seque
             break
         time.sleep(POLL_S)
     say(f"{run.path.name}: {status.label}{f': {status.reason}' if status.reason else ''}")
-    return int(status.label not in ("ok", "missing"))
+    return int(_failed(status))

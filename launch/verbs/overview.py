@@ -44,7 +44,7 @@ class Overview:
     @property
     def live(self) -> bool:
         """Whether any run will go on without another submission."""
-        return any(status.label in ("running", "queued", "unknown") for status in self.runs.values())
+        return any(status.live for status in self.runs.values())
 
 
 def overview(runs: Look, launchers: Iterable[Launcher]) -> Overview:

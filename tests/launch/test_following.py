@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from launch.launcher import RunStatus
+from launch.slurm import record, scheduler
+from launch.slurm.slurm_launcher import OnSlurm
 from launch.verbs import following
 from launch.verbs.overview import Overview
 from parallelbench import cli
 from parallelbench.store.attempt import Outcome, OutcomeName
 from parallelbench.store.folder import RunFolder, State
-from tests.launch.fake_slurm import DONE, MISSING
+from tests.launch.fake_slurm import DONE, MISSING, submission
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,11 +65,42 @@ def test_a_pipe_gets_a_line_for_each_change(slept: list[float], capsys: pytest.C
 
 @pytest.mark.parametrize(
     ("last", "code"),
-    [((OK, OK), 0), ((OK, ended("killed")), 1), ((OK, RunStatus(MISSING, "missing")), 0), ((ended("nan"), OK), 1)],
+    [
+        ((OK, OK), 0),
+        ((OK, ended("killed")), 1),
+        ((OK, RunStatus(MISSING, "missing")), 0),
+        ((OK, RunStatus(MISSING, "missing", "its job 5_0 ended before the run began: FAILED", "5_0")), 1),
+        ((ended("nan"), OK), 1),
+    ],
 )
 def test_watch_ends_with_1_if_runs_failed(last: tuple[RunStatus, ...], code: int, slept: list[float]) -> None:
     assert following.watch(views((RUNNING, RUNNING), last), every=False) == code
     assert following.watch(views(last), every=False) == code
+
+
+def test_what_can_not_be_known_from_here_is_not_waited_for(
+    slept: list[float], capsys: pytest.CaptureFixture[str]
+) -> None:
+    hidden = RunStatus(MISSING, "unknown", "it may be queued", hidden=True)
+    assert following.watch(views((hidden, RUNNING), (hidden, OK)), every=False) == 1
+    assert slept == [5.0]
+    assert "not waited for: 1 run that can't be known from here" in capsys.readouterr().out
+
+
+def test_follow_ends_where_the_run_can_not_be_known(
+    tmp_path: Path, slept: list[float], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Here is no Slurm that could be asked."""
+    run = RunFolder(tmp_path / "a")
+    record.write(tmp_path, submission(job="5", tasks=[["a"]]))
+
+    def nowhere(*_: object, **__: object) -> str:
+        raise scheduler.NoSlurmError("there is no squeue here: run this on the cluster's login node")
+
+    monkeypatch.setattr(scheduler, "ask", nowhere)
+    assert following.follow(run, list, [OnSlurm()]) == 1
+    assert not slept
+    assert "a: unknown: it may be queued, but there is no squeue here: run this on" in capsys.readouterr().out
 
 
 def test_pauses_grow_up_to_a_minute() -> None:
