@@ -11,6 +11,8 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
+from parallelbench.errors import ConfigError
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -82,6 +84,44 @@ def kept_of_one(run: RunConfig) -> tuple[dict[str, Any], str]:
     if not torch.equal(alone, together):
         return {}, "the optimizer updates parameters together, or at random"
     return {key: value for key, value in kept.items() if value is not None}, ""
+
+
+def check_rate(run: RunConfig) -> None:
+    """Raise `ConfigError` where the rate is to change, and the run's optimizer takes no notice of its groups' `lr`.
+
+    An optimizer that can't update a parameter by itself is left to the other checks.
+    """
+    if not run.lr_schedule.changes:
+        return
+    try:
+        full, half = (_two_updates(run, factor) for factor in (1.0, 0.5))
+    except KeyError as error:
+        follows = error.args != ("lr",)
+    except Exception:  # a user's optimizer may raise anything
+        follows = True
+    else:
+        follows = not torch.equal(full, half)
+    if not follows:
+        raise ConfigError(
+            f"lr_schedule={run.lr_schedule.name} with optimizer={run.optimizer.name} is refused: its updates do not "
+            'depend on param_groups["lr"], which a schedule sets before each step; read the rate there in step(), or '
+            "choose lr_schedule=constant"
+        )
+
+
+def _two_updates(run: RunConfig, factor: float) -> Tensor:
+    """A small parameter after two updates, of which the second has this multiple of the rate; the same at each call."""
+    plain = _in_a_loop(run)
+    parameter = nn.Parameter(torch.linspace(1.0, 2.0, 6).reshape(2, 3).double())
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        optimizer = plain.optimizer.build([parameter], plain, "cpu")
+        for share in (1.0, factor):
+            for group in optimizer.param_groups:
+                group["lr"] *= share
+            parameter.grad = parameter.detach().flip(1) - 1.5
+            optimizer.step()
+    return parameter.detach()
 
 
 def _first_update(run: RunConfig, parameters: int) -> tuple[Tensor, dict[str, Any]]:

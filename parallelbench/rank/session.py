@@ -22,6 +22,7 @@ from parallelbench.rank.initial import Initial
 from parallelbench.rank.likeness import checks_parity
 from parallelbench.rank.loss_check import check_mean
 from parallelbench.rank.parity import check_parity
+from parallelbench.rank.plain_optimizer import check_rate
 from parallelbench.rank.rank_session import RankSession
 from parallelbench.rank.torch_settings import configure_torch
 from parallelbench.spec.config import own_reference
@@ -73,7 +74,7 @@ class Session(RankSession):
         if not run.epochs:
             self._end_untrained()
             return
-        check_mean(run, self._world.device)
+        self._check_parts()
         parity_passed = self._check_parity(arrays) if resumed is None and checks_parity(run) else None
         self._phase("model")
         set_precision(run.precision)
@@ -190,6 +191,11 @@ class Session(RankSession):
         if measure.trace:
             attribution.trace(self._attempt.trace_file(self._world.rank))
         self._journal.commit()
+
+    def _check_parts(self) -> None:
+        """Refuse a loss, or an optimizer, that is not what every strategy takes it for."""
+        check_mean(self._run, self._world.device)
+        check_rate(self._run)
 
     def _check_parity(self, arrays: Arrays) -> bool | None:
         """The verdict of the parity check, the same on every rank; None where one device can't train the model."""
