@@ -5,12 +5,13 @@ least a floor for what another order of sums adds to it. In gradients that is mo
 strategies some steps differ by 2 %, while most agree to 1e-7 (fp32). So each step has a wide limit, which idle steps,
 lost samples and gradients that are not averaged exceed by far, and the best of the steps has a narrow one, which every
 coarser number format exceeds. No limit exceeds `LARGEST_LIMIT`. The update itself is held against the run's optimizer,
-which goes on from the gathered state by the gradients that the step has left: rounding is all that may differ.
+which goes on from the gathered state by the gradients that the step has left: rounding is all that may differ. Steps
+after the last epoch have the full rate whatever the schedule, and that is what is held; rates that change are the
+parity check's matter.
 """
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -174,12 +175,12 @@ class Judge:
     def _update(self, taken: Taken, exact: PlainStep) -> Finding:
         """Hold what the step changed against the optimizer's update by the gradients that the step has left."""
         if self._optimizer is None:
-            rate = self._run.optimizer.scaled_lr(self._run) * self._run.rate_factor(taken.number)
+            rate = self._run.optimizer.scaled_lr(self._run)
             stayed = unmoved(taken.before, taken.after, clipped(exact.gradients, self._run.clip_norm), rate)
             what = "tensors with a gradient that the step left as they were; how far it moves them is not checked"
             what = ": ".join(filter(None, (what, self._why_no_updates)))
             return Finding("update", what, taken.number, difference=float(stayed), limit=0.0)
-        step = functools.partial(self._optimizer.step, number=taken.number)
+        step = self._optimizer.step
         moved = {
             name: (taken.before[name], taken.after[name], step(name, taken.before[name], gradient))
             for name, gradient in clipped(taken.gradients, self._run.clip_norm).items()

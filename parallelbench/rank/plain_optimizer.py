@@ -44,13 +44,11 @@ class PlainOptimizer:
                     value = _like(examples[key], number)
                 self._kept.setdefault(name, {})[key] = value
 
-    def step(self, name: str, before: Tensor, gradient: Tensor, *, number: int) -> Tensor:
-        """A parameter after an update, in fp64; `number`: of the step, counted from 1 over all epochs."""
+    def step(self, name: str, before: Tensor, gradient: Tensor) -> Tensor:
+        """A parameter after an update at the full rate, in fp64."""
         parameter = nn.Parameter(before.to(torch.float64, copy=True))
         parameter.grad = gradient.double()
         optimizer = self._run.optimizer.build([parameter], self._run, "cpu")
-        for group in optimizer.param_groups:
-            group["lr"] *= self._run.rate_factor(number)
         if name in self._kept:
             optimizer.state[parameter] = self._kept[name]
         optimizer.step()
