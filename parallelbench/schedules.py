@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 Length = Annotated[float, Meta(gt=0, le=1_000_000)]
 MaybeLength = Annotated[float, Meta(ge=0, le=1_000_000)]
+_LEAST = 1e-30
+"""No rate is 0, however many steps there are."""
 
 
 class Constant(LrSchedule, frozen=True, kw_only=True):
@@ -64,7 +66,7 @@ class Cosine(LrSchedule, frozen=True, kw_only=True):
         if step <= warmup:
             return _rising(step, warmup)
         passed = (step - 1 - warmup) / (run.epochs * run.steps_per_epoch - warmup)
-        return self.least + (1 - self.least) * (1 + math.cos(math.pi * passed)) / 2
+        return max(self.least + (1 - self.least) * (1 + math.cos(math.pi * passed)) / 2, _LEAST)
 
     def check(self, run: RunConfig) -> None:
         """Refuse warm-ups that training never leaves."""
@@ -85,7 +87,7 @@ class StepDecay(LrSchedule, frozen=True, kw_only=True):
 
     def factor(self, step: int, run: RunConfig) -> float:
         """A power of `decay`; never 0, however often the rate is multiplied."""
-        return max(self.decay ** ((step - 1) // steps_in(self.every_epochs, run)), 1e-30)
+        return max(self.decay ** ((step - 1) // steps_in(self.every_epochs, run)), _LEAST)
 
     def check(self, run: RunConfig) -> None:
         """Refuse lengths that training ends before."""

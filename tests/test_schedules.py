@@ -14,10 +14,9 @@ import torch
 from torch.optim import lr_scheduler
 
 from parallelbench.errors import ConfigError
-from parallelbench.optimizers import Sgd
 from parallelbench.rank.checked_run import as_checked
-from parallelbench.rank.plain_optimizer import check_rate
 from parallelbench.schedules import Cosine, LinearWarmup, StepDecay
+from parallelbench.spec.check import check_run
 from parallelbench.spec.config import RunConfig
 from parallelbench.spec.identity import run_id
 from parallelbench.spec.mapping import from_mapping, to_mapping
@@ -113,8 +112,6 @@ def test_what_can_not_follow_a_schedule_is_refused(overrides: list[str], message
 
 
 def test_a_captured_step_is_refused() -> None:
-    from parallelbench.spec.check import check_run
-
     run = configure(*RUN, "lr_schedule=cosine")
     with pytest.raises(ConfigError, match="graph=true every step has the rate of the one that was captured"):
         check_run(msgspec.structs.replace(run, graph=True), "cuda")
@@ -225,46 +222,6 @@ def forgets_its_step(replica: Any, k: int) -> None:
 def test_a_lost_step_number_is_found_after_training() -> None:
     run = configure(*SMALL, "strategy=single", "optimizer.lr=0.01", "lr_schedule=cosine", "lr_schedule.warmup_epochs=1")
     assert failed(closed(World(), run, forgets_its_step)) == {"update"}
-
-
-class OwnSgd(Sgd, frozen=True, kw_only=True):
-    """An optimizer of a user's; `name` says what it does with the rate of its group."""
-
-    def build(self, parameters: Any, run: RunConfig, device_type: str) -> Any:
-        return _Descent(parameters, self.lr, kind=self.name)
-
-
-class _Descent(torch.optim.Optimizer):
-    def __init__(self, parameters: Any, lr: float, *, kind: str) -> None:
-        super().__init__(parameters, {} if kind == "rateless" else {"lr": lr})
-        self._lr, self._kind = lr, kind
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        if self._kind == "fails":
-            raise RuntimeError("not on a CPU")
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                noise = torch.rand_like(parameter) if self._kind == "noisy" else 1.0
-                rate = group["lr"] if self._kind == "follows" else self._lr
-                parameter.sub_(rate * noise * parameter.grad)
-
-
-@pytest.mark.parametrize("kind", ["ignores", "noisy", "rateless"])
-def test_an_optimizer_that_takes_no_notice_of_the_rate_is_refused_before_training(kind: str) -> None:
-    run = configure(*RUN, "lr_schedule=cosine")
-    options = {field: getattr(run.optimizer, field) for field in run.optimizer.__struct_fields__} | {"name": kind}
-    run = msgspec.structs.replace(run, optimizer=OwnSgd(**options))
-    with pytest.raises(ConfigError, match=rf"lr_schedule=cosine with optimizer={kind} is refused: .*lr_schedule=const"):
-        check_rate(run)
-    check_rate(msgspec.structs.replace(run, lr_schedule=configure(*RUN).lr_schedule))
-    for other in ("follows", "fails"):
-        check_rate(msgspec.structs.replace(run, optimizer=OwnSgd(**options | {"name": other})))
-
-
-@pytest.mark.parametrize("name", ["adagrad", "adam", "adam_keras", "adamw", "sgd"])
-def test_every_optimizer_of_the_suite_follows_the_rate(name: str) -> None:
-    check_rate(configure(*RUN, "lr_schedule=cosine", f"optimizer={name}"))
 
 
 def test_groups_of_parameters_keep_their_own_rates() -> None:

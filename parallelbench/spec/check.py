@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from parallelbench.errors import ConfigError, choices
+from parallelbench.errors import ConfigError, choices, raised_at
 from parallelbench.spec.config import own_reference
 from parallelbench.spec.settings import Preprocess
 from parallelbench.spec.task import RECIPES, SELECTING
@@ -153,24 +153,58 @@ def _check_schedule(run: RunConfig) -> None:
     if not run.lr_schedule.changes:
         return
     run.lr_schedule.check(run)
+    _check_factors(run)
     reasons = {
-        f"strategy={run.strategy.name} has updates of its own, with one rate": not run.strategy.updates_as_asked,
+        f"strategy={run.strategy.name} has updates of its own, with one rate; {_other_updates(run)}": (
+            not run.strategy.updates_as_asked
+        ),
         "with graph=true every step has the rate of the one that was captured; choose graph=false": run.graph,
         "with compile_scope=step each rate would be compiled anew; choose compile_scope=model": run.compiles_step,
     }
     if reason := next((reason for reason, applies in reasons.items() if applies), ""):
-        raise ConfigError(f"lr_schedule={run.lr_schedule.name} is refused: {reason}, or choose lr_schedule=constant")
+        raise ConfigError(f"lr_schedule={run.lr_schedule.name} is refused: {reason}, or lr_schedule=constant")
+
+
+def _check_factors(run: RunConfig) -> None:
+    """Refuse a schedule whose factors are not above 0 and at most 1, as far as three steps tell."""
+    schedule, steps = run.lr_schedule, run.epochs * run.steps_per_epoch
+    own = f"lr_schedule={schedule.name}: {type(schedule).__qualname__}.factor"
+    for step in sorted({1, (steps + 1) // 2, steps}):
+        try:
+            factor = float(schedule.factor(step, run))
+        except ConfigError:
+            raise
+        except Exception as error:  # a user's schedule may raise anything
+            raise ConfigError(f"{own} fails in step {step} of {steps}: {raised_at(error)}") from None
+        if not 0 < factor <= 1:
+            raise ConfigError(
+                f"{own} is {factor:g} in step {step} of {steps}, but must be above 0 and at most 1: return a share of "
+                "optimizer.lr, which is the largest rate"
+            )
 
 
 def _check_clipping(run: RunConfig) -> None:
     """Refuse to clip where updates don't."""
     reasons = {
-        f"strategy={run.strategy.name} has updates of its own, which clip nothing": not run.strategy.updates_as_asked,
+        f"strategy={run.strategy.name} has updates of its own, which clip nothing; {_other_updates(run)}": (
+            not run.strategy.updates_as_asked
+        ),
         "graph=true captures no clipping; choose graph=false": run.graph,
     }
     reason = next((reason for reason, applies in reasons.items() if applies), "")
     if run.clip_norm is not None and reason:
-        raise ConfigError(f"clip_norm={run.clip_norm:g} is refused: {reason}, or choose clip_norm=null")
+        raise ConfigError(f"clip_norm={run.clip_norm:g} is refused: {reason}, or clip_norm=null")
+
+
+def _other_updates(run: RunConfig) -> str:
+    """What to do about a strategy whose updates follow neither schedule nor clipping."""
+    cls = type(run.strategy)
+    if cls.__module__.partition(".")[0] == "parallelbench":
+        return "choose another strategy"
+    return (
+        f"set the ClassVar updates_as_asked of {cls.__qualname__} to True if its replicas update by "
+        "BaseReplica._update; else choose another strategy"
+    )
 
 
 def _check_batch(run: RunConfig) -> None:
