@@ -159,7 +159,15 @@ def label_marks(base: alt.Chart, y: alt.Y, *, at: str) -> tuple[alt.Chart, alt.C
     return label, room
 
 
-def lines(data: pl.DataFrame, *, columns: Sequence[str] = ("value",), title: str, x: alt.X, y: alt.Y) -> alt.FacetChart:
+def lines(
+    data: pl.DataFrame,
+    *,
+    columns: Sequence[str] = ("value",),
+    title: str,
+    x: alt.X,
+    y: alt.Y,
+    own_axes: bool = False,
+) -> alt.FacetChart:
     """Lines of medians over repeats, every repeat as a point; a line per configuration.
 
     `data` has the columns panel, configuration, variant, strategy, repeat and x, in the order to be drawn, and of
@@ -177,7 +185,7 @@ def lines(data: pl.DataFrame, *, columns: Sequence[str] = ("value",), title: str
     ]
     dots = base.mark_point(filled=True, size=26, strokeOpacity=0.45, strokeWidth=0.8)
     points = dots.encode(x=x, y=y, color=key["color"], tooltip=tooltip, fillOpacity=HOLLOW)
-    return panels(alt.layer(line, points), data, title=title)
+    return panels(alt.layer(line, points), data, title=title, own_axes=own_axes)
 
 
 def dashes(strategies: Sequence[str]) -> list[list[int]]:
