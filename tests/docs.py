@@ -132,6 +132,7 @@ _MODELS = {
     "resnet50": [],
     "vit": [],
     "vit_b_16": [],
+    "gpt_tiny": ["data=tokens"],
 }
 
 
@@ -157,7 +158,8 @@ def _item(text: str) -> str:
 
 def _configured(strategy: str, model: str, options: list[str]) -> RunConfig:
     own = ["batch_size=96", "data.train_samples=96", f"optimizer={_OPTIMIZERS.get(strategy, 'adam')}"]
-    return one_run(["data=synthetic", *own, f"model={model}", f"strategy={strategy}", *options]).run
+    chosen = [] if any(option.startswith("data=") for option in options) else ["data=synthetic"]
+    return one_run([*chosen, *own, f"model={model}", f"strategy={strategy}", *options]).run
 
 
 def _possible(strategy: str, model: str, options: list[str], reasons: list[str]) -> str:

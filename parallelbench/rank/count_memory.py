@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from parallelbench.models.inputs import blank
 from parallelbench.models.layer_memory import LayerMemory, Linear, ModelMemory, encode_memory
+from parallelbench.models.modules import parameters_by_layer
 from parallelbench.spec.mapping import from_mapping
 from parallelbench.world.numerics import Numerics
 
@@ -47,26 +48,33 @@ def model_memory(run: RunConfig) -> ModelMemory:
         finally:
             torch.set_default_dtype(usual)
         few, many = ([*_counted(model, run, numerics, samples=count)] for count in SAMPLES)
-        updates = [_update_peaks([*layer.parameters()], run) for layer in model]
+        owned = parameters_by_layer(model)
+        updates = [_update_peaks(own, run) for own in owned]
         together = _update_peaks([*model.parameters()], run)
     names = [*dict(model.named_children()), "loss"]
     modules: list[nn.Module | None] = [*model, None]
-    parts = zip(names, modules, zip(few, many, strict=True), [*updates, NO_UPDATE], strict=True)
-    rows = [_row(name, layer, counts, updates=update) for name, layer, counts, update in parts]
+    counted = zip(few, many, strict=True)
+    parts = zip(names, modules, counted, [*updates, NO_UPDATE], [*owned, []], strict=True)
+    rows = [_row(name, layer, counts, updates=update, own=own) for name, layer, counts, update, own in parts]
     sample = float(blank(run.data, 1, dtype=numerics.dtype).nbytes)
     at_once = {kind: peak > max(layer[kind] for layer in updates) for kind, peak in together.items()}
     return ModelMemory(layers=rows[:-1], loss=rows[-1], input_bytes=sample, updates_at_once=at_once)
 
 
 def _row(
-    name: str, layer: nn.Module | None, counts: tuple[Counts, Counts], *, updates: dict[str, float]
+    name: str,
+    layer: nn.Module | None,
+    counts: tuple[Counts, Counts],
+    *,
+    updates: dict[str, float],
+    own: Sequence[nn.Parameter],
 ) -> LayerMemory:
     first, second = SAMPLES
     slopes = [(b - a) / (second - first) for a, b in zip(*counts, strict=True)]
     kept, forward, backward = (Linear(a - slope * first, slope) for a, slope in zip(counts[0], slopes, strict=True))
     return LayerMemory(
         name=name,
-        tensors=[] if layer is None else [p.numel() * p.element_size() for p in layer.parameters()],
+        tensors=[p.numel() * p.element_size() for p in own],
         buffer_bytes=0 if layer is None else sum(b.numel() * b.element_size() for b in layer.buffers()),
         kept=kept,
         forward_peak=forward,

@@ -44,6 +44,16 @@ class Model(Component, frozen=True, kw_only=True):
         """Equal parts of the plan's layers: any number of devices that divides it can share them."""
         return 1
 
+    @property
+    def tensor_limits(self) -> str:
+        """The options that `tensor_units` follow from, for messages; empty: they say themselves."""
+        return ""
+
+    @property
+    def tied_layers(self) -> tuple[str, ...]:
+        """Layers that share parameters with each other, and so must be on one device; empty: none do."""
+        return ()
+
     def check(self, *, in_channels: int, image_size: int) -> None:
         """Raise `ConfigError` with the fix where the model can't take such samples; before anything starts.
 

@@ -33,6 +33,7 @@ def check_split(run: RunConfig, device_map: Mapping[str, int] | None) -> None:
         )
     if device_map is not None:
         check_map(device_map, run, parts=parts, option="strategy.device_map", part="device")
+    check_tied(run, device_map, part="device")
 
 
 def check_map(layers: Mapping[str, int], run: RunConfig, *, parts: int, option: str, part: str) -> None:
@@ -49,6 +50,16 @@ def check_map(layers: Mapping[str, int], run: RunConfig, *, parts: int, option: 
     if set(layers.values()) != set(range(parts)):
         used = sorted(set(layers.values()))
         raise ConfigError(f"{option} uses the {part}s {used}: with devices={run.devices} use each of 0 … {parts - 1}")
+
+
+def check_tied(run: RunConfig, layers: Mapping[str, int] | None, *, part: str) -> None:
+    """Refuse to part layers that share their weights. Without a map, parts are contiguous, so the ends are parted."""
+    tied = run.model.tied_layers
+    if tied and (layers is None or len({layers[name] for name in tied}) > 1):
+        raise ConfigError(
+            f"strategy={run.strategy.name} puts {' and '.join(tied)} of model={run.model.name} on one {part} each, but "
+            "they share their weights, so their gradients would have to be summed: choose model.tied=false"
+        )
 
 
 def assign(
