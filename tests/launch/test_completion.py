@@ -117,7 +117,7 @@ def test_ones_own_files_are_offered_too(tmp_path: Path) -> None:
 
 def test_every_argument_is_completed_or_known_to_be_free() -> None:
     """A new option says what takes its place: a path, keys, listed words, or a number of one's own."""
-    free = {"H", "P%", "20h", "N", "KEY=VALUE", "WORD", "SHARE", "TEXT"}
+    free = {"H", "P%", "20h", "N", "KEY=VALUE", "WORD", "SHARE", "TEXT", "BUNDLE", "WORDS"}
     paths = {"DIR", "RUN", "FOLDER", "FILE", "YAML", "CSV", "PATH", "PACKAGE"}
     words = {"OVERRIDE", "KEY", "KEY,…", "KEY=A,B", "OUTCOME,…", "WHAT", "NAME"}
     for name, verb in command_line_parser()[1].items():
