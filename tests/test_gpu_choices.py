@@ -167,6 +167,24 @@ def test_an_interface_that_is_not_there_ends_the_attempt_with_its_name() -> None
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("key", "default", "other"),
+    [("lr_schedule", "constant", "cosine"), ("loss", "cross_entropy", "mse"), ("clip_norm", "null", "0.5")],
+)
+def test_runs_are_compared_with_those_of_before(key: str, default: str, other: str, tmp_path: Path) -> None:
+    """A run without a later option or component has what all runs had."""
+    values = {default: 2.0, other: 1.0}
+    for repeat, (value, time_s) in product(range(3), values.items()):
+        changes = {} if value == default else {key: 0.5 if key == "clip_norm" else value}
+        run = config(tmp_path, repeat=repeat, **changes)  # type: ignore[arg-type]
+        assert (key in to_mapping(run)) == bool(changes)
+        published(run, Fake(lambda epoch, rank, took_s=time_s: took_s))  # type: ignore[misc]
+    (row,) = by(load(tmp_path), key, default, other).rows
+    assert row.time is not None
+    assert row.time.median == pytest.approx(0.5)
+
+
+@pytest.mark.slow
 def test_runs_are_compared_by_backend(tmp_path: Path) -> None:
     times_s = {"default": 2.0, "lazy": 1.0, "legacy": 2.0}
     for repeat, (backend, time_s) in product(range(3), times_s.items()):
