@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
@@ -63,7 +64,7 @@ def _jobs(tracker: Tracker, folder: RunFolder) -> list[str]:
         if queued is not None and others:
             raise ConfigError(
                 f"the job {queued.job} of {name} works on {count_of(len(others), 'other run')} as well "
-                f"(launcher.pack=true): `parallelbench cancel {folder.path.parent}` ends it"
+                f"(launcher.pack=true): `parallelbench cancel {shlex.quote(str(folder.path.parent))}` ends it"
             )
         jobs += [queued.job] if queued is not None else []
     return jobs

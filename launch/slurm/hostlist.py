@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from typing import TYPE_CHECKING
+
+from parallelbench.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -12,7 +15,7 @@ if TYPE_CHECKING:
 _NAME = re.compile(r"(?:[^,\[\]]|\[[^\[\]]*\])+")
 _PART = re.compile(r"\[([^\[\]]*)\]|([^\[\]]+)")
 _MOST = 100_000
-"""Most numbers of one range; no cluster has more nodes."""
+"""Most numbers of one range, and names of one entry; no cluster has more nodes."""
 
 
 def hosts(text: str | None) -> frozenset[str]:
@@ -23,6 +26,8 @@ def hosts(text: str | None) -> frozenset[str]:
 def _names(text: str) -> Iterator[str]:
     """Those of one entry, which may have several brackets: `r[1-2]n[1-4]`."""
     parts = [list(_numbers(match[1])) if match[1] else [match[0]] for match in _PART.finditer(text)]
+    if (count := math.prod(map(len, parts))) > _MOST:
+        raise ConfigError(f"{text} are {count} nodes, and no cluster has more than {_MOST}: name fewer")
     yield from map("".join, itertools.product(*parts))
 
 

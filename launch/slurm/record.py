@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import shlex
 import shutil
 import socket
 import threading
@@ -161,7 +162,9 @@ def require_own(path: Path) -> None:
     if status.st_uid not in (os.geteuid(), 0):
         raise ConfigError(f"{path} belongs to another user, and jobs would execute it: use your own folder")
     if status.st_mode & 0o022:
-        raise ConfigError(f"{path} may be written by others, and jobs would execute it: chmod go-w {path}")
+        raise ConfigError(
+            f"{path} may be written by others, and jobs would execute it: chmod go-w {shlex.quote(str(path))}"
+        )
 
 
 @contextmanager

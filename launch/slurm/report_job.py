@@ -77,7 +77,7 @@ def command(run: RunConfig, waits_for: Sequence[str]) -> list[str]:
 
 def job_name(sweep: Path) -> str:
     """The name of the jobs that write a sweep's report."""
-    return f"parallelbench-report-{hashlib.sha256(str(sweep.absolute()).encode()).hexdigest()[:12]}"
+    return f"parallelbench-report-{hashlib.sha256(str(sweep.resolve()).encode()).hexdigest()[:12]}"
 
 
 def reports(sweep: Path, queue: Mapping[str, QueuedJob]) -> Iterable[QueuedJob]:

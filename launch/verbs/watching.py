@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING
 
 from rich.table import Table
@@ -109,7 +110,8 @@ def forget(folders: Sequence[str], extension: Extension) -> int:
         for launcher in (each for each in launchers if each.submitted(sweep)):
             known = launcher.status(look).runs.get(run)
             if known and known.label in ("queued", "running", "unknown"):
-                raise ConfigError(f"{run.path} is {known.label}: `parallelbench cancel {sweep}` ends the sweep's jobs")
+                ends = f"`parallelbench cancel {shlex.quote(str(sweep))}` ends the sweep's jobs"
+                raise ConfigError(f"{run.path} is {known.label}: {ends}")
     for run in runs:
         print(run.forget())
     return 0

@@ -89,6 +89,17 @@ def test_a_job_that_works_on_other_runs_is_not_ended_for_one(
     assert f"`parallelbench cancel {sweep}` ends it" in text
 
 
+def test_a_command_that_is_printed_can_be_copied(
+    sweep: Path, told: list[list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    spaced = sweep.rename(sweep.with_name("two words"))
+    assert cli.main(["cancel", str(spaced / "d")]) == 2
+    assert f"`parallelbench cancel '{spaced}'` ends it" in capsys.readouterr().err
+    spaced.chmod(0o777)
+    assert cli.main(["cancel", str(spaced)]) == 2
+    assert f"chmod go-w '{spaced}'" in capsys.readouterr().err
+
+
 def test_a_run_that_was_never_queued_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "sweep" / "a"
     run.mkdir(parents=True)

@@ -60,6 +60,12 @@ def test_lists_of_nodes_are_read(text: str | None, names: str) -> None:
     assert hosts(text) == set(names.split())
 
 
+def test_more_nodes_than_any_cluster_has_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"are 10000000000 nodes, and no cluster has more than 100000"):
+        hosts("a[0-99999]b[0-99999]")
+    assert len(hosts("a[0-99999]")) == 100_000
+
+
 @pytest.mark.parametrize(
     ("override", "line"),
     [

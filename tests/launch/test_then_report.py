@@ -109,6 +109,13 @@ def test_a_later_submit_replaces_the_report_that_waits(run: RunConfig, fake: Fak
     assert told[1] == ["scancel", "90"]
 
 
+def test_the_report_is_found_however_the_folder_is_spelled(run: RunConfig, tmp_path: Path) -> None:
+    sweep = run.sweep_folder
+    sweep.mkdir(parents=True)
+    (tmp_path / "link").symlink_to(sweep)
+    assert job_name(tmp_path / "link") == job_name(sweep / ".." / sweep.name) == job_name(sweep)
+
+
 def test_where_nothing_is_queued_there_is_nothing_to_wait_for(
     run: RunConfig, fake: FakeSlurm, told: list[list[str]]
 ) -> None:
