@@ -124,12 +124,17 @@ class BaseReplica(ABC):
     def _clipping_to(self, most: float) -> Clipping:
         if self._only_clipping is None:
             parameters, over = self._counted()
-            self._only_clipping = Clipping(most, parameters, over=over, traffic=self.traffic)
+            others = self._uncounted()
+            self._only_clipping = Clipping(most, parameters, over=over, traffic=self.traffic, uncounted=others)
         return self._only_clipping
 
     def _counted(self) -> tuple[Iterable[Tensor], Groups]:
         """This rank's parameters that count in the gradient's norm, and groups whose ranks have others."""
         return self.trained()[0].parameters(), ()
+
+    def _uncounted(self) -> Iterable[Tensor]:
+        """This rank's other parameters, which count on another rank; all are scaled."""
+        return ()
 
     def _clip(self, clipping: Clipping) -> None:
         clipping.clip()

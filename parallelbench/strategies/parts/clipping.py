@@ -33,8 +33,17 @@ class Clipping:
     sums of squares are added up over the groups of ranks that hold the others, in one message per group.
     """
 
-    def __init__(self, most: float, parameters: Iterable[Tensor], *, over: Groups, traffic: Traffic) -> None:
-        """`over`: groups of ranks, each of which has other parameters."""
+    def __init__(
+        self,
+        most: float,
+        parameters: Iterable[Tensor],
+        *,
+        over: Groups,
+        traffic: Traffic,
+        uncounted: Iterable[Tensor] = (),
+    ) -> None:
+        """`over`: groups of ranks, each of which has other parameters. `uncounted`: scaled here, counted elsewhere."""
+        self._uncounted = list(uncounted)
         self._most, self._traffic = most, traffic
         self._parts: dict[Groups, list[Tensor]] = {over: []}
         """Groups over which squares are added up, one after the other → this rank's parts of such gradients."""
@@ -57,7 +66,7 @@ class Clipping:
             return
         self._norm = self.sum_over_ranks({over: self._squares(parts) for over, parts in self._parts.items()}).sqrt()
         by_type: dict[torch.dtype, list[Tensor]] = defaultdict(list)
-        for parts in self._parts.values():
+        for parts in (*self._parts.values(), self._uncounted):
             for gradient in _gradients(parts):
                 by_type[gradient.dtype].append(gradient)
         for dtype, gradients in by_type.items():

@@ -53,6 +53,11 @@ class LayersReplica(BaseReplica):
         names = set(self._parameter_names)
         return [parameter for name, parameter in self._layers.named_parameters() if name in names], (self._ranks_group,)
 
+    def _uncounted(self) -> Iterable[Tensor]:
+        """Those that count on the rank that has their first name."""
+        names = set(self._parameter_names)
+        return [parameter for name, parameter in self._layers.named_parameters() if name not in names]
+
     @property
     def _ranks_group(self) -> dist.ProcessGroup:
         """The ranks that hold one copy of the model together."""
