@@ -50,9 +50,17 @@ def cancel_runs(folders: Sequence[RunFolder], console: Console) -> None:
         jobs = [job for each in found.values() for job in each]
         if jobs:
             scheduler.tell(["scancel", *jobs])
+        unsure = {each for each in found if _jobless(trackers[each.path.parent], each)}
     for folder in (each for each in found if not found[each]):
-        console.print(f"{folder.path.name} has no job in the queue", markup=False, highlight=False, soft_wrap=True)
+        unclear = "it is not known yet whether Slurm has a job of {}: cancel again in a minute"
+        text = unclear if folder in unsure else "{} has no job in the queue"
+        console.print(text.format(folder.path.name), markup=False, highlight=False, soft_wrap=True)
     console.print(f"{count_of(len(jobs), 'job')} cancelled; submitting again starts the missing runs{next_time}")
+
+
+def _jobless(tracker: Tracker, folder: RunFolder) -> bool:
+    """Whether the answer to a submission of the run was lost a moment ago."""
+    return any(submission.job is None for submission, _ in tracker.jobs.get(folder.path.name, []))
 
 
 def _jobs(tracker: Tracker, folder: RunFolder) -> list[str]:

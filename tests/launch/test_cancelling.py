@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -87,6 +88,15 @@ def test_a_job_that_works_on_other_runs_is_not_ended_for_one(
     text = capsys.readouterr().err
     assert text.startswith("parallelbench: the job 6 of d works on 1 other run as well (launcher.pack=true): ")
     assert f"`parallelbench cancel {sweep}` ends it" in text
+
+
+def test_a_run_whose_job_is_not_known_yet_is_to_be_cancelled_again(
+    sweep: Path, told: list[list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    record.write(sweep, submission(tasks=[["c"]], created_at=time.time()))
+    assert cli.main(["cancel", str(sweep / "c")]) == 0
+    assert told == []
+    assert "not known yet whether Slurm has a job of c: cancel again in a minute" in capsys.readouterr().out
 
 
 def test_a_command_that_is_printed_can_be_copied(
