@@ -11,6 +11,7 @@ import subprocess
 import sys
 import termios
 import time
+from importlib.resources import files
 from typing import TYPE_CHECKING
 
 import pytest
@@ -263,3 +264,16 @@ def test_the_script_is_one_of_its_shell(shell: str, tmp_path: Path, capsys: pyte
     if shutil.which(shell) is None:
         pytest.skip(f"{shell} is not installed")
     assert subprocess.run([shell, "-n", str(script)], check=False).returncode == 0
+
+
+def test_candidates_of_bash_are_no_patterns(tmp_path: Path) -> None:
+    """In an open quote they come unquoted, and bash may not replace them by files that they match."""
+    program = tmp_path / "program"
+    program.write_text("#!/bin/sh\necho 'a*'\necho 'two words '\n")
+    program.chmod(0o755)
+    (tmp_path / "a1").touch()
+    (tmp_path / "a2").touch()
+    script = files("launch.completion").joinpath("scripts", "bash").read_text()
+    press = f"{script}\n_parallelbench ./program\nprintf '[%s]' \"${{COMPREPLY[@]}}\""
+    done = subprocess.run(["bash", "-c", press], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout == "[a*][two words ]"
