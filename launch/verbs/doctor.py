@@ -117,14 +117,17 @@ def file_system(path: Path) -> str:
 def _data(folder: Path, extension: Extension) -> Iterator[tuple[str, str]]:
     for name in group_choices(extension.conf)["data"]:
         try:
-            run = one_run([f"data={name}"], extension).run
+            yield f"data={name}", _ready(folder, name, extension)
         except ConfigError as error:  # a choice that names nothing by itself
             yield f"data={name}", str(error)
-            continue
-        missing = run.data.missing_files(folder)
-        size = f"{run.data.train_samples:,} training and {run.data.test_samples:,} test samples"
-        state = f"missing in {folder}: run `{prepare_line(name, folder)}`" if missing else "ready"
-        yield f"data={name}", f"{state} ({size})"
+
+
+def _ready(folder: Path, name: str, extension: Extension) -> str:
+    data = one_run([f"data={name}"], extension).run.data
+    size = f"{data.train_samples:,} training and {data.test_samples:,} test samples"
+    missing = data.missing_files(folder)
+    state = f"missing in {folder}: run `{prepare_line(name, folder)}`" if missing else "ready"
+    return f"{state} ({size})"
 
 
 def _version(package: str) -> str:
