@@ -29,7 +29,10 @@ if TYPE_CHECKING:
 
 _IDENTITY = ("host", "cpu", "logical_cores")
 """Entries of an environment that tell hosts apart: containers of two machines may have one name."""
+_MACHINE = "machine"
+"""The entry that tells hosts apart which these make alike; results of earlier releases lack it."""
 Host = tuple[str, ...]
+"""Values of `_IDENTITY`, and last that of `_MACHINE`; empty where none was recorded."""
 
 
 def load_all(paths: Sequence[Path | str], *, plugin: str | None = None) -> Runs:
@@ -68,19 +71,30 @@ def _require_apart(paths: Sequence[Path | str]) -> None:
 
 def _hosts(runs: Runs) -> set[Host]:
     """The hosts that a folder's runs were measured on, as far as they recorded any."""
-    found = set()
+    found: set[Host] = set()
     for content in runs.run["environment_json"].drop_nulls().unique():
         entries = msgspec.json.decode(content)
         if entries.get("host"):
-            found.add(tuple(str(entries.get(key, "")) for key in _IDENTITY))
-    return found
+            named = tuple(str(entries.get(key, "")) for key in _IDENTITY)
+            found.add((*named, str(entries.get(_MACHINE) or "")))
+    known = {host[:-1] for host in found if host[-1]}
+    return {host for host in found if host[-1] or host[:-1] not in known}
+
+
+def _share(one: set[Host], other: set[Host]) -> bool:
+    """Whether a host is in both, as far as both recorded which machine it was."""
+    return any(
+        host[:-1] == another[:-1] and (host[-1] == another[-1] or not (host[-1] and another[-1]))
+        for host in one
+        for another in other
+    )
 
 
 def _sharing(hosts: Sequence[set[Host]]) -> list[list[int]]:
     """The places of folders that share a host, directly or by way of others, together; in their order."""
     together: list[tuple[list[int], set[Host]]] = []
     for place, own in enumerate(hosts):
-        alike = [each for each in together if each[1] & own]
+        alike = [each for each in together if _share(each[1], own)]
         places = sorted(place for of_one, _ in alike for place in of_one)
         together = [each for each in together if each not in alike]
         together.append(([*places, place], own.union(*(of_one for _, of_one in alike))))
@@ -143,10 +157,23 @@ def _marked(runs: Runs, machine: str) -> Runs:
     )
 
 
-def replications(runs: Runs) -> list[str]:
-    """Which machines the runs are of, and how many were measured on several of them; empty without merged machines."""
-    if len(runs.of_machines) < 2:
+def _taken_for_one(runs: Runs) -> list[str]:
+    held = [Path(folder).absolute() for folder in runs.run["folder"].drop_nulls().unique()]
+    roots = [root for root in runs.folders if any(each.is_relative_to(root.absolute()) for each in held)]
+    if len(roots) < 2:
         return []
+    hosts = text.listed(sorted({host for host, *_ in _hosts(runs)}), most=3)
+    return [f"taken for one machine: {' and '.join(map(str, roots))} (host {hosts or 'not recorded'})"]
+
+
+def replications(runs: Runs) -> list[str]:
+    """Which folders were taken for one machine, of which machines the runs are, and how many are of several.
+
+    Empty where one folder was read.
+    """
+    one = [line for there in runs.of_machines.values() or (runs,) for line in _taken_for_one(there)]
+    if len(runs.of_machines) < 2:
+        return one
     own = {machine: set(there.run["run_id"]) for machine, there in runs.of_machines.items()}
     shown = [f"{machine} ({text.number_of_runs(len(ids))})" for machine, ids in own.items()]
     counts = Counter(run_id for ids in own.values() for run_id in ids)
@@ -157,4 +184,5 @@ def replications(runs: Runs) -> list[str]:
         f"its own machine only; `{shlex.join(('parallelbench', 'compare', *first))}` compares machines."
     ]
     replicated = "were measured on more than one of them: replications, of which each machine's counts by itself."
+    lines = [*one, *lines]
     return [*lines, f"{text.number_of_runs(several)} {replicated}"] if several else lines

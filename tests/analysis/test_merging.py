@@ -110,6 +110,19 @@ def test_folders_that_share_a_host_are_one_machine(tmp_path: Path) -> None:
     assert every["digits · cnn_small · machine beta"][1] == ("ddp × 2", 4.0, 1.25, 3, 3, 3)
 
 
+def test_machines_of_one_name_are_told_apart_by_their_ids_and_folders_taken_for_one_are_told(tmp_path: Path) -> None:
+    for name, entries in (("a", {"machine": "one"}), ("b", {"machine": "two"}), ("c", {"machine": "one"}), ("old", {})):
+        published(config(tmp_path / name, seed=["a", "b", "c", "old"].index(name)), on("localhost", 1.0, **entries))
+    a, b, c, old = (tmp_path / name for name in ("a", "b", "c", "old"))
+    assert list(load_all([a, b]).of_machines) == [f"localhost ({a})", f"localhost ({b})"]
+    assert replications(load_all([a, c])) == [f"taken for one machine: {a} and {c} (host localhost)"]
+    assert replications(load_all([a, old])) == [f"taken for one machine: {a} and {old} (host localhost)"]
+    told = replications(load_all([a, b, c]))
+    assert told[0] == f"taken for one machine: {a} and {c} (host localhost)"
+    assert told[1].startswith("Runs of 2 machines: ")
+    assert replications(load(a)) == []
+
+
 def test_a_cluster_has_several_hosts_and_chains_of_folders_are_one(tmp_path: Path) -> None:
     hosts = {"a": ("n1", "n2"), "b": ("n3", "n4"), "c": ("n2", "n3"), "d": ("other",)}
     for name, of in hosts.items():
