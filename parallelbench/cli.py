@@ -90,6 +90,11 @@ def _on_folder(verb: Callable[..., int], *names: str) -> Callable[[argparse.Name
     return lambda options: verb(options.folder, _extension(options), **{name: vars(options)[name] for name in names})
 
 
+def _on_folders(verb: Callable[..., int], *names: str) -> Callable[[argparse.Namespace], int]:
+    """The same of a verb that takes several."""
+    return lambda options: verb(options.folders, _extension(options), **{name: vars(options)[name] for name in names})
+
+
 def _extension(options: argparse.Namespace) -> Extension:
     from launch.sweep.extension import extension
 
@@ -120,29 +125,18 @@ def _verbs() -> dict[str, Callable[[argparse.Namespace], int]]:
         "submit": _configured(running.submit, "retry", "max_gpu_hours", "then"),
         "prepare": _configured(running.prepare_data),
         "status": _on_folder(watching.status, "watch", "every", "as_json"),
-        "cancel": lambda options: watching.cancel(options.folders, _extension(options)),
-        "forget": lambda options: watching.forget(options.folders, _extension(options)),
+        "cancel": _on_folders(watching.cancel),
+        "forget": _on_folders(watching.forget),
         "prune": _on_folder(pruning.prune, "yes"),
         "logs": _on_folder(watching.logs, "follow"),
-        "report": lambda options: results.report(
-            options.folders,
-            _extension(options),
-            **{name: getattr(options, name) for name in ("out", "target", "figure", "panel", "width")},
-        ),
+        "report": _on_folders(results.report, "out", "target", "figure", "panel", "width"),
         "export": _on_folder(exporting.export, "to", "out"),
         "bundle": _on_folder(publishing.bundle, "out", "title", "authors"),
         "rerun": lambda options: publishing.rerun(
             options.archive, _extension(options), overrides=options.overrides, out=options.out
         ),
         "claims": _on_folder(results.claims, "names", "file", "as_json"),
-        "compare": lambda options: results.compare(
-            options.folders,
-            _extension(options),
-            by=options.by,
-            across=options.across,
-            fail_if_slower=options.fail_if_slower,
-            as_json=options.as_json,
-        ),
+        "compare": _on_folders(results.compare, "by", "across", "fail_if_slower", "as_json"),
         "advise": run_advise,
         "calibrate": run_calibrate,
         "doctor": _configured(watching.doctor, "bandwidth", "as_json"),

@@ -109,11 +109,12 @@ def _submit(one: OneRun, other: OneRun, *, repeats: int) -> tuple[str, ...]:
 
 def _config(run: OneRun) -> dict[str, Any]:
     config: dict[str, Any] = json.loads(run.runs.run.filter(pl.col("run_id") == run.run_id)["config_json"].item())
-    return completed(config)
+    return config
 
 
 def as_overrides(config: dict[str, Any]) -> dict[str, str] | None:
     """Key → value in Hydra's grammar, of all that differs from the defaults; None where a component isn't shipped."""
+    config = completed(config)
     usual = shipped("", "config") or {}
     chosen = {key: _as_hydra(value) for key, value in config.items() if key in usual and value != usual[key]}
     for group in COMPONENTS:
