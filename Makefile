@@ -11,7 +11,7 @@ STAMP := .venv/.installed
 
 TENSORFLOW := .venv-tensorflow
 
-.PHONY: help install tensorflow demo sweep report notebook debug twins test test-all test-slurm test-tensorflow test-velox velox cluster-up cluster-down lint check gpu-check bench advise docs format clean
+.PHONY: help install tensorflow demo sweep report notebook debug twins test test-all test-slurm test-tensorflow test-velox velox test-export cluster-up cluster-down lint check gpu-check bench advise docs site format clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -74,6 +74,16 @@ test-slurm: $(STAMP)  ## tests on real Slurm clusters that are started here (nee
 test-velox: $(STAMP) velox  ## tests of preprocess.engine=velox, in its own environment
 	$(BIN)/python -m pytest -m velox -rs --durations=5 tests/preprocess
 
+.venv-export/.installed: pyproject.toml constraints.txt $(STAMP)
+	$(PYTHON) -m venv .venv-export
+	.venv-export/bin/python -m pip install --disable-pip-version-check --constraint constraints.txt mlflow-skinny wandb tensorboard
+	@$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > \
+		`.venv-export/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'`/the_rest.pth
+	@touch $@
+
+test-export: .venv-export/.installed  ## tests of `parallelbench export`, in an environment with all three programs (about 400 MB)
+	.venv-export/bin/python -m pytest -rs tests/analysis/test_export.py
+
 test-tensorflow: $(STAMP) tensorflow  ## tests of strategy=tf_…, in TensorFlow's own environment
 	$(BIN)/python -m pytest -m tensorflow -rs --durations=5 -n 2 --dist worksteal tests/tensorflow
 
@@ -114,10 +124,18 @@ bench: $(STAMP)  ## paired benchmarks of the suite itself; writes docs/benchmark
 docs: $(STAMP)  ## regenerate the parts of docs/ that follow from the code
 	$(BIN)/python -m tests.docs
 
+.venv-site/.installed: constraints.txt
+	$(PYTHON) -m venv .venv-site
+	.venv-site/bin/python -m pip install --disable-pip-version-check --constraint constraints.txt mkdocs-material
+	@touch $@
+
+site: .venv-site/.installed  ## docs/ as a site in .site/; a link or an anchor that leads nowhere ends it
+	NO_MKDOCS_2_WARNING=1 .venv-site/bin/mkdocs build --strict --clean
+
 format: $(STAMP)  ## format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 clean:  ## remove what building and testing left behind, but no results
-	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf build dist .site .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +

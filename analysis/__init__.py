@@ -74,8 +74,10 @@ def __getattr__(name: str) -> Any:
     return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
 
 
-def write_report(path: Path | str, out: Path | str | None = None, *, plugin: str | None = None) -> Path:
+def write_report(
+    path: Path | str, out: Path | str | None = None, *, plugin: str | None = None, target: float | None = None
+) -> Path:
     """See `analysis.report.write_report`, which loads what draws figures."""
     from analysis.report import write_report
 
-    return write_report(path, out, plugin=plugin)
+    return write_report(path, out, plugin=plugin, target=target)

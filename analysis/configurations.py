@@ -57,7 +57,7 @@ def _with_targets(runs: Runs, rows: pl.DataFrame) -> pl.DataFrame:
         usable.group_by("group", "configuration").agg("best_test_accuracy").drop("configuration").rows()
     ):
         best[group].append(accuracies)
-    targets = {group: accuracy_target(accuracies) for group, accuracies in best.items()}
+    targets = {group: runs.target or accuracy_target(accuracies) for group, accuracies in best.items()}
     rows = rows.with_columns(
         accuracy_target=pl.col("group").replace_strict(targets, default=None, return_dtype=pl.Float64)
     )

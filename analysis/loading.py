@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-def load(path: Path | str, *, plugin: str | None = None) -> Runs:
-    """Read all runs at or below `path`: one run's folder, a sweep's, or a folder of sweeps.
+def load(path: Path | str, *others: Path | str, plugin: str | None = None) -> Runs:
+    """Read all runs at or below `path`: one run's folder, a sweep's, or a folder of sweeps; and below `others`, of the
+    same machine (of several machines: `analysis.merging.load_all`).
 
     Published results are read from Parquet once their sha256 matches the manifest, those of a large sweep from its
     compacted copy (`analysis.compact`) as long as they stay what they are; other runs from the journals of their last
@@ -28,7 +29,7 @@ def load(path: Path | str, *, plugin: str | None = None) -> Runs:
     have measured, one measurement is read: one that counts, if there is one. What is not read is named in `skipped`.
     Raises `ConfigError` where there is no such folder, or none that may be read.
     """
-    runs = read_runs(path, plugin=plugin)
+    runs = read_runs(path, *others, plugin=plugin)
     if not runs.sweeps:
         return runs
     told = tuple(replace(each, reason=f"{each.reason}{_unlike_environment(runs, each.path)}") for each in runs.skipped)

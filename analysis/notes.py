@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from analysis import text
+from analysis.chosen_target import unreached
 from analysis.comparison.baseline import error_of_intervals, refused, speed_ups_and_repeats
 from analysis.comparison.exclusions import Exclusion, describe, disturbed_lines, disturbed_times, folders_of, unchecked
 from analysis.comparison.policy import BASELINE, BASELINES, IS_BASELINE
 from analysis.comparison.speed import SpeedVerdict
 from analysis.configurations import counted, facts, summary
 from analysis.environment_notes import environment_warnings
+from analysis.merging import replications
 from analysis.same_run import format_skipped
 from analysis.stats import ENOUGH_REPEATS, FEW_REPEATS, FEWEST_REPEATS, half_width
 
@@ -105,6 +107,8 @@ def _gain(row: dict[str, Any], *, named: bool) -> str:
 def warnings(runs: Runs, *, most: int = 25) -> list[str]:
     """Everything that limits the numbers, in one line each."""
     return [
+        *replications(runs),
+        *unreached(runs),
         *refused(runs),
         *_excluded(runs, most=most),
         *disturbed_lines(runs),

@@ -51,6 +51,15 @@ class Runs:
     """None where these are all."""
     sweeps: Mapping[Path, Runs] = field(default_factory=dict)
     """Sweeps with a measurement of their own of a run that was read from another one: each by its folder, whole."""
+    folders: tuple[Path, ...] = ()
+    """The folders that were loaded, where they are several."""
+    machines: Mapping[str, str] = field(default_factory=dict)
+    """Run id → machine, of folders of several machines that were merged (`analysis.merging`)."""
+    of_machines: Mapping[str, Runs] = field(default_factory=dict)
+    """Machine → its runs as they are without the others, with their own ids."""
+    target: float | None = None
+    """The test accuracy that times and energies to an accuracy are told for; None: each group's own
+    (`analysis.metrics.accuracy_target`)."""
 
     @property
     def whole(self) -> Runs:
@@ -108,7 +117,8 @@ class Runs:
 
         Raises `ConfigError` where a table is damaged.
         """
-        frames = [_telemetry(Path(folder)) for folder in self.run["folder"]]
+        rows = self.run.select("run_id", "folder").rows()
+        frames = [_telemetry(Path(folder)).with_columns(run_id=pl.lit(run_id)) for run_id, folder in rows]
         return pl.concat([pl.DataFrame(schema=table_schema("telemetry")), *frames])
 
     def select(self, table: str, *columns: str) -> pl.DataFrame:
@@ -121,6 +131,11 @@ class Runs:
         """These runs alone."""
         kept = {table: frame.filter(pl.col("run_id").is_in(list(run_ids))) for table, frame in self.tables.items()}
         return replace(self, tables=kept, taken_from=self.whole)
+
+    def at_home(self, run_id: str) -> tuple[Runs, str]:
+        """The runs of its machine, and the run's id among them; of runs that were not merged, these."""
+        machine = self.machines.get(run_id)
+        return (self, run_id) if machine is None else (self.of_machines[machine], run_id.removesuffix(f"@{machine}"))
 
     @property
     def phases(self) -> pl.DataFrame:
@@ -135,24 +150,27 @@ class Runs:
             raise ConfigError("pandas is not installed: pip install pandas, or use the polars frames") from None
 
 
-def read_runs(path: Path | str, *, plugin: str | None = None) -> Runs:
-    """Read all runs at or below `path`, as `analysis.load` does, but for measurements that do not count.
+def read_runs(path: Path | str, *others: Path | str, plugin: str | None = None) -> Runs:
+    """Read all runs at or below these folders, as `analysis.load` does, but for measurements that do not count.
 
     Published results are read from Parquet once their sha256 matches the manifest, those of a large sweep from its
     compacted copy (`analysis.compact`) as long as they stay what they are; other runs from the journals of their last
     attempt. `plugin` is an importable package whose classes the unfinished ones may name. What can't be read is named
     in `skipped`; raises `ConfigError` where there is no such folder, or none that may be read.
     """
-    root = Path(path).expanduser()
-    require_folder(root)
-    folders = find_runs(root)
-    skipped = _foreign(root, folders)
+    roots = tuple(Path(each).expanduser() for each in (path, *others))
+    for root in roots:
+        require_folder(root)
+    below = {root: find_runs(root) for root in roots}
+    folders = [folder for of_root in below.values() for folder in of_root]
+    skipped = [each for root, of_root in below.items() for each in _foreign(root, of_root)]
     collection = Collection(folders, lambda folder: _read(folder, plugin))
     skipped += [Skipped(path, _one_line(error)) for path, error in collection.errors]
     kept, twins, homes = without_twins(collection.found)
     sweeps = {home: {run.folder.path for run in collection.found if run.folder.path.parent == home} for home in homes}
     return Runs(
-        root=root,
+        root=roots[0] if not others else Path(os.path.commonpath([root.absolute() for root in roots])),
+        folders=roots if others else (),
         tables=collection.tables(kept),
         skipped=tuple(sorted([*skipped, *twins], key=lambda s: s.path)),
         notes=_notes(run for run in collection.found if run.folder.path in kept),

@@ -1,21 +1,24 @@
-"""Writes the report of a folder of runs: one self-contained HTML page, the figures, and the tables behind them."""
+"""Writes the report of a folder of runs: one HTML page that needs nothing else, the figures, and their tables."""
 
 from __future__ import annotations
 
 import base64
 import csv
+import gzip
 import json
 import os
+import re
 import shutil
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from analysis import latex, notes
+from analysis import hyperparameters, latex, notes
+from analysis.accuracy_table import accuracies, as_latex
 from analysis.cells import Shown, cells
 from analysis.claims import page
 from analysis.comparison.require import require_finished
@@ -24,7 +27,7 @@ from analysis.environment_notes import environment
 from analysis.figures import draw, specification, svg
 from analysis.loading import load
 from analysis.matrix import matrix
-from analysis.metrics import per_epoch
+from analysis.metrics import per_epoch, require_accuracy
 from analysis.metrics.schema import explained_columns, page_columns, tables_columns
 from parallelbench.errors import ConfigError
 from parallelbench.store.durable import storage_errors
@@ -52,24 +55,31 @@ class Drawn:
 
     figure: Figure
     spec: str
-    """Vega-Lite, as JSON that may stand inside a script element; empty without a chart."""
-    image: str
-    """The same as SVG, in base64, for readers without scripts; empty without a chart."""
+    """Vega-Lite, as JSON; empty without a chart."""
+    width: float = 0
+    height: float = 0
+    """Of the image beside the page: the room to be kept until the figure is drawn."""
 
 
-def write_report(path: Path | str, out: Path | str | None = None, *, plugin: str | None = None) -> Path:
+def write_report(
+    path: Path | str, out: Path | str | None = None, *, plugin: str | None = None, target: float | None = None
+) -> Path:
     """Write the report on all runs at or below `path` to `out` (default: `<path>/report`); returns its
-    `index.html`. For `plugin` see `load`.
+    `index.html`. For `plugin` see `load`. `target`: the test accuracy that times and energies to an accuracy are told
+    for, above 0 and up to 1; None: each group's own.
 
     An older report there is replaced at the end, in one step. Raises `ConfigError` where there is nothing to
     report or `out` holds something else, `StorageError` where it can't be written.
     """
-    return write_report_of(load(path, plugin=plugin), out)
+    require_accuracy(target)
+    return write_report_of(replace(load(path, plugin=plugin), target=target), out)
 
 
 def write_report_of(runs: Runs, out: Path | str | None = None) -> Path:
     """The same of runs that are loaded already."""
     require_finished(runs)
+    if out is None and runs.folders:
+        raise ConfigError("the report of several folders is in none of them: name its folder with --out DIR")
     final = Path(out).expanduser() if out is not None else runs.root / "report"
     _require_replaceable(final)
     temporary = final.with_name(f".{final.name}.{uuid.uuid4().hex}.tmp")
@@ -111,7 +121,7 @@ def _swap(temporary: Path, final: Path) -> None:
 
 def _write_figure(figure: Figure, folder: Path) -> Drawn:
     if figure.chart is None:
-        return Drawn(figure, "", "")
+        return Drawn(figure, "")
     import vl_convert
 
     spec = specification(figure.chart)
@@ -119,7 +129,8 @@ def _write_figure(figure: Figure, folder: Path) -> Drawn:
     (folder / f"{figure.name}.svg").write_text(image, encoding="utf-8")
     (folder / f"{figure.name}.pdf").write_bytes(vl_convert.svg_to_pdf(image))
     spec.pop("title", None)  # the page has it as a heading
-    return Drawn(figure, script_json(spec), base64.b64encode(image.encode()).decode())
+    width, height = (float(size) for size in re.findall(r'(?:width|height)="([\d.]+)"', image)[:2])
+    return Drawn(figure, json.dumps(spec), width, height)
 
 
 def script_json(value: Any) -> str:
@@ -127,13 +138,21 @@ def script_json(value: Any) -> str:
     return json.dumps(value).replace("<", "\\u003c")
 
 
+def packed(words: str) -> str:
+    """Compressed, in base64: what a browser unpacks by itself. The same words always give the same."""
+    return base64.b64encode(gzip.compress(words.encode(), mtime=0)).decode()
+
+
 def _write_tables(runs: Runs, folder: Path) -> None:
     configurations = summary(runs)
     configurations.write_csv(folder / "configurations.csv")
     shown: dict[Place, pl.DataFrame] = {"configurations": configurations, "energy": _with_energy(configurations)}
     for name, rows in shown.items():
-        text = latex.tables(_grouped(rows, name), page_columns(name))
+        text = latex.tables(_grouped(rows, name), page_columns(name), name=name)
         (folder / f"{name}.tex").write_text(text, encoding="utf-8")
+    reached = accuracies(runs)
+    reached.write_csv(folder / "accuracy.csv")
+    (folder / "accuracy.tex").write_text(as_latex(reached), encoding="utf-8")
     per_run = facts(runs).drop("config_json", "environment_json")
     per_run.write_csv(folder / "runs.csv")
     epochs = per_epoch(runs)
@@ -144,6 +163,9 @@ def _write_tables(runs: Runs, folder: Path) -> None:
     judgements = page.judged(runs)
     page.table(judgements).write_csv(folder / "claims.csv")
     (folder / "claims.tex").write_text(page.tabular(judgements), encoding="utf-8")
+    settings = hyperparameters.hyperparameters(runs)
+    hyperparameters.table(settings).write_csv(folder / "hyperparameters.csv")
+    (folder / "hyperparameters.tex").write_text(hyperparameters.tabulars(settings), encoding="utf-8")
     with (folder / "columns.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(("table", "column", "unit", "meaning"))
@@ -156,7 +178,6 @@ def render(runs: Runs, drawn: list[Drawn]) -> str:
     import jinja2
     import vl_convert
 
-    vega = vl_convert.javascript_bundle()  # type: ignore[call-arg]  # its stub forgets the default
     templates = Path(__file__).parent / "templates"
     pages = jinja2.Environment(loader=jinja2.FileSystemLoader(templates), autoescape=True, trim_blocks=True)
     return pages.get_template("report.html.j2").render(
@@ -175,10 +196,12 @@ def render(runs: Runs, drawn: list[Drawn]) -> str:
         explained=explained_columns(),
         claims=page.shown(judgements := page.judged(runs)),
         claims_summed_up=page.summed_up(judgements),
+        hyperparameters=hyperparameters.hyperparameters(runs),
         environment=environment(runs),
         css=(templates / "report.css").read_text(encoding="utf-8"),
         script=(templates / "report.js").read_text(encoding="utf-8"),
-        vega=vega.replace("</script", "<\\/script"),
+        specs=packed(json.dumps({each.figure.name: each.spec for each in drawn if each.spec})),
+        vega=packed(vl_convert.javascript_bundle()),  # type: ignore[call-arg]  # its stub forgets the default
     )
 
 

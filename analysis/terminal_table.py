@@ -27,7 +27,8 @@ def summary_table(runs: Runs) -> Table:
 
     rows = summary(runs)
     groups = list(rows["group"].unique(maintain_order=True))
-    title = " · ".join([runs.root.resolve().name, *groups] if len(groups) == 1 else [runs.root.resolve().name])
+    name = " + ".join(folder.resolve().name for folder in runs.folders or (runs.root,))
+    title = " · ".join([name, *groups] if len(groups) == 1 else [name])
     shown = Table.grid()
     shown.title, shown.title_justify = Text(title, style="italic"), "left"
     shown.caption, shown.caption_justify = (

@@ -30,6 +30,11 @@ def percent(share: float | None) -> str:
     return MISSING if share is None else f"{100 * share:.1f}{_THIN}%"
 
 
+def accuracy(share: float | None) -> str:
+    """An accuracy that somebody chose, with all its digits: "95 %", "99.95 %"."""
+    return MISSING if share is None else f"{100 * share:.6g}{_THIN}%"
+
+
 def mebibytes(size_bytes: float | None) -> str:
     """Bytes as MiB, without the unit."""
     return MISSING if size_bytes is None else f"{size_bytes / MIB:,.{0 if size_bytes >= 100 * MIB else 1}f}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from abc import ABC, abstractmethod
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, ClassVar
@@ -17,6 +18,7 @@ from parallelbench.errors import ConfigError, raised_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
     from pathlib import Path
     from types import ModuleType
 
@@ -57,7 +59,14 @@ class RunStatus:
     reason: str = ""
     """One line: why it waits, or how it ended."""
     job: str = ""
-    """The job that works on it; empty: none."""
+    """The job that works on it, or did; empty: none."""
+    hidden: bool = False
+    """It is unknown and stays so from here: another user's job, or on a machine without the scheduler."""
+
+    @property
+    def live(self) -> bool:
+        """Whether it will go on without another submission, or may, and this is known sooner or later."""
+        return self.label in ("running", "queued", "unknown") and not self.hidden
 
     @classmethod
     def of_folder(cls, state: State) -> RunStatus:
@@ -82,6 +91,8 @@ class Launcher(ABC):
     """As in the YAML file."""
     trains_here: ClassVar[bool]
     """Whether runs train on this machine and are over when `submit` returns."""
+    reports_afterwards: ClassVar[bool] = False
+    """Whether it can queue the report of a sweep after the sweep's jobs (`queue_report`)."""
 
     @abstractmethod
     def device_type(self, run: RunConfig) -> str:
@@ -94,6 +105,10 @@ class Launcher(ABC):
     @abstractmethod
     def submit(self, prepared: Sequence[Prepared], options: SubmitOptions, console: Console) -> int:
         """Start or queue the missing runs of one sweep; returns the exit code."""
+
+    def queue_report(self, prepared: Sequence[Prepared], console: Console) -> None:
+        """Queue a job that writes the report of a sweep once its jobs are over, and print which."""
+        raise NotImplementedError(f"{self.name} says that it can't")
 
     def show_plan(self, prepared: Sequence[Prepared], states: Sequence[State], console: Console) -> bool:
         """Print what `submit` would do with these runs, beyond their states; returns whether all of them can start."""
@@ -110,6 +125,14 @@ class Launcher(ABC):
     def cancel(self, sweeps: Sequence[Path], console: Console) -> None:
         """End the jobs of sweeps for which `submitted` holds, and print how many."""
         raise NotImplementedError(f"{self.name} queues jobs, so it has to cancel them")
+
+    def cancel_runs(self, runs: Sequence[RunFolder], console: Console) -> None:
+        """End the jobs of these runs only, whose sweeps `submitted` holds for, and print how many."""
+        raise ConfigError(f"launcher={self.name} cancels whole sweeps only: name {runs[0].path.parent}")
+
+    def holding(self, sweeps: Sequence[Path]) -> AbstractContextManager[None]:
+        """Keep others from queueing runs of sweeps for which `submitted` holds; raises `ConfigError` while one does."""
+        return nullcontext()
 
     def logs(self, sweep: Path, run: str) -> list[Path]:
         """Files with what the latest job of a run has printed, besides the logs in the run's folder."""

@@ -31,11 +31,18 @@ class Prepared:
     device_type: str
     oversubscribed: bool = False
 
-    def write_intent(self) -> None:
-        """Write what is to be trained. A result that is to be measured anew is moved out of the sweep before."""
-        if self.folder.state().state == "done":
-            self.folder.forget()
+    def write_intent(self) -> Path | None:
+        """Write what is to be trained. A result that is to be measured anew is moved out of the sweep before.
+
+        Returns where it is then; None: there was none.
+        """
+        former = self.put_aside()
         self.folder.write_intent(self.planned.run, self.planned.overrides)
+        return former
+
+    def put_aside(self) -> Path | None:
+        """Move a result that is to be measured anew out of the sweep; returns where it is then."""
+        return self.folder.forget() if self.folder.state().state == "done" else None
 
 
 def checked(planned: PlannedRun, *, oversubscribed: bool = False) -> Prepared:

@@ -20,7 +20,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     try:
         options = _options(sys.argv[1:] if arguments is None else list(arguments))
-        code = _verbs()[options.verb](options)
+        code = _verb(options.verb)(options)
         sys.stdout.flush()
         return code
     except (ConfigError, StorageError) as error:
@@ -90,6 +90,11 @@ def _on_folder(verb: Callable[..., int], *names: str) -> Callable[[argparse.Name
     return lambda options: verb(options.folder, _extension(options), **{name: vars(options)[name] for name in names})
 
 
+def _on_folders(verb: Callable[..., int], *names: str) -> Callable[[argparse.Namespace], int]:
+    """The same of a verb that takes several."""
+    return lambda options: verb(options.folders, _extension(options), **{name: vars(options)[name] for name in names})
+
+
 def _extension(options: argparse.Namespace) -> Extension:
     from launch.sweep.extension import extension
 
@@ -97,9 +102,17 @@ def _extension(options: argparse.Namespace) -> Extension:
     return extension(given.get("conf"), options.plugin, same_plugin=given.get("same_plugin", False))
 
 
+def _verb(name: str) -> Callable[[argparse.Namespace], int]:
+    if name != "completion":
+        return _verbs()[name]
+    from launch.completion.completing import complete  # alone: the other verbs load what a TAB can't wait for
+
+    return lambda options: complete(options.shell, options.words)
+
+
 def _verbs() -> dict[str, Callable[[argparse.Namespace], int]]:
     from launch.starter import init
-    from launch.verbs import helping, planning, results, running, watching
+    from launch.verbs import exporting, helping, planning, pruning, publishing, results, running, watching
     from launch.verbs.advisor_arguments import run_advise, run_calibrate
 
     return {
@@ -109,22 +122,21 @@ def _verbs() -> dict[str, Callable[[argparse.Namespace], int]]:
         "help": lambda options: helping.explain(options.keys, _extension(options)),
         "plan": _configured(planning.plan, "as_json"),
         "tune": _configured(running.tune),
-        "submit": _configured(running.submit, "retry", "max_gpu_hours"),
+        "submit": _configured(running.submit, "retry", "max_gpu_hours", "then"),
         "prepare": _configured(running.prepare_data),
         "status": _on_folder(watching.status, "watch", "every", "as_json"),
-        "cancel": _on_folder(watching.cancel),
-        "forget": lambda options: watching.forget(options.folders, _extension(options)),
-        "logs": _on_folder(watching.logs),
-        "report": _on_folder(results.report, "out"),
-        "claims": _on_folder(results.claims, "names", "file", "as_json"),
-        "compare": lambda options: results.compare(
-            options.folders,
-            _extension(options),
-            by=options.by,
-            across=options.across,
-            fail_if_slower=options.fail_if_slower,
-            as_json=options.as_json,
+        "cancel": _on_folders(watching.cancel),
+        "forget": _on_folders(watching.forget),
+        "prune": _on_folder(pruning.prune, "yes"),
+        "logs": _on_folder(watching.logs, "follow"),
+        "report": _on_folders(results.report, "out", "target", "figure", "panel", "width"),
+        "export": _on_folder(exporting.export, "to", "out"),
+        "bundle": _on_folder(publishing.bundle, "out", "title", "authors"),
+        "rerun": lambda options: publishing.rerun(
+            options.archive, _extension(options), overrides=options.overrides, out=options.out
         ),
+        "claims": _on_folder(results.claims, "names", "file", "as_json"),
+        "compare": _on_folders(results.compare, "by", "across", "fail_if_slower", "as_json"),
         "advise": run_advise,
         "calibrate": run_calibrate,
         "doctor": _configured(watching.doctor, "bandwidth", "as_json"),

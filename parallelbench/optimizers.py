@@ -217,6 +217,16 @@ class Lbfgs(Optimizer, frozen=True, kw_only=True):
             )
         if run.channels_last:
             raise ConfigError(f"channels_last=true with optimizer={self.name} is refused: choose channels_last=false")
+        if run.lr_schedule.changes:
+            raise ConfigError(
+                f"lr_schedule={run.lr_schedule.name} with optimizer={self.name} is refused: a line search finds each "
+                "step's length; choose lr_schedule=constant"
+            )
+        if run.clip_norm is not None:
+            raise ConfigError(
+                f"clip_norm={run.clip_norm:g} with optimizer={self.name} is refused: a line search needs the gradient "
+                "of the loss itself; choose clip_norm=null"
+            )
 
     def full_batch(self, run: RunConfig) -> int:
         """The training set, less the samples that can't be divided among the data shards."""

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import inspect
+import json
 import textwrap
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import msgspec
 
+from analysis.advisor.advice import Objective
+from analysis.claims import publications
 from analysis.metrics.configuration_columns import PER_CONFIGURATION, PER_FACT
 from analysis.metrics.schema import (
     epoch_aggregates,
@@ -18,17 +21,19 @@ from analysis.metrics.schema import (
     run_aggregates,
 )
 from launch.sweep import one_run
-from launch.sweep.compose import group_choices
+from launch.sweep.compose import NOTHING, group_choices
+from launch.verbs.helping import KeyHelp, chosen_by_default, keys
 from parallelbench.errors import ConfigError
 from parallelbench.spec.check import check_run
 from parallelbench.spec.config import RunConfig
+from parallelbench.store.attempt import OUTCOMES
 from parallelbench.store.records import TABLES, TABLES_VERSION
 from tests.cuda_branches import places
 from tests.faults import faults
 from tests.gpu_findings import BAD_INPUT, BY_CONSTRUCTION, FINDINGS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     from parallelbench.store.columns import Column
 
@@ -127,6 +132,7 @@ _MODELS = {
     "resnet50": [],
     "vit": [],
     "vit_b_16": [],
+    "gpt_tiny": ["data=tokens"],
 }
 
 
@@ -152,7 +158,8 @@ def _item(text: str) -> str:
 
 def _configured(strategy: str, model: str, options: list[str]) -> RunConfig:
     own = ["batch_size=96", "data.train_samples=96", f"optimizer={_OPTIMIZERS.get(strategy, 'adam')}"]
-    return one_run(["data=synthetic", *own, f"model={model}", f"strategy={strategy}", *options]).run
+    chosen = [] if any(option.startswith("data=") for option in options) else ["data=synthetic"]
+    return one_run([*chosen, *own, f"model={model}", f"strategy={strategy}", *options]).run
 
 
 def _possible(strategy: str, model: str, options: list[str], reasons: list[str]) -> str:
@@ -264,7 +271,31 @@ def _gpu_findings() -> Iterator[str]:
     yield ""
 
 
+def known_words() -> str:
+    """launch/completion/known.json: what shells offer at TAB, where nothing can be loaded that knows it."""
+    own = {key: about for key, about in keys(NOTHING).items() if key == "sweep.name" or not key.endswith(".name")}
+    nodes = {key.rpartition(".")[0] for key in own}
+    lines = {}
+    for key, about in sorted((own | {"tune": KeyHelp(options=("true", "false"))}).items()):
+        if key not in nodes:
+            of = {name for names in about.meanings.values() for name in names if name}
+            lines[key] = {"of": sorted(of), "values": about.options}
+    words = {
+        "OUTCOME,…": [name for name in OUTCOMES if name != "ok"],
+        "WHAT": get_args(Objective),
+        "NAME": sorted(claim.name for publication in publications() for claim in publication.claims),
+    }
+    parts = [f'"chosen": {json.dumps(chosen_by_default())}']
+    parts += [f'"{name}": {{\n{_json_lines(of)}\n}}' for name, of in (("keys", lines), ("words", words))]
+    return "{" + ",\n".join(parts) + "}\n"
+
+
+def _json_lines(content: Mapping[str, object]) -> str:
+    return ",\n".join(f"{json.dumps(key, ensure_ascii=False)}: {json.dumps(value)}" for key, value in content.items())
+
+
 PAGES = {"reliability.md": reliability_page, "results.md": results_page, "strategies.md": strategies_page}
+PAGES["../launch/completion/known.json"] = known_words
 
 if __name__ == "__main__":
     for name, page in PAGES.items():

@@ -6,6 +6,7 @@ import contextlib
 import faulthandler
 import multiprocessing
 import traceback
+import uuid
 from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -50,7 +51,7 @@ def run_ranks(function: Callable[..., Any], size: int, folder: Path, *arguments:
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(PRELOADED))
-    init = folder / f"init-{function.__name__}-{size}"
+    init = folder / f"init-{uuid.uuid4().hex}"  # of this call: that of an earlier one tells of ranks that are gone
     with ProcessPoolExecutor(size, mp_context=context) as pool:
         futures = [pool.submit(_rank, function, rank, size, str(init), arguments) for rank in range(size)]
         for ended in wait(futures, return_when=FIRST_EXCEPTION).done:

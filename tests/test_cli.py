@@ -240,7 +240,7 @@ def test_every_verb_refuses_a_folder_without_finished_runs_in_the_same_words(
     begin(config(here, repeat=1), Fake())
     assert told(capsys, READERS[1:], here / "demo") == (
         "holds no finished run (1 oom and 1 running): "
-        f"`parallelbench status {here}/demo` says why; submit what failed again"
+        f"`parallelbench status {here}/demo` says why; report once some are done"
     )
     assert cli.main(["status", str(here / "demo")]) == 0
 
@@ -277,7 +277,7 @@ def test_the_exit_codes_are_in_the_help(capsys: pytest.CaptureFixture[str]) -> N
         (
             ["rnu"],
             "parallelbench [-h]",
-            "rnu is no verb: did you mean run? valid: run, advise, calibrate, cancel, ",
+            "rnu is no verb: did you mean run? valid: run, rerun, prune, advise, bundle, calibrate, ",
         ),
         (
             ["plan", "--max-gpu-hours", "3"],

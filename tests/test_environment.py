@@ -38,6 +38,18 @@ def test_whether_other_jobs_may_run_beside(
     assert environment.allocation() == expected
 
 
+def test_a_machine_is_known_by_a_hash_of_its_id(tmp_path: Path) -> None:
+    file = tmp_path / "id"
+    assert environment.machine(str(file)) is None
+    file.write_text("0123456789abcdef\n")
+    known = environment.machine(str(file))
+    assert known is not None
+    assert len(known) == 16
+    assert known not in file.read_text()
+    file.write_text("0123456789abcdee\n")
+    assert environment.machine(str(file)) not in (None, known)
+
+
 def test_only_listed_variables_are_kept_and_no_secret_among_them() -> None:
     variables = {"NCCL_DEBUG": "INFO", "SLURM_JWT_TOKEN": "x", "CUDA_API_KEY": "y", "HOME": "/me", "RANK": "0"}
     assert environment.allowed_variables(variables) == {

@@ -30,6 +30,7 @@ from tests.analysis.factory import Fake, config, published
 from tests.helpers import configured, plain
 
 CHOICES = {
+    "clip_norm": "clip_norm=1.0",
     "compile_scope": "compile_scope=step",
     "graph": "graph=true",
     "cudnn_benchmark": "cudnn_benchmark=true",
@@ -131,7 +132,7 @@ def test_this_torch_has_the_lazy_one() -> None:
     "key",
     sorted(
         key
-        for key in CHOICES.keys() - {"compile_scope", "graph", "strategy.gather"}
+        for key in CHOICES.keys() - {"clip_norm", "compile_scope", "graph", "strategy.gather"}
         if not key.startswith(("preprocess", "data"))
     ),
 )
@@ -163,6 +164,24 @@ def test_an_interface_that_is_not_there_ends_the_attempt_with_its_name() -> None
     present = socket.if_nameindex()[0][1]
     assert present in refusal
     assert too_small(configured(f"nccl.interface={present}"), "cpu") is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("key", "default", "other"),
+    [("lr_schedule", "constant", "cosine"), ("loss", "cross_entropy", "mse"), ("clip_norm", "null", "0.5")],
+)
+def test_runs_are_compared_with_those_of_before(key: str, default: str, other: str, tmp_path: Path) -> None:
+    """A run without a later option or component has what all runs had."""
+    values = {default: 2.0, other: 1.0}
+    for repeat, (value, time_s) in product(range(3), values.items()):
+        changes = {} if value == default else {key: 0.5 if key == "clip_norm" else value}
+        run = config(tmp_path, repeat=repeat, **changes)  # type: ignore[arg-type]
+        assert (key in to_mapping(run)) == bool(changes)
+        published(run, Fake(lambda epoch, rank, took_s=time_s: took_s))  # type: ignore[misc]
+    (row,) = by(load(tmp_path), key, default, other).rows
+    assert row.time is not None
+    assert row.time.median == pytest.approx(0.5)
 
 
 @pytest.mark.slow

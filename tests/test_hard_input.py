@@ -176,7 +176,10 @@ ESCAPE = "\x1b[31mred\x07"
         ["claims", ".", LONG],
         ["claims", ".", "--file", LONG],
         ["advise", "--check", LONG],
-        *([verb, ESCAPE] for verb in ("plan", "status", "report", "claims", "compare", "logs", "forget", "cancel")),
+        *(
+            [verb, ESCAPE]
+            for verb in ("plan", "status", "report", "claims", "compare", "logs", "forget", "cancel", "prune")
+        ),
         ["plan", f"results={ESCAPE}"],
         ["plan", "results='\x1b[31mred'"],
         ["plan", "results=a\udcff"],

@@ -32,7 +32,7 @@ def targets(group: str) -> set[str]:
 
 STRATEGIES = targets("strategy")
 """The strategies' own files."""
-COMPONENTS = set.union(*map(targets, ("model", "data", "strategy", "optimizer", "loader")))
+COMPONENTS = set.union(*map(targets, ("model", "data", "strategy", "optimizer", "lr_schedule", "loss", "loader")))
 
 TORCH_FREE = [
     "analysis",
@@ -41,6 +41,7 @@ TORCH_FREE = [
     "launch.local.local_launcher",
     "launch.slurm.slurm_launcher",
     "launch.verbs.planning",
+    "launch.verbs.publishing",
     "launch.local.progress",
     "launch.verbs.results",
     "launch.attempt.supervise",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -101,7 +102,7 @@ def _require_few(runs: Runs) -> None:
     if configurations > MOST_STEPS:
         raise ConfigError(
             f"a report fits to {MOST_STEPS} configurations at most, and there are {configurations}: "
-            f"`parallelbench advise --check {runs.root}` takes them all"
+            f"`parallelbench advise --check {shlex.quote(str(runs.root))}` takes them all"
         )
 
 

@@ -1,6 +1,6 @@
 """A decoder-only transformer as options describe it: model=gpt model.layers=… model.width=….
 
-The suite can't train it; the advisor predicts it by formula.
+The advisor predicts it by formula, on machines and layouts beyond the suite's strategies, experts included.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from parallelbench.errors import ConfigError
+from parallelbench.models.gpt_options import check_heads, hidden_units
 from parallelbench.spec.structure import Count, Node, structure
 
 if TYPE_CHECKING:
@@ -55,23 +56,12 @@ class GptShape(Node, frozen=True, kw_only=True):
                 f"model.capacity={self.capacity:g} is no room for tokens: choose from 1 to "
                 f"{self.experts / self.top_k:g}, where every expert has room for all"
             )
-        for name, size in (("width", self.width), ("kv_heads", self.kv_heads)):
-            if name == "width" and self.width % self.heads:
-                near = -(-self.width // self.heads) * self.heads
-                raise ConfigError(
-                    f"model.width={size} can't be split into model.heads={self.heads} of equal width: choose a "
-                    f"multiple of {self.heads}, e.g. model.width={near}"
-                )
-            if name == "kv_heads" and self.kv_heads is not None and self.heads % self.kv_heads:
-                valid = ", ".join(str(n) for n in range(1, self.heads + 1) if self.heads % n == 0)
-                raise ConfigError(f"model.kv_heads={size} does not divide model.heads={self.heads}: choose {valid}")
+        check_heads(self.width, heads=self.heads, kv_heads=self.kv_heads)
 
     @property
     def hidden_units(self) -> int:
         """Of an MLP."""
-        if self.mlp_width is not None:
-            return self.mlp_width
-        return 4 * self.width if self.mlp == "gelu" else -(-8 * self.width // 3 // 256) * 256
+        return hidden_units(self.width, mlp=self.mlp, mlp_width=self.mlp_width)
 
     def columns(self) -> dict[str, float]:
         """As the formulas name it."""

@@ -55,13 +55,13 @@ class SuiteQuestion:
 def configuration_id(run: RunConfig) -> str:
     """Equal for runs whose steps are the same, wherever, how long and with which seeds they train."""
     plain = to_mapping(run)
-    kept = {key: plain[key] for key in _OF_A_STEP}
+    kept = {key: plain[key] for key in _OF_A_STEP if key in plain}
     return canonical_json(kept | {"batch": run.global_batch_size, "sample": run.data.shape})
 
 
 _OF_A_STEP = (
     *("model", "strategy", "optimizer", "loader", "devices", "nodes", "precision", "channels_last", "compile"),
-    "cores_per_device",
+    *("cores_per_device", "clip_norm", "loss"),
 )
 """What of a configuration decides how long a step takes."""
 

@@ -116,4 +116,5 @@ def tabular(judgements: Sequence[Judgement]) -> str:
     body = [" & ".join(map(latex.escape, row)) + r" \\" for row in rows]
     head = [r"\begin{tabular}{@{}p{0.28\linewidth}lp{0.5\linewidth}@{}}", r"\toprule"]
     names = r"Claim & Verdict & Effect, its interval, and the work \\"
-    return latex.HEAD + "\n".join([*head, names, r"\midrule", *body, r"\bottomrule", r"\end{tabular}", ""])
+    shown = "\n".join([*head, names, r"\midrule", *body, r"\bottomrule", r"\end{tabular}"])
+    return latex.HEAD + latex.floating("Claims of the publications, decided by their own runs", shown, label="claims")

@@ -15,7 +15,7 @@ from analysis.comparison.sides import Side
 from analysis.comparison.two_sides import CONFIGURATION, Comparison, compare
 from analysis.comparison.work import plain
 from parallelbench.errors import ConfigError, choices
-from parallelbench.spec.mapping import LATER_OPTIONS
+from parallelbench.spec.mapping import completed
 from parallelbench.store.environment_match import flatten
 
 if TYPE_CHECKING:
@@ -93,5 +93,5 @@ def _configs(runs: Runs, key: str) -> list[tuple[str, str]]:
 
 
 def _value(runs: Runs, run_id: str, key: str, config_json: str) -> Any:
-    values = LATER_OPTIONS | flatten(json.loads(config_json)) | works(runs)[run_id] | environments_of(runs)[run_id]
+    values = flatten(completed(json.loads(config_json))) | works(runs)[run_id] | environments_of(runs)[run_id]
     return values.get(f"{key}.name", values.get(key))

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import polars as pl
 
-from analysis.comparison.policy import CIRCUMSTANCES, COMPARED, DEVICE
+from analysis.comparison.policy import CIRCUMSTANCES, COMPARED, DEVICE, MACHINE
 from analysis.comparison.work import Work, canonical, plain, without
+from parallelbench.spec.mapping import LATER_COMPONENTS, LATER_OPTIONS, completed
 from parallelbench.store.environment_match import flatten
 
 if TYPE_CHECKING:
@@ -20,41 +21,45 @@ if TYPE_CHECKING:
 
 _APART = frozenset(COMPARED + CIRCUMSTANCES)
 _NAMES = ("data.name", "model.name")
+_BEFORE = LATER_OPTIONS | flatten(LATER_COMPONENTS)
+"""What all runs did before there was a choice: a label says only where a run does otherwise."""
 
 
 @functools.lru_cache(maxsize=8)
 def works(runs: Runs) -> dict[str, Work]:
     """Per run id, the definition of its work: its flat configuration without the compared keys.
 
-    Runs of equal work share one object.
+    Runs of equal work share one object. Of merged folders the machine is a part of the work.
     """
-    configured: dict[str, str] = {}
+    configured: dict[str, tuple[str, str]] = {}
     parsed: dict[tuple[tuple[str, bytes], ...], str] = {}
     nodes: dict[str, Work] = {}
-    seen: dict[str, Counter[tuple[Any, ...]]] = defaultdict(Counter)
+    seen: dict[tuple[str, str], Counter[tuple[Any, ...]]] = defaultdict(Counter)
     rows = runs.run.select("run_id", "config_json", *DEVICE).rows()
     for run_id, config_json, *device in rows:
         parts = msgspec.json.decode(config_json, type=dict[str, msgspec.Raw])
         # Of thousands of runs few do different work, so each work is read only once.
         same = tuple((key, bytes(raw)) for key, raw in parts.items() if key not in _APART)
         if same not in parsed:
-            node = msgspec.json.decode(config_json)
+            node = completed(msgspec.json.decode(config_json))
             _drop(node, COMPARED + CIRCUMSTANCES)
             work = flatten(node)
             parsed[same] = canonical(work)
             nodes[parsed[same]] = work
-        configured[run_id] = parsed[same]
+        configured[run_id] = parsed[same], runs.machines.get(run_id, "")
         if None not in device:
             seen[configured[run_id]][tuple(device)] += 1
     of_runs: dict[str, Work] = {}
-    whole: dict[tuple[str, tuple[Any, ...]], Work] = {}
+    whole: dict[tuple[tuple[str, str], tuple[Any, ...]], Work] = {}
     for run_id, _, *device in rows:
         configuration = configured[run_id]
         usual = seen[configuration].most_common(1)
         # A run that died before it recorded its device belongs with the others of its configuration.
         where = usual[0][0] if None in device and usual else tuple(device)
         if (configuration, where) not in whole:
-            whole[configuration, where] = nodes[configuration] | dict(zip(DEVICE, where, strict=True))
+            of_machine = {MACHINE: configuration[1]} if configuration[1] else {}
+            there = dict(zip(DEVICE, where, strict=True)) | of_machine
+            whole[configuration, where] = nodes[configuration[0]] | there
         of_runs[run_id] = whole[configuration, where]
     return of_runs
 
@@ -172,7 +177,8 @@ def work_label(work: Work, keys: Iterable[str], *, way: str = "") -> str:
 def varying_keys(several: list[Work]) -> list[list[str]]:
     """Per work the keys that tell it apart from the others, once the names of their data and models are known.
 
-    A component's option distinguishes only works with components of the same name: others may not have it.
+    A component's option distinguishes only works with components of the same name: others may not have it. What came
+    after results existed tells apart only the works that don't have it as it was before.
     """
     values: dict[tuple[str, str | None], set[Any]] = defaultdict(set)
     for key in {key for work in several for key in work} - set(_NAMES):
@@ -180,7 +186,13 @@ def varying_keys(several: list[Work]) -> list[list[str]]:
             value = work.get(key)
             values[key, _alike(key, work)].add(canonical(value) if isinstance(value, (list, dict)) else value)
     varying = {key for key, different in values.items() if len(different) > 1}
-    return [[key for key in sorted(work) if (key, _alike(key, work)) in varying] for work in several]
+    return [
+        [key for key in sorted(work) if (key, _alike(key, work)) in varying and _is_said(key, work)] for work in several
+    ]
+
+
+def _is_said(key: str, work: Work) -> bool:
+    return key not in _BEFORE or work[key] != _BEFORE[key]
 
 
 def _alike(key: str, work: Work) -> str | None:

@@ -40,6 +40,8 @@ CIRCUMSTANCES = (
 """Keys that change neither work nor times. The columns `DEVICE` say which device `device` came to."""
 DEVICE = ("device_type", "device_name")
 """Columns of the run table that belong to a run's work."""
+MACHINE = "machine"
+"""Key of a work of merged folders: runs of two machines are never compared within one report."""
 
 PROBE_TOLERANCE = 0.25
 """Relative difference from which two probes of a device are unlike: chosen well below the factor of two that the probe

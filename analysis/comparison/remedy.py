@@ -15,7 +15,7 @@ from analysis.comparison.policy import COMPARED, WAYS, Remedies
 from analysis.comparison.work import is_below, plain, work_differences
 from analysis.stats import ENOUGH_REPEATS
 from parallelbench.spec.launchers import shipped
-from parallelbench.spec.mapping import COMPONENTS
+from parallelbench.spec.mapping import COMPONENTS, completed
 
 if TYPE_CHECKING:
     from analysis.comparison.work import Work
@@ -43,8 +43,10 @@ def remedies(one: OneRun, other: OneRun, *, highest_repeat: int) -> Remedies:
     """The commands for the sides that these two runs belong to. `highest_repeat`: of both.
 
     All that was measured is measured anew, and no fewer repeats than decide anything. Two measurements of one
-    configuration have no commands: those differ in their folders only.
+    configuration have no commands: those differ in their folders only. Merged runs are looked for in the folder of
+    their machine.
     """
+    one, other = (OneRun(*of.runs.at_home(of.run_id)) for of in (one, other))
     if one.definition == other.definition:
         return Remedies()
     return Remedies(_compare(one, other), _submit(one, other, repeats=max(highest_repeat + 1, ENOUGH_REPEATS)))
@@ -60,6 +62,8 @@ def _compare(one: OneRun, other: OneRun) -> tuple[str, ...]:
         values, across = list(map(plain, found)), (key,)
     else:
         return ()
+    if one.runs.folders or other.runs.root != one.runs.root:
+        return ()  # no single folder holds both
     if not are_comparable(*(_having(one.runs, key, value) for value in values), across=across):
         return ()
     return ("compare", str(one.runs.root), "--by", f"{key}={','.join(values)}")
@@ -85,7 +89,7 @@ def _label(runs: Runs, run_id: str) -> str:
 def _submit(one: OneRun, other: OneRun, *, repeats: int) -> tuple[str, ...]:
     """`submit …` of both configurations in one sweep; empty where one isn't made of the shipped files of conf/."""
     configs = [_config(run) for run in (one, other)]
-    sides = [_overrides(config) for config in configs]
+    sides = [as_overrides(config) for config in configs]
     if sides[0] is None or sides[1] is None:
         return ()
     shared = {key: value for key, value in sides[0].items() if sides[1].get(key) == value}
@@ -108,8 +112,9 @@ def _config(run: OneRun) -> dict[str, Any]:
     return config
 
 
-def _overrides(config: dict[str, Any]) -> dict[str, str] | None:
+def as_overrides(config: dict[str, Any]) -> dict[str, str] | None:
     """Key → value in Hydra's grammar, of all that differs from the defaults; None where a component isn't shipped."""
+    config = completed(config)
     usual = shipped("", "config") or {}
     chosen = {key: _as_hydra(value) for key, value in config.items() if key in usual and value != usual[key]}
     for group in COMPONENTS:

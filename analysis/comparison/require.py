@@ -14,7 +14,7 @@ from parallelbench.errors import ConfigError
 from parallelbench.store.named_folder import instead_of, no_runs
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from analysis.reader import Runs
 
@@ -29,7 +29,7 @@ def require_finished(runs: Runs) -> None:
         counts = text.listed([f"{count} {label}" for label, count in sorted(labels.items())], most=len(labels))
         raise ConfigError(
             f"{root} holds no finished run ({counts}): `parallelbench status {shlex.quote(str(root))}` says why; "
-            "submit what failed again"
+            f"{_advice(labels.keys())}"
         )
     unreadable = [skipped for skipped in runs.skipped if skipped.is_run]
     if not unreadable:
@@ -37,6 +37,14 @@ def require_finished(runs: Runs) -> None:
     first, *others = unreadable
     more = f", and {len(others)} more" if others else ""
     raise ConfigError(f"{root} holds no readable run ({first.path}: {first.reason}{more}): {instead_of(root)}")
+
+
+def _advice(labels: Iterable[str]) -> str:
+    """What to do where no run has finished: wait, begin, or try again."""
+    found = set(labels)
+    if "running" in found:
+        return "report once some are done"
+    return "none has begun: submit them, or wait for their jobs" if found == {"missing"} else "submit what failed again"
 
 
 def _most_common(known: Sequence[tuple[str, str | None]]) -> str:

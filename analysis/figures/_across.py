@@ -60,7 +60,10 @@ def rates(runs: Runs, across: Across) -> pl.DataFrame:
 
 
 def figure(runs: Runs, across: Across, *, title: str) -> alt.FacetChart | None:
-    """A line per configuration, a panel per group; None where nothing differs in the quantity only."""
+    """A line per configuration, a panel per group; None where nothing differs in the quantity only.
+
+    Each panel has its own axes: beside a small model's rates, a large one's would lie flat on the ground.
+    """
     data = rates(runs, across)
     if data.is_empty():
         return None
@@ -68,7 +71,7 @@ def figure(runs: Runs, across: Across, *, title: str) -> alt.FacetChart | None:
     axis = alt.Axis(values=levels, format=",d", grid=False)
     x = alt.X("x:Q", title=across.name, scale=alt.Scale(type="log", base=2, padding=12, nice=False), axis=axis)
     y = alt.Y("median:Q", title="Samples per second, steady state", scale=alt.Scale(domainMin=0))
-    return lines(data, columns=["throughput_samples_per_s"], title=title, x=x, y=y)
+    return lines(data, columns=["throughput_samples_per_s"], title=title, x=x, y=y, own_axes=True)
 
 
 def finding(runs: Runs, across: Across) -> str:

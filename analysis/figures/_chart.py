@@ -1,7 +1,4 @@
-"""What the figures have in common: colours, panels, and the two kinds of chart.
-
-All charts are wrapped facets, so that the report can give them as many columns as there is room for.
-"""
+"""What the figures have in common: colours, and the two kinds of chart."""
 
 from __future__ import annotations
 
@@ -9,19 +6,17 @@ from typing import TYPE_CHECKING, Any
 
 import altair as alt
 import polars as pl
-from altair.utils.schemapi import debug_mode
 
-from analysis import text
 from analysis.comparison.groups import natural
 from analysis.configurations import displayed
-from analysis.figures._marks import DISTURBED, HOLLOW, disturbed, mark, pale, shapes
+from analysis.figures._marks import HOLLOW, mark, pale, shapes
+from analysis.figures._panels import INK, PANEL_WIDTH, panel, panels, records, shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from analysis.reader import Runs
 
-INK = "#333333"
 DASHES = ([1, 0], [6, 3], [2, 2], [8, 3, 2, 3], [12, 4], [1, 3])
 # Okabe and Ito's colours, distinct with any kind of colour blindness; their yellow is too pale for lines. Nobody
 # distinguishes 16 hues: a hue is a family (blue: replicas, green: sharded, orange: by layers, pink: by tensors, violet:
@@ -51,11 +46,7 @@ SPARE = ("#882255", "#999933", "#44aa99", "#aa4499", "#117733", "#7f7f7f", "#b21
 SIDE = pl.col("side").replace({"test": "Test set", "training": "Training set, while training"})
 """Panel labels of what `learning` returns."""
 EPOCHS = alt.Axis(tickMinStep=1, format="d", labelFlush=False)
-PANEL_WIDTH = 330
 _LONG_NAME = 28
-COLUMNS = 2
-MOST_PANELS = 24
-"""Most panels of a figure that are drawn."""
 MOST_POINTS = 12_000
 """Most points of a figure's repeats; with more, medians are drawn."""
 LEGEND = alt.Legend(
@@ -77,63 +68,6 @@ def variants(runs: pl.DataFrame) -> dict[str, str]:
     return {variant: own.get(variant) or spare[variant] for variant, _ in rows}
 
 
-def panels(
-    chart: alt.LayerChart | alt.FacetChart, data: pl.DataFrame, *, title: str, own_axes: bool = False
-) -> alt.FacetChart:
-    """Lay out one panel per value of the column `panel`, with its own axes under `own_axes`, and style it.
-
-    With more than `MOST_PANELS` panels, a subtitle says how many are drawn; so it does what marks disturbed runs.
-    """
-    order = list(data["panel"].unique(maintain_order=True))
-    header = alt.Header(
-        title=None,
-        labelFontSize=13,
-        labelFontWeight="bold",
-        labelAnchor="start",
-        labelColor=INK,
-        labelLimit=600,
-        labelExpr="split(datum.label, ' — ')",  # an array is drawn on two lines
-    )
-    axis: dict[str, Any] = dict.fromkeys(("labelColor", "titleColor"), INK)
-    axis |= dict.fromkeys(("labelFontSize", "titleFontSize"), 12)
-    axis |= dict.fromkeys(("domainColor", "tickColor"), "#999999")
-    facet = alt.Facet("panel:N", sort=order, header=header)
-    laid_out: alt.FacetChart = (
-        chart.facet(facet=facet, columns=min(COLUMNS, len(order)))
-        .properties(title=_title(title, order, disturbed=bool(disturbed(data).any())), spacing=28)
-        .configure(font="Arial, Helvetica, 'Liberation Sans', sans-serif", background="white")
-        .configure_axis(
-            **axis,
-            titleFontWeight="normal",
-            gridColor="#e6e6e6",
-            labelLimit=260,
-            labelOverlap="greedy",
-            labelSeparation=6,
-        )
-        .configure_legend(labelFontSize=12, orient="top", columns=4, labelLimit=370, labelColor=INK)
-        .configure_view(stroke=None)
-    )
-    if own_axes:
-        laid_out.resolve = alt.Resolve(scale={"x": "independent", "y": "independent"})
-    return laid_out
-
-
-def _title(title: str, order: Sequence[str], *, disturbed: bool) -> alt.Title:
-    words = alt.Title(title, anchor="start", fontSize=15, offset=12, color=INK)
-    left = text.listed([name.replace(" — ", ", ") for name in order[MOST_PANELS:]])
-    told = f"The first {MOST_PANELS} of {len(order)} panels are drawn, not {left}; the tables are whole."
-    lines = [told] * bool(left)
-    if lines := [*lines, *[DISTURBED] * disturbed]:
-        words.subtitle = " ".join(lines)
-    return words
-
-
-def panel(data: pl.DataFrame, label: str | pl.Expr) -> pl.DataFrame:
-    """Add the column `panel`: the label, below the group where there are several."""
-    label = pl.lit(label) if isinstance(label, str) else label
-    return data.with_columns(panel=pl.format("{} — {}", "group", label) if data["group"].n_unique() > 1 else label)
-
-
 def drawn(data: pl.DataFrame, columns: Sequence[str]) -> pl.DataFrame:
     """Add `value`, the position of a mark: the one of these columns that the row has. Its name stays in the chart."""
     return data.with_columns(value=pl.coalesce(columns))
@@ -149,22 +83,10 @@ def with_medians(data: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
         largest=pl.col("value").max().over(by),
         first=pl.int_range(pl.len()).over(by) == 0,
     )
-    if _shown(data).height <= MOST_POINTS:
+    if shown(data).height <= MOST_POINTS:
         return data
     repeats = pl.format("median of {}", pl.len().over(by))
     return data.with_columns(value=pl.col("median"), repeat=repeats).filter("first")
-
-
-def _shown(data: pl.DataFrame) -> pl.DataFrame:
-    """The rows of the first `MOST_PANELS` panels. More would take minutes to draw."""
-    first = data["panel"].unique(maintain_order=True).head(MOST_PANELS)
-    return data.filter(pl.col("panel").is_in(first.implode()))
-
-
-def records(data: pl.DataFrame) -> alt.Data:
-    """The rows of the panels that are drawn, inlined."""
-    with debug_mode(False):  # else every value is checked against the schema of Vega-Lite, which takes most of the time
-        return alt.InlineData(values=_shown(data).to_dicts())
 
 
 def bars(
@@ -237,7 +159,15 @@ def label_marks(base: alt.Chart, y: alt.Y, *, at: str) -> tuple[alt.Chart, alt.C
     return label, room
 
 
-def lines(data: pl.DataFrame, *, columns: Sequence[str] = ("value",), title: str, x: alt.X, y: alt.Y) -> alt.FacetChart:
+def lines(
+    data: pl.DataFrame,
+    *,
+    columns: Sequence[str] = ("value",),
+    title: str,
+    x: alt.X,
+    y: alt.Y,
+    own_axes: bool = False,
+) -> alt.FacetChart:
     """Lines of medians over repeats, every repeat as a point; a line per configuration.
 
     `data` has the columns panel, configuration, variant, strategy, repeat and x, in the order to be drawn, and of
@@ -255,7 +185,7 @@ def lines(data: pl.DataFrame, *, columns: Sequence[str] = ("value",), title: str
     ]
     dots = base.mark_point(filled=True, size=26, strokeOpacity=0.45, strokeWidth=0.8)
     points = dots.encode(x=x, y=y, color=key["color"], tooltip=tooltip, fillOpacity=HOLLOW)
-    return panels(alt.layer(line, points), data, title=title)
+    return panels(alt.layer(line, points), data, title=title, own_axes=own_axes)
 
 
 def dashes(strategies: Sequence[str]) -> list[list[int]]:

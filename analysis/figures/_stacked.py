@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import altair as alt
 import polars as pl
 
-from analysis.figures._chart import PANEL_WIDTH, label_marks, names_axis, panels, records
+from analysis.figures._chart import label_marks, names_axis
+from analysis.figures._panels import PANEL_WIDTH, panels, records
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -9,7 +9,8 @@ import polars as pl
 
 from analysis import text
 from analysis.configurations import learned, learning
-from analysis.figures._chart import EPOCHS, SIDE, lines, panel
+from analysis.figures._chart import EPOCHS, SIDE, lines
+from analysis.figures._panels import panel
 from analysis.figures._sentences import per_group
 
 if TYPE_CHECKING:

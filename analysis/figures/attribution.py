@@ -9,7 +9,7 @@ import polars as pl
 from analysis import text
 from analysis.cells import DISTURBED_MARK
 from analysis.configurations import displayed
-from analysis.figures._chart import panel
+from analysis.figures._panels import panel
 from analysis.figures._sentences import per_group
 from analysis.figures._stacked import stacked_bars
 from analysis.metrics import PHASES, phase_times

@@ -12,7 +12,8 @@ import polars as pl
 
 from analysis.comparison.groups import groups_across
 from analysis.configurations import facts
-from analysis.figures._chart import INK, LEGEND, PANEL_WIDTH, panels, records
+from analysis.figures._chart import LEGEND
+from analysis.figures._panels import INK, PANEL_WIDTH, panels, records
 from analysis.figures._sentences import per_group
 from analysis.metrics import ACCURACY_LADDER, steps_to_accuracy
 

@@ -9,7 +9,8 @@ import polars as pl
 from analysis import text
 from analysis.comparison.groups import natural
 from analysis.configurations import displayed, gains, summary
-from analysis.figures._chart import bars, panel
+from analysis.figures._chart import bars
+from analysis.figures._panels import panel
 from analysis.figures._sentences import per_group
 from analysis.metrics import measured_bubbles
 

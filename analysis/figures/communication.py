@@ -9,7 +9,7 @@ import polars as pl
 from analysis import text
 from analysis.comparison.groups import natural
 from analysis.configurations import summary
-from analysis.figures._chart import panel
+from analysis.figures._panels import panel
 from analysis.figures._sentences import per_group
 from analysis.figures._stacked import stacked_bars
 from analysis.metrics import KINDS_SENT

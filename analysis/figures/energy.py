@@ -23,12 +23,14 @@ TITLE = "Energy by strategy and device count"
 
 def figure(runs: Runs) -> alt.FacetChart | None:
     """Energy of all GPUs of a run in J; None where none was measured."""
-    target = pl.format(", {} % test accuracy", (100 * pl.col("accuracy_target")).round(1)).fill_null("")
+    target = pl.col("accuracy_target").map_elements(
+        lambda share: f", {text.accuracy(share)} test accuracy", return_dtype=pl.String
+    )
     data = timed(
         runs,
         {
             "gpu_energy_per_epoch_j": "An epoch (median of the later ones)",
-            "energy_to_accuracy_j": pl.format("To the target{}", target),
+            "energy_to_accuracy_j": pl.format("To the target{}", target.fill_null("")),
         },
     )
     if data.is_empty():

@@ -9,7 +9,8 @@ import polars as pl
 
 from analysis import text
 from analysis.configurations import learning
-from analysis.figures._chart import EPOCHS, SIDE, lines, panel
+from analysis.figures._chart import EPOCHS, SIDE, lines
+from analysis.figures._panels import panel
 from analysis.figures._sentences import per_group
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ TITLE = "Loss against epoch"
 
 
 def figure(runs: Runs) -> alt.FacetChart | None:
-    """Mean cross entropy of each epoch; None where no run trained to its end."""
+    """Mean loss of each epoch; None where no run trained to its end."""
     data = learning(runs, test="test_loss", training="train_loss")
     if data.is_empty():
         return None

@@ -13,8 +13,9 @@ from analysis.comparison.baseline import against_one_device, error_of_intervals,
 from analysis.comparison.groups import component_labels, groups_across, natural
 from analysis.comparison.policy import BASELINE_LABEL, BASELINE_LABELS
 from analysis.configurations import displayed
-from analysis.figures._chart import PANEL_WIDTH, drawn, panels, records, series, with_medians
+from analysis.figures._chart import drawn, series, with_medians
 from analysis.figures._marks import HOLLOW
+from analysis.figures._panels import PANEL_WIDTH, panels, records
 from analysis.figures._sentences import per_group
 
 if TYPE_CHECKING:

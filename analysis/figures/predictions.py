@@ -14,7 +14,8 @@ import polars as pl
 from analysis import text
 from analysis.advisor.forecast import forecast
 from analysis.comparison.groups import natural
-from analysis.figures._chart import LEGEND, PANEL_WIDTH, panel, panels, records, variants
+from analysis.figures._chart import LEGEND, variants
+from analysis.figures._panels import PANEL_WIDTH, panel, panels, records
 from parallelbench.errors import ConfigError
 
 if TYPE_CHECKING:

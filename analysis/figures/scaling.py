@@ -13,7 +13,8 @@ from analysis import text
 from analysis.comparison.baseline import limited, refused
 from analysis.comparison.speed import SpeedVerdict
 from analysis.configurations import gains, summary
-from analysis.figures._chart import INK, LEGEND, PANEL_WIDTH, bars, panel, panels, records, variants
+from analysis.figures._chart import LEGEND, bars, variants
+from analysis.figures._panels import INK, PANEL_WIDTH, panel, panels, records
 from analysis.figures._sentences import per_group
 from analysis.metrics import efficiency
 

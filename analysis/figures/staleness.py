@@ -9,7 +9,8 @@ import polars as pl
 
 from analysis import text
 from analysis.configurations import displayed, summary
-from analysis.figures._chart import PANEL_WIDTH, bar_colour, panel, panels, records
+from analysis.figures._chart import bar_colour
+from analysis.figures._panels import PANEL_WIDTH, panel, panels, records
 from analysis.figures._sentences import per_group
 from analysis.metrics import staleness_histogram
 

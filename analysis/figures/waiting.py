@@ -8,7 +8,8 @@ import polars as pl
 
 from analysis import text
 from analysis.configurations import displayed
-from analysis.figures._chart import bars, panel
+from analysis.figures._chart import bars
+from analysis.figures._panels import panel
 from analysis.figures._sentences import per_group
 from analysis.metrics import ring_times
 

@@ -42,8 +42,8 @@ PER_FACT = (
     Column(
         "accuracy_target",
         "float64",
-        "highest step of a fixed ladder of accuracies that more than half of each configuration's runs reach; chosen "
-        "after training",
+        "the accuracy of `report --target`; without it, the highest step of a fixed ladder of accuracies that more "
+        "than half of each configuration's runs reach, found after training",
         "share",
         null="one configuration reaches no step of the ladder",
         repeats=Over.SAME,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from analysis.metrics.epoch_metrics import AS_TEXT, measured
+from parallelbench.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -27,6 +28,12 @@ def accuracy_target(best_test_accuracies: Iterable[Sequence[float | None]]) -> f
     """
     reached = [median_low([accuracy or 0.0 for accuracy in runs]) for runs in best_test_accuracies if runs]
     return max((step for step in ACCURACY_LADDER if reached and step <= min(reached)), default=None)
+
+
+def require_accuracy(target: float | None) -> None:
+    """Raise `ConfigError` for a target that is no test accuracy; None is no target."""
+    if target is not None and not 0 < target <= 1:
+        raise ConfigError(f"--target {target:g}: expected a test accuracy above 0 and up to 1, e.g. 0.95 for 95 %")
 
 
 _THERE = pl.col("test_accuracy") >= pl.col("_target")

@@ -1,10 +1,17 @@
 // Draws every figure as wide as the page allows: as many panels side by side as fit, each as wide as is left for it.
-// Where this does not run, the page shows the same figures as images, and no filter.
+// Where this does not run, the page shows the images that lie beside it, and no filter.
 const WIDEST_PANEL = 580, NARROWEST_PANEL = 300, TWO_PANELS = 720;
 
 const form = document.querySelector("#filter");
 const configurations = JSON.parse(document.querySelector("#index").textContent);
 const keyOf = (row) => `${row.group}\n${row.configuration}`;
+let specs; // figure → Vega-Lite, as JSON
+
+// What the page carries compressed, as text.
+async function unpacked(id) {
+  const bytes = Uint8Array.from(atob(document.querySelector(id).textContent), (letter) => letter.charCodeAt(0));
+  return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
+}
 
 // What the filter leaves: a configuration must have one of the chosen values wherever any is chosen.
 function chosen() {
@@ -69,10 +76,13 @@ function fitted(spec, columns, panelWidth, legendColumns) {
   return copy;
 }
 
+// Vega-Lite warns that layers of a panel might be of different data. They are always parts of the same rows.
+const warn = console.warn;
+console.warn = (...words) => words.join(" ").includes("faceted independent scales") || warn.apply(console, words);
+
 async function draw(figure, choice) {
   const place = figure.querySelector(".chart");
-  const label = place.querySelector("img")?.alt ?? place.getAttribute("aria-label");
-  const spec = JSON.parse(figure.querySelector(".spec").textContent);
+  const spec = JSON.parse(specs[figure.dataset.figure]);
   const panels = filtered(spec, choice);
   figure.classList.toggle("empty", panels === 0);
   if (panels === 0) return;
@@ -89,21 +99,29 @@ async function draw(figure, choice) {
   if (columns === 1 && width > available) width = await drawn(guess, legendColumns = 1);
   const left = (available - (width - columns * guess) - 12) / columns;
   await drawn(Math.max(120, Math.min(WIDEST_PANEL, left)), legendColumns);
-  place.setAttribute("role", "img");
-  place.setAttribute("aria-label", label);
+  place.style.aspectRatio = "auto";
 }
 
-const figures = [...document.querySelectorAll("figure")].filter((figure) => figure.querySelector(".spec"));
+const figures = [...document.querySelectorAll("figure[data-figure]")];
 let latest = 0, drawing = Promise.resolve();
+
+function inView(figure) {
+  const { top, bottom } = figure.getBoundingClientRect();
+  return bottom > 0 && top < window.innerHeight;
+}
 
 function drawAll() {
   const turn = ++latest, choice = chosen();
   filterTables(choice);
   document.body.dataset.drawn = "";
   drawing = drawing.then(async () => {
-    for (const figure of figures) {
+    const left = new Set(figures);
+    while (left.size > 0) { // what the reader looks at comes first
       if (turn !== latest) return; // the reader has chosen again: that drawing follows
+      const figure = [...left].find(inView) ?? left.values().next().value;
+      left.delete(figure);
       await draw(figure, choice);
+      await new Promise((go) => setTimeout(go)); // scrolling and clicks come between two figures
     }
     document.body.dataset.drawn = turn;
   });
@@ -115,9 +133,23 @@ window.addEventListener("resize", () => {
   timer = setTimeout(() => { if (window.innerWidth !== width) { width = window.innerWidth; drawAll(); } }, 200);
 });
 window.addEventListener("beforeprint", () => document.querySelectorAll("details.print").forEach((d) => { d.open = true; }));
-if (form) {
-  form.hidden = false;
-  form.addEventListener("change", drawAll);
-  form.addEventListener("reset", () => setTimeout(drawAll)); // after the boxes are cleared
+
+async function begin() {
+  [specs] = await Promise.all([unpacked("#specs").then(JSON.parse), unpacked("#vega").then((code) => {
+    const script = document.createElement("script");
+    script.textContent = code;
+    document.head.append(script);
+  })]);
+  if (form) {
+    form.hidden = false;
+    form.addEventListener("change", drawAll);
+    form.addEventListener("reset", () => setTimeout(drawAll)); // after the boxes are cleared
+  }
+  drawAll();
 }
-drawAll();
+
+if ("DecompressionStream" in window) begin();
+else for (const { dataset, lastElementChild: place } of figures) { // a browser from before 2023
+  const image = place.appendChild(document.createElement("img"));
+  image.src = `figures/${dataset.figure}.svg`;
+}

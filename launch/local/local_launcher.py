@@ -106,6 +106,7 @@ class OnThisMachine(Launcher):
         self, item: Prepared, retry: frozenset[str], train: Callable[[Training], Outcome], *, submit: str
     ) -> None:
         """Run one attempt, unless another process does."""
+        item.folder.write_intent(item.planned.run, item.planned.overrides)  # it may have been pruned while it waited
         carry_out(
             item.folder,
             item.planned.run,

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import argparse
 import os
-import shlex
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launch.slurm import rendezvous, scheduler
-from launch.slurm.shape import asks_for_gpus, setup_lines, slurm
+from launch.slurm import container, rendezvous, scheduler
+from launch.slurm.shape import asks_for_gpus, slurm
+from launch.slurm.site_flags import as_words, site_flags
 from launch.sweep import one_run
 from launch.sweep.extension import extension
 from parallelbench.errors import ConfigError
@@ -79,19 +79,15 @@ def command(run: RunConfig, folder: Path, options: Sequence[str]) -> list[str]:
         "cpus-per-task": cores,
         "mem": f"{round(1024 * memory_gib * devices)}M",
         "time": min(_MINUTES, launcher.time_limit_min),
-        "partition": site.partition,
-        "qos": site.qos,
-        "account": site.account,
-        "wckey": site.wckey,
-        "constraint": site.constraint,
+        **site_flags(site),
         "gpus-per-node": gpus if asks_for_gpus(site, "cpu" if rehearsed else "cuda") else None,
         "kill-on-bad-exit": 1,
         "unbuffered": True,
     }
-    program = [sys.executable, "-m", "launch.slurm.gpu_check_job", _ON_NODE, str(folder), site.network_interface or ""]
-    script = "\n".join([*setup_lines(site), f"exec {shlex.join([*program, *options])}"])
-    words = [f"--{key}" if value is True else f"--{key}={value}" for key, value in flags.items() if value is not None]
-    return ["srun", *words, "bash", "-c", script]
+    program = ["-m", "launch.slurm.gpu_check_job", _ON_NODE, str(folder), site.network_interface or "", *options]
+    folders = container.needed_folders(site, folder.parent, [])
+    script = container.srun_script(site, program, gpus=bool(flags["gpus-per-node"]), folders=folders)
+    return ["srun", *as_words(flags), *container.srun_flags(site, folders), "bash", "-c", script]
 
 
 def _on_node(folder: Path, interface: str | None, options: list[str]) -> int:

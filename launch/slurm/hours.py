@@ -10,11 +10,16 @@ from typing import TYPE_CHECKING
 from parallelbench.store.attempt import HEARTBEAT_S
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     from launch.slurm.record import Submission
+    from launch.states import Look
     from parallelbench.spec.launchers import SlurmLauncher
     from parallelbench.store.attempt import Attempt
+
+STUCK_S = 120.0
+"""A job that is still there so long after the end of its last run is stuck; ending takes it seconds."""
 
 
 @dataclass(frozen=True)
@@ -54,10 +59,13 @@ def used(submission: Submission, attempts: Sequence[Attempt]) -> Hours:
     return Hours.of(sum(map(seconds, own)), devices=submission.devices, gpus=submission.asks_for_gpus)
 
 
-def left(submission: Submission, attempts: Sequence[Attempt], *, running: bool) -> Hours:
+def left(
+    submission: Submission, attempts: Sequence[Attempt], *, running: bool, again: bool = True, paused: bool = False
+) -> Hours:
     """Device-hours that a job in the queue may still use, at most; `attempts` are those of all its runs.
 
-    Its earlier starts do not count, nor does the time that the attempts of the present start have taken.
+    Its earlier starts do not count, nor does the time that the attempts of the present start have taken. `again`:
+    whether it may start once more. `paused`: it is suspended, for a time that Slurm does not count.
     """
     limit_s = 60.0 * submission.launcher.time_limit_min
     began: dict[int, list[float]] = {}
@@ -68,8 +76,9 @@ def left(submission: Submission, attempts: Sequence[Attempt], *, running: bool) 
     if not began:
         return Hours.of(most_seconds(submission.launcher), devices=submission.devices, gpus=submission.asks_for_gpus)
     last = max(began)
-    whole_s = max(0, submission.launcher.attempts - last - 1) * limit_s
-    this_s = max(0.0, limit_s - max(0.0, time.time() - min(began[last]))) if running else 0.0
+    whole_s = max(0, submission.launcher.attempts - last - 1) * limit_s if again else 0.0
+    taken_s = 0.0 if paused else max(0.0, time.time() - min(began[last]))
+    this_s = max(0.0, limit_s - taken_s) if running else 0.0
     return Hours.of(whole_s + this_s, devices=submission.devices, gpus=submission.asks_for_gpus)
 
 
@@ -100,3 +109,13 @@ def seconds(attempt: Attempt) -> float:
         return max(0.0, os.stat(attempt.path / "heartbeat").st_mtime + HEARTBEAT_S / 2 - began)
     except OSError:
         return 0.0
+
+
+def may_hold(records: Mapping[Path, Sequence[Submission]], runs: Mapping[Path, Look]) -> bool:
+    """Whether Slurm may still have a job of runs that are done: later than its time limit after, it can't."""
+    for sweep, submissions in records.items():
+        limit_s = 60.0 * max((each.launcher.time_limit_min for each in submissions), default=0)
+        ends = (state.outcome.finished_at for _, state in runs.get(sweep, ()) if state.outcome is not None)
+        if submissions and any(STUCK_S < time.time() - end < limit_s + STUCK_S for end in ends):
+            return True
+    return False

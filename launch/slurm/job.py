@@ -24,6 +24,8 @@ from launch.attempt.processes import Training
 from launch.attempt.supervise import Interrupted, stoppable, supervise
 from launch.attempt.warm_workers import WarmWorkers
 from launch.slurm import record, scheduler
+from launch.slurm.container import ask_outside
+from launch.slurm.own_cores import own_cores
 from launch.slurm.preemption import heeding_preemption
 from launch.slurm.rendezvous import POLL_S, join, offer
 from launch.states import saved
@@ -113,11 +115,12 @@ def run_task(path: str) -> None:
         sys.exit(1)
     sweep = Path(path).parents[2]
     try:
-        with record.private(submission.umask), stoppable(), handling_warnings(job), job.workers:
+        cores = own_cores(submission.device_type)
+        with record.private(submission.umask), stoppable(), handling_warnings(job), cores, job.workers:
             folders = [RunFolder(sweep / name) for name in submission.tasks[job.task]]
             went_well = [take_part(folder, job) for folder in folders]
             if job.left:
-                _requeue(job)
+                _requeue(job, Path(path).parent)
     except Interrupted as interruption:
         say(f"interrupted by {interruption}")
         sys.exit(1)
@@ -231,7 +234,7 @@ def train(training: Training, job: Job) -> Outcome:
     return supervise(training, watcher=_Quiet(), begin=job.workers.start)
 
 
-def _requeue(job: Job) -> None:
+def _requeue(job: Job, folder: Path) -> None:
     most = job.submission.launcher.attempts
     if job.restarts + 1 >= most:
         say(f"not queued again: started {job.restarts + 1} times, and launcher.attempts={most}")
@@ -239,7 +242,8 @@ def _requeue(job: Job) -> None:
     try:
         scheduler.tell(["scontrol", "requeue", job.id])
     except ConfigError as error:
-        say(f"could not be queued again ({error}): submitting the sweep again resumes it")
+        if not ask_outside(job.submission.site, folder, job.id):
+            say(f"could not be queued again ({error}): submitting the sweep again resumes it")
 
 
 def follow(folder: RunFolder, run: RunConfig, job: Job) -> bool:

@@ -9,19 +9,20 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from launch.slurm import scheduler
-from launch.slurm.scheduler import SchedulerError, minutes
+from launch.slurm.partitions import minutes
+from launch.slurm.scheduler import SchedulerError
 from launch.slurm.shape import slurm
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from launch.slurm.submit import JobGroup
+    from launch.slurm.job_group import JobGroup
     from parallelbench.spec.launchers import Site
 
 _ASSOCIATION = ("Cluster", "DefaultAccount", "Account", "Partition", "QOS", "DefaultQOS")
 _OF_BOTH = ("MaxWall", "MaxTRES", "GrpTRES")
-_OF_ACCOUNTS = (*_OF_BOTH, "MaxJobs", "MaxSubmitJobs")
-_OF_QOS = (*_OF_BOTH, "MaxJobsPU", "MaxSubmitPU", "MaxTRESPU")
+_OF_ACCOUNTS = (*_OF_BOTH, "MaxJobs", "MaxSubmitJobs", "MaxTRESMins")
+_OF_QOS = (*_OF_BOTH, "MaxJobsPU", "MaxSubmitPU", "MaxTRESPU", "MaxTRESMins")
 _OF_PARENTS = ("Cluster", "Account", "ParentName", "User", "GrpTRES")
 """An account's limits on its group are the only ones that its associations don't show."""
 _COUNTS = {"MaxJobs": "MaxJobs", "MaxJobsPU": "MaxJobs", "MaxSubmitJobs": "MaxSubmit", "MaxSubmitPU": "MaxSubmit"}
@@ -67,6 +68,12 @@ class Allowed:
     checks_qos: bool = True
     """Whether Slurm refuses a QOS that an account does not have."""
 
+    def closed(self, batch: JobGroup) -> Iterator[str]:
+        """Why no job of the group's may be charged to its account."""
+        site = batch.runs[0].planned.run.site
+        if self._association(site) is None:
+            yield self._no_association(site)
+
     def refusals(self, batch: JobGroup) -> Iterator[str]:
         """Why the jobs of a group would be refused, or would wait for ever."""
         site = batch.runs[0].planned.run.site
@@ -85,6 +92,11 @@ class Allowed:
                 if (most := limits.get(key)) and wanted > most.value:
                     yield f"{wanted} {_unit(name)} a job, but the {most.source} allows {most.value}: ask for fewer"
                     break
+            if (most := limits.get(f"MaxTRESMins {name}")) and wanted * wall_min > most.value:
+                yield (
+                    f"{wanted} {_unit(name)} for {wall_min} min, but the {most.source} allows {most.value} "
+                    f"{_unit(name)} × min a job: lower launcher.time_limit_min, or ask for fewer"
+                )
 
     def warnings(self, batches: Sequence[JobGroup]) -> Iterator[str]:
         """Why jobs can't be queued yet, or wait in the queue, although all can run in the end."""
@@ -268,5 +280,6 @@ def _shown(item: tuple[str, Limit]) -> str:
         "MaxTRES": f"{limit.value} {unit} a job",
         "MaxTRESPU": f"{limit.value} {unit} a user",
         "GrpTRES": f"{limit.value} {unit} in all",
+        "MaxTRESMins": f"{limit.value} {unit} × min a job",
     }
     return texts[kind]

@@ -6,7 +6,6 @@ On the nodes: `python -m launch.slurm.node_bandwidth FOLDER DEVICE INTERFACE`; r
 from __future__ import annotations
 
 import os
-import shlex
 import sys
 import tempfile
 import time
@@ -15,9 +14,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from launch.slurm import rendezvous, scheduler
-from launch.slurm.shape import setup_lines, shape_of, slurm
+from launch.slurm import container, rendezvous, scheduler
+from launch.slurm.shape import shape_of, slurm
+from launch.slurm.site_flags import as_words, site_flags
 from parallelbench.errors import ConfigError
+from parallelbench.spec.plugin import plugin_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -78,16 +79,12 @@ def short_job(run: RunConfig, device_type: str, program: Sequence[str], *, name:
         "cpus-per-task": shape.cpus_per_node,
         "mem": f"{shape.memory_mib_per_node}M",
         "time": min(minutes, slurm(run).time_limit_min),
-        "partition": site.partition,
-        "qos": site.qos,
-        "account": site.account,
-        "wckey": site.wckey,
-        "constraint": site.constraint,
+        **site_flags(site),
         "gpus-per-node": gpus if shape.gpus_per_node else None,
     }
-    flags = [f"--{key}={value}" for key, value in options.items() if value is not None]
-    script = "\n".join([*setup_lines(site), f"exec {shlex.join([sys.executable, '-m', *program])}"])
-    return ["srun", *flags, "bash", "-c", script]
+    folders = container.needed_folders(site, shared(run), plugin_of(run))
+    script = container.srun_script(site, ["-m", *program], gpus=bool(shape.gpus_per_node), folders=folders)
+    return ["srun", *as_words(options), *container.srun_flags(site, folders), "bash", "-c", script]
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -2,52 +2,51 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from rich.markup import escape
 
 from launch.slurm import record, scheduler
+from launch.slurm.cluster_limits import known_limits
 from launch.slurm.hours import Hours
-from launch.slurm.limits import allowed
+from launch.slurm.job_group import job_groups
 from launch.slurm.queue import Tracker, track
 from launch.slurm.scheduler import SchedulerError
-from launch.slurm.site import refusals, warnings
-from launch.slurm.submit import batch_script, job_groups, not_submitted
+from launch.slurm.submit import batch_script, not_submitted
+from launch.slurm.turns import in_turns
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from rich.console import Console
 
     from launch.preparation import Prepared
-    from launch.slurm.limits import Allowed
     from launch.slurm.queue import JobStatus
-    from launch.slurm.scheduler import Partition
-    from launch.slurm.submit import JobGroup
     from parallelbench.store.folder import State
 
 
 def show_plan(prepared: Sequence[Prepared], states: Sequence[State], console: Console) -> bool:
     """Print batch scripts, hours and the cluster's refusals; returns whether it takes all jobs."""
-    cluster = _cluster()
     statuses = _statuses(prepared, states)
     to_start = [item for item, status in zip(prepared, statuses, strict=True) if status.starts(frozenset())]
+    groups = job_groups(to_start)
+    cluster = known_limits(groups)
     if rest := not_submitted(statuses, frozenset()):
         console.print(f"\n{rest}", markup=False, highlight=False)
-    groups, accepted = job_groups(to_start), not scheduler.available() or cluster.kinds is not None
-    for group in groups:
-        console.print(
-            f"\n[bold]{_arrays(len(group.tasks()), cluster.longest)}[/], each {group.shape}: at most {group.most_hours}"
-        )
+    accepted = not scheduler.available() or cluster.kinds is not None
+    turns = in_turns(groups)
+    for shape, group in enumerate(groups):
+        lengths = _lengths([len(turn.group.tasks()) for turn in turns if turn.shape == shape], cluster.longest)
+        in_turn = ", in turn with the other shapes" if sum(turn.shape == shape for turn in turns) > 1 else ""
+        console.print(f"\n[bold]{_arrays(lengths)}[/]{in_turn}, each {group.shape}: at most {group.most_hours}")
         for refusal in cluster.refusals(group):
             accepted = False
             console.print(f"[red]refused by the cluster[/]: {escape(refusal)}")
-        for warning in warnings(group, cluster.kinds or ()):
+        for warning in cluster.notes(group):
             console.print(f"[yellow]note[/]: {escape(warning)}")
-        script = batch_script(group, min(len(group.tasks()), cluster.longest or len(group.tasks())))
+        script = batch_script(group, lengths[0])
         console.print(script, style="dim", markup=False, highlight=False, soft_wrap=True)
-    for warning in cluster.allowed.warnings(groups) if cluster.allowed else ():
+    for warning in cluster.notes_on_all(groups):
         console.print(f"[yellow]note[/]: {escape(warning)}")
     most = sum((group.most_hours for group in groups), Hours())
     console.print(f"\nat most {most} in all: time limits × launcher.attempts", highlight=False)
@@ -59,8 +58,8 @@ def show_plan(prepared: Sequence[Prepared], states: Sequence[State], console: Co
 def verdict(prepared: Prepared) -> str:
     """What a run's job asks for, and what the cluster says to that."""
     (group,) = job_groups([prepared])
-    cluster = _cluster()
-    found = [*cluster.refusals(group), *warnings(group, cluster.kinds or ()), cluster.unknown]
+    cluster = known_limits([group])
+    found = [*cluster.refusals(group), *cluster.notes(group), cluster.unknown]
     return f"{group.shape}: {'; '.join(filter(None, found)) or 'the cluster takes it'}"
 
 
@@ -77,39 +76,13 @@ def _statuses(prepared: Sequence[Prepared], states: Sequence[State]) -> list[Job
     return [tracker.status(item.folder, state, item.planned.run) for item, state in both]
 
 
-def _arrays(jobs: int, longest: int | None) -> str:
-    """Sizes of the arrays for `count` jobs; `longest`: most tasks of one array (None: unknown)."""
-    if longest is None or jobs <= longest:
-        return f"{jobs} job(s)"
-    lengths = [str(min(longest, jobs - done)) for done in range(0, jobs, longest)]
-    return f"{jobs} job(s) in arrays of {', '.join(lengths)} (the first is shown)"
+def _lengths(turns: Sequence[int], longest: int | None) -> list[int]:
+    """Sizes of the arrays for so many jobs in each turn; `longest`: most tasks of one array (None: unknown)."""
+    return [min(longest or jobs, jobs - done) for jobs in turns for done in range(0, jobs, longest or jobs)]
 
 
-@dataclass(frozen=True)
-class _Cluster:
-    """What a cluster offers and allows; None where unknown."""
-
-    kinds: list[Partition] | None = None
-    longest: int | None = None
-    """Most tasks of an array."""
-    allowed: Allowed | None = None
-    unknown: str = ""
-    """What is unknown, and why; empty: everything is known."""
-
-    def refusals(self, group: JobGroup) -> Iterator[str]:
-        yield from refusals(group, self.kinds) if self.kinds is not None else ()
-        yield from self.allowed.refusals(group) if self.allowed else ()
-
-
-def _cluster() -> _Cluster:
-    if not scheduler.available():
-        return _Cluster(unknown="there is no Slurm here, so its limits were not checked: plan again on the login node")
-    try:
-        cluster = _Cluster(scheduler.partitions(), scheduler.max_array_size())
-    except SchedulerError as error:
-        return _Cluster(unknown=f"the cluster's limits could not be checked: {error}")
-    try:
-        default = next((kind.name for kind in cluster.kinds or () if kind.default), "")
-        return replace(cluster, allowed=allowed(default))
-    except SchedulerError as error:
-        return replace(cluster, unknown=f"the limits of your account could not be checked: {error}")
+def _arrays(lengths: Sequence[int]) -> str:
+    """How many jobs, in which arrays."""
+    if len(lengths) == 1:
+        return f"{lengths[0]} job(s)"
+    return f"{sum(lengths)} job(s) in arrays of {', '.join(map(str, lengths))} (the first is shown)"

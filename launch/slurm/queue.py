@@ -16,6 +16,7 @@ from launch.launcher import RunStatus
 from launch.slurm import job as jobs
 from launch.slurm import record, scheduler
 from launch.slurm.hopeless import remedy
+from launch.slurm.hours import may_hold
 from parallelbench.errors import StorageError
 
 if TYPE_CHECKING:
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
 UNSEEN_S = 60.0
 """A submission whose answer was lost, and whose job has not appeared for this time, never reached Slurm."""
 WAITING = {"PENDING", "REQUEUED", "REQUEUE_HOLD", "PREEMPTED", "SPECIAL_EXIT", "RESV_DEL_HOLD", "CONFIGURING"}
+
+PAUSED = {"SUSPENDED", "STOPPED"}
+"""A job has begun, and does nothing until Slurm lets it go on."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,7 @@ class JobStatus:
             return self.state.label
         if self.queued is None:
             return "unknown"
-        if self.queued.state in WAITING:
+        if self.queued.state in WAITING | PAUSED:
             return "queued"
         if not self.packed or self.state.state == "running":
             return "running"
@@ -100,7 +104,9 @@ class JobStatus:
 
 
 def _waiting(queued: QueuedJob) -> str:
-    """Why a run has not begun."""
+    """Why a run has not begun, or does not go on."""
+    if queued.state in PAUSED:
+        return "suspended: it has begun, and Slurm goes on with it later"
     if queued.state not in WAITING:
         return "waits in its packed job"
     at = f", expected to start {queued.starts_at}" if queued.starts_at else ""
@@ -182,16 +188,19 @@ def track(
     locked: bool = False,
     patient: bool = False,
     writes: bool = True,
+    held: bool = False,
 ) -> dict[Path, Tracker]:
     """The jobs of sweeps (folder → its submissions), and how those of `runs` have ended that left no outcome.
 
-    Where all `runs` are done, Slurm is not asked. Completes the records of interrupted submissions, on disk unless
-    `writes` is false; raises `SchedulerError` where the queue can't be asked. A caller that holds the sweeps' locks
-    (`locked`) also removes what has never reached Slurm: no other process is submitting it at that moment.
+    Where all `runs` are done, Slurm is not asked, unless `held` asks for jobs that are stuck. Completes the records of
+    interrupted submissions, on disk unless `writes` is false; raises `SchedulerError` where the queue can't be asked.
+    A caller that holds the sweeps' locks (`locked`) also removes what has never reached Slurm: no other process is
+    submitting it at that moment.
     """
     if not any(records.values()):
         return {sweep: Tracker() for sweep in records}
-    if runs is not None and all(state.state == "done" for sweep in records for _, state in runs.get(sweep, ())):
+    done = runs is not None and all(state.state == "done" for sweep in records for _, state in runs.get(sweep, ()))
+    if runs is not None and done and not (held and may_hold(records, runs)):
         return {sweep: Tracker.unanswered(submissions) for sweep, submissions in records.items()}
     queue = scheduler.queue(patient=patient)
     adoption = _Adoption({job.name: job.whole for job in queue.values()}, locked=locked, writes=writes)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import shlex
 import shutil
 import socket
 import threading
@@ -45,7 +46,7 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     tasks: list[list[str]]
     """Task → the names of the run folders it works through: one, unless packed."""
     devices: int
-    """Devices of each task."""
+    """Devices that each task is charged for."""
     device_type: str
     launcher: SlurmLauncher
     site: Site
@@ -139,6 +140,14 @@ def submissions(sweep: Path) -> list[Submission]:
     return sorted(records, key=lambda submission: (submission.created_at, submission.token))
 
 
+def belongs_to_another(sweep: Path) -> bool:
+    """Whether somebody else has submitted a sweep: only that user may read the submissions."""
+    try:
+        return (sweep / FOLDER).stat().st_uid != os.geteuid()
+    except OSError:
+        return True
+
+
 def withdraw(sweep: Path, submission: Submission) -> None:
     """Delete the record of a submission that never reached Slurm."""
     shutil.rmtree(folder_of(sweep, submission.token), ignore_errors=True)
@@ -153,7 +162,9 @@ def require_own(path: Path) -> None:
     if status.st_uid not in (os.geteuid(), 0):
         raise ConfigError(f"{path} belongs to another user, and jobs would execute it: use your own folder")
     if status.st_mode & 0o022:
-        raise ConfigError(f"{path} may be written by others, and jobs would execute it: chmod go-w {path}")
+        raise ConfigError(
+            f"{path} may be written by others, and jobs would execute it: chmod go-w {shlex.quote(str(path))}"
+        )
 
 
 @contextmanager

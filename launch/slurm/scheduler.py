@@ -33,6 +33,8 @@ _ADVICE = (
     ("Invalid wckey", "check site.wckey (`sacctmgr show wckey user=$USER`)"),
     ("Invalid partition", "check site.partition (`sinfo`)"),
     ("Invalid feature", "check site.constraint (`sinfo -o %f`)"),
+    ("Requested reservation is invalid", "check site.reservation (`scontrol show reservation`)"),
+    ("Invalid node name", "check site.nodelist and site.exclude (`sinfo -N`)"),
     ("Invalid Trackable RESource", "check site.gpu_type (`sinfo -o %G`)"),
     ("Requested time limit", "lower launcher.time_limit_min"),
     ("Requested node configuration", "lower devices, launcher.cpus_per_gpu or launcher.memory_gib_per_device"),
@@ -243,54 +245,3 @@ def configuration(*, patient: bool = False) -> dict[str, str]:
 def max_array_size(*, patient: bool = False) -> int:
     """Most tasks of one array."""
     return max(1, int(configuration(patient=patient).get("MaxArraySize", "1001")))
-
-
-@dataclass(frozen=True)
-class Partition:
-    """What a partition offers, as `sinfo` says."""
-
-    name: str
-    default: bool
-    state: str
-    """`up`; `down`: jobs wait until it is up; `drain` and `inact`: it takes none."""
-    limit_min: int | None
-    """Longest job, minutes; None: no limit."""
-    nodes: int
-    cpus_per_node: int
-    memory_mib: int
-    gres: str
-    features: str
-
-
-def partitions() -> list[Partition]:
-    """All partitions; where their nodes differ, one entry for each kind."""
-    text = ask(["sinfo", "--noheader", "--format=%R|%P|%a|%l|%D|%c|%m|%G|%f"])
-    return [_partition(line) for line in text.splitlines() if line.strip()]
-
-
-def _partition(line: str) -> Partition:
-    name, marked, state, limit, nodes, cpus, memory, gres, features = line.strip().split("|")
-    return Partition(
-        name=name,
-        default=marked.endswith("*"),
-        state=state,
-        limit_min=minutes(limit),
-        nodes=int(nodes),
-        cpus_per_node=int(cpus.rstrip("+")),
-        memory_mib=int(memory.rstrip("+")),
-        gres="" if gres == "(null)" else gres,
-        features="" if features == "(null)" else features,
-    )
-
-
-def minutes(text: str) -> int | None:
-    """Whole minutes of Slurm's `days-hours:minutes:seconds`; None for `infinite`."""
-    if text in ("infinite", "UNLIMITED", "n/a"):
-        return None
-    days, _, rest = text.rpartition("-")
-    parts = [int(part) for part in rest.split(":")]
-    if days:
-        hours, minute, second = (*parts, 0, 0)[:3]
-    else:
-        hours, minute, second = (0, 0, *parts)[-3:] if len(parts) > 1 else (0, parts[0], 0)
-    return (int(days or 0) * 24 + hours) * 60 + minute + (1 if second else 0)

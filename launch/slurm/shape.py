@@ -5,15 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from launch.slurm.site_flags import site_flags
 from parallelbench.errors import ConfigError
 from parallelbench.spec.launchers import SlurmLauncher
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from parallelbench.spec.config import RunConfig
     from parallelbench.spec.launchers import Site
 
 _END_WITHIN_S = 60
 """Once the first task of a job has ended, the others get this long."""
+_TO_THE_END = ("--kill-on-bad-exit=1", f"--wait={_END_WITHIN_S}")
 _WARNING_OFF_BY_S = 60
 """Slurm looks at its jobs' times about once a minute (sbatch's manual, --signal)."""
 
@@ -90,6 +94,11 @@ def asks_for_gpus(site: Site, device_type: str) -> bool:
     return bool(site.gpus_per_node) and (device_type == "cuda" or site.device == "cpu")
 
 
+def charged_devices(shape: Shape, site: Site) -> int:
+    """Devices that a job is charged for: all GPUs of its nodes where it has the nodes to itself, else its own."""
+    return shape.nodes * site.gpus_per_node if site.exclusive and shape.gpus_per_node else shape.devices
+
+
 def _too_many(run: RunConfig, devices: int) -> str:
     most = run.site.devices_per_node
     nodes = next((n for n in range(run.nodes, run.devices + 1) if run.devices % n == 0 and run.devices // n <= most), 0)
@@ -99,28 +108,28 @@ def _too_many(run: RunConfig, devices: int) -> str:
     )
 
 
-def batch_parameters(shape: Shape, launcher: SlurmLauncher, site: Site, *, name: str) -> dict[str, Any]:
-    """The parameters of submitit's batch script. All values come from checked fields."""
+def batch_parameters(
+    shape: Shape, launcher: SlurmLauncher, site: Site, *, name: str, srun: Sequence[str] = ()
+) -> dict[str, Any]:
+    """The parameters of submitit's batch script. All values come from checked fields; `srun`: further flags of it."""
     gpus: dict[str, Any] = {}
     if shape.gpus_per_node:
         typed = f"{site.gpu_type}:{shape.gpus_per_node}" if site.gpu_type else str(shape.gpus_per_node)
         gpus = {"gpus-per-node": typed}
-    chosen = {key: getattr(site, key) for key in ("qos", "account", "constraint", "wckey")}
     return {
         "job_name": name,
         "time": launcher.time_limit_min,
         "nodes": shape.nodes,
         "ntasks_per_node": 1,
         "cpus_per_task": shape.cpus_per_node,
-        "partition": site.partition,
-        **chosen,
+        "wckey": None,  # else submitit sets one
         "signal_delay_s": launcher.signal_delay_s,
         "array_parallelism": launcher.array_parallelism,
         "stderr_to_stdout": True,
         "setup": setup_lines(site),
         # Since 22.05 srun doesn't take the number of cores from the job by itself.
-        "srun_args": [f"--cpus-per-task={shape.cpus_per_node}", "--kill-on-bad-exit=1", f"--wait={_END_WITHIN_S}"],
-        "additional_parameters": {**gpus, "mem": f"{shape.memory_mib_per_node}M", "requeue": True},
+        "srun_args": [f"--cpus-per-task={shape.cpus_per_node}", *_TO_THE_END, *srun],
+        "additional_parameters": {**site_flags(site), **gpus, "mem": f"{shape.memory_mib_per_node}M", "requeue": True},
     }
 
 

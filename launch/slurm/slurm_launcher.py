@@ -3,43 +3,47 @@
 from __future__ import annotations
 
 import shlex
-from contextlib import ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from launch.launcher import Launcher, SweepStatus
+from launch.launcher import Launcher, RunStatus, SweepStatus
 from launch.slurm import calibration_job, node_bandwidth, plan_report, record, scheduler, site
+from launch.slurm.cancelling import cancel_runs, cancel_sweeps
+from launch.slurm.holding import holding
 from launch.slurm.hours import Hours, left, used
-from launch.slurm.queue import WAITING, Tracker, track
+from launch.slurm.queue import PAUSED, WAITING, Tracker, track
 from launch.slurm.record import FOLDER
-from launch.slurm.scheduler import SchedulerError
+from launch.slurm.report_job import queue_report, reports
+from launch.slurm.scheduler import NoSlurmError, SchedulerError
+from launch.slurm.stuck import stuck
 from launch.slurm.submit import device_type_of, prepare_for_site, submit
-from launch.states import resumption, states_of
 from launch.sweep import one_run
-from parallelbench.errors import ConfigError
-from parallelbench.store.folder import RunFolder
+from parallelbench.errors import ConfigError, count_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from rich.console import Console
 
-    from launch.launcher import RunStatus, SubmitOptions
+    from launch.launcher import SubmitOptions
     from launch.preparation import Prepared
     from launch.slurm.queue import JobStatus
     from launch.slurm.record import Submission
+    from launch.slurm.scheduler import QueuedJob
     from launch.states import Look
     from launch.sweep import PlannedRun
     from launch.sweep.compose import Extension
     from parallelbench.spec.config import RunConfig
     from parallelbench.store.attempt import Attempt
-    from parallelbench.store.folder import State
+    from parallelbench.store.folder import RunFolder, State
 
 
 class OnSlurm(Launcher):
     """Slurm jobs: one array for each shape of job. Nothing stays running on the login node."""
 
-    name, trains_here = "slurm", False
+    name, trains_here, reports_afterwards = "slurm", False, True
 
     def device_type(self, run: RunConfig) -> str:
         """The site's devices, unless the run chooses some."""
@@ -58,6 +62,10 @@ class OnSlurm(Launcher):
         _print(console, f"{line}; `parallelbench status {shlex.quote(str(sweep))}` shows each run")
         return 0
 
+    def queue_report(self, prepared: Sequence[Prepared], console: Console) -> None:
+        """Queue one more job, which depends on all others of the sweep."""
+        _print(console, queue_report(prepared[0].planned.run))
+
     def show_plan(self, prepared: Sequence[Prepared], states: Sequence[State], console: Console) -> bool:
         """Print batch scripts, hours and the cluster's refusals."""
         return plan_report.show_plan(prepared, states, console)
@@ -68,36 +76,37 @@ class OnSlurm(Launcher):
 
     def status(self, sweeps: Mapping[Path, Look]) -> SweepStatus:
         """The runs with their jobs, and the device-hours. One query for all sweeps."""
-        trackers, trouble = _trackers(sweeps)
+        trackers, trouble, without = _trackers(sweeps)
         runs: dict[RunFolder, RunStatus] = {}
         past, to_come = Hours(), Hours()
+        held: list[QueuedJob] = []
         for sweep, members in sweeps.items():
-            tracker = trackers.get(sweep, Tracker())
+            if (tracker := trackers.get(sweep)) is None:
+                runs |= {folder: _unseen(state) for folder, state in members}
+                continue
             statuses = {folder: tracker.status(folder, state) for folder, state in members}
-            runs |= {folder: status.shown() for folder, status in statuses.items()}
+            shown = {folder: status.shown() for folder, status in statuses.items()}
+            runs |= {folder: _hidden(each, trouble) if without else each for folder, each in shown.items()}
             for spent, more in _hours(tracker, statuses):
                 past, to_come = past + spent, to_come + more
+            for job, _, more in stuck(tracker, members):
+                held, to_come = [*held, job], to_come + more
         hours = f"{past} used, at most {to_come} more (time limits × remaining starts)" if past or to_come else ""
-        return SweepStatus(runs, [line for line in (hours, trouble) if line])
+        to_report = [job.job for sweep, tracker in trackers.items() for job in reports(sweep, tracker.queue)]
+        report = f"writing reports once the others are over: {', '.join(to_report)}" if to_report else ""
+        return SweepStatus(runs, [line for line in (hours, report, _holding(held), trouble) if line])
 
     def cancel(self, sweeps: Sequence[Path], console: Console) -> None:
-        """End the jobs of sweeps, whether they run or wait, with one query and one command to Slurm."""
-        with ExitStack() as locks:
-            for sweep in sweeps:
-                locks.enter_context(record.lock(sweep))
-            trackers = track({sweep: record.submissions(sweep) for sweep in sweeps}, locked=True)
-            jobs = [job for tracker in trackers.values() for job in tracker.in_queue()]
-            next_time = resumption(_live(trackers))
-            if jobs:
-                # A sweep is cancelled as a whole, so the ids of its arrays are enough.
-                scheduler.tell(["scancel", *sorted({job.whole for job in jobs}, key=int)])
-        jobless = sum(submission.job is None for tracker in trackers.values() for submission in tracker.submissions)
-        console.print(f"{len(jobs)} job(s) cancelled; submitting again starts the missing runs{next_time}")
-        if jobless:
-            console.print(
-                f"it is not known yet whether Slurm has {jobless} more array(s): cancel again in a minute",
-                highlight=False,
-            )
+        """End the jobs of sweeps."""
+        cancel_sweeps(sweeps, console)
+
+    def cancel_runs(self, runs: Sequence[RunFolder], console: Console) -> None:
+        """End the jobs of single runs: tasks of arrays, by their own ids."""
+        cancel_runs(runs, console)
+
+    def holding(self, sweeps: Sequence[Path]) -> AbstractContextManager[None]:
+        """By the locks that a submission takes."""
+        return holding(sweeps)
 
     def logs(self, sweep: Path, run: str) -> list[Path]:
         """The output of a run's latest job that Slurm and submitit caught. Slurm is not queried."""
@@ -141,23 +150,45 @@ def _print(console: Console, text: str) -> None:
     console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-def _trackers(sweeps: Mapping[Path, Look]) -> tuple[dict[Path, Tracker], str]:
-    """The jobs of sweeps, and why not more is known; empty: nothing failed."""
+def _trackers(sweeps: Mapping[Path, Look]) -> tuple[dict[Path, Tracker], str, bool]:
+    """The jobs of sweeps; why not more is known, empty: nothing failed; and whether no Slurm is here."""
     records, trouble = {}, ""
     for sweep in sweeps:
         try:
             records[sweep] = record.submissions(sweep)
         except ConfigError as error:
-            trouble = str(error)
+            others = record.belongs_to_another(sweep)
+            trouble = f"{sweep} was submitted by another user: who knows its jobs" if others else str(error)
     try:
-        return track(records, sweeps), trouble
+        return track(records, sweeps, held=True), trouble, False
     except SchedulerError as error:
-        return {sweep: Tracker.unanswered(submissions) for sweep, submissions in records.items()}, str(error)
+        unanswered = {sweep: Tracker.unanswered(submissions) for sweep, submissions in records.items()}
+        return unanswered, str(error), isinstance(error, NoSlurmError)
+
+
+def _hidden(status: RunStatus, why: str) -> RunStatus:
+    """A run whose job nobody can know on this machine."""
+    known = status.label != "unknown"
+    return status if known else replace(status, reason=f"it may be queued, but {why}", hidden=True)
+
+
+def _unseen(state: State) -> RunStatus:
+    """A run whose jobs can't be known: it may be queued, where its folder says no more."""
+    if state.state == "missing":
+        return RunStatus(state, "unknown", "it may be queued: its submission can't be read", hidden=True)
+    return RunStatus.of_folder(state)
+
+
+def _holding(jobs: Sequence[QueuedJob]) -> str:
+    if not jobs:
+        return ""
+    names = " ".join(job.job for job in jobs)
+    return f"{count_of(len(jobs), 'job')} of runs that are over did not end, and hold their devices: scancel {names}"
 
 
 def _hours(tracker: Tracker, statuses: Mapping[RunFolder, JobStatus]) -> Iterator[tuple[Hours, Hours]]:
     """(used, to come at most) of each submitted run, and of each job that is in the queue."""
-    live: dict[tuple[str, int], tuple[Submission, list[Attempt], bool]] = {}
+    live: dict[tuple[str, int], tuple[Submission, list[Attempt], bool, bool]] = {}
     for folder, status in statuses.items():
         latest = tracker.of(folder.path.name)
         if latest is None:
@@ -167,16 +198,7 @@ def _hours(tracker: Tracker, statuses: Mapping[RunFolder, JobStatus]) -> Iterato
         if status.live or status.label == "running":
             queued = status.queued
             running = queued.state not in WAITING if queued is not None else status.label == "running"
-            live.setdefault((submission.token, task), (submission, [], running))[1].extend(attempts)
-    for submission, attempts, running in live.values():
-        yield Hours(), left(submission, attempts, running=running)
-
-
-def _live(trackers: Mapping[Path, Tracker]) -> Iterator[RunFolder]:
-    """Runs that a job in the queue still works on."""
-    for sweep, tracker in trackers.items():
-        names = {name for name, each in tracker.jobs.items() if any(tracker.queued(*entry) for entry in each)}
-        folders = [RunFolder(sweep / name) for name in sorted(names)]
-        for folder, state in zip(folders, states_of(folders), strict=True):
-            if tracker.status(folder, state).live:
-                yield folder
+            paused = queued is not None and queued.state in PAUSED
+            live.setdefault((submission.token, task), (submission, [], running, paused))[1].extend(attempts)
+    for submission, attempts, running, paused in live.values():
+        yield Hours(), left(submission, attempts, running=running, paused=paused)

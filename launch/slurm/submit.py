@@ -6,26 +6,28 @@ import contextlib
 import io
 import os
 import shlex
-import sys
 import time
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from launch.preparation import checked
-from launch.slurm import job, record, scheduler
-from launch.slurm.hours import Hours, most_seconds
+from launch.slurm import container, job, record, scheduler
+from launch.slurm.cluster_limits import require_accepted
+from launch.slurm.hours import Hours
+from launch.slurm.intents import Intents
+from launch.slurm.job_group import JobGroup, job_groups
 from launch.slurm.queue import track
 from launch.slurm.record import Submission
 from launch.slurm.sbatch_limit import no_answer, time_limit
 from launch.slurm.scheduler import NoJob, SchedulerError, SubmissionError
-from launch.slurm.shape import Shape, batch_parameters, shape_of, slurm
+from launch.slurm.shape import batch_parameters, charged_devices, shape_of, slurm
+from launch.slurm.turns import in_turns
 from launch.slurm.variables import refuse_contradictions
 from launch.states import states_of
-from parallelbench.errors import ConfigError
+from parallelbench.errors import ConfigError, StorageError
 from parallelbench.spec.plugin import plugin_of
 from parallelbench.store.durable import storage_errors
 
@@ -36,32 +38,11 @@ if TYPE_CHECKING:
     from launch.launcher import SubmitOptions
     from launch.preparation import Prepared
     from launch.slurm.queue import JobStatus
+    from launch.slurm.shape import Shape
+    from launch.slurm.turns import Turn
     from launch.sweep import PlannedRun
     from parallelbench.spec.config import RunConfig
-
-_WRITERS = 16
-
-
-@dataclass(frozen=True)
-class JobGroup:
-    """Runs of one shape, in the order of the plan."""
-
-    shape: Shape
-    device_type: str
-    runs: list[Prepared]
-    submit: str
-    """Identifies the command that submits them."""
-
-    def tasks(self) -> list[list[str]]:
-        """Which runs each task of the array works through."""
-        names = [item.folder.path.name for item in self.runs]
-        return [names] if self.runs[0].planned.run.launcher.packed else [[name] for name in names]
-
-    @property
-    def most_hours(self) -> Hours:
-        """Device-hours if every job is started as often as allowed, and uses its time limit each time."""
-        most_s = len(self.tasks()) * most_seconds(slurm(self.runs[0].planned.run))
-        return Hours.of(most_s, devices=self.shape.devices, gpus=bool(self.shape.gpus_per_node))
+    from parallelbench.spec.launchers import Site, SlurmLauncher
 
 
 def device_type_of(run: RunConfig) -> str:
@@ -80,6 +61,7 @@ def prepare_for_site(planned: PlannedRun) -> Prepared:
             "choose nodes=1 or launcher.pack=false"
         )
     prepared = checked(replace(planned, run=run))
+    container.check_container(run)
     check_plain(run.sweep_folder.absolute())
     return prepared
 
@@ -91,27 +73,17 @@ def check_plain(folder: Path) -> None:
         raise ConfigError(f"results={str(folder)!r} has {odd!r}, which no path of a Slurm job may have: choose another")
 
 
-def job_groups(prepared: Sequence[Prepared]) -> list[JobGroup]:
-    """Group runs by all that their jobs share: resources, launcher, site, and a user's package."""
-    groups: dict[tuple[Any, ...], JobGroup] = {}
-    submit = record.new_token()
-    for item in prepared:
-        run, device_type = item.planned.run, item.device_type
-        shape = shape_of(run, device_type)
-        key = (shape, device_type, msgspec.json.encode([run.launcher, run.site, plugin_of(run), run.same_plugin]))
-        groups.setdefault(key, JobGroup(shape, device_type, [], submit)).runs.append(item)
-    return list(groups.values())
-
-
 def submit(prepared: Sequence[Prepared], options: SubmitOptions, say: Callable[[str], None]) -> list[Submission]:
     """Submit the missing runs and those to try again; returns the new submissions.
 
-    Raises `ConfigError` if they could exceed `max_gpu_hours`, before any job is submitted, and `SchedulerError`
-    where Slurm takes no more. Jobs that were submitted before stay, and are not submitted again.
+    Raises `ConfigError` if they could exceed `max_gpu_hours`, or if the cluster would refuse one of them, before
+    anything is written, and `SchedulerError` where Slurm takes no more. Jobs that were submitted before stay, and are
+    not submitted again.
     """
     sweep = prepared[0].planned.run.sweep_folder
-    if options.max_gpu_hours is not None:  # before the lock, which makes a folder
-        _check_budget(job_groups(_to_start(prepared, options.retry, locked=False)[1]), options.max_gpu_hours)
+    wanted = job_groups(_to_start(prepared, options.retry, locked=False)[1])  # before the lock, which makes a folder
+    _check_budget(wanted, options.max_gpu_hours)
+    require_accepted(wanted)
     with record.lock(sweep):
         statuses, to_start = _to_start(prepared, options.retry, locked=True)
         if rest := not_submitted(statuses, options.retry):
@@ -119,10 +91,11 @@ def submit(prepared: Sequence[Prepared], options: SubmitOptions, say: Callable[[
         groups = job_groups(to_start)
         _check_budget(groups, options.max_gpu_hours)
         submissions = []
-        for group in groups:
-            for submission in _submit_group(sweep, group):
+        longest = scheduler.max_array_size(patient=True) if groups else 0
+        for turn in in_turns(groups):
+            for submission in _submit_turn(sweep, turn, longest):
                 submissions.append(submission)
-                say(f"job {submission.job}: {len(submission.tasks)} task(s), each {group.shape}")
+                say(f"job {submission.job}: {len(submission.tasks)} task(s), each {turn.group.shape}")
     return submissions
 
 
@@ -159,28 +132,25 @@ def _check_budget(groups: Sequence[JobGroup], most: float | None) -> None:
         )
 
 
-def _submit_group(sweep: Path, group: JobGroup) -> Iterator[Submission]:
+def _submit_turn(sweep: Path, turn: Turn, longest: int) -> Iterator[Submission]:
     """Submit arrays of the largest size that Slurm takes; halve it if a user limit refuses them."""
+    group = turn.group
     tasks, folders = group.tasks(), {item.folder.path.name: item for item in group.runs}
-    size, done = min(len(tasks), scheduler.max_array_size(patient=True)), 0
+    size, done = min(len(tasks), longest), 0
     while done < len(tasks):
-        chunk = tasks[done : done + size]
-        _write_intents([folders[name] for task in chunk for name in task])
+        chunk, intents = tasks[done : done + size], Intents()
+        intents.write([folders[name] for task in chunk for name in task])
         try:
             yield _submit_chunk(sweep, group, chunk)
         except SubmissionError as error:
+            if error.why is not NoJob.LOST:
+                intents.take_back()
             if size == 1 or error.why is not NoJob.LIMIT:
-                raise SchedulerError(f"{error} ({done} of {len(tasks)} task(s) of this shape are submitted)") from None
+                text = f"{error} ({turn.before + done} of {turn.whole} task(s) of this shape are submitted)"
+                raise SchedulerError(text) from None
             size = (min(size, len(chunk)) + 1) // 2
         else:
             done += len(chunk)
-
-
-def _write_intents(items: Sequence[Prepared]) -> None:
-    """Write several at a time: each waits for the disk, or for a file server, longer than it computes."""
-    with ThreadPoolExecutor(_WRITERS) as pool:
-        for _ in pool.map(lambda item: item.write_intent(), items):
-            pass
 
 
 def _submit_chunk(sweep: Path, group: JobGroup, tasks: list[list[str]]) -> Submission:
@@ -190,7 +160,7 @@ def _submit_chunk(sweep: Path, group: JobGroup, tasks: list[list[str]]) -> Submi
         created_at=time.time(),
         job=None,
         tasks=tasks,
-        devices=group.shape.devices,
+        devices=charged_devices(group.shape, run.site),
         device_type=group.device_type,
         launcher=slurm(run),
         site=run.site,
@@ -199,7 +169,7 @@ def _submit_chunk(sweep: Path, group: JobGroup, tasks: list[list[str]]) -> Submi
         umask=record.readable_by_others(),
         submit=group.submit,
     )
-    path = record.write(sweep, submission)
+    path = _recorded(sweep, submission)
     try:
         number = sbatch(path, submission, group.shape)
     except SubmissionError as error:
@@ -209,6 +179,15 @@ def _submit_chunk(sweep: Path, group: JobGroup, tasks: list[list[str]]) -> Submi
     submission = msgspec.structs.replace(submission, job=number)
     record.write(sweep, submission)
     return submission
+
+
+def _recorded(sweep: Path, submission: Submission) -> Path:
+    """Write the record before sbatch is called; raises `SubmissionError` where that fails, and leaves nothing."""
+    try:
+        return record.write(sweep, submission)
+    except StorageError as error:
+        record.withdraw(sweep, submission)
+        raise SubmissionError(str(error), NoJob.NOT_REACHED) from None
 
 
 def _found(sweep: Path, submission: Submission, error: SubmissionError) -> str:
@@ -224,8 +203,9 @@ def _found(sweep: Path, submission: Submission, error: SubmissionError) -> str:
         number, refused = None, False
     if number is not None:
         return number
-    if refused:
-        record.withdraw(sweep, submission)
+    if not refused:
+        raise SubmissionError(str(error), NoJob.LOST) from None
+    record.withdraw(sweep, submission)
     raise error
 
 
@@ -235,9 +215,12 @@ def sbatch(path: Path, submission: Submission, shape: Shape) -> str:
 
     executor = _executor(path.parent, submission, shape)
     quiet = contextlib.redirect_stderr(io.StringIO())
-    with storage_errors(path), scheduler.clean_environment(), record.private(), quiet, time_limit() as exceeded:
+    with scheduler.clean_environment(), record.private(), quiet, time_limit() as exceeded:
         try:
-            jobs = executor.map_array(job.run_task, [str(path)] * len(submission.tasks))
+            with storage_errors(path):
+                jobs = executor.map_array(job.run_task, [str(path)] * len(submission.tasks))
+        except StorageError as error:  # mostly before sbatch was called: its name tells whether there is a job
+            raise SubmissionError(str(error), NoJob.REFUSED) from None
         except (FailedJobError, FailedSubmissionError) as error:
             raise no_answer() if exceeded.is_set() else scheduler.refusal(error) from None
     return str(jobs[0].job_id).partition("_")[0]
@@ -249,13 +232,29 @@ def batch_script(group: JobGroup, count: int) -> str:
 
     run = group.runs[0].planned.run
     folder = record.folder_of(run.sweep_folder, "TOKEN").absolute()
-    parameters = batch_parameters(group.shape, slurm(run), run.site, name="parallelbench-TOKEN")
-    return str(_make_sbatch_string(_command(folder), folder, **parameters, map_count=count if count > 1 else None))
+    shape, launcher, site = group.shape, slurm(run), run.site
+    parameters = _parameters(
+        folder, shape, launcher=launcher, site=site, plugin=plugin_of(run), name="parallelbench-TOKEN"
+    )
+    words = _command(folder, shape, site, plugin_of(run))
+    return str(_make_sbatch_string(words, folder, **parameters, map_count=count if count > 1 else None))
 
 
-def _command(folder: Path) -> str:
+def _command(folder: Path, shape: Shape, site: Site, plugin: Sequence[str]) -> str:
     """What a job executes on each of its nodes."""
-    return f"{shlex.quote(sys.executable)} -u -m launch.slurm.start {shlex.quote(str(folder))}"
+    folders = container.needed_folders(site, folder.parents[1], plugin)
+    program = ["-u", "-m", "launch.slurm.start", str(folder)]
+    return shlex.join(container.command(site, program, gpus=bool(shape.gpus_per_node), folders=folders))
+
+
+def _parameters(
+    folder: Path, shape: Shape, *, launcher: SlurmLauncher, site: Site, plugin: Sequence[str], name: str
+) -> dict[str, Any]:
+    """Those of the batch script; in a container with what it needs before and after the program."""
+    flags = container.srun_flags(site, container.needed_folders(site, folder.parents[1], plugin))
+    after = container.outside(site, folder)
+    plain = batch_parameters(shape, launcher, site, name=name, srun=flags)
+    return plain | ({"teardown": after} if after else {})
 
 
 def _executor(folder: Path, submission: Submission, shape: Shape) -> Any:
@@ -266,9 +265,10 @@ def _executor(folder: Path, submission: Submission, shape: Shape) -> Any:
 
         @property
         def _submitit_command_str(self) -> str:
-            return _command(self.folder)
+            return _command(self.folder, shape, site, submission.plugin)
 
-    parameters = batch_parameters(shape, submission.launcher, submission.site, name=submission.name)
+    site, launcher, plugin = submission.site, submission.launcher, submission.plugin
+    parameters = _parameters(folder, shape, launcher=launcher, site=site, plugin=plugin, name=submission.name)
     executor = Executor(folder=folder.absolute(), max_num_timeout=submission.launcher.attempts)
     executor.update_parameters(**parameters)
     return executor

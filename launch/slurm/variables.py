@@ -17,9 +17,10 @@ _KEYS = {
     "SBATCH_QOS": "qos",
     "SBATCH_CONSTRAINT": "constraint",
     "SBATCH_WCKEY": "wckey",
+    "SBATCH_RESERVATION": "reservation",
 }
 """Variable → the key of the site that says the same."""
-_WITHOUT_KEY = ("SBATCH_RESERVATION", "SBATCH_CLUSTERS")
+_WITHOUT_KEY = ("SBATCH_CLUSTERS",)
 """Variables that would send jobs elsewhere, too, but have no key."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -27,6 +28,9 @@ Plain = dict[str, Any]
 
 
 _LISTS = (ValueType.SIMPLE_CHOICE_SWEEP, ValueType.CHOICE_SWEEP, ValueType.RANGE_SWEEP)
+WRITTEN_AS_LISTS = ("site.partition", "site.nodelist", "site.exclude")
+"""Keys whose one value Slurm writes with commas and brackets."""
+_LISTED = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]*[,\[][A-Za-z0-9_.:,\[\]-]*")
 _MOST_VALUES = 10_000
 """Most values of one key; more are a typing error."""
 EXPERIMENT = "experiment"
@@ -72,7 +76,7 @@ def keeps_to_its_node(group: str, name: str, conf: Path | None = None) -> bool:
 def parse(overrides: Sequence[str], conf: Path | None = None) -> list[Override]:
     """Parse Hydra's override grammar; raises `ConfigError` for bad syntax and for unknown choices of a group."""
     parsed = []
-    for text in overrides:
+    for text in map(_one_value, overrides):
         refuse_habit(text, group_choices(conf))
         try:
             override = OverridesParser.create().parse_override(text)
@@ -85,6 +89,13 @@ def parse(overrides: Sequence[str], conf: Path | None = None) -> list[Override]:
         parsed.append(override)
         _check_choice(override, conf)
     return parsed
+
+
+def _one_value(text: str) -> str:
+    """`site.partition=gpu,low` names two partitions of one job; without quotes it would be a sweep over two sites."""
+    key, _, value = text.partition("=")
+    listed = key in WRITTEN_AS_LISTS and _LISTED.fullmatch(value)
+    return f"{key}='{value}'" if listed else text
 
 
 def values_of(override: Override) -> list[Any]:

@@ -45,10 +45,16 @@ def recorded(sweep: Path, package: str) -> str | None:
     """The sources that the latest run of a package in a sweep is of; empty: an older release's, None: no such run."""
     configs = [folder.path / "config.yaml" for folder in find_runs(sweep)]
     for path in sorted(filter(os.path.exists, configs), key=os.path.getmtime, reverse=True):
-        nodes = [node for node in _components(path) if str(node.get("_target_")).startswith(f"{package}.")]
+        nodes = [node for node in _components(path) if _is_of(node, package)]
         if nodes:
             return str(nodes[0].get(PLUGIN_SOURCES, ""))
     return None
+
+
+def _is_of(node: dict[str, Any], package: str) -> bool:
+    """Whether a component's class is the package's, or the suite's with a class of the package among its options."""
+    target, sources = str(node.get("_target_")), str(node.get(PLUGIN_SOURCES, ""))
+    return target.startswith(f"{package}.") or sources.startswith(f"{package}@")
 
 
 def _components(path: Path) -> list[dict[str, Any]]:

@@ -38,15 +38,22 @@ _CONFIGURED = {
     "prepare": "download and convert a data set once: data=NAME",
 }
 """Verbs that take overrides."""
+_BUNDLE = "pack the runs below a folder for a publication: results, report, environment, commands, citation, checksums"
+_RERUN = "train the runs of a bundle again here, and print what agrees: losses, accuracies, parity; times are told"
 _FORGET = "move runs out of their sweep, into its folder .forgotten: submitting measures them anew"
+_CANCEL = "end the queued and running jobs of sweeps, or of single runs"
+_PRUNE = "list what nothing needs any more: runs that nobody queued, and what dead attempts left; --yes removes it"
 _INIT = "write a folder of your own: a model, a data set, a strategy, a sweep, a notebook and a test"
+_FOLDERS = "a results folder, a sweep's folder, or a run's; of several, each machine's runs are compared by themselves"
+_TARGET = "the test accuracy, e.g. 0.95, that times and energies to an accuracy are told for"
+_COMPLETION = "print the script that completes verbs, options, choices and keys in your shell"
 _SAME_PLUGIN = "your package has changed, but no number has: its runs stay those of the sources that were used last"
 _LAUNCHED_BY = "your own package, whose launcher the runs were submitted with"
 _ON_FOLDERS = {
     "status": "print the state of every run below a folder",
     "report": "write figures, tables and a page on the runs below a folder",
+    "export": "write finished runs for MLflow, Weights & Biases or TensorBoard, without a network",
     "claims": "judge the claims of publications by the runs below a folder",
-    "cancel": "end the queued and running jobs of the sweeps below a folder",
     "logs": "print the output of a run's latest attempt and its job",
 }
 """Verbs that take a folder."""
@@ -85,19 +92,41 @@ def command_line_parser() -> tuple[argparse.ArgumentParser, Mapping[str, argpars
             verb.add_argument("--help-keys", action="store_true", help="print a line about each key instead")
     for name, text in _ON_FOLDERS.items():
         verb = verbs.add_parser(name, help=text, description=text)
-        verb.add_argument("folder", metavar="DIR", help="a results folder, a sweep's folder, or a run's")
         _add_folder_options(verb, name)
     _add_compare(verbs)
-    forget = verbs.add_parser("forget", help=_FORGET, description=_FORGET)
-    forget.add_argument("folders", metavar="RUN", nargs="+", help="folders of runs that have ended")
-    _add_plugin(forget, _LAUNCHED_BY)
+    _add_on_runs(verbs)
+    _add_bundle(verbs)
     _add_help(verbs)
     start = verbs.add_parser("init", help=_INIT, description=_INIT)
     start.add_argument("folder", metavar="DIR", help="a new folder; its name is that of your package")
     add_advise(verbs)
     add_calibrate(verbs)
     _add_doctor(verbs)
+    _add_completion(verbs)
     return parser, verbs.choices
+
+
+def _add_on_runs(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Those that end runs or remove what they left."""
+    for name, what, kind, folders in (
+        ("cancel", _CANCEL, "DIR", "results folders, sweeps' folders, or runs'"),
+        ("forget", _FORGET, "RUN", "folders of runs that have ended"),
+    ):
+        verb = verbs.add_parser(name, help=what, description=what)
+        verb.add_argument("folders", metavar=kind, nargs="+", help=folders)
+        _add_plugin(verb, _LAUNCHED_BY)
+    prune = verbs.add_parser("prune", help=_PRUNE, description=_PRUNE)
+    prune.add_argument("folder", metavar="DIR", help="a results folder, a sweep's folder, or a run's")
+    prune.add_argument("--yes", action="store_true", help="remove what is listed")
+    _add_plugin(prune, _LAUNCHED_BY)
+
+
+def _add_completion(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    verb = verbs.add_parser("completion", help=_COMPLETION, description=_COMPLETION)
+    verb.add_argument(
+        "shell", choices=("bash", "zsh", "fish"), help='for bash: eval "$(parallelbench completion bash)"'
+    )
+    verb.add_argument("--words", nargs=argparse.REMAINDER, metavar="WORD", help="what the script asks with at each TAB")
 
 
 def _add_doctor(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -109,6 +138,27 @@ def _add_doctor(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     doctor.add_argument(
         "--bandwidth", action="store_true", help="measure all-reduces between the cluster's nodes (a short Slurm job)"
     )
+
+
+def _add_bundle(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    bundle = verbs.add_parser("bundle", help=_BUNDLE, description=_BUNDLE)
+    bundle.add_argument("folder", metavar="DIR", help="a results folder, a sweep's folder, or a run's")
+    bundle.add_argument("--out", metavar="FILE", help="the archive, instead of DIR-bundle.tar.gz")
+    bundle.add_argument("--title", metavar="TEXT", help="the title in CITATION.cff")
+    bundle.add_argument(
+        "--author",
+        action="append",
+        dest="authors",
+        metavar="NAME",
+        help='an author in CITATION.cff, as "Family, Given"; may be repeated',
+    )
+    _add_plugin(bundle, _UNFINISHED)
+    rerun = verbs.add_parser("rerun", help=_RERUN, description=_RERUN)
+    rerun.add_argument("archive", metavar="BUNDLE", help="a file that `parallelbench bundle` wrote")
+    rerun.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="launcher=NAME site=NAME site.data_dir=DIR …")
+    rerun.add_argument("--out", metavar="DIR", help="the folder of the new results, instead of BUNDLE-rerun")
+    rerun.add_argument("--conf", metavar="DIR", help="a folder of your own YAML files, laid out like conf/")
+    _add_plugin(rerun, "your own package, which the bundled runs name classes of")
 
 
 def _add_help(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -128,7 +178,11 @@ def _add_plugin(verb: argparse.ArgumentParser, text: str) -> None:
 
 
 def _add_folder_options(verb: argparse.ArgumentParser, name: str) -> None:
-    if name in ("status", "cancel", "logs"):
+    if name == "report":
+        verb.add_argument("folders", metavar="DIR", nargs="+", help=_FOLDERS)
+    else:
+        verb.add_argument("folder", metavar="DIR", help="a results folder, a sweep's folder, or a run's")
+    if name in ("status", "logs"):
         _add_plugin(verb, _LAUNCHED_BY)
     else:
         _add_plugin(verb, _UNFINISHED)
@@ -140,9 +194,19 @@ def _add_folder_options(verb: argparse.ArgumentParser, name: str) -> None:
         )
         verb.add_argument("--file", metavar="YAML", help="your own claims instead of the suite's")
     if name == "report":
-        verb.add_argument("--out", metavar="DIR", help="the report's folder, instead of DIR/report")
+        verb.add_argument("--out", metavar="DIR", help="the folder to write to, instead of DIR/report or DIR/paper")
+        verb.add_argument("--target", type=_accuracy, metavar="SHARE", help=_TARGET)
+        verb.add_argument("--figure", metavar="NAME", help="only this figure, as PDF, SVG and PNG for a paper")
+        verb.add_argument("--panel", metavar="WORDS", help="only its panels whose headings hold these words")
+        verb.add_argument("--width", type=int, choices=(85, 175), help="its width in mm: a column (85), or both (175)")
+    if name == "logs":
+        verb.add_argument("--follow", action="store_true", help="go on printing until the run has ended")
+    if name == "export":
+        verb.add_argument("--to", required=True, choices=("mlflow", "wandb", "tensorboard"), help="the program")
+        verb.add_argument("--out", metavar="DIR", help="a new or empty folder, instead of DIR/exports/PROGRAM")
     if name == "status":
-        verb.add_argument("--watch", action="store_true", help="update the table until all runs have ended")
+        text = "until all runs have ended: a table, in a pipe a line per change; exit with 1 if runs failed"
+        verb.add_argument("--watch", action="store_true", help=text)
         verb.add_argument(
             "--all", dest="every", action="store_true", help="list every run, also those that are ok, queued or missing"
         )
@@ -175,6 +239,12 @@ def _add_submit_options(verb: argparse.ArgumentParser) -> None:
         help="submit nothing if GPUs × time limits × launcher.attempts are more than H hours",
     )
 
+    verb.add_argument(
+        "--then",
+        choices=("report",),
+        help="write the report once all jobs are over, in a job of its own; site.mail_user gets mail",
+    )
+
 
 def _hours(text: str) -> float:
     try:
@@ -184,6 +254,13 @@ def _hours(text: str) -> float:
     if not 0 <= hours < float("inf"):
         raise argparse.ArgumentTypeError(f"{text} is not valid: expected a number of hours, e.g. 100")
     return hours
+
+
+def _accuracy(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text} is not valid: expected a test accuracy, e.g. 0.95") from None
 
 
 class _Version(argparse.Action):

@@ -56,7 +56,7 @@ class Question:
     overrides: list[str]
     """Those without strategy and devices."""
     gpt: dict[str, Any] | None
-    """Options of a transformer that the suite can't train; None: the model is the suite's."""
+    """Options of a transformer that is predicted by formula; None: the model's layers are counted."""
     gpt_tokens: float | None = None
     """Tokens of its data set; None: not known, and so is the time of an epoch."""
     gpt_strategies: frozenset[str] | None = None
@@ -142,8 +142,11 @@ def _counts(values: Sequence[Any]) -> list[int]:
 
 
 def _without_gpt(overrides: Sequence[str], extension: Extension) -> tuple[list[str], dict[str, Any] | None]:
-    """The overrides without those of a transformer, and its options with `TOKENS`; None: the suite has the model."""
-    if f"model={GPT}" not in overrides or GPT in group_choices(extension.conf)["model"]:
+    """The overrides without those of a transformer, and its options with `TOKENS`; None: another model, or one's own
+    of that name.
+    """
+    own = extension.conf is not None and (extension.conf / "model" / f"{GPT}.yaml").is_file()
+    if f"model={GPT}" not in overrides or own:
         return list(overrides), None
     options: dict[str, Any] = {}
     rest = []

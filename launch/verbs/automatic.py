@@ -39,7 +39,10 @@ def asked_of(overrides: Sequence[str], extension: Extension) -> Question:
 
     question = asked([text for text in overrides if text != AUTO], extension)
     if question.gpt is not None:
-        raise ConfigError("model=gpt can't be trained by the suite: `parallelbench advise` predicts it")
+        raise ConfigError(
+            "strategy=auto can't choose for model=gpt, which is predicted by formula: name a strategy, or choose "
+            "model=gpt_tiny, whose layers are counted"
+        )
     return replace(question, devices=question.devices or [question.bases[0].devices])
 
 

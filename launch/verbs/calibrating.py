@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -50,7 +51,7 @@ def calibrate(overrides: Sequence[str], extension: Extension, *, out: str | None
     console().print(listing(("figure", "value"), list(rows_of(figures))), crop=False)
     for note in figures.notes:
         say(note)
-    say(f"{path}: `parallelbench advise … --from {path}` predicts from it")
+    say(f"{path}: `parallelbench advise … --from {shlex.quote(str(path))}` predicts from it")
     return 0
 
 

@@ -14,6 +14,7 @@ import psutil
 from launch.launcher import all_launchers
 from launch.sweep import one_run
 from launch.sweep.compose import NOTHING, group_choices
+from parallelbench.errors import ConfigError
 from parallelbench.frameworks.installed import look, python_of
 from parallelbench.preprocess.engine_environments import engine_states
 from parallelbench.spec.launchers import prepare_line
@@ -115,11 +116,18 @@ def file_system(path: Path) -> str:
 
 def _data(folder: Path, extension: Extension) -> Iterator[tuple[str, str]]:
     for name in group_choices(extension.conf)["data"]:
-        run = one_run([f"data={name}"], extension).run
-        missing = run.data.missing_files(folder)
-        size = f"{run.data.train_samples:,} training and {run.data.test_samples:,} test images"
-        state = f"missing in {folder}: run `{prepare_line(name, folder)}`" if missing else "ready"
-        yield f"data={name}", f"{state} ({size})"
+        try:
+            yield f"data={name}", _ready(folder, name, extension)
+        except ConfigError as error:  # a choice that names nothing by itself
+            yield f"data={name}", str(error)
+
+
+def _ready(folder: Path, name: str, extension: Extension) -> str:
+    data = one_run([f"data={name}"], extension).run.data
+    size = f"{data.train_samples:,} training and {data.test_samples:,} test samples"
+    missing = data.missing_files(folder)
+    state = f"missing in {folder}: run `{prepare_line(name, folder)}`" if missing else "ready"
+    return f"{state} ({size})"
 
 
 def _version(package: str) -> str:

@@ -20,7 +20,7 @@ from parallelbench.spec.launchers import Site, SuiteLauncher
 from parallelbench.spec.mapping import component_class
 from parallelbench.spec.plain_yaml import load_yaml
 from parallelbench.spec.settings import Measure, Settings, Sweep
-from parallelbench.spec.structure import in_words, structs_in
+from parallelbench.spec.structure import in_words, listed, structs_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -38,6 +38,8 @@ class KeyHelp:
     meanings: dict[str, list[str]] = field(default_factory=dict)
     """Documentation → the choices whose classes say so; no choices where the key belongs to no group."""
     values: str = ""
+    options: tuple[str, ...] = ()
+    """The values, where they can be listed."""
     defaults: dict[str, list[str]] = field(default_factory=dict)
     """Default → the choices that have it."""
 
@@ -46,7 +48,7 @@ def explain(names: Sequence[str], extension: Extension) -> int:
     """Print all about the keys that are named, or a line about each key where none is."""
     known = keys(extension)
     groups = group_choices(extension.conf)
-    chosen = _chosen()
+    chosen = chosen_by_default()
     for name in names:
         if name in groups:
             _print_group(name, groups[name], known, chosen.get(name))
@@ -100,6 +102,7 @@ def _add(found: dict[str, KeyHelp], above: str, cls: type[Struct], content: Mapp
             continue  # a group of its own
         key = found.setdefault(f"{above}{each.name}", KeyHelp())
         key.values = in_words(each.type)
+        key.options = tuple(map(_as_yaml, listed(each.type)))
         key.meanings.setdefault(docs.get(each.name, "not documented"), []).append(choice)
         given = content.get(each.name, each.default)
         if given is not msgspec.NODEFAULT and not inner:
@@ -142,7 +145,7 @@ def _content(name: str) -> dict[str, Any]:
     return content
 
 
-def _chosen() -> dict[str, str]:
+def chosen_by_default() -> dict[str, str]:
     """Group → the choice that conf/config.yaml makes."""
     return {
         key: value for entry in _content("config.yaml")["defaults"] if entry != "_self_" for key, value in entry.items()

@@ -83,7 +83,7 @@ def _measured(
     say(f"round {number}: {len(proposal['runs'])} configuration(s), {proposal['device_hours']:.3g} device-hours")
     conf = Path(proposal["file"]).parents[1]
     own = extension_of(str(conf), question.extension.plugin)
-    if submit(["sweep=next_runs", *question.overrides], own, retry=None, max_gpu_hours=None):
+    if submit(["sweep=next_runs", *question.overrides], own, retry=None, max_gpu_hours=None, then=None):
         raise ConfigError(
             f"round {number}: a run failed; `parallelbench status {shlex.quote(question.bases[0].results)}` says why"
         )

@@ -44,7 +44,7 @@ class Overview:
     @property
     def live(self) -> bool:
         """Whether any run will go on without another submission."""
-        return any(status.label in ("running", "queued", "unknown") for status in self.runs.values())
+        return any(status.live for status in self.runs.values())
 
 
 def overview(runs: Look, launchers: Iterable[Launcher]) -> Overview:
@@ -135,20 +135,21 @@ def progress(folder: RunFolder, status: RunStatus) -> str:
     """The epoch of a running run, and about how long it will take."""
     if status.label != "running" or not (attempts := folder.attempts()):
         return ""
-    epochs = total = 0
-    first = last = 0.0
+    total, began, rows = 0, 0.0, []
     for line in read_entries(attempts[-1].path / "journal-rank0.jsonl"):
         if line.get("event") == "phase" and "epochs" in line:
-            total = line["epochs"]
-            first = first or line["time"]
+            total, began = line["epochs"], began or line["time"]
         elif line.get("table") == "epochs":
-            epochs, last = line["row"]["epoch"], line["row"]["finished_at"]
+            rows.append((line["row"]["epoch"], line["row"]["finished_at"]))
     if not total:
         return "starting"
-    if not epochs or last <= first:
-        return f"epoch 1/{total}"
-    left_s = (last - first) / epochs * (total - epochs) - (time.time() - last)
-    return f"epoch {epochs}/{total}, about {duration(max(0.0, left_s))} left"
+    # A resumed attempt's journal begins with the epochs of earlier ones, which say nothing of the time since it began.
+    own = [(epoch, finished_at) for epoch, finished_at in rows if finished_at > began]
+    if not own:
+        return f"epoch {rows[-1][0] + 1 if rows else 1}/{total}"
+    epoch, last = own[-1]
+    left_s = (last - began) / len(own) * (total - epoch) - (time.time() - last)
+    return f"epoch {epoch}/{total}, about {duration(max(0.0, left_s))} left"
 
 
 def styled(label: str) -> str:

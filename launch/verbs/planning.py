@@ -59,7 +59,7 @@ def show(overrides: Sequence[str], extension: Extension, *, help_keys: bool = Fa
     print(f"run folder  {RunFolder.of(run).path}\n")
     print("choices:")
     for group, names in group_choices(extension.conf).items():
-        print(f"  {group:10} {' '.join(names)}")
+        print(f"  {group:11} {' '.join(names)}")
     (checked,) = _checked([planned])
     problem = checked if isinstance(checked, ConfigError) else _unwritable([checked])
     if problem is not None:  # shown all the same, so that the user sees what to change

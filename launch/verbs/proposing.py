@@ -20,7 +20,10 @@ def proposal_of(question: Question, rows: Sequence[Row], objective: Objective, b
     from analysis.advisor.next_runs import proposed, sweep_of
 
     if question.gpt is not None:
-        raise ConfigError("model=gpt can't be trained by the suite, so no runs can be proposed: leave out --budget")
+        raise ConfigError(
+            "model=gpt is predicted by formula, so no runs can be proposed: leave out --budget, or choose "
+            "model=gpt_tiny, whose layers are counted"
+        )
     run = question.bases[0]
     found = proposed(rows, objective, budget_s=3600.0 * budget_h, most_devices=_most_devices(run))
     common = [(text.partition("=")[0], text.partition("=")[2]) for text in question.overrides]

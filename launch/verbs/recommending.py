@@ -139,8 +139,7 @@ def _suite(
     from analysis.advisor.suite_candidates import suite_candidates
 
     run, plugin = question.bases[0], question.extension.plugin
-    channels, height, _ = run.data.shape
-    run.model.check(in_channels=channels, image_size=height)
+    run.model.check(**run.data.model_input)
     candidates = suite_candidates(
         question.bases,
         devices,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,17 +17,50 @@ if TYPE_CHECKING:
     from launch.sweep.compose import Extension
 
 
-def report(folder: str, extension: Extension, *, out: str | None) -> int:
-    """Write figures, tables and the page; print the summary and where the page is."""
-    from analysis import format_exclusions, load, summary_table
+def report(
+    folders: Sequence[str],
+    extension: Extension,
+    *,
+    out: str | None,
+    target: float | None,
+    figure: str | None = None,
+    panel: str | None = None,
+    width: int | None = None,
+) -> int:
+    """Write figures, tables and the page, and print the summary; or one figure for a paper, and print its sentence."""
+    from analysis import format_exclusions, summary_table
+    from analysis.chosen_target import unreached
     from analysis.comparison.baseline import refused
+    from analysis.merging import load_all, replications
+    from analysis.metrics import require_accuracy
     from analysis.report import write_report_of
 
-    runs = load(existing(folder), plugin=extension.plugin)
+    require_accuracy(target)
+    for option, value in (("--panel", panel), ("--width", width)):
+        if figure is None and value is not None:
+            raise ConfigError(f"{option} {value} is of one figure: name it with --figure NAME")
+    if len(folders) > 1 and out is None:
+        raise ConfigError("the report of several folders is in none of them: name its folder with --out DIR")
+    runs = replace(load_all([existing(folder) for folder in folders], plugin=extension.plugin), target=target)
+    if figure is not None:
+        return _paper(runs, figure, panel=panel, width_mm=width, out=out)
     page = write_report_of(runs, out)
     console().print(summary_table(runs))
-    _remark([*refused(runs), *format_exclusions(runs)])
+    _remark([*replications(runs), *unreached(runs), *refused(runs), *format_exclusions(runs)])
     print(page)
+    return 0
+
+
+def _paper(runs: Runs, name: str, *, panel: str | None, width_mm: int | None, out: str | None) -> int:
+    from analysis.comparison.require import require_finished
+    from analysis.paper import COLUMN_MM, write_figure
+
+    require_finished(runs)
+    to = Path(out).expanduser() if out else runs.root / "paper"
+    figure, files = write_figure(runs, name, panel=panel, width_mm=width_mm or COLUMN_MM, out=to)
+    _remark([figure.finding])
+    for file in files:
+        print(file)
     return 0
 
 

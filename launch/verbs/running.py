@@ -13,6 +13,7 @@ from launch.sweep import expand, one_run
 from launch.verbs.automatic import planned_run, planned_runs
 from launch.verbs.console import console, say
 from launch.verbs.own_sources import notes_on_sources
+from launch.verbs.results import report
 from parallelbench.errors import ConfigError, choices, count_of
 from parallelbench.store.attempt import OUTCOMES, PUBLISHED
 from parallelbench.store.folder import FORGOTTEN
@@ -44,17 +45,32 @@ def run(overrides: Sequence[str], extension: Extension) -> int:
     return code
 
 
-def submit(overrides: Sequence[str], extension: Extension, *, retry: str | None, max_gpu_hours: float | None) -> int:
-    """Train the missing runs of a sweep with its launcher."""
+def submit(
+    overrides: Sequence[str],
+    extension: Extension,
+    *,
+    retry: str | None,
+    max_gpu_hours: float | None,
+    then: str | None,
+) -> int:
+    """Train the missing runs of a sweep with its launcher; `then`: what follows once all are over (`report`)."""
     options = SubmitOptions(_outcomes(retry), max_gpu_hours)
     plan = _tuned(planned_runs(overrides, extension))
     _tell_of_sources(plan, extension)
+    launcher = launcher_of(plan[0].run)
+    if then and not (launcher.trains_here or launcher.reports_afterwards):
+        raise ConfigError(f"launcher={launcher.name} queues no report: leave out --then, and report once all is over")
     prepared = _prepared(plan)
     folders = [item.folder for item in prepared] if options.retry & {*PUBLISHED} else []
     measured = {folder: manifest for folder in folders if (manifest := folder.manifest())}
-    code = launcher_of(prepared[0].planned.run).submit(prepared, options, console())
+    code = launcher.submit(prepared, options, console())
     if moved := [folder for folder, manifest in measured.items() if folder.manifest() != manifest]:
         say(f"{count_of(len(moved), 'earlier result')} moved to {moved[0].path.parent / FORGOTTEN}")
+    if then and launcher.trains_here and code in (0, 1):  # not interrupted
+        report([str(prepared[0].folder.path.parent)], extension, out=None, target=None)
+        return code
+    if then and not launcher.trains_here:
+        launcher.queue_report(prepared, console())
     say(_next_command(prepared[0], code))
     return code
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import time
+import shlex
 from typing import TYPE_CHECKING
 
-from rich.live import Live
 from rich.table import Table
 
 from launch.launcher import all_launchers
 from launch.states import states_below
+from launch.verbs import following
 from launch.verbs.as_json import print_findings, print_status
 from launch.verbs.console import console, existing
 from launch.verbs.overview import overview, rendered
@@ -23,29 +23,24 @@ if TYPE_CHECKING:
 
     from launch.states import Look
     from launch.sweep.compose import Extension
-
-WATCH_PAUSE_S, MOST_PAUSE_S = 5.0, 60.0
-"""Between two updates of `status --watch`, at first and at most: each one queries the scheduler."""
+    from launch.verbs.overview import Overview
 
 
 def status(folder: str, extension: Extension, *, watch: bool, every: bool, as_json: bool) -> int:
     """The state of the runs below a folder; `watch`: repeated until all have ended; `every`: a row for each run."""
     if as_json and watch:
         raise ConfigError("--json answers once, and --watch goes on: leave one of them out")
-    root, pause_s, launchers = existing(folder), WATCH_PAUSE_S, all_launchers(extension.plugin)
-    view = overview(_states(root), launchers)
+    root, launchers = existing(folder), all_launchers(extension.plugin)
+
+    def look() -> Overview:
+        return overview(_states(root), launchers)
+
+    if watch:
+        return following.watch(look, every=every)
     if as_json:
-        print_status(view)
-        return 0
-    if not watch:
-        console().print(rendered(view, every=every), crop=False)
-        return 0
-    with Live(rendered(view, every=every), console=console(), auto_refresh=False) as live:
-        while view.live:
-            time.sleep(pause_s)
-            pause_s = min(1.5 * pause_s, MOST_PAUSE_S)
-            view = overview(_states(root), launchers)
-            live.update(rendered(view, every=every), refresh=True)
+        print_status(look())
+    else:
+        console().print(rendered(look(), every=every), crop=False)
     return 0
 
 
@@ -56,31 +51,49 @@ def _states(root: Path) -> Look:
     return states
 
 
-def cancel(folder: str, extension: Extension) -> int:
-    """End the jobs of the sweeps below a folder."""
-    root, queued = existing(folder), False
-    folders = [root, *sorted(path for path in root.iterdir() if path.is_dir())]
-    for launcher in all_launchers(extension.plugin):
-        if sweeps := [path for path in folders if launcher.submitted(path)]:
-            launcher.cancel(sweeps, console())
-            queued = True
-    if not queued:
-        raise ConfigError(f"{folder} holds no sweep with queued jobs: name a sweep's folder or one above it")
+def cancel(folders: Sequence[str], extension: Extension) -> int:
+    """End the jobs of the sweeps below these folders, and of these runs."""
+    roots, launchers = [existing(folder) for folder in folders], all_launchers(extension.plugin)
+    runs = [RunFolder(root.absolute()) for root in roots if (root / "config.yaml").exists()]
+    sweeps: list[Path] = []
+    for root in (each for each in roots if RunFolder(each.absolute()) not in runs):
+        below = [root, *sorted(path for path in root.iterdir() if path.is_dir())]
+        queued = [path for path in below if any(launcher.submitted(path) for launcher in launchers)]
+        if not queued:
+            raise ConfigError(
+                f"{root} holds no sweep with queued jobs: name a sweep's folder or one above it, or a run"
+            )
+        sweeps += queued
+    for run in runs:
+        if not any(launcher.submitted(run.path.parent) for launcher in launchers):
+            raise ConfigError(f"{run.path} was not queued: what trains here ends with Ctrl-C where it was started")
+    for launcher in launchers:
+        if mine := [path for path in dict.fromkeys(sweeps) if launcher.submitted(path)]:
+            launcher.cancel(mine, console())
+        if own := [run for run in dict.fromkeys(runs) if launcher.submitted(run.path.parent)]:
+            launcher.cancel_runs(own, console())
     return 0
 
 
-def logs(folder: str, extension: Extension) -> int:
-    """Print the output of a run's latest attempt and of its job."""
-    path = existing(folder).absolute()
+def logs(folder: str, extension: Extension, *, follow: bool) -> int:
+    """Print the output of a run's latest attempt and of its job; `follow`: and what is added, until the run ends."""
+    path, launchers = existing(folder).absolute(), all_launchers(extension.plugin)
     if not (path / "config.yaml").exists():
         raise ConfigError(f"{folder} is no run's folder: `parallelbench status DIR` names those below DIR")
-    files = [file for launcher in all_launchers(extension.plugin) for file in launcher.logs(path.parent, path.name)]
-    attempts = RunFolder(path).attempts()
-    files += sorted(attempts[-1].path.glob("log*.txt")) if attempts else []
-    for file in files:
+    run = RunFolder(path)
+
+    def files() -> list[Path]:
+        attempts = run.attempts()
+        of_jobs = [file for launcher in launchers for file in launcher.logs(path.parent, path.name)]
+        return of_jobs + (sorted(attempts[-1].path.glob("log*.txt")) if attempts else [])
+
+    if follow:
+        return following.follow(run, files, launchers)
+    found = files()
+    for file in found:
         print(f"==> {file} <==")
         print(file.read_text(errors="replace"))
-    if not files:
+    if not found:
         console().print("nothing was printed yet because the run has not begun")
     return 0
 
@@ -97,7 +110,8 @@ def forget(folders: Sequence[str], extension: Extension) -> int:
         for launcher in (each for each in launchers if each.submitted(sweep)):
             known = launcher.status(look).runs.get(run)
             if known and known.label in ("queued", "running", "unknown"):
-                raise ConfigError(f"{run.path} is {known.label}: `parallelbench cancel {sweep}` ends the sweep's jobs")
+                ends = f"`parallelbench cancel {shlex.quote(str(sweep))}` ends the sweep's jobs"
+                raise ConfigError(f"{run.path} is {known.label}: {ends}")
     for run in runs:
         print(run.forget())
     return 0

@@ -13,11 +13,13 @@ import shlex
 import shutil
 import socket
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from parallelbench.data.byte_text import Text
 from parallelbench.data.conversion import file_digest, parsed, with_sizes, write
+from parallelbench.data.corpus import OwnText, is_text_name, write_text
 from parallelbench.data.own_files import is_name
 from parallelbench.data.prepared import MANIFEST, PreparedData, RawFile, fingerprint_of, read_manifest
 from parallelbench.errors import ConfigError, FormatError, StorageError
@@ -42,10 +44,13 @@ def prepare(data: Data, data_dir: Path, *, progress: Callable[[str], None] = pri
     verified. `progress` is called with a line before each part of the work. Raises `ConfigError` where a file
     can't be downloaded or is damaged, and `StorageError` where the disk refuses. Then nothing is published.
     """
+    root = Path(data_dir).expanduser()
+    if isinstance(data, Text) and data.path is not None:
+        _prepare_text(data.path, root, progress=progress)
+        return
     if not isinstance(data, PreparedData):
         progress(f"{data.name}: needs no preparation")
         return
-    root = Path(data_dir).expanduser()
     if data.files is not None and not is_name(data.files):
         _prepare_own(data, Path(data.files).expanduser(), root, progress=progress)
         return
@@ -94,6 +99,26 @@ def _prepare_own(data: PreparedData, source: Path, root: Path, *, progress: Call
             _publish(named, temporary, root=root)
     progress(f"{data.name}: ready in {named.prepared_dir(root)}, as files of your own")
     progress(f"{data.name}: train on them with data={data.name} data.files={named.files}")
+
+
+def _prepare_text(path: str, root: Path, *, progress: Callable[[str], None]) -> None:
+    """Join a user's own text in a folder that is named after its content; says how runs name it."""
+    if is_text_name(path):
+        OwnText.named(path).manifest(root)
+        progress(f"text: ready in {OwnText.named(path).folder(root)}")
+        return
+    progress(f"text: reading {path}")
+    with storage_errors(root):
+        root.mkdir(parents=True, exist_ok=True)
+        remove_stale(root)
+        with temporary_folder(root, "text") as temporary:
+            own = write_text(Path(path).expanduser(), temporary)
+            with suppress(OSError):  # refused where it is there already
+                temporary.rename(own.folder(root))
+        sync(root)
+    own.manifest(root)
+    progress(f"text: ready in {own.folder(root)}, {own.size_bytes:,} bytes of your own")
+    progress(f"text: train on them with data=text data.path={own.name}")
 
 
 def is_complete(data: PreparedData, data_dir: Path) -> bool:

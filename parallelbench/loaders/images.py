@@ -1,4 +1,4 @@
-"""Transforms of images before the model: padding, cutting out windows, mirroring, normalising."""
+"""Transforms of samples before the model: padding, cutting out windows, mirroring, normalising."""
 
 from __future__ import annotations
 
@@ -13,39 +13,56 @@ if TYPE_CHECKING:
 
 
 class Normalise:
-    """(x / 255 − mean) / std as scale·x + shift: one kernel from uint8 to float, and one more to a half type.
+    """From what is stored to what a model takes, as scale·x + shift; tokens stay as they are.
 
-    Half types are computed in float32, since a scale rounded to 8 bits would shift every image.
+    Of images (x / 255 − mean) / std: one kernel from uint8 to float, and one more to a half type. Of vectors
+    (x − mean) / std. Half types are computed in float32, since a scale rounded to 8 bits would shift every image.
     """
 
     def __init__(
         self, data: Data, *, device: torch.device | str, dtype: torch.dtype, channels_last: bool, padding: int = 0
     ) -> None:
-        """For images stored in the layout of `laid_out`, with a border of `padding` pixels."""
+        """For samples stored in the layout of `laid_out`; images with a border of `padding` pixels."""
         self.device, self.dtype, self.channels_last = device, dtype, channels_last
+        self._shape, self._stored = data.shape, _STORED[data.kind]
+        self._scale = self._shift = torch.empty(0)
+        if data.kind == "tokens":
+            self.dtype = torch.int64
+            return
         wide = dtype if dtype == torch.float64 else torch.float32
-        channels, height, width = data.shape[0], data.shape[1] + 2 * padding, data.shape[2] + 2 * padding
-        shape = (height, width, channels) if channels_last else (channels, height, width)
-        per_channel = (1, 1, -1) if channels_last else (-1, 1, 1)
-        std = torch.tensor(data.std, dtype=torch.float64).view(per_channel)
-        mean = torch.tensor(data.mean, dtype=torch.float64).view(per_channel)
+        per_value: tuple[int, ...] = (-1,)
+        if data.kind == "images":
+            channels, height, width = data.shape[0], data.shape[1] + 2 * padding, data.shape[2] + 2 * padding
+            self._shape = (height, width, channels) if channels_last else (channels, height, width)
+            per_value = (1, 1, -1) if channels_last else (-1, 1, 1)
+        std = torch.tensor(data.std, dtype=torch.float64).view(per_value)
+        mean = torch.tensor(data.mean, dtype=torch.float64).view(per_value)
+        largest = 255 if data.kind == "images" else 1
         # One value per element of an image: on a CPU five times as fast as broadcasting three of them
         # channels last.
-        self.scale = (1 / (255 * std)).expand(shape).to(device, wide).contiguous()
-        self.shift = (-mean / std).expand(shape).to(device, wide).contiguous()
+        self._scale = (1 / (largest * std)).expand(self._shape).to(device, wide).contiguous()
+        self._shift = (-mean / std).expand(self._shape).to(device, wide).contiguous()
 
     def __call__(self, images: Tensor) -> Tensor:
-        """From uint8 in the stored layout to (n, channels, height, width) in `dtype`."""
+        """From what is stored to `dtype`; images to (n, channels, height, width)."""
         return self.finished(self.values(images))
 
     def values(self, images: Tensor) -> Tensor:
-        """From uint8, one image or several, to floats in the same layout; the same bits either way."""
-        return torch.addcmul(self.shift, images, self.scale)
+        """From what is stored, one sample or several, to numbers in the same layout; the same bits either way."""
+        return torch.addcmul(self._shift, images, self._scale) if self._scale.numel() else images.to(torch.int64)
 
     def finished(self, values: Tensor) -> Tensor:
-        """From floats in the stored layout to (n, channels, height, width) in `dtype`."""
+        """From numbers in the stored layout to `dtype`; images to (n, channels, height, width)."""
         result = values if values.dtype == self.dtype else values.to(self.dtype)
         return result.permute(0, 3, 1, 2) if self.channels_last else result
+
+    def no_samples(self, device: torch.device) -> Tensor:
+        """What `values` gives of none."""
+        return self.values(torch.empty((0, *self._shape), dtype=self._stored, device=device))
+
+
+_STORED = {"images": torch.uint8, "vectors": torch.float32, "tokens": torch.int64}
+"""Kind of data → how a sample is stored; tokens as any integers."""
 
 
 def laid_out(images: Tensor, *, padding: int, channels_last: bool) -> Tensor:

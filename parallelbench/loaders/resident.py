@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from itertools import repeat
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from parallelbench.loaders.batch_loader import BatchLoader
 from parallelbench.spec.batch import Batch
+from parallelbench.spec.dataset import Kind  # noqa: TC001 - msgspec reads the annotations
 from parallelbench.spec.loader import Loader
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from typing import Unpack
 
-    import numpy as np
     from numpy.typing import NDArray
     from torch import Tensor
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 class Resident(Loader, frozen=True, kw_only=True):
     """The whole data set lies on the device; batches are cut out, normalised and augmented there."""
+
+    feeds: ClassVar[tuple[Kind, ...]] = ("images", "vectors", "tokens")
 
     def build(self, arrays: Arrays, data: Data, **arguments: Unpack[LoaderArgs]) -> BatchLoader:
         """Move the data set to the device."""
@@ -56,7 +58,7 @@ class ResidentLoader(BatchLoader):
             self._train_labels = torch.from_numpy(np.array(arrays.train_labels)).to(self._device)
             self._test_labels = torch.from_numpy(np.array(arrays.test_labels)).to(self._device)
 
-    def _moved(self, images: NDArray[np.uint8], *, padding: int) -> Tensor:
+    def _moved(self, images: NDArray[Any], *, padding: int) -> Tensor:
         import numpy as np
         import torch
 
@@ -69,7 +71,8 @@ class ResidentLoader(BatchLoader):
         size = self.local_batch_size
         labels: Iterable[Tensor | None] = repeat(None)
         if self._train_labels is not None:
-            labels = self._train_labels.index_select(0, plan.samples.to(self._device)).view(-1, size).unbind(0)
+            labels = self._train_labels.index_select(0, plan.samples.to(self._device))
+            labels = labels.unflatten(0, (-1, size)).unbind(0)
         images: Iterable[Tensor | None] = repeat(None)
         if self._train_images is not None:
             images = self._train_batches(self._train_images, plan)

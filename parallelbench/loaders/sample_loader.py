@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class SampleLoader(TorchBatches):
     """Every sample is cropped, mirrored and normalised by itself, as a transform of torchvision's would."""
 
-    def _dataset(self, images: NDArray[np.uint8], labels: NDArray[np.int64], *, padding: int) -> Dataset[Any]:
+    def _dataset(self, images: NDArray[Any], labels: NDArray[np.int64], *, padding: int) -> Dataset[Any]:
         normalise = self._normaliser("cpu")
         return _Samples(
             images if self._shard.images else None,
@@ -55,7 +55,7 @@ class _Samples(Dataset[tuple[Any, ...]]):
 
     def __init__(
         self,
-        images: NDArray[np.uint8] | None,
+        images: NDArray[Any] | None,
         labels: NDArray[np.int64] | None,
         *,
         normalise: Normalise,
@@ -65,10 +65,10 @@ class _Samples(Dataset[tuple[Any, ...]]):
 
     def __getitem__(self, key: tuple[int, int, int, int]) -> tuple[Any, ...]:
         number, down, right, flip = key
-        label = () if self._labels is None else (int(self._labels[number]),)
+        label = () if self._labels is None else (torch.from_numpy(np.array(self._labels[number])),)
         return label if self._images is None else (self._image(self._images[number], down, right, flip), *label)
 
-    def _image(self, image: NDArray[np.uint8], down: int, right: int, flip: int) -> Tensor:
+    def _image(self, image: NDArray[Any], down: int, right: int, flip: int) -> Tensor:
         border = self._padding
         if border:
             _, height, width = image.shape

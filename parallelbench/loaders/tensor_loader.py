@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class TensorLoader(TorchBatches):
     """All images lie in host memory as floats, normalised before training; the device cuts and mirrors batches."""
 
-    def _dataset(self, images: NDArray[np.uint8], labels: NDArray[np.int64], *, padding: int) -> Dataset[Any]:
+    def _dataset(self, images: NDArray[Any], labels: NDArray[np.int64], *, padding: int) -> Dataset[Any]:
         tensors = []
         if self._shard.images:
             stored = laid_out(torch.from_numpy(np.array(images)), padding=padding, channels_last=self._channels_last)

@@ -132,7 +132,7 @@ class TorchBatches(BatchLoader):
         self._parts = _Part(train, options, pinned=pinned), _Part(test, options, pinned=pinned)
 
     @abstractmethod
-    def _dataset(self, images: NDArray[np.uint8], labels: NDArray[np.int64], *, padding: int) -> Dataset[Any]:
+    def _dataset(self, images: NDArray[Any], labels: NDArray[np.int64], *, padding: int) -> Dataset[Any]:
         """A data set whose items are an image and a label, or one of them, as the shard has it."""
 
     def spanned(self) -> Iterable[Spanned]:
@@ -170,8 +170,6 @@ class TorchBatches(BatchLoader):
         next(batches, None)  # ends workers that are not persistent
 
     def _no_samples(self) -> tuple[Tensor | None, Tensor | None]:
-        empty = self._normalise.values(
-            torch.empty((0, *self._normalise.scale.shape), dtype=torch.uint8, device=self._device)
-        )
-        labels = torch.empty(0, dtype=torch.int64, device=self._device)
+        empty = self._normalise.no_samples(self._device)
+        labels = torch.empty((0, *self._data.label_shape), dtype=torch.int64, device=self._device)
         return empty if self._shard.images else None, labels if self._shard.labels else None

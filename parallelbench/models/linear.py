@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
+from parallelbench.spec.dataset import Kind  # noqa: TC001 - msgspec reads the annotations
 from parallelbench.spec.model import Model
 
 if TYPE_CHECKING:
@@ -11,7 +12,9 @@ if TYPE_CHECKING:
 
 
 class LogisticRegression(Model, frozen=True, kw_only=True):
-    """One linear layer over the pixels; the softmax is in the loss."""
+    """One linear layer over the pixels, or features; the softmax is in the loss."""
+
+    takes: ClassVar[tuple[Kind, ...]] = ("images", "vectors")
 
     @property
     def layer_names(self) -> tuple[str, ...]:

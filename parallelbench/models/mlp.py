@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from parallelbench.models.options import Counts, dense_plan
+from parallelbench.spec.dataset import Kind  # noqa: TC001 - msgspec reads the annotations
 from parallelbench.spec.model import Model, Split
 
 if TYPE_CHECKING:
@@ -19,6 +20,8 @@ class Mlp(Model, frozen=True, kw_only=True):
     "Model Parallelism vs Data Parallelism: Examples", which puts fc1 and fc4 on one
     device, fc2 and fc3 on another.
     """
+
+    takes: ClassVar[tuple[Kind, ...]] = ("images", "vectors")
 
     hidden: Counts
     """Widths of the hidden layers, first to last."""

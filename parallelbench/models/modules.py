@@ -18,6 +18,16 @@ def sequence(names: Iterable[str], layers: Iterable[nn.Module]) -> nn.Sequential
     return nn.Sequential(OrderedDict(zip(names, layers, strict=True)))
 
 
+def parameters_by_layer(model: nn.Sequential) -> list[list[nn.Parameter]]:
+    """Parameters of each layer, every one once: what layers share belongs to the first of them."""
+    seen: set[nn.Parameter] = set()
+    owned = []
+    for layer in model:
+        owned.append([parameter for parameter in layer.parameters() if parameter not in seen])
+        seen.update(owned[-1])
+    return owned
+
+
 class Dense(nn.Module):
     """A linear layer that flattens its input first: (batch, …) → (batch, outputs), with ReLU where `relu`."""
 

@@ -36,7 +36,7 @@ class PreparedRows(Data, frozen=True, kw_only=True):
         return self.stored.flip
 
     @property
-    def shape(self) -> tuple[int, int, int]:
+    def shape(self) -> tuple[int, ...]:
         """Channels, height and width of an image."""
         return self.stored.shape
 

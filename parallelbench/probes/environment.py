@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import re
@@ -44,6 +45,7 @@ def capture(framework: str = "torch", *, plugin: str | None = None) -> dict[str,
         VERSION: ENTRIES_VERSION,
         FRAMEWORK: framework,
         "host": socket.gethostname(),
+        "machine": machine(),
         "platform": platform.platform(),
         "python": platform.python_version(),
         "packages": {name: version(name) for name in _PACKAGES} | own.pop("packages"),
@@ -63,6 +65,12 @@ def capture(framework: str = "torch", *, plugin: str | None = None) -> dict[str,
         **own,
         "variables": allowed_variables(dict(os.environ)),
     }
+
+
+def machine(path: str = "/etc/machine-id") -> str | None:
+    """What tells this machine from others of its name: a hash of its id, which itself is to stay on it."""
+    own = _read(path)
+    return hashlib.sha256(f"parallelbench {own}".encode()).hexdigest()[:16] if own else None
 
 
 def allowed_variables(variables: dict[str, str]) -> dict[str, str]:

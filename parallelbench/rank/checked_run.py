@@ -21,12 +21,17 @@ PARITY_TEST_SAMPLES = 37
 """Test samples that are evaluated after each step: a prime number, so that every split makes unequal parts."""
 WIDEST_TOLERANCE = 0.05
 """Most that a strategy may ask for (`Strategy.parity_tolerance`): what gradients rounded to bf16 need."""
+_CLIP_NORM = 1e-4
+"""Largest norm that gradients are clipped to: that of an untrained model's is far larger, also of a squared error."""
 _EPOCH_STEPS = 2
 """Steps per epoch of the check, so that three steps pass from one epoch to the next."""
 
 
 def as_checked(run: RunConfig) -> RunConfig:
-    """The run to check: fp64, small batches, short epochs, and no batch statistics that depend on the split."""
+    """The run to check: fp64, small batches, short epochs, and no batch statistics that depend on the split.
+
+    A schedule's changes are moved into the few steps that are compared; gradients are clipped to less than their norms.
+    """
     checked = msgspec.structs.replace(
         run,
         precision="fp64",
@@ -40,6 +45,13 @@ def as_checked(run: RunConfig) -> RunConfig:
             parity_steps=max(run.measure.parity_steps, run.strategy.least_parity_steps(run)),
         ),
     )
+    if run.clip_norm is not None:
+        checked = msgspec.structs.replace(checked, clip_norm=min(run.clip_norm, _CLIP_NORM))
+    if run.lr_schedule.changes:
+        steps = checked.steps_per_epoch
+        epochs = -(-checked.measure.parity_steps // steps)
+        schedule = run.lr_schedule.shortened(1 / steps)
+        checked = msgspec.structs.replace(checked, epochs=epochs, lr_schedule=schedule)
     if local_statistics(run):
         # Micro-batches pass a layer one after the other, so not even synchronised statistics cover the whole batch.
         norm = "sync" if run.strategy.micro_batches_per_step(run) == 1 else "group"

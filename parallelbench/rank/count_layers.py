@@ -14,7 +14,9 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from parallelbench.models.inputs import blank
 from parallelbench.models.layer_counts import LayerCount, encode
+from parallelbench.models.modules import parameters_by_layer
 from parallelbench.models.tensor_plans import planned
 from parallelbench.rank.least_flop import LEFT, least_flop_per_sample
 from parallelbench.spec.mapping import from_mapping
@@ -36,14 +38,13 @@ def count_facts(run: RunConfig) -> dict[str, Any]:
 
 def layer_counts(run: RunConfig) -> list[LayerCount]:
     """One row per layer, counted while one sample passes on the CPU."""
-    channels, height, _ = run.data.shape
     with torch.random.fork_rng(devices=[]), torch.no_grad():
-        model = run.model.build(in_channels=channels, image_size=height, num_classes=run.data.num_classes).eval()
-        values = torch.zeros(1, *run.data.shape)
+        model = run.model.build(**run.data.model_input, num_classes=run.data.num_classes).eval()
+        values = blank(run.data, 1)
         plan, rows = run.model.tensor_plan(), []
-        for name, layer in model.named_children():
+        for (name, layer), own in zip(model.named_children(), parameters_by_layer(model), strict=True):
             values, row = _counted(name, layer, values, plan)
-            rows.append(row)
+            rows.append(msgspec.structs.replace(row, parameters=sum(each.numel() for each in own), tensors=len(own)))
     return rows
 
 
@@ -54,7 +55,6 @@ def _counted(
     with _LayerCounter() as counted:
         values = layer(values)
     planned.remove()
-    own = list(layer.parameters())
     return values, LayerCount(
         name=name,
         product_flop=counted.product_flop,
@@ -62,8 +62,8 @@ def _counted(
         grouped_flop=counted.grouped_flop,
         output_bytes=float(FP32 * counted.values),
         operations=counted.operations,
-        parameters=sum(each.numel() for each in own),
-        tensors=len(own),
+        parameters=0,
+        tensors=0,
         boundary_bytes=float(FP32 * values.numel()),
         shardable_flop=planned.flop,
         shardable_parameters=planned.parameters,

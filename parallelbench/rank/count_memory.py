@@ -16,7 +16,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from parallelbench.models.inputs import blank
 from parallelbench.models.layer_memory import LayerMemory, Linear, ModelMemory, encode_memory
+from parallelbench.models.modules import parameters_by_layer
 from parallelbench.spec.mapping import from_mapping
 from parallelbench.world.numerics import Numerics
 
@@ -37,36 +39,42 @@ NO_UPDATE = {"cpu": 0.0, "cuda": 0.0}
 
 def model_memory(run: RunConfig) -> ModelMemory:
     """Counted layer by layer, forward and backward, under the run's precision."""
-    numerics = Numerics(run.precision, "cpu")
-    channels, height, _ = run.data.shape
+    numerics = Numerics(run.precision, "cpu", loss=run.loss.build())
     usual = torch.get_default_dtype()
     with FakeTensorMode(allow_non_fake_inputs=True):
         torch.set_default_dtype(numerics.dtype)
         try:
-            model = run.model.build(in_channels=channels, image_size=height, num_classes=run.data.num_classes).train()
+            model = run.model.build(**run.data.model_input, num_classes=run.data.num_classes).train()
         finally:
             torch.set_default_dtype(usual)
         few, many = ([*_counted(model, run, numerics, samples=count)] for count in SAMPLES)
-        updates = [_update_peaks([*layer.parameters()], run) for layer in model]
+        owned = parameters_by_layer(model)
+        updates = [_update_peaks(own, run) for own in owned]
         together = _update_peaks([*model.parameters()], run)
     names = [*dict(model.named_children()), "loss"]
     modules: list[nn.Module | None] = [*model, None]
-    parts = zip(names, modules, zip(few, many, strict=True), [*updates, NO_UPDATE], strict=True)
-    rows = [_row(name, layer, counts, updates=update) for name, layer, counts, update in parts]
-    sample = float(channels * height * run.data.shape[2] * numerics.dtype.itemsize)
+    counted = zip(few, many, strict=True)
+    parts = zip(names, modules, counted, [*updates, NO_UPDATE], [*owned, []], strict=True)
+    rows = [_row(name, layer, counts, updates=update, own=own) for name, layer, counts, update, own in parts]
+    sample = float(blank(run.data, 1, dtype=numerics.dtype).nbytes)
     at_once = {kind: peak > max(layer[kind] for layer in updates) for kind, peak in together.items()}
     return ModelMemory(layers=rows[:-1], loss=rows[-1], input_bytes=sample, updates_at_once=at_once)
 
 
 def _row(
-    name: str, layer: nn.Module | None, counts: tuple[Counts, Counts], *, updates: dict[str, float]
+    name: str,
+    layer: nn.Module | None,
+    counts: tuple[Counts, Counts],
+    *,
+    updates: dict[str, float],
+    own: Sequence[nn.Parameter],
 ) -> LayerMemory:
     first, second = SAMPLES
     slopes = [(b - a) / (second - first) for a, b in zip(*counts, strict=True)]
     kept, forward, backward = (Linear(a - slope * first, slope) for a, slope in zip(counts[0], slopes, strict=True))
     return LayerMemory(
         name=name,
-        tensors=[] if layer is None else [p.numel() * p.element_size() for p in layer.parameters()],
+        tensors=[p.numel() * p.element_size() for p in own],
         buffer_bytes=0 if layer is None else sum(b.numel() * b.element_size() for b in layer.buffers()),
         kept=kept,
         forward_peak=forward,
@@ -78,8 +86,8 @@ def _row(
 def _counted(model: nn.Sequential, run: RunConfig, numerics: Numerics, *, samples: int) -> list[Counts]:
     """Each layer's counts, and the loss's, in a pass over the whole model that is cut between layers."""
     counts: list[Counts] = []
-    values = torch.empty(samples, *run.data.shape, dtype=numerics.dtype)
-    labels = torch.zeros(samples, dtype=torch.int64)
+    values = blank(run.data, samples, dtype=numerics.dtype)
+    labels = torch.zeros(samples, *run.data.label_shape, dtype=torch.int64)
     for layer in model:
         values, found = _layer_counts(layer, values, numerics, first=not counts)
         counts.append(found)

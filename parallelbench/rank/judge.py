@@ -5,7 +5,9 @@ least a floor for what another order of sums adds to it. In gradients that is mo
 strategies some steps differ by 2 %, while most agree to 1e-7 (fp32). So each step has a wide limit, which idle steps,
 lost samples and gradients that are not averaged exceed by far, and the best of the steps has a narrow one, which every
 coarser number format exceeds. No limit exceeds `LARGEST_LIMIT`. The update itself is held against the run's optimizer,
-which goes on from the gathered state by the gradients that the step has left: rounding is all that may differ.
+which goes on from the gathered state by the gradients that the step has left: rounding is all that may differ. Steps
+after the last epoch have the full rate whatever the schedule, and that is what is held; rates that change are the
+parity check's matter.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from parallelbench.rank.differences import relative_difference, size_difference,
 from parallelbench.rank.findings import Finding
 from parallelbench.rank.parity import endless
 from parallelbench.rank.plain import PlainModel
-from parallelbench.rank.plain_optimizer import PlainOptimizer, kept_of_one
+from parallelbench.rank.plain_optimizer import PlainOptimizer, clipped, kept_of_one
 from parallelbench.rank.step_differences import loss_difference
 from parallelbench.spec.batch import Shard
 
@@ -71,7 +73,7 @@ class Judge:
 
     def __init__(self, model: nn.Module, run: RunConfig, world: World, loader_of: LoaderOf) -> None:
         self._run, self._loader_of = run, loader_of
-        self._plain = PlainModel(model, device=world.device, pieces=pieces_of(run) or 1)
+        self._plain = PlainModel(model, run.loss.build(), device=world.device, pieces=pieces_of(run) or 1)
         formats = " and ".join(dict.fromkeys(("fp64", run.precision)))
         self._what = f"{run.global_batch_size} samples in {run.precision}, against one device in {formats}"
         granted = granted_tolerance(run)
@@ -173,13 +175,15 @@ class Judge:
     def _update(self, taken: Taken, exact: PlainStep) -> Finding:
         """Hold what the step changed against the optimizer's update by the gradients that the step has left."""
         if self._optimizer is None:
-            stayed = unmoved(taken.before, taken.after, exact.gradients, self._run.optimizer.scaled_lr(self._run))
+            rate = self._run.optimizer.scaled_lr(self._run)
+            stayed = unmoved(taken.before, taken.after, clipped(exact.gradients, self._run.clip_norm), rate)
             what = "tensors with a gradient that the step left as they were; how far it moves them is not checked"
             what = ": ".join(filter(None, (what, self._why_no_updates)))
             return Finding("update", what, taken.number, difference=float(stayed), limit=0.0)
+        step = self._optimizer.step
         moved = {
-            name: (taken.before[name], taken.after[name], self._optimizer.step(name, taken.before[name], gradient))
-            for name, gradient in taken.gradients.items()
+            name: (taken.before[name], taken.after[name], step(name, taken.before[name], gradient))
+            for name, gradient in clipped(taken.gradients, self._run.clip_norm).items()
         }
         what = f"against {self._run.optimizer.name} in fp64, from the gathered state and gradients"
         limit = UPDATE_LIMITS.get(self._run.precision, _UPDATE_LIMIT)

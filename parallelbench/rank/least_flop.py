@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from parallelbench.models.inputs import blank
+
 if TYPE_CHECKING:
     from parallelbench.spec.config import RunConfig
 
@@ -25,12 +27,11 @@ def least_flop_per_sample(run: RunConfig) -> float | None:
 
     Only matrix products and convolutions count. The input of the first of them needs no gradient.
     """
-    channels, height, _ = run.data.shape
     # Meta tensors would need no memory, but load sympy, for seconds.
     with torch.random.fork_rng(devices=[]), torch.no_grad():
-        model = run.model.build(in_channels=channels, image_size=height, num_classes=run.data.num_classes).eval()
+        model = run.model.build(**run.data.model_input, num_classes=run.data.num_classes).eval()
         with _Counter() as counted:
-            model(torch.zeros(1, *run.data.shape))
+            model(blank(run.data, 1))
     return 3 * sum(counted.flop) - counted.flop[0] if counted.flop else None
 
 

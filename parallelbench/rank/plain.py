@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from parallelbench.spec.batch import Batch
+    from parallelbench.spec.mean_loss import MeanLoss
 
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 """Precisions whose forward passes are autocast."""
@@ -37,8 +37,8 @@ class PlainModel:
     `pieces`: slices of a global batch that are computed one after the other, each by its own batch statistics.
     """
 
-    def __init__(self, model: nn.Module, *, device: torch.device, pieces: int) -> None:
-        self._model, self._device, self._pieces = model, device, pieces
+    def __init__(self, model: nn.Module, loss: MeanLoss, *, device: torch.device, pieces: int) -> None:
+        self._model, self._mean_loss, self._device, self._pieces = model, loss, device, pieces
 
     def step(self, state: Mapping[str, Tensor], batch: Batch, *, precision: str, scale: float = 1.0) -> PlainStep:
         """Loss and gradients of a global batch at `state`; nothing is updated but buffers.
@@ -52,7 +52,7 @@ class PlainModel:
         loss_sum, buffers = 0.0, dict[str, Tensor]()
         for piece, targets in zip(images.chunk(self._pieces), labels.chunk(self._pieces), strict=True):
             self._load(model, state, buffers_only=True)
-            loss = F.cross_entropy(_logits(model, piece, precision), targets, reduction="sum")
+            loss = self._mean_loss(_logits(model, piece, precision), targets) * len(targets)
             (loss * (scale / len(labels))).backward()
             loss_sum += loss.item()
             buffers = buffers or {
@@ -66,14 +66,17 @@ class PlainModel:
         """Mean loss over these batches at `state`, and the share of correct predictions."""
         model = self._at(state, precision)
         model.eval()
-        loss_sum, correct, samples = 0.0, 0, 0
+        loss_sum, correct, samples, predictions = 0.0, 0, 0, 0
         for batch in batches:
             images, labels = self._inputs(batch, precision)
             logits = _logits(model, images, precision)
-            loss_sum += F.cross_entropy(logits, labels, reduction="sum").item()
-            correct += int((logits.argmax(dim=1) == labels).sum().item())
+            if not len(labels):
+                continue
+            loss_sum += self._mean_loss(logits, labels).item() * len(labels)
+            correct += int((logits.argmax(dim=-1) == labels).sum().item())
             samples += len(labels)
-        return loss_sum / samples, correct / samples
+            predictions += labels.numel()
+        return loss_sum / samples, correct / predictions
 
     def _at(self, state: Mapping[str, Tensor], precision: str) -> nn.Module:
         model = self._model.to(self._device, torch.float64 if precision == "fp64" else torch.float32)
@@ -90,7 +93,8 @@ class PlainModel:
         assert batch.images is not None
         assert batch.labels is not None
         dtype = torch.float64 if precision == "fp64" else torch.float32
-        return batch.images.to(self._device, dtype), batch.labels.to(self._device)
+        kept = batch.images.dtype if not batch.images.is_floating_point() else dtype  # tokens are whole numbers
+        return batch.images.to(self._device, kept), batch.labels.to(self._device)
 
 
 def _logits(model: nn.Module, images: Tensor, precision: str) -> Tensor:
@@ -98,7 +102,7 @@ def _logits(model: nn.Module, images: Tensor, precision: str) -> Tensor:
     if precision not in HALF:
         return model(images)  # type: ignore[no-any-return]
     with torch.autocast(images.device.type, dtype=HALF[precision]):
-        return model(images).to(images.dtype)  # type: ignore[no-any-return]
+        return model(images).to(next(model.parameters()).dtype)  # type: ignore[no-any-return]
 
 
 def _wide(tensor: Tensor) -> Tensor:

@@ -11,6 +11,8 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
+from parallelbench.errors import ConfigError
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -43,7 +45,7 @@ class PlainOptimizer:
                 self._kept.setdefault(name, {})[key] = value
 
     def step(self, name: str, before: Tensor, gradient: Tensor) -> Tensor:
-        """A parameter after an update, in fp64."""
+        """A parameter after an update at the full rate, in fp64."""
         parameter = nn.Parameter(before.to(torch.float64, copy=True))
         parameter.grad = gradient.double()
         optimizer = self._run.optimizer.build([parameter], self._run, "cpu")
@@ -52,6 +54,16 @@ class PlainOptimizer:
         optimizer.step()
         self._kept[name] = dict(optimizer.state[parameter])
         return parameter.detach()
+
+
+def clipped(gradients: Mapping[str, Tensor], most: float | None) -> dict[str, Tensor]:
+    """Gradients in fp64, scaled down by torch's own function where their norm exceeds `most`; None: nothing does."""
+    parameters = {name: nn.Parameter(torch.zeros_like(each, dtype=torch.float64)) for name, each in gradients.items()}
+    for name, parameter in parameters.items():
+        parameter.grad = gradients[name].to(torch.float64, copy=True)
+    if most is not None:
+        nn.utils.clip_grad_norm_(parameters.values(), most)
+    return {name: parameter.grad for name, parameter in parameters.items() if parameter.grad is not None}
 
 
 def kept_of_one(run: RunConfig) -> tuple[dict[str, Any], str]:
@@ -70,6 +82,44 @@ def kept_of_one(run: RunConfig) -> tuple[dict[str, Any], str]:
     if not torch.equal(alone, together):
         return {}, "the optimizer updates parameters together, or at random"
     return {key: value for key, value in kept.items() if value is not None}, ""
+
+
+def check_rate(run: RunConfig) -> None:
+    """Raise `ConfigError` where the rate is to change, and the run's optimizer takes no notice of its groups' `lr`.
+
+    An optimizer that can't update a parameter by itself is left to the other checks.
+    """
+    if not run.lr_schedule.changes:
+        return
+    try:
+        full, half = (_two_updates(run, factor) for factor in (1.0, 0.5))
+    except KeyError as error:
+        follows = error.args != ("lr",)
+    except Exception:  # a user's optimizer may raise anything
+        follows = True
+    else:
+        follows = not torch.equal(full, half)
+    if not follows:
+        raise ConfigError(
+            f"lr_schedule={run.lr_schedule.name} with optimizer={run.optimizer.name} is refused: its updates do not "
+            'depend on param_groups["lr"], which a schedule sets before each step; read the rate there in step(), or '
+            "choose lr_schedule=constant"
+        )
+
+
+def _two_updates(run: RunConfig, factor: float) -> Tensor:
+    """A small parameter after two updates, of which the second has this multiple of the rate; the same at each call."""
+    plain = _in_a_loop(run)
+    parameter = nn.Parameter(torch.linspace(1.0, 2.0, 6).reshape(2, 3).double())
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        optimizer = plain.optimizer.build([parameter], plain, "cpu")
+        for share in (1.0, factor):
+            for group in optimizer.param_groups:
+                group["lr"] *= share
+            parameter.grad = parameter.detach().flip(1) - 1.5
+            optimizer.step()
+    return parameter.detach()
 
 
 def _first_update(run: RunConfig, parameters: int) -> tuple[Tensor, dict[str, Any]]:

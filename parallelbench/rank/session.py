@@ -20,7 +20,9 @@ from parallelbench.rank.closing import ClosingCheck
 from parallelbench.rank.count_layers import count_facts
 from parallelbench.rank.initial import Initial
 from parallelbench.rank.likeness import checks_parity
+from parallelbench.rank.loss_check import check_mean
 from parallelbench.rank.parity import check_parity
+from parallelbench.rank.plain_optimizer import check_rate
 from parallelbench.rank.rank_session import RankSession
 from parallelbench.rank.torch_settings import configure_torch
 from parallelbench.spec.config import own_reference
@@ -72,6 +74,7 @@ class Session(RankSession):
         if not run.epochs:
             self._end_untrained()
             return
+        self._check_parts()
         parity_passed = self._check_parity(arrays) if resumed is None and checks_parity(run) else None
         self._phase("model")
         set_precision(run.precision)
@@ -189,6 +192,11 @@ class Session(RankSession):
             attribution.trace(self._attempt.trace_file(self._world.rank))
         self._journal.commit()
 
+    def _check_parts(self) -> None:
+        """Refuse a loss, or an optimizer, that is not what every strategy takes it for."""
+        check_mean(self._run, self._world.device)
+        check_rate(self._run)
+
     def _check_parity(self, arrays: Arrays) -> bool | None:
         """The verdict of the parity check, the same on every rank; None where one device can't train the model."""
         self._phase("parity")
@@ -239,5 +247,4 @@ def build_loader(arrays: Arrays, run: RunConfig, world: World, shard: Shard) -> 
 def build_model(run: RunConfig) -> nn.Sequential:
     """The initial model of a run, on the CPU: the same bits on every rank and device."""
     torch.manual_seed(run.effective_seed)
-    channels, height, _ = run.data.shape
-    return run.model.build(in_channels=channels, image_size=height, num_classes=run.data.num_classes)
+    return run.model.build(**run.data.model_input, num_classes=run.data.num_classes)

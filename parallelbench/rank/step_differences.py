@@ -45,7 +45,9 @@ def parity_row(step: int, observed: ComparedStep, expected: ComparedStep, *, run
         "loss": observed.loss,
         "loss_reference": expected.loss,
         "loss_difference": loss_difference(observed.loss, expected.loss),
-        "evaluation_difference": _evaluation_difference(observed.evaluated, expected.evaluated, samples),
+        "evaluation_difference": _evaluation_difference(
+            observed.evaluated, expected.evaluated, samples, labels=run.data.labels_per_sample
+        ),
         "gradient_difference": largest_difference(observed.gradients, expected.gradients, floor=0.0),
         "parameter_difference": largest_difference(observed.state, expected.state, floor=1.0),
     }
@@ -67,10 +69,15 @@ def loss_difference(loss: float, expected: float) -> float:
     return abs(loss - expected) / max(1.0, abs(expected))
 
 
-def _evaluation_difference(evaluated: Sequence[float], reference: Sequence[float], samples: int) -> float:
-    """The difference of the mean loss, or that of the accuracy ÷ `_FLIPS`, whichever is larger."""
+def _evaluation_difference(
+    evaluated: Sequence[float], reference: Sequence[float], samples: int, *, labels: int = 1
+) -> float:
+    """The difference of the mean loss, or that of the accuracy ÷ `_FLIPS`, whichever is larger.
+
+    `labels`: of each sample.
+    """
     (loss, correct), (expected_loss, expected_correct) = evaluated, reference
-    flipped = abs(correct - expected_correct) / samples / _FLIPS
+    flipped = abs(correct - expected_correct) / (samples * labels) / _FLIPS
     # A NaN, which can only be in the loss, comes first: it stays where the other is compared with it.
     return max(loss_difference(loss / samples, expected_loss / samples), flipped)
 

@@ -184,7 +184,7 @@ class Trainer:
             self._journal.write("losses", self._loss_rows(epoch, losses))
             self._journal.write("checks", [{**self._keys, **finding.row(epoch)} for finding in checks])
             self._journal.commit()
-        self.evaluated = (test_loss / test_samples, total[4] / test_samples)
+        self.evaluated = (test_loss / test_samples, total[4] / (test_samples * self._run.data.labels_per_sample))
         steps = self._run.steps_per_epoch
         sent_bytes = sum(row[f"{kind}_bytes_sent"] for kind in KINDS)
         # What precedes the second step is left out: in a run's first step DDP has other buckets.
@@ -216,14 +216,14 @@ class Trainer:
 
     def _epoch_row(self, epoch: int, total: list[float]) -> dict[str, Any]:
         train_loss, train_correct, train_samples, test_loss, test_correct, test_samples = total
-        asked = self._run.steps_per_epoch * self._run.global_batch_size
+        asked, labels = self._run.steps_per_epoch * self._run.global_batch_size, self._run.data.labels_per_sample
         return {
             **self._keys,
             "epoch": epoch,
             "train_loss": train_loss / asked,
-            "train_accuracy": train_correct / asked,
+            "train_accuracy": train_correct / (asked * labels),
             "test_loss": test_loss / test_samples,
-            "test_accuracy": test_correct / test_samples,
+            "test_accuracy": test_correct / (test_samples * labels),
             "train_samples": int(train_samples),
             "test_samples": int(test_samples),
             "steps": self._run.steps_per_epoch,

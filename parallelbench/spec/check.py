@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from parallelbench.errors import ConfigError, choices
+from parallelbench.errors import ConfigError, choices, raised_at
 from parallelbench.spec.config import own_reference
 from parallelbench.spec.settings import Preprocess
 from parallelbench.spec.task import RECIPES, SELECTING
@@ -18,12 +18,14 @@ def check_run(run: RunConfig, device_type: str) -> None:
     _check_preprocess(run, device_type)
     if not run.epochs:
         return
-    channels, height, _ = run.data.shape
-    run.model.check(in_channels=channels, image_size=height)
+    _check_samples(run)
+    run.model.check(**run.data.model_input)
     run.strategy.check(run, device_type)
     own_reference(run)
     run.optimizer.check(run, device_type)
     _check_batch(run)
+    _check_schedule(run)
+    _check_clipping(run)
     _check_gpu_options(run, device_type)
     _check_compiled(run)
     if run.precision == "tf32" and device_type == "cpu":
@@ -32,6 +34,32 @@ def check_run(run: RunConfig, device_type: str) -> None:
         raise ConfigError(
             f"launcher=inline runs one process, but strategy={run.strategy.name} needs more: choose launcher=local"
         )
+
+
+def _check_samples(run: RunConfig) -> None:
+    """Refuse data of a kind that the model, the loader, or another choice can't take."""
+    kind, data = run.data.kind, f"data={run.data.name} holds {run.data.kind}"
+    if kind not in run.model.takes:
+        raise ConfigError(
+            f"model={run.model.name} takes {' and '.join(run.model.takes)}, but {data}: choose another model"
+            + (", e.g. model=mlp" if kind == "vectors" else "")
+        )
+    if run.model.predicts_positions != bool(run.data.label_shape):
+        one, other = ("at each position", "for each sample")[:: 1 if run.model.predicts_positions else -1]
+        raise ConfigError(
+            f"model={run.model.name} predicts a label {one}, but data={run.data.name} has one {other}: choose another "
+            "model, or other data"
+        )
+    needed = "tokens" if run.data.label_shape else kind
+    refused = {
+        f"loader={run.loader.name}": (needed not in run.loader.feeds, "loader=resident"),
+        "data.augment=true": (kind != "images" and run.data.augment, "data.augment=false"),
+        "channels_last=true": (kind != "images" and run.channels_last, "channels_last=false"),
+    }
+    for what, (applies, instead) in refused.items():
+        if applies:
+            where = "labels at each position" if needed != kind else kind
+            raise ConfigError(f"{what} with data={run.data.name} is refused: it holds {where}; choose {instead}")
 
 
 def _check_gpu_options(run: RunConfig, device_type: str) -> None:
@@ -64,6 +92,11 @@ def _check_preprocess(run: RunConfig, device_type: str) -> None:
         if chosen != Preprocess():
             raise ConfigError("preprocess has options, but preprocess.engine=none does nothing: choose an engine")
         return
+    if run.data.kind != "images" or run.data.label_shape:
+        raise ConfigError(
+            f"preprocess.engine={chosen.engine} with data={run.data.name} is refused: its recipes are for images with "
+            "one label each; choose preprocess.engine=none"
+        )
     if chosen.recipe is None:
         raise ConfigError(f"preprocess.engine={chosen.engine} needs a recipe: {choices('', RECIPES)}")
     if device_type == "cpu" and chosen.threads > run.cores_per_device:
@@ -113,6 +146,65 @@ def _check_compiled(run: RunConfig) -> None:
     }
     if reason := next((reason for reason, applies in reasons.items() if applies), ""):
         raise ConfigError(f"compile_scope={run.compile_scope} is refused: {reason}")
+
+
+def _check_schedule(run: RunConfig) -> None:
+    """Refuse a rate that changes where updates can't follow it."""
+    if not run.lr_schedule.changes:
+        return
+    run.lr_schedule.check(run)
+    _check_factors(run)
+    reasons = {
+        f"strategy={run.strategy.name} has updates of its own, with one rate; {_other_updates(run)}": (
+            not run.strategy.updates_as_asked
+        ),
+        "with graph=true every step has the rate of the one that was captured; choose graph=false": run.graph,
+        "with compile_scope=step each rate would be compiled anew; choose compile_scope=model": run.compiles_step,
+    }
+    if reason := next((reason for reason, applies in reasons.items() if applies), ""):
+        raise ConfigError(f"lr_schedule={run.lr_schedule.name} is refused: {reason}, or lr_schedule=constant")
+
+
+def _check_factors(run: RunConfig) -> None:
+    """Refuse a schedule whose factors are not above 0 and at most 1, as far as three steps tell."""
+    schedule, steps = run.lr_schedule, run.epochs * run.steps_per_epoch
+    own = f"lr_schedule={schedule.name}: {type(schedule).__qualname__}.factor"
+    for step in sorted({1, (steps + 1) // 2, steps}):
+        try:
+            factor = float(schedule.factor(step, run))
+        except ConfigError:
+            raise
+        except Exception as error:  # a user's schedule may raise anything
+            raise ConfigError(f"{own} fails in step {step} of {steps}: {raised_at(error)}") from None
+        if not 0 < factor <= 1:
+            raise ConfigError(
+                f"{own} is {factor:g} in step {step} of {steps}, but must be above 0 and at most 1: return a share of "
+                "optimizer.lr, which is the largest rate"
+            )
+
+
+def _check_clipping(run: RunConfig) -> None:
+    """Refuse to clip where updates don't."""
+    reasons = {
+        f"strategy={run.strategy.name} has updates of its own, which clip nothing; {_other_updates(run)}": (
+            not run.strategy.updates_as_asked
+        ),
+        "graph=true captures no clipping; choose graph=false": run.graph,
+    }
+    reason = next((reason for reason, applies in reasons.items() if applies), "")
+    if run.clip_norm is not None and reason:
+        raise ConfigError(f"clip_norm={run.clip_norm:g} is refused: {reason}, or clip_norm=null")
+
+
+def _other_updates(run: RunConfig) -> str:
+    """What to do about a strategy whose updates follow neither schedule nor clipping."""
+    cls = type(run.strategy)
+    if cls.__module__.partition(".")[0] == "parallelbench":
+        return "choose another strategy"
+    return (
+        f"set the ClassVar updates_as_asked of {cls.__qualname__} to True if its replicas update by "
+        "BaseReplica._update; else choose another strategy"
+    )
 
 
 def _check_batch(run: RunConfig) -> None:

@@ -1,8 +1,8 @@
-"""One run, and the two kinds of component that look at the whole of it: the strategy and the optimizer.
+"""One run, and the kinds of component that look at the whole of it: the strategy, the optimizer, and its schedule.
 
 A *component* is a configuration node that names its class in `_target_` (a model, a data set, a strategy, an optimizer,
-a loader); the class is a frozen struct whose fields are the node's keys. Nothing here imports torch, so that thousands
-of configurations can be checked on a login node.
+a schedule, a loss, a loader); the class is a frozen struct whose fields are the node's keys. Nothing here imports
+torch, so that thousands of configurations can be checked on a login node.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from parallelbench.spec.dataset import Data
     from parallelbench.spec.loader import Loader
+    from parallelbench.spec.mean_loss import Loss
     from parallelbench.spec.model import Model
     from parallelbench.spec.replica import Replica
     from parallelbench.world.world import World
@@ -38,6 +39,8 @@ class RunConfig(Settings, frozen=True, kw_only=True):
     data: Data
     strategy: Strategy
     optimizer: Optimizer
+    lr_schedule: LrSchedule
+    loss: Loss
     loader: Loader
     launcher: LauncherOptions
     sweep_name: Name = "adhoc"
@@ -70,6 +73,13 @@ class RunConfig(Settings, frozen=True, kw_only=True):
         """Optimizer steps per epoch; the tail that fills no global batch is dropped."""
         full = self.data.train_samples // self.global_batch_size
         return min(full, self.measure.steps_per_epoch or full)
+
+    def rate_factor(self, step: int) -> float:
+        """What the learning rate is multiplied by in a training step, counted from 1; 1 in steps after the last epoch.
+
+        The closing check and the attribution take such steps: at rates near 0 nobody could see an update.
+        """
+        return self.lr_schedule.factor(step, self) if step <= self.epochs * self.steps_per_epoch else 1.0
 
     @property
     def compiles_step(self) -> bool:
@@ -115,6 +125,9 @@ class Strategy(Component, frozen=True, kw_only=True):
     """Why a step on a GPU makes the host wait by design; empty: no step does."""
     evaluates_repeatedly: ClassVar[bool] = False
     """Whether a step can take several gradients, as `optimizer=lbfgs` needs."""
+    updates_as_asked: ClassVar[bool] = False
+    """Whether replicas update by `BaseReplica._update` in every step, which follows `lr_schedule` and
+    `clip_norm`."""
 
     def processes(self, run: RunConfig, device_type: str) -> int:
         """Processes that train: one per device, unless one process drives several devices."""
@@ -221,3 +234,24 @@ class Optimizer(Component, frozen=True, kw_only=True):
     @abstractmethod
     def build(self, parameters: Iterable[nn.Parameter], run: RunConfig, device_type: str) -> torch.optim.Optimizer:
         """Build the optimizer of `parameters`, which already are on their devices."""
+
+
+class LrSchedule(Component, frozen=True, kw_only=True):
+    """How the learning rate changes from step to step. Importing the file loads no torch."""
+
+    changes: ClassVar[bool] = True
+    """False where every step has the optimizer's own rate."""
+
+    @abstractmethod
+    def factor(self, step: int, run: RunConfig) -> float:
+        """What the optimizer's rate is multiplied by in this step of all epochs, counted from 1; above 0, at most 1."""
+
+    def check(self, run: RunConfig) -> None:
+        """Raise `ConfigError` with the fix where the schedule means nothing in this run; before anything starts."""
+
+    def shortened(self, step: float) -> LrSchedule:
+        """The same kind of schedule for training that takes few steps, so that a check sees its rates change.
+
+        `step`: the length of one of these steps, in epochs.
+        """
+        return self

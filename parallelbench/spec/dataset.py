@@ -1,10 +1,11 @@
-"""What a data set is: options, sizes that are known before anything is read, and arrays."""
+"""What a data set is: options, kind and sizes that are known before anything is read, and arrays."""
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypedDict
 
 from parallelbench.spec.structure import Component
 
@@ -15,17 +16,32 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-@dataclass(frozen=True)
-class Arrays:
-    """The stored images and labels of a data set.
+Kind = Literal["images", "vectors", "tokens"]
+"""What a sample is. images: squares of bytes. vectors: numbers, float32. tokens: whole numbers, one per position."""
 
-    Images are uint8 of shape (n, channels, height, width), labels int64 of shape (n,); either may be a memory
-    map.
+
+class ModelInput(TypedDict):
+    """What a model is told of a sample.
+
+    Of images, channels and side; of vectors, the number of features, and 1; of tokens, the size of the vocabulary, and
+    the number of positions.
     """
 
-    train_images: NDArray[np.uint8]
+    in_channels: int
+    image_size: int
+
+
+@dataclass(frozen=True)
+class Arrays:
+    """The stored samples and labels of a data set; each may be a memory map.
+
+    `…_images`, whatever their kind: uint8 of shape (n, channels, height, width), float32 of shape (n, features), or
+    integers of shape (n, positions). `…_labels`: int64 of shape (n,) or, where the data set says so, (n, positions).
+    """
+
+    train_images: NDArray[Any]
     train_labels: NDArray[np.int64]
-    test_images: NDArray[np.uint8]
+    test_images: NDArray[Any]
     test_labels: NDArray[np.int64]
 
 
@@ -33,9 +49,10 @@ class Data(Component, frozen=True, kw_only=True):
     """A data set's options and sizes. Nothing here loads torch."""
 
     mean: ClassVar[tuple[float, ...]]
-    """Mean of the training images, on a scale from 0 to 1: one per channel, or one for all channels."""
+    """Mean of the training images, on a scale from 0 to 1: one per channel, or one for all channels. Of vectors, one
+    per feature, or one for all; of tokens none."""
     std: ClassVar[tuple[float, ...]]
-    """Standard deviation of the training images, like `mean`."""
+    """Standard deviation of the training samples, like `mean`."""
     flip: ClassVar[bool]
     """Whether an image means the same when it is flipped horizontally: a cat does, a digit doesn't."""
 
@@ -43,9 +60,38 @@ class Data(Component, frozen=True, kw_only=True):
     """Shift training images by up to `image_size // 8` pixels; flip half of them where `flip` allows it."""
 
     @property
+    def kind(self) -> Kind:
+        """What a sample is."""
+        return "images"
+
+    @property
     @abstractmethod
-    def shape(self) -> tuple[int, int, int]:
-        """Channels, height and width of an image; height equals width."""
+    def shape(self) -> tuple[int, ...]:
+        """Of a sample: channels, height and width of an image, which are equal; (features,); or (positions,)."""
+
+    @property
+    def vocabulary(self) -> int:
+        """Different tokens: 0 … vocabulary − 1; 0 where there are none."""
+        return 0
+
+    @property
+    def label_shape(self) -> tuple[int, ...]:
+        """Of a sample's labels: () for one, (positions,) for one at each position."""
+        return ()
+
+    @property
+    def labels_per_sample(self) -> int:
+        """Predictions that a model makes for a sample."""
+        return math.prod(self.label_shape)
+
+    @property
+    def model_input(self) -> ModelInput:
+        """What models are told."""
+        if self.kind == "images":
+            return {"in_channels": self.shape[0], "image_size": self.shape[1]}
+        if self.kind == "vectors":
+            return {"in_channels": self.shape[0], "image_size": 1}
+        return {"in_channels": self.vocabulary, "image_size": self.shape[0]}
 
     @property
     @abstractmethod

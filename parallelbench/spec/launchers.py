@@ -14,6 +14,7 @@ from msgspec import Meta
 
 from parallelbench.errors import ConfigError
 from parallelbench.spec.hardware import Hardware  # noqa: TC001, msgspec resolves the types of fields
+from parallelbench.spec.site_container import Container  # noqa: TC001, msgspec resolves the types of fields
 from parallelbench.spec.structure import Count, Memory, Name, Node, Seconds, SlurmName
 
 Constraint = Annotated[
@@ -24,6 +25,33 @@ Module = Annotated[
     str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_./+-]{0,127}\Z", description="a module such as cuda/12.4")
 ]
 """A module, safe as a word of a batch script."""
+
+
+Partitions = Annotated[
+    str,
+    Meta(
+        pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.:-]{0,63}(,[A-Za-z0-9_][A-Za-z0-9_.:-]{0,63}){0,31}\Z",
+        description="1 to 64 letters, digits, dots, colons, dashes and underscores, no dot, colon or dash first; "
+        "several names with commas between them",
+    ),
+]
+"""One partition, or several with commas between them, safe as a word of a batch script."""
+MailAddress = Annotated[
+    str,
+    Meta(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+@-]{0,127}\Z",
+        description="an address such as me@example.org, or a user of the cluster",
+    ),
+]
+"""To whom Slurm sends mail, safe as a word of a command."""
+Nodes = Annotated[
+    str,
+    Meta(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9_.,\[\]-]{0,1023}\Z",
+        description="names of nodes as Slurm writes them, such as n1,gpu[01-04], no spaces",
+    ),
+]
+"""Names of nodes, safe as a word of a batch script."""
 
 
 class LauncherOptions(Node, frozen=True, kw_only=True, tag_field="name"):
@@ -137,8 +165,9 @@ class Site(Node, frozen=True, kw_only=True):
     """Host memory that a job requests with each device by default, GiB."""
     gpu_type: SlurmName | None
     """Type of the GPUs as Slurm names it (`sinfo -o %G`); null: any."""
-    partition: SlurmName | None
-    """null: the cluster's default, as for the four below."""
+    partition: Partitions | None
+    """One, or several such as gpu,low: Slurm takes the one where a job starts first. null: the cluster's default, as
+    for the four below."""
     qos: SlurmName | None
     """Quality of service."""
     account: SlurmName | None
@@ -147,6 +176,18 @@ class Site(Node, frozen=True, kw_only=True):
     """Workload characterization key, which some clusters demand for their accounting."""
     constraint: Constraint | None
     """Node features, e.g. a100_80."""
+    reservation: SlurmName | None
+    """A reservation (`scontrol show reservation`), within which all jobs run; null: none."""
+    nodelist: Nodes | None
+    """Nodes that every job has all of, e.g. n[1-2]; null: Slurm chooses."""
+    exclude: Nodes | None
+    """Nodes that no job may have, e.g. n3,n7; null: none."""
+    exclusive: bool
+    """Whether each job has its nodes to itself. It is then charged for all of their cores and GPUs."""
+    nice: Annotated[int, Meta(ge=0, le=2_147_483_645)] | None
+    """How much lower the jobs' priority is than that of one's other jobs; null: as Slurm has it."""
+    mail_user: MailAddress | None
+    """To whom Slurm sends mail when the report of `submit --then report` is written, or has failed; null: to nobody."""
     max_time_min: Count | None
     """Longest job the partition allows, in minutes; null: not known here, Slurm decides."""
     max_nodes: Count | None
@@ -157,6 +198,8 @@ class Site(Node, frozen=True, kw_only=True):
     """Modules to load first in a job, e.g. cuda/12.4."""
     setup: list[str]
     """Shell lines to run before the job's program; only from the site's file, never from the command line."""
+    container: Container | None
+    """The container that jobs run in; null: none."""
     hardware: Hardware | None
     """Data sheets of devices and links, which predictions start from; null: not known."""
 

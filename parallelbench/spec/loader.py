@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from msgspec import Meta
 
+from parallelbench.spec.dataset import Kind  # noqa: TC001 - msgspec reads the annotations
 from parallelbench.spec.structure import Component
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 class Loader(Component, frozen=True, kw_only=True):
     """A loader's options. With every loader, a rank gets the same samples in the same order."""
 
+    feeds: ClassVar[tuple[Kind, ...]] = ("images",)
+    """Kinds of samples that it can feed; labels at positions go with tokens."""
     writes_files: ClassVar[bool] = False
     """Whether `prepare` writes anything."""
 
@@ -45,6 +48,8 @@ class Loader(Component, frozen=True, kw_only=True):
 
 class TorchLoader(Loader, frozen=True, kw_only=True):
     """The options of torch's `DataLoader`."""
+
+    feeds: ClassVar[tuple[Kind, ...]] = ("images", "vectors", "tokens")
 
     workers: Annotated[int, Meta(ge=0, le=256)]
     """Worker processes per rank and split; 0: the rank itself makes the batches. On a CPU, workers share the cores of

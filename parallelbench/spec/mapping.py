@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from parallelbench.errors import ConfigError, choices, raised_at
-from parallelbench.spec.config import Optimizer, RunConfig, Strategy
+from parallelbench.spec.config import LrSchedule, Optimizer, RunConfig, Strategy
 from parallelbench.spec.dataset import Data
 from parallelbench.spec.launchers import LauncherOptions, SuiteLauncher
 from parallelbench.spec.loader import Loader
+from parallelbench.spec.mean_loss import Loss
 from parallelbench.spec.model import Model
 from parallelbench.spec.settings import Settings
 from parallelbench.spec.structure import Component, Name, Node, structure
@@ -27,10 +28,18 @@ COMPONENTS: dict[str, type[Component]] = {
     "data": Data,
     "strategy": Strategy,
     "optimizer": Optimizer,
+    "lr_schedule": LrSchedule,
+    "loss": Loss,
     "loader": Loader,
 }
 """The nodes of a run that name a class in `_target_`, and what that class must be a kind of."""
+LATER_COMPONENTS: dict[str, dict[str, Any]] = {
+    "lr_schedule": {"_target_": "parallelbench.schedules.Constant", "name": "constant"},
+    "loss": {"_target_": "parallelbench.losses.CrossEntropy", "name": "cross_entropy", "label_smoothing": 0.0},
+}
+"""Components that came after results existed → what all runs had before: no part of a mapping, so that run ids stay."""
 LATER_OPTIONS: dict[str, Any] = {
+    "clip_norm": None,
     "compile_scope": "model",
     "graph": False,
     "cudnn_benchmark": False,
@@ -57,7 +66,7 @@ train, and a changed model is other work."""
 def to_mapping(run: RunConfig) -> dict[str, Any]:
     """The configuration as plain dicts, with the `_target_` of every component.
 
-    Without `LATER_OPTIONS` at their defaults.
+    Without `LATER_OPTIONS` and `LATER_COMPONENTS` at their defaults.
     """
     plain = whole_mapping(run)
     for key, default in LATER_OPTIONS.items():
@@ -67,6 +76,9 @@ def to_mapping(run: RunConfig) -> dict[str, Any]:
             del node[name]
     for key in ("nccl", "preprocess"):
         if not plain[key]:
+            del plain[key]
+    for key, default in LATER_COMPONENTS.items():
+        if plain[key] == default:
             del plain[key]
     return plain
 
@@ -80,14 +92,48 @@ def whole_mapping(run: RunConfig) -> dict[str, Any]:
     for key in [*COMPONENTS, *([] if isinstance(run.launcher, SuiteLauncher) else ["launcher"])]:
         cls = type(getattr(run, key))
         plain[key] = {"_target_": f"{cls.__module__}.{cls.__qualname__}", **plain[key]}
-        if sources and key in COMPONENTS and package_of(cls) != "parallelbench":
+        if sources and key in COMPONENTS and packages_of(getattr(run, key)) != {"parallelbench"}:
             plain[key][PLUGIN_SOURCES] = sources
     return plain
+
+
+def completed(plain: Mapping[str, Any]) -> dict[str, Any]:
+    """A run's mapping, as `to_mapping` makes it or an older release did, with all that came later as it was then.
+
+    A missing component comes whole, so no option of one is among those of another. Options of a component that is no
+    longer known, or a plugin's, stay as they are.
+    """
+    whole: dict[str, Any] = dict(plain)
+    for key, default in LATER_COMPONENTS.items():
+        whole.setdefault(key, dict(default))
+    for key, default in LATER_OPTIONS.items():
+        parent, _, name = key.rpartition(".")
+        if not parent:
+            whole.setdefault(key, default)
+        elif parent not in COMPONENTS or (parent in whole and _has_option(whole[parent].get("_target_", ""), key)):
+            whole[parent] = {name: default} | whole.get(parent, {})
+    return whole
+
+
+@cache
+def _has_option(target: str, key: str) -> bool:
+    """Whether a class of the suite has the option of this dotted key."""
+    parent, _, name = key.rpartition(".")
+    try:
+        return name in component_class(target, parent, None).__struct_fields__
+    except ConfigError:
+        return False
 
 
 def package_of(cls: type) -> str:
     """The package that a class comes from: the suite, or a user's."""
     return cls.__module__.partition(".")[0]
+
+
+def packages_of(component: Node) -> set[str]:
+    """The packages that a component comes from: that of its class, and those of classes that its options name."""
+    named = [getattr(component, option) for option in getattr(component, "names_classes", ())]
+    return {package_of(type(component)), *(str(name).partition(".")[0] for name in named if name)}
 
 
 def from_mapping(plain: Mapping[str, Any], plugin: str | None = None) -> RunConfig:
@@ -100,7 +146,7 @@ def from_mapping(plain: Mapping[str, Any], plugin: str | None = None) -> RunConf
     sweep_name = rest.pop("sweep_name", "adhoc")
     rest.pop("tune", None)  # for planning only
     same_plugin = structure(rest.pop("same_plugin", ""), str, "same_plugin")
-    nodes = {key: rest.pop(key, None) for key in COMPONENTS}
+    nodes = {key: rest.pop(key, LATER_COMPONENTS.get(key)) for key in COMPONENTS}
     components = {key: build(node, key, plugin) for key, node in nodes.items()}
     sources = next((node[PLUGIN_SOURCES] for node in nodes.values() if PLUGIN_SOURCES in node), "")
     launcher = _launcher(rest.pop("launcher", None), plugin)
@@ -136,8 +182,25 @@ def build(node: Any, key: str, plugin: str | None = None) -> Any:
         raise ConfigError(f"{key}={node!r} is not a component: choose a file of conf/{key}/, e.g. {key}=NAME")
     target = node["_target_"]
     cls = component_class(target if isinstance(target, str) else repr(target), key, plugin)
-    own = ("_target_", *([] if package_of(cls) == "parallelbench" else [PLUGIN_SOURCES]))
+    named = {option: node.get(option) for option in getattr(cls, "names_classes", ())}
+    for option, name in named.items():
+        _check_named(f"{key}.{option}", name, plugin)
+    foreign = package_of(cls) != "parallelbench" or any(named.values())
+    own = ("_target_", *([PLUGIN_SOURCES] if foreign else []))
     return structure({k: v for k, v in node.items() if k not in own}, cls, key)
+
+
+def _check_named(key: str, name: Any, plugin: str | None) -> None:
+    """Refuse what is no class, and classes of other packages than the user's, before anything of them is imported."""
+    if name is None:
+        return
+    if not (isinstance(name, str) and re.fullmatch(r"\w+(\.\w+)+", name) and name.split(".")[0] == plugin):
+        raise ConfigError(
+            f"{key}={name!r} is refused: it must be package.module.Class of "
+            + (f"the package {plugin}" if plugin else "your own package: name it with --plugin PACKAGE")
+        )
+    if not isinstance(_imported(name), type):
+        raise ConfigError(f"{key}={name} does not exist, or is no class: correct the name")
 
 
 @cache

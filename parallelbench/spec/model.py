@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
+from parallelbench.spec.dataset import Kind  # noqa: TC001 - msgspec reads the annotations
 from parallelbench.spec.structure import Component
 
 if TYPE_CHECKING:
     from torch import nn
+
 
 Split = Literal["column", "row"]
 """How a linear layer is sharded (Shoeybi et al. 2019, arXiv 1909.08053).
@@ -19,6 +21,11 @@ column: by outputs; its input is whole, its output a shard. row: by inputs; its 
 
 class Model(Component, frozen=True, kw_only=True):
     """A model's options. Importing the file loads no torch; `build` does."""
+
+    takes: ClassVar[tuple[Kind, ...]] = ("images",)
+    """Kinds of samples that it can be built for."""
+    predicts_positions: ClassVar[bool] = False
+    """Whether it returns logits at each position of a sample, for data with a label at each."""
 
     @property
     @abstractmethod
@@ -37,16 +44,31 @@ class Model(Component, frozen=True, kw_only=True):
         """Equal parts of the plan's layers: any number of devices that divides it can share them."""
         return 1
 
+    @property
+    def tensor_limits(self) -> str:
+        """The options that `tensor_units` follow from, for messages; empty: they say themselves."""
+        return ""
+
+    @property
+    def tied_layers(self) -> tuple[str, ...]:
+        """Layers that share parameters with each other, and so must be on one device; empty: none do."""
+        return ()
+
     def check(self, *, in_channels: int, image_size: int) -> None:
-        """Raise `ConfigError` with the fix where the model can't take such images; before anything starts."""
+        """Raise `ConfigError` with the fix where the model can't take such samples; before anything starts.
+
+        Of vectors, `in_channels` is the number of features and `image_size` 1; of tokens, the size of the vocabulary
+        and the number of positions.
+        """
 
     @abstractmethod
     def build(self, *, in_channels: int, image_size: int, num_classes: int) -> nn.Sequential:
         """Build the layers, initialised from torch's current seed.
 
         Returns an `nn.Sequential` whose children are named `layer_names`; it maps images of shape (batch,
-        in_channels, image_size, image_size) to logits of shape (batch, num_classes). Every intermediate value between
-        two layers is one tensor whose first dimension is the batch.
+        in_channels, image_size, image_size), or what else it `takes`, to logits of shape (batch, num_classes), or with
+        `predicts_positions` (batch, positions, num_classes). Every intermediate value between two layers is one tensor
+        whose first dimension is the batch.
 
         Raises `ConfigError` where `check` does.
         """

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from parallelbench.errors import ConfigError
-from parallelbench.spec.mapping import COMPONENTS, package_of
+from parallelbench.spec.mapping import COMPONENTS, packages_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -35,7 +35,7 @@ def training_plugin(run: RunConfig) -> str | None:
 
 
 def _package(run: RunConfig, parts: Iterable[str]) -> str | None:
-    packages = {package_of(type(getattr(run, key))) for key in parts} - {"parallelbench"}
+    packages = set().union(*(packages_of(getattr(run, key)) for key in parts)) - {"parallelbench"}
     if not packages:
         return None
     (package,) = packages

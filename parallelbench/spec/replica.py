@@ -71,7 +71,9 @@ class Replica(Protocol):
         """Parameters and buffers as one device would hold them, on the CPU; a collective. Empty except on rank 0."""
 
     def full_gradients(self) -> dict[str, Tensor]:
-        """Gradients of the last step as one device would hold them, on the CPU; a collective. Empty but on rank 0."""
+        """Gradients of the last step as one device would hold them before it clips them, on the CPU; a collective.
+        Empty but on rank 0.
+        """
 
     def full_optimizer_state(self, key: str) -> dict[str, Tensor] | None:
         """What the optimizer keeps of each parameter under `key`, likewise; zeros where it keeps nothing. A number

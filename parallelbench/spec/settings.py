@@ -110,6 +110,8 @@ class Settings(Node, frozen=True, kw_only=True):
     """Passes over the training set; 0: preprocess only, without a model."""
     batch_size: Count
     """Global batch under strong scaling, batch per device under weak scaling."""
+    clip_norm: Annotated[float, Meta(gt=0)] | None = None
+    """Scale gradients down where their norm, over all parameters and ranks, exceeds this; null: never."""
     scaling: Literal["strong", "weak"]
     """strong: the global batch stays fixed as devices are added. weak: the batch per device does."""
     precision: Literal["fp64", "fp32", "tf32", "bf16", "fp16"]

@@ -6,7 +6,7 @@ import math
 import types
 import typing
 from abc import ABCMeta
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import msgspec
 import msgspec.structs
@@ -55,6 +55,9 @@ class _AbstractStruct(StructMeta, ABCMeta):
 
 class Component(Node, frozen=True, kw_only=True, metaclass=_AbstractStruct):
     """A configuration node that builds something; `_target_` in the YAML names the subclass."""
+
+    names_classes: ClassVar[tuple[str, ...]] = ()
+    """Options that name a class of the user's package, as `package.module.Class`; null: none is named."""
 
     name: Name
     """The name of the YAML file it was chosen by."""
@@ -164,6 +167,19 @@ def _members(kind: Any) -> list[Any]:
 def structs_in(kind: Any) -> list[type[Struct]]:
     """The structs that a type allows."""
     return [member for member in _members(kind) if isinstance(member, type) and issubclass(member, Struct)]
+
+
+def listed(kind: Any) -> list[Any]:
+    """The values that a type allows, where these are few; none for numbers and texts."""
+    found: list[Any] = []
+    for member in _members(kind):
+        if typing.get_origin(member) is Literal:
+            found += typing.get_args(member)
+        elif member is bool:
+            found += [True, False]
+        elif member is type(None):
+            found.append(None)
+    return found
 
 
 _WORDS = {type(None): "`null`", list: "a list", tuple: "a list", dict: "keys with values"}

@@ -18,6 +18,7 @@ import os
 import re
 import shutil
 import uuid
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
 
     from parallelbench.spec.config import RunConfig
 
-WITHOUT_RUNS = ("report", "submissions")
+WITHOUT_RUNS = ("report", "paper", "exports", "submissions")
 """Folders that a sweep's folder may hold beside its runs."""
 FORGOTTEN = ".forgotten"
 """Folder of a sweep that runs are moved to which are to be measured anew. Nobody reads it; delete it when you like."""
@@ -119,6 +120,8 @@ class RunFolder:
         """Write `config.yaml` and `overrides.txt` where they are missing; never change them afterwards."""
         with storage_errors(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
+        with suppress(OSError):  # another user's; else it was touched now, so that nobody prunes it
+            os.utime(self.path)
         if not (self.path / "config.yaml").exists():
             with storage_errors(self.path):
                 # For people only, so it is not worth waiting for the disk; its name is durable with the next file's.
@@ -267,13 +270,10 @@ def _may_hold_runs(folder: str) -> bool:
 
 
 def subfolders(path: Path | str) -> list[str]:
-    """The folders in a folder but `FORGOTTEN`; empty where there is none of this name.
-
-    Raises where a permission is missing.
-    """
+    """Its folders but `FORGOTTEN` and the like; [] where it is none; raises where a permission is missing."""
     try:
         with os.scandir(path) as entries:
-            return [entry.path for entry in entries if entry.name != FORGOTTEN and entry.is_dir()]
+            return [entry.path for entry in entries if not entry.name.startswith(FORGOTTEN) and entry.is_dir()]
     except PermissionError:
         raise
     except OSError:

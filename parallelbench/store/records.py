@@ -26,11 +26,15 @@ RANK = Column("rank", "int32", "0 … processes − 1")
 EPOCHS = (
     *KEYS,
     EPOCH,
-    Column("train_loss", "float64", "mean cross entropy over the epoch's training samples, while training"),
+    Column(
+        "train_loss",
+        "float64",
+        "mean of `loss` over the epoch's training samples, while training",
+    ),
     Column(
         "train_accuracy", "float64", "share of correct predictions on the training samples, while training", "share"
     ),
-    Column("test_loss", "float64", "mean cross entropy over the test set after the epoch"),
+    Column("test_loss", "float64", "mean of `loss` over the test set after the epoch"),
     Column(
         "test_accuracy",
         "float64",
@@ -170,7 +174,7 @@ LOSSES = (
     EPOCH,
     Column("step", "int32", "step within the epoch, counts from 1; of several, the first"),
     Column("steps", "int32", "steps that this row is of: 1 for the first 64 of a run, then up to 64 together"),
-    Column("train_loss", "float64", "mean cross entropy over their samples, over all ranks"),
+    Column("train_loss", "float64", "mean of `loss` over their samples, over all ranks"),
 )
 
 STEPS = (

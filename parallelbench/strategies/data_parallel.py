@@ -7,7 +7,7 @@ first, which alone holds the optimizer (Li et al. 2020, arXiv 2006.15704, sectio
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from parallelbench.errors import ConfigError
 from parallelbench.spec.batch import Shard
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 class DataParallel(Strategy, frozen=True, kw_only=True):
     """One process and one thread per GPU. Evaluation runs on the first GPU."""
+
+    updates_as_asked: ClassVar[bool] = True
 
     def processes(self, run: RunConfig, device_type: str) -> int:
         """One process drives all GPUs."""
@@ -107,7 +109,9 @@ def _autocasting(module: nn.Module, run: RunConfig, world: World) -> nn.Module:
 
 
 def _batch_bytes(run: RunConfig) -> int:
-    """Bytes of a global batch's images, of its logits and of their gradients."""
+    """Bytes of a global batch's samples, of its logits and of their gradients."""
     value_bytes = 8 if run.precision == "fp64" else 4
     logit_bytes = 2 if run.precision in ("bf16", "fp16") else value_bytes
-    return run.global_batch_size * (value_bytes * math.prod(run.data.shape) + 2 * logit_bytes * run.data.num_classes)
+    sample_bytes = (8 if run.data.kind == "tokens" else value_bytes) * math.prod(run.data.shape)
+    logits = run.data.num_classes * run.data.labels_per_sample
+    return run.global_batch_size * (sample_bytes + 2 * logit_bytes * logits)

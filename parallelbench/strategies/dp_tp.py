@@ -26,6 +26,7 @@ class DpTp(Strategy, frozen=True, kw_only=True):
     """
 
     shards_tensors: ClassVar[bool] = True
+    updates_as_asked: ClassVar[bool] = True
 
     tensor: Count
     """Devices that share each linear layer; the data dimension is the number of devices ÷ this."""
@@ -56,7 +57,7 @@ class DpTp(Strategy, frozen=True, kw_only=True):
         local_batch = run.global_batch_size // shard.count
         summed_bytes = sum(all_reduced_bytes(model, plan, run, world.device, batch_size=local_batch).values())
         synchronize_norms(model, data.get_group())
-        padded_bytes = shard_one_by_one(
+        padded = shard_one_by_one(
             model,
             run,
             world.device,
@@ -67,9 +68,8 @@ class DpTp(Strategy, frozen=True, kw_only=True):
 
         def count_step(traffic: Traffic) -> None:
             traffic.all_reduce("activation", summed_bytes, tensor.size())
-            for _ in range(2 if self.reshard_after_forward else 1):
-                traffic.all_gather("parameter", padded_bytes, shard.count)
-            traffic.reduce_scatter("gradient", padded_bytes, shard.count)
+            traffic.all_gather("parameter", padded.gathered_bytes(self.reshard_after_forward), shard.count)
+            traffic.reduce_scatter("gradient", padded.total_bytes, shard.count)
 
         return TensorReplica(
             model,

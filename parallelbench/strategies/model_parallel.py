@@ -7,7 +7,7 @@ Either way the arithmetic is that of one device, bit for bit; the speed-up is at
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from msgspec import Meta
 
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 class ModelParallel(Strategy, frozen=True, kw_only=True):
     """Layers spread over the devices, without micro-batches."""
+
+    updates_as_asked: ClassVar[bool] = True
 
     device_map: dict[str, Annotated[int, Meta(ge=0)]] | None
     """Layer name → device index; null: contiguous parts with nearly equal counts of floating-point operations."""

@@ -37,10 +37,11 @@ class ParameterServer(Strategy, frozen=True, kw_only=True):
     starts the next epoch from them. The staleness of a push that differs between servers is the largest.
 
     Under weak scaling the global batch grows with all devices, servers among them, and the workers share it.
-    BatchNorm's running statistics belong to no server: worker 0's are evaluated. Gradients are used as they are: the
-    suite has no gradient clipping, so a push is never clipped, neither by its worker nor by a server.
+    BatchNorm's running statistics belong to no server: worker 0's are evaluated. With `clip_norm` the servers of sync
+    add up the squares of their shards of the mean gradient; async refuses it, so a push is never clipped.
     """
 
+    updates_as_asked: ClassVar[bool] = True
     waits_in_steps: ClassVar[str] = "gradients and parameters travel through host memory"
 
     mode: Literal["sync", "async"]
@@ -87,6 +88,16 @@ class ParameterServer(Strategy, frozen=True, kw_only=True):
         if self.name == "downpour":
             self._check_downpour(run)
         check_no_fp16(run, "each worker would scale gradients on its own")
+        if self.mode == "async" and run.clip_norm is not None:
+            raise ConfigError(
+                f"clip_norm={run.clip_norm:g} with strategy.mode=async is refused: no server has a whole gradient, and "
+                "none waits for the others; choose clip_norm=null, or strategy.mode=sync"
+            )
+        if self.mode == "async" and run.lr_schedule.changes:
+            raise ConfigError(
+                f"lr_schedule={run.lr_schedule.name} with strategy.mode=async is refused: a server counts pushes, of "
+                "which nobody knows to which step they belong; choose lr_schedule=constant, or strategy.mode=sync"
+            )
         if self.mode == "async" and getattr(run.model, "norm", None) == "sync":
             raise ConfigError(
                 "model.norm=sync with strategy.mode=async is refused: workers would wait for each other in every "

@@ -23,9 +23,17 @@ class Numerics:
     the loss (Micikevicius et al. 2018, arXiv 1710.03740), on the device where the optimizer is fused.
     """
 
-    def __init__(self, precision: str, device_type: str, *, compiles_loss: bool = False) -> None:
+    def __init__(
+        self,
+        precision: str,
+        device_type: str,
+        *,
+        loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy,
+        compiles_loss: bool = False,
+    ) -> None:
+        """`loss`: the mean over a batch, of logits and labels."""
         self.dtype = torch.float64 if precision == "fp64" else torch.float32
-        self._device_type = device_type
+        self._device_type, self._mean_loss = device_type, loss
         self._autocast = _AUTOCAST.get(precision)
         self._scaler = torch.amp.GradScaler(device_type) if precision == "fp16" else None
         self.training_loss: Callable[[Tensor, Tensor], Tensor] = (
@@ -40,12 +48,17 @@ class Numerics:
         return torch.autocast(self._device_type, dtype=self._autocast)
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Mean cross entropy, in the parameters' dtype."""
-        return F.cross_entropy(logits.to(self.dtype), labels)
+        """The mean loss, in the parameters' dtype."""
+        return self._mean_loss(logits.to(self.dtype), labels)
 
     def scale(self, loss: Tensor) -> Tensor:
         """The loss to call `backward` on."""
         return loss if self._scaler is None else self._scaler.scale(loss)
+
+    def unscale(self, optimizer: torch.optim.Optimizer) -> None:
+        """Divide the gradients by the scale of the loss, before anybody looks at them."""
+        if self._scaler is not None:
+            self._scaler.unscale_(optimizer)
 
     def update(self, optimizer: torch.optim.Optimizer) -> None:
         """Step the optimizer, undoing the scale of the gradients."""
@@ -185,7 +198,7 @@ def _added(parts: Sequence[_Scored]) -> tuple[Tensor, Tensor]:
             torch.cat([part.logits for part in parts]),
             torch.cat([part.labels for part in parts]),
         )
-    correct = (logits.argmax(dim=1) == labels).sum()
+    correct = (logits.argmax(dim=-1) == labels).sum()
     losses = loss.double().reshape(-1) * size
     return torch.stack([losses.sum() if len(parts) > 1 else losses[0], correct.double()]), losses
 

@@ -262,7 +262,7 @@ def test_devices_beyond_a_sites_nodes_are_listed(capsys: pytest.CaptureFixture[s
         ([*GPT, "model.kv_heads=3"], "model.kv_heads=3 does not divide model.heads=16: choose 1, 2, 4, 8, 16"),
         ([*GPT, "model.depth=3"], "model.depth"),
         ([*GPT, "model.layers=two"], "model.layers"),
-        ([*GPT, "--budget", "5h"], "can't be trained by the suite"),
+        ([*GPT, "--budget", "5h"], "so no runs can be proposed"),
         ([*GPT, "--from", "nowhere"], "nowhere is neither a calibration"),
     ],
 )

@@ -66,7 +66,7 @@ def test_without_auto_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     ("overrides", "expected"),
     [
         ([*NOWHERE, "strategy=auto", "devices=2"], "strategy=auto finds no strategy on devices=2"),
-        (["model=gpt", "strategy=auto"], "model=gpt can't be trained by the suite"),
+        (["model=gpt", "strategy=auto"], "strategy=auto can't choose for model=gpt"),
         (["sweep=demo", "strategy=auto"], "sweep=demo asks for several runs"),
         ([*MLP, "strategy=auto", "batch_size=8,16"], "batch_size=8,16 asks for several runs"),
     ],

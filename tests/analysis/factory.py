@@ -76,6 +76,7 @@ def config(results: Path, **changes: Any) -> RunConfig:
         "site": component("site", "default") | {"data_dir": "data"},
     }
     chosen = {"model": "cnn_small", "data": "digits", "strategy": "single", "optimizer": "sgd", "loader": "resident"}
+    chosen |= {"lr_schedule": "constant", "loss": "cross_entropy"}
     for key, value in changes.items():
         if key in COMPONENTS:
             chosen[key] = value

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import subprocess
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from PIL import Image
 
 from analysis import write_report
 from tests.analysis.factory import MIB, Fake, config, failed, published
@@ -72,7 +74,7 @@ def page(request: pytest.FixtureRequest, browser: Any, report: Path) -> Iterator
     """The drawn report; ends with an error if the page complained or asked for anything but itself."""
     complaints: list[str] = []
     page = browser.new_page(viewport={"width": request.param, "height": 900})
-    page.on("console", lambda message: message.type == "error" and complaints.append(message.text))
+    page.on("console", lambda message: complaints.append(f"{message.type}: {message.text}"))
     page.on("pageerror", lambda error: complaints.append(str(error)))
     requests: list[str] = []
     page.on("request", lambda asked: requests.append(asked.url))
@@ -104,7 +106,7 @@ def legend(page: Any) -> dict[str, str]:
 
 
 def test_every_figure_is_drawn_and_nothing_is_cut_off(page: Any) -> None:
-    specs = page.locator("figure .spec").count()
+    specs = page.locator("figure[data-figure]").count()
     assert specs >= 6
     assert page.locator("figure .chart svg").count() == specs
     width = page.viewport_size["width"]
@@ -181,11 +183,30 @@ def test_in_print_every_figure_fits_its_page(browser: Any, report: Path, tmp_pat
     page.close()
 
 
+def test_in_the_dark_figures_lie_on_the_pages_own_ground_and_paper_stays_white(browser: Any, report: Path) -> None:
+    """The lightest and the darkest pixel of a figure say whether its words can be read."""
+    page = browser.new_page(viewport={"width": 900, "height": 900}, color_scheme="dark")
+    page.set_default_timeout(DRAWN_MS)
+    page.goto(report.as_uri())
+    drawn(page)
+    ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    page.add_style_tag(content=".filter { display: none !important }")
+    picture = Image.open(io.BytesIO(page.locator("#figure-runtime .chart").screenshot())).convert("RGB")
+    assert ground == "rgb(18, 18, 18)" == f"rgb{picture.getpixel((0, 0))}"
+    darkest, lightest = picture.convert("L").getextrema()
+    assert darkest >= 17
+    assert lightest > 180
+    page.emulate_media(media="print", color_scheme="dark")
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert page.evaluate("getComputedStyle(document.querySelector('.chart svg')).filter") == "none"
+    page.close()
+
+
 def test_without_scripts_the_page_shows_the_same_figures_as_images(browser: Any, report: Path) -> None:
     context = browser.new_context(java_script_enabled=False, viewport={"width": 400, "height": 900})
     page = context.new_page()
     page.set_default_timeout(DRAWN_MS)
     page.goto(report.as_uri())
-    assert page.locator("figure .chart img").count() == page.locator("figure .spec").count()
+    assert page.locator("figure .chart img").count() == page.locator("figure[data-figure]").count()
     assert not page.locator("#filter").is_visible()
     context.close()

@@ -46,7 +46,7 @@ def test_the_figure_draws_what_was_measured_and_says_it(sweep: Path) -> None:
     (figure,) = (figure for figure in draw(load(sweep)) if figure.name == "energy")
     assert figure.chart is not None
     rows = {(row["panel"], row["configuration"]): row["median"] for row in figure.chart.data.values}
-    epoch, target = "An epoch (median of the later ones)", "To the target, 80.0 % test accuracy"
+    epoch, target = "An epoch (median of the later ones)", "To the target, 80\u202f% test accuracy"
     assert rows == pytest.approx(
         {
             (epoch, "single × 1"): 400.0,

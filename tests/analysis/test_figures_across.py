@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,19 @@ def test_rates_against_sizes_of_the_training_set(tmp_path: Path) -> None:
     assert throughput_batch.finding(runs) == (
         "From batch size 64 to 128, samples per second are 1.80 times as many with single × 1."
     )
+
+
+def test_a_large_models_rates_are_no_flat_line_beside_a_small_ones(tmp_path: Path) -> None:
+    """Each panel's axis ends near its own rates: 240 samples a second here, 24,000 there."""
+    for model, rate in (("cnn_small", 24_000.0), ("cnn_large", 240.0)):
+        for batch, share in ((64, 0.5), (128, 1.0)):
+            rate_of(tmp_path, rate * share, model=model, batch_size=batch)
+    chart = throughput_batch.figure(load(tmp_path))
+    assert chart is not None
+    image = vl_convert.vegalite_to_svg(chart.to_dict())
+    axis = "Y-axis titled 'Samples per second, steady state' for a linear scale with values from 0 to "
+    ends = re.findall(rf"{axis}([\d,]+)", image)
+    assert sorted(int(end.replace(",", "")) for end in ends) == [240, 24_000]
 
 
 def test_a_configuration_that_lacks_the_largest_batch_is_told_over_its_own_range(tmp_path: Path) -> None:

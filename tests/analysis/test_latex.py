@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analysis import load, write_report
+from analysis.accuracy_table import accuracies, as_latex
 from analysis.latex import MOST_COLUMNS, escape
-from tests.analysis.factory import Fake, config, published
+from tests.analysis.factory import Fake, config, failed, published
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,6 +34,30 @@ def test_plain_words_stay() -> None:
     assert escape("cnn_small, 50 % × 2") == r"cnn\_small, 50 \% \texttimes{} 2"
 
 
+TABLE = r"\\begin{table}\[htbp\]\\caption{(.*?)}\\label{([^}]*)}\n\\centering\\footnotesize\n(.*?)\n\\end{table}"
+
+
+@pytest.mark.slow
+def test_accuracy_is_tabulated_by_epoch_with_its_spread(tmp_path: Path) -> None:
+    """As planted: the median of three repeats, and the lowest and the highest of them."""
+    for repeat, gain in enumerate((0.0, 0.01, 0.03)):
+        for strategy, devices in (("single", 1), ("ddp", 2)):
+            run = config(tmp_path, strategy=strategy, devices=devices, repeat=repeat, epochs=31)
+            published(run, Fake(test_accuracy=lambda epoch, gain=gain: epoch / 100 + gain))  # type: ignore[misc]
+    failed(config(tmp_path, repeat=3, epochs=31), "oom", "out of memory", epochs=30)
+    found = accuracies(load(tmp_path))
+    assert found.select("configuration", "epoch", "runs").rows() == [
+        (configuration, epoch, 3) for configuration in ("single × 1", "ddp × 2") for epoch in (10, 30, 31)
+    ]
+    columns = ("test_accuracy_median", "test_accuracy_min", "test_accuracy_max")
+    assert found.select(columns).row(1) == pytest.approx((0.31, 0.30, 0.33))
+    ((caption, label, part),) = re.findall(TABLE, as_latex(found), re.DOTALL)
+    assert caption.startswith(r"digits · cnn\_small: test accuracy in per cent by epoch")
+    assert label == "tab:accuracy-1"
+    assert r"Configuration & Runs & Epoch 10 & Epoch 30 & Epoch 31 \\" in part
+    assert r"ddp \texttimes{} 2 & 3 & 11.00 (10.00--13.00) & 31.00 (30.00--33.00) & 32.00 (31.00--34.00) \\" in part
+
+
 @pytest.mark.slow
 def test_a_report_has_its_tables_for_a_paper(tmp_path: Path) -> None:
     for strategy, devices in (("single", 1), ("ddp", 2)):
@@ -41,17 +66,21 @@ def test_a_report_has_its_tables_for_a_paper(tmp_path: Path) -> None:
             run = config(tmp_path, strategy=strategy, devices=devices, repeat=repeat)
             published(run, Fake(epoch_time_s=lambda epoch, rank, time_s=time_s: time_s))  # type: ignore[misc]
     page = write_report(tmp_path)
-    lines = (page.parent / "tables" / "configurations.tex").read_text().splitlines()
-    parts = "\n".join(line for line in lines if not line.startswith("%")).split("\\end{tabular}")[:-1]
-    heads = [part.strip().splitlines()[2] for part in parts]
-    for part in parts:
-        begin, top, head, middle, *rows, bottom = part.strip().splitlines()
+    words = (page.parent / "tables" / "configurations.tex").read_text()
+    parts = re.findall(TABLE, words, re.DOTALL)
+    heads = [part.splitlines()[2] for _, _, part in parts]
+    for number, (caption, label, part) in enumerate(parts, start=1):
+        begin, top, head, middle, *rows, bottom, end = part.splitlines()
         columns = re.fullmatch(r"\\begin{tabular}{@{}([rl]+)@{}}", begin)
         assert columns is not None
         assert len(columns[1]) <= 1 + MOST_COLUMNS
-        assert (top, middle, bottom) == (r"\toprule", r"\midrule", r"\bottomrule")
+        assert (top, middle, bottom, end) == (r"\toprule", r"\midrule", r"\bottomrule", r"\end{tabular}")
         assert all(line.endswith(r" \\") and line.count(" & ") == len(columns[1]) - 1 for line in (head, *rows))
         assert [row.split(" & ")[0] for row in rows] == [r"single \texttimes{}~1", r"ddp \texttimes{}~2"]
+        assert (label, caption) == (
+            f"tab:configurations-{number}",
+            rf"digits · cnn\_small: medians over the runs that count ({number} of 3)",
+        )
     assert len(parts) == 3
     assert heads[0].startswith(r"Configuration & Runs counted & ")
     assert r"& \shortstack[r]{Time per\\epoch (s)} &" in heads[0]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import csv
+import gzip
 import io
+import json
 import math
 import re
 import statistics
@@ -20,7 +23,7 @@ from analysis import figures as figures_module
 from analysis import load, notes, summary, write_report
 from analysis import report as report_module
 from analysis.configurations import learning
-from analysis.figures import _chart, draw
+from analysis.figures import _chart, _panels, draw
 from analysis.figures._chart import DASHES, SPARE, STYLES, dashes, variants
 from analysis.metrics import per_epoch
 from analysis.metrics.schema import page_columns
@@ -79,11 +82,23 @@ def page(sweep: Path) -> Page:
 
 def test_the_page_loads_nothing(sweep: Path, page: Page) -> None:
     assert page.loads
-    assert all(target.startswith(("data:", "#")) for target in page.loads), page.loads
+    images = [target for target in page.loads if target.startswith("figures/")]
+    assert {Path(target).stem for target in images} == {path.stem for path in (sweep / "report/figures").glob("*.svg")}
+    assert all(target.startswith("#") for target in page.loads if target not in images), page.loads
     assert "link" not in page.tags
     text = (sweep / "report" / "index.html").read_text(encoding="utf-8")
     assert not re.search(r"@import|url\(\s*['\"]?https?:", text.partition("</style>")[0])
-    assert "vega.github.io/schema" not in "".join(re.findall(r'class="spec">(.*?)</script>', text, re.DOTALL))
+    assert not re.search(r"<img", re.sub(r"<noscript>.*?</noscript>", "", text)), "only readers without scripts need it"
+    specs = json.loads(unpacked(text, "specs"))
+    assert specs.keys() == {path.stem for path in (sweep / "report" / "figures").glob("*.svg")}
+    assert "vega.github.io/schema" not in "".join(specs.values())
+    assert "window.vegaEmbed=" in unpacked(text, "vega")
+
+
+def unpacked(page: str, name: str) -> str:
+    """What the page carries compressed under this name."""
+    (found,) = re.findall(rf'<script type="application/gzip\+base64" id="{name}">([^<]*)</script>', page)
+    return gzip.decompress(base64.b64decode(found)).decode()
 
 
 def test_the_pages_numbers_are_those_of_the_csv_file(sweep: Path, page: Page) -> None:
@@ -134,7 +149,7 @@ def test_figures_come_in_order_with_findings_from_the_data(sweep: Path) -> None:
 def many(monkeypatch: pytest.MonkeyPatch, sweep: Path) -> Runs:
     """A sweep for which a few points, panels and epochs are very many."""
     monkeypatch.setattr(_chart, "MOST_POINTS", 3)
-    monkeypatch.setattr(_chart, "MOST_PANELS", 1)
+    monkeypatch.setattr(_panels, "MOST_PANELS", 1)
     monkeypatch.setattr(configurations_module, "MOST_POINTS", 6)
     monkeypatch.setattr(configurations_module, "FEWEST_EPOCHS", 1)
     monkeypatch.setattr(report_module, "MOST_EPOCHS", 3)
@@ -149,7 +164,10 @@ def test_of_very_many_repeats_and_panels_medians_of_the_first_are_drawn(many: Ru
         ("Later epochs (median)", "single × 1", "median of 2", 10.0),
         ("Later epochs (median)", "ddp × 2", "median of 2", 6.5),
     ]
-    assert figure.finding.endswith("\nThe first 1 of 2 panels are drawn, not First epoch; the tables are whole.")
+    assert figure.finding.endswith(
+        "\n1 of 2 panels are drawn, not First epoch; the tables are whole. "
+        "report --figure NAME --panel WORDS draws any."
+    )
     assert figure.chart.to_dict()["title"]["subtitle"] in figure.finding
 
 

@@ -31,10 +31,12 @@ def test_every_yaml_builds(path: Path) -> None:
     data = build(yaml.safe_load(path.read_text()), "data")
     assert isinstance(data, Data)
     assert data.name == path.stem
-    channels, height, width = data.shape
-    assert height == width
+    if path.stem == "torch_dataset":
+        return  # its sizes are those of a class that a user names: tests/data/test_torch_dataset.py
+    assert len(data.shape) == (3 if data.kind == "images" else 1)
+    assert data.shape[1:2] == data.shape[2:], "images are square"
     for values in (data.mean, data.std):
-        assert len(values) in {1, channels}
+        assert len(values) in ({0} if data.kind == "tokens" else {1, data.shape[0]})
     assert data.train_samples >= data.test_samples > 1
 
 

@@ -11,7 +11,19 @@ KEYS = (
     *("site.data_dir", "launcher.timeout_s", "sweep.repeats", "sweep.name", "sweep.blocks", "nccl.backend"),
     *("preprocess.engine", "model._target_", "results", "tune", "faithful", "site.setup", "site.modules"),
 )
-GROUPS = ("model", "data", "strategy", "optimizer", "loader", "measure", "launcher", "site", "sweep")
+GROUPS = (
+    "model",
+    "data",
+    "strategy",
+    "optimizer",
+    "lr_schedule",
+    "loss",
+    "loader",
+    "measure",
+    "launcher",
+    "site",
+    "sweep",
+)
 CHOICES = (
     "cnn",
     "mlp",
@@ -65,11 +77,26 @@ VALUES = (
 )
 OPTIONS = (
     *("--conf", "--plugin", "--retry", "--max-gpu-hours", "--json", "--watch", "--all", "--out", "--by", "--across"),
-    *("--fail-if-slower", "--file", "--bandwidth", "--help-keys", "-m", "--multirun", "--cfg", "-x", "--", "-", "---"),
+    *(
+        "--fail-if-slower",
+        "--file",
+        "--bandwidth",
+        "--help-keys",
+        "--follow",
+        "--then",
+        "--yes",
+        "-m",
+        "--multirun",
+        "--cfg",
+        "-x",
+        "--",
+        "-",
+        "---",
+    ),
     *("--conf=", "--json=1", "--fast", "--fail-if-slower=3%", "--fail-if-slower=x", "--by=strategy=ddp,fsdp", "--by=a"),
 )
 CONFIGURED = ("plan", "show", "submit", "run", "tune")
-ON_FOLDERS = ("status", "logs", "cancel", "forget", "claims", "compare")
+ON_FOLDERS = ("status", "logs", "cancel", "forget", "claims", "compare", "prune")
 NEVER = "results=/dev/null/x"
 """Whoever would train is refused: nothing can be written there."""
 
@@ -106,7 +133,7 @@ class Grammar:
 
     def on_folder(self) -> Command:
         """A verb that reads a folder, whole or corrupted."""
-        verb = self._draw.choices(ON_FOLDERS, (8, 4, 2, 2, 1, 1))[0]
+        verb = self._draw.choices(ON_FOLDERS, (8, 4, 2, 2, 1, 1, 1))[0]
         folders = [self._draw.choice(self._folders)]
         options = self._options(0.15)
         if verb == "compare":

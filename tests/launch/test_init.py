@@ -52,9 +52,9 @@ def test_names_that_are_taken_or_none_are_refused(here: Path, capsys: pytest.Cap
 
 
 def test_nothing_is_written_over(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (here / "mine").mkdir()
-    (here / "mine" / "thesis.tex").write_text("years")
-    assert "not empty" in refused(capsys, "init", "mine")
+    (here / "thesis").mkdir()
+    (here / "thesis" / "thesis.tex").write_text("years")
+    assert "not empty" in refused(capsys, "init", "thesis")
     (here / "file").write_text("")
     assert "not empty" in refused(capsys, "init", "file")
     assert len(listing(here)) == 3

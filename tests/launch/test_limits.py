@@ -6,34 +6,35 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from launch.slurm.job_group import job_groups
 from launch.slurm.limits import allowed
 from launch.slurm.scheduler import SchedulerError
-from launch.slurm.submit import job_groups, prepare_for_site
+from launch.slurm.submit import prepare_for_site
 from launch.sweep import expand
 from tests.launch.fake_slurm import ON_SITE
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from launch.slurm.submit import JobGroup
+    from launch.slurm.job_group import JobGroup
     from tests.launch.fake_slurm import FakeSlurm
 
 ENFORCED = "ClusterName = here\nAccountingStorageEnforce = associations,limits,qos\n"
-#        Cluster DefaultAccount Account Partition QOS DefaultQOS MaxWall MaxTRES GrpTRES MaxJobs MaxSubmitJobs
+#   Cluster DefaultAccount Account Partition QOS DefaultQOS MaxWall MaxTRES GrpTRES MaxJobs MaxSubmitJobs MaxTRESMins
 USERS = (
-    "here|lab|lab||normal,short||02:00:00|cpu=64,gres/gpu=4||9|30\n"
-    "here|lab|lab|preemptible|normal|normal|||||\n"
-    "here|lab|grp_b||short|short|||||\n"
-    "here|lab|cpus|cpu|normal,short||||||\n"
-    "there|lab|far||normal|||||\n"
+    "here|lab|lab||normal,short||02:00:00|cpu=64,gres/gpu=4||9|30|cpu=3000\n"
+    "here|lab|lab|preemptible|normal|normal||||||\n"
+    "here|lab|grp_b||short|short||||||\n"
+    "here|lab|cpus|cpu|normal,short|||||||\n"
+    "there|lab|far||normal||||||\n"
 )
 #         Cluster Account ParentName User GrpTRES
 GROUPS = (
     "here|root|||\nhere|root|root|root|\nhere|science|root||gres/gpu:a100=2,cpu=500\nhere|grp_b|science||cpu=600\n"
     "here|grp_b||me|\nhere|lab|root||\nhere|cpus|root||\nthere|grp_b|root||gres/gpu=1\n"
 )
-#      Name MaxWall MaxTRES GrpTRES MaxJobsPU MaxSubmitPU MaxTRESPU
-QOS = "normal||||||\nshort|1-00:00:00|gres/gpu=2,mem=20G||2||gres/gpu=6,cpu=20\n"
+#      Name MaxWall MaxTRES GrpTRES MaxJobsPU MaxSubmitPU MaxTRESPU MaxTRESMins
+QOS = "normal|||||||\nshort|1-00:00:00|gres/gpu=2,mem=20G||2||gres/gpu=6,cpu=20|\n"
 
 
 @pytest.fixture
@@ -61,7 +62,7 @@ def test_only_this_clusters_accounts_count(slurm: FakeSlurm) -> None:
     assert [each.account for each in found.associations] == ["lab", "lab", "grp_b", "cpus"]
     assert dict(found.findings()) == {
         "account lab (default)": "QOS normal, short; 120 min a job; 64 cores a job; 4 GPUs a job; "
-        "9 jobs run at once; 30 jobs in the queue",
+        "9 jobs run at once; 30 jobs in the queue; 3000 cores × min a job",
         "account lab on preemptible (default)": "QOS normal (default)",
         "account grp_b": "QOS short (default); 500 cores in all; 2 a100 GPUs in all",
         "account cpus on cpu": "QOS normal, short",
@@ -82,6 +83,11 @@ def test_only_this_clusters_accounts_count(slurm: FakeSlurm) -> None:
         (["strategy=ddp", "devices=4", "site.qos=short"], "4 GPUs a job, but the QOS short allows 2"),
         (["strategy=ddp", "devices=8", "nodes=2"], "8 GPUs a job, but the account lab allows 4"),
         (["launcher.memory_gib_per_device=21", "site.qos=short"], "21504 MiB a job, but the QOS short allows 20480"),
+        (["cores_per_device=30", "launcher.time_limit_min=100"], None),
+        (
+            ["cores_per_device=30", "launcher.time_limit_min=101"],
+            "30 cores for 101 min, but the account lab allows 3000 cores × min a job: lower launcher.time_limit_min",
+        ),
         (["site.qos=long"], "site.qos=long is not open to the account lab: normal, short"),
         (["site.account=grp_a"], "site.account=grp_a is no account of this user: choose one of cpus, grp_b, lab"),
         (["site.account=far"], "site.account=far is no account of this user"),
@@ -111,7 +117,7 @@ def test_a_limit_of_a_type_of_gpu_counts_for_that_type(slurm: FakeSlurm, tmp_pat
 
 
 def test_an_accounts_only_qos_is_the_one_that_counts(slurm: FakeSlurm, tmp_path: Path) -> None:
-    slurm.answers["user"] = "here|lab|lab||short||||||\n"
+    slurm.answers["user"] = "here|lab|lab||short|||||||\n"
     found: Any = allowed()
     (text,) = found.refusals(group(tmp_path, "launcher.time_limit_min=1441"))
     assert "the QOS short allows 1440" in text

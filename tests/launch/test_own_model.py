@@ -9,7 +9,9 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 import pytest
+import torch
 
 from launch.sweep import one_run
 from launch.sweep.compose import Extension
@@ -50,6 +52,11 @@ def test_the_pages_model_and_data_are_a_run(me: Path, monkeypatch: pytest.Monkey
     assert arrays.train_images.shape == (96, *run.data.shape)
     model = run.model.build(in_channels=1, image_size=8, num_classes=run.data.num_classes)
     assert tuple(name for name, _ in model.named_children()) == run.model.layer_names
+    own_loss = one_run([*OWN, "loss=hinge", "lr_schedule=halves", "batch_size=32", "epochs=2"], own).run
+    check_run(own_loss, "cpu")
+    assert [own_loss.rate_factor(step) for step in range(1, 8)] == [1.0, 1.0, 1.0, 0.5, 0.5, 0.5, 1.0]
+    logits, labels = torch.tensor([[2.0, 0.0, 0.5], [0.0, 0.5, 0.0]]), torch.tensor([0, 2])
+    assert own_loss.loss.build()(logits, labels).item() == pytest.approx(((0 + 0) / 3 + (1 + 1.5) / 3) / 2)
     for key, found in (("train_samples", "96 train_images"), ("test_samples", "32 test_images")):
         other = one_run([*OWN, f"data.{key}=192"], own).run
         with pytest.raises(ConfigError, match=rf"returns {found}; .*{key}.* declares 192: declare"):
@@ -60,13 +67,50 @@ def test_the_pages_model_and_data_are_a_run(me: Path, monkeypatch: pytest.Monkey
 @pytest.mark.slow
 def test_the_pages_commands_train_it_on_two_ranks_like_one_device(me: Path) -> None:
     commands = [shlex.split(line) for line in PAGE.splitlines() if line.startswith("parallelbench ")]
-    assert [command[1] for command in commands] == ["show", "submit", "report"]
-    for _, *arguments in commands:
+    assert [command[1] for command in commands] == ["run", "show", "submit", "report"]
+    for _, *arguments in commands[1:]:
         more = ["launcher.oversubscribe=true"] if arguments[0] == "submit" else []
         program = [sys.executable, "-P", "-m", "parallelbench.cli", *arguments, *more]
         done = subprocess.run(program, cwd=me, capture_output=True, text=True, check=False)
         assert (done.returncode, done.stderr) == (0, ""), done.stdout
     assert "ddp × 2" in done.stdout
+
+
+@pytest.mark.slow
+def test_a_loss_and_a_schedule_of_ones_own_train_like_one_device(me: Path) -> None:
+    arguments = ["--conf", "conf", "--plugin", "mine", *OWN, "model=wide", "batch_size=32", "epochs=2"]
+    chosen = ["loss=hinge", "lr_schedule=halves", "strategy=ddp", "devices=2", "launcher.oversubscribe=true"]
+    program = [sys.executable, "-P", "-m", "parallelbench.cli", "submit", *arguments, *chosen]
+    done = subprocess.run(program, cwd=me, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (outcome,) = (me / "results").rglob("outcome.json")
+    assert '"outcome":"ok"' in outcome.read_text()
+
+
+@pytest.mark.slow
+def test_the_pages_torch_dataset_is_one_line(me: Path) -> None:
+    (command,) = [shlex.split(line) for line in PAGE.splitlines() if line.startswith("parallelbench run")]
+    more = ["model=mlp", "strategy=ddp", "devices=2", "launcher.oversubscribe=true", "epochs=2"]
+    program = [sys.executable, "-P", "-m", "parallelbench.cli", *command[1:], *more]
+    done = subprocess.run(program, cwd=me, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (outcome,) = (me / "results").rglob("outcome.json")
+    assert '"outcome":"ok"' in outcome.read_text()
+    (manifest,) = (me / "results").rglob("result/manifest.json")
+    row = pl.read_parquet(manifest.with_name("run.parquet")).row(0, named=True)
+    assert (row["data"], row["train_samples"], row["parity_passed"]) == ("torch_dataset", 96, True)
+    assert len(row["data_sha256"]) == 64
+
+
+@pytest.mark.slow
+def test_the_pages_tokens_train_like_one_device(me: Path) -> None:
+    chosen = ["model=table", "data=counting", "batch_size=20", "epochs=2", "strategy=ddp", "devices=2"]
+    arguments = ["--conf", "conf", "--plugin", "mine", *chosen, "launcher.oversubscribe=true"]
+    program = [sys.executable, "-P", "-m", "parallelbench.cli", "submit", *arguments]
+    done = subprocess.run(program, cwd=me, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (outcome,) = (me / "results").rglob("outcome.json")
+    assert '"outcome":"ok"' in outcome.read_text()
 
 
 @pytest.mark.slow

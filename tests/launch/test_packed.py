@@ -24,7 +24,8 @@ from launch.attempt import processes
 from launch.attempt.command import environment
 from launch.attempt.processes import Training
 from launch.attempt.warm_workers import WarmWorkers, _Parent
-from launch.slurm.submit import job_groups, prepare_for_site
+from launch.slurm.job_group import job_groups
+from launch.slurm.submit import prepare_for_site
 from launch.sweep import expand, one_run
 from parallelbench.errors import ConfigError
 from parallelbench.rank.warm import PRELOADED, forked, unforkable

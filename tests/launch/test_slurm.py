@@ -13,14 +13,16 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from launch.preparation import Prepared
-from launch.slurm import plan_report, scheduler
+from launch.slurm import cluster_limits, scheduler
 from launch.slurm.hours import Hours
+from launch.slurm.job_group import job_groups
+from launch.slurm.partitions import Partition
+from launch.slurm.partitions import minutes as minutes_of
 from launch.slurm.plan_report import show_plan
-from launch.slurm.scheduler import Partition
 from launch.slurm.shape import batch_parameters, shape_of, slurm
 from launch.slurm.site import gpus_in, refusals, warnings
 from launch.slurm.slurm_launcher import OnSlurm
-from launch.slurm.submit import batch_script, job_groups, prepare_for_site
+from launch.slurm.submit import batch_script, prepare_for_site
 from launch.sweep import PlannedRun, expand, one_run
 from launch.sweep.compose import Extension
 from launch.verbs import doctor
@@ -33,14 +35,14 @@ from tests.launch.fake_slurm import DONE, MISSING, ON_SITE, FakeSlurm, run_of, s
 @given(st.integers(0, 400), st.integers(0, 23), st.integers(0, 59))
 def test_slurms_durations_are_read(days: int, hours: int, minutes: int) -> None:
     expected = (days * 24 + hours) * 60 + minutes
-    assert scheduler.minutes(f"{days}-{hours:02}:{minutes:02}:00") == expected
-    assert scheduler.minutes(f"{hours}:{minutes:02}:00") == hours * 60 + minutes
-    assert scheduler.minutes(f"{days}-{hours:02}:{minutes:02}:30") == expected + 1
+    assert minutes_of(f"{days}-{hours:02}:{minutes:02}:00") == expected
+    assert minutes_of(f"{hours}:{minutes:02}:00") == hours * 60 + minutes
+    assert minutes_of(f"{days}-{hours:02}:{minutes:02}:30") == expected + 1
 
 
 @pytest.mark.parametrize(("text", "minutes"), [("infinite", None), ("30:00", 30), ("7-00:00:00", 10080), ("45", 45)])
 def test_other_durations_are_read(text: str, minutes: int | None) -> None:
-    assert scheduler.minutes(text) == minutes
+    assert minutes_of(text) == minutes
 
 
 @pytest.mark.parametrize(
@@ -119,7 +121,7 @@ def kind(**changes: Any) -> Partition:
         ({"state": "drain"}, "takes no jobs now (sinfo says drain)"),
         ({"state": "inact"}, "takes no jobs now"),
         ({"limit_min": 59}, "allows 59"),
-        ({"nodes": 1}, "has 1 of one kind"),
+        ({"nodes": 1}, "has 1 that suit"),
         ({"cpus_per_node": 3}, "have 3"),
         ({"memory_mib": 10_000}, "lower launcher.memory_gib_per_device"),
         ({"gres": "gpu:a100:3"}, "have 3"),
@@ -178,7 +180,7 @@ def test_the_plan_shows_the_arrays_that_are_submitted(
     tmp_path: Path, fake: FakeSlurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scheduler, "available", lambda: True)
-    fake.answers["sinfo"] = "normal|normal*|down|infinite|2|8|11000|gpu:a100:4|(null)\n"
+    fake.answers["sinfo"] = "normal|normal*|down|infinite|2|8|11000|gpu:a100:4|(null)|0/2/0/2|n[1-2]\n"
     fake.answers["scontrol"] = "MaxArraySize            = 2\n"
     plan = expand([*ON_SITE, "sweep.repeats=5", f"results={tmp_path}"])
     console = Console(width=200, file=io.StringIO())
@@ -213,9 +215,8 @@ def test_doctor_holds_a_site_against_the_cluster(tmp_path: Path, monkeypatch: py
     mine = "defaults: [default, _self_]\nname: mine\ndata_dir: /data/of/mine\ngpus_per_node: 8\ndevices_per_node: 8\n"
     (tmp_path / "site" / "mine.yaml").write_text(mine)
     monkeypatch.setattr(scheduler, "available", lambda: True)
-    monkeypatch.setattr(scheduler, "partitions", lambda: [kind(cpus_per_node=64, memory_mib=500_000)])
-    monkeypatch.setattr(scheduler, "max_array_size", lambda: 1000)
-    monkeypatch.setattr(plan_report, "allowed", lambda _: None)
+    monkeypatch.setattr(cluster_limits, "partitions", lambda **_: [kind(cpus_per_node=64, memory_mib=500_000)])
+    monkeypatch.setattr(scheduler, "configuration", lambda **_: {"MaxArraySize": "1000"})
     found = dict(OnSlurm().site_findings(["site=mine", f"results={tmp_path}"], Extension(tmp_path)))
     assert found["site=mine, 1 device(s)"].endswith("1 GPU(s) each: the cluster takes it")
     assert "8 GPUs of a node, but those of normal have 4" in found["site=mine, 8 device(s)"]

@@ -14,8 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from launch.slurm import plan_report, scheduler
+from launch.slurm.job_group import job_groups
 from launch.slurm.shape import STOP_AT_FAILURE
-from launch.slurm.submit import batch_script, job_groups, prepare_for_site
+from launch.slurm.submit import batch_script, prepare_for_site
 from launch.sweep import PlannedRun
 from parallelbench.cli import main
 from parallelbench.errors import ConfigError
@@ -25,7 +26,7 @@ from tests.faults import fault
 from tests.helpers import TINY, plain, quoted
 
 if TYPE_CHECKING:
-    from launch.slurm.submit import JobGroup
+    from launch.slurm.job_group import JobGroup
 
 SLURM = (*TINY, "launcher=slurm", "site=local_cluster")
 HARMLESS = re.compile(r"[\w@%+=:,./ -]*", re.ASCII)
@@ -105,7 +106,10 @@ TEXT = st.one_of(
     st.text(st.characters(exclude_categories=("Cs",)), max_size=20),
     st.from_regex(r"[A-Za-z0-9_.-]{1,12}", fullmatch=True),
 ).map(lambda text: text.replace("\x00", ""))  # no program can be given that
-SITE = ("partition", "account", "qos", "constraint", "gpu_type", "name", "network_interface", "data_dir", "x")
+SITE = (
+    *("partition", "account", "qos", "constraint", "gpu_type", "name", "network_interface", "data_dir", "x"),
+    *("reservation", "nodelist", "exclude"),
+)
 REST = ("sweep.name", "model.name", "data.name", "launcher.time_limit_min", "launcher.pack")
 KEYS = st.sampled_from([*(f"site.{key}" for key in SITE), *REST])
 PLAIN = st.sampled_from(["{}={}", "{}=[{}]", "{}={},x", "+{}={}", "{}"])

@@ -18,7 +18,7 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Programs named like Slurm's that answer nothing; each start of one leaves a line in `starts`."""
     folder = tmp_path / "bin"
     folder.mkdir()
-    for name in ("sbatch", "srun", "squeue", "sacct", "scontrol"):
+    for name in ("sbatch", "srun", "squeue", "sacct", "scontrol", "sinfo"):
         _write(folder / name, "true")
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     monkeypatch.setattr(scheduler, "TIMEOUT_S", 3.0)

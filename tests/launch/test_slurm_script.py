@@ -14,9 +14,10 @@ from rich.console import Console
 from launch.launcher import SubmitOptions
 from launch.preparation import Prepared
 from launch.slurm import slurm_launcher
+from launch.slurm.job_group import job_groups
 from launch.slurm.shape import setup_lines
 from launch.slurm.slurm_launcher import OnSlurm
-from launch.slurm.submit import batch_script, job_groups, prepare_for_site
+from launch.slurm.submit import batch_script, prepare_for_site
 from launch.sweep import PlannedRun, one_run
 from parallelbench.errors import ConfigError
 from parallelbench.spec.launchers import Site
@@ -83,6 +84,7 @@ def test_what_submit_prints_can_be_copied(name: str, tmp_path: Path, monkeypatch
         ("SBATCH_PARTITION", "partition"),
         ("SBATCH_QOS", "qos"),
         ("SBATCH_WCKEY", "wckey"),
+        ("SBATCH_RESERVATION", "reservation"),
     ],
 )
 def test_a_variable_of_sbatchs_that_contradicts_the_site_is_refused(
@@ -96,7 +98,7 @@ def test_a_variable_of_sbatchs_that_contradicts_the_site_is_refused(
     prepare_for_site(one_run([*ON_SITE, f"site.{key}=theirs"]))
 
 
-def test_a_reservation_that_jobs_would_not_have_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SBATCH_RESERVATION", "deadline")
-    with pytest.raises(ConfigError, match="SBATCH_RESERVATION='deadline' in the environment has no effect"):
+def test_a_cluster_that_jobs_would_not_go_to_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SBATCH_CLUSTERS", "other")
+    with pytest.raises(ConfigError, match="SBATCH_CLUSTERS='other' in the environment has no effect"):
         prepare_for_site(one_run(ON_SITE))

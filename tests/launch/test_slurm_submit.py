@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import errno
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 from launch.launcher import SubmitOptions
 from launch.slurm import record, scheduler, submit
+from launch.slurm.intents import Intents
 from launch.slurm.record import Submission
 from launch.slurm.scheduler import NoJob, SchedulerError, SubmissionError
 from launch.sweep import expand
-from tests.launch.fake_slurm import ON_SITE, FakeSlurm
+from parallelbench.errors import ConfigError, StorageError
+from parallelbench.spec.config import RunConfig
+from parallelbench.store.folder import RunFolder, find_runs
+from tests.launch.fake_slurm import DONE, MISSING, ON_SITE, FakeSlurm
 
 TEXTS = {
     NoJob.REFUSED: [
@@ -43,9 +48,11 @@ def test_an_error_of_sbatch_has_one_meaning(why: NoJob, text: str) -> None:
     assert " ".join(text.split()) in str(error)
 
 
-def submitted(results: Path, monkeypatch: pytest.MonkeyPatch, sbatch: Sbatch, seeds: str = "0") -> list[Submission]:
+def submitted(
+    results: Path, monkeypatch: pytest.MonkeyPatch, sbatch: Sbatch, seeds: str = "0", options: Sequence[str] = ()
+) -> list[Submission]:
     """Submits one run for each seed."""
-    plan = expand([*ON_SITE, f"seed={seeds}", f"results={results}"])
+    plan = expand([*ON_SITE, f"seed={seeds}", f"results={results}", *options])
     monkeypatch.setattr(submit, "sbatch", sbatch)
     return submit.submit([submit.prepare_for_site(planned) for planned in plan], SubmitOptions(), lambda _: None)
 
@@ -84,6 +91,7 @@ def test_a_record_is_withdrawn_unless_the_answer_was_lost(
     assert fake.asked == asked
     (sweep,) = (path for path in tmp_path.iterdir() if path.is_dir())
     assert bool(record.submissions(sweep)) == kept
+    assert bool(find_runs(sweep)) == kept, "a run without a job is not left behind as missing"
 
 
 def test_a_job_whose_answer_was_lost_is_found_by_its_name(
@@ -96,3 +104,140 @@ def test_a_job_whose_answer_was_lost_is_found_by_its_name(
     monkeypatch.setattr(submit.job, "leave_calls", lambda *_: None)
     (submission,) = submitted(tmp_path, monkeypatch, sbatch)
     assert submission.job == "17"
+
+
+SINFO = "normal|normal*|up|30:00|2|8|11000|gpu:a100:4|(null)|0/2/0/2|n[1-2]\n"
+
+
+def never(*_: object) -> str:
+    raise AssertionError("sbatch was called")
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ([], "launcher.time_limit_min=60, but normal allows 30"),
+        (["site.partition=gone"], "site.partition=gone is no partition of this cluster: normal"),
+        (["launcher.time_limit_min=5", "cores_per_device=9"], "9 cores of a node, but those of normal have 8"),
+    ],
+)
+def test_what_the_plan_refuses_is_not_submitted_and_leaves_no_folder(
+    options: list[str], text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake: FakeSlurm
+) -> None:
+    fake.answers["sinfo"] = SINFO
+    with pytest.raises(ConfigError, match=rf"^refused by the cluster, nothing was submitted: {text}"):
+        submitted(tmp_path, monkeypatch, never, options=options)
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_an_answer_nothing_is_submitted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake: FakeSlurm
+) -> None:
+    def deaf(command: list[str], **_: object) -> str:
+        raise SchedulerError(f"{command[0]} gave no answer within 30 s: run the same command later")
+
+    monkeypatch.setattr(scheduler, "ask", deaf)
+    with pytest.raises(SchedulerError, match="gave no answer within 30 s"):
+        submitted(tmp_path, monkeypatch, never)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_account_that_can_not_be_looked_up_is_left_to_sbatch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake: FakeSlurm
+) -> None:
+    def without_database(command: list[str], **options: object) -> str:
+        if command[0] == "sacctmgr":
+            raise SchedulerError("sacctmgr: Unable to contact slurmdbd")
+        return fake.ask(command, **options)
+
+    fake.answers |= {"sinfo": SINFO, "scontrol": "AccountingStorageEnforce = limits\nMaxArraySize = 9\n"}
+    monkeypatch.setattr(scheduler, "ask", without_database)
+    options = ["launcher.time_limit_min=5"]
+    assert len(submitted(tmp_path, monkeypatch, lambda *_: "17", options=options)) == 1
+
+
+def test_a_result_that_was_to_be_measured_anew_comes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake: FakeSlurm
+) -> None:
+    """Its folder moves to .forgotten before sbatch is asked; where that refuses, it is there again."""
+    planned = expand([*ON_SITE, "seed=0", f"results={tmp_path}"])[0]
+    item = submit.prepare_for_site(planned)
+    item.write_intent()
+    (item.folder.path / "result").mkdir()
+    monkeypatch.setattr(RunFolder, "_state", lambda self: DONE if self.result.exists() else MISSING)
+    intents = Intents()
+    intents.write([item])
+    assert not item.folder.result.exists()
+    intents.take_back()
+    assert item.folder.result.exists()
+    assert not list((tmp_path / "adhoc" / ".forgotten").iterdir())
+
+
+def test_only_what_a_submission_made_is_taken_back(tmp_path: Path) -> None:
+    first, second = (submit.prepare_for_site(run) for run in expand([*ON_SITE, "seed=0,1", f"results={tmp_path}"]))
+    first.write_intent()
+    intents = Intents()
+    intents.write([first, second])
+    (second.folder.path / "attempts" / "1").mkdir(parents=True)  # somebody else has begun it meanwhile
+    intents.take_back()
+    assert (first.folder.path / "config.yaml").exists()
+    assert (second.folder.path / "config.yaml").exists()
+
+
+def full(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """The disk is full when this run's intent is written."""
+    write = RunFolder.write_intent
+
+    def write_intent(self: RunFolder, run: RunConfig, overrides: list[str]) -> None:
+        if self.path.name == name:
+            self.path.mkdir(parents=True)
+            raise StorageError("can't write: the disk is full")
+        write(self, run, overrides)
+
+    monkeypatch.setattr(RunFolder, "write_intent", write_intent)
+
+
+def test_a_disk_that_fills_up_while_runs_are_written_leaves_none_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake: FakeSlurm
+) -> None:
+    last = submit.prepare_for_site(expand([*ON_SITE, "seed=2", f"results={tmp_path}"])[0]).folder.path
+    full(monkeypatch, last.name)
+    with pytest.raises(StorageError, match="disk is full"):
+        submitted(tmp_path, monkeypatch, never, "0,1,2")
+    assert [path.name for path in last.parent.iterdir()] == [record.FOLDER]
+    assert not record.submissions(last.parent)
+
+
+def test_a_result_comes_back_where_its_new_intent_can_not_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    item = submit.prepare_for_site(expand([*ON_SITE, "seed=0", f"results={tmp_path}"])[0])
+    item.write_intent()
+    (item.folder.path / "result").mkdir()
+    monkeypatch.setattr(RunFolder, "_state", lambda self: DONE if self.result.exists() else MISSING)
+    full(monkeypatch, item.folder.path.name)
+    with pytest.raises(StorageError):
+        Intents().write([item])
+    assert item.folder.result.exists()
+
+
+@pytest.mark.parametrize("fails", ["record", "calls"])
+def test_what_can_not_be_written_for_sbatch_leaves_no_run(
+    fails: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake: FakeSlurm
+) -> None:
+    """Neither the record of the submission, nor what submitit writes before it calls sbatch."""
+    sbatch: Sbatch = submit.sbatch if fails == "calls" else never
+
+    def no_space(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    if fails == "calls":
+        monkeypatch.setattr("submitit.core.utils.DelayedSubmission.dump", no_space)
+    else:
+        monkeypatch.setattr(record.os, "fsync", no_space)
+        monkeypatch.setattr(RunFolder, "write_intent", lambda self, *_: self.path.mkdir(parents=True))
+    with pytest.raises(SchedulerError, match=r"the disk is full.*\(0 of 1 task"):
+        submitted(tmp_path, monkeypatch, sbatch)
+    sweep = tmp_path / "adhoc"
+    assert not list((sweep / record.FOLDER).glob("*/*"))
+    assert not [path for path in sweep.iterdir() if path.name != record.FOLDER]

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from launch.slurm.job_group import job_groups
 from launch.slurm.limits import allowed
-from launch.slurm.submit import job_groups, prepare_for_site
+from launch.slurm.submit import prepare_for_site
 from launch.sweep import expand
 from parallelbench.cli import main
 from tests.slurm.conftest import started

@@ -143,7 +143,7 @@ def test_the_controller_is_down(sweeps: Sweeps) -> None:
         assert "the cluster's limits could not be checked: sinfo: " in text
         code, text = sweeps.run("cancel", str(sweeps.results))
         assert (code, text.count("\n")) == (2, 1)
-        assert [line.partition(" ")[0] for line in asked()] == ["squeue", "sinfo", "squeue", "squeue"], "each once"
+        assert [line.partition(" ")[0] for line in asked()] == ["squeue", "squeue", "sinfo", "squeue"], "each once"
         sweeps.cluster.start("slurmctld")
         assert "1 queued" in sweeps.run("status", str(sweeps.results))[1]
         assert sweeps.submit(TWO)[0] == 0

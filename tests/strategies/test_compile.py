@@ -152,7 +152,7 @@ def test_a_server_compiles_its_update_before_the_first_gradient_arrives(monkeypa
     compiler = Compiler(monkeypatch)
     run = configure(*MLP, *STEP, "strategy=parameter_server", "devices=2", "optimizer.momentum=0.9")
     shard = torch.arange(5, dtype=torch.float64)
-    server = SyncServer(shard.clone(), Layout(rank=1, workers=1, servers=1), run)
+    server = SyncServer(shard.clone(), Layout(rank=1, workers=1, servers=1), run, servers=None)
     updates: list[int] = []
     update = server._update
     monkeypatch.setattr(server, "_update", lambda: (updates.append(1), update()))

@@ -6,6 +6,7 @@ from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from parallelbench.errors import ConfigError, choices
+from parallelbench.losses import CrossEntropy
 from parallelbench.models.cnn import Cnn, CnnLarge, CnnSmall
 from parallelbench.models.linear import LogisticRegression
 from parallelbench.models.mlp import Mlp
@@ -52,6 +53,16 @@ class TensorFlowStrategy(Strategy, frozen=True, kw_only=True):
         if run.precision not in ("fp64", "fp32"):
             raise ConfigError(
                 f"precision={run.precision} with strategy={self.name} is refused: choose precision=fp32 or fp64"
+            )
+        if run.data.kind != "images":
+            raise ConfigError(
+                f"data={run.data.name} with strategy={self.name} is refused: TensorFlow's part takes images only, and "
+                f"it holds {run.data.kind}: choose a strategy of torch"
+            )
+        if run.loss != CrossEntropy(name=run.loss.name, label_smoothing=0.0):
+            raise ConfigError(
+                f"loss={run.loss.name} with strategy={self.name} is refused: TensorFlow's part computes cross entropy "
+                "without smoothing only: choose loss=cross_entropy loss.label_smoothing=0.0, or a strategy of torch"
             )
         self._refuse_torchs(run)
 

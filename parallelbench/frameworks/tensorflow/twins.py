@@ -84,11 +84,15 @@ class Twin(NamedTuple):
         }
 
 
-def twin_of(model: Model, shape: tuple[int, int, int]) -> Twin:
+def twin_of(model: Model, shape: tuple[int, ...]) -> Twin:
     """The twin of a model for images of this shape: channels, height, width."""
     size = shape[1]
     if isinstance(model, (LogisticRegression, Mlp)):
-        return Twin(lambda run, x: layers.dense_stack(run, x, model.layer_names), {"fc1.linear.weight": shape}, {})
+        return Twin(
+            lambda run, x: layers.dense_stack(run, x, model.layer_names),
+            {"fc1.linear.weight": (shape[0], size, size)},
+            {},
+        )
     if isinstance(model, CnnSmall):
         return _plain(("conv1",), model.layer_names[1:], {"conv1"}, flattens=(32, size // 2, size // 2))
     if isinstance(model, CnnLarge):

@@ -43,6 +43,8 @@ class DataParallelStrategy(Strategy, frozen=True, kw_only=True):
 class DdpStrategy(DataParallelStrategy, frozen=True, kw_only=True):
     """The whole model on every device, in torch's DDP, which averages gradients bucket by bucket during backward."""
 
+    updates_as_asked: ClassVar[bool] = True
+
     bucket_mib: Annotated[float, Meta(gt=0)]
     """Size of a gradient bucket, MiB (DDP's `bucket_cap_mb`)."""
     gradient_as_bucket_view: bool
@@ -107,6 +109,7 @@ class ShardedStrategy(DataParallelStrategy, frozen=True, kw_only=True):
     """Every layer's parameters, gradients and optimizer state in shards, by torch's `fully_shard`."""
 
     shards_tensors: ClassVar[bool] = True
+    updates_as_asked: ClassVar[bool] = True
 
     reshard_after_forward: bool
     """Free each layer's gathered parameters after its forward and gather them again for its backward (ZeRO stage 3):

@@ -6,11 +6,12 @@ Rajbhandari et al. 2020, "ZeRO" (arXiv 1910.02054); Zhao et al. 2023, "PyTorch F
 from __future__ import annotations
 
 from math import ceil
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
@@ -25,7 +26,7 @@ from parallelbench.strategies.parts.state import local, whole
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from torch import Tensor, nn
+    from torch import Tensor
     from torch.distributed.device_mesh import DeviceMesh
 
     from parallelbench.marks.traffic import Traffic
@@ -44,7 +45,7 @@ def shard_layers(
     copies = world.size // shards
     sizes = {"shard": shards} if copies == 1 else {"replicate": copies, "shard": shards}
     synchronize_norms(model, dist.group.WORLD)
-    padded_bytes = shard_one_by_one(
+    padded = shard_one_by_one(
         model,
         run,
         world.device,
@@ -52,13 +53,12 @@ def shard_layers(
         reshard_after_forward=reshard_after_forward,
         gather=gather,
     )
-    gathered_bytes = padded_bytes / 2 if gather == "bf16" else padded_bytes
+    gathered_bytes = padded.gathered_bytes(reshard_after_forward) / (2 if gather == "bf16" else 1)
 
     def count_step(traffic: Traffic) -> None:
-        for _ in range(2 if reshard_after_forward else 1):
-            traffic.all_gather("parameter", gathered_bytes, shards)
-        traffic.reduce_scatter("gradient", padded_bytes, shards)
-        traffic.all_reduce("gradient", padded_bytes / shards, copies)
+        traffic.all_gather("parameter", gathered_bytes, shards)
+        traffic.reduce_scatter("gradient", padded.total_bytes, shards)
+        traffic.all_reduce("gradient", padded.total_bytes / shards, copies)
 
     return ShardedReplica(
         model,
@@ -79,31 +79,52 @@ def shard_one_by_one(
     reshard_after_forward: bool,
     gather: str = "stored",
     first: Callable[[str, nn.Module], None] | None = None,
-) -> int:
+) -> PaddedBytes:
     """Shard the parameters of every layer over a mesh; returns the bytes of all shards with their padding.
 
     `fully_shard` cuts along the first dimension and pads it to a multiple of the shards: a position embedding
-    (1, tokens, values) is sent once per shard.
+    (1, tokens, values) is sent once per shard. Layers that share parameters with each other are gathered together, from
+    the first to the last use of the model.
 
     A layer moves to the device after the layers before it have been sharded, so the device never holds more than the
     shards and one whole layer. `first` is called with the name of each layer and the layer on the device, before it is
     sharded. Weights stay contiguous under `channels_last`, as `fully_shard` demands; images are channels last anyway.
     """
-    contiguous, total = msgspec.structs.replace(run, channels_last=False), 0
+    contiguous, tied = msgspec.structs.replace(run, channels_last=False), run.model.tied_layers
     policy = MixedPrecisionPolicy()
     if gather == "bf16":
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    shards = mesh.size(mesh.ndim - 1)
+    shards, layer_bytes = mesh.size(mesh.ndim - 1), 0
     for name, layer in model.named_children():
         to_device(layer, contiguous, device)
         if first is not None:
             first(name, layer)
         parameters = [local(parameter) for parameter in layer.parameters()]
-        total += sum(_padded_bytes(values, shards) for values in parameters)
-        if parameters:
+        if parameters and name not in tied:
+            layer_bytes += sum(_padded_bytes(values, shards) for values in parameters)
             fully_shard(layer, mesh=mesh, reshard_after_forward=reshard_after_forward, mp_policy=policy)
-    fully_shard(model, mesh=mesh, reshard_after_forward=False)
-    return total
+    left = nn.ModuleDict({name: layer for name, layer in model.named_children() if name in tied})
+    tied_bytes = sum(_padded_bytes(local(parameter), shards) for parameter in left.parameters())
+    fully_shard(model, mesh=mesh, reshard_after_forward=False, mp_policy=policy if tied else MixedPrecisionPolicy())
+    return PaddedBytes(layer_bytes, tied_bytes)
+
+
+class PaddedBytes(NamedTuple):
+    """Bytes of all shards of a model with their padding."""
+
+    layer_bytes: int
+    """Of layers that are gathered one by one."""
+    tied_bytes: int
+    """Of those that share parameters with each other: gathered once for the whole model, whatever the option says."""
+
+    @property
+    def total_bytes(self) -> int:
+        """Of the whole model."""
+        return self.layer_bytes + self.tied_bytes
+
+    def gathered_bytes(self, reshard_after_forward: bool) -> int:
+        """What a step gathers, in the parameters' own dtype."""
+        return self.layer_bytes * (2 if reshard_after_forward else 1) + self.tied_bytes
 
 
 def _padded_bytes(values: Tensor, shards: int) -> int:

@@ -16,9 +16,10 @@ from torch import Tensor, nn
 
 from parallelbench.marks.spans import Phase, Spanned
 from parallelbench.spec.batch import Shard
+from parallelbench.strategies.parts.base_replica import numerics_of
 from parallelbench.strategies.parts.layers_replica import LayersReplica
 from parallelbench.strategies.parts.replicas import to_device
-from parallelbench.world.numerics import Numerics, Sums, sums
+from parallelbench.world.numerics import Sums, sums
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -83,7 +84,7 @@ class LayerSplitReplica(LayersReplica):
 
     def __init__(self, model: nn.Sequential, layers: Mapping[str, int], *, run: RunConfig, world: World) -> None:
         """Keep this rank's layers; `layers` names the rank of each, in order."""
-        self._numerics = Numerics(run.precision, "cpu", compiles_loss=run.compiles_step)
+        self._numerics = numerics_of(run, "cpu")
         self._segments = segments_of(layers)
         first, last = self._segments[0].owner, self._segments[-1].owner
         shard = Shard(images=first == world.rank, labels=last == world.rank)

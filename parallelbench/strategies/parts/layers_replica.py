@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from parallelbench.strategies.parts.replicas import BaseReplica
+from parallelbench.strategies.parts.base_replica import BaseReplica
 from parallelbench.strategies.parts.state import kept_by, whole
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from parallelbench.spec.batch import Shard
     from parallelbench.spec.config import RunConfig
+    from parallelbench.strategies.parts.clipping import Groups
 
 
 class LayersReplica(BaseReplica):
@@ -31,7 +32,7 @@ class LayersReplica(BaseReplica):
     def __init__(
         self, model: nn.Sequential, owners: Mapping[str, int], *, data_shard: Shard, rank: int, run: RunConfig
     ) -> None:
-        super().__init__(data_shard)
+        super().__init__(data_shard, run)
         self._compiles_update = run.compiles_step
         dtype = torch.float64 if run.precision == "fp64" else torch.float32
         self._owners, self._rank = owners, rank
@@ -47,14 +48,30 @@ class LayersReplica(BaseReplica):
         """This rank's layers and their optimizer."""
         return self._layers, self._optimizer
 
+    def _counted(self) -> tuple[Iterable[Tensor], Groups]:
+        """A parameter that layers of several ranks share counts on the rank that has its first name."""
+        names = set(self._parameter_names)
+        return [parameter for name, parameter in self._layers.named_parameters() if name in names], (self._ranks_group,)
+
+    def _uncounted(self) -> Iterable[Tensor]:
+        """Those that count on the rank that has their first name."""
+        names = set(self._parameter_names)
+        return [parameter for name, parameter in self._layers.named_parameters() if name not in names]
+
+    @property
+    def _ranks_group(self) -> dist.ProcessGroup:
+        """The ranks that hold one copy of the model together."""
+        assert dist.group.WORLD is not None
+        return dist.group.WORLD
+
     def full_state_dict(self) -> dict[str, Tensor]:
         """Rank 0 receives the other ranks' tensors, in the model's order."""
         return self._gather(self._layers.state_dict(), self._template)
 
     def full_gradients(self) -> dict[str, Tensor]:
-        """As the last step left them."""
+        """As the last step left them, before it clipped them."""
         gradients = {name: p.grad for name, p in self._layers.named_parameters() if p.grad is not None}
-        return self._gather(gradients, self._parameter_names)
+        return self._gather(self._unclipped(gradients), self._parameter_names)
 
     def full_optimizer_state(self, key: str) -> dict[str, Tensor] | None:
         """Likewise."""

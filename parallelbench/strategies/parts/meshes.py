@@ -60,7 +60,7 @@ class Mesh:
 
 def check_tensor_plan(run: RunConfig, *, shards: int, option: str) -> None:
     """Refuse models whose linear layers can't be cut into `shards`, the number that `option` asks for."""
-    who, units = f"strategy={run.strategy.name}", run.model.tensor_units
+    who, units, limits = f"strategy={run.strategy.name}", run.model.tensor_units, run.model.tensor_limits
     if not run.model.tensor_plan():
         raise ConfigError(
             f"{who} finds nothing to shard in model={run.model.name}: only pairs of linear layers are sharded, as "
@@ -68,9 +68,10 @@ def check_tensor_plan(run: RunConfig, *, shards: int, option: str) -> None:
         )
     if units % shards:
         valid = [str(n) for n in range(2, min(units, 1024) + 1) if units % n == 0]
+        advice, because = ", ".join(valid) or "another model, or strategy=ddp", f" ({limits})" if limits else ""
         raise ConfigError(
             f"{who} can't cut model={run.model.name} into {shards} equal shards ({option}): its layers consist of "
-            f"{units} equal parts: choose {', '.join(valid) or 'another model, or strategy=ddp'}"
+            f"{units} equal parts{because}: choose {advice}"
         )
     check_no_fp16(run, SCALES_ALONE)
 

@@ -33,6 +33,7 @@ def check_split(run: RunConfig, device_map: Mapping[str, int] | None) -> None:
         )
     if device_map is not None:
         check_map(device_map, run, parts=parts, option="strategy.device_map", part="device")
+    check_tied(run, device_map, part="device")
 
 
 def check_map(layers: Mapping[str, int], run: RunConfig, *, parts: int, option: str, part: str) -> None:
@@ -51,6 +52,16 @@ def check_map(layers: Mapping[str, int], run: RunConfig, *, parts: int, option: 
         raise ConfigError(f"{option} uses the {part}s {used}: with devices={run.devices} use each of 0 … {parts - 1}")
 
 
+def check_tied(run: RunConfig, layers: Mapping[str, int] | None, *, part: str) -> None:
+    """Refuse to part layers that share their weights. Without a map, parts are contiguous, so the ends are parted."""
+    tied = run.model.tied_layers
+    if tied and (layers is None or len({layers[name] for name in tied}) > 1):
+        raise ConfigError(
+            f"strategy={run.strategy.name} puts {' and '.join(tied)} of model={run.model.name} on one {part} each, but "
+            "they share their weights, so their gradients would have to be summed: choose model.tied=false"
+        )
+
+
 def assign(
     model: nn.Sequential, run: RunConfig, layers: Mapping[str, int] | None, parts: int | None = None
 ) -> dict[str, int]:
@@ -66,7 +77,9 @@ def layer_costs(model: nn.Sequential, run: RunConfig) -> list[float]:
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
-    value = torch.zeros(1, *run.data.shape, device="meta")
+    from parallelbench.models.inputs import blank
+
+    value = blank(run.data, 1, device="meta")
     costs = []
     for layer in model:
         with torch.no_grad(), FlopCounterMode(display=False) as counter:
@@ -108,11 +121,12 @@ def values_between(model: nn.Sequential, run: RunConfig, device: torch.device, b
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.func import functional_call
 
+    from parallelbench.models.inputs import blank
     from parallelbench.world.numerics import Numerics
 
     numerics = Numerics(run.precision, device.type)
     with FakeTensorMode(allow_non_fake_inputs=True), torch.enable_grad(), numerics.autocast():
-        value = torch.empty(batch_size, *run.data.shape, dtype=numerics.dtype, device=device)
+        value = blank(run.data, batch_size, dtype=numerics.dtype, device=device)
         values = [value]
         for layer in model:
             value = functional_call(layer, _empty_state(layer, numerics.dtype, device), (value,))

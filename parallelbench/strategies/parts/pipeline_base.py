@@ -27,6 +27,7 @@ class PipelineStrategy(Strategy, frozen=True, kw_only=True):
     """Stages of consecutive layers on different devices, in one pipeline or in several side by side."""
 
     has_stages: ClassVar[bool] = True
+    updates_as_asked: ClassVar[bool] = True
 
     schedule: Schedule
     """The order in which the stages work."""

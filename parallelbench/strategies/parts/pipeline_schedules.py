@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from msgspec import Meta
 
 from parallelbench.errors import ConfigError
-from parallelbench.strategies.parts.partition import check_map
+from parallelbench.strategies.parts.partition import check_map, check_tied
 from parallelbench.strategies.parts.refusals import SCALES_ALONE, check_no_fp16
 
 if TYPE_CHECKING:
@@ -78,6 +78,7 @@ class Pipeline:
         if stage_map is not None:
             check_map(stage_map, run, parts=self.stages, option="strategy.stage_map", part="stage")
             _check_order(stage_map, run)
+        check_tied(run, stage_map, part="stage")
         self._check_micro_batches(run, batch_size)
         check_no_fp16(run, SCALES_ALONE)
         if run.compile and self.schedule in _SPLIT_BACKWARD:

@@ -19,6 +19,7 @@ from torch.distributed import pipelining
 from parallelbench.marks.spans import Phase, Spanned, waits_are_hidden
 from parallelbench.models.norms import synchronize_norms
 from parallelbench.spec.batch import Shard
+from parallelbench.strategies.parts.base_replica import numerics_of
 from parallelbench.strategies.parts.layers_replica import LayersReplica
 from parallelbench.strategies.parts.partition import size_bytes, values_between
 from parallelbench.strategies.parts.replicas import share, to_device
@@ -88,7 +89,7 @@ class PipelineReplica(LayersReplica):
     ) -> None:
         """Keep this rank's layers; `stage_of` names the stage of each layer, in order."""
         self._pipeline, self._world, self._position = pipeline, world, position
-        self._numerics = Numerics(run.precision, world.device_type, compiles_loss=run.compiles_step)
+        self._numerics = numerics_of(run, world.device_type)
         self._ranks = [position.ranks[index] for index in pipeline.stage_devices()]
         """The rank of every stage."""
         self._own = [stage for stage, rank in enumerate(self._ranks) if rank == world.rank]
@@ -188,6 +189,10 @@ class PipelineReplica(LayersReplica):
         yield Spanned(self, "_loss", "forward")
         yield Spanned(self, "_average", "communication")
         yield from super().spanned()
+
+    @property
+    def _ranks_group(self) -> dist.ProcessGroup:
+        return super()._ranks_group if self._position.pipeline is None else self._position.pipeline
 
     def _count_step(self) -> None:
         micro_batches, position = self._pipeline.micro_batches, self._position

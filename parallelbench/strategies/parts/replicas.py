@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from parallelbench.marks.spans import Phase, Spanned
-from parallelbench.marks.traffic import Traffic
+from parallelbench.marks.spans import Spanned
+from parallelbench.strategies.parts.base_replica import BaseReplica, numerics_of
 from parallelbench.strategies.parts.hooked_ddp import HookedDdp
-from parallelbench.strategies.parts.state import (
-    kept_by,
-    load_optimizer,
-    load_tensors,
-    optimizer_state,
-    tensors_of,
-    unchanged_buffers,
-    undone_updates,
-    undrawn_numbers,
-)
+from parallelbench.strategies.parts.state import kept_by
 from parallelbench.world.numerics import Numerics, Sums, sums
 
 if TYPE_CHECKING:
@@ -30,79 +19,11 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from parallelbench.marks.traffic import Traffic
     from parallelbench.spec.batch import Batch, Shard
     from parallelbench.spec.config import RunConfig
-    from parallelbench.spec.replica import Push
+    from parallelbench.strategies.parts.clipping import Clipping
     from parallelbench.world.world import World
-
-
-class BaseReplica(ABC):
-    """What all replicas have in common."""
-
-    waiting: ClassVar[Phase] = "communication"
-    hides_communication: bool = False
-    whole_epochs: ClassVar[bool] = False
-    copy_group: int = 0
-    shares_at_evaluation: bool = False
-    _compiles_update: bool = False
-
-    def __init__(self, data_shard: Shard) -> None:
-        self.data_shard = data_shard
-        self.traffic = Traffic()
-
-    @abstractmethod
-    def trained(self) -> tuple[nn.Module, torch.optim.Optimizer]:
-        """The module with this rank's parameters and buffers, and the optimizer that updates them."""
-
-    @abstractmethod
-    def _forward_backward(self, batch: Batch) -> Sums | None:
-        """Leave this rank's gradients of a batch; returns the sums that `step` returns."""
-
-    def compile_warmup(self, batch: Batch) -> None:
-        """Forward and backward, and whole steps where updates are compiled; all of it is undone, random numbers too."""
-        module, optimizer = self.trained()
-        undone = undone_updates(module, optimizer) if self._compiles_update else nullcontext()
-        with undrawn_numbers(module), unchanged_buffers(module), undone:
-            self._forward_backward(batch)
-            if self._compiles_update:
-                self._update()
-                self._forward_backward(batch)
-                self._update()
-        optimizer.zero_grad(set_to_none=True)
-
-    def local_state(self) -> dict[str, Any]:
-        """Parameters, buffers, and the optimizer's state; a replica that keeps more between epochs adds it."""
-        module, optimizer = self.trained()
-        return {"tensors": tensors_of(module), "optimizer": optimizer_state(optimizer)}
-
-    def load_local_state(self, state: dict[str, Any]) -> None:
-        """Restore them in place."""
-        module, optimizer = self.trained()
-        load_tensors(module, state["tensors"])
-        load_optimizer(optimizer, state["optimizer"])
-
-    def full_optimizer_state(self, key: str) -> dict[str, Tensor] | None:
-        """None, but where a replica gathers it."""
-        return None
-
-    def copied(self) -> Iterable[Tensor]:
-        """None, but where a replica says so."""
-        return ()
-
-    def take_pushes(self) -> list[Push]:
-        """None: there is no parameter server."""
-        return []
-
-    def spanned(self) -> Iterable[Spanned]:
-        """The update; replicas add their other phases."""
-        return [Spanned(self, "_update", "optimizer")]
-
-    def _update(self) -> None:
-        """Let the optimizer update this rank's parameters."""
-        self.trained()[1].step()
-
-    def close(self) -> None:  # noqa: B027 what most replicas do
-        """Nothing to release besides memory."""
 
 
 class ModuleReplica(BaseReplica):
@@ -124,9 +45,9 @@ class ModuleReplica(BaseReplica):
         before_evaluation: Callable[[], None] | None = None,
         count_step: Callable[[Traffic], None] | None = None,
     ) -> None:
-        super().__init__(data_shard)
+        super().__init__(data_shard, run)
         self._module, self._world = module, world
-        self._numerics = Numerics(run.precision, world.device_type, compiles_loss=run.compiles_step)
+        self._numerics = numerics_of(run, world.device_type)
         self._optimizer = optimizer or run.optimizer.build(module.parameters(), run, world.device_type)
         self._hooked = wrapped if isinstance(wrapped, HookedDdp) else None
         self._forward: Callable[[Tensor], Tensor] = wrapped if wrapped is not None else module
@@ -167,7 +88,11 @@ class ModuleReplica(BaseReplica):
             self._one = torch.ones_like(scaled)  # autograd would make one in every step: a launch
         scaled.backward(self._one)
 
-    def _update(self) -> None:
+    def _clip(self, clipping: Clipping) -> None:
+        self._numerics.unscale(self._optimizer)
+        clipping.clip()
+
+    def _apply_gradients(self) -> None:
         self._numerics.update(self._optimizer)
 
     def spanned(self) -> Iterable[Spanned]:
@@ -200,9 +125,9 @@ class ModuleReplica(BaseReplica):
         return self._copy(self._module.state_dict())
 
     def full_gradients(self) -> dict[str, Tensor]:
-        """As the last step left them."""
+        """As the last step left them, before it clipped them."""
         grads = {name: parameter.grad for name, parameter in self._module.named_parameters()}
-        return self._copy({name: grad for name, grad in grads.items() if grad is not None})
+        return self._copy(self._unclipped({name: grad for name, grad in grads.items() if grad is not None}))
 
     def full_optimizer_state(self, key: str) -> dict[str, Tensor] | None:
         """Likewise."""

@@ -23,6 +23,7 @@ from parallelbench.strategies.parts.servers import (
     Schedule,
     receiving,
     sending,
+    servers_group,
     wait_all,
     workers_group,
 )
@@ -69,6 +70,7 @@ def worker_of(
 ) -> SyncWorker | AsyncWorker:
     """The worker of this rank: asynchronous where there is a `schedule`."""
     group = workers_group(layout, run)
+    servers_group(layout, run)
     assert isinstance(group, dist.ProcessGroup), "a worker is a member"
     module = to_device(model, run, world.device)
     synchronize_norms(module, group)

@@ -17,8 +17,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from parallelbench.spec.batch import Shard
+from parallelbench.strategies.parts.base_replica import BaseReplica
 from parallelbench.strategies.parts.flat import FlatParameters
-from parallelbench.strategies.parts.replicas import BaseReplica, to_device
+from parallelbench.strategies.parts.replicas import to_device
 from parallelbench.strategies.parts.state import kept_by
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     from parallelbench.spec.batch import Batch
     from parallelbench.spec.config import RunConfig
+    from parallelbench.strategies.parts.clipping import Groups
     from parallelbench.world.numerics import Sums
 
 PUSH, FETCH = 1, 2
@@ -96,21 +98,32 @@ def workers_group(layout: Layout, run: RunConfig) -> dist.ProcessGroup | int:
     return group
 
 
+def servers_group(layout: Layout, run: RunConfig) -> dist.ProcessGroup | int | None:
+    """Likewise the servers', over which the squares of a gradient add up; None where nobody needs it."""
+    if run.clip_norm is None or layout.servers < 2:
+        return None
+    timeout = timedelta(seconds=run.launcher.collective_timeout_s)
+    group: dist.ProcessGroup | int = dist.new_group(list(layout.server_ranks), timeout=timeout)
+    return group
+
+
 def server_of(
     model: nn.Sequential, layout: Layout, schedule: Schedule | None, *, run: RunConfig
 ) -> SyncServer | AsyncServer:
     """The server of this rank: asynchronous where there is a `schedule`."""
     workers_group(layout, run)
+    group = servers_group(layout, run)
+    assert not isinstance(group, int), "a server is a member"
     flat = FlatParameters(to_device(model, run, torch.device("cpu")))
     shard = layout.shard_of(flat.values, layout.rank).clone()
-    return SyncServer(shard, layout, run) if schedule is None else AsyncServer(shard, layout, run, schedule)
+    return SyncServer(shard, layout, run, group) if schedule is None else AsyncServer(shard, layout, run, schedule)
 
 
 class ServerReplica(BaseReplica):
     """A shard of the parameter vector, and the optimizer that updates it. Reads no data and owns no loss."""
 
     def __init__(self, shard: Tensor, layout: Layout, run: RunConfig) -> None:
-        super().__init__(Shard(0, layout.workers, images=False, labels=False))
+        super().__init__(Shard(0, layout.workers, images=False, labels=False), run)
         self._layout = layout
         self._parameter = nn.Parameter(shard)
         self._values = self._parameter.detach()
@@ -139,9 +152,9 @@ class ServerReplica(BaseReplica):
         return {}
 
     def full_gradients(self) -> dict[str, Tensor]:
-        """Worker 0 gets the gradient of the shard's last update."""
+        """Worker 0 gets the gradient of the shard's last update, before it was clipped."""
         assert self._parameter.grad is not None
-        return self._sent(self._parameter.grad)
+        return self._sent(self._unclipped({"": self._parameter.grad})[""])
 
     def full_optimizer_state(self, key: str) -> dict[str, Tensor] | None:
         """Likewise."""
@@ -163,9 +176,18 @@ class ServerReplica(BaseReplica):
 class SyncServer(ServerReplica):
     """Every step: all workers' gradients in, one update, the parameters out to all."""
 
-    def __init__(self, shard: Tensor, layout: Layout, run: RunConfig) -> None:
+    def __init__(self, shard: Tensor, layout: Layout, run: RunConfig, servers: dist.ProcessGroup | None) -> None:
         super().__init__(shard, layout, run)
+        self._servers = servers
         self._received = [torch.empty_like(shard) for _ in range(layout.workers)]
+
+    def _counted(self) -> tuple[Iterable[Tensor], Groups]:
+        return [self._parameter], () if self._servers is None else (self._servers,)
+
+    def close(self) -> None:
+        """Release the servers' process group."""
+        if self._servers is not None:
+            dist.destroy_process_group(self._servers)
 
     def step(self, batch: Batch) -> Sums | None:
         """Serve one step of all workers."""

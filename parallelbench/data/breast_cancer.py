@@ -1,0 +1,97 @@
+"""Tumours that come with scikit-learn: 569 vectors of 30 measurements of cell nuclei, no download.
+
+Source: W. Wolberg, O. Mangasarian, N. Street, W. Street, Breast Cancer Wisconsin (Diagnostic), UCI Machine Learning
+Repository, 1995.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from parallelbench.errors import ConfigError
+from parallelbench.spec.dataset import Arrays, Data
+
+if TYPE_CHECKING:
+    from parallelbench.spec.dataset import Kind
+
+SAMPLES, FEATURES = 569, 30
+TEST_SAMPLES = 113
+"""Every fifth tumour of each class, of 212 malignant (0) and 357 benign ones (1)."""
+
+
+class BreastCancer(Data, frozen=True, kw_only=True):
+    """scikit-learn's tumours; `mean` and `std` are those of the training samples.
+
+    The split is fixed and stratified: of each class, in the order of the file, every fifth sample is a test sample.
+    """
+
+    mean: ClassVar[tuple[float, ...]] = (
+        *(14.13, 19.35, 91.99, 655.1, 0.09671, 0.1047, 0.08844, 0.04913, 0.182, 0.06289),
+        *(0.4049, 1.212, 2.862, 40.43, 0.007076, 0.02547, 0.03114, 0.01181, 0.02062, 0.003804),
+        *(16.3, 25.79, 107.5, 884.7, 0.1331, 0.2558, 0.2726, 0.1157, 0.2921, 0.08427),
+    )
+    std: ClassVar[tuple[float, ...]] = (
+        *(3.515, 4.267, 24.24, 352.9, 0.01461, 0.05307, 0.07914, 0.0389, 0.02823, 0.007074),
+        *(0.2833, 0.5242, 2.079, 47.65, 0.003148, 0.01811, 0.02635, 0.00593, 0.008658, 0.002511),
+        *(4.851, 6.109, 33.68, 575.8, 0.02352, 0.1573, 0.2088, 0.06637, 0.06429, 0.01771),
+    )
+    flip: ClassVar[bool] = False
+
+    @property
+    def kind(self) -> Kind:
+        """Measurements."""
+        return "vectors"
+
+    @property
+    def shape(self) -> tuple[int]:
+        """The number of measurements."""
+        return (FEATURES,)
+
+    @property
+    def num_classes(self) -> int:
+        """Malignant and benign."""
+        return 2
+
+    @property
+    def train_samples(self) -> int:
+        """Training samples in one epoch."""
+        return SAMPLES - TEST_SAMPLES
+
+    @property
+    def test_samples(self) -> int:
+        """Test samples; each is evaluated exactly once."""
+        return TEST_SAMPLES
+
+    def missing_files(self, data_dir: Path) -> list[Path]:
+        """Always empty: the table is part of scikit-learn."""
+        return []
+
+    def load(self, data_dir: Path) -> Arrays:
+        """Read scikit-learn's file, without importing scikit-learn."""
+        import numpy as np
+
+        path = _table()
+        table = np.loadtxt(path, delimiter=",", skiprows=1)
+        if table.shape != (SAMPLES, FEATURES + 1):
+            raise ConfigError(f"{path} has shape {table.shape}: install scikit-learn>=1.5 again")
+        vectors, labels = table[:, :-1].astype(np.float32), table[:, -1].astype(np.int64)
+        test = np.zeros(SAMPLES, dtype=bool)
+        for each in range(2):
+            test[np.flatnonzero(labels == each)[4::5]] = True
+        return Arrays(
+            train_images=vectors[~test],
+            train_labels=labels[~test],
+            test_images=vectors[test],
+            test_labels=labels[test],
+        )
+
+
+def _table() -> Path:
+    spec = importlib.util.find_spec("sklearn")  # finds the package without running it
+    for folder in (spec.submodule_search_locations if spec else None) or ():
+        path = Path(folder, "datasets", "data", "breast_cancer.csv")
+        if path.is_file():
+            return path
+    raise ConfigError("data=breast_cancer needs scikit-learn's breast_cancer.csv: pip install 'scikit-learn>=1.5'")

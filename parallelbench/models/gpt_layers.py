@@ -1,0 +1,143 @@
+"""The layers of decoder-only transformers."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+if TYPE_CHECKING:
+    from parallelbench.models.gpt_options import GptOptions
+
+_BASE = 10_000.0
+"""Of the rotary positions' wavelengths."""
+_STD = 0.02
+"""Of GPT-2's initial weights."""
+
+
+class TokenEmbed(nn.Module):
+    """Tokens as vectors, with learned positions where there are: (batch, tokens) → (batch, tokens, width)."""
+
+    def __init__(self, options: GptOptions) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(options.vocabulary, options.width)
+        if options.positions == "learned":
+            self.positions = nn.Parameter(torch.empty(options.sequence, options.width).normal_(std=_STD))
+        else:
+            self.register_parameter("positions", None)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Look the tokens up, add the positions."""
+        values: Tensor = self.tokens(tokens)
+        return values if self.positions is None else values + self.positions[: tokens.shape[1]]
+
+
+class CausalAttention(nn.Module):
+    """Multi-head attention to earlier tokens: (batch, tokens, width) → (batch, tokens, width).
+
+    Only the width of a head is fixed, not their numbers: shards of `query`, `key` and `value` hold whole heads.
+    """
+
+    def __init__(self, options: GptOptions) -> None:
+        super().__init__()
+        width, biases = options.width, options.positions == "learned"
+        self.head_width, self.rotary = width // options.heads, options.positions == "rope"
+        key_width = self.head_width * options.key_heads
+        self.query = nn.Linear(width, width, bias=biases)
+        self.key = nn.Linear(width, key_width, bias=biases)
+        self.value = nn.Linear(width, key_width, bias=biases)
+        self.out = nn.Linear(width, width, bias=biases)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Attend from every token to itself and those before it."""
+        q, k, v = (self._split(project(x)) for project in (self.query, self.key, self.value))
+        if self.rotary:
+            q, k = turned(q), turned(k)
+        if (times := q.shape[1] // k.shape[1]) > 1:
+            k, v = k.repeat_interleave(times, dim=1), v.repeat_interleave(times, dim=1)
+        y: Tensor = self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+        return y
+
+    def _split(self, x: Tensor) -> Tensor:
+        """(batch, tokens, heads × head_width) → (batch, heads, tokens, head_width)."""
+        return x.reshape(*x.shape[:2], -1, self.head_width).transpose(1, 2)
+
+
+class DecoderBlock(nn.Module):
+    """Attention and a perceptron, each behind a norm and beside a shortcut."""
+
+    def __init__(self, options: GptOptions) -> None:
+        super().__init__()
+        width, hidden, biases = options.width, options.hidden_units, options.positions == "learned"
+        self.norm1, self.attention = new_norm(options), CausalAttention(options)
+        self.norm2 = new_norm(options)
+        self.fc1 = nn.Linear(width, hidden, bias=biases)
+        self.gate = nn.Linear(width, hidden, bias=False) if options.mlp == "swiglu" else None
+        self.fc2 = nn.Linear(hidden, width, bias=biases)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, tokens, width) → (batch, tokens, width)."""
+        x = x + self.attention(self.norm1(x))
+        y = self.norm2(x)
+        hidden = F.gelu(self.fc1(y)) if self.gate is None else F.silu(self.gate(y)) * self.fc1(y)
+        result: Tensor = x + self.fc2(hidden)
+        return result
+
+
+class VocabularyHead(nn.Module):
+    """The next token's logits for every token: (batch, tokens, width) → (batch, tokens, vocabulary)."""
+
+    def __init__(self, options: GptOptions) -> None:
+        super().__init__()
+        self.norm = new_norm(options)
+        self.linear = nn.Linear(options.width, options.vocabulary, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise and classify every token."""
+        logits: Tensor = self.linear(self.norm(x))
+        return logits
+
+
+def new_norm(options: GptOptions) -> nn.Module:
+    """GPT-2's norm, or Llama's."""
+    if options.positions == "learned":
+        return nn.LayerNorm(options.width, eps=1e-5)
+    return nn.RMSNorm(options.width, eps=1e-5)
+
+
+def turned(x: Tensor) -> Tensor:
+    """Rotary positions: pairs (x[i], x[i + half]) of each head turned by position × 10000^(−i ÷ half).
+
+    Maps (batch, heads, tokens, head_width) to the same shape. Angles are computed here, in fp32 or better: no buffer
+    has to be sent, stored or converted.
+    """
+    half, wide = x.shape[-1] // 2, torch.promote_types(x.dtype, torch.float32)
+    wavelengths = torch.arange(half, device=x.device, dtype=wide).mul_(-math.log(_BASE) / half).exp_()
+    angles = torch.arange(x.shape[-2], device=x.device, dtype=wide)[:, None] * wavelengths
+    first, second = x.to(wide).chunk(2, dim=-1)
+    cosine, sine = angles.cos(), angles.sin()
+    return torch.cat([first * cosine - second * sine, second * cosine + first * sine], dim=-1).to(x.dtype)
+
+
+def new_layers(options: GptOptions) -> list[nn.Module]:
+    """Embedding, blocks and head, as GPT-2 draws them."""
+    embed, head = TokenEmbed(options), VocabularyHead(options)
+    layers = [embed, *(DecoderBlock(options) for _ in range(options.layers)), head]
+    for layer in layers:
+        _initialise(layer, options)
+    if options.tied:
+        head.linear.weight = embed.tokens.weight
+    return layers
+
+
+def _initialise(layer: nn.Module, options: GptOptions) -> None:
+    """Normal weights, narrower by √(2 · layers) where they add to the residual stream; biases start at zero."""
+    for name, module in layer.named_modules():
+        if isinstance(module, (nn.Linear, nn.Embedding)):
+            adds = name.endswith(("attention.out", "fc2"))
+            nn.init.normal_(module.weight, std=_STD / math.sqrt(2 * options.layers) if adds else _STD)
+        if isinstance(module, nn.Linear) and module.bias is not None:
+            nn.init.zeros_(module.bias)

@@ -1,0 +1,117 @@
+"""The table of hyperparameters: every setting that trains, told once where all strategies share it."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import polars as pl
+import pytest
+
+from analysis import load, write_report
+from analysis.hyperparameters import Hyperparameters, hyperparameters, table, tabulars
+from analysis.latex import MOST_COLUMNS
+from tests.analysis.factory import Fake, component, config, published
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.slow
+
+
+def of(results: Path) -> list[Hyperparameters]:
+    return hyperparameters(load(results))
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    """Two strategies that share all but devices, rate and their own options; three and two repeats."""
+    for repeat in range(3):
+        published(config(tmp_path, repeat=repeat))
+        for devices in (2, 10, 4)[: 3 if repeat == 0 else 1]:
+            adam = component("optimizer", "adam") | {"lr": 0.002}
+            published(config(tmp_path, strategy="ddp", devices=devices, optimizer=adam, repeat=repeat))
+    return tmp_path
+
+
+def test_shared_settings_are_told_once_and_others_by_strategy(results: Path) -> None:
+    (settings,) = of(results)
+    shared, differing = dict(settings.shared), dict(settings.differing)
+    assert (settings.work, settings.strategies) == ("digits · cnn_small", ("single", "ddp"))
+    assert shared["epochs"] == "3"
+    assert shared["batch_size"] == shared["global_batch_size"] == "128"
+    assert (shared["precision"], shared["seed"], shared["repeats"]) == ("fp32", "0", "0 to 2")
+    assert (shared["device_name"], shared["parameters"]) == ("Imaginary CPU", "402442")
+    assert (shared["data.image_size"], shared["loader.name"]) == ("28", "resident")
+    assert differing["optimizer.name"] == ("sgd", "adam")
+    assert differing["optimizer.lr"] == differing["learning_rate"] == ("0.1", "0.002")
+    assert differing["optimizer.momentum"] == ("0.9", "–")
+    assert differing["devices"] == ("1", "2, 4, 10")
+    assert differing["strategy.bucket_mib"] == ("–", "25.0")
+    assert shared.keys().isdisjoint(differing)
+    assert list(shared)[:4] == ["parameters", "data.augment", "data.image_size", "loader.name"]
+    assert next(name for name in differing if name.startswith("optimizer")) == "optimizer.name"
+
+
+def test_what_trains_nothing_is_no_hyperparameter(results: Path) -> None:
+    (settings,) = of(results)
+    names = {name for name, _ in (*settings.shared, *settings.differing)}
+    left = {name.partition(".")[0] for name in names} & {"launcher", "site", "results", "sweep_name", "device"}
+    assert not left
+    assert not [name for name in names if name.endswith("_target_") or name == "measure.probe"]
+    assert {"measure.steps_per_epoch", "measure.deterministic"} <= names
+
+
+def test_a_setting_that_few_runs_change_has_its_default_in_the_others(tmp_path: Path) -> None:
+    published(config(tmp_path, compile=True, compile_scope="step"))
+    published(config(tmp_path, strategy="ddp", devices=2))
+    fsdp = component("strategy", "fsdp")
+    published(config(tmp_path, strategy=fsdp | {"gather": "bf16"}, devices=2))
+    published(config(tmp_path, strategy=fsdp, devices=4))
+    (settings,) = of(tmp_path)
+    assert settings.strategies == ("single", "ddp", "fsdp")
+    differing = dict(settings.differing)
+    assert differing["compile_scope"] == ("step", "model", "model")
+    assert differing["strategy.gather"] == ("–", "–", "bf16, stored")
+    assert "data.files" not in dict(settings.shared)
+
+
+def test_each_model_and_data_set_has_a_table_of_its_own(tmp_path: Path) -> None:
+    published(config(tmp_path))
+    published(config(tmp_path, model="mlp", epochs=5))
+    assert [(each.work, dict(each.shared)["epochs"]) for each in of(tmp_path)] == [
+        ("digits · cnn_small", "3"),
+        ("digits · mlp", "5"),
+    ]
+    assert all(not each.differing for each in of(tmp_path))
+
+
+def test_the_report_has_it_on_its_page_and_in_its_files(results: Path) -> None:
+    page = write_report(results).read_text(encoding="utf-8")
+    assert '<tr><th scope="row">epochs</th><td colspan="2">3</td></tr>' in page
+    assert '<tr><th scope="row">optimizer.lr</th><td>0.1</td><td>0.002</td></tr>' in page
+    tables = results / "report" / "tables"
+    rows = pl.read_csv(tables / "hyperparameters.csv", infer_schema=False)
+    told = {(setting, strategy): value for _, _, setting, strategy, value in rows.rows()}
+    assert (told["epochs", "all"], told["devices", "ddp"]) == ("3", "2, 4, 10")
+    assert ("strategy.bucket_mib", "single") not in told
+    assert len(told) == rows.height
+    assert r"optimizer.lr & 0.1 & 0.002 \\" in (tables / "hyperparameters.tex").read_text()
+
+
+def test_latex_shares_many_strategies_out_and_is_whole(tmp_path: Path) -> None:
+    names = ("single", "ddp", "fsdp", "zero1", "hsdp", "model_parallel", "pipeline", "ring_ddp")
+    for name in names:
+        published(config(tmp_path, strategy=name, devices=1 if name == "single" else 4), Fake())
+    tables = of(tmp_path)
+    text = tabulars(tables)
+    parts = text.split("\\end{tabular}")[:-1]
+    assert len(parts) == 1 + -(-len(names) // MOST_COLUMNS)
+    for part in parts:
+        begin, _, head, _, *rows, bottom = part[part.index(r"\begin{tabular}") :].strip().splitlines()
+        width = len(re.findall(r"[lr]|p\{", begin.partition("}{")[2].replace("linewidth", "")))
+        assert bottom == r"\bottomrule"
+        assert {line.count(" & ") for line in (head, *rows)} == {width - 1}
+    told = {(row[2], row[3]): row[4] for row in table(tables).rows()}
+    assert told["strategy.schedule", "pipeline"] == component("strategy", "pipeline")["schedule"]
+    assert all(rf"{setting} &".replace("_", r"\_") in text for setting, _ in told)

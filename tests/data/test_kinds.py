@@ -1,0 +1,310 @@
+"""Data that are no images: vectors, and tokens with a label at each position, in every loader, strategy and check."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any, ClassVar
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+from launch.sweep import one_run
+from parallelbench import cli
+from parallelbench.data.breast_cancer import BreastCancer
+from parallelbench.errors import ConfigError
+from parallelbench.rank.count_layers import layer_counts
+from parallelbench.rank.count_memory import model_memory
+from parallelbench.rank.least_flop import least_flop_per_sample
+from parallelbench.rank.session import build_loader, build_model
+from parallelbench.rank.train import Trainer
+from parallelbench.spec.batch import Shard
+from parallelbench.spec.check import check_run
+from parallelbench.spec.config import RunConfig
+from parallelbench.spec.dataset import Arrays, Data
+from parallelbench.spec.dataset_check import checked
+from parallelbench.spec.model import Model
+from parallelbench.world.world import World
+from tests.ranks import run_ranks
+from tests.strategies.test_parity import SHIPPED, assert_equal
+from tests.strategies.training import configure, one_device, shard_loader, train
+from tests.test_closing import Rows, closed, failed, passed
+
+VECTORS = ["data=breast_cancer", "model=mlp", "model.hidden=[24,20,16]", "batch_size=24"]
+NOWHERE = Path("nowhere")
+POSITIONS, VOCABULARY, CLASSES = 6, 11, 11
+
+
+class NextTokens(Data, frozen=True, kw_only=True):
+    """Counting modulo 11 from a random number on; at each position the label is the next token."""
+
+    mean: ClassVar[tuple[float, ...]] = ()
+    std: ClassVar[tuple[float, ...]] = ()
+    flip: ClassVar[bool] = False
+    train_samples: int = 96  # type: ignore[assignment]
+    test_samples: int = 37  # type: ignore[assignment]
+
+    @property
+    def kind(self) -> Any:
+        return "tokens"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (POSITIONS,)
+
+    @property
+    def vocabulary(self) -> int:
+        return VOCABULARY
+
+    @property
+    def label_shape(self) -> tuple[int, ...]:
+        return (POSITIONS,)
+
+    @property
+    def num_classes(self) -> int:
+        return CLASSES
+
+    def missing_files(self, data_dir: Path) -> list[Path]:
+        return []
+
+    def load(self, data_dir: Path) -> Arrays:
+        begins = np.random.default_rng(0).integers(0, VOCABULARY, (self.train_samples + self.test_samples, 1))
+        tokens = ((begins + np.arange(POSITIONS + 1)) % VOCABULARY).astype(np.int32)
+        cut, labels = self.train_samples, tokens[:, 1:].astype(np.int64)
+        return Arrays(tokens[:cut, :-1], labels[:cut], tokens[cut:, :-1], labels[cut:])
+
+
+class Embedded(Model, frozen=True, kw_only=True):
+    """An embedding, a hidden layer and a head, at each position by itself."""
+
+    takes: ClassVar[tuple[Any, ...]] = ("tokens",)
+    predicts_positions: ClassVar[bool] = True
+
+    @property
+    def layer_names(self) -> tuple[str, ...]:
+        return ("embed", "hidden", "head")
+
+    def build(self, *, in_channels: int, image_size: int, num_classes: int) -> torch.nn.Sequential:
+        from parallelbench.models.modules import sequence
+
+        assert (in_channels, image_size) == (VOCABULARY, POSITIONS)
+        hidden = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Tanh())
+        return sequence(
+            self.layer_names, [torch.nn.Embedding(VOCABULARY, 16), hidden, torch.nn.Linear(16, num_classes)]
+        )
+
+
+def on_tokens(*overrides: str) -> RunConfig:
+    base = one_run(["precision=fp64", "batch_size=24", "optimizer=sgd", "optimizer.lr=0.5", *overrides]).run
+    run = msgspec.structs.replace(
+        base, data=NextTokens(name="next_tokens", augment=False), model=Embedded(name="embedded")
+    )
+    check_run(run, "cpu")
+    return run
+
+
+# --- the bundled vectors
+
+
+def test_the_tumours_are_those_of_scikit_learn() -> None:
+    from sklearn.datasets import load_breast_cancer
+
+    data = configure(*VECTORS).data
+    arrays = checked(data, data.load(NOWHERE))
+    vectors, labels = load_breast_cancer(return_X_y=True)
+    assert sorted(map(tuple, np.concatenate([arrays.train_images, arrays.test_images]))) == sorted(
+        map(tuple, vectors.astype(np.float32))
+    )
+    assert np.bincount(arrays.test_labels).tolist() == [42, 71]
+    assert np.bincount(arrays.train_labels).tolist() == [170, 286]
+    assert {label for row, label in zip(vectors, labels, strict=True) if row[0] == 17.99} == {0}
+    whole = arrays.train_images.astype(np.float64)
+    np.testing.assert_allclose(whole.mean(0), BreastCancer.mean, rtol=1e-3)
+    np.testing.assert_allclose(whole.std(0), BreastCancer.std, rtol=1e-3)
+
+
+@pytest.mark.parametrize("loader", ["resident", "tensor_dataset", "dataloader"])
+@pytest.mark.parametrize("tokens", [False, True], ids=["vectors", "tokens"])
+@pytest.mark.parametrize("precision", ["fp32", "fp64"])
+def test_every_loader_feeds_the_same(loader: str, tokens: bool, precision: str) -> None:
+    options = [f"loader={loader}", f"precision={precision}", *(["loader.workers=0"] if loader != "resident" else [])]
+    run = on_tokens(*options) if tokens else configure(*VECTORS, *options)
+    arrays = run.loader.arrays(run.data, NOWHERE)
+    feed = build_loader(arrays, run, World(), Shard(1, 2))
+    taken, order = [*feed.train(1)], feed.plan(1).samples
+    images, labels = (torch.cat([getattr(batch, name) for batch in taken]) for name in ("images", "labels"))
+    stored = torch.from_numpy(np.array(arrays.train_images))[order]
+    if tokens:
+        assert torch.equal(images, stored.long())
+        assert images.dtype == torch.int64
+    else:
+        mean, std = (torch.tensor(values, dtype=torch.float64) for values in (run.data.mean, run.data.std))
+        assert images.dtype == (torch.float64 if precision == "fp64" else torch.float32)
+        torch.testing.assert_close(images.double(), (stored.double() - mean) / std, rtol=1e-5, atol=1e-5)
+        assert images.abs().mean().item() == pytest.approx(0.75, abs=0.15), "of one scale"
+    assert torch.equal(labels, torch.from_numpy(np.array(arrays.train_labels))[order])
+    tested = [*feed.test()]
+    assert sum(batch.size for batch in tested) == len(arrays.test_labels) // 2 + len(arrays.test_labels) % 2
+    assert sum(len(batch.images) for batch in tested if batch.images is not None) == sum(b.size for b in tested)
+    assert next(iter(feed.test(1))).images.shape[1:] == run.data.shape, "one of the shards has no sample"  # type: ignore[union-attr]
+    feed.close()
+
+
+# --- strategies and checks
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", [name for name in SHIPPED if name not in ("downpour", "sandblaster_lbfgs")])
+@pytest.mark.cases("ddp", "pipeline", "fsdp")
+def test_every_strategy_trains_on_vectors_like_one_device(strategy: str, tmp_path: Path) -> None:
+    for devices in (2, 4, 8):
+        with contextlib.suppress(ConfigError):
+            run = configure(*VECTORS, f"strategy={strategy}", f"devices={devices}")
+            break
+    else:
+        pytest.skip("GPUs only")
+    ranks = run_ranks(train, run.strategy.processes(run, "cpu"), tmp_path, run)
+    assert_equal(ranks, one_device(run), tolerance=1e-9)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "strategy", ["ddp", "zero1", "fsdp", "hsdp", "pipeline", "dp_pp", "model_parallel", "parameter_server"]
+)
+@pytest.mark.cases("ddp", "pipeline", "model_parallel")
+def test_tokens_with_a_label_at_each_position_train_like_one_device(strategy: str, tmp_path: Path) -> None:
+    devices = 4 if strategy in ("hsdp", "dp_pp") else 3 if strategy == "parameter_server" else 2
+    run = on_tokens(f"strategy={strategy}", f"devices={devices}")
+    ranks, expected = run_ranks(train, devices, tmp_path, run), one_device(run)
+    assert_equal(ranks, expected, tolerance=1e-9)
+    assert expected["evaluated"][1] > 37, "correct predictions are counted at positions, not by sample"
+
+
+@pytest.mark.parametrize("precision", ["fp64", "fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("tokens", [False, True], ids=["vectors", "tokens"])
+def test_the_closing_check_knows_them(tokens: bool, precision: str) -> None:
+    options = [f"precision={precision}", "epochs=2", "strategy=single"]
+    rows = closed(World(), on_tokens(*options) if tokens else configure(*VECTORS, *options))
+    assert failed(rows) == set()
+    assert {"evaluation loss", "evaluation accuracy", "samples", "gradients", "update"} <= passed(rows)
+
+
+def test_accuracy_is_the_share_of_all_labels() -> None:
+    run = on_tokens("epochs=40", "strategy=single")
+    replica = run.strategy.prepare(build_model(run), run, World())
+    written: list[dict[str, Any]] = []
+    rows = Rows()
+    rows.write = lambda table, new: written.extend(new if table == "epochs" else [])  # type: ignore[method-assign]
+    loader = shard_loader(run, replica.data_shard)
+    trainer = Trainer(replica, loader, run=run, world=World(), journal=rows, keys={})  # type: ignore[arg-type]
+    trainer.train()
+    assert written[-1]["test_accuracy"] == trainer.evaluated[1] == 1.0, "the next token follows from each"
+    assert 0 < written[0]["train_accuracy"] < written[-1]["train_accuracy"] <= 1.0
+
+
+def test_models_of_tokens_are_counted() -> None:
+    run = on_tokens()
+    assert [row.name for row in layer_counts(run)] == ["embed", "hidden", "head"]
+    flop = least_flop_per_sample(run)
+    assert flop is not None
+    assert flop == 3 * POSITIONS * 2 * (16 * 16 + 16 * CLASSES) - POSITIONS * 2 * 16 * 16
+    assert model_memory(run).input_bytes == 8 * POSITIONS
+    assert model_memory(configure(*VECTORS)).input_bytes == 8 * 30
+
+
+# --- refusals
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["model=cnn_small"], "model=cnn_small takes images, but data=breast_cancer holds vectors.*model=mlp"),
+        (["model=vit_tiny"], "takes images"),
+        (["loader=arrow"], "loader=arrow with data=breast_cancer is refused: it holds vectors; choose loader=resident"),
+        (["data.augment=true"], r"data.augment=true with data=breast_cancer is refused"),
+        (["channels_last=true"], "channels_last=true with data=breast_cancer is refused"),
+        (["preprocess.engine=numpy", "preprocess.recipe=sort"], "its recipes are for images"),
+        (["strategy=tf_single"], "TensorFlow's part takes images only"),
+    ],
+)
+def test_what_needs_images_refuses_vectors(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        configure(*VECTORS[:1], "batch_size=24", "model=mlp", *overrides)
+
+
+def test_models_and_labels_go_together() -> None:
+    tokens, digits = on_tokens(), configure("model=mlp")
+    with pytest.raises(ConfigError, match="takes images and vectors, but data=next_tokens holds tokens"):
+        check_run(msgspec.structs.replace(tokens, model=digits.model), "cpu")
+
+    class Whole(Embedded, frozen=True, kw_only=True):
+        predicts_positions: ClassVar[bool] = False
+
+    message = "predicts a label for each sample, but data=next_tokens has one at each position"
+    with pytest.raises(ConfigError, match=message):
+        check_run(msgspec.structs.replace(tokens, model=Whole(name="whole")), "cpu")
+
+
+@pytest.mark.parametrize(
+    ("samples", "message"),
+    [
+        (np.zeros((456, 30)), r"train_images are float64.*vectors.astype\(np.float32\)"),
+        (np.zeros((456, 29), np.float32), r"have shape \(456, 29\); \(n, features\) is expected, with shape=\(30,\)"),
+        (np.full((456, 30), np.nan, np.float32), "NaN"),
+        (np.zeros((455, 30), np.float32), "load returns 455 train_images"),
+    ],
+)
+def test_other_vectors_than_declared_are_refused(samples: Any, message: str) -> None:
+    data = configure(*VECTORS).data
+    arrays = data.load(NOWHERE)
+    wrong = Arrays(samples, arrays.train_labels, arrays.test_images, arrays.test_labels)
+    with pytest.raises(ConfigError, match=message):
+        checked(data, wrong)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"train_images": np.zeros((96, 6), np.float32)}, "tokens are integers"),
+        ({"train_images": np.full((96, 6), 11)}, "go from 11 to 11; vocabulary=11 allows 0 to 10"),
+        ({"train_images": np.zeros((96, 5), int)}, r"\(n, positions\) is expected, with shape=\(6,\)"),
+        ({"train_labels": np.zeros(96, int)}, r"\(n, 6\), by label_shape=\(6,\), is expected"),
+        ({"test_labels": np.full((37, 6), 12)}, "num_classes=11 allows 0 to 10"),
+    ],
+)
+def test_other_tokens_than_declared_are_refused(change: dict[str, Any], message: str) -> None:
+    data = on_tokens().data
+    arrays = data.load(NOWHERE)
+    fields = {name: getattr(arrays, name) for name in Arrays.__dataclass_fields__} | change
+    with pytest.raises(ConfigError, match=message):
+        checked(data, Arrays(**fields))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"shape": (1, 30, 30)}, "it needs 1 number"),
+        ({"std": (0.0,)}, "is not above 0: leave a feature out"),
+        ({"mean": (1.0, 2.0)}, "mean has 2 values for 30 features"),
+        ({"label_shape": (2, 3)}, r"declare \(\), or \(positions,\)"),
+    ],
+)
+def test_declarations_that_can_not_be_are_refused(
+    change: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = configure(*VECTORS).data
+    for name, value in change.items():
+        monkeypatch.setattr(BreastCancer, name, value)
+    with pytest.raises(ConfigError, match=message):
+        checked(data, data.load(NOWHERE))
+
+
+@pytest.mark.slow
+def test_a_run_on_vectors_ends_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    chosen = [*VECTORS, "precision=fp32", "epochs=3", "launcher=inline", "device=cpu"]
+    assert cli.main(["submit", *chosen]) == 0
+    (outcome,) = tmp_path.rglob("outcome.json")
+    assert '"outcome":"ok"' in outcome.read_text()

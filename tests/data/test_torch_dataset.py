@@ -1,0 +1,240 @@
+"""`data=torch_dataset`: a torch `Dataset` of one's own, read once, checked as other data, and of one package only."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from launch.sweep import one_run
+from launch.sweep.compose import Extension
+from parallelbench.data.content import content_sha256
+from parallelbench.data.torch_dataset import _read
+from parallelbench.errors import ConfigError
+from parallelbench.rank.session import build_model
+from parallelbench.spec.check import check_run
+from parallelbench.spec.config import RunConfig
+from parallelbench.spec.identity import run_id
+from parallelbench.spec.mapping import component_class, from_mapping, to_mapping
+from parallelbench.spec.plugin import plugin_of, training_plugin
+from parallelbench.world.world import World
+from tests.ranks import run_ranks
+from tests.strategies.training import drive
+
+CODE = """
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+MADE = []
+
+
+class Images(Dataset):
+    def __init__(self, train, noise=0.0, samples=96):
+        MADE.append(train)
+        draw = torch.Generator().manual_seed(int(train))
+        self.labels = torch.arange(samples if train else 37) % 4
+        self.images = torch.randint(256, (len(self.labels), 3, 8, 8), generator=draw, dtype=torch.uint8)
+
+    def __len__(self):
+        return len(self.labels)
+
+    def __getitem__(self, index):
+        return self.images[index], int(self.labels[index])
+
+
+class Grey(Images):
+    def __getitem__(self, index):
+        return self.images[index, 0].numpy(), self.labels[index]
+
+
+class Vectors(Images):
+    def __getitem__(self, index):
+        return self.images[index].flatten()[:5].double() / 100, int(self.labels[index])
+
+
+class Tokens(Images):
+    def __getitem__(self, index):
+        tokens = self.images[index].flatten()[:7].long() % 50
+        return tokens[:-1], tokens[1:]
+
+
+class Scaled(Images):
+    def __getitem__(self, index):
+        return self.images[index] / 255, int(self.labels[index])
+
+
+class Ragged(Images):
+    def __getitem__(self, index):
+        return self.images[index, : 1 + index % 2], int(self.labels[index])
+
+
+class Alone(Images):
+    def __getitem__(self, index):
+        return self.images[index]
+
+
+class Draws(Images):
+    def __getitem__(self, index):
+        return torch.randint(256, (3, 8, 8), dtype=torch.uint8), int(self.labels[index])
+
+
+class Fails(Images):
+    def __init__(self, train):
+        raise OSError("no such file")
+
+
+def nothing():
+    pass
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Extension:
+    """A package with data sets, as this process imports it."""
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "__init__.py").write_text(CODE)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    component_class.cache_clear()
+    _read.cache_clear()
+    return Extension(None, "mine")
+
+
+def configured(own: Extension, name: str, *overrides: str) -> RunConfig:
+    chosen = [f"data.dataset=mine.{name}", "model=mlp", "model.hidden=[8]", "precision=fp64", "batch_size=24"]
+    return one_run(["data=torch_dataset", *chosen, *overrides], own).run
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "shape", "classes", "labels"),
+    [
+        ("Images", "images", (3, 8, 8), 4, ()),
+        ("Grey", "images", (1, 8, 8), 4, ()),
+        ("Vectors", "vectors", (5,), 4, ()),
+        ("Tokens", "tokens", (6,), 50, (6,)),
+    ],
+)
+def test_what_it_is_follows_from_its_items(
+    name: str, kind: str, shape: Any, classes: int, labels: Any, own: Extension
+) -> None:
+    run = configured(own, name)
+    data = run.data
+    assert (data.kind, data.shape, data.label_shape) == (kind, shape, labels)
+    assert (data.num_classes, data.train_samples, data.test_samples) == (classes, 96, 37)
+    assert data.vocabulary == (50 if kind == "tokens" else 0)
+    arrays = run.loader.arrays(data, Path("nowhere"))
+    original = sys.modules["mine"].__dict__[name](train=True)
+    for index in (0, 50, 95):
+        sample, label = original[index]
+        np.testing.assert_allclose(arrays.train_images[index].reshape(np.shape(sample)), np.asarray(sample), rtol=1e-6)
+        np.testing.assert_array_equal(arrays.train_labels[index], np.asarray(label))
+    if kind == "images":
+        whole = arrays.train_images / 255
+        np.testing.assert_allclose(data.mean, whole.mean((0, 2, 3)))
+        np.testing.assert_allclose(data.std, whole.std((0, 2, 3)))
+    if kind == "vectors":
+        assert arrays.train_images.dtype == np.float32
+        np.testing.assert_allclose(data.std, arrays.train_images.std(0), rtol=1e-5)
+
+
+def test_it_is_read_once_in_a_process_and_its_content_is_known(own: Extension, tmp_path: Path) -> None:
+    run = configured(own, "Images")
+    check_run(run, "cpu")
+    assert build_model(run)[0].linear.in_features == 3 * 64  # type: ignore[union-attr]
+    arrays = run.data.load(tmp_path)
+    assert run.data.load(tmp_path) is arrays
+    assert sys.modules["mine"].MADE == [1, 0, 1, 0], "the second time to see that it is the same"
+    digests = {content_sha256(each.data, tmp_path, each.data.load(tmp_path)) for each in (run, configured(own, "Grey"))}
+    assert len(digests) == 2
+
+
+def test_arguments_and_classes_are_a_part_of_the_run(own: Extension) -> None:
+    runs = [
+        configured(own, "Images", *more)
+        for more in ([], ["data.arguments={samples:48}"], ["data.classes=9"], ["data.dataset=mine.Grey"])
+    ]
+    assert len({run_id(run) for run in runs}) == 4
+    assert [run.data.train_samples for run in runs] == [96, 48, 96, 96]
+    assert runs[2].data.num_classes == 9
+    for run in runs:
+        assert from_mapping(to_mapping(run), "mine") == run
+
+
+def test_its_package_is_the_runs_plugin(own: Extension, tmp_path: Path) -> None:
+    run = configured(own, "Images")
+    assert plugin_of(run) == ["mine", str(tmp_path)]
+    assert training_plugin(run) == "mine"
+    assert run.plugin_sources.startswith("mine@")
+    assert to_mapping(run)["data"]["plugin_sources"] == run.plugin_sources, "so a change of its code is another run"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("os.path.join", "data.dataset='os.path.join' is refused: it must be package.module.Class of the package mine"),
+        ("torch.utils.data.Dataset", "is refused"),
+        ("mine", "is refused"),
+        ("mine.Missing", "data.dataset=mine.Missing does not exist, or is no class"),
+        ("mine.nothing", "is no class"),
+    ],
+)
+def test_only_classes_of_the_users_package_are_taken(name: str, message: str, own: Extension) -> None:
+    with pytest.raises(ConfigError, match=message):
+        configured(own, "Images", f"data.dataset={name}")
+
+
+def test_without_a_package_nothing_is_imported(own: Extension) -> None:
+    plain = to_mapping(configured(own, "Images"))
+    del sys.modules["mine"]
+    with pytest.raises(ConfigError, match="your own package: name it with --plugin PACKAGE"):
+        from_mapping(plain)
+    assert "mine" not in sys.modules
+
+
+def test_a_class_must_be_chosen() -> None:
+    run = one_run(["data=torch_dataset"]).run
+    with pytest.raises(ConfigError, match=r"data=torch_dataset names no class: choose data.dataset=PACKAGE\.Class"):
+        check_run(run, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("Scaled", r"samples of float32 \(3, 8, 8\): return images of uint8.*without ToTensor"),
+        ("Ragged", "every sample needs one shape and type"),
+        ("Alone", r"item 0 is no sample with a label.*return \(sample, label\)"),
+        ("Draws", "has another item .* each time it is made: give its random numbers a seed"),
+        ("Fails", r"can't be made with train=True.*OSError: no such file"),
+    ],
+)
+def test_other_items_are_refused_in_words(name: str, message: str, own: Extension) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check_run(configured(own, name), "cpu")
+
+
+def test_arguments_that_it_does_not_take_are_refused(own: Extension) -> None:
+    with pytest.raises(ConfigError, match=r"can't be made with train=True and .*'size': 3"):
+        check_run(configured(own, "Images", "data.arguments={size:3}"), "cpu")
+
+
+@pytest.mark.slow
+def test_it_trains_on_two_ranks_like_one_device(own: Extension, tmp_path: Path) -> None:
+    run = configured(own, "Vectors", "strategy=ddp", "devices=2", "optimizer=sgd")
+    check_run(run, "cpu")
+    (tmp_path / "ranks").mkdir()
+    ranks = run_ranks(train_own, 2, tmp_path / "ranks", to_mapping(run), str(tmp_path))
+    single = configured(own, "Vectors", "strategy=single", "optimizer=sgd")
+    expected = drive(single.strategy.prepare(build_model(single), single, World()), single)
+    for name, value in expected["state"].items():
+        np.testing.assert_allclose(ranks[0]["state"][name], value, rtol=0, atol=1e-9)
+
+
+def train_own(rank: int, size: int, plain: dict[str, Any], folder: str) -> dict[str, Any]:
+    """What a worker does, which gets the package's folder and name."""
+    sys.path.insert(0, folder)
+    run = from_mapping(plain, "mine")
+    return drive(run.strategy.prepare(build_model(run), run, World(rank=rank, size=size, local_rank=rank)), run)

@@ -1,0 +1,341 @@
+"""Bundles: one archive that holds all of a folder's results, is refused once tampered with, and is run again."""
+
+from __future__ import annotations
+
+import io
+import json
+import shlex
+import shutil
+import subprocess
+import tarfile
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import yaml
+from msgspec import structs
+
+from analysis import load, summary
+from launch.bundle.again import planned_again, require_readable
+from launch.bundle.archive import SUMS, unpack, write
+from launch.bundle.citation import usual_author
+from launch.slurm import submit
+from launch.sweep import one_run
+from launch.sweep.compose import NOTHING
+from parallelbench import cli
+from parallelbench.errors import ConfigError
+from parallelbench.spec.identity import run_id
+from tests.analysis.factory import EPOCH_EVERY_S, Fake, config, failed, foreign, published
+from tests.helpers import TINY
+from tests.launch.fake_slurm import ON_SITE
+from tests.test_cli import here, refused
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.launch.fake_slurm import FakeSlurm
+
+__all__ = ["here"]
+
+Members = dict[str, bytes]
+FILES = {"a/one.txt": b"1", "a/two.txt": b"22", "results.json": b"{}"}
+
+
+@pytest.fixture
+def results(here: Path) -> Path:
+    for repeat in range(2):
+        published(config(here / "results", repeat=repeat))
+        published(config(here / "results", strategy="ddp", devices=2, repeat=repeat, optimizer="adam"))
+    failed(config(here / "results", strategy="fsdp", devices=2), "oom", "out of memory", epochs=1)
+    return here / "results"
+
+
+def made(*arguments: str) -> Path:
+    assert cli.main(["bundle", *arguments]) == 0
+    return Path(arguments[arguments.index("--out") + 1])
+
+
+@pytest.mark.slow
+def test_a_bundle_has_what_a_reader_needs(results: Path, here: Path) -> None:
+    bundle = made(
+        "results", "--out", "paper.tar.gz", "--title", "On digits", "--author", "Doe, Jane", "--author", "ACME"
+    )
+    root = unpack(bundle, here)
+    assert root.name == "paper"
+    subprocess.run(["sha256sum", "--strict", "--quiet", "-c", SUMS], cwd=root, check=True)
+    assert (root / "report" / "index.html").read_text().startswith("<!doctype html>")
+    assert "optimizer.lr" in (root / "report" / "tables" / "hyperparameters.csv").read_text()
+    runs = load(root / "results")
+    assert runs.skipped == ()
+    columns = ["run_id", "state", "outcome", "reason", "config_json"]
+    assert runs.run.select(columns).sort("run_id").equals(load(results).run.select(columns).sort("run_id"))
+    assert runs.epochs.height == load(results).epochs.height
+    (environment,) = json.loads((root / "environment.json").read_text())
+    assert (environment["environment"]["host"], len(environment["runs"])) == ("here", 5)
+    index = json.loads((root / "bundle.json").read_text())
+    assert sorted(run["outcome"] for run in index["runs"]) == ["ok", "ok", "ok", "ok", "oom"]
+    assert all((root / run["folder"] / "config.yaml").is_file() for run in index["runs"])
+    kept = {path.name for path in root.rglob("*")}
+    assert not kept & {"log.txt", "heartbeat", "checkpoints", ".compacted.zip"}
+
+
+@pytest.mark.slow
+def test_the_citation_is_one(results: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = unpack(made("results", "--out", "a.tar.gz", "--title", "On digits", "--author", "Doe, Jane"), here)
+    citation = yaml.safe_load((root / "CITATION.cff").read_text())
+    last = datetime.fromtimestamp(Fake().started_at + 3 * EPOCH_EVERY_S + 500, tz=UTC)
+    assert citation["cff-version"] == "1.2.0"
+    assert (citation["type"], citation["title"]) == ("dataset", "On digits")
+    assert citation["authors"] == [{"family-names": "Doe", "given-names": "Jane"}]
+    assert citation["date-released"] == last.strftime("%Y-%m-%d")
+    assert citation["references"][0]["title"] == "parallelbench"
+    capsys.readouterr()
+    root = unpack(made("results", "--out", "b.tar.gz"), here)
+    assert yaml.safe_load((root / "CITATION.cff").read_text())["authors"] == [{"name": usual_author()}]
+    assert f"CITATION.cff names {usual_author()} as author" in capsys.readouterr().out
+    assert "expected a name" in refused(capsys, "bundle", "results", "--author", "Doe, ", "--out", "c.tar.gz")
+
+
+@pytest.mark.slow
+def test_every_command_measures_the_run_that_it_stands_for(results: Path, here: Path) -> None:
+    mine = foreign(config(here / "results", devices=2), "mine")
+    published(mine)
+    root = unpack(made("results", "--out", "a.tar.gz"), here)
+    lines = (root / "commands.sh").read_text().splitlines()
+    commands = [shlex.split(line) for line in lines if line.startswith("parallelbench run")]
+    ids = {run_id(one_run(words[2:]).run) for words in commands}
+    assert ids == set(load(results).run["run_id"]) - {run_id(mine)}
+    assert all("sweep.name=demo" in words for words in commands)
+    alone = next(line for line in lines if "only `parallelbench rerun`" in line)
+    assert alone.startswith("# digits-cnn_small-mine-x2")
+
+
+@pytest.mark.slow
+def test_data_sets_that_take_files_are_prepared_first(here: Path) -> None:
+    published(config(here / "results", data="mnist"))
+    root = unpack(made("results", "--out", "a.tar.gz"), here)
+    lines = (root / "commands.sh").read_text().splitlines()
+    assert lines[2:] == ["parallelbench prepare data=mnist", *lines[3:]]
+    assert lines[3].startswith("parallelbench run ")
+
+
+def test_the_same_files_make_the_same_archive(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    sums = {write(tmp_path / place / "a.tar.gz", FILES) for place in (".", "other")}
+    assert len(sums) == 1
+    assert (tmp_path / "a.tar.gz").read_bytes() == (tmp_path / "other" / "a.tar.gz").read_bytes()
+
+
+def repacked(tmp_path: Path, change: Callable[[Members], None]) -> Path:
+    """An archive of `FILES` whose members somebody changed afterwards."""
+    path = tmp_path / "changed.tar.gz"
+    write(path, FILES)
+    with tarfile.open(path) as archive:
+        members = {member.name: archive.extractfile(member).read() for member in archive}  # type: ignore[union-attr]
+    change(members)
+    with tarfile.open(path, "w:gz") as archive:
+        for name, content in members.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda m: m.update({"changed/a/two.txt": b"23"}), "a/two.txt has another sha256 than SHA256SUMS says"),
+        (lambda m: m.update({"changed/a/three.txt": b"3"}), "a/three.txt is not in SHA256SUMS"),
+        (lambda m: m.pop("changed/a/one.txt"), "a/one.txt is missing, and in SHA256SUMS"),
+        (lambda m: m.pop("changed/SHA256SUMS"), "SHA256SUMS is missing or unreadable"),
+        (lambda m: m.update({"changed/SHA256SUMS": b"nonsense"}), "SHA256SUMS is missing or unreadable"),
+        (lambda m: m.update({"../up.txt": b"x"}), "../up.txt would be unpacked elsewhere"),
+        (lambda m: m.update({"changed/../../up.txt": b"x"}), "changed/../../up.txt would be unpacked elsewhere"),
+        (lambda m: m.update({"/up.txt": b"x"}), "/up.txt would be unpacked elsewhere"),
+        (lambda m: m.update({"changed/./up.txt": b"x"}), "changed/./up.txt would be unpacked elsewhere"),
+        (lambda m: m.update({"other/up.txt": b"x"}), "it holds 2 folders"),
+    ],
+)
+def test_a_tampered_bundle_is_refused_and_the_file_is_named(
+    tmp_path: Path, change: Callable[[Members], None], why: str
+) -> None:
+    path, into = repacked(tmp_path, change), tmp_path / "inner" / "into"
+    into.mkdir(parents=True)
+    with pytest.raises(ConfigError) as error:
+        unpack(path, into)
+    assert why in str(error.value)
+    assert not list(tmp_path.rglob("up.txt"))
+
+
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE, tarfile.DIRTYPE])
+def test_links_and_devices_are_refused(tmp_path: Path, kind: bytes) -> None:
+    path = tmp_path / "a.tar.gz"
+    with tarfile.open(path, "w:gz") as archive:
+        member = tarfile.TarInfo("a/link")
+        member.type, member.linkname = kind, "/etc/passwd"
+        archive.addfile(member)
+    (tmp_path / "into").mkdir()
+    with pytest.raises(ConfigError, match="a/link is no plain file"):
+        unpack(path, tmp_path / "into")
+    assert not list((tmp_path / "into").iterdir())
+
+
+def test_a_file_that_is_there_twice_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.tar.gz"
+    with tarfile.open(path, "w:gz") as archive:
+        for content in (b"1", b"2"):
+            member = tarfile.TarInfo("a/one.txt")
+            member.size = 1
+            archive.addfile(member, io.BytesIO(content))
+    with pytest.raises(ConfigError, match=r"a/one\.txt is there twice"):
+        unpack(path, tmp_path)
+
+
+def test_what_is_no_bundle_is_refused(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(here / "a.tar.gz", FILES)
+    whole = (here / "a.tar.gz").read_bytes()
+    (here / "cut.tar.gz").write_bytes(whole[: len(whole) // 2])
+    (here / "text.tar.gz").write_text("no archive")
+    (here / "flipped.tar.gz").write_bytes(whole[:60] + bytes([whole[60] ^ 0xFF]) + whole[61:])
+    write(here / "later.tar.gz", FILES | {"bundle.json": b'{"bundle_version": 7, "parallelbench": "9.0"}'})
+    for name, why in (
+        ("none.tar.gz", "is no file"),
+        (".", "is no file"),
+        ("cut.tar.gz", "is no bundle, or damaged"),
+        ("text.tar.gz", "is no bundle, or damaged"),
+        ("flipped.tar.gz", "damaged"),
+        ("a.tar.gz", "bundle.json is missing or unreadable"),
+        ("later.tar.gz", "is a bundle of version 7, and this release reads 1"),
+    ):
+        assert why in refused(capsys, "rerun", name)
+    assert sorted(path.name for path in here.iterdir() if path.is_dir()) == []
+
+
+@pytest.mark.slow
+def test_what_can_not_be_bundled_is_refused(results: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "there.tar.gz").write_text("")
+    (here / "empty").mkdir()
+    for words, why in (
+        (["empty"], "empty holds no runs"),
+        (["results", "--out", "there.tar.gz"], "there.tar.gz exists"),
+        (["results", "--out", "a.zip"], "a bundle is a file NAME.tar.gz"),
+        (["results", "--out", "..tar.gz"], "a bundle is a file NAME.tar.gz"),
+        (["results", "--out", "a\\b.tar.gz"], "a bundle is a file NAME.tar.gz"),
+        (["results", "--out", "none/a.tar.gz"], "is no folder"),
+    ):
+        assert why in refused(capsys, "bundle", *words)
+    shutil.rmtree(results)
+    failed(config(results), "oom", "out of memory", epochs=1)
+    assert "holds no finished run" in refused(capsys, "bundle", "results")
+
+
+@pytest.mark.slow
+def test_what_is_left_out_is_named(results: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bad = next(results.glob("demo/*ddp*r0*"))
+    (bad / "result" / "epochs.parquet").write_bytes(b"")
+    root = unpack(made("results", "--out", "a.tar.gz"), here)
+    assert f"left out: {Path('results') / bad.relative_to(results)}: its result is damaged" in capsys.readouterr().out
+    assert not list(root.glob(f"results/demo/{bad.name}"))
+
+
+@pytest.mark.slow
+def test_what_a_second_sweep_measured_anew_is_bundled_too_and_copies_are_not(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for sweep, time_s in (("one", 1.0), ("two", 2.0)):
+        for strategy, devices in (("single", 1), ("ddp", 2)):
+            run = config(here / "results", sweep_name=sweep, strategy=strategy, devices=devices)
+            published(run, Fake(epoch_time_s=lambda epoch, rank, time_s=time_s: time_s))  # type: ignore[misc]
+    shutil.copytree(here / "results" / "one", here / "results" / "three")
+    root = unpack(made("results", "--out", "a.tar.gz"), here)
+    assert sorted(path.name for path in (root / "results").iterdir()) == ["one", "two"]
+    printed = capsys.readouterr().out
+    assert printed.count("left out: results/three/") == 2
+    assert printed.count("left out: ") == 2
+    runs, bundled = load(here / "results"), load(root / "results")
+    assert summary(bundled).drop("group").equals(summary(runs).drop("group"))
+    assert [sweep.name for sweep in bundled.sweeps] == [sweep.name for sweep in runs.sweeps if sweep.name != "three"]
+    require_readable(bundled, Path("a.tar.gz"))
+    assert len(planned_again(bundled, here / "again", [], NOTHING)) == 2
+
+
+@pytest.mark.slow
+def test_a_bundle_is_run_again_and_agrees(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = ("strategy=single", "epochs=2", "optimizer.lr=0.1,0.2", "sweep.name=tiny")
+    assert cli.main(["submit", *TINY, *runs]) == 0
+    failed(config(here / "results", sweep_name="tiny"), "oom", "out of memory", epochs=1)
+    bundle = made("results/tiny", "--out", "tiny.tar.gz")
+    shutil.rmtree(here / "results")
+    capsys.readouterr()
+    assert cli.main(["rerun", str(bundle), "--out", "again"]) == 0
+    printed = capsys.readouterr().out
+    assert "not trained again, since they did not train to their end: 1 run of the bundle" in printed
+    assert "Agreeing with the bundle in losses, accuracy and parity: 2 of 2 runs" in printed
+    assert printed.count("the same") == 2
+    assert printed.splitlines()[-1] == "again"
+    assert len(list((here / "again" / "tiny").glob("*/result/manifest.json"))) == 2
+    before = {path: path.stat().st_mtime_ns for path in (here / "again").rglob("*.parquet")}
+    assert cli.main(["rerun", str(bundle), "--out", "again"]) == 0
+    assert {path: path.stat().st_mtime_ns for path in (here / "again").rglob("*.parquet")} == before, "trained once"
+
+
+@pytest.mark.slow
+def test_results_that_nobody_measured_do_not_agree(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Made-up losses of a run that trains: what trains again has others."""
+    run = one_run([*TINY, "strategy=single", "epochs=2", "sweep.name=tiny"]).run
+    published(run, Fake(parity_passed=None))
+    made("results", "--out", "tiny.tar.gz")
+    capsys.readouterr()
+    assert cli.main(["rerun", "tiny.tar.gz"]) == 1
+    printed = capsys.readouterr().out
+    assert "Agreeing with the bundle in losses, accuracy and parity: 0 of 1 run" in printed
+    assert "apart (" in printed
+    assert (here / "tiny-rerun" / "tiny").is_dir()
+
+
+@pytest.mark.slow
+def test_queued_runs_are_compared_once_their_jobs_have_ended(
+    here: Path, monkeypatch: pytest.MonkeyPatch, fake: FakeSlurm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = one_run([*TINY, "strategy=single", "epochs=2", "sweep.name=tiny"]).run
+    published(run)
+    made("results", "--out", "tiny.tar.gz")
+    jobs: list[int] = []
+
+    def sbatch(*_: object) -> str:
+        jobs.append(1)
+        return str(len(jobs))
+
+    monkeypatch.setattr(submit, "sbatch", sbatch)
+    capsys.readouterr()
+    assert cli.main(["rerun", "tiny.tar.gz", *ON_SITE]) == 1
+    printed = capsys.readouterr().out
+    assert "not trained yet" in printed
+    assert "1 have no result: the same command goes on" in printed
+    assert len(jobs) == 1
+    published(structs.replace(run, results=str(here / "tiny-rerun")))
+    assert cli.main(["rerun", "tiny.tar.gz", *ON_SITE]) == 0
+    assert "Agreeing with the bundle in losses, accuracy and parity: 1 of 1 run" in capsys.readouterr().out
+    assert len(jobs) == 1
+
+
+@pytest.mark.slow
+def test_only_launcher_and_site_are_chosen_anew(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made("results", "--out", "a.tar.gz")
+    capsys.readouterr()
+    for word in ("epochs=1", "+seed=1", "optimizer.lr=1", "results=x"):
+        assert f"{word}: a rerun trains what was bundled" in refused(capsys, "rerun", "a.tar.gz", word)
+    assert "site=nowhere" in refused(capsys, "rerun", "a.tar.gz", "site=nowhere")
+
+
+@pytest.mark.slow
+def test_data_that_are_not_there_are_told_before_anything_is_trained(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    published(config(here / "results", data="mnist"))
+    made("results", "--out", "a.tar.gz")
+    capsys.readouterr()
+    message = refused(capsys, "rerun", "a.tar.gz", f"site.data_dir={here / 'data'}")
+    assert "data=mnist is not prepared" in message
+    assert not (here / "a-rerun").exists()

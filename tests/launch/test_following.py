@@ -1,0 +1,183 @@
+"""`status --watch` and `logs --follow`: what they print while runs go on, and how they end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from launch.launcher import RunStatus
+from launch.slurm import record, scheduler
+from launch.slurm.slurm_launcher import OnSlurm
+from launch.verbs import following
+from launch.verbs.overview import Overview
+from parallelbench import cli
+from parallelbench.store.attempt import Outcome, OutcomeName
+from parallelbench.store.folder import RunFolder, State
+from tests.launch.fake_slurm import DONE, MISSING, submission
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+RUNNING = RunStatus(State("running"), "running")
+QUEUED = RunStatus(MISSING, "queued", "Resources", "17")
+OK = RunStatus(DONE, "ok")
+
+
+def ended(label: OutcomeName) -> RunStatus:
+    outcome = Outcome(outcome=label, reason="out of it", finished_at=2.0)
+    return RunStatus(State("failed", outcome, 1), label, outcome.reason)
+
+
+@pytest.fixture
+def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The pauses, none of which is made."""
+    pauses: list[float] = []
+    monkeypatch.setattr(following.time, "sleep", pauses.append)
+    return pauses
+
+
+def views(*states: tuple[RunStatus, ...]) -> Callable[[], Overview]:
+    """Overviews of the runs a, b, …, one after the other."""
+    folders = [RunFolder(Path("sweep", name)) for name in "abc"]
+    waiting = [Overview(dict(zip(folders, each, strict=False))) for each in states]
+    return lambda: waiting.pop(0)
+
+
+def test_a_pipe_gets_a_line_for_each_change(slept: list[float], capsys: pytest.CaptureFixture[str]) -> None:
+    look = views((QUEUED, QUEUED), (RUNNING, QUEUED), (RUNNING, QUEUED), (OK, RUNNING), (OK, ended("oom")))
+    assert following.watch(look, every=False) == 1
+    lines = [line.partition(" ")[2] for line in capsys.readouterr().out.splitlines()]
+    assert lines[:8] == [
+        "2 queued",
+        "a queued → running",
+        "1 queued, 1 running",
+        "a running → ok",
+        "b queued → running",
+        "1 ok, 1 running",
+        "b running → oom: out of it",
+        "1 ok, 1 oom",
+    ]
+    assert slept == [5.0, 7.5, 11.25, 16.875]
+
+
+@pytest.mark.parametrize(
+    ("last", "code"),
+    [
+        ((OK, OK), 0),
+        ((OK, ended("killed")), 1),
+        ((OK, RunStatus(MISSING, "missing")), 0),
+        ((OK, RunStatus(MISSING, "missing", "its job 5_0 ended before the run began: FAILED", "5_0")), 1),
+        ((ended("nan"), OK), 1),
+    ],
+)
+def test_watch_ends_with_1_if_runs_failed(last: tuple[RunStatus, ...], code: int, slept: list[float]) -> None:
+    assert following.watch(views((RUNNING, RUNNING), last), every=False) == code
+    assert following.watch(views(last), every=False) == code
+
+
+def test_what_can_not_be_known_from_here_is_not_waited_for(
+    slept: list[float], capsys: pytest.CaptureFixture[str]
+) -> None:
+    hidden = RunStatus(MISSING, "unknown", "it may be queued", hidden=True)
+    assert following.watch(views((hidden, RUNNING), (hidden, OK)), every=False) == 1
+    assert slept == [5.0]
+    assert "not waited for: 1 run that can't be known from here" in capsys.readouterr().out
+
+
+def test_follow_ends_where_the_run_can_not_be_known(
+    tmp_path: Path, slept: list[float], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Here is no Slurm that could be asked."""
+    run = RunFolder(tmp_path / "a")
+    record.write(tmp_path, submission(job="5", tasks=[["a"]]))
+
+    def nowhere(*_: object, **__: object) -> str:
+        raise scheduler.NoSlurmError("there is no squeue here: run this on the cluster's login node")
+
+    monkeypatch.setattr(scheduler, "ask", nowhere)
+    assert following.follow(run, list, [OnSlurm()]) == 1
+    assert not slept
+    assert "a: unknown: it may be queued, but there is no squeue here: run this on" in capsys.readouterr().out
+
+
+def test_pauses_grow_up_to_a_minute() -> None:
+    pauses = following.pauses()
+    taken = [next(pauses) for _ in range(12)]
+    assert taken[:2] == [5.0, 7.5]
+    assert taken[-1] == 60.0
+
+
+class Growing:
+    """A run whose log grows by a line with each look, and that ends after the last."""
+
+    def __init__(self, run: RunFolder, lines: list[bytes], last: State) -> None:
+        self.run, self.lines, self.last, self.log = run, lines, last, run.path / "log.txt"
+
+    def files(self) -> list[Path]:
+        return [self.log]
+
+    def glance(self, _: RunFolder) -> State:
+        if not self.lines:
+            return self.last
+        with self.log.open("ab") as file:
+            file.write(self.lines.pop(0))
+        return State("running") if self.lines else self.last
+
+
+@pytest.mark.parametrize(("last", "code"), [(DONE, 0), (ended("oom").state, 1)])
+def test_follow_prints_each_byte_once(
+    tmp_path: Path,
+    slept: list[float],
+    last: State,
+    code: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Also a letter of two bytes that is written in two parts, and what comes with the end."""
+    growing = Growing(RunFolder(tmp_path), [b"one\n", b"tw\xc3", b"\xb6\n", b"last\n"], last)
+    monkeypatch.setattr(following, "glance", growing.glance)
+    assert following.follow(growing.run, growing.files, []) == code
+    out = capsys.readouterr().out
+    assert out.startswith(f"==> {growing.log} <==\none\ntwö\nlast\n{tmp_path.name}: {last.label}")
+    assert len(slept) == 3
+
+
+def test_follow_waits_for_a_queued_run_and_asks_seldom(
+    tmp_path: Path, slept: list[float], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock, asked = [0.0], []
+
+    def ask(look: list[tuple[RunFolder, State]], _: object) -> Overview:
+        asked.append(clock[0])
+        over = RunStatus(MISSING, "missing", "its job was cancelled")
+        return Overview({look[0][0]: QUEUED if clock[0] < 30 else over})
+
+    def sleep(pause_s: float) -> None:
+        clock[0] += pause_s
+
+    monkeypatch.setattr(following.time, "sleep", sleep)
+    monkeypatch.setattr(following.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(following, "glance", lambda _: MISSING)
+    monkeypatch.setattr(following, "overview", ask)
+    assert following.follow(RunFolder(tmp_path), list, []) == 0
+    assert asked == [0.0, 5.0, 12.5, 24.0, 41.0]
+    text = capsys.readouterr().out
+    assert text == f"queued: Resources\n{tmp_path.name}: missing: its job was cancelled\n"
+
+
+def test_logs_follow_a_run_that_has_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "sweep" / "a"
+    run.mkdir(parents=True)
+    (run / "config.yaml").touch()
+    attempt = RunFolder(run).claim()
+    assert attempt is not None
+    (attempt.path / "log.txt").write_text("it was here\n")
+    (attempt.path / "outcome.json").write_bytes(bytes(1000))
+    attempt.finish("nan", "not a number")
+    assert cli.main(["logs", str(run), "--follow"]) == 1
+    out = capsys.readouterr().out
+    assert "it was here" in out
+    assert out.endswith("a: nan: not a number\n")

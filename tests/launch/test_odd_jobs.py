@@ -1,0 +1,180 @@
+"""What `status` says of jobs that are stuck, suspended, resumed, or another user's; and of nodes that are out."""
+
+from __future__ import annotations
+
+import io
+import os
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from launch.launcher import RunStatus
+from launch.slurm import record
+from launch.slurm.hours import STUCK_S, left
+from launch.slurm.job_group import job_groups
+from launch.slurm.queue import JobStatus
+from launch.slurm.scheduler import QueuedJob
+from launch.slurm.site import findings, warnings
+from launch.slurm.slurm_launcher import OnSlurm
+from launch.slurm.submit import prepare_for_site
+from launch.sweep import one_run
+from launch.verbs.overview import overview, progress, rendered
+from parallelbench.store.attempt import Outcome, OutcomeName
+from parallelbench.store.folder import RunFolder, State
+from tests.launch.fake_slurm import MISSING, ON_SITE, submission
+from tests.launch.test_site_keys import NORMAL
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.launch.fake_slurm import FakeSlurm
+
+HOUR_S = 3600.0
+
+
+def ended(label: OutcomeName, ago_s: float) -> State:
+    outcome = Outcome(outcome=label, reason="x", finished_at=time.time() - ago_s)
+    return State("done" if label == "ok" else "failed", outcome, 1)
+
+
+@pytest.fixture
+def began() -> Callable[[RunFolder, str, float], None]:
+    """Lets a job's start have begun an attempt so long ago."""
+
+    def begin(folder: RunFolder, job: str, ago_s: float) -> None:
+        folder.path.mkdir(parents=True, exist_ok=True)
+        attempt = folder.claim(job=job)
+        assert attempt is not None
+        os.utime(attempt.path / "supervisor.json", (time.time() - ago_s,) * 2)
+
+    return begin
+
+
+@pytest.mark.parametrize(
+    ("label", "ago_s", "job_state", "stuck"),
+    [
+        ("ok", 600.0, "RUNNING", True),
+        ("oom", 600.0, "COMPLETING", True),
+        ("ok", STUCK_S / 2, "RUNNING", False),  # it is ending
+        ("killed", 600.0, "RUNNING", False),  # it will go on
+        ("ok", 600.0, "PENDING", False),  # it holds nothing
+        ("ok", 5000.0, "RUNNING", False),  # ended before this submission
+    ],
+)
+def test_a_job_that_holds_its_devices_for_a_finished_run_is_told(
+    label: OutcomeName,
+    ago_s: float,
+    job_state: str,
+    stuck: bool,
+    tmp_path: Path,
+    fake: FakeSlurm,
+    began: Callable[[RunFolder, str, float], None],
+) -> None:
+    """A process that does not end keeps a job alive up to its time limit: an hour, of which 25 minutes are over."""
+    mine = submission(token="mine", job="5", tasks=[["a"]], created_at=time.time() - 4000)
+    record.write(tmp_path, mine)
+    run = RunFolder(tmp_path / "a")
+    began(run, "mine.5.0", 1500.0)
+    fake.answers["squeue"] = f"N/A|N/A|5|{job_state}|n1|N/A|{mine.name}\n"
+    notes = OnSlurm().status({tmp_path: [(run, ended(label, ago_s))]}).notes
+    text = " ".join(notes)
+    assert ("1 job of runs that are over did not end, and hold their devices: scancel 5" in text) == stuck
+    assert ("at most 0.58 GPU-hours more" in text) == stuck
+
+
+@pytest.mark.parametrize(("ago_s", "asked"), [(600.0, ["squeue"]), (STUCK_S + 1.1 * HOUR_S, []), (1.0, [])])
+def test_a_finished_sweep_is_asked_about_only_while_a_job_could_be_stuck(
+    ago_s: float, asked: list[str], tmp_path: Path, fake: FakeSlurm
+) -> None:
+    record.write(tmp_path, submission(job="5", tasks=[["a"]], created_at=1.0))
+    OnSlurm().status({tmp_path: [(RunFolder(tmp_path / "a"), ended("ok", ago_s))]})
+    assert fake.asked == asked
+
+
+@pytest.mark.parametrize("state", ["SUSPENDED", "STOPPED"])
+def test_a_suspended_job_is_not_shown_as_running(
+    state: str, tmp_path: Path, began: Callable[[RunFolder, str, float], None]
+) -> None:
+    status = JobStatus(State("running"), "5", QueuedJob("5", state, "None", "", "x"))
+    assert (status.label, status.reason) == ("queued", "suspended: it has begun, and Slurm goes on with it later")
+    assert not status.starts(frozenset())
+    run, mine = RunFolder(tmp_path / "a"), submission(token="mine")
+    began(run, "mine.5.2", 1800.0)
+    assert left(mine, run.attempts(), running=True).gpu == pytest.approx(0.5, abs=0.01)
+    assert left(mine, run.attempts(), running=True, paused=True).gpu == 1.0, "Slurm's clock stands still"
+
+
+@pytest.mark.parametrize("kept_first", [True, False])
+def test_the_time_left_after_a_resumption_counts_the_epochs_of_this_attempt(kept_first: bool, tmp_path: Path) -> None:
+    """Epochs 8 and 9 of 10 took 100 s each; 1 to 7 are an earlier attempt's, an hour ago, of a second each."""
+    run = RunFolder(tmp_path / "a")
+    run.path.mkdir()
+    attempt = run.claim()
+    assert attempt is not None
+    began = time.time() - 200
+    phase: dict[str, Any] = {"event": "phase", "phase": "train", "epochs": 10, "time": began}
+    kept = [epoch_row(epoch, began - HOUR_S + epoch) for epoch in range(1, 8)]
+    own = [epoch_row(7 + number, began + 100 * number) for number in (1, 2)]
+    journal = attempt.path / "journal-rank0.jsonl"
+    status = RunStatus(State("running"), "running")
+
+    def write(*lines: dict[str, Any]) -> None:
+        journal.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+
+    before = [*kept, phase] if kept_first else [phase, *kept]
+    write(*before)
+    assert progress(run, status) == "epoch 8/10"
+    write(*before, *own)
+    assert progress(run, status) == "epoch 9/10, about 1 min 40 s left"
+
+
+def epoch_row(epoch: int, finished_at: float) -> dict[str, Any]:
+    return {"table": "epochs", "row": {"run_id": "x", "attempt": 1, "epoch": epoch, "finished_at": finished_at}}
+
+
+def test_another_users_queued_runs_are_not_called_missing(
+    tmp_path: Path, fake: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = submission(job="5", tasks=[["a"]])
+    record.write(tmp_path, mine)
+    monkeypatch.setattr(record.os, "geteuid", lambda: os.getuid() + 4242)
+    monkeypatch.setattr(record, "require_own", lambda path: record_refusal(path))
+    looks = [(RunFolder(tmp_path / "a"), MISSING), (RunFolder(tmp_path / "b"), ended("oom", 600.0))]
+    view = overview(looks, [OnSlurm()])
+    labels = [status.label for status in view.runs.values()]
+    assert labels == ["unknown", "oom"]
+    console = Console(width=300, file=io.StringIO())
+    console.print(rendered(view))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert f"{tmp_path} was submitted by another user: who knows its jobs" in text
+    assert "it may be queued: its submission can't be read" in text
+
+
+def record_refusal(path: Path) -> None:
+    from parallelbench.errors import ConfigError
+
+    raise ConfigError(f"{path} belongs to another user, and jobs would execute it: use your own folder")
+
+
+def test_nodes_that_are_out_make_jobs_wait(tmp_path: Path) -> None:
+    plan = [one_run([*ON_SITE, "strategy=ddp", "devices=2", "nodes=2", f"results={tmp_path}"])]
+    (batch,) = job_groups([prepare_for_site(planned) for planned in plan])
+    assert warnings(batch, [NORMAL]) == []
+    (text,) = warnings(batch, [replace(NORMAL, out=1)])
+    assert text == "1 of 2 node(s) of normal are down or drained: jobs wait until enough are up"
+    assert warnings(batch, [replace(NORMAL, nodes=3, out=1)]) == [], "two are left"
+    small = replace(NORMAL, cpus_per_node=1, memory_mib=10)
+    assert warnings(batch, [replace(NORMAL, out=2), small]) == [
+        "2 of 2 node(s) of normal are down or drained: jobs wait until enough are up"
+    ], "nodes that don't suit are no help"
+
+
+def test_doctor_tells_how_many_nodes_are_out(fake: FakeSlurm) -> None:
+    fake.answers["sinfo"] = "normal|normal*|up|infinite|4|8|11000|gpu:a100:4|(null)|1/1/2/4|n[1-4]\n"
+    text = dict(findings())["partition normal (default)"]
+    assert text.startswith("4 node(s) (2 down or drained) with 8 cores")

@@ -1,0 +1,200 @@
+"""`submit --then report`: the job that follows, what it executes, and what cancels and replaces it."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+from rich.console import Console
+
+from launch.launcher import SubmitOptions
+from launch.slurm import record, scheduler
+from launch.slurm.report_job import command, job_name, queue_report
+from launch.slurm.scheduler import SchedulerError
+from launch.slurm.slurm_launcher import OnSlurm
+from launch.sweep import one_run
+from launch.verbs import running
+from parallelbench.errors import ConfigError
+from parallelbench.store.folder import RunFolder
+from tests.helpers import TINY
+from tests.launch.fake_slurm import MISSING, ON_SITE, submission
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from launch.slurm.record import Submission
+    from parallelbench.spec.config import RunConfig
+    from tests.launch.fake_slurm import FakeSlurm
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunConfig:
+    return one_run([*ON_SITE, f"results={tmp_path}", "site.mail_user=me@example.org", "site.account=lab"]).run
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The commands that change something; sbatch gives the job 99."""
+    commands: list[list[str]] = []
+
+    def tell(words: list[str]) -> str:
+        commands.append(words)
+        return "99\n"
+
+    monkeypatch.setattr(scheduler, "tell", tell)
+    return commands
+
+
+def queued(fake: FakeSlurm, run: RunConfig) -> list[Submission]:
+    """An array of two in the queue, and one that is over."""
+    jobs = [submission(job="5", tasks=[["a"], ["b"]]), submission(job="6", tasks=[["c"]])]
+    for each in jobs:
+        record.write(run.sweep_folder, each)
+    fake.answers["squeue"] = "".join(f"5|{task}|{7 + task}|PENDING|None|N/A|{jobs[0].name}\n" for task in range(2))
+    return jobs
+
+
+def test_the_report_waits_for_what_is_queued_however_it_ends(
+    run: RunConfig, fake: FakeSlurm, told: list[list[str]]
+) -> None:
+    queued(fake, run)
+    assert queue_report(run) == "job 99: writes the report once the others are over, and sends mail to me@example.org"
+    (words,) = told
+    flags = dict(word.partition("=")[::2] for word in words[1:])
+    assert flags["--dependency"] == "afterany:5"
+    assert (flags["--mail-user"], flags["--mail-type"]) == ("me@example.org", "END,FAIL")
+    assert (flags["--account"], flags["--nodes"], flags["--time"]) == ("lab", "1", "30")
+    assert not flags.keys() & {"--gpus-per-node", "--exclusive", "--nodelist"}
+
+
+def test_only_what_is_not_for_training_is_asked_for(tmp_path: Path) -> None:
+    options = (
+        "site.exclusive=true",
+        "site.nodelist=n1",
+        "site.exclude=n2",
+        "site.max_time_min=5",
+        "site.partition=a,b",
+    )
+    run = one_run([*ON_SITE, f"results={tmp_path}", "launcher.time_limit_min=5", *options]).run
+    flags = dict(word.partition("=")[::2] for word in command(run, ["5"])[1:])
+    assert not flags.keys() & {"--exclusive", "--nodelist", "--mail-user", "--mail-type"}
+    assert (flags["--exclude"], flags["--time"], flags["--partition"]) == ("n2", "5", "a,b")
+
+
+@pytest.mark.parametrize("folder", ["results", "two words", "it's $(touch x)"])
+def test_what_the_job_executes_is_the_report_of_the_sweep(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "program"
+    program.write_text("#!/bin/bash\nprintf '%s\\n' $(umask) \"$@\"\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    run = one_run([*ON_SITE, f'results="{tmp_path}/{folder}"']).run
+    wrapped = command(run, ["5"])[-1].removeprefix("--wrap=")
+    done = subprocess.run(["sh", "-c", wrapped], capture_output=True, text=True, cwd=tmp_path)
+    umask, *arguments = done.stdout.splitlines()
+    assert arguments == ["-m", "parallelbench.cli", "report", str(run.sweep_folder)], done.stderr
+    assert int(umask, 8) == record.readable_by_others(), "as results are, not as what jobs execute"
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_later_submit_replaces_the_report_that_waits(run: RunConfig, fake: FakeSlurm, told: list[list[str]]) -> None:
+    queued(fake, run)
+    fake.answers["squeue"] += f"N/A|N/A|90|PENDING|Dependency|N/A|{job_name(run.sweep_folder)}\n"
+    queue_report(run)
+    assert [words[0] for words in told] == ["sbatch", "scancel"]
+    assert told[1] == ["scancel", "90"]
+
+
+def test_the_report_is_found_however_the_folder_is_spelled(run: RunConfig, tmp_path: Path) -> None:
+    sweep = run.sweep_folder
+    sweep.mkdir(parents=True)
+    (tmp_path / "link").symlink_to(sweep)
+    assert job_name(tmp_path / "link") == job_name(sweep / ".." / sweep.name) == job_name(sweep)
+
+
+def test_where_nothing_is_queued_there_is_nothing_to_wait_for(
+    run: RunConfig, fake: FakeSlurm, told: list[list[str]]
+) -> None:
+    queued(fake, run)
+    fake.answers["squeue"] = ""
+    assert queue_report(run) == f"no job is queued; `parallelbench report {run.sweep_folder}` writes the report now"
+    assert told == []
+
+
+def test_a_refusal_says_that_the_jobs_are_there(
+    run: RunConfig, fake: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queued(fake, run)
+
+    def refuse(_: list[str]) -> str:
+        raise SchedulerError("sbatch: no")
+
+    monkeypatch.setattr(scheduler, "tell", refuse)
+    with pytest.raises(
+        SchedulerError, match=r"^the jobs are submitted, but not the one that writes their report: sbatch"
+    ):
+        queue_report(run)
+
+
+def test_status_tells_of_the_report_and_cancel_ends_it(run: RunConfig, fake: FakeSlurm, told: list[list[str]]) -> None:
+    queued(fake, run)
+    fake.answers["squeue"] += f"N/A|N/A|90|PENDING|Dependency|N/A|{job_name(run.sweep_folder)}\n"
+    sweep = run.sweep_folder
+    found = OnSlurm().status({sweep: [(RunFolder(sweep / "a"), MISSING)]})
+    assert "writing reports once the others are over: 90" in found.notes
+    text = io.StringIO()
+    OnSlurm().cancel([sweep], Console(file=text, width=200))
+    assert told == [["scancel", "5", "90"]]
+    assert "2 job(s) and the job that writes the report cancelled" in text.getvalue()
+
+
+@pytest.mark.parametrize("address", ["me@x y", "-x", "a;b", "a,b"])
+def test_who_gets_mail_is_one_address(address: str) -> None:
+    with pytest.raises(ConfigError, match=r"site\.mail_user=.* expected an address such as"):
+        one_run([*ON_SITE, f"site.mail_user='{address}'"])
+
+
+def test_the_verb_queues_the_report_after_the_jobs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from parallelbench import cli
+
+    order: list[str] = []
+
+    def submit(self: OnSlurm, prepared: object, options: SubmitOptions, console: Console) -> int:
+        order.append("submit")
+        return 0
+
+    def report(run: RunConfig) -> str:
+        order.append("report")
+        return "job 99: writes the report"
+
+    monkeypatch.setattr(OnSlurm, "submit", submit)
+    monkeypatch.setattr("launch.slurm.slurm_launcher.queue_report", report)
+    arguments = ["submit", *TINY, *ON_SITE, f"results={tmp_path}"]
+    assert cli.main([*arguments, "--then", "report"]) == 0
+    assert order == ["submit", "report"]
+    assert "job 99: writes the report" in capsys.readouterr().out
+    assert cli.main(arguments) == 0
+    assert order[2:] == ["submit"]
+    monkeypatch.setattr(OnSlurm, "reports_afterwards", False)
+    assert cli.main([*arguments, "--then", "report"]) == 2
+    assert order[3:] == [], "refused before anything is submitted"
+
+
+@pytest.mark.parametrize(("code", "written"), [(0, True), (1, True), (130, False)])
+def test_here_the_report_follows_at_once(
+    code: int, written: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from launch.local.local_launcher import OnThisMachine
+    from parallelbench import cli
+
+    reported: list[str] = []
+    monkeypatch.setattr(OnThisMachine, "submit", lambda *_: code)
+    monkeypatch.setattr(running, "report", lambda folder, *_, **__: reported.append(folder))
+    assert cli.main(["submit", *TINY, "device=cpu", f"results={tmp_path}", "--then", "report"]) == code
+    assert bool(reported) == written

@@ -1,0 +1,168 @@
+"""A cluster's day on a real Slurm: what a site asks for, single runs, the report that follows, and containers."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from launch.slurm.partitions import partitions, reservations
+from launch.slurm.turns import MOST_TURNS
+from parallelbench.store.folder import find_runs
+from tests.slurm.daemons import until
+from tests.slurm.jobs import show
+from tests.slurm.sweeps import PATIENCE_S, Sweeps, closed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def reserved(sweeps: Sweeps) -> Iterator[Sweeps]:
+    """A cluster with a reservation of n2, for half an hour from now on."""
+    create = ("StartTime=now", "Duration=30", "Users=root", "Nodes=n2", "ReservationName=deadline")
+    sweeps.cluster.run("scontrol", "create", "reservation", *create)
+    yield sweeps
+    sweeps.cluster.run("scancel", "--user=root")
+    until(lambda: not sweeps.queue(), what="an empty queue", timeout_s=60)
+    sweeps.cluster.run("scontrol", "delete", "ReservationName=deadline")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "shown"),
+    [
+        (["site.partition=normal,preemptible"], {"Partition": "normal,preemptible"}),
+        (["site.nodelist=n[2]"], {"ReqNodeList": "n2"}),
+        (["site.exclude=n1"], {"ExcNodeList": "n1"}),
+        (["site.nice=77"], {"Nice": "77"}),
+        (["site.exclusive=true"], {"OverSubscribe": "NO"}),
+    ],
+)
+def test_slurm_has_what_the_site_asks_for(sweeps: Sweeps, overrides: list[str], shown: dict[str, str]) -> None:
+    with closed(sweeps.cluster):
+        code, text = sweeps.submit(*overrides)
+        assert code == 0, text
+        ((_, job),) = sweeps.queue()
+        assert shown.items() <= show(sweeps.cluster, job).items()
+
+
+def test_an_exclusive_job_gets_all_of_its_node(sweeps: Sweeps) -> None:
+    """So the account is charged for all of it, which `plan` and the GPU-hours count."""
+    assert sweeps.submit("site.exclusive=true", "epochs=1000000")[0] == 0
+    ((_, job),) = sweeps.queue()
+    until(lambda: show(sweeps.cluster, job)["JobState"] == "RUNNING", what="a running job", timeout_s=PATIENCE_S)
+    tres = dict(part.split("=") for part in show(sweeps.cluster, job)["TRES"].split(","))
+    assert (tres["cpu"], tres["gres/gpu"]) == ("8", "4")
+    assert "4.00 GPU-hours" in sweeps.submit("site.exclusive=true", "launcher.attempts=1", "seed=1", verb="plan")[1]
+
+
+def test_a_reservation_is_planned_and_kept(reserved: Sweeps) -> None:
+    (found,) = reservations()
+    assert (found.name, found.active, found.minutes) == ("deadline", True, 30)
+    code, text = reserved.submit("site.reservation=deadline")
+    assert code == 2
+    assert "launcher.time_limit_min=60, but the reservation deadline lasts 30" in text
+    assert reserved.submit("site.reservation=other")[1].count("is no reservation of this cluster: deadline") == 1
+    assert not reserved.results.exists()
+    with closed(reserved.cluster):
+        assert reserved.submit("site.reservation=deadline", "launcher.time_limit_min=5")[0] == 0
+        ((_, job),) = reserved.queue()
+        assert show(reserved.cluster, job)["Reservation"] == "deadline"
+
+
+def test_what_the_cluster_refuses_leaves_no_folder(sweeps: Sweeps) -> None:
+    refused = (
+        (["site.partition=normal,nowhere"], "site.partition=nowhere is no partition of this cluster"),
+        (["cores_per_device=9"], "9 cores of a node, but those of normal have 8"),
+        (["site.nodelist=n9"], "site.nodelist=n9: n9 belong(s) not to normal"),
+        (["site.exclude=n[1-2]"], "site.exclude=n[1-2] leaves 0 of normal"),
+    )
+    for overrides, word in refused:
+        code, text = sweeps.submit(*overrides)
+        assert (code, text.count("\n")) == (2, 1)
+        assert word in text
+    assert not sweeps.results.exists()
+
+
+def test_nodes_that_are_drained_are_counted(sweeps: Sweeps) -> None:
+    assert [(kind.name, kind.nodes, kind.out, kind.names) for kind in partitions()] == [
+        (name, 2, 0, {"n1", "n2"}) for name in ("normal", "preemptible")
+    ]
+    sweeps.cluster.run("scontrol", "update", "NodeName=n1", "State=DRAIN", "Reason=test")
+    try:
+        text = sweeps.submit("nodes=2", "devices=2", "strategy=ddp", verb="plan")[1]
+    finally:
+        sweeps.cluster.run("scontrol", "update", "NodeName=n1", "State=RESUME")
+    assert "note: 1 of 2 node(s) of normal are down or drained: jobs wait until enough are up" in text
+
+
+def test_one_task_of_an_array_is_cancelled(sweeps: Sweeps) -> None:
+    with closed(sweeps.cluster):
+        assert sweeps.submit("sweep.repeats=3")[0] == 0
+        first, second, third = (run.path for run in find_runs(sweeps.results))
+        code, text = sweeps.run("cancel", str(second))
+        assert (code, "1 job cancelled" in text) == (0, True)
+        assert len(sweeps.queue()) == 2
+        text = sweeps.run("status", str(sweeps.results))[1]
+        assert "1 missing, 2 queued" in text
+        assert sweeps.run("cancel", str(first), str(third))[0] == 0
+        assert sweeps.queue() == []
+
+
+def test_shapes_are_queued_in_turns(sweeps: Sweeps) -> None:
+    with closed(sweeps.cluster):
+        assert sweeps.submit("sweep.repeats=3", "devices=1,2", "strategy=ddp", "site.memory_gib_per_device=1")[0] == 0
+        mine = sorted(sweeps.submissions(), key=lambda submission: int(submission.job or 0))
+        assert len(mine) == 2 * 3 <= 2 * MOST_TURNS
+        assert [each.devices for each in mine] == [mine[0].devices, mine[1].devices] * 3
+        assert mine[0].devices != mine[1].devices
+
+
+def test_the_report_follows_the_runs(sweeps: Sweeps) -> None:
+    code, text = sweeps.submit("sweep.repeats=2", "--then", "report")
+    assert code == 0
+    assert "writes the report once the others are over" in text
+    assert "writing reports once the others are over" in sweeps.run("status", str(sweeps.results))[1]
+    sweeps.until_done(2)
+    page = sweeps.adhoc / "report" / "index.html"
+    log = sweeps.adhoc.glob("submissions/report-*_log.out")
+    until(page.exists, what="the report", timeout_s=PATIENCE_S)
+    sweeps.until_queue_is_empty()
+    assert str(page) in "".join(file.read_text() for file in log).replace("\n", "")
+
+
+def test_a_run_trains_in_a_container(sweeps: Sweeps, tmp_path: Path) -> None:
+    """A stand-in for Apptainer: it remembers what it was asked, and starts the program as it is."""
+    (tmp_path / "conf" / "site").mkdir(parents=True)
+    (tmp_path / "conf" / "site" / "boxed.yaml").write_text(
+        "defaults: [local_cluster, _self_]\nname: boxed\n"
+        f"container: {{runtime: apptainer, image: /images/bench.sif, python: {tmp_path}/bin/inside}}\n"
+    )
+    sweeps.sbatch('exec $REAL "$@"')  # makes the folder that goes before Slurm's in PATH
+    drop = "while [[ $1 != */inside ]]; do shift; done; shift"
+    programs = {
+        "apptainer": f'echo "$@" >> {tmp_path}/asked; {drop}; exec inside "$@"',
+        "inside": f'exec {sys.executable} "$@"',
+    }
+    for name, text in programs.items():
+        (tmp_path / "bin" / name).write_text(f"#!/bin/bash\n{text}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    arguments = ("--conf", str(tmp_path / "conf"), "site=boxed")
+    code, text = sweeps.submit(*arguments)
+    assert code == 0, text
+    sweeps.until_done()
+    asked = (tmp_path / "asked").read_text()
+    assert asked.startswith(f"exec --nv --bind {sweeps.adhoc}:{sweeps.adhoc} ")
+    assert " /images/bench.sif " in asked
+
+
+def test_following_a_run_ends_with_it(sweeps: Sweeps) -> None:
+    assert sweeps.submit()[0] == 0
+    (run,) = find_runs(sweeps.results)
+    code, text = sweeps.run("logs", str(run.path), "--follow")
+    assert code == 0, text
+    assert text.rstrip().splitlines()[-1].startswith(f"{run.path.name}: ok")
+    assert f"{run.path.name}: ok: trained" in text or "parallelbench: submission" in text
+    assert sweeps.run("status", str(sweeps.results), "--watch")[0] == 0

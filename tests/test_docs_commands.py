@@ -1,0 +1,95 @@
+"""Commands and examples in the documentation are ones that the program takes."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import yaml
+
+from launch.completion.known_words import known
+from launch.sweep import expand
+from launch.sweep.compose import group_choices
+from launch.sweep.extension import extension
+from parallelbench import cli
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
+OWN_WORDS = ("mine", "wide", "shapes", "local_sgd", "sizes", "NAME", "<", "…")
+"""Beginnings of choices that a page has the reader make."""
+
+
+def commands(text: str) -> Iterator[list[str]]:
+    """The words of each command in the blocks of code, and of those in tables and sentences that have arguments."""
+    in_code = False
+    for line in text.splitlines():
+        if line.startswith("```"):
+            in_code = not in_code
+        found = [line] if in_code else re.findall(r"`(parallelbench [^`]+ [^`]+)`", line)
+        for command in found:
+            for part in re.split(r" && | \\$", command.replace("\\|", "|")):
+                if part.strip().startswith("parallelbench ") and "|" not in part:
+                    yield shlex.split(part, comments=True)[1:]
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_commands_in_the_documentation_are_taken(path: Path) -> None:
+    """Verbs and options exist, keys are keys, and choices are choices, but for the reader's own."""
+    for words in commands(path.read_text()):
+        words = [word.strip("[]") for word in words if word != "…" and "$" not in word]
+        options = cli._options(words)
+        for override in getattr(options, "overrides", []):
+            key, equals, value = override.partition("=")
+            if options.verb == "advise" and key.startswith(("model.", "data.")):
+                continue  # transformers have keys of their own
+            groups = group_choices()
+            assert equals, f"{path.name}: {words}"
+            assert key in known()["keys"] or key in groups or key in ("experiment", "faithful", "…"), (
+                f"{path.name}: {key} is no key"
+            )
+            for name in value.split(",") if key in groups else ():
+                valid = name in groups[key] or name.startswith(OWN_WORDS) or (options.verb, name) == ("advise", "gpt")
+                valid |= (key, name) in (("strategy", "auto"), ("sweep", "next_runs"))
+                assert valid, f"{path.name}: {key}={name} is no choice"
+
+
+def test_the_pages_have_commands_to_be_checked() -> None:
+    assert sum(1 for path in PAGES for _ in commands(path.read_text())) > 80
+    assert list(commands("```\nparallelbench plan sweep=demo  # nothing\n```")) == [["plan", "sweep=demo"]]
+    assert list(commands("| `parallelbench show model=mlp` |")) == [["show", "model=mlp"]]
+
+
+def test_the_sweep_of_the_page_has_the_runs_that_the_page_says(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "sweeps.md").read_text()
+    example = page.partition("```yaml\n")[2].partition("```")[0]
+    assert yaml.safe_load(example)["name"] == "sizes"
+    (tmp_path / "sweep").mkdir()
+    (tmp_path / "sweep" / "sizes.yaml").write_text(example)
+    mine = extension(str(tmp_path), None)
+    runs = [planned.run for planned in expand(["sweep=sizes"], mine)]
+    said = re.search(r"That makes (\d+) configurations and (\d+) runs", page)
+    assert said is not None
+    assert (len(runs) / 6, len(runs)) == tuple(map(int, said.groups()))
+    assert not [run for run in runs if run.model.name == "mlp" and run.strategy.name == "pipeline"]
+    (one_size, *_) = {run.batch_size for run in (p.run for p in expand(["sweep=sizes", "batch_size=128"], mine))}
+    assert one_size == 128, "the command line wins"
+
+
+def test_the_first_hours_sweep_has_the_runs_that_the_page_says() -> None:
+    page = (ROOT / "docs" / "first-hour.md").read_text()
+    (words,) = [words for words in commands(page) if words[0] == "plan"]
+    runs = [planned.run for planned in expand(words[1:])]
+    assert f"shows the {len(runs)} runs" in page
+    assert {run.strategy.name for run in runs if run.devices == 1} == {"single"}
+
+
+def test_the_site_has_every_page() -> None:
+    """`make site` says so, too; here without MkDocs."""
+    named = set(re.findall(r"[\w-]+\.md", (ROOT / "mkdocs.yml").read_text()))
+    assert named == {path.name for path in (ROOT / "docs").glob("*.md")}

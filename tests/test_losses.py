@@ -1,0 +1,176 @@
+"""Losses: torch's own values, in every strategy like on one device, known to the checks, or refused in words."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from torch.nn import functional as F
+
+from parallelbench.errors import ConfigError
+from parallelbench.losses import CrossEntropy, MeanSquaredError
+from parallelbench.rank.loss_check import check_mean
+from parallelbench.rank.plain import PlainModel
+from parallelbench.rank.session import build_model
+from parallelbench.spec.batch import Batch
+from parallelbench.spec.config import RunConfig
+from parallelbench.spec.identity import run_id
+from parallelbench.spec.mapping import from_mapping, to_mapping
+from parallelbench.world.numerics import Numerics, sums
+from parallelbench.world.world import World
+from tests.helpers import configured
+from tests.ranks import run_ranks
+from tests.strategies.test_parity import MODELS, OVERRIDES, SHIPPED, SYNTHETIC, assert_equal
+from tests.strategies.training import configure, one_device, train
+from tests.test_closing import SMALL, closed, failed, passed
+
+PLAIN, SMOOTH = (CrossEntropy(name="x", label_smoothing=smoothing) for smoothing in (0.0, 0.1))
+SQUARES = MeanSquaredError(name="x")
+CHOICES = (["loss=mse"], ["loss.label_smoothing=0.1"])
+
+
+def a_batch(*positions: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits of 12 samples of 5 classes, at so many positions, and labels."""
+    torch.manual_seed(0)
+    return torch.randn(12, *positions, 5, dtype=torch.float64), torch.randint(5, (12, *positions))
+
+
+def test_values_are_torchs() -> None:
+    logits, labels = a_batch()
+    one_hot = F.one_hot(labels, 5).double()
+    torch.testing.assert_close(PLAIN.build()(logits, labels), torch.nn.CrossEntropyLoss()(logits, labels))
+    smooth = torch.nn.CrossEntropyLoss(label_smoothing=0.1)
+    torch.testing.assert_close(SMOOTH.build()(logits, labels), smooth(logits, labels))
+    torch.testing.assert_close(SQUARES.build()(logits, labels), torch.nn.MSELoss()(logits, one_hot))
+    by_hand = sum(
+        (row[c] - float(c == label)) ** 2 for row, label in zip(logits, labels, strict=True) for c in range(5)
+    )
+    assert SQUARES.build()(logits, labels).item() == pytest.approx(float(by_hand) / 60)
+
+
+@pytest.mark.parametrize("loss", [PLAIN, SMOOTH, SQUARES])
+def test_a_mean_is_over_all_positions_and_that_of_its_parts(loss: Any) -> None:
+    mean = loss.build()
+    logits, labels = a_batch(3)
+    each = [mean(logits[:, place], labels[:, place]) for place in range(3)]
+    torch.testing.assert_close(mean(logits, labels), torch.stack(each).mean())
+    parts = [mean(*part) for part in zip(logits.chunk(4), labels.chunk(4), strict=True)]
+    torch.testing.assert_close(mean(logits, labels), torch.stack(parts).mean())
+
+
+def test_correct_predictions_are_counted_at_every_position() -> None:
+    logits, labels = a_batch(3)
+    loss = PLAIN.build()(logits, labels)
+    loss_sum, correct = sums(loss, logits, labels).tolist()
+    assert loss_sum == pytest.approx(12 * loss.item())
+    assert correct == sum(int(logits[n, p].argmax() == labels[n, p]) for n in range(12) for p in range(3))
+    both = sums(loss, logits, labels) + sums(loss, logits, labels)
+    assert both.tolist() == pytest.approx([24 * loss.item(), 2 * correct]), "added up at once"
+
+
+def test_half_types_are_widened_first() -> None:
+    logits, labels = a_batch()
+    numerics = Numerics("bf16", "cpu", loss=SQUARES.build())
+    assert numerics.loss(logits.bfloat16(), labels).dtype == torch.float32
+
+
+def test_runs_of_cross_entropy_keep_their_id() -> None:
+    assert "loss" not in to_mapping(configured())
+    assert run_id(configured("loss=cross_entropy")) == run_id(configured())
+    assert len({run_id(configured(*more)) for more in ([], *CHOICES)}) == 3
+    for choice in CHOICES:
+        assert from_mapping(to_mapping(configured(*choice))) == configured(*choice)
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_tensorflow_refuses_what_it_does_not_compute(choice: list[str]) -> None:
+    with pytest.raises(ConfigError, match=r"TensorFlow's part computes cross entropy without smoothing only"):
+        configure(*SYNTHETIC, *MODELS["mlp"], "strategy=tf_single", *choice)
+    configure(*SYNTHETIC, *MODELS["mlp"], "strategy=tf_single")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", SHIPPED)
+@pytest.mark.cases("ddp", "pipeline", "dp_tp", "model_parallel")
+def test_every_strategy_trains_on_it_like_one_device(strategy: str, tmp_path: Path) -> None:
+    run = trained_on_squares(strategy)
+    if not run.strategy.equals_one_device(run):
+        pytest.skip("asynchronous")
+    ranks, expected = run_ranks(train, run.strategy.processes(run, "cpu"), tmp_path, run), one_device(run)
+    assert_equal(ranks, expected, tolerance=1e-9)
+    assert expected["steps"][0][0] < 24, "of cross entropy it would be 24 times the logarithm of 10"
+
+
+class Reduced(CrossEntropy, frozen=True, kw_only=True):
+    """Cross entropy as a user may have written it; `name` says how."""
+
+    def build(self) -> Any:
+        weight = torch.arange(1.0, 11.0, dtype=torch.float64) if self.name == "weighted" else None
+        reduction = "mean" if self.name in ("weighted", "logarithm") else self.name
+        if self.name == "number":
+            return lambda logits, labels: F.cross_entropy(logits, labels).item()
+        if self.name == "logarithm":
+            return lambda logits, labels: F.nll_loss((logits - 2).log(), labels)
+        return lambda logits, labels: F.cross_entropy(logits, labels, weight=weight, reduction=reduction)
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("sum", r"but of a batch it is \d.* and the mean of its two halves' is .*: divide by the number of labels"),
+        ("weighted", "without weights of classes"),
+        ("none", r"but it gives a tensor of shape \(8,\): average over all labels"),
+        ("number", "but it gives float: average"),
+    ],
+)
+def test_a_loss_that_is_no_mean_is_refused_before_training(name: str, found: str) -> None:
+    run = configure(*SYNTHETIC, *MODELS["mlp"], "strategy=single")
+    loss = Reduced(name=name, label_smoothing=0.0)
+    with pytest.raises(ConfigError, match=f"loss={name}: the function that loss.build returns must give .*{found}"):
+        check_mean(msgspec.structs.replace(run, loss=loss), "cpu")
+
+
+@pytest.mark.parametrize("loss", [PLAIN, SMOOTH, SQUARES, Reduced(name="mean", label_smoothing=0.0)])
+@pytest.mark.parametrize("precision", ["fp32", "fp64"])
+def test_means_are_not_refused(loss: Any, precision: str) -> None:
+    run = configure(*SYNTHETIC, *MODELS["mlp"], "strategy=single", f"precision={precision}")
+    check_mean(msgspec.structs.replace(run, loss=loss), "cpu")
+    unknown = Reduced(name="logarithm", label_smoothing=0.0)
+    check_mean(msgspec.structs.replace(run, loss=unknown), "cpu")
+
+
+def trained_on_squares(strategy: str) -> RunConfig:
+    for devices in (2, 4, 8):
+        with contextlib.suppress(ConfigError):
+            own = [*OVERRIDES.get(strategy, []), "loss=mse"]
+            return configure(*SYNTHETIC, *MODELS["mlp"], f"strategy={strategy}", f"devices={devices}", *own)
+    pytest.skip("GPUs only")
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_the_closing_check_takes_the_same_loss(choice: list[str]) -> None:
+    run = configure(*SMALL, "strategy=single", *choice)
+    rows = closed(World(), run)
+    assert failed(rows) == set()
+    assert {"loss", "gradients", "update", "evaluation loss", "evaluation accuracy"} <= passed(rows)
+
+    def another(replica: Any, k: int) -> None:
+        replica._numerics.training_loss = lambda logits, labels: F.cross_entropy(logits, labels)
+
+    assert {"loss", "gradients"} <= failed(closed(World(), run, another))
+
+
+def test_plain_code_evaluates_by_it() -> None:
+    run = configure(*SYNTHETIC, *MODELS["mlp"], "strategy=single")
+    model = build_model(run).double()
+    images, labels = torch.randn(7, 1, 32, 32, dtype=torch.float64), torch.arange(7)
+    batches = [Batch(images[:4], labels[:4], 4), Batch(images[4:], labels[4:], 3), Batch(images[:0], labels[:0], 0)]
+    plain = PlainModel(model, SQUARES.build(), device=torch.device("cpu"), pieces=1)
+    loss, accuracy = plain.evaluate(dict(model.state_dict()), batches, precision="fp64")
+    logits = model(images)
+    assert loss == pytest.approx(F.mse_loss(logits, F.one_hot(labels, 10).double()).item())
+    assert accuracy == pytest.approx((logits.argmax(1) == labels).double().mean().item())

@@ -1,0 +1,236 @@
+"""Learning-rate schedules: torch's own rates, in every strategy, through a checkpoint, or refused in words."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from torch.optim import lr_scheduler
+
+from parallelbench.errors import ConfigError
+from parallelbench.rank.checked_run import as_checked
+from parallelbench.schedules import Cosine, LinearWarmup, StepDecay
+from parallelbench.spec.check import check_run
+from parallelbench.spec.config import RunConfig
+from parallelbench.spec.identity import run_id
+from parallelbench.spec.mapping import from_mapping, to_mapping
+from parallelbench.strategies.ddp import Ddp
+from parallelbench.strategies.parts.scheduled_rate import ScheduledRate
+from parallelbench.world.world import World
+from tests.helpers import configured, plain
+from tests.ranks import run_ranks
+from tests.strategies.test_parity import MODELS, OVERRIDES, SHIPPED, SYNTHETIC, assert_equal
+from tests.strategies.training import configure, one_device, train
+from tests.test_checkpoint import equal, interrupted, small
+from tests.test_closing import SMALL, TRAINED, closed, failed
+from tests.test_parity_gate import gate
+
+COSINE = ("lr_schedule=cosine", "lr_schedule.warmup_epochs=0.25", "epochs=1")
+"""One step of warm-up, and another rate in each of the four steps of the run."""
+WITHOUT = ("sandblaster_lbfgs", "downpour")
+"""Strategies that refuse schedules."""
+RUN = ("data=synthetic", "data.train_samples=96", "batch_size=24", "epochs=5")
+
+
+def factors(*overrides: str) -> list[float]:
+    """Of all steps of a run with four steps in each of five epochs."""
+    run = configure(*RUN, *overrides)
+    return [run.rate_factor(step) for step in range(1, 21)]
+
+
+def of_torch(scheduler: Any) -> list[float]:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    schedule, rates = scheduler(optimizer), []
+    for _ in range(20):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        schedule.step()
+    return rates
+
+
+def test_rates_are_those_of_torchs_schedulers() -> None:
+    step = functools.partial(lr_scheduler.StepLR, step_size=6, gamma=0.5)
+    assert factors("lr_schedule=step", "lr_schedule.every_epochs=1.5", "lr_schedule.decay=0.5") == of_torch(step)
+    cosine = functools.partial(lr_scheduler.CosineAnnealingLR, T_max=20, eta_min=0.1)
+    found = factors("lr_schedule=cosine", "lr_schedule.least=0.1")
+    assert found == pytest.approx(of_torch(cosine), rel=1e-12)
+    rising = functools.partial(lr_scheduler.LinearLR, start_factor=1 / 5, total_iters=4)
+    assert factors("lr_schedule=linear_warmup") == pytest.approx(of_torch(rising), rel=1e-12)
+    assert factors("lr_schedule=constant") == [1.0] * 20
+
+
+def test_a_cosine_begins_where_its_warm_up_ends() -> None:
+    found = factors("lr_schedule=cosine", "lr_schedule.warmup_epochs=0.5")
+    assert found[:3] == [1 / 3, 2 / 3, 1.0]
+    assert found[2:] == pytest.approx([(1 + math.cos(math.pi * t / 18)) / 2 for t in range(18)], rel=1e-12)
+    assert 0 < found[-1] < 0.01
+
+
+def test_steps_after_the_last_have_the_full_rate() -> None:
+    """An update at the rate of a cosine's end could not be seen by the closing check."""
+    run = configure(*RUN, "lr_schedule=cosine")
+    assert [run.rate_factor(step) for step in (21, 22, 1000)] == [1.0, 1.0, 1.0]
+
+
+def test_runs_without_a_schedule_keep_their_id() -> None:
+    before = to_mapping(configured())
+    assert "lr_schedule" not in before
+    assert from_mapping(before) == configured()
+    assert run_id(configured("lr_schedule=constant")) == run_id(configured())
+    ids = {run_id(configured(f"lr_schedule={name}")) for name in ("constant", "linear_warmup", "cosine", "step")}
+    assert len(ids) == 4
+    again = from_mapping(to_mapping(configured("lr_schedule=cosine")))
+    assert again == configured("lr_schedule=cosine")
+    with pytest.raises(ConfigError, match="lr_schedule=None is not a component"):
+        from_mapping(plain() | {"lr_schedule": None})
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["lr_schedule=linear_warmup", "lr_schedule.warmup_epochs=5"], "never ends.*choose fewer"),
+        (["lr_schedule=cosine", "lr_schedule.warmup_epochs=7.5"], "warmup_epochs=7.5 with epochs=5 never ends"),
+        (["lr_schedule=step", "lr_schedule.every_epochs=5"], "changes nothing.*lr_schedule=constant"),
+        (["lr_schedule=cosine", "optimizer=lbfgs", "batch_size=96"], "a line search finds each step's length"),
+        (
+            ["lr_schedule=step", "strategy=parameter_server", "strategy.mode=async", "devices=3"],
+            "a server counts pushes.*strategy.mode=sync",
+        ),
+        (["lr_schedule=step", "compile=true", "compile_scope=step", "precision=fp32"], "choose compile_scope=model"),
+        (["lr_schedule=step", "strategy=tf_single", "model=mlp"], "strategy=tf_single has updates of its own"),
+    ],
+)
+def test_what_can_not_follow_a_schedule_is_refused(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        configure(*RUN, *overrides)
+
+
+def test_a_captured_step_is_refused() -> None:
+    run = configure(*RUN, "lr_schedule=cosine")
+    with pytest.raises(ConfigError, match="graph=true every step has the rate of the one that was captured"):
+        check_run(msgspec.structs.replace(run, graph=True), "cuda")
+
+
+@pytest.mark.parametrize(
+    ("kind", "length"), [("linear_warmup", "warmup_epochs"), ("cosine", "warmup_epochs"), ("step", "every_epochs")]
+)
+def test_the_parity_check_sees_rates_change_however_long_the_run(kind: str, length: str) -> None:
+    slow = [f"lr_schedule={kind}", f"lr_schedule.{length}=50"]
+    run = configure(*RUN[:3], "epochs=1000", "strategy=ddp", "devices=2", *slow)
+    checked = as_checked(run)
+    assert len({checked.rate_factor(step) for step in range(1, checked.measure.parity_steps + 1)}) >= 2
+    assert checked.epochs * checked.steps_per_epoch >= checked.measure.parity_steps, "no step is after the last"
+
+
+def test_every_schedule_of_the_suite_is_shortened_to_steps() -> None:
+    warmup, cosine = LinearWarmup(name="w", warmup_epochs=9), Cosine(name="c", warmup_epochs=9, least=0.1)
+    flat, decay = Cosine(name="c", warmup_epochs=0, least=0.1), StepDecay(name="s", every_epochs=30, decay=0.1)
+    assert warmup.shortened(0.5) == LinearWarmup(name="w", warmup_epochs=0.5)
+    assert cosine.shortened(0.5) == Cosine(name="c", warmup_epochs=0.5, least=0.1)
+    assert flat.shortened(0.5) == flat
+    assert decay.shortened(1) == StepDecay(name="s", every_epochs=1, decay=0.1)
+
+
+# --- on ranks
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", [name for name in SHIPPED if name not in WITHOUT])
+@pytest.mark.cases("ddp", "zero1", "fsdp", "pipeline", "parameter_server")
+def test_every_strategy_follows_it_like_one_device(strategy: str, tmp_path: Path) -> None:
+    run = scheduled(strategy)
+    assert len({run.rate_factor(step) for step in (1, 2, 3)}) == 3
+    ranks = run_ranks(train, run.strategy.processes(run, "cpu"), tmp_path, run)
+    expected = one_device(run)
+    assert_equal(ranks, expected, tolerance=1e-9)
+    unscheduled = one_device(from_mapping(to_mapping(run) | {"lr_schedule": plain()["lr_schedule"]}))
+    with pytest.raises(AssertionError):
+        assert_equal(ranks, unscheduled, tolerance=1e-9)
+
+
+def scheduled(strategy: str) -> RunConfig:
+    """The strategy on as few devices as it takes; that of GPUs alone is skipped."""
+    for devices in (2, 4, 8):
+        with contextlib.suppress(ConfigError):
+            own = OVERRIDES.get(strategy, [])
+            return configure(*SYNTHETIC, *MODELS["mlp"], f"strategy={strategy}", f"devices={devices}", *own, *COSINE)
+    pytest.skip("GPUs only")
+
+
+@pytest.mark.parametrize("strategy", WITHOUT)
+def test_others_refuse_in_words(strategy: str) -> None:
+    with pytest.raises(ConfigError, match="lr_schedule=cosine with"):
+        configure(*SYNTHETIC, *MODELS["mlp"], f"strategy={strategy}", "devices=2", *OVERRIDES[strategy], *COSINE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["single", "zero1", "fsdp", "pipeline", "parameter_server"])
+@pytest.mark.cases("single", "zero1")
+def test_a_resumed_run_goes_on_at_its_step(strategy: str, tmp_path: Path) -> None:
+    run = small(strategy, "lr_schedule=cosine", "lr_schedule.warmup_epochs=1.5", "epochs=4")
+    size = run.strategy.processes(run, "cpu")
+    for losses, state, losses_resumed, state_resumed in run_ranks(interrupted, size, tmp_path, run):
+        assert losses_resumed == losses
+        assert equal(state_resumed, state)
+
+
+class OneRate(Ddp, frozen=True, kw_only=True):
+    """Rank 1 does not follow the schedule; or all ranks do, but a step late."""
+
+    def prepare(self, model: Any, run: RunConfig, world: Any) -> Any:
+        replica = super().prepare(model, run, world)
+        replica._rate._taken = -1 if self.name == "late" else 0  # type: ignore[attr-defined]
+        if self.name == "ignores":
+            replica._rate = None  # type: ignore[attr-defined]
+        return replica
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ignores", "late", "right"])
+def test_the_parity_check_finds_who_does_not_follow(name: str, tmp_path: Path) -> None:
+    run = configure(*SYNTHETIC, *MODELS["mlp"], "strategy=ddp", "devices=2", "lr_schedule=cosine", "epochs=9")
+    options = {field: getattr(run.strategy, field) for field in run.strategy.__struct_fields__} | {"name": name}
+    rows = run_ranks(gate, 2, tmp_path, msgspec.structs.replace(run, strategy=OneRate(**options)))[0]
+    assert all(row["passed"] for row in rows) == (name == "right")
+
+
+def test_the_closing_check_knows_the_schedule() -> None:
+    run = configure(*SMALL, "strategy=single", "optimizer.lr=0.01", "lr_schedule=cosine")
+    assert failed(closed(World(), run)) == set()
+
+
+def forgets_its_step(replica: Any, k: int) -> None:
+    """As a replica that was resumed without the number of its step: the closing check's steps are in mid-schedule."""
+    count, steps = replica._rate, 0
+    next_step = count.next_step
+
+    def anew(optimizer: Any) -> None:
+        nonlocal steps
+        steps += 1
+        count._taken = 0 if steps == TRAINED + 1 else count._taken
+        next_step(optimizer)
+
+    count.next_step = anew
+
+
+def test_a_lost_step_number_is_found_after_training() -> None:
+    run = configure(*SMALL, "strategy=single", "optimizer.lr=0.01", "lr_schedule=cosine", "lr_schedule.warmup_epochs=1")
+    assert failed(closed(World(), run, forgets_its_step)) == {"update"}
+
+
+def test_groups_of_parameters_keep_their_own_rates() -> None:
+    run = configure(*RUN, "lr_schedule=step", "lr_schedule.every_epochs=0.25", "lr_schedule.decay=0.5")
+    groups = [{"params": [torch.nn.Parameter(torch.zeros(1))], "lr": rate} for rate in (1.0, 0.1)]
+    optimizer, rate = torch.optim.SGD(groups), ScheduledRate(run)
+    rates = []
+    for _ in range(3):
+        rate.next_step(optimizer)
+        rates.append([group["lr"] for group in optimizer.param_groups])
+    assert rates == [[1.0, 0.1], [0.5, 0.05], [0.25, 0.025]]
+    assert rate.local_state() == {"taken": 3}
