@@ -75,9 +75,12 @@ def panels(
     return laid_out
 
 
-def _heading(panel: str) -> list[str]:
-    """The lines of a panel's heading: none is wider than the panel, which would make the whole figure smaller."""
-    spaced = panel.replace(" ", "\u00a0").replace("\u00a0·\u00a0", "\u00a0· ")  # lines end where a term does
+def _heading(panel: str | None) -> list[str]:
+    """The lines of a panel's heading: none is wider than the panel, which would make the whole figure smaller.
+
+    Rows of results that are older than the panel's column have none.
+    """
+    spaced = (panel or "").replace(" ", "\u00a0").replace("\u00a0·\u00a0", "\u00a0· ")  # lines end where a term does
     lines: list[str] = []
     for part in spaced.split(BETWEEN.replace(" ", "\u00a0")):
         lines += textwrap.wrap(part, _HEADING_LETTERS, break_on_hyphens=False) or [part]
