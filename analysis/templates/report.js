@@ -143,7 +143,10 @@ async function begin() {
   if (form) {
     form.hidden = false;
     form.addEventListener("change", drawAll);
-    form.addEventListener("reset", () => setTimeout(drawAll)); // after the boxes are cleared
+    form.addEventListener("reset", () => {
+      document.body.dataset.drawn = "";
+      setTimeout(drawAll); // after the boxes are cleared
+    });
   }
   drawAll();
 }

@@ -222,7 +222,7 @@ def test_impatient_interruptions_leave_no_process_and_no_running_run(tmp_path: P
         program.epochs(first.attempts()[0], at_least=1)
         while program.process.poll() is None:
             program.process.send_signal(signal.SIGINT)
-        assert program.end() in (130, -signal.SIGINT)
+        assert program.end() in (130, -signal.SIGINT), program.text
         assert program.survivors(timeout_s=10) == []
     assert sorted(run.state().label for run in find_runs(results)) == ["killed", "missing"]
 
