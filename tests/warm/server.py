@@ -220,12 +220,15 @@ def _forked(begin: Callable[[], None], command: list[str], environment: dict[str
     """Fork a child that becomes a program after `begin`; returns its process id."""
     if pid := os.fork():
         return pid
-    code = 1
+    code = 130
     try:
         gc.freeze()
         begin()
         code = _become(command, environment)
+    except KeyboardInterrupt:
+        pass  # the program had ended, or had not begun: Python would do what is left, and end interrupted
     except BaseException:
+        code = 1
         _print_exception()
     finally:
         os._exit(code)  # whatever happens: the frames above belong to the parent, and so do the files they would close
