@@ -40,7 +40,7 @@ def queue_report(run: RunConfig) -> str:
         return f"no job is queued; `parallelbench report {shlex.quote(str(sweep))}` writes the report now"
     former = [job.whole for job in reports(sweep, tracker.queue) if job.state == "PENDING"]
     try:
-        job = scheduler.tell(command(run, waits_for)).strip().partition(";")[0]
+        job = scheduler.tell(command(run, waits_for), script=script(run)).strip().partition(";")[0]
         if former:
             scheduler.tell(["scancel", *former])
     except SchedulerError as error:
@@ -50,7 +50,7 @@ def queue_report(run: RunConfig) -> str:
 
 
 def command(run: RunConfig, waits_for: Sequence[str]) -> list[str]:
-    """The sbatch that queues it, after these jobs, however they end."""
+    """The sbatch that queues it, after these jobs, however they end; it reads the script from its input."""
     sweep, site = run.sweep_folder.absolute(), run.site
     flags = {
         "parsable": True,
@@ -66,13 +66,20 @@ def command(run: RunConfig, waits_for: Sequence[str]) -> list[str]:
         "mail-user": site.mail_user,
         "mail-type": "END,FAIL" if site.mail_user else None,
     }
+    return ["sbatch", *as_words(flags)]
+
+
+def script(run: RunConfig) -> str:
+    """What the job executes: the set-up of all jobs, then the report.
+
+    In bash from its first line on, as the runs' jobs are: sbatch's --wrap begins in sh, and where that is dash,
+    functions that the user's shell exports (`module` is one on many clusters) are lost to every shell below it.
+    """
     plugin = ["--plugin", *plugin_of(run)[:1]] if plugin_of(run) else []
     path = [f"export PYTHONPATH={shlex.quote(plugin_of(run)[1])}${{PYTHONPATH:+:$PYTHONPATH}}"] if plugin else []
-    program = [sys.executable, "-m", "parallelbench.cli", "report", *plugin, str(sweep)]
+    program = [sys.executable, "-m", "parallelbench.cli", "report", *plugin, str(run.sweep_folder.absolute())]
     umask = f"umask {record.readable_by_others():03o}"
-    script = "\n".join([*setup_lines(site), umask, *path, f"exec {shlex.join(program)}"])
-    # Sbatch wraps the command for sh, and the set-up needs bash.
-    return ["sbatch", *as_words(flags), f"--wrap=exec bash -c {shlex.quote(script)}"]
+    return "\n".join(["#!/bin/bash", *setup_lines(run.site), umask, *path, f"exec {shlex.join(program)}", ""])
 
 
 def job_name(sweep: Path) -> str:

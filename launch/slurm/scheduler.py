@@ -143,16 +143,21 @@ def ask(command: Sequence[str], *, patient: bool = False) -> str:
     return _run(command)
 
 
-def tell(command: Sequence[str], *, waits: bool = False) -> str:
-    """Run a command that changes something, once; raises `SchedulerError`. `waits`: it ends with a job of its own."""
-    return _run(command, waits=waits)
+def tell(command: Sequence[str], *, waits: bool = False, script: str = "") -> str:
+    """Run a command that changes something, once; raises `SchedulerError`.
+
+    `waits`: it ends with a job of its own. `script`: what it reads from its standard input.
+    """
+    return _run(command, waits=waits, script=script)
 
 
-def _run(command: Sequence[str], *, waits: bool = False) -> str:
+def _run(command: Sequence[str], *, waits: bool = False, script: str = "") -> str:
     timeout_s = None if waits else TIMEOUT_S
     try:
         with clean_environment():
-            done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=timeout_s, check=False, input=script or None
+            )
     except FileNotFoundError:
         raise NoSlurmError(f"there is no {command[0]} here: run this on the cluster's login node") from None
     except subprocess.TimeoutExpired:

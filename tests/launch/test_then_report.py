@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -12,7 +13,7 @@ from rich.console import Console
 
 from launch.launcher import SubmitOptions
 from launch.slurm import record, scheduler
-from launch.slurm.report_job import command, job_name, queue_report
+from launch.slurm.report_job import command, job_name, queue_report, script
 from launch.slurm.scheduler import SchedulerError
 from launch.slurm.slurm_launcher import OnSlurm
 from launch.sweep import one_run
@@ -23,7 +24,9 @@ from tests.helpers import TINY
 from tests.launch.fake_slurm import MISSING, ON_SITE, submission
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
+    from subprocess import CompletedProcess
 
     from launch.slurm.record import Submission
     from parallelbench.spec.config import RunConfig
@@ -40,7 +43,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """The commands that change something; sbatch gives the job 99."""
     commands: list[list[str]] = []
 
-    def tell(words: list[str]) -> str:
+    def tell(words: list[str], *, script: str = "") -> str:
         commands.append(words)
         return "99\n"
 
@@ -84,21 +87,67 @@ def test_only_what_is_not_for_training_is_asked_for(tmp_path: Path) -> None:
     assert (flags["--exclude"], flags["--time"], flags["--partition"]) == ("n2", "5", "a,b")
 
 
-@pytest.mark.parametrize("folder", ["results", "two words", "it's $(touch x)"])
-def test_what_the_job_executes_is_the_report_of_the_sweep(
-    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def executed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[RunConfig], CompletedProcess[str]]:
+    """Executes what sbatch is given as the kernel does; Python is a program that prints its umask and arguments."""
     program = tmp_path / "program"
     program.write_text("#!/bin/bash\nprintf '%s\\n' $(umask) \"$@\"\n")
     program.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(program))
+
+    def execute(run: RunConfig) -> CompletedProcess[str]:
+        job = tmp_path / "slurm_script"
+        job.write_text(script(run))
+        job.chmod(0o755)
+        return subprocess.run([str(job)], capture_output=True, text=True, cwd=tmp_path)
+
+    return execute
+
+
+@pytest.mark.parametrize("folder", ["results", "two words", "it's $(touch x)"])
+def test_what_the_job_executes_is_the_report_of_the_sweep(
+    folder: str, tmp_path: Path, executed: Callable[[RunConfig], CompletedProcess[str]]
+) -> None:
     run = one_run([*ON_SITE, f'results="{tmp_path}/{folder}"']).run
-    wrapped = command(run, ["5"])[-1].removeprefix("--wrap=")
-    done = subprocess.run(["sh", "-c", wrapped], capture_output=True, text=True, cwd=tmp_path)
+    done = executed(run)
     umask, *arguments = done.stdout.splitlines()
     assert arguments == ["-m", "parallelbench.cli", "report", str(run.sweep_folder)], done.stderr
     assert int(umask, 8) == record.readable_by_others(), "as results are, not as what jobs execute"
     assert not (tmp_path / "x").exists()
+
+
+def test_a_function_that_the_users_shell_exports_sets_the_job_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, executed: Callable[[RunConfig], CompletedProcess[str]]
+) -> None:
+    """`module` is one on many clusters; a shell that is no bash drops it from the environment."""
+    monkeypatch.setenv("BASH_FUNC_module%%", '() { echo "$1 $2"; }')
+    done = executed(one_run([*ON_SITE, f"results={tmp_path}", "site.modules=[cuda]"]).run)
+    assert (done.returncode, done.stdout.splitlines()[0]) == (0, "load cuda"), done.stderr
+    assert "report" in done.stdout
+
+
+def test_a_set_up_that_fails_ends_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, executed: Callable[[RunConfig], CompletedProcess[str]]
+) -> None:
+    monkeypatch.setenv("BASH_FUNC_module%%", "() { return 3; }")
+    done = executed(one_run([*ON_SITE, f"results={tmp_path}", "site.modules=[cuda]"]).run)
+    assert done.returncode == 3
+    assert "parallelbench: set-up failed with exit code 3" in done.stdout
+    assert "report" not in done.stdout
+
+
+def test_sbatch_reads_the_script_from_its_input(
+    run: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sbatch = tmp_path / "bin" / "sbatch"
+    sbatch.parent.mkdir()
+    sbatch.write_text(f"#!/bin/bash\ncat > {tmp_path}/read\nprintf '%s\\n' \"$@\"\n")
+    sbatch.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{sbatch.parent}:{os.environ['PATH']}")
+    words = scheduler.tell(command(run, ["5"]), script=script(run)).splitlines()
+    assert (tmp_path / "read").read_text() == script(run)
+    assert all(word.startswith("--") for word in words), "sbatch reads its input where it is given no file"
+    assert script(run).startswith("#!/bin/bash\n")
 
 
 def test_a_later_submit_replaces_the_report_that_waits(run: RunConfig, fake: FakeSlurm, told: list[list[str]]) -> None:
@@ -130,7 +179,7 @@ def test_a_refusal_says_that_the_jobs_are_there(
 ) -> None:
     queued(fake, run)
 
-    def refuse(_: list[str]) -> str:
+    def refuse(_: list[str], *, script: str) -> str:
         raise SchedulerError("sbatch: no")
 
     monkeypatch.setattr(scheduler, "tell", refuse)
