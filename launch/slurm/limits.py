@@ -21,9 +21,10 @@ if TYPE_CHECKING:
 
 _ASSOCIATION = ("Cluster", "DefaultAccount", "Account", "Partition", "QOS", "DefaultQOS")
 _OF_BOTH = ("MaxWall", "MaxTRES", "GrpTRES")
-_OF_ACCOUNTS = (*_OF_BOTH, "MaxJobs", "MaxSubmitJobs", "MaxTRESMins")
-_OF_QOS = (*_OF_BOTH, "MaxJobsPU", "MaxSubmitPU", "MaxTRESPU", "MaxTRESMins")
-_OF_PARENTS = ("Cluster", "Account", "ParentName", "User", "GrpTRES")
+_OF_ACCOUNTS = (*_OF_BOTH, "MaxJobs", "MaxSubmitJobs", "MaxTRESMins", "GrpTRESMins")
+_OF_QOS = (*_OF_BOTH, "MaxJobsPU", "MaxSubmitPU", "MaxTRESPU", "MaxTRESMins", "GrpTRESMins")
+_OF_GROUPS = ("GrpTRES", "GrpTRESMins")
+_OF_PARENTS = ("Cluster", "Account", "ParentName", "User", *_OF_GROUPS)
 """An account's limits on its group are the only ones that its associations don't show."""
 _COUNTS = {"MaxJobs": "MaxJobs", "MaxJobsPU": "MaxJobs", "MaxSubmitJobs": "MaxSubmit", "MaxSubmitPU": "MaxSubmit"}
 _MIB = {"M": 1, "G": 1024, "T": 1024**2, "P": 1024**3}
@@ -67,6 +68,11 @@ class Allowed:
     """This user's jobs in the queue."""
     checks_qos: bool = True
     """Whether Slurm refuses a QOS that an account does not have."""
+    safe: bool = False
+    """Whether Slurm starts only jobs that a group's minutes (`GrpTRESMins`) let run to their end; else it kills them.
+
+    A job's own minutes (`MaxTRESMins`) hold it either way (acct_policy.c).
+    """
 
     def closed(self, batch: JobGroup) -> Iterator[str]:
         """Why no job of the group's may be charged to its account."""
@@ -92,10 +98,14 @@ class Allowed:
                 if (most := limits.get(key)) and wanted > most.value:
                     yield f"{wanted} {_unit(name)} a job, but the {most.source} allows {most.value}: ask for fewer"
                     break
-            if (most := limits.get(f"MaxTRESMins {name}")) and wanted * wall_min > most.value:
+            yield from self._minutes(limits, name, wanted, wall_min)
+
+    def _minutes(self, limits: Limits, name: str, wanted: int, wall_min: int) -> Iterator[str]:
+        for key, whose in (("MaxTRESMins", "a job"), *([("GrpTRESMins", "in all")] if self.safe else [])):
+            if (most := limits.get(f"{key} {name}")) and wanted * wall_min > most.value:
                 yield (
                     f"{wanted} {_unit(name)} for {wall_min} min, but the {most.source} allows {most.value} "
-                    f"{_unit(name)} × min a job: lower launcher.time_limit_min, or ask for fewer"
+                    f"{_unit(name)} × min {whose}: lower launcher.time_limit_min, or ask for fewer"
                 )
 
     def warnings(self, batches: Sequence[JobGroup]) -> Iterator[str]:
@@ -176,7 +186,8 @@ def allowed(default_partition: str = "") -> Allowed | None:
         associations = [replace(a, limits=_tightest(a.limits, groups.get(a.account, {}))) for a in associations]
         qos = {row["Name"]: _limits(row, f"QOS {row['Name']}", _OF_QOS) for row in _show("qos", ("Name", *_OF_QOS))}
     queued = len(scheduler.queue())
-    return Allowed(associations, qos, default_partition, queued, checks_qos=bool(enforced & {"qos", "all"}))
+    checks_qos, safe = bool(enforced & {"qos", "all"}), bool(enforced & {"safe", "all"})
+    return Allowed(associations, qos, default_partition, queued, checks_qos=checks_qos, safe=safe)
 
 
 def _user() -> str:
@@ -190,7 +201,7 @@ def _groups(cluster: str) -> dict[str, Limits]:
     """Account → the limits on its group, and on those of the accounts above it, the tightest of each."""
     rows = [row for row in _show("assoc", _OF_PARENTS) if row["Cluster"] == cluster and not row["User"]]
     parents = {row["Account"]: row["ParentName"] for row in rows}
-    own = {row["Account"]: _limits(row, f"account {row['Account']}", ("GrpTRES",)) for row in rows}
+    own = {row["Account"]: _limits(row, f"account {row['Account']}", _OF_GROUPS) for row in rows}
 
     def whole(account: str) -> Limits:
         above = parents.get(account, "")
@@ -281,5 +292,6 @@ def _shown(item: tuple[str, Limit]) -> str:
         "MaxTRESPU": f"{limit.value} {unit} a user",
         "GrpTRES": f"{limit.value} {unit} in all",
         "MaxTRESMins": f"{limit.value} {unit} × min a job",
+        "GrpTRESMins": f"{limit.value} {unit} × min in all",
     }
     return texts[kind]

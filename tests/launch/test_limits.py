@@ -20,21 +20,23 @@ if TYPE_CHECKING:
     from tests.launch.fake_slurm import FakeSlurm
 
 ENFORCED = "ClusterName = here\nAccountingStorageEnforce = associations,limits,qos\n"
-#   Cluster DefaultAccount Account Partition QOS DefaultQOS MaxWall MaxTRES GrpTRES MaxJobs MaxSubmitJobs MaxTRESMins
+# Cluster DefaultAccount Account Partition QOS DefaultQOS MaxWall MaxTRES GrpTRES MaxJobs MaxSubmitJobs MaxTRESMins
+# GrpTRESMins
 USERS = (
-    "here|lab|lab||normal,short||02:00:00|cpu=64,gres/gpu=4||9|30|cpu=3000\n"
-    "here|lab|lab|preemptible|normal|normal||||||\n"
-    "here|lab|grp_b||short|short||||||\n"
-    "here|lab|cpus|cpu|normal,short|||||||\n"
-    "there|lab|far||normal||||||\n"
+    "here|lab|lab||normal,short||02:00:00|cpu=64,gres/gpu=4||9|30|cpu=3000|\n"
+    "here|lab|lab|preemptible|normal|normal|||||||\n"
+    "here|lab|grp_b||short|short|||||||\n"
+    "here|lab|cpus|cpu|normal,short||||||||\n"
+    "there|lab|far||normal|||||||\n"
 )
-#         Cluster Account ParentName User GrpTRES
+#         Cluster Account ParentName User GrpTRES GrpTRESMins
 GROUPS = (
-    "here|root|||\nhere|root|root|root|\nhere|science|root||gres/gpu:a100=2,cpu=500\nhere|grp_b|science||cpu=600\n"
-    "here|grp_b||me|\nhere|lab|root||\nhere|cpus|root||\nthere|grp_b|root||gres/gpu=1\n"
+    "here|root||||\nhere|root|root|root||\nhere|science|root||gres/gpu:a100=2,cpu=500|cpu=4000\n"
+    "here|grp_b|science||cpu=600|\nhere|grp_b||me||\nhere|lab|root|||\nhere|cpus|root|||\n"
+    "there|grp_b|root||gres/gpu=1|cpu=1\n"
 )
-#      Name MaxWall MaxTRES GrpTRES MaxJobsPU MaxSubmitPU MaxTRESPU MaxTRESMins
-QOS = "normal|||||||\nshort|1-00:00:00|gres/gpu=2,mem=20G||2||gres/gpu=6,cpu=20|\n"
+#      Name MaxWall MaxTRES GrpTRES MaxJobsPU MaxSubmitPU MaxTRESPU MaxTRESMins GrpTRESMins
+QOS = "normal||||||||\nshort|1-00:00:00|gres/gpu=2,mem=20G||2||gres/gpu=6,cpu=20||\nbrief|||||||cpu=50|cpu=90\n"
 
 
 @pytest.fixture
@@ -64,7 +66,7 @@ def test_only_this_clusters_accounts_count(slurm: FakeSlurm) -> None:
         "account lab (default)": "QOS normal, short; 120 min a job; 64 cores a job; 4 GPUs a job; "
         "9 jobs run at once; 30 jobs in the queue; 3000 cores × min a job",
         "account lab on preemptible (default)": "QOS normal (default)",
-        "account grp_b": "QOS short (default); 500 cores in all; 2 a100 GPUs in all",
+        "account grp_b": "QOS short (default); 500 cores in all; 2 a100 GPUs in all; 4000 cores × min in all",
         "account cpus on cpu": "QOS normal, short",
         "QOS normal": "no limits of its own",
         "QOS short": "1440 min a job; 2 GPUs a job; 20480 MiB a job; 2 jobs run at once; 6 GPUs a user; "
@@ -117,7 +119,7 @@ def test_a_limit_of_a_type_of_gpu_counts_for_that_type(slurm: FakeSlurm, tmp_pat
 
 
 def test_an_accounts_only_qos_is_the_one_that_counts(slurm: FakeSlurm, tmp_path: Path) -> None:
-    slurm.answers["user"] = "here|lab|lab||short|||||||\n"
+    slurm.answers["user"] = "here|lab|lab||short||||||||\n"
     found: Any = allowed()
     (text,) = found.refusals(group(tmp_path, "launcher.time_limit_min=1441"))
     assert "the QOS short allows 1440" in text
@@ -179,6 +181,38 @@ def test_only_what_is_enforced_refuses(slurm: FakeSlurm, enforced: str, time: bo
     assert bool(list(found.refusals(group(tmp_path, "launcher.time_limit_min=121")))) == time
     assert bool(list(found.refusals(group(tmp_path, "launcher.time_limit_min=5", "site.qos=long")))) == qos
     assert list(found.refusals(group(tmp_path, "site.account=far")))
+
+
+@pytest.mark.parametrize(
+    ("enforced", "wall_min", "messages"),
+    [
+        ("limits,qos", 50, []),
+        ("limits,qos", 51, ["allows 50 cores × min a job"]),
+        ("safe,qos", 51, ["allows 50 cores × min a job"]),
+        ("limits,qos", 91, ["allows 50 cores × min a job"]),
+        ("safe,qos", 91, ["allows 50 cores × min a job", "allows 90 cores × min in all"]),
+        ("all", 91, ["allows 50 cores × min a job", "allows 90 cores × min in all"]),
+    ],
+)
+def test_a_groups_minutes_hold_only_where_safe_is_enforced_a_jobs_own_always(
+    slurm: FakeSlurm, enforced: str, wall_min: int, messages: list[str], tmp_path: Path
+) -> None:
+    """slurm.conf(5) on `safe`: only jobs that end within `GrpTRESMins` start; without it, they start and are killed."""
+    slurm.answers["scontrol"] = f"ClusterName = here\nAccountingStorageEnforce = {enforced}\n"
+    slurm.answers["user"] = "here|lab|lab||brief|brief|||||||\n"
+    found: Any = allowed()
+    texts = list(found.refusals(group(tmp_path, f"launcher.time_limit_min={wall_min}")))
+    assert len(texts) == len(messages), texts
+    assert all(message in text for message, text in zip(messages, texts, strict=True)), texts
+
+
+def test_minutes_of_the_accounts_above_count_for_their_own_cluster(slurm: FakeSlurm, tmp_path: Path) -> None:
+    slurm.answers["scontrol"] = "ClusterName = here\nAccountingStorageEnforce = safe\n"
+    found: Any = allowed()
+    mine = ["site.account=grp_b", "site.qos=normal", "cores_per_device=4"]
+    assert list(found.refusals(group(tmp_path, *mine, "launcher.time_limit_min=1000"))) == []
+    (text,) = found.refusals(group(tmp_path, *mine, "launcher.time_limit_min=1001"))
+    assert "4 cores for 1001 min, but the account science allows 4000 cores × min in all" in text
 
 
 @pytest.mark.parametrize("enforced", ["none", "nojobs,nosteps"])

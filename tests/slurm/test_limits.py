@@ -26,7 +26,7 @@ DDP = ("strategy=ddp", "devices=4")
 
 @pytest.fixture(scope="module")
 def limited() -> Iterator[Cluster]:
-    """A cluster whose root has the accounts lab (the default, below science) and root, and three QOSs."""
+    """A cluster whose root has the accounts lab (the default, below science) and root, and four QOSs."""
     for cluster in started("accounting"):
 
         def change(*what: str, cluster: Cluster = cluster) -> None:
@@ -34,10 +34,11 @@ def limited() -> Iterator[Cluster]:
 
         change("add", "qos", "short", "MaxWall=30", "MaxTRESPerJob=gres/gpu=2", "MaxJobsPerUser=2")
         change("add", "qos", "wide", "MaxTRESPerUser=gres/gpu=3")
+        change("add", "qos", "brief", "MaxTRESMinsPerJob=cpu=30")
         change("add", "account", "science", "GrpTRES=gres/gpu=6")
         change("add", "account", "lab", "parent=science", "MaxWall=120", "MaxTRESPerJob=mem=9G")
         change("add", "user", "root", "account=lab", "DefaultAccount=lab", "MaxSubmitJobs=5")
-        change("modify", "user", "where", "name=root", "account=lab", "set", "qos=normal,short,wide")
+        change("modify", "user", "where", "name=root", "account=lab", "set", "qos=normal,short,wide,brief")
         yield cluster
 
 
@@ -69,6 +70,12 @@ def limited() -> Iterator[Cluster]:
             ["--time=60", "--nodes=2", "--gpus-per-node=4"],
             "8 GPUs a job, but the account science allows 6",
             "AssocGrpGRES",
+        ),
+        (  # without `safe`, too
+            ["site.qos=brief"],
+            ["--time=60", "--qos=brief"],
+            "1 cores for 60 min, but the QOS brief allows 30 cores × min a job",
+            "QOSMaxCpuMinutesPerJobLimit",
         ),
         (["site.qos=long"], ["--qos=long"], "site.qos=long is not open", "Invalid qos"),
         (["site.account=root", "site.qos=short"], ["--account=root", "--qos=short"], "not open", "Invalid qos"),
