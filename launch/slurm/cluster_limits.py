@@ -59,6 +59,8 @@ class ClusterLimits:
         for reservation in self._of(group):
             if not reservation.active:
                 yield f"the reservation {reservation.name} is not active: jobs wait for it (begins {reservation.began})"
+            elif reservation.recurs and (text := _outlasts(group, reservation)):
+                yield f"{text}: jobs wait until it comes again"
 
     def notes_on_all(self, groups: Sequence[JobGroup]) -> Iterator[str]:
         """Why jobs can't be queued yet, or wait in the queue; of several partitions the first one's limits count."""
@@ -94,6 +96,20 @@ class ClusterLimits:
         for each in found:
             if each.minutes is not None and limit > each.minutes:
                 yield f"launcher.time_limit_min={limit}, but the reservation {each.name} lasts {each.minutes}"
+            elif not each.recurs and (text := _outlasts(group, each)):
+                lower = f"lower it to {each.left_min} or less" if each.left_min else "name another, or none"
+                yield f"{text}, so that no job would start: {lower}"
+
+
+def _outlasts(group: JobGroup, reservation: Reservation) -> str:
+    """How much is left of a reservation that a job which starts now would outlast; empty: it would not."""
+    limit, left = slurm(group.runs[0].planned.run).time_limit_min, reservation.left_min
+    if left is None or limit <= left:
+        return ""
+    return (
+        f"launcher.time_limit_min={limit}, but {left} min are left of the reservation {reservation.name} (ends "
+        f"{reservation.ends})"
+    )
 
 
 def in_each_partition(group: JobGroup) -> list[JobGroup]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,9 @@ from launch.slurm.hostlist import hosts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+_RECURRING = {"HOURLY", "DAILY", "WEEKDAY", "WEEKEND", "WEEKLY"}
+"""Flags of reservations that come again."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +84,12 @@ class Reservation:
     """When it begins, as Slurm writes times."""
     minutes: int | None
     """How long it lasts, and so its longest job; None: no limit."""
+    left_min: int | None = None
+    """While it is active: whole minutes until it ends, and so the longest job that starts now; None: no limit."""
+    ends: str = ""
+    """When it ends, as Slurm writes times."""
+    recurs: bool = False
+    """Whether it comes again, at its whole length."""
 
 
 def reservations() -> list[Reservation]:
@@ -90,10 +100,25 @@ def reservations() -> list[Reservation]:
 
 
 def _reservation(shown: Mapping[str, str]) -> Reservation:
+    # Jobs may outlast a flexible one.
+    flags, active = set(shown.get("Flags", "").split(",")), shown.get("State") == "ACTIVE"
+    lasts = None if "FLEX" in flags else minutes(shown.get("Duration", "infinite"))
+    ends = shown.get("EndTime", "")
     return Reservation(
         name=shown["ReservationName"],
-        active=shown.get("State") == "ACTIVE",
+        active=active,
         began=shown.get("StartTime", ""),
-        # Jobs may outlast a flexible one.
-        minutes=None if "FLEX" in shown.get("Flags", "") else minutes(shown.get("Duration", "infinite")),
+        minutes=lasts,
+        left_min=_minutes_until(ends) if active and lasts is not None else None,
+        ends=ends,
+        recurs=bool(flags & _RECURRING),
     )
+
+
+def _minutes_until(text: str) -> int | None:
+    """Whole minutes from now to a time as Slurm writes it, in this machine's zone; None where it names none."""
+    try:
+        end_s = time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
+    except ValueError:
+        return None
+    return max(0, int((end_s - time.time()) // 60))

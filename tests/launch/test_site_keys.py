@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -197,6 +198,9 @@ def test_a_job_may_have_nodes_of_several_kinds(results: Path) -> None:
     assert list(limits(kinds=down).notes(two)) == []
 
 
+OUTLASTS = "launcher.time_limit_min=60, but {} min are left of the reservation deadline (ends 2030-01-01T02:00:00)"
+
+
 def test_a_reservation_must_be_there_and_last_long_enough(results: Path) -> None:
     asked = group(results, "site.reservation=deadline")
     there = Reservation("deadline", active=False, began="2030-01-01T00:00:00", minutes=60)
@@ -209,6 +213,43 @@ def test_a_reservation_must_be_there_and_last_long_enough(results: Path) -> None
     (text,) = limits(reserved=[Reservation("other", active=True, began="", minutes=None)]).refusals(asked)
     assert text == "site.reservation=deadline is no reservation of this cluster: other"
     assert limits(reserved=[]).refusals(asked)[0].endswith(": there is none")
+
+
+@pytest.mark.parametrize(
+    ("left_min", "recurs", "refused", "noted"),
+    [
+        (None, False, [], []),
+        (60, False, [], []),
+        (59, False, [f"{OUTLASTS.format(59)}, so that no job would start: lower it to 59 or less"], []),
+        (0, False, [f"{OUTLASTS.format(0)}, so that no job would start: name another, or none"], []),
+        (59, True, [], [f"{OUTLASTS.format(59)}: jobs wait until it comes again"]),
+    ],
+)
+def test_a_job_starts_only_within_what_is_left_of_its_reservation(
+    results: Path, left_min: int | None, recurs: bool, refused: list[str], noted: list[str]
+) -> None:
+    asked = group(results, "site.reservation=deadline")
+    ends = "2030-01-01T02:00:00"
+    found = Reservation("deadline", True, "", minutes=120, left_min=left_min, ends=ends, recurs=recurs)
+    assert limits(reserved=[found]).refusals(asked) == refused
+    assert list(limits(reserved=[found]).notes(asked)) == noted
+
+
+def test_what_is_left_of_a_reservation_is_read(fake: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
+    began = time.mktime(time.strptime("2030-01-01T00:00:00", "%Y-%m-%dT%H:%M:%S"))
+    monkeypatch.setattr(time, "time", lambda: began + 90)
+    line = "ReservationName=one StartTime=2030-01-01T00:00:00 EndTime={} Duration=01:00:00 Flags={} State={}\n"
+    texts = (
+        line.format("2030-01-01T01:00:00", "SPEC_NODES", "ACTIVE"),
+        line.format("2030-01-01T01:00:00", "SPEC_NODES,DAILY", "ACTIVE"),
+        line.format("2030-01-01T01:00:00", "FLEX", "ACTIVE"),
+        line.format("2030-01-01T01:00:00", "SPEC_NODES", "INACTIVE"),
+        line.format("Unknown", "SPEC_NODES", "ACTIVE"),
+        line.format("2030-01-01T00:01:00", "SPEC_NODES", "ACTIVE"),
+    )
+    fake.answers["scontrol"] = "".join(texts)
+    left = [(each.left_min, each.recurs) for each in reservations()]
+    assert left == [(58, False), (58, True), (None, False), (None, False), (None, False), (0, False)]
 
 
 def test_an_exclusive_job_is_charged_for_whole_nodes(results: Path) -> None:

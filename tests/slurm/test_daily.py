@@ -11,7 +11,7 @@ from launch.slurm.partitions import partitions, reservations
 from launch.slurm.turns import MOST_TURNS
 from parallelbench.store.folder import find_runs
 from tests.slurm.daemons import until
-from tests.slurm.jobs import show
+from tests.slurm.jobs import show, submit
 from tests.slurm.sweeps import PATIENCE_S, Sweeps, closed
 
 if TYPE_CHECKING:
@@ -61,6 +61,8 @@ def test_an_exclusive_job_gets_all_of_its_node(sweeps: Sweeps) -> None:
 def test_a_reservation_is_planned_and_kept(reserved: Sweeps) -> None:
     (found,) = reservations()
     assert (found.name, found.active, found.minutes) == ("deadline", True, 30)
+    assert found.left_min is not None
+    assert 25 <= found.left_min <= 30
     code, text = reserved.submit("site.reservation=deadline")
     assert code == 2
     assert "launcher.time_limit_min=60, but the reservation deadline lasts 30" in text
@@ -70,6 +72,14 @@ def test_a_reservation_is_planned_and_kept(reserved: Sweeps) -> None:
         assert reserved.submit("site.reservation=deadline", "launcher.time_limit_min=5")[0] == 0
         ((_, job),) = reserved.queue()
         assert show(reserved.cluster, job)["Reservation"] == "deadline"
+
+
+def test_a_job_that_outlasts_its_reservation_never_starts(reserved: Sweeps) -> None:
+    code, text = reserved.submit("site.reservation=deadline", "launcher.time_limit_min=30")
+    assert (code, "min are left of the reservation deadline" in text) == (2, True), text
+    job = submit(reserved.cluster, "true", "--reservation=deadline", "--time=30")
+    until(lambda: show(reserved.cluster, job)["Reason"] not in ("None", "Priority"), what="a reason", timeout_s=60)
+    assert show(reserved.cluster, job)["JobState"] == "PENDING"
 
 
 def test_what_the_cluster_refuses_leaves_no_folder(sweeps: Sweeps) -> None:
