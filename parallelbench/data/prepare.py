@@ -192,23 +192,29 @@ def _by_hand(data: PreparedData, *, raw_dir: Path, errors: list[str]) -> str:
 
 
 def _publish(data: PreparedData, temporary: Path, *, root: Path) -> None:
-    """Rename the folder to its final name, unless another process was faster; replace a damaged folder."""
+    """Rename the folder to its final name, unless another process was faster; replace a damaged folder.
+
+    Others may do the same at any moment, and what they publish is the same. So whoever finds the name taken by a whole
+    folder is done, and whoever finds it free, or has made it free, tries again.
+    """
     final = data.prepared_dir(root)
-    try:
-        temporary.rename(final)  # refused where a folder with files in it is there
-    except OSError:
-        if not final.exists():
-            raise
+    while not _renamed(temporary, final):
         if is_complete(data, root):
             return
-        with temporary_folder(root, data.folder) as aside:
-            try:
-                final.rename(aside / "damaged")
-                temporary.rename(final)
-            except OSError:
-                if not is_complete(data, root):  # otherwise another process has replaced it first
-                    raise
+        with temporary_folder(root, data.folder) as aside, suppress(FileNotFoundError):
+            final.rename(aside / "damaged")
     sync(root)
+
+
+def _renamed(folder: Path, final: Path) -> bool:
+    """Whether the folder got its name; not where a folder with files in it, or a file, has it."""
+    try:
+        folder.rename(final)
+    except OSError as error:
+        if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
+            raise
+        return False
+    return True
 
 
 @contextmanager

@@ -3,10 +3,12 @@ from __future__ import annotations
 import errno
 import functools
 import gzip
+import itertools
 import multiprocessing
 import os
 import signal
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +20,7 @@ import raw_data as raw
 from torchvision import datasets
 
 from parallelbench.data import conversion
+from parallelbench.data import prepare as preparation
 from parallelbench.data.cifar import Cifar10, Cifar100
 from parallelbench.data.mnist import Mnist
 from parallelbench.data.prepare import prepare
@@ -26,7 +29,7 @@ from parallelbench.errors import ConfigError, StorageError
 from tests.faults import fault
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
 SPAWN = multiprocessing.get_context("spawn")
 
@@ -370,3 +373,71 @@ def test_two_prepares_at_once_are_safe(mnist_dir: Path, damaged_before: bool) ->
     assert [process.exitcode for process in processes] == [0, 0]
     np.testing.assert_array_equal(data.load(mnist_dir).train_images[:, 0], raw.MNIST_IMAGES[0])
     assert leftovers(mnist_dir) == []
+
+
+class Turns:
+    """Two threads that go on in a given order of steps, and freely once it is used up or the other has ended."""
+
+    def __init__(self, order: Sequence[int]) -> None:
+        self._order, self._changed, self._ended = list(order), threading.Condition(), set[int]()
+        self._own = threading.local()
+
+    def step(self) -> None:
+        me = getattr(self._own, "index", None)
+        if me is None:
+            return
+        with self._changed:
+            assert self._changed.wait_for(lambda: self._may_go_on(me), timeout=60)
+            if self._order and self._order[0] == me:
+                self._order.pop(0)
+            self._changed.notify_all()
+
+    def _may_go_on(self, me: int) -> bool:
+        return not self._order or self._order[0] == me or 1 - me in self._ended
+
+    def run(self, index: int, action: Callable[[], None]) -> None:
+        self._own.index = index
+        try:
+            action()
+        finally:
+            with self._changed:
+                self._ended.add(index)
+                self._changed.notify_all()
+
+
+@pytest.mark.parametrize("before", ["nothing", "damaged", "whole", "file"])
+def test_two_publish_at_once_in_every_order_of_their_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str
+) -> None:
+    """Each rename, and each look at what is there, may come before or after any of the other's."""
+    data, rename = raw.tiny_mnist(), Path.rename
+    for order in itertools.product((0, 1), repeat=7):
+        turns, root = Turns(order), tmp_path / "".join(map(str, order))
+        final = data.prepared_dir(root)
+        root.mkdir()
+        if before == "file":
+            final.write_text("")
+        elif before != "nothing":
+            final.mkdir()
+            (final / ("whole" if before == "whole" else "half")).touch()
+
+        def stepping(path: Path, target: Path, turns: Turns = turns) -> Path:
+            turns.step()
+            return rename(path, target)
+
+        def is_whole(data: Mnist, root: Path, turns: Turns = turns) -> bool:
+            turns.step()
+            return (data.prepared_dir(root) / "whole").exists()
+
+        def publish(root: Path = root) -> None:
+            with preparation.temporary_folder(root, "mnist") as temporary:
+                (temporary / "whole").touch()
+                preparation._publish(data, temporary, root=root)
+
+        monkeypatch.setattr(Path, "rename", stepping)
+        monkeypatch.setattr(preparation, "is_complete", is_whole)
+        with ThreadPoolExecutor(2) as pool:
+            for done in [pool.submit(turns.run, index, publish) for index in range(2)]:
+                done.result()
+        assert [path.name for path in root.iterdir()] == ["mnist"]
+        assert [path.name for path in final.iterdir()] == ["whole"]
