@@ -6,7 +6,6 @@ first, which alone holds the optimizer (Li et al. 2020, arXiv 2006.15704, sectio
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, ClassVar
 
 from parallelbench.errors import ConfigError
@@ -14,7 +13,7 @@ from parallelbench.spec.batch import Shard
 from parallelbench.spec.config import Strategy
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
     from parallelbench.marks.traffic import Traffic
     from parallelbench.spec.config import RunConfig
@@ -75,13 +74,14 @@ class DataParallel(Strategy, frozen=True, kw_only=True):
         tensors = [*module.parameters(), *module.buffers()]
         model_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
         others, size_bytes = run.devices - 1, gradient_bytes(module)
-        batch_bytes = _batch_bytes(run)
+        seen = _BatchBytes()
+        wrapped.register_forward_hook(seen)
 
         def count_step(traffic: Traffic) -> None:
             # Between the devices of the one process: from the first device to the others, and back.
             traffic.send("parameter", others * model_bytes)
             traffic.send("gradient", others * size_bytes)
-            traffic.send("activation", others / run.devices * batch_bytes)
+            traffic.send("activation", others / run.devices * seen.batch_bytes)
 
         return ModuleReplica(module, run=run, world=world, data_shard=Shard(), wrapped=wrapped, count_step=count_step)
 
@@ -91,7 +91,7 @@ def _autocasting(module: nn.Module, run: RunConfig, world: World) -> nn.Module:
 
     Autocast belongs to a thread, and `nn.DataParallel` hands its own threads no dtype: bf16 would become fp16.
     """
-    from torch import Tensor, nn
+    from torch import nn
 
     from parallelbench.world.numerics import Numerics
 
@@ -108,10 +108,11 @@ def _autocasting(module: nn.Module, run: RunConfig, world: World) -> nn.Module:
     return Autocasting()
 
 
-def _batch_bytes(run: RunConfig) -> int:
-    """Bytes of a global batch's samples, of its logits and of their gradients."""
-    value_bytes = 8 if run.precision == "fp64" else 4
-    logit_bytes = 2 if run.precision in ("bf16", "fp16") else value_bytes
-    sample_bytes = (8 if run.data.kind == "tokens" else value_bytes) * math.prod(run.data.shape)
-    logits = run.data.num_classes * run.data.labels_per_sample
-    return run.global_batch_size * (sample_bytes + 2 * logit_bytes * logits)
+class _BatchBytes:
+    """Bytes of a global batch's samples, of its logits and of their gradients, as the last forward pass had them."""
+
+    batch_bytes = 0
+
+    def __call__(self, _module: nn.Module, inputs: tuple[Tensor, ...], logits: Tensor) -> None:
+        """Hook of the module that scatters and gathers."""
+        self.batch_bytes = inputs[0].nbytes + 2 * logits.nbytes

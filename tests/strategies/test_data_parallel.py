@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from launch.sweep import one_run
 from parallelbench.errors import ConfigError
@@ -65,6 +66,50 @@ def test_on_one_device_the_replica_trains_like_it_and_counts_what_two_would_copy
         "gradient_bytes_sent": 3 * size_bytes,
         "activation_bytes_sent": 3 * (images + 2 * logits) / 2,
     }
+
+
+class OnTwo(nn.Module):
+    """What `nn.DataParallel` does with a batch on two GPUs, in pieces on the CPU; counts the bytes that change GPUs."""
+
+    sent = 0
+
+    def __init__(self, module: nn.Module, device_ids: list[int]) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        here, there = batch.chunk(2)
+        logits = self.module(there)
+        self._count(there)
+        self._count(logits)
+        logits.register_hook(self._count)
+        return torch.cat([self.module(here), logits])
+
+    def _count(self, values: torch.Tensor) -> None:
+        OnTwo.sent += values.nbytes
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["model=logistic_regression"],
+        ["model=logistic_regression", "precision=bf16"],
+        # As many logits as positions × vocabulary, which is larger than that of the data.
+        ["data=tokens", "data.train_samples=96", "data.test_samples=24", "model=gpt_tiny", "model.vocabulary=300"],
+    ],
+)
+def test_what_is_scattered_and_gathered_is_counted_as_it_is(
+    overrides: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nn, "DataParallel", OnTwo)
+    monkeypatch.setattr(OnTwo, "sent", 0)
+    data = [] if "data=tokens" in overrides else DATA
+    plain = ["strategy=data_parallel", "devices=2", "batch_size=24", "precision=fp64"]
+    plain = [each for each in plain if each.partition("=")[0] not in {text.partition("=")[0] for text in overrides}]
+    run = one_run([*data, *plain, *overrides]).run
+    replica = run.strategy.prepare(build_model(run), run, World())
+    drive(replica, run)
+    assert replica.traffic.take()["activation_bytes_sent"] == OnTwo.sent > 0
 
 
 class Kept:
