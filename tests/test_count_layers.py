@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import resource
 import subprocess
 import sys
+from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
 from parallelbench.models.layer_counts import decode, encode
-from parallelbench.rank.count_layers import layer_counts
+from parallelbench.rank.count_layers import counts_without_values, layer_counts
 from parallelbench.rank.session import build_model
 from parallelbench.spec.identity import canonical_json
 from parallelbench.spec.mapping import to_mapping
 from parallelbench.strategies.parts.partition import layer_costs
 from tests.strategies.training import configure
 
+MPT = ("data=tokens", "data.sequence=2048", "data.vocabulary=50257", "data.train_samples=64", "precision=bf16")
 IMAGES = ("data=synthetic", "data.channels=1", "data.image_size=28")
 
 
@@ -60,6 +64,46 @@ def test_a_program_counts_for_those_who_load_no_torch() -> None:
     words = [sys.executable, "-m", "parallelbench.rank.count_layers"]
     done = subprocess.run(words, input=canonical_json(to_mapping(run)).encode(), capture_output=True, check=True)
     assert decode(done.stdout.decode()) == layer_counts(run)
+
+
+@pytest.mark.parametrize("model", ["cnn", "cnn_large", "vit_tiny", "resnet_tiny", "gpt_tiny"])
+def test_without_values_the_same_is_counted(model: str) -> None:
+    run = configure(*(("data=tokens",) if model == "gpt_tiny" else IMAGES), f"model={model}")
+    assert counts_without_values(run) == layer_counts(run)
+
+
+def test_a_model_that_looks_at_values_is_counted_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = configure(*IMAGES, "model=mlp", "model.hidden=[64]")
+    plain, build = layer_counts(run), type(run.model).build
+
+    class Looking(nn.Linear):
+        def forward(self, values: torch.Tensor) -> torch.Tensor:
+            assert float(values.detach().sum()) < 1e9
+            return super().forward(values)
+
+    def looking(self: Any, **sizes: int) -> nn.Sequential:
+        model = build(self, **sizes)
+        next(each for each in model.modules() if isinstance(each, nn.Linear)).__class__ = Looking
+        return model
+
+    monkeypatch.setattr(type(run.model), "build", looking)
+    assert [each.product_flop for each in counts_without_values(run)] == [each.product_flop for each in plain]
+
+
+def test_a_model_that_fits_nowhere_is_counted() -> None:
+    """70 billion parameters take 280 GB; the program may have 12 GiB of addresses."""
+    run = configure(*MPT, "model=mpt_70b")
+    limits = (12 * 2**30, 12 * 2**30)
+    done = subprocess.run(
+        [sys.executable, "-m", "parallelbench.rank.count_layers"],
+        input=canonical_json(to_mapping(run)).encode(),
+        capture_output=True,
+        check=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, limits),
+    )
+    counts = decode(done.stdout.decode())
+    assert 6.4e10 < sum(each.parameters for each in counts) < 7.2e10
+    assert [each.name for each in counts] == list(run.model.layer_names)
 
 
 def test_counts_are_the_same_after_they_were_kept() -> None:

@@ -119,7 +119,8 @@ class _LayerCounter(TorchDispatchMode):
             queries, keys = args[0], args[1]
             # Scores, and their product with the values.
             self.product_flop += 4.0 * queries.numel() * keys.shape[-2]
-        if not _is_view(func):
+        # Of a tensor without values, asking for its device is an operation, too.
+        if not _is_view(func) and not name.startswith("prim::"):
             self.operations += 1
             self.values += sum(each.numel() for each in _tensors(result))
         return result
@@ -138,8 +139,19 @@ def _tensors(result: Any) -> list[torch.Tensor]:
 def main(arguments: Sequence[str]) -> int:
     """Count the layers of the configuration on standard input."""
     run = from_mapping(msgspec.json.decode(sys.stdin.buffer.read()), arguments[0] if arguments else None)
-    print(encode(layer_counts(run)))
+    print(encode(counts_without_values(run)))
     return 0
+
+
+def counts_without_values(run: RunConfig) -> list[LayerCount]:
+    """The same, of a model that may be too large for this machine; takes seconds more of imports."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            return layer_counts(run)
+    except Exception:  # a user's model may look at values; where it is broken, this raises the same
+        return layer_counts(run)
 
 
 if __name__ == "__main__":
