@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -70,13 +71,20 @@ class Stream:
 
 
 @dataclass
+class Held:
+    """Memory of a device that tensors hold."""
+
+    allocated_bytes: int = 0
+    peak_bytes: int = 0
+
+
+@dataclass
 class ScriptedCuda:
-    """One device; `install` puts it in the place of every function of `parallelbench.cuda`."""
+    """One clock, and the memory of several devices; `install` puts it in the place of all of `parallelbench.cuda`."""
 
     now_s: float = 0.0
     """The host's time."""
-    allocated_bytes: int = 0
-    peak_bytes: int = 0
+    held: dict[torch.device, Held] = field(default_factory=lambda: defaultdict(Held))
     others_bytes: int = 0
     """Memory of other processes."""
     calls: list[str] = field(default_factory=list)
@@ -99,9 +107,10 @@ class ScriptedCuda:
         for name in functions():
             monkeypatch.setattr(cuda, name, getattr(self, name))
 
-    def allocate(self, size_bytes: int) -> None:
-        self.allocated_bytes += size_bytes
-        self.peak_bytes = max(self.peak_bytes, self.allocated_bytes)
+    def allocate(self, size_bytes: int, device: torch.device = CPU) -> None:
+        held = self.held[device]
+        held.allocated_bytes += size_bytes
+        held.peak_bytes = max(held.peak_bytes, held.allocated_bytes)
 
     def choose(self, device: torch.device) -> None:
         self.calls.append(f"choose {device}")
@@ -143,16 +152,16 @@ class ScriptedCuda:
         return "GPU-scripted"
 
     def reset_peaks(self, device: torch.device) -> None:
-        self.peak_bytes = self.allocated_bytes
+        self.held[device].peak_bytes = self.held[device].allocated_bytes
 
     def peak_allocated_bytes(self, device: torch.device) -> int:
-        return self.peak_bytes
+        return self.held[device].peak_bytes
 
     def peak_reserved_bytes(self, device: torch.device) -> int:
-        return 2 * self.peak_bytes
+        return 2 * self.peak_allocated_bytes(device)
 
     def used_bytes(self, device: torch.device) -> int:
-        return 2 * self.peak_bytes + self.others_bytes
+        return self.peak_reserved_bytes(device) + self.others_bytes
 
     def release(self) -> None:
         self.calls.append("release")

@@ -99,7 +99,8 @@ FORCED = {
         "loader_memory_bytes",
         "tests.test_processor_share.test_what_the_kernel_counts_is_others_less_the_ranks_own": "others_time_s "
         "others_signed_time_s stolen_time_s run_delay_s",
-        f"{HERE}.test_peaks_of_devices_are_added": "peak_allocated_bytes peak_reserved_bytes device_used_bytes",
+        f"{HERE}.test_peaks_of_devices_are_added": "peak_allocated_bytes "
+        "peak_allocated_bytes_by_device peak_reserved_bytes device_used_bytes",
         "tests.strategies.test_traffic.test_model_parallel_sends_an_activation_forward_and_its_gradient_back": (
             "activation_bytes_sent"
         ),
@@ -491,6 +492,7 @@ def test_peaks_of_devices_are_added(monkeypatch: pytest.MonkeyPatch) -> None:
     assert tuple(reset) == devices
     found = probe.stop()
     assert (found["peak_allocated_bytes"], found["peak_reserved_bytes"], found["device_used_bytes"]) == (201, 401, 601)
+    assert found["peak_allocated_bytes_by_device"] == "100,101"
 
 
 @pytest.mark.parametrize(("device_type", "grown_mib", "given_back"), [("cpu", 5, 1), ("cpu", 3, 0), ("cuda", 500, 0)])

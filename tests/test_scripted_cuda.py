@@ -64,6 +64,20 @@ def test_peaks_are_those_of_the_window(device: ScriptedCuda) -> None:
     device.allocate(-250)
     found = probe.stop()
     assert (found["peak_allocated_bytes"], found["peak_reserved_bytes"], found["device_used_bytes"]) == (300, 600, 607)
+    assert found["peak_allocated_bytes_by_device"] == "300"
+
+
+def test_each_gpu_of_a_process_has_a_peak_of_its_own(device: ScriptedCuda) -> None:
+    first, second = (torch.device("cuda", index) for index in (0, 1))
+    probe = MemoryProbe(World(device_type="cuda", devices=(first, second)))
+    device.allocate(5000, second)
+    device.allocate(-4000, second)
+    probe.start()
+    device.allocate(200, first)
+    device.allocate(-200, first)
+    device.allocate(2000, second)  # the peaks are not of one moment: their sum is no device's
+    found = probe.stop()
+    assert (found["peak_allocated_bytes"], found["peak_allocated_bytes_by_device"]) == (3200, "200,3000")
 
 
 def test_a_rank_is_known_by_its_gpu(device: ScriptedCuda) -> None:

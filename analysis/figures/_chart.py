@@ -221,10 +221,15 @@ def series(data: pl.DataFrame, *, points: bool = False) -> dict[str, Any]:
     }
 
 
-def timed(runs: Runs, labels: Mapping[str, str | pl.Expr]) -> pl.DataFrame:
-    """What `bars` needs of every displayed run: a row per column that it has measured, in the panel of its label."""
+def timed(runs: Runs, labels: Mapping[str, str | pl.Expr], **also: pl.Expr) -> pl.DataFrame:
+    """What `bars` needs of every displayed run: a row per column that it has measured, in the panel of its label.
+
+    `also`: further columns of each row, by name.
+    """
     names = ("group", "configuration", "variant", "strategy", "devices", "repeat")
     of_some = ("memory_kind", "accuracy_target", "theoretical_state_bytes", "disturbed")
     rows = displayed(runs)
-    parts = [panel(rows.select(*names, *of_some, name).drop_nulls(name), label) for name, label in labels.items()]
+    parts = [
+        panel(rows.select(*names, *of_some, name, **also).drop_nulls(name), label) for name, label in labels.items()
+    ]
     return pl.concat(parts, how="diagonal").sort(natural("group"), maintain_order=True)

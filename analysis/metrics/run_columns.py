@@ -165,6 +165,17 @@ PER_RUN = (
         heading="Memory, largest process",
     ),
     Column(
+        "peak_memory_device_bytes",
+        "int64",
+        "each device's peak over all epochs, the largest of them; where each process has one device, the same as "
+        "peak_memory_max_bytes",
+        "bytes",
+        null="not measured on every rank, or one process drives several devices that share its memory (CPUs), or did "
+        "so under a release that measured their sum alone (tables before version 9)",
+        repeats=Over.MEDIAN,
+        heading="Memory, largest device",
+    ),
+    Column(
         "peak_memory_sum_bytes",
         "int64",
         "each rank's peak over all epochs, their sum",

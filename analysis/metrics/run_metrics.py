@@ -122,20 +122,43 @@ def _per_rank(runs: Runs) -> pl.DataFrame:
 
 
 def _memory(runs: Runs) -> pl.DataFrame:
-    """Peak memory per run: device memory of CUDA runs, host memory of CPU runs."""
+    """Peak memory per run: device memory of CUDA runs, host memory of CPU runs. Of devices see `_by_device`."""
     kind = pl.col("device_type").replace_strict({"cuda": "device", "cpu": "host"}, default=None)
     peak = pl.when(pl.col("memory_kind") == "device").then("peak_allocated_bytes").otherwise("host_peak_rss_bytes")
     known = pl.col("peak").null_count() == 0
-    kinds = numbered(runs, "run", "device_type").select("run_id", kind.alias("memory_kind"))
+    kinds = numbered(runs, "run", "device_type", "devices", "processes").select(
+        "run_id", kind.alias("memory_kind"), shared=pl.col("processes") < pl.col("devices")
+    )
     return (
         _per_rank(runs)
         .join(kinds, on="run_id")
         .with_columns(peak=peak)
-        .group_by("run_id", "memory_kind")
+        .group_by("run_id", "memory_kind", "shared")
         .agg(
             pl.when(known).then(pl.col("peak").max()).alias("peak_memory_max_bytes"),
             pl.when(known).then(pl.col("peak").sum()).alias("peak_memory_sum_bytes"),
         )
+        .join(_by_device(runs), on="run_id", how="left", maintain_order="left")
+        .with_columns(
+            peak_memory_device_bytes=pl.when("shared").then("_on_device").otherwise("peak_memory_max_bytes"),
+        )
+        .drop("shared", "_on_device")
+    )
+
+
+def _by_device(runs: Runs) -> pl.DataFrame:
+    """`run_id` and `_on_device`, the largest peak on any one device, of runs whose processes drive several.
+
+    Null where any rank and epoch lacks it. Few runs are of this kind, so few texts are read.
+    """
+    shared = numbered(runs, "run", "devices", "processes").filter(pl.col("processes") < pl.col("devices"))
+    name = "peak_allocated_bytes_by_device"
+    each = pl.col(name).str.split(",").list.eval(pl.element().cast(pl.Int64)).list.max()
+    rows = numbered(runs, "ranks", name) if shared.height else pl.DataFrame(schema=shared.schema | {name: pl.String})
+    return (
+        rows.join(shared, on="run_id", how="semi")
+        .group_by("run_id")
+        .agg(_on_device=pl.when(pl.col(name).null_count() == 0).then(each.max()))
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from parallelbench import cuda
 
@@ -30,10 +30,12 @@ class MemoryProbe:
             cuda.reset_peaks(device)
         self._host_resettable = reset_host_peak()
 
-    def stop(self) -> dict[str, int | None]:
-        """Peaks since `start`, summed over this rank's devices."""
+    def stop(self) -> dict[str, Any]:
+        """Peaks since `start`, summed over this rank's devices, and what tensors held on each of them."""
+        held = list(map(cuda.peak_allocated_bytes, self._devices))
         return {
-            "peak_allocated_bytes": self._sum(cuda.peak_allocated_bytes),
+            "peak_allocated_bytes": sum(held) if held else None,
+            "peak_allocated_bytes_by_device": ",".join(map(str, held)) or None,
             "peak_reserved_bytes": self._sum(cuda.peak_reserved_bytes),
             "device_used_bytes": self._sum(cuda.used_bytes),
             "host_peak_rss_bytes": host_peak_bytes() if self._host_resettable else None,

@@ -18,7 +18,7 @@ from parallelbench.store.telemetry_table import GPU_AND_HOST, TELEMETRY
 if TYPE_CHECKING:
     import pyarrow as pa
 
-TABLES_VERSION = 8
+TABLES_VERSION = 9
 """Version of the result tables, in manifests and Parquet files; not in run ids, so a new column reruns nothing."""
 
 RANK = Column("rank", "int32", "0 … processes − 1")
@@ -128,9 +128,16 @@ RANKS = (
     Column(
         "peak_allocated_bytes",
         "int64",
-        "peak of device memory held by tensors in the training window",
+        "peak of device memory held by tensors in the training window, summed over this rank's GPUs",
         "bytes",
         null="no GPU",
+    ),
+    Column(
+        "peak_allocated_bytes_by_device",
+        "string",
+        "of each of this rank's GPUs, in the order of device_uuid, the peak of its memory held by tensors in the "
+        "training window; bytes, with commas between them",
+        null="no GPU: devices of a CPU that one process drives share its memory",
     ),
     Column(
         "peak_reserved_bytes",

@@ -118,6 +118,7 @@ class Fake:
     parameters: int = 402442
     host_peak_rss_bytes: Callable[[int, int], int | None] = lambda epoch, rank: 500 * MIB
     peak_allocated_bytes: Callable[[int, int], int | None] = lambda epoch, rank: None
+    peak_allocated_bytes_by_device: Callable[[int, int], str | None] = lambda epoch, rank: None
     sent: Callable[[int, int], tuple[int, int, int]] = lambda epoch, rank: (0, 0, 0)
     """Bytes of gradients, activations and parameters."""
     gpu_power_w: Callable[[int, int], float | None] | None = None
@@ -313,6 +314,7 @@ def _rank(run: RunConfig, keys: dict[str, Any], fake: Fake, epoch: int, rank: in
         "activation_bytes_sent": activations,
         "parameter_bytes_sent": parameters,
         "peak_allocated_bytes": fake.peak_allocated_bytes(epoch, rank),
+        "peak_allocated_bytes_by_device": fake.peak_allocated_bytes_by_device(epoch, rank),
         "peak_reserved_bytes": fake.peak_allocated_bytes(epoch, rank),
         "device_used_bytes": None,
         "host_peak_rss_bytes": fake.host_peak_rss_bytes(epoch, rank),

@@ -105,6 +105,79 @@ def test_device_memory_on_cuda_is_what_tensors_held(tmp_path: Path) -> None:
     assert (row["memory_kind"], row["peak_memory_max_bytes"], row["peak_memory_sum_bytes"]) == ("device", 14, 21)
 
 
+OF_ONE_PROCESS: dict[str, Any] = {"device_type": "cuda", "device_name": "GPU", "processes": 1}
+"""Which drives all GPUs."""
+
+
+@pytest.mark.parametrize(
+    ("texts", "expected"),
+    [
+        (["9,80", "70,8", "100,7", "2,1"], 100),
+        (["9,80", None, "100,7", "2,1"], None),
+        ([None] * 4, None),
+    ],
+)
+def test_memory_of_a_device_is_that_of_the_fullest(
+    texts: list[str | None], expected: int | None, tmp_path: Path
+) -> None:
+    """Of a process with several GPUs; the peaks of two devices may be of different epochs. None: an older release."""
+    fake = Fake(
+        **OF_ONE_PROCESS,
+        peak_allocated_bytes=lambda epoch, rank: 107,
+        peak_allocated_bytes_by_device=lambda epoch, rank: texts[epoch - 1],
+    )
+    row = _one(tmp_path, fake)
+    assert (row["peak_memory_device_bytes"], row["peak_memory_max_bytes"], row["peak_memory_sum_bytes"]) == (
+        expected, 107, 107
+    )  # fmt: skip
+
+
+def test_a_process_with_one_device_is_the_device_whatever_the_release(tmp_path: Path) -> None:
+    """No process says what each of its devices holds, as under tables of before version 9."""
+    row = _one(tmp_path / "cpu", Fake(host_peak_rss_bytes=lambda epoch, rank: (rank + 1) * MIB))
+    assert row["peak_memory_device_bytes"] == row["peak_memory_max_bytes"] == 2 * MIB
+    row = _one(tmp_path / "gpu", Fake(device_type="cuda", peak_allocated_bytes=lambda epoch, rank: (rank + 1) * 7))
+    assert row["peak_memory_device_bytes"] == row["peak_memory_max_bytes"] == 14
+
+
+def test_devices_of_a_cpu_in_one_process_share_its_memory(tmp_path: Path) -> None:
+    row = _one(tmp_path, Fake(processes=1))
+    assert (row["peak_memory_device_bytes"], row["peak_memory_max_bytes"]) == (None, 500 * MIB)
+
+
+@pytest.mark.slow
+def test_memory_is_drawn_by_device_also_where_one_process_drives_several(tmp_path: Path) -> None:
+    peaks = {"single": ("60", 1), "data_parallel": ("90,50", 2), "model_parallel": (None, 2)}
+    for name, (text, devices) in peaks.items():
+        held = sum(map(int, (text or "140").split(",")))
+        fake = Fake(
+            **OF_ONE_PROCESS,
+            peak_allocated_bytes=lambda epoch, rank, held=held: held * MIB,  # type: ignore[misc]
+            peak_allocated_bytes_by_device=lambda epoch, rank, text=text: (  # type: ignore[misc]
+                text and ",".join(f"{int(each) * MIB}" for each in text.split(","))
+            ),
+        )
+        published(config(tmp_path, strategy=name, devices=devices), fake)
+    found = memory.figure(load(tmp_path))
+    assert found is not None
+    (rows,) = found.to_dict()["datasets"].values()
+    device, several, whole = (
+        f"Device memory (allocated), {label}"
+        for label in ("largest device", "largest process, several devices each", "sum of all processes")
+    )
+    assert {(row["panel"], row["configuration"]): row["median"] for row in rows} == {
+        (device, "single × 1"): 60,
+        (device, "data_parallel × 2"): 90,
+        (several, "model_parallel × 2"): 140,
+        (whole, "single × 1"): 60,
+        (whole, "data_parallel × 2"): 140,
+        (whole, "model_parallel × 2"): 140,
+    }
+    said = memory.finding(load(tmp_path))
+    assert said.startswith("The largest device takes 60.0 MiB with single × 1 (60.0 MiB over all its processes)")
+    assert "140 MiB with model_parallel × 2 (140 MiB over all its processes; that is the largest process" in said
+
+
 @pytest.mark.parametrize("missing", [{(e, r) for e in range(1, 5) for r in (0, 1)}, {(2, 1)}])
 def test_memory_that_one_rank_did_not_measure_is_null_not_less(tmp_path: Path, missing: set[tuple[int, int]]) -> None:
     row = _one(tmp_path, Fake(host_peak_rss_bytes=lambda e, r: None if (e, r) in missing else 5))
@@ -175,10 +248,10 @@ def test_memory_is_drawn_beside_the_formula_on_gpus_only(tmp_path: Path) -> None
         said = memory.finding(load(tmp_path / kind))
         if kind == "cuda":
             assert lines == {
-                "Device memory (allocated), largest process": 32.0,
+                "Device memory (allocated), largest device": 32.0,
                 "Device memory (allocated), sum of all processes": None,
             }
-            assert said.startswith("The largest process takes 80.0 MiB with single × 1 (80.0 MiB over")
+            assert said.startswith("The largest device takes 80.0 MiB with single × 1 (80.0 MiB over")
             assert said.endswith("parameters, gradients and optimizer state by formula 32.0 MiB).")
         else:
             assert set(lines.values()) == {None}

@@ -11,6 +11,7 @@ from analysis.claims import judge_all
 from analysis.figures import draw
 from analysis.published import INDISPENSABLE, LOADED
 from analysis.report import Drawn, render
+from parallelbench.store.folder import find_runs
 from parallelbench.store.records import TABLES, TABLES_VERSION
 from tests.analysis.factory import Fake, config, published
 from tests.analysis.test_compact import rewrite
@@ -65,3 +66,27 @@ def test_bytes_that_were_not_counted_are_null(tmp_path: Path) -> None:
     found = per_run(load(tmp_path)).select("^.*bytes_sent.*$")
     assert found.width == 8
     assert set(found.unpivot()["value"]) == {None}
+
+
+def test_memory_of_a_device_is_known_where_it_is_a_process_under_any_version(tmp_path: Path) -> None:
+    gpus = {"ddp": 2, "data_parallel": 1}
+    for name, processes in gpus.items():
+        fake = Fake(
+            device_type="cuda",
+            processes=processes,
+            peak_allocated_bytes=lambda epoch, rank: 100,
+            peak_allocated_bytes_by_device=lambda epoch, rank, n=2 // processes: ",".join(["50"] * n),  # type: ignore[misc]
+        )
+        published(config(tmp_path, strategy=name, devices=2), fake)
+    today = dict(zip(*per_run_memory(tmp_path), strict=True))
+    assert today == {"ddp": 100, "data_parallel": 50}, "what a rank holds is its one device's"
+    for folder in find_runs(tmp_path):
+        rewrite(folder, 8, lambda t: t | {"ranks": t["ranks"].drop("peak_allocated_bytes_by_device")})
+    before = dict(zip(*per_run_memory(tmp_path), strict=True))
+    assert before == {"ddp": 100, "data_parallel": None}, "their sum says nothing of one"
+
+
+def per_run_memory(root: Path) -> tuple[list[str], list[int | None]]:
+    """Strategies, and what the fullest device of each holds."""
+    runs = load(root)
+    return runs.run["strategy"].to_list(), per_run(runs)["peak_memory_device_bytes"].to_list()
