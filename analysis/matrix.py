@@ -54,4 +54,4 @@ def matrix(runs: Runs) -> Matrix | None:
 def _cell(row: dict[str, Any]) -> Glance:
     low, high = row["speed_up_low"], row["speed_up_high"]
     speed_up = "" if row["speed_up"] is None else f"{row['speed_up']:.2f} ×"
-    return Glance(row["verdict"], speed_up, "" if low is None else text.span(low, high))
+    return Glance(row["verdict"], speed_up, "" if low is None else text.interval_of_95(low, high))

@@ -98,7 +98,7 @@ def _gain(row: dict[str, Any], *, named: bool) -> str:
         speed = f"{row['speed_up']:.2f} times as fast as one device"
         return f"{what} {does} {speed} in {few}, too few for an interval: {rest}."
     low, high, pairs = row["speed_up_low"], row["speed_up_high"], row["speed_up_pairs"]
-    span = f"95 % interval {text.span(low, high)}, {text.repeats(pairs)}"
+    span = f"{text.interval_of_95(low, high)}, {text.repeats(pairs)}"
     if row["verdict"] == SpeedVerdict.INDISTINGUISHABLE:
         return f"{what} is indistinguishable from one device in speed: {row['speed_up']:.2f} times as fast ({span})."
     return f"{what} {does} {row['speed_up']:.2f} times as fast as one device ({span}): {rest}."
@@ -227,25 +227,26 @@ def _throttled(runs: Runs) -> list[str]:
 
 def _baselines(runs: Runs) -> list[str]:
     rows = counted(runs).with_columns(pl.col("framework").fill_null("torch"))
-    without = [
-        (str(group), str(framework))
-        for (group, framework), members in rows.group_by("group", "framework", maintain_order=True)
-        if members.filter(IS_BASELINE).is_empty()
-    ]
+    without: dict[str, list[str]] = defaultdict(list)
+    for (group, framework), members in rows.group_by("group", "framework", maintain_order=True):
+        if members.filter(IS_BASELINE).is_empty():
+            without[str(framework)].append(str(group))
     return [
-        f"No speed-up for {group}{'' if framework == 'torch' else f' in {framework}'}: no counted run of "
-        f"strategy={BASELINES.get(framework, BASELINE[0])} devices=1 did the same work."
-        for group, framework in without
+        f"No speed-up for {text.listed(groups, sep='; ')}{'' if framework == 'torch' else f' in {framework}'}: no "
+        f"counted run of strategy={BASELINES.get(framework, BASELINE[0])} devices=1 did the same work."
+        for framework, groups in without.items()
     ]
 
 
 def _samples(runs: Runs) -> list[str]:
     dropped = counted(runs).filter(pl.col("dropped_samples") > 0)
-    cases = dropped.select("group", "train_samples", "dropped_samples").unique(maintain_order=True).rows()
+    alike = dropped.group_by("train_samples", "dropped_samples", maintain_order=True)
+    cases = alike.agg(pl.col("group").unique(maintain_order=True)).rows()
     return [
         f"{left:,} of {whole:,} training samples are not trained on in an epoch (they fill no global batch, or "
-        f"the epoch was cut short): {group}. Throughput counts only the samples that are trained on."
-        for group, whole, left in cases
+        f"the epoch was cut short): {text.listed(groups, sep='; ')}. Throughput counts only the samples that are "
+        "trained on."
+        for whole, left, groups in cases
     ]
 
 

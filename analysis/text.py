@@ -90,8 +90,17 @@ def interval(value: float | None, low: float | None, high: float | None, *, digi
 
 def ends(low: float, high: float, *, digits: int = 2) -> str:
     """ "1.38–1.49"; of an interval so wide that its ends say nothing, how wide it is."""
-    wide = high > WIDEST * max(low, 0.0)
-    return f"interval wider than a factor of {WIDEST}" if wide else span(low, high, digits=digits)
+    return _WIDE if is_wide(low, high) else span(low, high, digits=digits)
+
+
+def is_wide(low: float, high: float) -> bool:
+    """Whether the ends of a ratio's interval say nothing."""
+    return high > WIDEST * max(low, 0.0)
+
+
+def interval_of_95(low: float, high: float) -> str:
+    """ "95 % interval 1.38–1.49", or how wide it is."""
+    return f"95 % {_WIDE}" if is_wide(low, high) else f"95 % interval {span(low, high)}"
 
 
 def span(low: float, high: float, *, digits: int = 2) -> str:
@@ -103,6 +112,7 @@ def span(low: float, high: float, *, digits: int = 2) -> str:
 _MOST_DIGITS = 6
 WIDEST = 100
 """Factor from one end of an interval to the other, beyond which its ends say nothing."""
+_WIDE = f"interval wider than a factor of {WIDEST}"
 
 
 def _telling(digits: int, *ends: float) -> int:

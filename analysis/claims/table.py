@@ -171,10 +171,16 @@ def _effects(cases: Sequence[Case], claim: Claim, *, most: int) -> list[str]:
 
 def effect_of(case: Case, claim: Claim) -> str:
     """ "0.512 (0.498 – 0.530), 6 repeats: mnist · cnn_small, devices 1 → 2"."""
-    span = "" if case.low is None else f" ({_value(case.low, claim)} – {_value(case.high, claim)})"
+    span = "" if case.low is None or case.high is None else f" ({_ends(case.low, case.high, claim)})"
     also = "" if case.also is None else f"; {claim.also}: {_value(case.also, claim)}"
     place = f"{case.where}, {case.step}"
     return f"{_value(case.median, claim)}{span}, {text.repeats(len(case.effects))}: {place}{also}"
+
+
+def _ends(low: float, high: float, claim: Claim) -> str:
+    if claim.compare != "difference" and text.is_wide(low, high):
+        return text.ends(low, high)
+    return f"{_value(low, claim)} – {_value(high, claim)}"
 
 
 def _case(case: Case, claim: Claim) -> list[str]:

@@ -85,11 +85,21 @@ def refusals(runs: Runs) -> list[Refused]:
 def refused(runs: Runs) -> list[str]:
     """What is not compared with one device, with what differs and the remedies, in sentences."""
     several = len({group for group, _ in against_one_device(runs)}) > 1
-    return [
-        f"{text.listed(each.configurations)}{f' ({each.group})' if several else ''} can't be compared with "
-        f"{each.baseline}: {each.issue}{_likewise(each.configurations)}."
-        for each in refusals(runs)
-    ]
+    alike: dict[tuple[object, ...], list[Refused]] = defaultdict(list)
+    for each in refusals(runs):  # one line for all works of which the same is true
+        what = (each.issue.kind, format_differences(each.issue.differences))
+        alike[each.configurations, each.baseline, *what].append(each)
+    return [_refusal(found, named=several) for found in alike.values()]
+
+
+def _refusal(found: Sequence[Refused], *, named: bool) -> str:
+    first, groups = found[0], [each.group for each in found]
+    works = f" ({text.listed(groups, sep='; ')})" if named else ""
+    shown = f"{text.listed(first.configurations)}{works} can't be compared with {first.baseline}: {first.issue}"
+    if len(found) * len(first.configurations) == 1:
+        return f"{shown}."
+    of = f" of {first.group}" if len(found) > 1 else ""
+    return f"{shown} (for {first.configurations[0]}{of}; likewise for the others)."
 
 
 LIMITS = (Caveat.APART, Caveat.ORDER, Caveat.ABOVE_IDEAL)
@@ -125,10 +135,6 @@ def beside_others(runs: Runs) -> list[str]:
         "shown is another sweep's."
         for sweep, names in found.items()
     ]
-
-
-def _likewise(configurations: Sequence[str]) -> str:
-    return f" (for {configurations[0]}; likewise for the others)" if len(configurations) > 1 else ""
 
 
 @lru_cache(maxsize=8)

@@ -158,6 +158,7 @@ def _told(row: dict[str, Any]) -> str:
     """The interval of an efficiency in steady state, and what the verdict says of the speed behind it."""
     if row["speed_up_low"] is None:
         return ""
-    low, high = (text.percent(row[f"speed_up_{end}"] / row["devices"]) for end in ("low", "high"))
+    low, high = (row[f"speed_up_{end}"] / row["devices"] for end in ("low", "high"))
+    ends = text.ends(low, high) if text.is_wide(low, high) else f"{text.percent(low)}–{text.percent(high)}"
     same = ", in speed not told from one device" if row["verdict"] == SpeedVerdict.INDISTINGUISHABLE else ""
-    return f" ({low}–{high}{same})"
+    return f" ({ends}{same})"

@@ -12,6 +12,7 @@ from analysis import load, notes, text, write_report
 from analysis import report as report_module
 from analysis.claims import judge
 from analysis.claims.page import shown, summed_up, table, tabular
+from analysis.claims.table import effect_of
 from analysis.comparison.exclusions import disturbed_lines
 from analysis.configurations import facts
 from analysis.figures import draw, loss, models
@@ -100,6 +101,45 @@ def test_an_efficiency_has_its_interval_and_its_verdict(tmp_path: Path) -> None:
 )
 def test_an_interval_that_says_nothing_is_not_printed(low: float, high: float, words: str) -> None:
     assert text.interval(1.0, low, high) == words
+
+
+def test_ends_that_say_nothing_are_printed_nowhere(tmp_path: Path) -> None:
+    """Neither in the headline, nor at a glance, nor below a figure, nor beside a claim."""
+    for model in ("cnn_small", "mlp"):
+        for repeat, factor in enumerate((1.0, 20.0, 0.05)):
+            published(config(tmp_path, model=model, repeat=repeat), steady(10.0))
+            published(config(tmp_path, model=model, repeat=repeat, strategy="ddp", devices=2), steady(10.0 * factor))
+    runs, wide = load(tmp_path), "interval wider than a factor of 100"
+    glances = matrix(runs)
+    assert glances is not None
+    assert {cell.interval for _, cells in glances.rows for cell in cells} == {f"95 % {wide}"}
+    assert all(f"({f'95 % {wide}'}, 3 repeats)" in line for line in notes.headline(runs))
+    (figure,) = draw(runs, ["scaling"])
+    assert f"({wide}, in speed not told from one device)" in figure.finding
+    asked = claim(
+        contrasts=[{"from": {"strategy": "single", "devices": 1}, "to": {"strategy": "ddp", "devices": 2}}],
+        expect={"above": 1},
+    )
+    effects = [effect_of(case, asked) for case in judge(runs, asked, seed="0").cases]
+    assert len(effects) == 2
+    assert all(f" ({wide}), 3 repeats: " in words for words in effects)
+
+
+def test_what_is_true_of_several_works_is_one_warning(tmp_path: Path) -> None:
+    """Samples that no batch holds, no run of one device, one that was measured with another torch."""
+    apart, without = tmp_path / "apart", tmp_path / "without"
+    older = Fake().environment.replace("2.15.0", "2.14.0")
+    for model in ("cnn_small", "mlp"):
+        for root in (apart, without):
+            published(config(root, model=model, strategy="ddp", devices=2), Fake())
+        published(config(apart, model=model), Fake(environment=older))
+    told = notes.warnings(load(without))
+    both = "digits · cnn_small; and digits · mlp"
+    assert sum(line.startswith(f"No speed-up for {both}: no counted run") for line in told) == 1
+    assert sum(f"(they fill no global batch, or the epoch was cut short): {both}." in line for line in told) == 1
+    assert not [line for line in told if "digits · mlp" in line and both not in line]
+    refused = [line for line in notes.warnings(load(apart)) if "can't be compared with single × 1" in line]
+    assert [line.partition(" can't")[0] for line in refused] == [f"ddp × 2 ({both})"]
 
 
 def test_computation_for_each_second_of_communication(tmp_path: Path) -> None:
