@@ -41,7 +41,7 @@ def write_figure(runs: Runs, name: str, *, panel: str | None, width_mm: int, out
     if figure.chart is None:
         raise ConfigError(f"{name} can't be drawn from these runs: {figure.finding}")
     image = fitted(specification(figure.chart), width_mm=width_mm)
-    words = re.findall(r"\w+", panel.lower()) if panel else []
+    words = list(dict.fromkeys(re.findall(r"\w+", (panel or "").lower())))
     stem = "-".join([name, *words, f"{width_mm}mm"])
     with storage_errors(out, option="--out DIR"):
         out.mkdir(parents=True, exist_ok=True)

@@ -121,12 +121,13 @@ def named(words: str, names: Sequence[str]) -> list[str]:
     """The panel of exactly this heading, else those whose headings hold each of these words; raises `ConfigError`."""
     wanted = _letters(words)
     exact = [name for name in names if _letters(name) == wanted]
-    found = exact or [name for name in names if set(wanted) <= set(_letters(name))]
+    found = exact or [name for name in names if wanted and set(wanted) <= set(_letters(name))]
     if not found:
         near = sorted(names, key=lambda name: -len(set(wanted) & set(_letters(name))))
         told = "; ".join(name.replace(BETWEEN, ", ") for name in near[:_MOST_NAMED])
         more = f"; and {len(near) - _MOST_NAMED} more" if len(near) > _MOST_NAMED else ""
-        raise ConfigError(f"no panel's heading holds {words}: choose words of one of these: {told}{more}")
+        asked = words if wanted else repr(words)
+        raise ConfigError(f"no panel's heading holds {asked}: choose words of one of these: {told}{more}")
     return found
 
 

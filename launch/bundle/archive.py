@@ -106,6 +106,9 @@ def _require_harmless(path: Path, members: Sequence[tarfile.TarInfo], *, free: i
         if member.name in seen:
             raise _refused(path, member.name, "is there twice")
         seen.add(member.name)
+    for name in sorted(seen):
+        if any(str(folder) in seen for folder in PurePosixPath(name).parents):
+            raise _refused(path, name, "lies in what is a file there")
     tops = {name.partition("/")[0] for name in seen}
     if len(tops) != 1:
         raise ConfigError(f"{path} is no bundle: it holds {len(tops)} folders, and a bundle holds one")

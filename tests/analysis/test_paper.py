@@ -56,7 +56,7 @@ def test_a_figure_is_as_wide_as_a_papers_column(
 def test_words_choose_panels_and_the_legend_names_what_is_in_them(
     sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given = (str(sweep), "--figure", "loss", "--panel", "cnn_small test", "--out", str(tmp_path))
+    given = (str(sweep), "--figure", "loss", "--panel", "cnn_small test cnn_small", "--out", str(tmp_path))
     _, vector, _ = written(capsys, *given)
     assert vector.name == "loss-cnn_small-test-85mm.svg"
     words = vector.read_text()
@@ -75,6 +75,8 @@ def test_words_choose_panels_and_the_legend_names_what_is_in_them(
             "bubble can't be drawn from these runs: No configuration that counts runs by a schedule",
         ),
         ({"figure": "loss", "panel": "vit"}, "no panel's heading holds vit: choose words of one of these: "),
+        ({"figure": "loss", "panel": ""}, "no panel's heading holds '': choose words of one of these: "),
+        ({"figure": "loss", "panel": " · "}, "no panel's heading holds ' · ': choose words of one of these: "),
         ({"panel": "vit"}, "--panel vit is of one figure: name it with --figure NAME"),
         ({"width": 85}, "--width 85 is of one figure: name it with --figure NAME"),
     ],

@@ -155,6 +155,8 @@ def repacked(tmp_path: Path, change: Callable[[Members], None]) -> Path:
         (lambda m: m.update({"/up.txt": b"x"}), "/up.txt would be unpacked elsewhere"),
         (lambda m: m.update({"changed/./up.txt": b"x"}), "changed/./up.txt would be unpacked elsewhere"),
         (lambda m: m.update({"other/up.txt": b"x"}), "it holds 2 folders"),
+        (lambda m: m.update({"changed/a/one.txt/up.txt": b"x"}), "a/one.txt/up.txt lies in what is a file there"),
+        (lambda m: m.update({"changed/SHA256SUMS/up.txt": b"x"}), "SHA256SUMS/up.txt lies in what is a file there"),
     ],
 )
 def test_a_tampered_bundle_is_refused_and_the_file_is_named(
