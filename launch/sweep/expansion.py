@@ -34,10 +34,12 @@ from parallelbench.spec.settings import Sweep, SweepBlock
 from parallelbench.spec.structure import structure
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from parallelbench.spec.config import RunConfig, Strategy
+
+    Tell = Callable[[str], object]
 
 Point = dict[str, Any]
 """The keys that one configuration of a sweep sets."""
@@ -71,11 +73,12 @@ def one_run(
     return plan[0]
 
 
-def expand(overrides: Sequence[str], extension: Extension = NOTHING) -> list[PlannedRun]:
+def expand(overrides: Sequence[str], extension: Extension = NOTHING, *, tell: Tell = str) -> list[PlannedRun]:
     """All runs of the sweep that the overrides describe, in the order in which they should run.
 
     A key on the command line replaces the sweep file's values of that key; a choice list (`devices=1,2`) is one more
-    axis. Raises `ConfigError` for anything that is not valid.
+    axis. `tell` is called with a line for each configuration that `sweep.unfit` leaves out. Raises `ConfigError` for
+    anything that is not valid.
     """
     parsed = parse(_as_published(overrides, extension.conf), extension.conf)
     fixed = [str(override.input_line) for override in parsed if not override.is_sweep_override()]
@@ -86,7 +89,7 @@ def expand(overrides: Sequence[str], extension: Extension = NOTHING) -> list[Pla
     sweep: Sweep = structure(composer.sweep(), Sweep, "sweep")
     given = axes.keys() | {override.key_or_group for override in parsed}
     points = [point for block in sweep.blocks for point in _points(_without(block, given), axes)]
-    return _ordered(sweep, composer, points)
+    return _ordered(sweep, composer, points, tell)
 
 
 def _as_published(overrides: Sequence[str], conf: Path | None) -> list[str]:
@@ -111,8 +114,9 @@ def _as_published(overrides: Sequence[str], conf: Path | None) -> list[str]:
     return [twins[name] if text.startswith("sweep=") else text for text in rest]
 
 
-def _ordered(sweep: Sweep, composer: _Composer, points: list[Point]) -> list[PlannedRun]:
+def _ordered(sweep: Sweep, composer: _Composer, points: list[Point], tell: Tell) -> list[PlannedRun]:
     planned: dict[tuple[str, bool], PlannedRun] = {}
+    left_out: dict[str, None] = {}
     sources = Sources(composer.extension)
     for repeat in range(sweep.repeats):
         order = list(points)
@@ -124,9 +128,25 @@ def _ordered(sweep: Sweep, composer: _Composer, points: list[Point]) -> list[Pla
             tune = structure(plain.get("tune"), bool, "tune")
             run = sources.given_to(_on_one_device(from_mapping(plain, composer.extension.plugin), point))
             _check_setup(run, composer.extension)
+            if sweep.unfit == "left_out" and (reason := _unfit(run)):
+                left_out[f"left out, {run.strategy.name} × {run.devices}: {reason}"] = None
+                continue
             overrides = [*composer.fixed, *_as_overrides(point, plain["repeat"])]
             planned.setdefault((run_id(run), tune), PlannedRun(run, overrides, tune))
+    if left_out and not planned:
+        raise ConfigError("\n".join([f"sweep={sweep.name} has no configuration that fits:", *left_out]))
+    for line in left_out:
+        tell(line)
     return list(planned.values())
+
+
+def _unfit(run: RunConfig) -> str:
+    """Why its strategy refuses the run; empty: it does not."""
+    try:
+        run.strategy.check(run, run.site.device if run.device == "auto" else run.device)
+    except ConfigError as error:
+        return str(error)
+    return ""
 
 
 def _check_setup(run: RunConfig, extension: Extension) -> None:

@@ -9,7 +9,7 @@ from launch.sweep import expand, one_run
 from parallelbench.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from launch.sweep import PlannedRun
     from launch.sweep.compose import Extension
@@ -18,9 +18,14 @@ if TYPE_CHECKING:
 AUTO = "strategy=auto"
 
 
-def planned_runs(overrides: Sequence[str], extension: Extension) -> list[PlannedRun]:
-    """All runs of a sweep, with the strategies that the advisor chooses under `strategy=auto`."""
-    return _chosen(overrides, extension) if AUTO in overrides else expand(overrides, extension)
+def planned_runs(
+    overrides: Sequence[str], extension: Extension, *, tell: Callable[[str], object] = str
+) -> list[PlannedRun]:
+    """All runs of a sweep, with the strategies that the advisor chooses under `strategy=auto`.
+
+    `tell` is called with a line for each configuration that is left out.
+    """
+    return _chosen(overrides, extension) if AUTO in overrides else expand(overrides, extension, tell=tell)
 
 
 def planned_run(overrides: Sequence[str], extension: Extension) -> PlannedRun:

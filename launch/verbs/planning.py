@@ -74,7 +74,8 @@ def plan(overrides: Sequence[str], extension: Extension, *, as_json: bool) -> in
     """
     told = io.StringIO()
     shown = Console(file=told, width=WIDTH) if as_json else console()
-    runs = _as_tuned(planned_runs(overrides, extension), shown)
+    tell = partial(shown.print, highlight=False, markup=False, soft_wrap=True)
+    runs = _as_tuned(planned_runs(overrides, extension, tell=tell), shown)
     for line in notes_on_sources(runs, extension):
         shown.print(line, highlight=False, markup=False, soft_wrap=True)
     checked = _checked(runs)

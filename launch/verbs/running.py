@@ -55,7 +55,7 @@ def submit(
 ) -> int:
     """Train the missing runs of a sweep with its launcher; `then`: what follows once all are over (`report`)."""
     options = SubmitOptions(_outcomes(retry), max_gpu_hours)
-    plan = _tuned(planned_runs(overrides, extension))
+    plan = _tuned(planned_runs(overrides, extension, tell=say))
     _tell_of_sources(plan, extension)
     launcher = launcher_of(plan[0].run)
     if then and not (launcher.trains_here or launcher.reports_afterwards):

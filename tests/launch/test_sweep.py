@@ -6,6 +6,7 @@ import contextlib
 import functools
 import itertools
 import random
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from launch.preparation import prepare_all
 from launch.sweep.compose import NOTHING, Extension, parse, resolve, resolved_by_omegaconf
 from launch.sweep.expansion import PlannedRun, Point, _points, _set, expand, one_run
 from parallelbench.errors import ConfigError
+from parallelbench.spec.check import check_run
 from parallelbench.spec.config import RunConfig
 from parallelbench.spec.identity import run_id
 from parallelbench.spec.mapping import from_mapping
@@ -80,6 +82,40 @@ def test_exclude_sees_keys_of_the_command_line() -> None:
         {"a": 2, "b": 1},
         {"a": 2, "b": 2},
     ]
+
+
+def test_what_suits_no_512_devices_is_left_out_with_the_reason() -> None:
+    """`plan sweep=gpt_layouts devices=512` plans what a cluster would run."""
+    lines: list[str] = []
+    words = ["sweep=gpt_layouts", "devices=512", "nodes=128", "launcher=slurm", "site=asu_sol", "sweep.repeats=2"]
+    runs = [planned.run for planned in expand(words, tell=lines.append)]
+    strategies = Counter(run.strategy.name for run in runs)
+    assert strategies == {"ddp": 2, "zero1": 2, "fsdp": 2, "hsdp": 4, "dp_tp": 4}
+    for run in runs:
+        check_run(run, "cuda")
+    assert {run.devices for run in runs} == {512}
+    left_out = Counter(line.partition(":")[0] for line in lines)
+    assert left_out.keys() == {
+        f"left out, {name} × 512" for name in ("single", "tensor_parallel", "pipeline", "dp_pp", "dp_pp_tp")
+    }
+    assert len(lines) == len(set(lines)), "once each, not for every repeat"
+
+
+def test_on_the_devices_that_a_file_names_nothing_is_left_out() -> None:
+    lines: list[str] = []
+    assert len(expand(["sweep=gpt_layouts", "sweep.repeats=1"], tell=lines.append)) == 15
+    assert lines == []
+
+
+def test_where_nothing_suits_the_sweep_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"sweep=adhoc has no configuration that fits:\nleft out, single × 2: "):
+        expand(["strategy=single", "devices=2", "sweep.unfit=left_out"])
+
+
+def test_unless_a_sweep_says_so_nothing_is_left_out() -> None:
+    lines: list[str] = []
+    runs = expand(["strategy=single,ddp", "devices=2"], tell=lines.append)
+    assert ([planned.run.strategy.name for planned in runs], lines) == (["single", "ddp"], [])
 
 
 def test_an_empty_block_is_one_point() -> None:
