@@ -105,9 +105,10 @@ def _prune(node: Any, present: set[Any]) -> None:
 
 
 def _bare(spec: dict[str, Any]) -> str:
-    """Without a legend, which may be wider than narrow panels."""
+    """Without legend and headings, which may be wider than narrow panels."""
     bare = copy.deepcopy(spec)
     bare["config"]["legend"]["disable"] = True
+    bare["facet"]["header"]["labelExpr"] = "''"
     return _drawn(bare, panel_width=_NARROWEST)
 
 

@@ -15,19 +15,19 @@ if TYPE_CHECKING:
     from analysis.reader import Runs
 
 
-def ranked(runs: Runs, rows: pl.DataFrame, sentence: Callable[[pl.DataFrame], str]) -> str:
+def ranked(runs: Runs, rows: pl.DataFrame, sentence: Callable[[pl.DataFrame], str], *, by: str = "group") -> str:
     """`per_group` of sentences that rank configurations: where environments differ, or others disturbed runs of a
     configuration, each says that it ranks nothing.
     """
     unlike = unlike_groups(runs)
 
     def with_refusal(members: pl.DataFrame) -> str:
-        issue = unlike.get(members["group"][0])
+        issue = next((unlike[group] for group in members["group"] if group in unlike), None)
         disturbed = members.filter("disturbed")["configuration"].to_list()
         why = issue or (disturbed and f"others disturbed runs of {text.listed(disturbed)}")
         return sentence(members) + (f"; this does not rank them, since {why}" if why else "")
 
-    return per_group(rows, with_refusal)
+    return per_group(rows, with_refusal, by=by)
 
 
 def per_group(rows: pl.DataFrame, sentence: Callable[[pl.DataFrame], str], *, by: str = "group", most: int = 4) -> str:

@@ -1,0 +1,120 @@
+"""Figures of the first two epochs against devices: planted rates and times come out, from one device on."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis import load
+from analysis.figures import draw, epoch_rates, epoch_time_data, specification, svg
+from analysis.paper import fitted
+from tests.analysis.factory import Fake, config, published
+
+pytestmark = pytest.mark.slow
+
+
+def timed(root: Path, first_s: float, second_s: float, **changes: Any) -> None:
+    changes = {"data": {"name": "mnist"}, "epochs": 2} | changes
+    published(config(root, **changes), Fake(epoch_time_s=lambda epoch, rank: first_s if epoch == 1 else second_s))
+
+
+def rows_of(chart: Any) -> list[dict[str, Any]]:
+    (rows,) = specification(chart)["datasets"].values()
+    return list(rows)
+
+
+def test_rates_are_samples_by_the_time_of_the_epoch_and_lines_begin_at_one_device(tmp_path: Path) -> None:
+    """468 steps of 128 images: 59,904 samples an epoch."""
+    for repeat, drift in enumerate((1.0, 1.1, 1.2)):
+        timed(tmp_path, 20.0 * drift, 10.0 * drift, repeat=repeat)
+        for strategy, devices, second_s in (("ddp", 2, 6.0), ("ddp", 4, 4.0), ("fsdp", 2, 8.0)):
+            changes = {"strategy": strategy, "devices": devices, "repeat": repeat}
+            timed(tmp_path, 2 * second_s * drift, second_s * drift, **changes)
+    timed(tmp_path, 1.0, 1.0, model="mlp")  # no other number of devices: nothing to show of it
+    runs = load(tmp_path)
+    chart = epoch_rates.figure(runs)
+    assert chart is not None
+    rows = rows_of(chart)
+    assert {row["panel"] for row in rows} == {"mnist · cnn_small"}
+    ends = {(row["variant"], row["devices"], row["which"]): row["median"] for row in rows if row["first"]}
+    of = {"single": {1: 11.0}, "ddp": {1: 11.0, 2: 6.6, 4: 4.4}, "fsdp": {1: 11.0, 2: 8.8}}
+    second = {
+        (name, devices, epoch_rates.SECOND): pytest.approx(59_904 / time_s)
+        for name, times in of.items()
+        for devices, time_s in times.items()
+    }
+    first = {(*key[:2], epoch_rates.FIRST): pytest.approx(rate.expected / 2) for key, rate in second.items()}
+    assert ends == second | first
+    origins = [row for row in rows if row["configuration"] is None]
+    assert {(row["variant"], row["devices"], row["repeat"]) for row in origins} == {("ddp", 1, None), ("fsdp", 1, None)}
+    assert epoch_rates.finding(runs) == (
+        "In the second epoch, samples per second are 13,615 with ddp × 4 (first epoch: 6,807); "
+        "9,076 with ddp × 2 (first epoch: 4,538); 6,807 with fsdp × 2 (first epoch: 3,404); and 1 more."
+    )
+    image = svg(specification(chart))
+    assert all(words in image for words in ("Second epoch", "First epoch", "fsdp"))
+
+
+def test_frameworks_begin_at_their_own_one_device(tmp_path: Path) -> None:
+    times = (("single", 1, 10.0), ("ddp", 2, 5.0), ("tf_single", 1, 40.0), ("tf_mirrored", 2, 20.0))
+    for strategy, devices, time_s in times:
+        timed(tmp_path, time_s, time_s, strategy=strategy, devices=devices)
+    chart = epoch_rates.figure(load(tmp_path))
+    assert chart is not None
+    starts = {row["variant"]: row["median"] for row in rows_of(chart) if row["devices"] == 1}
+    assert starts["ddp"] == starts["single"] == pytest.approx(5990.4)
+    assert starts["tf_mirrored"] == starts["tf_single"] == pytest.approx(1497.6)
+
+
+def test_sizes_of_the_training_set_share_an_axis_and_are_named_once(tmp_path: Path) -> None:
+    for copies in (1, 4, 8):
+        for strategy, devices in (("single", 1), ("ddp", 2), ("ddp", 4), ("fsdp", 4)):
+            data = {"name": "mnist", "copies": copies}
+            time_s = 10.0 * copies / devices
+            timed(tmp_path, 3 * time_s, time_s, data=data, strategy=strategy, devices=devices)
+    runs = load(tmp_path)
+    (figure,) = draw(runs, ["epoch_time_data"])
+    assert figure.chart is not None
+    rows = rows_of(figure.chart)
+    assert {row["panel"] for row in rows} == {"mnist · cnn_small"}, "one axis for all sizes"
+    lines = {(row["variant"], row["train_samples"], row["devices"]): row["median"] for row in rows if row["first"]}
+    assert {key[1:]: time_s for key, time_s in lines.items() if key[0] == "ddp"} == {
+        (60_000 * copies, devices): 10.0 * copies / devices for copies in (1, 4, 8) for devices in (1, 2, 4)
+    }
+    labels = sorted(row["label"] for row in rows if row["label"])
+    assert labels == ["240,000", "480,000", "60,000"]
+    assert figure.finding.replace("\u202f", " ") == (
+        "A second epoch takes 2.50 to 20.0 s with ddp × 4 (60,000 to 480,000 samples); "
+        "2.50 to 20.0 s with fsdp × 4 (60,000 to 480,000 samples); "
+        "5.00 to 40.0 s with ddp × 2 (60,000 to 480,000 samples); and 1 more."
+    )
+    image = svg(specification(figure.chart))
+    assert image.count(">480,000<") == 1
+
+
+def test_one_size_or_one_number_of_devices_makes_no_figure(tmp_path: Path) -> None:
+    timed(tmp_path, 2.0, 1.0)
+    timed(tmp_path, 2.0, 1.0, epochs=1, strategy="ddp", devices=2)
+    runs = load(tmp_path)
+    assert epoch_rates.figure(runs) is None
+    assert epoch_rates.finding(runs) == "No kind of work that counts has a second epoch on several numbers of devices."
+    assert epoch_time_data.figure(runs) is None
+    assert "several sizes of the training set" in epoch_time_data.finding(runs)
+
+
+def test_a_heading_wider_than_its_panel_takes_no_width_from_it(tmp_path: Path) -> None:
+    """At 175 mm two panels share 787 units; axes and gaps take less than 200 of them."""
+    for batch in (64, 128):
+        for model in ("cnn_small", "cnn_large_dense"):
+            for devices in (1, 2):
+                strategy = "ddp" if devices > 1 else "single"
+                timed(tmp_path, 2.0, 1.0, batch_size=batch, model=model, devices=devices, strategy=strategy)
+    chart = epoch_rates.figure(load(tmp_path))
+    assert chart is not None
+    image = fitted(specification(chart), width_mm=175)
+    widths = [float(width) for width in re.findall(r'd="M0,0h([\d.]+)v260', image)]
+    assert len(widths) == 4
+    assert min(widths) > 250
