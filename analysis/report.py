@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import base64
 import csv
-import gzip
 import json
 import os
 import re
@@ -29,6 +27,7 @@ from analysis.loading import load
 from analysis.matrix import matrix
 from analysis.metrics import per_epoch, require_accuracy
 from analysis.metrics.schema import explained_columns, page_columns, tables_columns
+from analysis.vega_bundle import packed, packed_vega
 from parallelbench.errors import ConfigError
 from parallelbench.store.durable import storage_errors
 
@@ -138,11 +137,6 @@ def script_json(value: Any) -> str:
     return json.dumps(value).replace("<", "\\u003c")
 
 
-def packed(words: str) -> str:
-    """Compressed, in base64: what a browser unpacks by itself. The same words always give the same."""
-    return base64.b64encode(gzip.compress(words.encode(), mtime=0)).decode()
-
-
 def _write_tables(runs: Runs, folder: Path) -> None:
     configurations = summary(runs)
     configurations.write_csv(folder / "configurations.csv")
@@ -176,7 +170,6 @@ def _write_tables(runs: Runs, folder: Path) -> None:
 def render(runs: Runs, drawn: list[Drawn]) -> str:
     """The page."""
     import jinja2
-    import vl_convert
 
     templates = Path(__file__).parent / "templates"
     pages = jinja2.Environment(loader=jinja2.FileSystemLoader(templates), autoescape=True, trim_blocks=True)
@@ -201,7 +194,7 @@ def render(runs: Runs, drawn: list[Drawn]) -> str:
         css=(templates / "report.css").read_text(encoding="utf-8"),
         script=(templates / "report.js").read_text(encoding="utf-8"),
         specs=packed(json.dumps({each.figure.name: each.spec for each in drawn if each.spec})),
-        vega=packed(vl_convert.javascript_bundle()),  # type: ignore[call-arg]  # its stub forgets the default
+        vega=packed_vega(),
     )
 
 
