@@ -70,9 +70,16 @@ def panels(
         .configure_legend(labelFontSize=12, orient="top", columns=4, labelLimit=370, labelColor=INK)
         .configure_view(stroke=None)
     )
+    laid_out.usermeta = _omitted(data, order)
     if own_axes:
         laid_out.resolve = alt.Resolve(scale={"x": "independent", "y": "independent"})
     return laid_out
+
+
+def _omitted(data: pl.DataFrame, order: Sequence[str]) -> Any:
+    """How many panels are not drawn, by which the page's script tells why a filter leaves nothing."""
+    omitted = data["panel"].n_unique() - len(order) if _WORDS.get() is None else 0
+    return {"omitted": omitted} if omitted else alt.Undefined
 
 
 def _heading(panel: str | None) -> list[str]:

@@ -28,7 +28,8 @@ function filterTables(choice) {
     body.hidden = rows.every((row) => row.hidden);
   }
   if (form) form.querySelector("output").textContent =
-    choice.all ? "" : `Shown: ${choice.count} of ${configurations.length} configurations.`;
+    choice.all ? "" : choice.count === 0 ? "No configuration has all of these." :
+    `Shown: ${choice.count} of ${configurations.length} configurations.`;
 }
 
 // The figure's rows that are chosen. Rows of no configuration, such as an ideal line, stay beside those that they explain.
@@ -85,6 +86,7 @@ async function draw(figure, choice) {
   const spec = JSON.parse(specs[figure.dataset.figure]);
   const panels = filtered(spec, choice);
   figure.classList.toggle("empty", panels === 0);
+  figure.dataset.empty = panels > 0 ? "" : choice.count === 0 ? "all" : spec.usermeta?.omitted ? "elsewhere" : "here";
   if (panels === 0) return;
   const available = place.clientWidth;
   const columns = available < TWO_PANELS ? 1 : Math.min(2, panels);

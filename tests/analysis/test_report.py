@@ -169,6 +169,7 @@ def test_of_very_many_repeats_and_panels_medians_of_the_first_are_drawn(many: Ru
         "report --figure NAME --panel WORDS draws any."
     )
     assert figure.chart.to_dict()["title"]["subtitle"] in figure.finding
+    assert figure.chart.to_dict()["usermeta"] == {"omitted": 1}, "a filter that leaves nothing tells of the others"
 
 
 def test_of_very_long_curves_some_epochs_are_drawn_the_last_always(many: Runs) -> None:
