@@ -133,6 +133,7 @@ _MODELS = {
     "vit": [],
     "vit_b_16": [],
     "gpt_tiny": ["data=tokens"],
+    "gpt_moe_tiny": ["data=tokens"],
 }
 
 

@@ -49,6 +49,11 @@ class Gpt(GptOptions, frozen=True, kw_only=True):
         """Heads of keys and values, which divide those of queries; they have to divide the hidden units too."""
         return math.gcd(self.key_heads, self.hidden_units)
 
+    @property
+    def token_weights(self) -> int:
+        """Weights of a block's perceptron that each token is multiplied by."""
+        return (3 if self.mlp == "swiglu" else 2) * self.width * self.hidden_units
+
     def flop_per_sample(self, tokens: int) -> float:
         """Floating-point operations of training on a sample, by formula: what model FLOPs utilisation counts.
 
@@ -56,8 +61,7 @@ class Gpt(GptOptions, frozen=True, kw_only=True):
         arXiv 2204.02311); looking up embeddings, norms and biases count nothing.
         """
         attention = 2 * (1 + self.key_heads / self.heads) * self.width**2
-        perceptron = (3 if self.mlp == "swiglu" else 2) * self.width * self.hidden_units
-        products = 2 * (attention + perceptron) + 4 * tokens * self.width
+        products = 2 * (attention + self.token_weights) + 4 * tokens * self.width
         return 3.0 * tokens * (self.layers * products + 2 * self.width * self.vocabulary)
 
     @property

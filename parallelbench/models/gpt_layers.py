@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 _BASE = 10_000.0
 """Of the rotary positions' wavelengths."""
-_STD = 0.02
+STD = 0.02
 """Of GPT-2's initial weights."""
 
 
@@ -25,7 +25,7 @@ class TokenEmbed(nn.Module):
         super().__init__()
         self.tokens = nn.Embedding(options.vocabulary, options.width)
         if options.positions == "learned":
-            self.positions = nn.Parameter(torch.empty(options.sequence, options.width).normal_(std=_STD))
+            self.positions = nn.Parameter(torch.empty(options.sequence, options.width).normal_(std=STD))
         else:
             self.register_parameter("positions", None)
 
@@ -63,7 +63,8 @@ class CausalAttention(nn.Module):
 
     def _split(self, x: Tensor) -> Tensor:
         """(batch, tokens, heads × head_width) → (batch, heads, tokens, head_width)."""
-        return x.reshape(*x.shape[:2], -1, self.head_width).transpose(1, 2)
+        batch, tokens, width = x.shape  # a rank's part of the last test samples may be empty
+        return x.reshape(batch, tokens, width // self.head_width, self.head_width).transpose(1, 2)
 
 
 class DecoderBlock(nn.Module):
@@ -127,17 +128,17 @@ def new_layers(options: GptOptions) -> list[nn.Module]:
     embed, head = TokenEmbed(options), VocabularyHead(options)
     layers = [embed, *(DecoderBlock(options) for _ in range(options.layers)), head]
     for layer in layers:
-        _initialise(layer, options)
+        initialise(layer, options)
     if options.tied:
         head.linear.weight = embed.tokens.weight
     return layers
 
 
-def _initialise(layer: nn.Module, options: GptOptions) -> None:
+def initialise(layer: nn.Module, options: GptOptions) -> None:
     """Normal weights, narrower by √(2 · layers) where they add to the residual stream; biases start at zero."""
     for name, module in layer.named_modules():
         if isinstance(module, (nn.Linear, nn.Embedding)):
             adds = name.endswith(("attention.out", "fc2"))
-            nn.init.normal_(module.weight, std=_STD / math.sqrt(2 * options.layers) if adds else _STD)
+            nn.init.normal_(module.weight, std=STD / math.sqrt(2 * options.layers) if adds else STD)
         if isinstance(module, nn.Linear) and module.bias is not None:
             nn.init.zeros_(module.bias)

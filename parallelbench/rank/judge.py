@@ -73,7 +73,8 @@ class Judge:
 
     def __init__(self, model: nn.Module, run: RunConfig, world: World, loader_of: LoaderOf) -> None:
         self._run, self._loader_of = run, loader_of
-        self._plain = PlainModel(model, run.loss.build(), device=world.device, pieces=pieces_of(run) or 1)
+        loss = run.model.with_own_loss(run.loss.build())
+        self._plain = PlainModel(model, loss, device=world.device, pieces=pieces_of(run) or 1)
         formats = " and ".join(dict.fromkeys(("fp64", run.precision)))
         self._what = f"{run.global_batch_size} samples in {run.precision}, against one device in {formats}"
         granted = granted_tolerance(run)

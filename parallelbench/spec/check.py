@@ -24,6 +24,7 @@ def check_run(run: RunConfig, device_type: str) -> None:
     own_reference(run)
     run.optimizer.check(run, device_type)
     _check_batch(run)
+    _check_own_loss(run)
     _check_schedule(run)
     _check_clipping(run)
     _check_gpu_options(run, device_type)
@@ -126,6 +127,7 @@ def _why_not_captured(run: RunConfig) -> str:
         f"optimizer={run.optimizer.name} can't be captured": not run.optimizer.can_be_captured,
         "precision=fp16 adapts the scale of the loss on the host": run.precision == "fp16",
         "compile=true makes other launches of a step": run.compile,
+        f"model={run.model.name} has tensors whose sizes follow from what is computed": run.model.sizes_follow_values,
         "a replayed step has no phases for measure.attribution_steps": run.measure.attribution_steps > 0,
     }
     return next((reason for reason, applies in reasons.items() if applies), "")
@@ -133,6 +135,11 @@ def _why_not_captured(run: RunConfig) -> str:
 
 def _check_compiled(run: RunConfig) -> None:
     """Refuse to compile steps that torch can't compile whole."""
+    if run.compile and run.model.sizes_follow_values:
+        raise ConfigError(
+            f"compile=true is refused: model={run.model.name} has tensors whose sizes follow from what is computed, so "
+            "torch would compile for each of them; choose compile=false"
+        )
     if run.compile_scope == "model":
         return
     reasons = {
@@ -146,6 +153,16 @@ def _check_compiled(run: RunConfig) -> None:
     }
     if reason := next((reason for reason, applies in reasons.items() if applies), ""):
         raise ConfigError(f"compile_scope={run.compile_scope} is refused: {reason}")
+
+
+def _check_own_loss(run: RunConfig) -> None:
+    """Refuse losses of a model's own where no rank could add them."""
+    if run.model.own_loss and not run.strategy.takes_own_loss:
+        raise ConfigError(
+            f"{run.model.own_loss} with strategy={run.strategy.name} is refused: layers of model={run.model.name} add "
+            "to the loss, but no device has all layers, whole samples and their loss; choose "
+            f"{run.model.without_own_loss}, or strategy=ddp"
+        )
 
 
 def _check_schedule(run: RunConfig) -> None:

@@ -125,6 +125,9 @@ class Strategy(Component, frozen=True, kw_only=True):
     """Why a step on a GPU makes the host wait by design; empty: no step does."""
     evaluates_repeatedly: ClassVar[bool] = False
     """Whether a step can take several gradients, as `optimizer=lbfgs` needs."""
+    takes_own_loss: ClassVar[bool] = False
+    """Whether each rank that computes a loss has called the whole model for its samples, and takes the loss by
+    `numerics_of`: losses of the model's own are then a part of it (`Model.with_own_loss`)."""
     updates_as_asked: ClassVar[bool] = False
     """Whether replicas update by `BaseReplica._update` in every step, which follows `lr_schedule` and
     `clip_norm`."""

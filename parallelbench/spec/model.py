@@ -11,6 +11,7 @@ from parallelbench.spec.structure import Component
 if TYPE_CHECKING:
     from torch import nn
 
+    from parallelbench.spec.mean_loss import MeanLoss
 
 Split = Literal["column", "row"]
 """How a linear layer is sharded (Shoeybi et al. 2019, arXiv 1909.08053).
@@ -32,6 +33,10 @@ class Model(Component, frozen=True, kw_only=True):
     def layer_names(self) -> tuple[str, ...]:
         """Names of the layers in order: the cut points of layer-wise strategies."""
 
+    sizes_follow_values: ClassVar[bool] = False
+    """Whether the host needs values of a forward pass for the sizes of tensors: it then waits for a GPU, and a step can
+    be neither compiled nor captured."""
+
     def tensor_plan(self) -> dict[str, Split]:
         """Which linear layers can be sharded, and how: paths below the model, `*` for any name, in the order of use.
 
@@ -48,6 +53,23 @@ class Model(Component, frozen=True, kw_only=True):
     def tensor_limits(self) -> str:
         """The options that `tensor_units` follow from, for messages; empty: they say themselves."""
         return ""
+
+    @property
+    def own_loss(self) -> str:
+        """The option by which its layers add losses of their own to the run's, for messages; empty: they add none."""
+        return ""
+
+    @property
+    def without_own_loss(self) -> str:
+        """What to choose for none; empty: nothing."""
+        return ""
+
+    def with_own_loss(self, mean: MeanLoss) -> MeanLoss:
+        """What training minimises, from the run's loss; only where `Strategy.takes_own_loss` is true, if it is more.
+
+        Called once after each forward pass of the whole model. What is added is a mean over the samples, too.
+        """
+        return mean
 
     @property
     def tied_layers(self) -> tuple[str, ...]:

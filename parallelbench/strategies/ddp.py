@@ -19,6 +19,7 @@ class Ddp(DdpStrategy, frozen=True, kw_only=True):
     """One process per device, each with the whole model; gradients are all-reduced in buckets during backward."""
 
     can_be_captured: ClassVar[bool] = True
+    takes_own_loss: ClassVar[bool] = True
 
     static_graph: bool
     """Promise that every step uses the same parameters in the same way."""

@@ -26,6 +26,7 @@ class DpTp(Strategy, frozen=True, kw_only=True):
     """
 
     shards_tensors: ClassVar[bool] = True
+    takes_own_loss: ClassVar[bool] = True
     updates_as_asked: ClassVar[bool] = True
 
     tensor: Count

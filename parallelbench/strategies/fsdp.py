@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from parallelbench.strategies.parts.data_parallel_base import ShardedStrategy
 
@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 class Fsdp(ShardedStrategy, frozen=True, kw_only=True):
     """One process per device, each with an n-th of every layer's parameters, gradients and optimizer state."""
+
+    takes_own_loss: ClassVar[bool] = True
 
     def ranks_per_copy(self, run: RunConfig) -> int:
         """All ranks share the one copy."""

@@ -6,7 +6,7 @@ gathered over the fast links within a node, and only gradients, an n-th per rank
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from parallelbench.errors import ConfigError
 from parallelbench.spec.structure import Count  # noqa: TC001 - msgspec reads the annotations
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 class Hsdp(ShardedStrategy, frozen=True, kw_only=True):
     """One process per device on a mesh of replicate × shard."""
+
+    takes_own_loss: ClassVar[bool] = True
 
     shard: Count
     """Neighbouring ranks that one copy of the model is sharded over; devices ÷ shard copies train side by side."""

@@ -42,6 +42,7 @@ class ParameterServer(Strategy, frozen=True, kw_only=True):
     """
 
     updates_as_asked: ClassVar[bool] = True
+    takes_own_loss: ClassVar[bool] = True
     waits_in_steps: ClassVar[str] = "gradients and parameters travel through host memory"
 
     mode: Literal["sync", "async"]

@@ -6,7 +6,7 @@ Del Balso 2018, "Horovod: fast and easy distributed deep learning in TensorFlow"
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from parallelbench.strategies.parts.data_parallel_base import DdpStrategy
 
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 class RingDdp(DdpStrategy, frozen=True, kw_only=True):
     """One process per device, each with the whole model; a chunked ring averages each gradient bucket in backward."""
+
+    takes_own_loss: ClassVar[bool] = True
 
     def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Replica:
         """Let DDP fill buckets during backward, and send them round the ring."""

@@ -22,6 +22,7 @@ class Single(Strategy, frozen=True, kw_only=True):
 
     can_be_captured: ClassVar[bool] = True
     evaluates_repeatedly: ClassVar[bool] = True
+    takes_own_loss: ClassVar[bool] = True
     updates_as_asked: ClassVar[bool] = True
 
     def processes(self, run: RunConfig, device_type: str) -> int:

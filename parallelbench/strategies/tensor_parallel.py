@@ -25,6 +25,7 @@ class TensorParallel(Strategy, frozen=True, kw_only=True):
     """
 
     shards_tensors: ClassVar[bool] = True
+    takes_own_loss: ClassVar[bool] = True
     updates_as_asked: ClassVar[bool] = True
 
     def data_parallel_degree(self, run: RunConfig) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from parallelbench.errors import ConfigError
 from parallelbench.spec.config import StateShards
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 class Zero1(DdpStrategy, frozen=True, kw_only=True):
     """DDP, but each parameter tensor has one owner: it keeps the optimizer's state, updates, and sends the result."""
+
+    takes_own_loss: ClassVar[bool] = True
 
     def check(self, run: RunConfig, device_type: str) -> None:
         """Refuse one device, and fp16 on GPUs, where waiting would be measured."""

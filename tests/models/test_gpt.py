@@ -198,7 +198,9 @@ def test_the_published_models_have_their_published_numbers_of_parameters(
 def test_every_file_is_built_and_those_for_clusters_are_planned_without_torch() -> None:
     files = sorted(path.stem for path in (Path(conf.__file__).parent / "model").glob("*.yaml"))
     found = [name for name in files if name.startswith(("gpt", "mpt_"))]
-    assert found == sorted(["gpt", "gpt2_small", "gpt_tiny", *(f"mpt_{size}" for size in SHAPES)])
+    assert found == sorted(
+        ["gpt", "gpt2_small", "gpt_moe", "gpt_moe_tiny", "gpt_tiny", *(f"mpt_{size}" for size in SHAPES)]
+    )
     code = (
         "import sys; from launch.sweep import one_run; from parallelbench.spec.check import check_run\n"
         "data = ['data=tokens', 'data.vocabulary=50257', 'data.sequence=2048']\n"

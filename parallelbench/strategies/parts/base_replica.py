@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
 def numerics_of(run: RunConfig, device_type: str) -> Numerics:
     """The arithmetic of a run, with its loss."""
-    return Numerics(run.precision, device_type, loss=run.loss.build(), compiles_loss=run.compiles_step)
+    loss = run.model.with_own_loss(run.loss.build())
+    return Numerics(run.precision, device_type, loss=loss, compiles_loss=run.compiles_step)
 
 
 class BaseReplica(ABC):

@@ -1,0 +1,113 @@
+"""Every strategy trains a language model with experts like one device, its balance loss included, in fp64."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from parallelbench.errors import ConfigError
+from parallelbench.spec.config import RunConfig
+from parallelbench.world.numerics import Numerics
+from tests.ranks import run_ranks
+from tests.strategies.test_gpt_parity import PARTED, TOKENS
+from tests.strategies.test_parity import OVERRIDES, assert_equal
+from tests.strategies.training import configure, one_device, train
+
+pytestmark = pytest.mark.slow
+
+SMALL = ("model=gpt_moe_tiny", "model.layers=2", "model.width=16", "model.sequence=12", "model.vocabulary=24")
+EXPERTS = ("model.experts=4", "model.mlp_width=24", "model.balance=0.7")
+LLAMA = ("model.positions=rope", "model.mlp=swiglu", "model.kv_heads=2", "model.shared_width=20")
+WHOLE = ("ddp", "ring_ddp", "zero1", "fsdp", "hsdp", "tensor_parallel", "dp_tp", "parameter_server")
+"""Strategies that add a model's own losses."""
+
+
+def routed(strategy: str, *options: str) -> RunConfig:
+    """On two devices or, where the strategy needs more, on four."""
+    for devices in (2, 4):
+        chosen = (f"strategy={strategy}", f"devices={devices}", *OVERRIDES.get(strategy, []), *options)
+        try:
+            return configure(*TOKENS, *SMALL, *EXPERTS, *chosen)
+        except ConfigError as error:
+            refused = error
+    raise refused
+
+
+def assert_like_one_device(run: RunConfig, folder: Path) -> None:
+    ranks = run_ranks(train, run.strategy.processes(run, "cpu"), folder, run)
+    assert_equal(ranks, one_device(run), tolerance=1e-9)
+
+
+@pytest.mark.parametrize("strategy", WHOLE)
+@pytest.mark.cases("ddp", "fsdp", "dp_tp")
+def test_strategies_add_the_balance_loss_like_one_device(strategy: str, tmp_path: Path) -> None:
+    assert_like_one_device(routed(strategy), tmp_path)
+
+
+@pytest.mark.parametrize("strategy", ["fsdp", "tensor_parallel", "dp_tp", "zero1"])
+@pytest.mark.cases("fsdp", "tensor_parallel")
+def test_gated_and_shared_experts_train_like_one_device(strategy: str, tmp_path: Path) -> None:
+    assert_like_one_device(routed(strategy, *LLAMA), tmp_path)
+
+
+@pytest.mark.parametrize("strategy", PARTED)
+@pytest.mark.cases("pipeline")
+def test_layers_on_several_devices_train_without_a_balance_loss(strategy: str, tmp_path: Path) -> None:
+    assert_like_one_device(routed(strategy, "model.balance=0"), tmp_path)
+
+
+@pytest.mark.parametrize("strategy", [*PARTED, "downpour", "sandblaster_lbfgs"])
+def test_who_cannot_add_it_refuses_in_a_line(strategy: str) -> None:
+    if strategy == "downpour":
+        assert routed(strategy).strategy.takes_own_loss, "a parameter server whose workers have the whole model"
+        return
+    with pytest.raises(ConfigError, match=r"model\.balance=0\.7 with .* choose model\.balance=0, or strategy=ddp$"):
+        routed(strategy, *(["batch_size=96"] if strategy == "sandblaster_lbfgs" else []))
+
+
+def test_the_gate_sees_a_rank_that_forgets_the_balance_loss(tmp_path: Path) -> None:
+    ranks = run_ranks(forgetful, 2, tmp_path, run := routed("ddp"))
+    with pytest.raises(AssertionError):
+        assert_equal(ranks, one_device(run), tolerance=1e-9)
+
+
+def forgetful(rank: int, size: int, run: RunConfig) -> object:
+    """Rank 1 has the run's loss alone."""
+    if rank:
+        Numerics.loss = lambda _, logits, labels: run.loss.build()(logits, labels)  # type: ignore[method-assign, assignment]
+    return train(rank, size, run)
+
+
+def test_the_balance_loss_spreads_tokens() -> None:
+    """Without it a router whose weights favour two experts keeps to them."""
+    from tests.models.test_gpt_moe import chosen, mixture
+
+    largest = []
+    for balance in (0.0, 1.0):
+        torch.manual_seed(0)
+        moe = mixture(model := chosen(experts=4, balance=balance))
+        loss = model.with_own_loss(lambda y, x: (y - x).square().mean())
+        optimizer = torch.optim.Adam(moe.router.parameters(), lr=0.01)
+        x = torch.randn(16, 12, 16) + 1.0
+        with torch.no_grad():
+            moe.router.weight[:2] += 0.2
+        for _ in range(60):
+            largest_share = trained_once(moe, loss, optimizer, x)
+        largest.append(largest_share)
+    assert largest[0] > 1.5
+    assert largest[1] < 1.25
+
+
+def trained_once(moe: torch.nn.Module, loss: object, optimizer: torch.optim.Optimizer, x: torch.Tensor) -> float:
+    """Largest over mean of the experts' tokens."""
+    from parallelbench.models.own_losses import begin
+
+    begin(collects=True)
+    optimizer.zero_grad()
+    loss(moe(x), x).backward()  # type: ignore[operator]
+    optimizer.step()
+    choices = moe.router(x).topk(2, dim=-1).indices  # type: ignore[operator]
+    counts = torch.bincount(choices.flatten(), minlength=4)
+    return float(counts.max() / counts.double().mean())
