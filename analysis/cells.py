@@ -37,7 +37,7 @@ def cells(row: Mapping[str, Any], columns: Iterable[Column]) -> list[Cell]:
 
 DISTURBED_MARK = "*"
 """After the times of runs that others disturbed."""
-_OF_TIME = ("s", "samples/s", "J")
+_OF_TIME = ("s", "samples/s", "tokens/s", "J")
 """Units of what other programs change."""
 
 

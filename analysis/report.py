@@ -34,7 +34,7 @@ from parallelbench.store.durable import storage_errors
 if TYPE_CHECKING:
     from analysis.figures import Figure
     from analysis.reader import Runs
-    from parallelbench.store.columns import Place
+    from parallelbench.store.columns import Column, Place
 
 GENERATOR = '<meta name="generator" content="parallelbench">'
 """Marks a page as a report: only a folder with such a page is replaced."""
@@ -142,7 +142,7 @@ def _write_tables(runs: Runs, folder: Path) -> None:
     configurations.write_csv(folder / "configurations.csv")
     shown: dict[Place, pl.DataFrame] = {"configurations": configurations, "energy": _with_energy(configurations)}
     for name, rows in shown.items():
-        text = latex.tables(_grouped(rows, name), page_columns(name), name=name)
+        text = latex.tables(_grouped(rows, name), _columns(rows, name), name=name)
         (folder / f"{name}.tex").write_text(text, encoding="utf-8")
     reached = accuracies(runs)
     reached.write_csv(folder / "accuracy.csv")
@@ -185,7 +185,11 @@ def render(runs: Runs, drawn: list[Drawn]) -> str:
         energy=_grouped(_with_energy(summary(runs)), "energy"),
         **_runs_table(facts(runs)),
         **_filters(facts(runs)),
-        headers={name: page_columns(name) for name in ("configurations", "energy", "runs")},
+        headers={
+            "configurations": _columns(summary(runs), "configurations"),
+            "energy": _columns(_with_energy(summary(runs)), "energy"),
+            "runs": _columns(facts(runs), "runs"),
+        },
         explained=explained_columns(),
         claims=page.shown(judgements := page.judged(runs)),
         claims_summed_up=page.summed_up(judgements),
@@ -206,6 +210,7 @@ def _with_energy(table: pl.DataFrame) -> pl.DataFrame:
 
 def _runs_table(rows: pl.DataFrame) -> dict[str, Any]:
     """The table of runs with its caption. Of very many runs, excluded ones come first."""
+    columns = _columns(rows, "runs")
     caption = "Every run with its outcome and, if it is excluded, the reason."
     if rows.height > MOST_RUNS:
         # Choose excluded runs first; then restore the order of the table of configurations.
@@ -215,7 +220,7 @@ def _runs_table(rows: pl.DataFrame) -> dict[str, Any]:
             "The others are in tables/runs.csv beside this page."
         )
         rows = first.sort("place")
-    return {"runs": _grouped(rows, "runs"), "runs_caption": caption}
+    return {"runs": _grouped(rows, "runs", columns=columns), "runs_caption": caption}
 
 
 def _filters(rows: pl.DataFrame) -> dict[str, Any]:
@@ -229,8 +234,15 @@ def _filters(rows: pl.DataFrame) -> dict[str, Any]:
     }
 
 
-def _grouped(rows: pl.DataFrame, table: Place) -> list[tuple[str, list[Shown]]]:
-    columns = page_columns(table)
+def _columns(rows: pl.DataFrame, table: Place) -> tuple[Column, ...]:
+    """Those that the table shows."""
+    return tuple(column for column in page_columns(table) if not column.where_known or rows[column.name].count())
+
+
+def _grouped(
+    rows: pl.DataFrame, table: Place, *, columns: tuple[Column, ...] | None = None
+) -> list[tuple[str, list[Shown]]]:
+    columns = columns or _columns(rows, table)
     return [
         (str(group), [Shown(row["configuration"], cells(row, columns)) for row in members.iter_rows(named=True)])
         for (group,), members in rows.group_by("group", maintain_order=True)

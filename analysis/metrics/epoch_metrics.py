@@ -10,6 +10,7 @@ import polars as pl
 from analysis.metrics import load
 from analysis.metrics.aggregates import aggregates
 from analysis.metrics.schema import epoch_aggregates, per_epoch_columns, run_aggregates
+from analysis.metrics.token_metrics import in_nats, perplexity
 from parallelbench.store.records import TABLES
 
 if TYPE_CHECKING:
@@ -25,7 +26,14 @@ def per_epoch(runs: Runs) -> pl.DataFrame:
     """The rows of `runs.epochs` with the columns of `per_epoch_columns`, in the order of the runs and their epochs."""
     derived = [column.name for column in per_epoch_columns()]
     raw = runs.epochs.columns
-    return _epochs(runs, *raw).select(*raw, *derived).with_columns(AS_TEXT)
+    rows = _epochs(runs, *raw).join(_in_nats(runs), on="run_id", how="left", maintain_order="left")
+    rows = rows.with_columns(perplexity=pl.when("in_nats").then(perplexity("test_loss")))
+    return rows.select(*raw, *derived).with_columns(AS_TEXT)
+
+
+def _in_nats(runs: Runs) -> pl.DataFrame:
+    rows = numbered(runs, "run", "tokens_per_sample", "config_json")
+    return rows.select("run_id", in_nats=in_nats())
 
 
 @lru_cache(maxsize=8)
@@ -82,7 +90,7 @@ def measured(runs: Runs) -> pl.DataFrame:
     """Of each epoch the columns that the metrics of its run are made of."""
     raw = {column.name for column in TABLES["epochs"]}
     sources = (source.name for source, _ in run_aggregates() if source.name in raw)
-    return _epochs(runs, *dict.fromkeys(("steps", "test_accuracy", "gpu_energy_j", *sources)))
+    return _epochs(runs, *dict.fromkeys(("steps", "test_accuracy", "test_loss", "gpu_energy_j", *sources)))
 
 
 def miscounted(runs: Runs) -> set[str]:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from analysis.metrics.token_columns import OF_TOKENS, PERPLEXITY
 from parallelbench.store.columns import Column, Over, Show
 
 PER_EPOCH = (
@@ -35,6 +36,7 @@ PER_EPOCH = (
         "computed on one of its GPUs",
         null="not measured",
     ),
+    PERPLEXITY,
 )
 """What is computed of each epoch, besides plain aggregates."""
 
@@ -141,6 +143,7 @@ PER_RUN = (
         "flop/s",
         null="no throughput, or the model was not counted",
     ),
+    *OF_TOKENS,
     Column(
         "throughput_with_startup_samples_per_s",
         "float64",

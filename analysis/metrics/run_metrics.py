@@ -10,6 +10,7 @@ import polars as pl
 from analysis.metrics.aggregates import aggregate, aggregates
 from analysis.metrics.epoch_metrics import AS_TEXT, measured, numbered, run_and
 from analysis.metrics.schema import per_run_columns, row_aggregates, run_aggregates
+from analysis.metrics.token_metrics import in_nats, model_flop_per_token, peak_flop_per_s, perplexity
 from analysis.published import TYPES
 from parallelbench.store.check_tables import CLOSING
 from parallelbench.store.columns import Over
@@ -39,6 +40,7 @@ def per_run(runs: Runs) -> pl.DataFrame:
         pl.col("train_samples").filter(steady).median().alias("_samples"),
         pl.col("train_samples").sum().alias("_all_samples"),
         pl.col("test_accuracy").last().alias("final_test_accuracy"),
+        pl.col("test_loss").last().alias("final_loss_per_token"),
         steady.sum().cast(pl.Int32).alias("steady_epochs"),
         _count_known(pl.col("disturbed").filter(steady)).alias("disturbed_epochs"),
         pl.col("lost_share").filter(steady).max().alias("largest_lost_share"),
@@ -65,8 +67,8 @@ def _over_rows(runs: Runs, table: str, pairs: list[tuple[Column, Column]]) -> pl
 def _derive(joined: pl.DataFrame) -> pl.DataFrame:
     """The columns that follow from one row."""
     complete = pl.col("epochs_finished") == pl.col("epochs")
-    whole = ("total_training_time_s", "final_test_accuracy")
-    return (
+    whole = ("total_training_time_s", "final_test_accuracy", "final_loss_per_token")
+    derived = (
         joined.with_columns(pl.col("epochs_finished").fill_null(0))
         .with_columns(
             *(pl.when(complete).then(pl.col(name)).alias(name) for name in whole),
@@ -94,6 +96,20 @@ def _derive(joined: pl.DataFrame) -> pl.DataFrame:
                 pl.col("devices") * pl.col("total_time_s") / SECONDS_PER_HOUR
             ),
         )
+    )
+    return _of_tokens(derived)
+
+
+def _of_tokens(rows: pl.DataFrame) -> pl.DataFrame:
+    """Add the columns of language models."""
+    return rows.with_columns(
+        tokens_per_s=pl.col("tokens_per_sample") * pl.col("throughput_samples_per_s"),
+        model_flop_per_token=model_flop_per_token(),
+        peak_flop_per_s=peak_flop_per_s(),
+        final_loss_per_token=pl.when(in_nats()).then("final_loss_per_token"),
+    ).with_columns(
+        mfu=pl.col("model_flop_per_token") * pl.col("tokens_per_s") / (pl.col("devices") * pl.col("peak_flop_per_s")),
+        final_perplexity=perplexity("final_loss_per_token"),
     )
 
 

@@ -85,6 +85,11 @@ class Data(Component, frozen=True, kw_only=True):
         return math.prod(self.label_shape)
 
     @property
+    def tokens_per_sample(self) -> int | None:
+        """Tokens of a sample, each of which has a label; None where samples are something else."""
+        return self.labels_per_sample if self.kind == "tokens" and self.label_shape == self.shape else None
+
+    @property
     def model_input(self) -> ModelInput:
         """What models are told."""
         if self.kind == "images":

@@ -51,6 +51,7 @@ def configured_columns(run: RunConfig) -> Row:
         "test_samples": run.data.test_samples,
         "steps_per_epoch": run.steps_per_epoch,
         "dropped_samples": run.data.train_samples - run.steps_per_epoch * run.global_batch_size,
+        "tokens_per_sample": run.data.tokens_per_sample,
         "learning_rate": run.optimizer.scaled_lr(run),
         "packed": run.launcher.packed,
         "preprocess_engine": run.preprocess.engine,

@@ -51,6 +51,12 @@ RUN = (
     Column("test_samples", "int64", "samples in the test set, each evaluated once; likewise"),
     Column("steps_per_epoch", "int32", "optimizer steps per epoch"),
     Column("dropped_samples", "int64", "training samples per epoch that were dropped, since they filled no batch"),
+    Column(
+        "tokens_per_sample",
+        "int32",
+        "tokens of a sample, at each of which the next one is predicted",
+        null="the data are not such tokens, or an older release measured it",
+    ),
     Column("learning_rate", "float64", "as used, after the scaling rule"),
     Column("oversubscribed", "bool", "more devices than cores: times mean nothing"),
     Column("launcher", "string", "what started its processes; inline: trained in the process that asked for it"),

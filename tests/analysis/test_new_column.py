@@ -164,7 +164,7 @@ def test_a_name_has_one_meaning() -> None:
 
 
 UNITS = {"_s": "s", "_bytes": "bytes", "_samples_per_s": "samples/s", "_bytes_per_s": "bytes/s", "_j": "J", "_w": "W"}
-UNITS |= {"_flop_per_s": "flop/s", "_hz": "Hz", "_c": "°C"}
+UNITS |= {"_flop_per_s": "flop/s", "tokens_per_s": "tokens/s", "_hz": "Hz", "_c": "°C"}
 
 
 def test_units_are_those_of_the_names() -> None:

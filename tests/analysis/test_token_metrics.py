@@ -1,0 +1,172 @@
+"""Metrics of language models by hand: rates, utilisation with the peak it rests on, loss per token, perplexity."""
+
+from __future__ import annotations
+
+import csv
+import math
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+from analysis import load, per_epoch, per_run, report, summary, write_report
+from analysis.figures import token_rates
+from analysis.metrics.token_columns import OF_TOKENS
+from parallelbench.models.layer_counts import LayerCount, encode
+from tests.analysis.factory import Fake, config, published
+from tests.analysis.test_compact import rewrite
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from parallelbench.store.folder import RunFolder
+
+WINDOW, LAYERS, WIDTH, VOCABULARY = 64, 4, 64, 256
+MATRICES = LAYERS * 12 * WIDTH**2 + WIDTH * VOCABULARY
+"""Parameters of gpt_tiny's attention, perceptrons and head: what a token is multiplied with."""
+PER_TOKEN = 6 * MATRICES + 12 * LAYERS * WIDTH * WINDOW
+"""N, and L·H·Q·T with H·Q as the width."""
+PEAK = 5e10
+NAMES = [column.name for column in OF_TOKENS]
+
+
+def layer(name: str, product_flop: float) -> LayerCount:
+    zeros = {field: 0 for field in LayerCount.__struct_fields__ if field != "name"}
+    return msgspec.convert(zeros | {"name": name, "product_flop": product_flop}, LayerCount)
+
+
+COUNTED = encode(
+    [
+        layer("embed", 0.0),
+        *(layer(f"block{i}", WINDOW * (2 * 12 * WIDTH**2 + 4 * WIDTH * WINDOW)) for i in range(1, LAYERS + 1)),
+        layer("head", WINDOW * 2 * WIDTH * VOCABULARY),
+    ]
+)
+"""As torch counts them: two per multiply-add of a matrix, and two products of attention."""
+SPEEDS: dict[str, Any] = {
+    "layers_json": COUNTED,
+    "probed_start_matmul_flop_per_s": 0.9 * PEAK,
+    "probed_end_matmul_flop_per_s": PEAK,
+}
+
+
+def language_model(root: Path, *, speeds: dict[str, Any] = SPEEDS, **changes: Any) -> RunFolder:
+    """A run of four epochs, each of which takes 2 s but for the first, which takes 5."""
+    run = config(root, **({"model": "gpt_tiny", "data": "tokens", "epochs": 4} | changes))
+    losses = {1: 5.0, 2: 3.0, 3: 2.0, 4: 1.25}
+    kind: dict[str, Any] = {"device_type": run.device} if run.device == "cuda" else {}
+    fake = Fake(
+        epoch_time_s=lambda epoch, rank: 5.0 if epoch == 1 else 2.0, test_loss=losses.__getitem__, speeds=speeds, **kind
+    )  # fmt: skip
+    return published(run, fake)
+
+
+def columns_of(root: Path) -> dict[str, Any]:
+    return per_run(load(root)).select(NAMES).row(0, named=True)
+
+
+def test_they_are_those_by_hand(tmp_path: Path) -> None:
+    language_model(tmp_path, strategy="ddp", devices=2)
+    rate = 4096 * WINDOW / 2.0  # 4,096 windows fill 32 batches of 128
+    assert columns_of(tmp_path) == pytest.approx(
+        {
+            "tokens_per_s": rate,
+            "model_flop_per_token": PER_TOKEN,
+            "peak_flop_per_s": PEAK,
+            "mfu": PER_TOKEN * rate / (2 * PEAK),
+            "final_loss_per_token": 1.25,
+            "final_perplexity": math.exp(1.25),
+        }
+    )
+    epochs = per_epoch(load(tmp_path))
+    assert epochs["perplexity"].to_list() == pytest.approx([math.exp(each) for each in (5.0, 3.0, 2.0, 1.25)])
+    row = summary(load(tmp_path)).row(0, named=True)
+    assert (row["tokens_per_s"], row["final_perplexity"]) == pytest.approx((rate, math.exp(1.25)))
+
+
+def test_images_have_none_of_them(tmp_path: Path) -> None:
+    published(config(tmp_path), Fake(speeds=SPEEDS))
+    assert set(columns_of(tmp_path).values()) == {None}
+    assert per_epoch(load(tmp_path))["perplexity"].null_count() == 3
+    assert token_rates.figure(load(tmp_path)) is None
+    assert token_rates.finding(load(tmp_path)) == "No run that counts trains on tokens and has a steady state."
+
+
+@pytest.mark.parametrize(
+    ("loss", "known"),
+    [
+        ({"name": "cross_entropy"}, True),
+        ({"name": "cross_entropy", "label_smoothing": 0.1}, False),
+        ({"name": "mse"}, False),
+    ],
+)
+def test_only_nats_have_a_perplexity(loss: dict[str, Any], known: bool, tmp_path: Path) -> None:
+    language_model(tmp_path, loss=loss)
+    row = columns_of(tmp_path)
+    assert [row[name] is not None for name in ("final_loss_per_token", "final_perplexity")] == [known] * 2
+    assert (per_epoch(load(tmp_path))["perplexity"].count() == 4) is known
+    assert row["tokens_per_s"] is not None
+
+
+def test_a_loss_beyond_all_numbers_has_no_perplexity(tmp_path: Path) -> None:
+    published(config(tmp_path, model="gpt_tiny", data="tokens"), Fake(test_loss=lambda epoch: 1e4, speeds=SPEEDS))
+    row = columns_of(tmp_path)
+    assert (row["final_loss_per_token"], row["final_perplexity"]) == (1e4, None)
+
+
+@pytest.mark.parametrize(
+    ("device", "precision", "known"),
+    [
+        *(("cpu", precision, precision == "fp32") for precision in ("fp32", "bf16", "fp64")),
+        *(("cuda", precision, precision in ("fp16", "bf16")) for precision in ("fp32", "tf32", "fp16", "bf16")),
+    ],
+)
+def test_utilisation_is_of_a_peak_in_the_runs_arithmetic_or_null(
+    device: str, precision: str, known: bool, tmp_path: Path
+) -> None:
+    language_model(tmp_path, device=device, precision=precision)
+    row = columns_of(tmp_path)
+    assert (row["peak_flop_per_s"] is not None, row["mfu"] is not None) == (known, known)
+
+
+def test_what_was_not_measured_is_null(tmp_path: Path) -> None:
+    language_model(tmp_path / "peak", speeds={"layers_json": COUNTED})
+    row = columns_of(tmp_path / "peak")
+    assert {name for name in NAMES if row[name] is None} == {"peak_flop_per_s", "mfu"}
+    language_model(tmp_path / "work", speeds=SPEEDS | {"layers_json": None})
+    row = columns_of(tmp_path / "work")
+    assert {name for name in NAMES if row[name] is None} == {"model_flop_per_token", "mfu"}
+
+
+def test_results_of_before_have_none(tmp_path: Path) -> None:
+    folder = language_model(tmp_path)
+    rewrite(folder, 8, lambda tables: tables | {"run": tables["run"].drop("tokens_per_sample")})
+    assert set(columns_of(tmp_path).values()) == {None}
+
+
+@pytest.mark.slow
+def test_the_report_shows_them_where_there_are_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "draw", lambda runs: [])
+    heads = [f">{column.title}</th>" for column in OF_TOKENS]
+    for repeat in range(2):
+        published(config(tmp_path / "images", repeat=repeat))
+        for strategy, devices in (("single", 1), ("ddp", 2)):
+            language_model(tmp_path / "tokens", strategy=strategy, devices=devices, repeat=repeat)
+    page = write_report(tmp_path / "tokens").read_text(encoding="utf-8")
+    assert [head in page for head in heads] == [True] * len(heads)
+    assert not any(head in write_report(tmp_path / "images").read_text(encoding="utf-8") for head in heads)
+    with (tmp_path / "tokens" / "report" / "tables" / "configurations.csv").open(encoding="utf-8") as file:
+        rows = {row["configuration"]: row for row in csv.DictReader(file)}
+    assert float(rows["ddp × 2"]["mfu"]) == pytest.approx(float(rows["single × 1"]["mfu"]) / 2)
+    figure = token_rates.figure(load(tmp_path / "tokens"))
+    assert figure is not None
+    (drawn,) = figure.to_dict()["datasets"].values()
+    used = PER_TOKEN * 4096 * WINDOW / 2.0 / PEAK
+    assert {row["label"].replace("\u202f", " ").strip() for row in drawn} == {
+        f"131,072 · MFU {100 * used:.1f} %",
+        f"131,072 · MFU {50 * used:.1f} %",
+    }
+    said = token_rates.finding(load(tmp_path / "tokens")).replace("\u202f", " ")
+    assert (
+        f"single × 1 trains on 131,072 tokens per second (MFU {100 * used:.1f} %, perplexity 3.49 in the end)" in said
+    )
