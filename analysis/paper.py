@@ -105,11 +105,19 @@ def _prune(node: Any, present: set[Any]) -> None:
 
 
 def _bare(spec: dict[str, Any]) -> str:
-    """Without legend and headings, which may be wider than narrow panels."""
+    """Without legends and headings, which may be wider than narrow panels."""
     bare = copy.deepcopy(spec)
-    bare["config"]["legend"]["disable"] = True
+    _drop_legends(bare["spec"])
     bare["facet"]["header"]["labelExpr"] = "''"
     return _drawn(bare, panel_width=_NARROWEST)
+
+
+def _drop_legends(node: Any) -> None:
+    """A legend that a chart asks for is drawn, whatever its configuration says."""
+    if isinstance(node, dict) and "legend" in node:
+        node["legend"] = None
+    for child in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
+        _drop_legends(child)
 
 
 def _drawn(spec: dict[str, Any], *, panel_width: float) -> str:
