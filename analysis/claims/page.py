@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 MOST_CASES = 8
 """Cases that the page shows of one claim; the CSV has all."""
+MOST_ROWS = 18
+"""Of a table in LaTeX: of three lines each, in footnotesize, they fit on a page."""
 _COLUMNS = {
     **dict.fromkeys(("publication", "claim", "section", "verdict", "why", "runs", "outside", "sweeps"), pl.String),
     **dict.fromkeys(("work", "step", "device", "metric", "compare"), pl.String),
@@ -107,14 +109,24 @@ def _case(case: Case, of: tuple[str, str]) -> tuple[object, ...]:
 
 
 def tabular(judgements: Sequence[Judgement]) -> str:
-    """The effects of the publications' own runs in LaTeX: claim, verdict, effect with its interval, work."""
+    """The effects of the publications' own runs in LaTeX: claim, verdict, effect with its interval, work.
+
+    Tables of a page each, as LaTeX breaks none: their labels are tab:claims-1, tab:claims-2, and so on.
+    """
     rows = [
         (f"{judgement.seed} {judgement.claim.name.replace('_', ' ')}", case.verdict, effect_of(case, judgement.claim))
         for judgement in judgements
         for case in judgement.cases
     ]
+    parts = [rows[start : start + MOST_ROWS] for start in range(0, len(rows), MOST_ROWS)]
+    return latex.HEAD + "\n".join(_floating(part, number, of=len(parts)) for number, part in enumerate(parts, 1))
+
+
+def _floating(rows: Sequence[tuple[str, str, str]], number: int, *, of: int) -> str:
     body = [" & ".join(map(latex.escape, row)) + r" \\" for row in rows]
     head = [r"\begin{tabular}{@{}p{0.28\linewidth}lp{0.5\linewidth}@{}}", r"\toprule"]
     names = r"Claim & Verdict & Effect, its interval, and the work \\"
     shown = "\n".join([*head, names, r"\midrule", *body, r"\bottomrule", r"\end{tabular}"])
-    return latex.HEAD + latex.floating("Claims of the publications, decided by their own runs", shown, label="claims")
+    part = f" ({number} of {of})" if of > 1 else ""
+    caption = f"Claims of the publications, decided by their own runs{part}"
+    return latex.floating(caption, shown, label=f"claims-{number}")

@@ -11,7 +11,7 @@ import pytest
 from analysis import load, notes, text, write_report
 from analysis import report as report_module
 from analysis.claims import judge
-from analysis.claims.page import shown, summed_up, table, tabular
+from analysis.claims.page import MOST_ROWS, shown, summed_up, table, tabular
 from analysis.claims.table import effect_of
 from analysis.comparison.exclusions import disturbed_lines
 from analysis.configurations import facts
@@ -189,6 +189,12 @@ def test_claims_are_rows_of_the_page_the_csv_file_and_the_latex_table(tmp_path: 
     latex = tabular([inside, elsewhere])
     assert "007 shorter & reproduced & 0.6" in latex
     assert "other" not in latex
+    assert r"their own runs}\label{tab:claims-1}" in latex
+    assert tabular([elsewhere]).count("table") == 0, "nothing was decided"
+    many = tabular([inside] * (2 * MOST_ROWS + 1)).split(r"\end{table}")[:-1]
+    assert [part.count("007 shorter") for part in many] == [MOST_ROWS, MOST_ROWS, 1], "no table is longer than a page"
+    for number, part in enumerate(many, 1):
+        assert rf"their own runs ({number} of 3)}}\label{{tab:claims-{number}}}" in part
 
 
 def test_the_page_has_claims_a_line_for_what_is_not_drawn_and_no_empty_heading(
