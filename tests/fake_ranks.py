@@ -148,7 +148,9 @@ def _batch(run: RunConfig, replica: Replica) -> Batch:
     size = run.global_batch_size // shard.count
     dtype = torch.float64 if run.precision == "fp64" else torch.float32
     images = torch.rand(size, *run.data.shape, dtype=dtype) if shard.images else None
-    labels = torch.zeros(size, dtype=torch.int64) if shard.labels else None
+    if images is not None and run.data.kind == "tokens":
+        images = images.long()
+    labels = torch.zeros(size, *run.data.label_shape, dtype=torch.int64) if shard.labels else None
     return Batch(images, labels, size)
 
 
@@ -159,7 +161,7 @@ def _built_for_a_gpu(self: FirstOrder, parameters: Any, run: RunConfig, device_t
 def _averaged_by_nobody(self: DdpStrategy, *arguments: Any, **options: Any) -> Any:
     """The fake group's all-reduce gives DDP no result that its reducer could read; a hook does."""
     wrapped = _in_ddp(self, *arguments, **options)
-    if self.name in ("ddp", "zero1"):
+    if self.name in ("ddp", "zero1", "context_parallel"):
         wrapped.register_comm_hook(None, _done)
     return wrapped
 

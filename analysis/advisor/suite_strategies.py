@@ -37,7 +37,7 @@ def suite_phases(job: SuiteJob) -> Phases:
     if isinstance(job.run.optimizer, Lbfgs):
         raise ConfigError("a step of L-BFGS takes as many gradients as its line search needs: no formula has it")
     for kind, phases in _PHASES:
-        if isinstance(job.run.strategy, kind):
+        if isinstance(job.run.strategy, kind) and job.run.strategy.name != "context_parallel":  # derives from DDP
             return phases(job)
     raise ConfigError(f"no formula knows strategy={job.run.strategy.name}")
 

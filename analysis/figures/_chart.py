@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 DASHES = ([1, 0], [6, 3], [2, 2], [8, 3, 2, 3], [12, 4], [1, 3])
 # Okabe and Ito's colours, distinct with any kind of colour blindness; their yellow is too pale for lines. Nobody
 # distinguishes 16 hues: a hue is a family (blue: replicas, green: sharded, orange: by layers, pink: by tensors, violet:
-# servers and outer loops), and its members differ in lightness and, where they are lines, in dashes.
+# servers and outer loops; lime: by tokens), and its members differ in lightness and, where they are lines, in dashes.
 STYLES = {
     "single": ("#4d4d4d", 0),
     "ddp": ("#0072b2", 1),
@@ -36,6 +36,7 @@ STYLES = {
     "dp_pp_tp": ("#f0c05a", 4),
     "tensor_parallel": ("#cc79a7", 3),
     "dp_tp": ("#8a2c62", 1),
+    "context_parallel": ("#7cb518", 2),
     "parameter_server": ("#332288", 2),
     "downpour": ("#8f7fd6", 3),
     "sandblaster_lbfgs": ("#6a3fb5", 4),

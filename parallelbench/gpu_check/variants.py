@@ -22,6 +22,7 @@ MODELS: tuple[dict[str, Any], ...] = (
     # For what takes the training set as one batch.
     {"model": "mlp", "data": ("synthetic", {"channels": 1, "train_samples": BATCH_SIZE}), "optimizer": "lbfgs"},
     {"model": "mlp", "data": ("synthetic", {"channels": 1}), "optimizer": "adagrad"},
+    {"model": "gpt_tiny", "data": ("tokens", {})},
 )
 """Tried in this order; a strategy takes the first that its check allows."""
 ALIKE: dict[str, dict[str, Any]] = {
@@ -42,6 +43,10 @@ OWN: dict[str, dict[str, dict[str, Any]]] = {
         "graph": {"graph": True},
         "compression=fp16": {"strategy": {"compression": "fp16"}},
         "compression=bf16": {"strategy": {"compression": "bf16"}},
+    },
+    "context_parallel": {
+        "exchange=all_gather": {"strategy": {"exchange": "all_gather"}},
+        "exchange=all_to_all": {"strategy": {"exchange": "all_to_all"}},
     },
     "fsdp": {"gather=bf16": {"precision": "bf16", "strategy": {"gather": "bf16"}}},
     "hsdp": {"gather=bf16": {"precision": "bf16", "strategy": {"gather": "bf16"}}},

@@ -36,6 +36,11 @@ class Gpt(GptOptions, frozen=True, kw_only=True):
         """Embedding and head, if they share their weights."""
         return ("embed", "head") if self.tied else ()
 
+    @property
+    def token_heads(self) -> tuple[int, int]:
+        """Of the attention, the only part in which tokens meet."""
+        return self.heads, self.key_heads
+
     def tensor_plan(self) -> dict[str, Split]:
         """Attention by heads, the perceptrons by hidden units."""
         inner = ["attention.query", "attention.key", "attention.value", "fc1"]

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from parallelbench.models.gpt_options import GptOptions
 
 _BASE = 10_000.0
@@ -28,11 +30,15 @@ class TokenEmbed(nn.Module):
             self.positions = nn.Parameter(torch.empty(options.sequence, options.width).normal_(std=STD))
         else:
             self.register_parameter("positions", None)
+        self.places: Tensor | None = None
+        """Where in the sequence the tokens stand, for who holds only a part of it; None: from 0 on."""
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Look the tokens up, add the positions."""
         values: Tensor = self.tokens(tokens)
-        return values if self.positions is None else values + self.positions[: tokens.shape[1]]
+        if self.positions is None:
+            return values
+        return values + (self.positions[: tokens.shape[1]] if self.places is None else self.positions[self.places])
 
 
 class CausalAttention(nn.Module):
@@ -50,15 +56,17 @@ class CausalAttention(nn.Module):
         self.key = nn.Linear(width, key_width, bias=biases)
         self.value = nn.Linear(width, key_width, bias=biases)
         self.out = nn.Linear(width, width, bias=biases)
+        self.attend: Callable[[Tensor, Tensor, Tensor], Tensor] = attended
+        """What joins the tokens, of queries, keys and values; others take its place where ranks hold parts of them."""
+        self.places: Tensor | None = None
+        """As in `TokenEmbed`."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Attend from every token to itself and those before it."""
         q, k, v = (self._split(project(x)) for project in (self.query, self.key, self.value))
         if self.rotary:
-            q, k = turned(q), turned(k)
-        if (times := q.shape[1] // k.shape[1]) > 1:
-            k, v = k.repeat_interleave(times, dim=1), v.repeat_interleave(times, dim=1)
-        y: Tensor = self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+            q, k = turned(q, self.places), turned(k, self.places)
+        y: Tensor = self.out(self.attend(q, k, v).transpose(1, 2).flatten(2))
         return y
 
     def _split(self, x: Tensor) -> Tensor:
@@ -109,15 +117,23 @@ def new_norm(options: GptOptions) -> nn.Module:
     return nn.RMSNorm(options.width, eps=1e-5)
 
 
-def turned(x: Tensor) -> Tensor:
+def attended(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Causal attention: (batch, heads, tokens, head_width) three times; keys and values may have fewer heads."""
+    if (times := q.shape[1] // k.shape[1]) > 1:
+        k, v = k.repeat_interleave(times, dim=1), v.repeat_interleave(times, dim=1)
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def turned(x: Tensor, places: Tensor | None = None) -> Tensor:
     """Rotary positions: pairs (x[i], x[i + half]) of each head turned by position × 10000^(−i ÷ half).
 
-    Maps (batch, heads, tokens, head_width) to the same shape. Angles are computed here, in fp32 or better: no buffer
-    has to be sent, stored or converted.
+    Maps (batch, heads, tokens, head_width) to the same shape; `places`: the tokens' positions, None: from 0 on. Angles
+    are computed here, in fp32 or better: no buffer has to be sent, stored or converted.
     """
     half, wide = x.shape[-1] // 2, torch.promote_types(x.dtype, torch.float32)
     wavelengths = torch.arange(half, device=x.device, dtype=wide).mul_(-math.log(_BASE) / half).exp_()
-    angles = torch.arange(x.shape[-2], device=x.device, dtype=wide)[:, None] * wavelengths
+    positions = torch.arange(x.shape[-2], device=x.device, dtype=wide) if places is None else places.to(wide)
+    angles = positions[:, None] * wavelengths
     first, second = x.to(wide).chunk(2, dim=-1)
     cosine, sine = angles.cos(), angles.sin()
     return torch.cat([first * cosine - second * sine, second * cosine + first * sine], dim=-1).to(x.dtype)

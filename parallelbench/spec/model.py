@@ -72,6 +72,14 @@ class Model(Component, frozen=True, kw_only=True):
         return mean
 
     @property
+    def token_heads(self) -> tuple[int, int] | None:
+        """Heads of queries, and of keys and values, where causal attention alone joins the tokens of a sample, so that
+        devices can hold parts of the sequence; None: they can't. The layers are `TokenEmbed` and `CausalAttention` of
+        `parallelbench.models.gpt_layers`.
+        """
+        return None
+
+    @property
     def tied_layers(self) -> tuple[str, ...]:
         """Layers that share parameters with each other, and so must be on one device; empty: none do."""
         return ()

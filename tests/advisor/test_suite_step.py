@@ -127,7 +127,7 @@ def test_a_strategys_phases_add_up_to_its_step() -> None:
 
 
 NAMES = group_choices()["strategy"]
-WITHOUT_FORMULA = {"sandblaster_lbfgs", *(name for name in NAMES if name.startswith("tf_"))}
+WITHOUT_FORMULA = {"sandblaster_lbfgs", "context_parallel", *(name for name in NAMES if name.startswith("tf_"))}
 
 
 @pytest.mark.parametrize("strategy", [name for name in NAMES if name not in WITHOUT_FORMULA])
@@ -140,6 +140,8 @@ def test_every_strategy_of_torch_has_a_formula(strategy: str) -> None:
 def test_what_no_formula_knows_is_refused_with_the_reason() -> None:
     with pytest.raises(ConfigError, match="no formula knows strategy=tf_single"):
         phases("strategy=tf_single")
+    with pytest.raises(ConfigError, match="no formula knows strategy=context_parallel"):
+        phases("strategy=context_parallel", "devices=2")
     with pytest.raises(ConfigError, match="line search"):
         _lbfgs()
     with pytest.raises(ConfigError, match="precision=bf16"):

@@ -39,12 +39,18 @@ NO_FP16 |= {"parameter_server", "sandblaster_lbfgs"}
 """Whose gradients no process could scale alone."""
 
 
+SEQUENCES = ["data=tokens", "data.sequence=128", "data.train_samples=256", "data.test_samples=64", "model=gpt_tiny"]
+SEQUENCES += ["model.sequence=128", "model.layers=1", "model.width=128", "model.heads=64"]
+"""For 64 ranks, each with tokens and a head."""
+
+
 def overrides(strategy: str, size: int, optimizer: str, precision: str) -> list[str]:
     layers = size if strategy in ("pipeline", "model_parallel") else 3
     batch_size = {"parameter_server": 4 * (size - 1), "sandblaster_lbfgs": 256}.get(strategy, 128)
     micro = [f"strategy.micro_batches={size}"] if strategy == "pipeline" else []
     model = ["model=mlp", f"model.hidden={[64] * layers}".replace(" ", "")]
-    return [*DATA, *model, *micro, f"optimizer={optimizer}", f"precision={precision}", f"batch_size={batch_size}"]
+    work = SEQUENCES if strategy == "context_parallel" else [*DATA, *model, *micro]
+    return [*work, f"optimizer={optimizer}", f"precision={precision}", f"batch_size={batch_size}"]
 
 
 def cases(strategy: str, pairs: Iterable[tuple[str, str]], *, sizes: Sequence[int] = SIZES) -> list[dict[str, Any]]:

@@ -71,9 +71,13 @@ class ModuleReplica(BaseReplica):
         assert batch.labels is not None
         self._optimizer.zero_grad(set_to_none=True)
         logits, labels, loss = self._predict(batch.images, batch.labels)
-        result = sums(loss, logits, labels)
+        result = self._sums(loss, logits, labels)
         self._backward(loss)
         return result
+
+    def _sums(self, loss: Tensor, logits: Tensor, labels: Tensor) -> Sums:
+        """What this rank owns of a batch whose mean loss is known."""
+        return sums(loss, logits, labels)
 
     def _predict(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Logits, labels on the same device, and the mean loss."""
@@ -115,7 +119,7 @@ class ModuleReplica(BaseReplica):
             with self._numerics.autocast():
                 logits = self._module(batch.images)
             labels = batch.labels.to(logits.device, non_blocking=True)
-            result = sums(self._numerics.loss(logits, labels), logits, labels)
+            result = self._sums(self._numerics.loss(logits, labels), logits, labels)
             total = result if total is None else total + result
         self._module.train()
         return None if total is None else total.tensor()

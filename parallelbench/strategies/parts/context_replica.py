@@ -1,0 +1,83 @@
+"""The replica of context parallelism: a part of every sequence, and the sums of its tokens."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from parallelbench.marks.spans import waits_are_hidden
+from parallelbench.models.gpt_layers import CausalAttention, TokenEmbed
+from parallelbench.spec.batch import Batch, Shard
+from parallelbench.strategies.parts.context_gather import Gathering
+from parallelbench.strategies.parts.context_heads import HeadExchange
+from parallelbench.strategies.parts.context_ring import Ring
+from parallelbench.strategies.parts.replicas import ModuleReplica, gradient_bytes
+from parallelbench.world.numerics import Sums, sums
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from torch import Tensor
+    from torch.nn.parallel import DistributedDataParallel
+
+    from parallelbench.spec.config import RunConfig
+    from parallelbench.world.world import World
+
+
+class ContextReplica(ModuleReplica):
+    """The whole model on this rank's tokens of every sample. The first rank counts the samples, for all."""
+
+    def __init__(self, wrapped: DistributedDataParallel, *, exchange: str, run: RunConfig, world: World) -> None:
+        """`wrapped`: in whose layers positions and attention are replaced."""
+        size_bytes = gradient_bytes(wrapped.module)
+        super().__init__(
+            wrapped.module,
+            run=run,
+            world=world,
+            data_shard=Shard(),
+            wrapped=wrapped,
+            count_step=lambda traffic: traffic.all_reduce("gradient", size_bytes, world.size),
+        )
+        self.hides_communication = waits_are_hidden(world.device_type, compiled=run.compile)
+        (tokens,) = run.data.shape
+        places = own_places(tokens, rank=world.rank, ranks=world.size, zig_zag=exchange != "all_to_all")
+        self._places = places.to(world.device)
+        attend = {"ring": Ring, "all_gather": Gathering, "all_to_all": HeadExchange}[exchange](
+            world.rank, world.size, self.traffic
+        )
+        for layer in wrapped.module.modules():
+            if isinstance(layer, CausalAttention):
+                layer.attend = torch.compiler.disable(attend)  # its messages are no part of a graph
+            if isinstance(layer, (CausalAttention, TokenEmbed)):
+                layer.places = self._places
+
+    def _forward_backward(self, batch: Batch) -> Sums:
+        return super()._forward_backward(self._own(batch))
+
+    def evaluate(self, batches: Iterable[Batch]) -> Tensor | None:
+        """Sums over all tokens, on the first rank; a collective."""
+        total = super().evaluate(map(self._own, batches))
+        if total is not None:
+            dist.all_reduce(total)
+        return total if self._world.rank == 0 else None
+
+    def _own(self, batch: Batch) -> Batch:
+        """This rank's tokens of all samples."""
+        assert batch.images is not None
+        assert batch.labels is not None
+        images, labels = (values.index_select(1, self._places) for values in (batch.images, batch.labels))
+        return Batch(images, labels, batch.size)
+
+    def _sums(self, loss: Tensor, logits: Tensor, labels: Tensor) -> Sums:
+        """This rank's share of the mean over all tokens, which are as many on each rank."""
+        return sums(loss / self._world.size, logits if self._world.rank == 0 else logits.detach(), labels)
+
+
+def own_places(tokens: int, *, rank: int, ranks: int, zig_zag: bool) -> Tensor:
+    """The places in the sequence of a rank's tokens: consecutive ones, or two pieces that balance each other."""
+    if not zig_zag:
+        return torch.arange(tokens).chunk(ranks)[rank]
+    pieces = torch.arange(tokens).chunk(2 * ranks)
+    return torch.cat([pieces[rank], pieces[2 * ranks - 1 - rank]])
