@@ -200,7 +200,7 @@ class Lbfgs(Optimizer, frozen=True, kw_only=True):
         if not run.strategy.evaluates_repeatedly:
             raise ConfigError(
                 f"optimizer={self.name} with strategy={run.strategy.name} is refused: a step needs several gradients; "
-                f"choose strategy=sandblaster_lbfgs, or strategy=single for one device, or another optimizer"
+                "choose strategy=sandblaster_lbfgs, or strategy=single devices=1, or another optimizer"
             )
         if run.global_batch_size != (needed := self.full_batch(run)):
             per_device = run.scaling == "weak"

@@ -121,7 +121,7 @@ _NEEDS = {
     "downpour": "`optimizer=adagrad`, as in the paper, or `sgd` with `optimizer.momentum=0.0`",
     "sandblaster_lbfgs": "`optimizer=lbfgs`, and the training set as the batch",
 }
-_OPTIMIZERS = {"downpour": "adagrad", "sandblaster_lbfgs": "lbfgs"}
+OPTIMIZERS = {"downpour": "adagrad", "sandblaster_lbfgs": "lbfgs"}
 
 _MODELS = {
     "mlp": ["data.channels=1"],
@@ -148,8 +148,60 @@ def strategies_page() -> str:
     for name in names:
         cells = [_possible(name, model, options, reasons) for model, options in _MODELS.items()]
         parts.append(f"| `{name}` | {' | '.join(cells)} |")
-    parts += ["", "## Why not", "", *map(_item, dict.fromkeys(reasons)), ""]
+    parts += ["", "## Why not", "", *map(_item, dict.fromkeys(reasons)), "", *_updates()]
     return "\n".join(parts)
+
+
+_UPDATES = {
+    "lr_schedule": [f"lr_schedule={name}" for name in group_choices()["lr_schedule"] if name != "constant"],
+    "clip_norm": ["clip_norm=1.0"],
+    "loss": [
+        *(f"loss={name}" for name in group_choices()["loss"] if name != "cross_entropy"),
+        "loss.label_smoothing=0.1",
+    ],
+}
+_UPDATES_INTRO = """## Schedules, clipping, losses
+
+Which strategies, with their default options, take which of these; `lr_schedule=constant`, `clip_norm=null` and
+`loss=cross_entropy` go with all of them.
+"""
+
+
+def _updates() -> Iterator[str]:
+    """A table of what changes updates: who takes it, and below it why others don't."""
+    options = [option for each in _UPDATES.values() for option in each]
+    reasons: dict[tuple[str, str], str] = {}
+    rows = []
+    for name in group_choices()["strategy"]:
+        devices, cells = fewest_devices(name), []
+        for key, each in _UPDATES.items():
+            for option in each:
+                error = _refusal(_configured(name, "mlp", [*_MODELS["mlp"], option]), devices)
+                cells.append("–" if error else "yes")
+                if error:
+                    reasons.setdefault((name, key), f"`{name}`: {error}")
+        rows.append((f"`{name}`", *cells))
+    yield _UPDATES_INTRO
+    yield _table(("strategy", *(f"`{option}`" for option in options)), rows)
+    yield from map(_item, reasons.values())
+    yield ""
+
+
+def fewest_devices(strategy: str) -> int:
+    """With which a strategy with its default options takes `model=mlp`."""
+    run = _configured(strategy, "mlp", _MODELS["mlp"])
+    return next(devices for devices in _DEVICES if not _refusal(run, devices))
+
+
+def _refusal(run: RunConfig, devices: int) -> str:
+    """Why a run on so many devices is refused; empty: it is not."""
+    # nn.DataParallel exists on GPUs only.
+    device_type = "cuda" if run.strategy.name == "data_parallel" else "cpu"
+    try:
+        check_run(msgspec.structs.replace(run, devices=devices), device_type)
+    except ConfigError as error:
+        return str(error)
+    return ""
 
 
 def _item(text: str) -> str:
@@ -158,23 +210,18 @@ def _item(text: str) -> str:
 
 
 def _configured(strategy: str, model: str, options: list[str]) -> RunConfig:
-    own = ["batch_size=96", "data.train_samples=96", f"optimizer={_OPTIMIZERS.get(strategy, 'adam')}"]
+    own = ["batch_size=96", "data.train_samples=96", f"optimizer={OPTIMIZERS.get(strategy, 'adam')}"]
     chosen = [] if any(option.startswith("data=") for option in options) else ["data=synthetic"]
     return one_run([*chosen, *own, f"model={model}", f"strategy={strategy}", *options]).run
 
 
 def _possible(strategy: str, model: str, options: list[str], reasons: list[str]) -> str:
-    # nn.DataParallel exists on GPUs only.
-    device_type = "cuda" if strategy == "data_parallel" else "cpu"
     run, possible = _configured(strategy, model, options), []
     for devices in _DEVICES:
-        try:
-            check_run(msgspec.structs.replace(run, devices=devices), device_type)
-        except ConfigError as error:
-            if devices > 1 and strategy != "single":
-                reasons.append(f"`{strategy}`: {error}")
-        else:
+        if not (error := _refusal(run, devices)):
             possible.append(str(devices))
+        elif devices > 1 and strategy != "single":
+            reasons.append(f"`{strategy}`: {error}")
     return ", ".join(possible) or "–"
 
 

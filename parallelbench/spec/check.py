@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from parallelbench.errors import ConfigError, choices, raised_at
 from parallelbench.spec.config import own_reference
 from parallelbench.spec.settings import Preprocess
@@ -28,7 +30,7 @@ def check_run(run: RunConfig, device_type: str) -> None:
     _check_schedule(run)
     _check_clipping(run)
     _check_gpu_options(run, device_type)
-    _check_compiled(run)
+    _check_compiled(run, device_type)
     if run.precision == "tf32" and device_type == "cpu":
         raise ConfigError("precision=tf32 exists on CUDA devices only: choose precision=fp32 or bf16 on a CPU")
     if run.launcher.in_this_process and run.strategy.processes(run, device_type) > 1:
@@ -73,8 +75,10 @@ def _check_gpu_options(run: RunConfig, device_type: str) -> None:
         f"nccl.interface={run.nccl.interface}": run.nccl.interface is not None,
     }
     chosen = [choice for choice, is_chosen in asked.items() if is_chosen]
-    if chosen and device_type != "cuda":
-        raise ConfigError(f"{chosen[0]} means nothing without GPUs: leave it out, or choose device=cuda")
+    in_vain = run.graph and not run.strategy.can_be_captured  # so GPUs would not help
+    if chosen and device_type != "cuda" and not in_vain:
+        instead = ", or choose device=cuda" if _is_taken(run, "cuda") else ""
+        raise ConfigError(f"{chosen[0]} means nothing without GPUs: leave it out{instead}")
     if run.nccl.per_edge and not run.strategy.has_stages:
         raise ConfigError(
             f"nccl.per_edge=true means nothing for strategy={run.strategy.name}, which has no stages: leave it out, or "
@@ -82,6 +86,15 @@ def _check_gpu_options(run: RunConfig, device_type: str) -> None:
         )
     if run.graph and (reason := _why_not_captured(run)):
         raise ConfigError(f"graph=true is refused: {reason}; choose graph=false")
+
+
+def _is_taken(run: RunConfig, device_type: str) -> bool:
+    """Whether the strategy takes the run, so that it can be advised."""
+    try:
+        run.strategy.check(run, device_type)
+    except ConfigError:
+        return False
+    return True
 
 
 def _check_preprocess(run: RunConfig, device_type: str) -> None:
@@ -133,7 +146,7 @@ def _why_not_captured(run: RunConfig) -> str:
     return next((reason for reason, applies in reasons.items() if applies), "")
 
 
-def _check_compiled(run: RunConfig) -> None:
+def _check_compiled(run: RunConfig, device_type: str) -> None:
     """Refuse to compile steps that torch can't compile whole."""
     if run.compile and run.model.sizes_follow_values:
         raise ConfigError(
@@ -142,11 +155,13 @@ def _check_compiled(run: RunConfig) -> None:
         )
     if run.compile_scope == "model":
         return
+    compiled = msgspec.structs.replace(run, compile=True)
+    compiling = "compile=true, or " if _is_taken(compiled, device_type) else ""
     reasons = {
-        "nothing is compiled under compile=false: choose compile=true, or compile_scope=model": not run.compile,
         f"torch compiles no step of optimizer={run.optimizer.name}: choose compile_scope=model": (
             not run.optimizer.can_be_compiled
         ),
+        f"nothing is compiled under compile=false: choose {compiling}compile_scope=model": not run.compile,
         "under precision=fp16 the host decides whether to update: choose precision=bf16, or compile_scope=model": (
             run.precision == "fp16"
         ),

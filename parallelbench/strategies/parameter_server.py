@@ -77,7 +77,8 @@ class ParameterServer(Strategy, frozen=True, kw_only=True):
         if self.mode == "sync" and (self.n_push, self.n_fetch) != (1, 1):
             raise ConfigError(
                 f"strategy.n_push={self.n_push} strategy.n_fetch={self.n_fetch} with strategy.mode=sync: synchronous "
-                "workers push and fetch in every step: choose n_push=1 and n_fetch=1, or strategy.mode=async"
+                "workers push and fetch in every step: choose strategy.n_push=1 strategy.n_fetch=1, or "
+                "strategy.mode=async"
             )
         if run.global_batch_size % workers:
             below = run.batch_size - run.batch_size % workers
@@ -92,18 +93,23 @@ class ParameterServer(Strategy, frozen=True, kw_only=True):
         if self.mode == "async" and run.clip_norm is not None:
             raise ConfigError(
                 f"clip_norm={run.clip_norm:g} with strategy.mode=async is refused: no server has a whole gradient, and "
-                "none waits for the others; choose clip_norm=null, or strategy.mode=sync"
+                f"none waits for the others; choose clip_norm=null, or {self._in_sync}"
             )
         if self.mode == "async" and run.lr_schedule.changes:
             raise ConfigError(
                 f"lr_schedule={run.lr_schedule.name} with strategy.mode=async is refused: a server counts pushes, of "
-                "which nobody knows to which step they belong; choose lr_schedule=constant, or strategy.mode=sync"
+                f"which nobody knows to which step they belong; choose lr_schedule=constant, or {self._in_sync}"
             )
         if self.mode == "async" and getattr(run.model, "norm", None) == "sync":
             raise ConfigError(
                 "model.norm=sync with strategy.mode=async is refused: workers would wait for each other in every "
                 "layer; choose model.norm=batch or model.norm=group"
             )
+
+    @property
+    def _in_sync(self) -> str:
+        """What chooses servers that wait for all workers."""
+        return "strategy=parameter_server strategy.mode=sync" if self.name == "downpour" else "strategy.mode=sync"
 
     def _check_downpour(self, run: RunConfig) -> None:
         """Refuse all but Downpour SGD as Dean et al. (2012) define it: the rest is `strategy=parameter_server`."""

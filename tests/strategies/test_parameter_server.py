@@ -157,7 +157,10 @@ def test_a_server_that_ignores_a_worker_is_caught(tmp_path: Path) -> None:
         (["devices=4", "batch_size=25"], ["batch_size=25", "3 workers", "batch_size=24 or 27"]),
         (["devices=4", "batch_size=2"], ["choose batch_size=3"]),
         (["devices=3", "scaling=weak", "batch_size=9"], ["choose batch_size=8 or 10"]),
-        (["devices=3", "strategy.n_push=2"], ["strategy.n_push=2", "n_push=1 and n_fetch=1", "strategy.mode=async"]),
+        (
+            ["devices=3", "strategy.n_push=2"],
+            ["strategy.n_push=2", "strategy.n_push=1 strategy.n_fetch=1", "strategy.mode=async"],
+        ),
         (["devices=3", "strategy.n_fetch=5"], ["strategy.n_fetch=5"]),
         (["devices=3", "precision=fp16"], ["precision=bf16"]),
         (

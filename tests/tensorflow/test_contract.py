@@ -82,7 +82,7 @@ def check_rows(content: dict[str, list[dict[str, Any]]], framework: str, *, rank
         assert (row["train_samples"], row["test_samples"], row["steps"]) == (64, 30, 2)
     for row in content["ranks"]:
         assert row["training_started_at"] <= row["training_ended_at"]
-    for key in ("epoch", "rank"):  # a coordinator hands its slices to whoever is free: in an epoch, one worker may get all
+    for key in ("epoch", "rank"):  # in an epoch, one of a coordinator's workers may get all slices
         sent: Counter[int] = Counter()
         for row in content["ranks"]:
             sent[row[key]] += row["gradient_bytes_sent"] + row["parameter_bytes_sent"]

@@ -25,7 +25,8 @@ def check_split(run: RunConfig, device_map: Mapping[str, int] | None) -> None:
     check_two_devices(run)
     names, parts = run.model.layer_names, run.devices
     if parts > len(names):
-        advice = f"choose devices={len(names)} or fewer" if len(names) > 1 else "choose strategy=ddp, or a deeper model"
+        fewer = f"{len(names)} or fewer" if device_map is None else f"{len({*device_map.values()})}, as the map has"
+        advice = f"choose devices={fewer}" if len(names) > 1 else "choose strategy=ddp, or a deeper model"
         layers = f"{len(names)} layer{'s' * (len(names) > 1)} ({', '.join(names)})"
         raise ConfigError(
             f"strategy={run.strategy.name} can't cut model={run.model.name} into devices={parts} parts: it has "
