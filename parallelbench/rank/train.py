@@ -18,6 +18,7 @@ from parallelbench.rank.findings import Finding
 from parallelbench.rank.settled import Settled
 from parallelbench.rank.step_losses import by_step, rows_of
 from parallelbench.store.check_tables import SAMPLES
+from parallelbench.store.clip_columns import CLIPPING
 from parallelbench.store.epoch_columns import NOTHING
 from parallelbench.world.devices import node_name
 
@@ -114,6 +115,7 @@ class Trainer:
         """The training window of one epoch, with all its probes: columns of `ranks`."""
         self._memory.start()
         self._workers.start()
+        self._take_norms()  # those of steps before the window
         self._replica.traffic.take()  # the training window excludes what evaluation has sent
         self._share.start()
         self._window.start()
@@ -122,11 +124,17 @@ class Trainer:
         workers = self._workers.stop()
         share = self._share.stop(children_s=workers["loader_cpu_time_s"] or 0.0)
         probes = {**self._memory.stop(), **workers, **share, **self._replica.traffic.take()}
+        probes |= self._take_norms()
         edges = {"training_started_at": self._window.started_at, "training_ended_at": self._window.ended_at}
         times = {"epoch_time_s": epoch_time_s, **edges, "cpu_time_s": self._window.cpu_time_s}
         self._step_losses = by_step(trained, self._run.steps_per_epoch)
         both, samples = (None, 0) if trained is None else (trained.tensor(), trained.samples)
         return {**times, **_sums("train", both, samples), **probes}
+
+    def _take_norms(self) -> dict[str, float | None]:
+        """Columns of `ranks` about gradients that were clipped since the last call."""
+        taken = self._replica.take_norms() if self._run.clip_norm is not None else {}
+        return {column.name: taken.get(column.name) for column in CLIPPING}
 
     def _evaluate(self) -> dict[str, Any]:
         """The evaluation window: columns of `ranks`."""

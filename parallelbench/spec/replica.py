@@ -95,5 +95,10 @@ class Replica(Protocol):
     def take_pushes(self) -> list[Push]:
         """This worker's pushes since the last call; empty but for parameter servers."""
 
+    def take_norms(self) -> dict[str, float]:
+        """Under `clip_norm`, columns of `ranks` about the norms of the gradients that this rank's steps have clipped
+        since the last call; empty where it clips none. Asked for with `clip_norm` only.
+        """
+
     def close(self) -> None:
         """Release what the replica holds besides memory (process groups, hooks)."""

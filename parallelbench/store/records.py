@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from parallelbench.store.check_tables import CHECKS, PARITY
+from parallelbench.store.clip_columns import CLIPPING
 from parallelbench.store.columns import EPOCH, KEYS, Column, Over, Show
 from parallelbench.store.preprocess_table import PREPROCESS
 from parallelbench.store.processor_columns import PROCESSOR_SHARE
@@ -122,6 +123,7 @@ RANKS = (
     Column("test_samples", "int64", "test samples whose loss this rank owned"),
     Column("test_loss_sum", "float64", "summed loss of those samples"),
     Column("test_correct", "int64", "correct predictions among them"),
+    *CLIPPING,
     Column("gradient_bytes_sent", "int64", "gradients sent to other ranks in the training window", "bytes"),
     Column("activation_bytes_sent", "int64", "activations and their gradients sent to other ranks", "bytes"),
     Column("parameter_bytes_sent", "int64", "parameters and buffers sent to other ranks", "bytes"),

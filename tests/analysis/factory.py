@@ -17,6 +17,7 @@ from parallelbench.spec.config import RunConfig
 from parallelbench.spec.identity import run_id
 from parallelbench.spec.mapping import COMPONENTS, from_mapping
 from parallelbench.store.attempt import Attempt
+from parallelbench.store.clip_columns import CLIPPING
 from parallelbench.store.folder import RunFolder
 from parallelbench.store.journal import Journal
 from parallelbench.store.publish import publish
@@ -119,6 +120,8 @@ class Fake:
     host_peak_rss_bytes: Callable[[int, int], int | None] = lambda epoch, rank: 500 * MIB
     peak_allocated_bytes: Callable[[int, int], int | None] = lambda epoch, rank: None
     peak_allocated_bytes_by_device: Callable[[int, int], str | None] = lambda epoch, rank: None
+    norms: Callable[[int, int], tuple[float, float, float] | None] = lambda epoch, rank: None
+    """Mean and largest norm of gradients, and the share of steps that were clipped."""
     sent: Callable[[int, int], tuple[int, int, int]] = lambda epoch, rank: (0, 0, 0)
     """Bytes of gradients, activations and parameters."""
     gpu_power_w: Callable[[int, int], float | None] | None = None
@@ -290,6 +293,7 @@ def _rank(run: RunConfig, keys: dict[str, Any], fake: Fake, epoch: int, rank: in
     test = run.data.test_samples // len(owners) if rank in owners else 0
     test += run.data.test_samples % len(owners) if owners and rank == owners[-1] else 0
     gradients, activations, parameters = fake.sent(epoch, rank)
+    norms = fake.norms(epoch, rank) or (None, None, None)
     return keys | {
         "epoch": epoch,
         "rank": rank,
@@ -310,6 +314,7 @@ def _rank(run: RunConfig, keys: dict[str, Any], fake: Fake, epoch: int, rank: in
         "test_samples": test,
         "test_loss_sum": 1.0 * test,
         "test_correct": test // 2,
+        **{column.name: norm for column, norm in zip(CLIPPING, norms, strict=True)},
         "gradient_bytes_sent": gradients,
         "activation_bytes_sent": activations,
         "parameter_bytes_sent": parameters,

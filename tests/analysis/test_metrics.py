@@ -185,6 +185,24 @@ def test_memory_that_one_rank_did_not_measure_is_null_not_less(tmp_path: Path, m
     assert row["peak_memory_sum_bytes"] is None
 
 
+def test_norms_of_gradients_are_those_of_the_ranks_that_clip(tmp_path: Path) -> None:
+    """A worker of a parameter server clips nothing, and knows no norm."""
+    norms = {1: (4.0, 9.0, 1.0), 2: (2.0, 3.0, 0.5), 3: (1.0, 8.0, 0.25), 4: (0.5, 0.75, 0.0)}
+    row = _one(tmp_path, Fake(norms=lambda epoch, rank: norms[epoch] if rank else None))
+    epochs = per_epoch(load(tmp_path))
+    assert epochs["mean_gradient_norm"].to_list() == [4.0, 2.0, 1.0, 0.5]
+    assert epochs["largest_gradient_norm"].to_list() == [9.0, 3.0, 8.0, 0.75]
+    assert epochs["share_of_steps_clipped"].to_list() == [1.0, 0.5, 0.25, 0.0]
+    assert (row["steady_gradient_norm"], row["highest_gradient_norm"]) == (1.0, 9.0)
+    assert row["clipped_steps_share"] == (1.0 + 0.5 + 0.25 + 0.0) / 4
+
+
+def test_without_clipping_no_norm_is_known(tmp_path: Path) -> None:
+    row = _one(tmp_path, Fake())
+    names = ("steady_gradient_norm", "highest_gradient_norm", "clipped_steps_share")
+    assert [row[name] for name in names] == [None] * 3
+
+
 def test_accuracy_is_the_last_and_the_best(tmp_path: Path) -> None:
     row = _one(tmp_path, Fake(test_accuracy=lambda epoch: [0.5, 0.9, 0.8, 0.7][epoch - 1]))
     assert (row["final_test_accuracy"], row["best_test_accuracy"]) == (0.7, 0.9)

@@ -19,6 +19,7 @@ from parallelbench.strategies.parts.state import (
     undone_updates,
     undrawn_numbers,
 )
+from parallelbench.strategies.parts.step_norms import StepNorms
 from parallelbench.world.numerics import Numerics
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ class BaseReplica(ABC):
         self._rate = ScheduledRate(run) if run is not None and run.lr_schedule.changes else None
         self._clip_norm = None if run is None else run.clip_norm
         self._only_clipping: Clipping | None = None
+        self._norms = None if self._clip_norm is None else StepNorms(self._clip_norm)
 
     @abstractmethod
     def trained(self) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -103,6 +105,10 @@ class BaseReplica(ABC):
         """None: there is no parameter server."""
         return []
 
+    def take_norms(self) -> dict[str, float]:
+        """Of the steps since the last call."""
+        return {} if self._norms is None else self._norms.take()
+
     def spanned(self) -> Iterable[Spanned]:
         """The update, and what it waits for to clip; replicas add their other phases."""
         yield Spanned(self, "_update", "optimizer")
@@ -126,7 +132,9 @@ class BaseReplica(ABC):
         if self._only_clipping is None:
             parameters, over = self._counted()
             others = self._uncounted()
-            self._only_clipping = Clipping(most, parameters, over=over, traffic=self.traffic, uncounted=others)
+            self._only_clipping = Clipping(
+                most, parameters, over=over, traffic=self.traffic, uncounted=others, norms=self._norms
+            )
         return self._only_clipping
 
     def _counted(self) -> tuple[Iterable[Tensor], Groups]:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from parallelbench.marks.traffic import Traffic
+    from parallelbench.strategies.parts.step_norms import StepNorms
 
 Groups = tuple[dist.ProcessGroup, ...]
 
@@ -41,10 +42,13 @@ class Clipping:
         over: Groups,
         traffic: Traffic,
         uncounted: Iterable[Tensor] = (),
+        norms: StepNorms | None = None,
     ) -> None:
-        """`over`: groups of ranks, each of which has other parameters. `uncounted`: scaled here, counted elsewhere."""
+        """`over`: groups of ranks, each of which has other parameters. `uncounted`: scaled here, counted elsewhere.
+        `norms` keeps the norm of each gradient as it was before.
+        """
         self._uncounted = list(uncounted)
-        self._most, self._traffic = most, traffic
+        self._most, self._traffic, self._norms = most, traffic, norms
         self._parts: dict[Groups, list[Tensor]] = {over: []}
         """Groups over which squares are added up, one after the other → this rank's parts of such gradients."""
         for parameter in parameters:
@@ -60,11 +64,18 @@ class Clipping:
 
     def clip(self) -> None:
         """Scale the gradients; the host waits for no device."""
-        if not self.communicates:
+        if self.communicates:
+            self._norm = norm = self.sum_over_ranks(
+                {over: self._squares(parts) for over, parts in self._parts.items()}
+            ).sqrt()
+            self._scale_parts()
+        else:
             (parameters,) = self._parts.values()
-            self._norm = torch.nn.utils.clip_grad_norm_(parameters, self._most)
-            return
-        self._norm = self.sum_over_ranks({over: self._squares(parts) for over, parts in self._parts.items()}).sqrt()
+            self._norm = norm = torch.nn.utils.clip_grad_norm_(parameters, self._most)
+        if self._norms is not None:
+            self._norms.note(norm)
+
+    def _scale_parts(self) -> None:
         by_type: dict[torch.dtype, list[Tensor]] = defaultdict(list)
         for parts in (*self._parts.values(), self._uncounted):
             for gradient in _gradients(parts):
