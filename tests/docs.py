@@ -28,6 +28,7 @@ from parallelbench.spec.check import check_run
 from parallelbench.spec.config import RunConfig
 from parallelbench.store.attempt import OUTCOMES
 from parallelbench.store.records import TABLES, TABLES_VERSION
+from tests import published_figures
 from tests.cuda_branches import places
 from tests.faults import faults
 from tests.gpu_findings import BAD_INPUT, BY_CONSTRUCTION, FINDINGS
@@ -343,7 +344,7 @@ def _json_lines(content: Mapping[str, object]) -> str:
 
 
 PAGES = {"reliability.md": reliability_page, "results.md": results_page, "strategies.md": strategies_page}
-PAGES["../launch/completion/known.json"] = known_words
+PAGES |= {"seed-figures.md": published_figures.page, "../launch/completion/known.json": known_words}
 
 if __name__ == "__main__":
     for name, page in PAGES.items():

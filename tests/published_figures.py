@@ -1,0 +1,186 @@
+"""Every figure and table of the four publications, and what draws it here: docs/seed-figures.md, by `make docs`."""
+
+from __future__ import annotations
+
+import textwrap
+from dataclasses import dataclass
+
+COLUMN_MM, PAGE_MM = 85, 175
+"""Widths of a figure; the first is that of a command that names none."""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure of a sweep, or panels of it."""
+
+    sweep: str
+    figure: str
+    panel: str = ""
+    """Words of the panels' headings; empty: all."""
+    width_mm: int = PAGE_MM
+
+    @property
+    def command(self) -> str:
+        """What draws it."""
+        panel = f' --panel "{self.panel}"' if self.panel else ""
+        width = "" if self.width_mm == COLUMN_MM else f" --width {self.width_mm}"
+        return f"parallelbench report results/{self.sweep} --figure {self.figure} \\\n   {panel}{width}"
+
+
+@dataclass(frozen=True)
+class Published:
+    """A figure or table of a publication."""
+
+    number: str
+    shows: str
+    here: str = ""
+    """What answers it here, where that is no picture."""
+    pictures: tuple[Picture, ...] = ()
+
+
+_DATA, _MODEL, _TWO, _UW = "asu_data_parallel_faithful", "asu_model_parallel", "mnist_two_devices", "uw_frameworks"
+_NO_NUMBERS = "A drawing, no measurement: there is nothing to run."
+
+
+def _accuracy(sweep: str, model: str) -> tuple[Picture, ...]:
+    longest = " epochs 100" if sweep == _DATA else ""
+    return tuple(
+        Picture(sweep, "accuracy", f"{data} {model}{longest} test", COLUMN_MM) for data in ("cifar10", "cifar100")
+    )
+
+
+PUBLICATIONS: dict[str, tuple[Published, ...]] = {
+    "000: Benchmarking Data Parallel vs Model Parallel Training with PyTorch and VeloxML": (
+        Published("Figure 1", "sequential against data-parallel execution", _NO_NUMBERS),
+        Published("Figure 2", "model parallelism of tensors", _NO_NUMBERS),
+        Published(
+            "Table 1",
+            "hardware, framework, models, epochs, GPUs, data sets",
+            "The report's page has hyperparameters and environment; `tables/hyperparameters.tex` is for a paper.",
+        ),
+        Published("Table 2", "strategies compared in words", "[Strategies](strategies.md); its sentences are claims."),
+        Published(
+            "Figure 3", "accuracy, logistic regression, data parallel", "", _accuracy(_DATA, "logistic_regression")
+        ),
+        Published("Figure 4", "accuracy, CNN, data parallel", "", _accuracy(_DATA, "cnn")),
+        Published("Figure 5", "accuracy, ResNet-50, data parallel", "", _accuracy(_DATA, "resnet50")),
+        Published(
+            "Figure 6",
+            "memory and runtime by model and GPUs, data parallel",
+            "",
+            (Picture(_DATA, "models", "cifar10 epochs 100"),),
+        ),
+        Published("Figure 7", "accuracy, CNN, model parallel", "", _accuracy(_MODEL, "cnn")),
+        Published("Figure 8", "accuracy, ResNet-50, model parallel", "", _accuracy(_MODEL, "resnet50")),
+        Published(
+            "Figure 9",
+            "memory and runtime by model and GPUs, model parallel",
+            "",
+            (Picture(_MODEL, "models", "cifar10"),),
+        ),
+        Published(
+            "Section 8, no table",
+            "accuracy after 10, 30, 50 and 100 epochs",
+            "`tables/accuracy.csv` and `.tex` of every report, with the lowest and highest of the repeats.",
+        ),
+        Published(
+            "Section 8.3, no figure",
+            "ViT, “unable to conduct experiments for all epochs”",
+            "",
+            _accuracy(_DATA, "vit"),
+        ),
+    ),
+    "001: Model Parallelism vs Data Parallelism: Examples": (
+        Published("Both pictures, unnumbered", "data parallelism, model parallelism", _NO_NUMBERS),
+        Published(
+            "Table of differences", "the two compared in words", "Its sentences are claims: `sweep=tutorial_mlp`."
+        ),
+    ),
+    "002: Comparison & study of Distributed Deep Learning Training Techniques": (
+        Published(
+            "Model accuracy and loss, unnumbered",
+            "1 GPU against 2",
+            "",
+            (
+                Picture(_TWO, "accuracy", "cuda weak"),
+                Picture(_TWO, "loss", "cuda weak"),
+            ),
+        ),
+        Published(
+            "Theoretical against real scaling, unnumbered",
+            "images processed on 1 GPU and 2",
+            "",
+            (Picture(_TWO, "scaling", "cuda weak"),),
+        ),
+        Published(
+            "Training time, two logs",
+            "78.6 s on 2 GPUs, 109.5 s on 1; 66 to 69 ms and 43 to 44 ms a step",
+            "The table of runs has the whole time; a step takes the epoch's time ÷ 29 or 58 steps.",
+            (Picture(_TWO, "runtime", "cuda weak"),),
+        ),
+        Published(
+            "Power consumption comparison",
+            "a heading without a figure",
+            "",
+            (Picture(_TWO, "power", "cuda weak"),),
+        ),
+    ),
+    "003: Benchmarking data parallel distributed training of deep learning models on PyTorch and TensorFlow": (
+        Published("Figure 1", "model parallelism, parameter server", _NO_NUMBERS),
+        Published("Figure 2", "ring all-reduce", _NO_NUMBERS),
+        Published(
+            "Figure 4", "layers of the two models", "`model=cnn_small`, `cnn_large`; as printed: `cnn_large_dense`."
+        ),
+        Published(
+            "Figure 5a",
+            "second epoch's rate by model size and GPUs",
+            "The thick lines; a panel per model.",
+            (Picture(_UW, "epoch_rates", "cuda batch size 128 copies 1"),),
+        ),
+        Published(
+            "Figure 5b",
+            "rate against batch size",
+            "",
+            (Picture(_UW, "throughput_batch", "cuda cnn_large copies 8", COLUMN_MM),),
+        ),
+        Published(
+            "Figure 5c",
+            "second epoch's time by data set size and GPUs",
+            "All sizes on one axis: what devices save of a larger set is more.",
+            (Picture(_UW, "epoch_time_data", "cuda cnn_large batch size 512", COLUMN_MM),),
+        ),
+        Published(
+            "Figure 5d",
+            "first and second epoch's rate, large model",
+            "Thin and thick lines. TensorFlow runs on processors only here, so it stands beside `ddp` there.",
+            (Picture(_UW, "epoch_rates", "cpu cnn_large batch size 512 copies 1", COLUMN_MM),),
+        ),
+        Published(
+            "Figure 5e",
+            "rate against data set size",
+            "",
+            (Picture(_UW, "throughput_data", "cuda cnn_large batch size 512", COLUMN_MM),),
+        ),
+    ),
+}
+_INTRO = """# The publications' figures
+
+This page lists every figure and table of [the four publications](experiments.md), and what answers it here. It is
+generated from `tests/published_figures.py` by `make docs`.
+
+Once a sweep has run (`parallelbench submit sweep=NAME`), the command below a figure draws it from your runs, as PDF,
+SVG and PNG. Words after `--panel` choose among its panels; without them all are drawn.
+"""
+
+
+def page() -> str:
+    """docs/seed-figures.md."""
+    parts = [_INTRO]
+    for title, figures in PUBLICATIONS.items():
+        parts.append(f"## {title}\n")
+        for each in figures:
+            words = f"**{each.number}**: {each.shows}.{f' {each.here}' if each.here else ''}"
+            parts.append(textwrap.fill(words, 120, break_on_hyphens=False, break_long_words=False) + "\n")
+            for picture in each.pictures:
+                parts.append(f"```\n{picture.command}\n```\n")
+    return "\n".join(parts)
