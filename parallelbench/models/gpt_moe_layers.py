@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
@@ -134,7 +135,7 @@ class MixtureOfExperts(nn.Module):
 
     def _probabilities(self, x: Tensor) -> Tensor:
         """(batch, tokens, experts), in fp32 or better: roundings would choose other experts (Switch, section 2.4)."""
-        with torch.autocast(x.device.type, enabled=False):
+        with nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False):
             logits: Tensor = self.router(x.to(self.router.weight.dtype))
         return logits.to(torch.promote_types(logits.dtype, torch.float32)).softmax(-1)
 

@@ -213,6 +213,7 @@ def test_layers_that_backward_computes_once_more_leave_nothing() -> None:
 def test_counts_of_tensors_without_values_are_as_equal_as_can_be() -> None:
     assert known(torch.empty(4, dtype=torch.int64, device="meta"), total=10) == [3, 3, 2, 2]
     assert known(torch.tensor([7, 0, 3]), total=10) == [7, 0, 3]
+    assert built(chosen()).to("meta").eval()(tokens().to("meta")).shape == (3, 12, 31)
     small = ("data=tokens", "data.sequence=12", "model=gpt_moe_tiny", "model.layers=1")
     narrow, wide = (model_memory(configure(*small, f"model.top_k={top_k}")) for top_k in (2, 4))
     # Of each further expert per token, the hidden units before and after their activation are kept, in fp64.
