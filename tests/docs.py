@@ -174,10 +174,10 @@ def _updates() -> Iterator[str]:
     reasons: dict[tuple[str, str], str] = {}
     rows = []
     for name in group_choices()["strategy"]:
-        devices, cells = fewest_devices(name), []
+        (model, devices), cells = model_and_devices(name), []
         for key, each in _UPDATES.items():
             for option in each:
-                error = _refusal(_configured(name, "mlp", [*_MODELS["mlp"], option]), devices)
+                error = _refusal(_configured(name, model, [*_MODELS[model], option]), devices)
                 cells.append("–" if error else "yes")
                 if error:
                     reasons.setdefault((name, key), f"`{name}`: {error}")
@@ -188,10 +188,10 @@ def _updates() -> Iterator[str]:
     yield ""
 
 
-def fewest_devices(strategy: str) -> int:
-    """With which a strategy with its default options takes `model=mlp`."""
-    run = _configured(strategy, "mlp", _MODELS["mlp"])
-    return next(devices for devices in _DEVICES if not _refusal(run, devices))
+def model_and_devices(strategy: str) -> tuple[str, int]:
+    """The first model, and the fewest devices, that a strategy with its default options takes."""
+    runs = {model: _configured(strategy, model, options) for model, options in _MODELS.items()}
+    return next((model, devices) for model, run in runs.items() for devices in _DEVICES if not _refusal(run, devices))
 
 
 def _refusal(run: RunConfig, devices: int) -> str:

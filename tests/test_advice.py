@@ -11,9 +11,10 @@ from launch.sweep import one_run
 from launch.sweep.compose import group_choices
 from parallelbench.errors import ConfigError
 from parallelbench.spec.check import check_run
-from tests.docs import OPTIMIZERS, fewest_devices
+from tests.docs import OPTIMIZERS, model_and_devices
 
 PLAIN = ("data=synthetic", "data.channels=1", "data.train_samples=96", "batch_size=96", "epochs=2", "model=mlp")
+TOKENS = ("data=tokens", *PLAIN[2:-1], "model=gpt_tiny")
 REFUSED_BY_SOME = (
     *([f"lr_schedule={name}"] for name in group_choices()["lr_schedule"]),
     *([f"loss={name}"] for name in group_choices()["loss"]),
@@ -66,11 +67,14 @@ def with_choices(overrides: list[str], chosen: dict[str, str]) -> list[str]:
 @pytest.mark.parametrize("strategy", group_choices()["strategy"])
 def test_what_a_refusal_proposes_is_taken(strategy: str) -> None:
     device_type = "cuda" if strategy == "data_parallel" else "cpu"
-    optimizer, devices = f"optimizer={OPTIMIZERS.get(strategy, 'adam')}", fewest_devices(strategy)
+    model, devices = model_and_devices(strategy)
+    common = (*(PLAIN if model == "mlp" else TOKENS), f"optimizer={OPTIMIZERS.get(strategy, 'adam')}")
     refused = []
     for options in REFUSED_BY_SOME:
         keys = {text.partition("=")[0] for text in options}
-        plain = [text for text in (*PLAIN, optimizer) if text.partition("=")[0] not in keys]
+        if model != "mlp" and "model" in keys:
+            continue  # these are models of images
+        plain = [text for text in common if text.partition("=")[0] not in keys]
         overrides = [*plain, f"strategy={strategy}", *options]
         message = refusal(overrides, devices, device_type)
         for chosen in alternatives(message):

@@ -26,7 +26,7 @@ def test_a_key_is_told_with_meaning_values_and_defaults(here: Path, capsys: pyte
     assert f"default  {rate} with optimizer=sgd" in text
     assert "optimizer=adam is the default" in text
     assert "values   fp64 | fp32 | tf32 | bf16 | fp16\n  default  fp32\n" in text
-    assert "choices  data_parallel, ddp," in text
+    assert "choices  context_parallel, data_parallel, ddp," in text
     assert "default  single" in text
     assert "did you mean optimizer.lr?" in refused(capsys, "help", "lr")
     assert "did you mean epochs?" in refused(capsys, "help", "epohcs")
