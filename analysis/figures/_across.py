@@ -1,4 +1,4 @@
-"""Figures across works: samples per second against a quantity in which otherwise equal runs differ."""
+"""Figures across works: a rate against a quantity in which otherwise equal runs differ."""
 
 from __future__ import annotations
 
@@ -29,18 +29,21 @@ if TYPE_CHECKING:
 
 
 class Across(NamedTuple):
-    """A quantity: its column, the keys of the configuration that differ with it, and its name."""
+    """A quantity: its column, the keys of the configuration that differ with it, and its name; and the rate."""
 
     column: str
     roots: tuple[str, ...]
     name: str
+    metric: str = RATE
+    """Of `per_run`."""
+    counted: str = "samples per second"
 
 
-def rates(runs: Runs, across: Across) -> pl.DataFrame:
-    """Samples per second in steady state of every displayed run that another differs from in the quantity only.
+def rates(runs: Runs, across: Across, *also: str) -> pl.DataFrame:
+    """The rate in steady state of every displayed run that another differs from in the quantity only.
 
-    Columns: run_id, panel, group, configuration, variant, strategy, devices, repeat, disturbed, x,
-    throughput_samples_per_s.
+    Columns: run_id, panel, group, configuration, variant, strategy, devices, repeat, disturbed, x, the rate's own, and
+    those of `also`.
     """
     labels = groups_across(runs, across.roots)
     names = ("group", "configuration", "variant", "strategy", "devices", "repeat", "disturbed")
@@ -48,12 +51,13 @@ def rates(runs: Runs, across: Across) -> pl.DataFrame:
         "run_id",
         pl.col("run_id").replace_strict(labels, return_dtype=pl.String).alias("panel"),
         *names,
-        "throughput_samples_per_s",
+        across.metric,
+        *also,
         x=pl.col(across.column),
     )
     several = pl.col("x").n_unique().over("panel", "configuration") > 1
     return (
-        rows.drop_nulls("throughput_samples_per_s")
+        rows.drop_nulls((across.metric, "x"))
         .filter(several)
         .sort(natural("panel"), "devices", "configuration", "x", "repeat")
     )
@@ -67,11 +71,14 @@ def figure(runs: Runs, across: Across, *, title: str) -> alt.FacetChart | None:
     data = rates(runs, across)
     if data.is_empty():
         return None
-    levels = sorted(set(data["x"]))
-    axis = alt.Axis(values=levels, format=",d", grid=False)
-    x = alt.X("x:Q", title=across.name, scale=alt.Scale(type="log", base=2, padding=12, nice=False), axis=axis)
-    y = alt.Y("median:Q", title="Samples per second, steady state", scale=alt.Scale(domainMin=0))
-    return lines(data, columns=["throughput_samples_per_s"], title=title, x=x, y=y, own_axes=True)
+    y = alt.Y("median:Q", title=f"{across.counted.capitalize()}, steady state", scale=alt.Scale(domainMin=0))
+    return lines(data, columns=[across.metric], title=title, x=doubling(data, across), y=y, own_axes=True)
+
+
+def doubling(data: pl.DataFrame, across: Across) -> alt.X:
+    """The axis of the quantity: as far from each level to its double everywhere."""
+    axis = alt.Axis(values=sorted(set(data["x"])), format=",d", grid=False)
+    return alt.X("x:Q", title=across.name, scale=alt.Scale(type="log", base=2, padding=12, nice=False), axis=axis)
 
 
 def finding(runs: Runs, across: Across) -> str:
@@ -83,7 +90,7 @@ def finding(runs: Runs, across: Across) -> str:
         (panel, configuration): _smallest_and_largest(runs, members)
         for (panel, configuration), members in compared.group_by("panel", "configuration", maintain_order=True)
     }
-    error = of_several(pairing.ratio(RATE) for pairing in pairings.values())
+    error = of_several(pairing.ratio(across.metric) for pairing in pairings.values())
     return per_group(compared, partial(_changes, across, pairings, error=error), by="panel") or nothing
 
 
@@ -94,12 +101,12 @@ def _changes(across: Across, pairings: Mapping[tuple[Any, Any], Pairing], rows: 
     for (panel, configuration), members in rows.group_by("panel", "configuration", maintain_order=True):
         pairing = pairings[panel, configuration]
         refused += [f"{configuration} is not compared: {issue}" for issue in pairing.blockers()]
-        if ratio := pairing.ratio(RATE):
+        if ratio := pairing.ratio(across.metric):
             caveats += [(str(configuration), caveat) for caveat in pairing.caveats() if caveat.kind in LIMITS]
             ends = members.select(low=pl.col("x").min(), high=pl.col("x").max()).row(0)
             shown[ends].append(f"{_gain(ratio.at(error))} with {configuration}")
     steps = [
-        f"from {across.name.lower()} {low:,} to {high:,}, samples per second are {text.listed(gains, most=4)}"
+        f"from {across.name.lower()} {low:,} to {high:,}, {across.counted} are {text.listed(gains, most=4)}"
         for (low, high), gains in shown.items()
     ]
     return "; ".join([*steps, *refused, *(line.removesuffix(".") for line in said_once(caveats))])

@@ -10,8 +10,8 @@ import pytest
 import vl_convert
 
 from analysis import load
-from analysis.figures import batch_regimes, models, throughput_batch, throughput_data
-from tests.analysis.factory import Fake, config, published
+from analysis.figures import batch_regimes, context_length, models, throughput_batch, throughput_data
+from tests.analysis.factory import MIB, Fake, config, published
 
 pytestmark = pytest.mark.slow
 
@@ -51,6 +51,62 @@ def test_rates_against_sizes_of_the_training_set(tmp_path: Path) -> None:
     assert throughput_batch.finding(runs) == (
         "From batch size 64 to 128, samples per second are 1.80 times as many with single × 1."
     )
+
+
+def test_time_per_token_and_memory_against_the_length_of_the_context(tmp_path: Path) -> None:
+    """As in the sweep of lengths: each step has 4,096 tokens, however long a sample is."""
+    for length, time_us, held in ((256, 2.0, 100), (1024, 2.0, 110), (4096, 5.0, 200)):
+        samples = 4096 // length
+        data = {"name": "tokens", "sequence": length, "train_samples": 4 * samples}
+        model = {"name": "gpt_tiny", "sequence": length}
+        for devices in (1, 2):
+            run = config(
+                tmp_path,
+                data=data,
+                model=model,
+                batch_size=samples,
+                devices=devices,
+                strategy=("single", "ddp")[devices > 1],
+            )
+            time_s = 4 * 4096 * time_us / 1e6 / devices
+            fake = Fake(
+                epoch_time_s=lambda epoch, rank, time_s=time_s: time_s,  # type: ignore[misc]
+                host_peak_rss_bytes=lambda epoch, rank, n=devices, held=held: held * MIB // n,  # type: ignore[misc]
+            )
+            published(run, fake)
+    runs = load(tmp_path)
+    chart = context_length.figure(runs)
+    assert chart is not None
+    (rows,) = chart.to_dict()["datasets"].values()
+    found: dict[str, dict[tuple[str, int], float]] = {}
+    for row in rows:
+        found.setdefault(row["panel"].rpartition(" — ")[2], {})[row["configuration"], row["x"]] = row["value"]
+    assert found == {
+        "time per token, µs": pytest.approx(
+            {("single × 1", 256): 2, ("single × 1", 1024): 2, ("single × 1", 4096): 5}
+            | {("ddp × 2", 256): 1, ("ddp × 2", 1024): 1, ("ddp × 2", 4096): 2.5}
+        ),
+        "host memory of the largest process, MiB": {
+            ("single × 1", 256): 100,
+            ("single × 1", 1024): 110,
+            ("single × 1", 4096): 200,
+            ("ddp × 2", 256): 50,
+            ("ddp × 2", 1024): 55,
+            ("ddp × 2", 4096): 100,
+        },
+    }
+    assert context_length.finding(runs) == (
+        "From tokens per sample 256 to 4,096, tokens per second are 0.40 times as many with single × 1 and "
+        "0.40 times as many with ddp × 2."
+    )
+    assert throughput_batch.figure(runs) is None
+
+
+def test_images_have_no_context(tmp_path: Path) -> None:
+    for batch in (64, 128):
+        rate_of(tmp_path, 100.0, batch_size=batch)
+    assert context_length.figure(load(tmp_path)) is None
+    assert context_length.finding(load(tmp_path)) == "No two runs that count differ in tokens per sample only."
 
 
 def test_a_large_models_rates_are_no_flat_line_beside_a_small_ones(tmp_path: Path) -> None:
