@@ -58,8 +58,10 @@ def _told_apart(by: str, widths: Mapping[str, float] | None) -> dict[str, Any]:
 
 def _beginnings(base: alt.Chart, x: alt.X) -> alt.Chart:
     """The column `label` to the left of where lines begin."""
-    words = base.transform_filter("datum.label != null").mark_text(align="right", dx=-8, fontSize=12, color=INK)
-    return words.encode(x=x, y="median:Q", text="label:N")
+    named = base.transform_filter("datum.label != null")
+    words: alt.Chart = named.mark_text(align="right", dx=-8, fontSize=12, color=INK)
+    placed: alt.Chart = words.encode(x=x, y="median:Q", text="label:N")
+    return placed
 
 
 def _with_origins(data: pl.DataFrame, by: str) -> pl.DataFrame:
