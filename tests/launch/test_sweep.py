@@ -90,20 +90,21 @@ def test_what_suits_no_512_devices_is_left_out_with_the_reason() -> None:
     words = ["sweep=gpt_layouts", "devices=512", "nodes=128", "launcher=slurm", "site=asu_sol", "sweep.repeats=2"]
     runs = [planned.run for planned in expand(words, tell=lines.append)]
     strategies = Counter(run.strategy.name for run in runs)
-    assert strategies == {"ddp": 2, "zero1": 2, "fsdp": 2, "hsdp": 4, "dp_tp": 4}
+    assert strategies == {"ddp": 2, "zero1": 2, "fsdp": 2, "hsdp": 4, "dp_tp": 4, "context_parallel": 4}
     for run in runs:
         check_run(run, "cuda")
     assert {run.devices for run in runs} == {512}
     left_out = Counter(line.partition(":")[0] for line in lines)
     assert left_out.keys() == {
-        f"left out, {name} × 512" for name in ("single", "tensor_parallel", "pipeline", "dp_pp", "dp_pp_tp")
+        f"left out, {name} × 512"
+        for name in ("single", "tensor_parallel", "pipeline", "dp_pp", "dp_pp_tp", "context_parallel")
     }
     assert len(lines) == len(set(lines)), "once each, not for every repeat"
 
 
 def test_on_the_devices_that_a_file_names_nothing_is_left_out() -> None:
     lines: list[str] = []
-    assert len(expand(["sweep=gpt_layouts", "sweep.repeats=1"], tell=lines.append)) == 15
+    assert len(expand(["sweep=gpt_layouts", "sweep.repeats=1"], tell=lines.append)) == 18
     assert lines == []
 
 
