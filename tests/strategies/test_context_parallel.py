@@ -90,8 +90,8 @@ def reads_the_same_part_everywhere(replica: Any) -> None:
 
 
 def counts_its_tokens_twice(replica: Any) -> None:
-    sums = replica._sums
-    replica._sums = lambda loss, logits, labels: sums(loss * 2, logits, labels)
+    sums = replica._owned_sums
+    replica._owned_sums = lambda loss, logits, labels: sums(loss * 2, logits, labels)
 
 
 FAULTS: dict[str, tuple[Callable[[Any], None], tuple[str, ...]]] = {

@@ -70,7 +70,7 @@ class ContextReplica(ModuleReplica):
         images, labels = (values.index_select(1, self._places) for values in (batch.images, batch.labels))
         return Batch(images, labels, batch.size)
 
-    def _sums(self, loss: Tensor, logits: Tensor, labels: Tensor) -> Sums:
+    def _owned_sums(self, loss: Tensor, logits: Tensor, labels: Tensor) -> Sums:
         """This rank's share of the mean over all tokens, which are as many on each rank."""
         return sums(loss / self._world.size, logits if self._world.rank == 0 else logits.detach(), labels)
 

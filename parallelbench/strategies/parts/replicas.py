@@ -71,11 +71,11 @@ class ModuleReplica(BaseReplica):
         assert batch.labels is not None
         self._optimizer.zero_grad(set_to_none=True)
         logits, labels, loss = self._predict(batch.images, batch.labels)
-        result = self._sums(loss, logits, labels)
+        result = self._owned_sums(loss, logits, labels)
         self._backward(loss)
         return result
 
-    def _sums(self, loss: Tensor, logits: Tensor, labels: Tensor) -> Sums:
+    def _owned_sums(self, loss: Tensor, logits: Tensor, labels: Tensor) -> Sums:
         """What this rank owns of a batch whose mean loss is known."""
         return sums(loss, logits, labels)
 
@@ -119,7 +119,7 @@ class ModuleReplica(BaseReplica):
             with self._numerics.autocast():
                 logits = self._module(batch.images)
             labels = batch.labels.to(logits.device, non_blocking=True)
-            result = self._sums(self._numerics.loss(logits, labels), logits, labels)
+            result = self._owned_sums(self._numerics.loss(logits, labels), logits, labels)
             total = result if total is None else total + result
         self._module.train()
         return None if total is None else total.tensor()
