@@ -47,6 +47,7 @@ PRELOADED = (
     *("torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor.parallel", "torch.distributed.pipelining"),
     *("torch.distributed.optim", "torch.nn.parallel", "torch._subclasses.fake_tensor", "torch.utils.flop_counter"),
     *("parallelbench.strategies.parts.tensor_shards", "parallelbench.strategies.parts.pipeline_stages"),
+    "parallelbench.strategies.parts.expert_shards",
     *("parallelbench.strategies.parts.servers", "parallelbench.strategies.parts.lbfgs"),
 )
 """Loaded once, before the cases' processes are forked."""
@@ -161,7 +162,7 @@ def _built_for_a_gpu(self: FirstOrder, parameters: Any, run: RunConfig, device_t
 def _averaged_by_nobody(self: DdpStrategy, *arguments: Any, **options: Any) -> Any:
     """The fake group's all-reduce gives DDP no result that its reducer could read; a hook does."""
     wrapped = _in_ddp(self, *arguments, **options)
-    if self.name in ("ddp", "zero1", "context_parallel"):
+    if self.name in ("ddp", "zero1", "context_parallel", "expert_parallel"):
         wrapped.register_comm_hook(None, _done)
     return wrapped
 

@@ -53,6 +53,16 @@ class GptMoe(Gpt, frozen=True, kw_only=True):
             raise ConfigError(f"model.top_k={self.top_k} is refused: {why}; choose {valid}")
 
     @property
+    def routed_experts(self) -> int:
+        """Those of a block."""
+        return self.experts
+
+    @property
+    def routed_share(self) -> float:
+        """By formula."""
+        return self.layers * self.experts * self.expert_parameters / self.parameters
+
+    @property
     def own_loss(self) -> str:
         """The balance loss, where there is one."""
         return f"model.balance={self.balance:g}" if self.balance else ""

@@ -76,6 +76,8 @@ class CountedBytes:
         size_bytes = sum(tensor.numel() * tensor.element_size() for tensor in _tensors(args[share.argument]))
         sends = share.root is None or args[share.root] == rank
         sent_bytes = size_bytes * share.of(ranks) if sends else 0.0
+        if name == "alltoall_base" and args[4]:  # unequal parts: all but the rank's own
+            sent_bytes = size_bytes * (1 - args[4][rank] / max(1, sum(args[4])))
         if size_bytes < _CONTROL_BYTES:
             self.control_bytes += sent_bytes
         else:

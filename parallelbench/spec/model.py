@@ -55,6 +55,16 @@ class Model(Component, frozen=True, kw_only=True):
         return ""
 
     @property
+    def routed_experts(self) -> int:
+        """Experts of each layer that has some, among which tokens are divided; 0: there are none."""
+        return 0
+
+    @property
+    def routed_share(self) -> float:
+        """Share of the parameters that these experts have."""
+        return 0.0
+
+    @property
     def own_loss(self) -> str:
         """The option by which its layers add losses of their own to the run's, for messages; empty: they add none."""
         return ""

@@ -35,13 +35,16 @@ LAST_ONES = ("pipeline", "dp_pp", "dp_pp_tp", "parameter_server")
 STRATEGIES = [name for name in torchs_strategies() if name not in NOT_POSSIBLE]
 SMALLEST = {"hsdp": 4, "dp_tp": 4, "dp_pp": 4, "dp_pp_tp": 4}
 NO_FP16 = {"fsdp", "hsdp", "zero1", "tensor_parallel", "dp_tp", "pipeline", "dp_pp", "dp_pp_tp", "model_parallel"}
-NO_FP16 |= {"parameter_server", "sandblaster_lbfgs"}
+NO_FP16 |= {"parameter_server", "sandblaster_lbfgs", "expert_parallel"}
 """Whose gradients no process could scale alone."""
 
 
 SEQUENCES = ["data=tokens", "data.sequence=128", "data.train_samples=256", "data.test_samples=64", "model=gpt_tiny"]
 SEQUENCES += ["model.sequence=128", "model.layers=1", "model.width=128", "model.heads=64"]
 """For 64 ranks, each with tokens and a head."""
+EXPERTS = ["data=tokens", "data.sequence=8", "data.train_samples=256", "data.test_samples=64", "model=gpt_moe_tiny"]
+EXPERTS += ["model.experts=64", "model.mlp_width=8", "model.layers=1"]
+"""For 64 ranks, each with an expert."""
 
 
 def overrides(strategy: str, size: int, optimizer: str, precision: str) -> list[str]:
@@ -49,7 +52,8 @@ def overrides(strategy: str, size: int, optimizer: str, precision: str) -> list[
     batch_size = {"parameter_server": 4 * (size - 1), "sandblaster_lbfgs": 256}.get(strategy, 128)
     micro = [f"strategy.micro_batches={size}"] if strategy == "pipeline" else []
     model = ["model=mlp", f"model.hidden={[64] * layers}".replace(" ", "")]
-    work = SEQUENCES if strategy == "context_parallel" else [*DATA, *model, *micro]
+    own = {"context_parallel": SEQUENCES, "expert_parallel": EXPERTS}
+    work = own.get(strategy, [*DATA, *model, *micro])
     return [*work, f"optimizer={optimizer}", f"precision={precision}", f"batch_size={batch_size}"]
 
 

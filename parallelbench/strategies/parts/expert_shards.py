@@ -1,0 +1,140 @@
+"""Experts divided among ranks: their shards, and the all-to-alls by which tokens reach them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import Shard as Sharded
+from torch.nn.parallel import DistributedDataParallel
+
+from parallelbench.models.gpt_moe_layers import Experts, MixtureOfExperts
+from parallelbench.spec.batch import Shard
+from parallelbench.strategies.parts.fsdp_shards import ShardedReplica
+from parallelbench.strategies.parts.meshes import device_mesh
+from parallelbench.strategies.parts.replicas import ModuleReplica
+from parallelbench.strategies.parts.tensor_shards import optimizer_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from parallelbench.marks.traffic import Traffic
+    from parallelbench.spec.config import RunConfig
+    from parallelbench.world.world import World
+
+
+def divide_experts(model: nn.Module, world: World) -> None:
+    """Keep this rank's rows of all stacked experts, still as plain tensors, and let DDP leave them alone."""
+    divided = []
+    for path, name, experts in _stacked(model):
+        whole = getattr(experts, name)
+        setattr(experts, name, nn.Parameter(whole.detach().chunk(world.size)[world.rank].clone()))
+        divided.append(f"{path}.{name}")
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, divided)
+
+
+def _stacked(model: nn.Module) -> Iterator[tuple[str, str, Experts]]:
+    """Each parameter of stacked experts: path of the experts, name of the parameter, the experts."""
+    for path, module in model.named_modules():
+        if isinstance(module, Experts):
+            for name in [name for name, _ in module.named_parameters()]:
+                yield path, name, module
+
+
+def new_replica(wrapped: DistributedDataParallel, run: RunConfig, world: World) -> ExpertReplica:
+    """The replica of a model whose experts were divided before DDP wrapped it; they become `DTensor`s here.
+
+    The gradient of a rank's loss is that of the mean over its slice of the batch. DDP averages the others; experts get
+    the sum over all ranks' tokens, and so are divided by the number of ranks.
+    """
+    module, mesh = wrapped.module, device_mesh(world, expert=world.size)
+    for _, name, experts in _stacked(module):
+        part = getattr(experts, name).detach()
+        stacked = nn.Parameter(DTensor.from_local(part, mesh, [Sharded(0)], run_check=False))
+        stacked.register_hook(lambda gradient: gradient / world.size)
+        setattr(experts, name, stacked)
+    copied = [each for each in module.parameters() if not isinstance(each, DTensor)]
+    copied_bytes = sum(each.numel() * each.element_size() for each in copied)
+    return ExpertReplica(
+        module,
+        run=run,
+        world=world,
+        data_shard=Shard(world.rank, world.size),
+        wrapped=wrapped,
+        optimizer=optimizer_of(module.parameters(), run, world.device_type),
+        count_step=lambda traffic: traffic.all_reduce("gradient", copied_bytes, world.size),
+    )
+
+
+class ExpertReplica(ShardedReplica):
+    """A module of copies, but for experts, of which each rank has its own."""
+
+    def copied(self) -> Iterable[Tensor]:
+        """All but the experts."""
+        return ModuleReplica.copied(self)
+
+
+def exchange_tokens(replica: ExpertReplica, world: World) -> ExpertReplica:
+    """Let tokens travel to the ranks of their experts; the bytes count in the replica's traffic."""
+    group = device_mesh(world, expert=world.size).get_group()
+    for module in replica.trained()[0].modules():
+        if isinstance(module, MixtureOfExperts):
+            module.compute = TokenExchange(group, replica.traffic)
+    return replica
+
+
+class TokenExchange:
+    """Computes the rows that a rank has routed where their experts are.
+
+    Each of two all-to-alls, there and back, has its counterpart in backward. How many rows each expert gets travels
+    ahead, and the host waits for it once; like other shapes, these few numbers are not counted as bytes sent.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, traffic: Traffic) -> None:
+        self._group, self._traffic = group, traffic
+
+    def __call__(self, experts: Experts, rows: Tensor, counts: Tensor) -> Tensor:
+        """Rows in the order of all ranks' experts, and how many each has → results in the same order."""
+        ranks = self._group.size()
+        arriving = counts.clone()
+        dist.all_to_all_single(arriving, counts, group=self._group)
+        leaving_rows, arriving_rows = torch.stack([counts, arriving]).view(2, ranks, -1).tolist()
+        leaving, came = [sum(each) for each in leaving_rows], [sum(each) for each in arriving_rows]
+        if torch.is_autocast_enabled(rows.device.type):
+            rows = rows.to(torch.get_autocast_dtype(rows.device.type))  # as experts would round them
+        there = self._exchange(rows, leaving, came)
+        # What came is in the order of the ranks, and of each rank's in that of the experts.
+        own = torch.arange(len(arriving), device=rows.device) % (len(arriving) // ranks)
+        order = own.repeat_interleave(arriving, output_size=sum(came)).argsort(stable=True)
+        places = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=rows.device))
+        per_expert = [sum(each) for each in zip(*arriving_rows, strict=True)]
+        results: Tensor = experts(there[order], per_expert)
+        return self._exchange(results[places], came, leaving)
+
+    def _exchange(self, rows: Tensor, leaving: Sequence[int], came: Sequence[int]) -> Tensor:
+        result: Tensor = _RowsToRanks.apply(rows, (leaving, came), self)
+        return result
+
+    def send(self, rows: Tensor, leaving: Sequence[int], came: Sequence[int]) -> Tensor:
+        """Hand each rank its rows, of which there are `leaving`, and return what `came`."""
+        received = rows.new_empty(sum(came), *rows.shape[1:])
+        dist.all_to_all_single(received, rows.contiguous(), list(came), list(leaving), group=self._group)
+        others = sum(leaving) - leaving[self._group.rank()]
+        self._traffic.send("activation", others * rows.shape[1] * rows.element_size())
+        return received
+
+
+class _RowsToRanks(torch.autograd.Function):
+    """Rows to other ranks; their gradients come back the same way."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, counts: tuple[list[int], list[int]], exchange: TokenExchange) -> Tensor:
+        (ctx.leaving, ctx.came), ctx.exchange = counts, exchange
+        return exchange.send(rows, *counts)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.exchange.send(gradient, ctx.came, ctx.leaving), None, None
