@@ -32,6 +32,7 @@ from tests.helpers import configured, plain
 CHOICES = {
     "clip_norm": "clip_norm=1.0",
     "compile_scope": "compile_scope=step",
+    "activation_recomputation": "activation_recomputation=full",
     "graph": "graph=true",
     "cudnn_benchmark": "cudnn_benchmark=true",
     "nccl.backend": "nccl.backend=lazy",
@@ -132,7 +133,8 @@ def test_this_torch_has_the_lazy_one() -> None:
     "key",
     sorted(
         key
-        for key in CHOICES.keys() - {"clip_norm", "compile_scope", "graph", "strategy.gather"}
+        for key in CHOICES.keys()
+        - {"clip_norm", "compile_scope", "activation_recomputation", "graph", "strategy.gather"}
         if not key.startswith(("preprocess", "data"))
     ),
 )

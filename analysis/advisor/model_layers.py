@@ -81,7 +81,11 @@ def _place(program: str, run: RunConfig) -> Path:
     """Named after all that the counts depend on, the sources of the models among it."""
     folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
     plain = to_mapping(run)
-    kept = {key: plain[key] for key in ("model", "optimizer", "precision", "loss") if key in plain}
+    kept = {
+        key: plain[key]
+        for key in ("model", "optimizer", "precision", "loss", "activation_recomputation")
+        if key in plain
+    }
     shape = {"shape": run.data.shape, "classes": run.data.num_classes, "program": program, "sources": _sources()}
     key = hashlib.sha256(canonical_json(kept | shape).encode()).hexdigest()
     return folder / "parallelbench" / "layers" / f"{key[:32]}.json"

@@ -7,6 +7,7 @@ Products take FLOPs ÷ rate, elementwise work bytes ÷ bandwidth, every operatio
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -123,11 +124,25 @@ class SuiteJob:
         return together
 
     def backward_s(self, forward_s: Values) -> Values:
-        """Each layer's backward pass; the first layer's input needs no gradient."""
+        """Each layer's backward pass, with what it computes again; the first layer's input needs no gradient."""
         factors = np.full(len(forward_s), BACKWARD)
         factors[0] = 1.0
-        result: Values = factors * forward_s
+        result: Values = (factors + self._repeated) * forward_s
         return result
+
+    @property
+    def _repeated(self) -> Values:
+        """Shares of each layer's forward pass that backward repeats; of attention its products outside of the plan."""
+        counts, chosen = self.columns, self.run.activation_recomputation
+        shares = np.zeros(len(self.layers))
+        if chosen == "full":
+            shares[:-1] = 1.0
+        elif chosen == "selective":
+            block = self.run.model.attention.partition(".")[0]
+            attends = np.array([fnmatchcase(layer.name, block) for layer in self.layers])
+            inner = counts["product_flop"] - counts["shardable_flop"]
+            shares = np.where(attends, inner / np.maximum(counts["product_flop"], 1.0), 0.0)
+        return shares
 
     def update_s(self, parameters: float, tensors: float) -> float:
         """The optimizer's update of so many parameters: gradient, parameter and states read, the latter two written."""

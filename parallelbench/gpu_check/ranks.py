@@ -18,6 +18,7 @@ from parallelbench.gpu_check.training import EPOCHS, train_watched
 from parallelbench.optimizers import Lbfgs
 from parallelbench.rank.checked_run import as_checked
 from parallelbench.rank.closing import ClosingCheck
+from parallelbench.rank.new_replica import new_replica
 from parallelbench.rank.parity import check_parity
 from parallelbench.rank.session import build_model
 from parallelbench.rank.step_differences import DIFFERENCES
@@ -75,7 +76,7 @@ def _checked(run: RunConfig, world: World, result: Result) -> Iterator[None]:
         result.difference, result.tolerance = _parity(run, world)
         yield
     configure_torch(run, world.device_type)
-    replica = run.strategy.prepare(build_model(run), run, world)
+    replica = new_replica(build_model(run), run, world)
     watching = world.device_type == "cuda" and not waits_by_design(run)
     with closing(loader_of(run, world, replica.data_shard)) as loader:
         if run.compile:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from parallelbench.rank.new_replica import new_replica
 from parallelbench.rank.session import build_loader, build_model
 from parallelbench.spec.batch import Shard
 from parallelbench.spec.mapping import from_mapping
@@ -50,7 +51,7 @@ def loader_of(run: RunConfig, world: World, shard: Shard | None = None) -> Batch
 
 def replica_of(run: RunConfig, world: World) -> Replica:
     """The run's initial model, ready to be trained."""
-    return run.strategy.prepare(build_model(run), run, world)
+    return new_replica(build_model(run), run, world)
 
 
 def names_of(group: str) -> list[str]:

@@ -25,6 +25,7 @@ class Gpt(GptOptions, frozen=True, kw_only=True):
 
     takes: ClassVar[tuple[Kind, ...]] = ("tokens",)
     predicts_positions: ClassVar[bool] = True
+    attention: ClassVar[str] = "block*.attention"
 
     @property
     def layer_names(self) -> tuple[str, ...]:

@@ -56,18 +56,22 @@ class CausalAttention(nn.Module):
         self.key = nn.Linear(width, key_width, bias=biases)
         self.value = nn.Linear(width, key_width, bias=biases)
         self.out = nn.Linear(width, width, bias=biases)
-        self.attend: Callable[[Tensor, Tensor, Tensor], Tensor] = attended
+        self.join: Callable[[Tensor, Tensor, Tensor], Tensor] = attended
         """What joins the tokens, of queries, keys and values; others take its place where ranks hold parts of them."""
         self.places: Tensor | None = None
         """As in `TokenEmbed`."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Attend from every token to itself and those before it."""
-        q, k, v = (self._split(project(x)) for project in (self.query, self.key, self.value))
+        y: Tensor = self.out(self.attend(self.query(x), self.key(x), self.value(x)))
+        return y
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """What lies between the linear layers: (batch, tokens, heads × head_width) each, the same of queries back."""
+        q, k, v = self._split(query), self._split(key), self._split(value)
         if self.rotary:
             q, k = turned(q, self.places), turned(k, self.places)
-        y: Tensor = self.out(self.attend(q, k, v).transpose(1, 2).flatten(2))
-        return y
+        return self.join(q, k, v).transpose(1, 2).flatten(2)
 
     def _split(self, x: Tensor) -> Tensor:
         """(batch, tokens, heads × head_width) → (batch, heads, tokens, head_width)."""

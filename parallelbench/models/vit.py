@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from parallelbench.errors import ConfigError
 from parallelbench.models.options import patches_per_side
@@ -18,6 +18,8 @@ class Vit(Model, frozen=True, kw_only=True):
 
     Pre-norm blocks, class token, learnt positions, GELU, no dropout.
     """
+
+    attention: ClassVar[str] = "block*.attention"
 
     patch_size: Count
     """Pixels along one side of a patch; divides the image size."""

@@ -43,9 +43,13 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Attend from every token to every token."""
-        q, k, v = (self._split(project(x)) for project in (self.query, self.key, self.value))
-        y: Tensor = self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        y: Tensor = self.out(self.attend(self.query(x), self.key(x), self.value(x)))
         return y
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """What lies between the linear layers: (batch, tokens, heads × head_dim) each, the same back."""
+        q, k, v = self._split(query), self._split(key), self._split(value)
+        return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
 
     def _split(self, x: Tensor) -> Tensor:
         """(batch, tokens, heads × head_dim) → (batch, heads, tokens, head_dim)."""

@@ -112,4 +112,5 @@ def as_reference(run: RunConfig) -> RunConfig:
         devices=1,
         nodes=1,
         graph=False,
+        activation_recomputation="none",
     )

@@ -17,6 +17,7 @@ import torch
 
 from parallelbench.probes.memory_probe import release
 from parallelbench.rank.checked_run import PARITY_TEST_SAMPLES, as_reference
+from parallelbench.rank.new_replica import new_replica
 from parallelbench.rank.parity_hint import gradient_hint
 from parallelbench.rank.step_differences import ComparedStep, parity_row
 from parallelbench.spec.batch import Shard
@@ -53,7 +54,7 @@ def check_parity(
     left as it is. `hint` is called with what a wrong gradient is, where that is known.
     """
     set_precision(run.precision)
-    replica = run.strategy.prepare(deepcopy(model), run, world)
+    replica = new_replica(deepcopy(model), run, world)
     reference = Reference(model, run, world, loader_of) if world.rank == 0 else None
     rows: list[dict[str, Any]] = []
     loader = loader_of(run, replica.data_shard)

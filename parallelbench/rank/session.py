@@ -21,6 +21,7 @@ from parallelbench.rank.count_layers import count_facts
 from parallelbench.rank.initial import Initial
 from parallelbench.rank.likeness import checks_parity
 from parallelbench.rank.loss_check import check_mean
+from parallelbench.rank.new_replica import new_replica
 from parallelbench.rank.parity import check_parity
 from parallelbench.rank.plain_optimizer import check_rate
 from parallelbench.rank.rank_session import RankSession
@@ -106,7 +107,7 @@ class Session(RankSession):
     def _prepare(self, model: nn.Sequential, *, checks: bool) -> Replica:
         """The strategy's replica; whether it begins with the seed's parameters is found out beside the start-up."""
         initial = Initial(model, self._world) if checks else None
-        replica = self._run.strategy.prepare(model, self._run, self._world)
+        replica = new_replica(model, self._run, self._world)
         self._startup.done("model")
         if initial is not None:
             finding = initial.finding(replica)

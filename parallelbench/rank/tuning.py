@@ -173,6 +173,7 @@ def timed(run: RunConfig, device_type: str, *, steps: int) -> tuple[float, list[
     As in an epoch, nothing waits for the device between steps; batches that workers have ready are consumed first.
     """
     from parallelbench.probes.memory_probe import release
+    from parallelbench.rank.new_replica import new_replica
     from parallelbench.rank.session import build_loader, build_model
     from parallelbench.rank.torch_settings import configure_torch
     from parallelbench.world.world import join
@@ -180,7 +181,7 @@ def timed(run: RunConfig, device_type: str, *, steps: int) -> tuple[float, list[
     configure_torch(run, device_type)
     world = join(device_type, devices=run.devices, timeout_s=run.launcher.collective_timeout_s)
     world.wake()
-    replica = run.strategy.prepare(build_model(run), run, world)
+    replica = new_replica(build_model(run), run, world)
     loader = build_loader(run.loader.arrays(run.data, run.site.data_folder), run, world, replica.data_shard)
     ahead = getattr(run.loader, "workers", 0) * getattr(run.loader, "prefetch_factor", 0)
     losses: list[Tensor] = []

@@ -22,6 +22,7 @@ def check_run(run: RunConfig, device_type: str) -> None:
         return
     _check_samples(run)
     run.model.check(**run.data.model_input)
+    _check_recomputation(run)
     run.strategy.check(run, device_type)
     own_reference(run)
     run.optimizer.check(run, device_type)
@@ -178,6 +179,29 @@ def _check_own_loss(run: RunConfig) -> None:
             "to the loss, but no device has all layers, whole samples and their loss; choose "
             f"{run.model.without_own_loss}, or strategy=ddp"
         )
+
+
+def _check_recomputation(run: RunConfig) -> None:
+    """Refuse to compute again in backward where there is nothing to, or something else decides it."""
+    chosen = run.activation_recomputation
+    if chosen == "none":
+        return
+    reasons = {
+        f"{run.strategy.framework} trains with a backward pass of its own: choose a strategy of torch": (
+            run.strategy.framework != "torch"
+        ),
+        f"model={run.model.name} names no attention: choose activation_recomputation=full": (
+            chosen == "selective" and not run.model.attention
+        ),
+        f"model={run.model.name} has one layer, whose backward pass follows at once: choose a deeper model": (
+            chosen == "full" and len(run.model.layer_names) == 1
+        ),
+        "the compiler chooses what it computes again: choose compile=false": run.compile,
+        "the state of random numbers that it restores can't be captured: choose graph=false": run.graph,
+        run.strategy.why_no_recomputation(run): bool(run.strategy.why_no_recomputation(run)),
+    }
+    if reason := next((reason for reason, applies in reasons.items() if applies), ""):
+        raise ConfigError(f"activation_recomputation={chosen} is refused: {reason}, or activation_recomputation=none")
 
 
 def _check_schedule(run: RunConfig) -> None:

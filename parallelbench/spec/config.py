@@ -163,6 +163,10 @@ class Strategy(Component, frozen=True, kw_only=True):
         """Micro-batches that each data shard's batch is cut into."""
         return 1
 
+    def why_no_recomputation(self, run: RunConfig) -> str:
+        """Why backward can't compute layers again (`activation_recomputation`), and what to choose; empty: it can."""
+        return ""
+
     def bubble(self, run: RunConfig) -> float | None:
         """Share of a step, 0 to 1, in which a device must idle by the schedule; None where there is none."""
         return None

@@ -41,6 +41,7 @@ LATER_COMPONENTS: dict[str, dict[str, Any]] = {
 LATER_OPTIONS: dict[str, Any] = {
     "clip_norm": None,
     "compile_scope": "model",
+    "activation_recomputation": "none",
     "graph": False,
     "cudnn_benchmark": False,
     "nccl.backend": "default",

@@ -27,6 +27,9 @@ class Model(Component, frozen=True, kw_only=True):
     """Kinds of samples that it can be built for."""
     predicts_positions: ClassVar[bool] = False
     """Whether it returns logits at each position of a sample, for data with a label at each."""
+    attention: ClassVar[str] = ""
+    """Paths of the modules below the model, `*` for any name, that attend by a method `attend` between their linear
+    layers: what `activation_recomputation=selective` computes again. Empty: none do."""
 
     @property
     @abstractmethod

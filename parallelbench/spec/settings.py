@@ -125,6 +125,9 @@ class Settings(Node, frozen=True, kw_only=True):
     """Compile with `torch.compile` what `compile_scope` names."""
     compile_scope: Literal["model", "step"] = "model"
     """model: forward and backward of the model. step: also the loss and the optimizer's update."""
+    activation_recomputation: Literal["none", "selective", "full"] = "none"
+    """What backward computes again instead of keeping it. full: every layer but the last. selective: attention between
+    its linear layers (Korthikanti et al. 2022, arXiv 2205.05198)."""
     graph: bool = False
     """Replay each training step as one CUDA graph, so that the host launches it at once; `single` and `ddp` on GPUs."""
     cudnn_benchmark: bool = False

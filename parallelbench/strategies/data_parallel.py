@@ -63,6 +63,10 @@ class DataParallel(Strategy, frozen=True, kw_only=True):
                 "choose strategy=ddp"
             )
 
+    def why_no_recomputation(self, run: RunConfig) -> str:
+        """The threads' backward passes would restore the one state of random numbers under each other."""
+        return "the GPUs' threads share one state of random numbers, which each would restore: choose strategy=ddp"
+
     def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Replica:
         """Put the model on the first GPU; each forward scatters the batch over all, and gathers the logits there."""
         from torch import nn

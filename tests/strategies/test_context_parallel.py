@@ -73,12 +73,12 @@ def counts_positions_from_zero(replica: Any) -> None:
 
 def attends_to_own_tokens_only(replica: Any) -> None:
     for layer in _layers(replica, CausalAttention):
-        layer.attend = attended
+        layer.join = attended
 
 
 def halves_a_gradient(replica: Any) -> None:
     for layer in _layers(replica, CausalAttention):
-        layer.attend = lambda q, k, v, attend=layer.attend: attend(q, (k + k.detach()) / 2, v)
+        layer.join = lambda q, k, v, attend=layer.join: attend(q, (k + k.detach()) / 2, v)
 
 
 def averages_no_gradients(replica: Any) -> None:

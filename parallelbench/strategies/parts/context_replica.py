@@ -49,7 +49,7 @@ class ContextReplica(ModuleReplica):
         )
         for layer in wrapped.module.modules():
             if isinstance(layer, CausalAttention):
-                layer.attend = torch.compiler.disable(attend)  # its messages are no part of a graph
+                layer.join = torch.compiler.disable(attend)  # its messages are no part of a graph
             if isinstance(layer, (CausalAttention, TokenEmbed)):
                 layer.places = self._places
 

@@ -54,6 +54,15 @@ class PipelineStrategy(Strategy, frozen=True, kw_only=True):
         """As the option says."""
         return self.micro_batches
 
+    def why_no_recomputation(self, run: RunConfig) -> str:
+        """Where backward comes in two parts, each would compute the same layers again."""
+        if not self.pipeline(run).splits_backward:
+            return ""
+        return (
+            f"strategy.schedule={self.schedule} cuts backward in two, and each part would compute layers again: choose "
+            "strategy.schedule=1f1b or interleaved_1f1b"
+        )
+
     def bubble(self, run: RunConfig) -> float:
         """By the schedule's formula."""
         return self.pipeline(run).bubble()

@@ -69,6 +69,11 @@ class Pipeline:
         idle = {"interleaved_zero_bubble": 1, "zbv": 0, "dualpipev": 2}.get(self.schedule, 3) * (self.devices - 1)
         return idle / (work + idle)
 
+    @property
+    def splits_backward(self) -> bool:
+        """Whether backward by input and backward by weight are apart."""
+        return self.schedule in _SPLIT_BACKWARD
+
     def check(self, run: RunConfig, stage_map: Mapping[str, int] | None, *, batch_size: int) -> None:
         """Refuse what the schedule can't do; `batch_size` is the number of samples per step in this pipeline."""
         who = f"strategy={run.strategy.name}"
@@ -81,7 +86,7 @@ class Pipeline:
         check_tied(run, stage_map, part="stage")
         self._check_micro_batches(run, batch_size)
         check_no_fp16(run, SCALES_ALONE)
-        if run.compile and self.schedule in _SPLIT_BACKWARD:
+        if run.compile and self.splits_backward:
             raise ConfigError(
                 f"strategy.schedule={self.schedule} cuts backward in two, which compile=true doesn't allow: "
                 "choose compile=false or strategy.schedule=interleaved_1f1b"

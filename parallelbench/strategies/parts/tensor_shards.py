@@ -13,6 +13,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
+from parallelbench.models.recomputation import repeats_forward
 from parallelbench.models.tensor_plans import planned
 from parallelbench.strategies.parts.fsdp_shards import ShardedReplica
 from parallelbench.strategies.parts.partition import size_bytes, values_between
@@ -97,7 +98,7 @@ def all_reduced_bytes(
     """Bytes that the tensor ranks all-reduce in one step of `batch_size` samples, by planned layer.
 
     A row layer's output is summed in forward, the gradient of a column layer's input in backward (Shoeybi et al. 2019,
-    §3: f and g). Images have no gradient. `model` is the whole one.
+    §3: f and g). Images have no gradient. What backward computes again is summed again. `model` is the whole one.
     """
     summed: dict[str, int] = {}
     if not plan:
@@ -107,7 +108,8 @@ def all_reduced_bytes(
     def note(name: str, split: Split) -> Any:
         def hook(_layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
             column = size_bytes(inputs[0]) if inputs[0].requires_grad else 0
-            summed[name] = column if split == "column" else size_bytes(output)
+            times = 2 if repeats_forward(run, name.partition(".")[0]) else 1
+            summed[name] = column if split == "column" else times * size_bytes(output)
 
         return hook
 

@@ -1,0 +1,191 @@
+"""Training with `activation_recomputation`: the same bits, fewer kept activations, statistics updated once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from parallelbench.errors import ConfigError
+from parallelbench.models.recomputation import recomputing, repeats_forward
+from parallelbench.rank.count_memory import model_memory
+from parallelbench.rank.new_replica import new_replica
+from parallelbench.rank.session import build_model
+from parallelbench.spec.config import RunConfig
+from parallelbench.world.world import World
+from tests.ranks import run_ranks
+from tests.strategies.test_gpt_parity import on_some_devices, small
+from tests.strategies.test_parity import OVERRIDES, SHIPPED, SYNTHETIC, assert_equal
+from tests.strategies.training import configure, drive, loader_of, one_device
+
+FULL, SELECTIVE = "activation_recomputation=full", "activation_recomputation=selective"
+RESNET = [*SYNTHETIC, "model=resnet_tiny", "data.image_size=32"]
+VIT = [*SYNTHETIC, "model=vit_tiny", "data.image_size=32"]
+
+
+def trained(rank: int, size: int, run: RunConfig) -> dict[str, Any]:
+    world = World(rank=rank, size=size, local_rank=rank)
+    return drive(new_replica(build_model(run), run, world), run)
+
+
+def alone(*overrides: str) -> dict[str, Any]:
+    return trained(0, 1, configure(*overrides, "strategy=single", "devices=1"))
+
+
+def same_bits(one: dict[str, Any], other: dict[str, Any]) -> None:
+    assert one["steps"] == other["steps"]
+    assert one["evaluated"] == other["evaluated"]
+    for kind in ("gradients", "state"):
+        torch.testing.assert_close(one[kind], other[kind], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("precision", ["fp64", "fp32", "bf16"])
+@pytest.mark.parametrize(
+    "work", [[*RESNET, "model.norm=batch", FULL], [*VIT, FULL], [*VIT, SELECTIVE]], ids=["resnet", "vit", "selective"]
+)
+def test_one_device_trains_the_same_bits(work: list[str], precision: str) -> None:
+    """Among them BatchNorm's running statistics and its count of batches, which a second update would change."""
+    *plain, _ = work
+    same_bits(alone(*work, f"precision={precision}"), alone(*plain, f"precision={precision}"))
+
+
+@pytest.mark.parametrize("recomputation", [FULL, SELECTIVE])
+def test_a_language_model_trains_the_same_bits(recomputation: str) -> None:
+    def bits(*options: str) -> dict[str, Any]:
+        return trained(0, 1, small("single", 1, "model.positions=rope", "model.kv_heads=2", *options))
+
+    same_bits(bits(recomputation), bits())
+
+
+def test_lbfgs_evaluates_the_same_bits() -> None:
+    lbfgs = ("optimizer=lbfgs", "optimizer.lr=1.0", "batch_size=96")
+    same_bits(*(trained(0, 1, small("single", 1, *lbfgs, *options)) for options in ((FULL,), ())))
+
+
+class Dropping(nn.Module):
+    """Keeps what it drew."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.drawn = nn.Linear(8, 8), list[Tensor]()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.drawn.append(torch.rand(4))
+        return nn.functional.dropout(self.linear(x).relu(), 0.5)
+
+
+def test_random_numbers_are_drawn_again_and_the_next_ones_are_not_changed() -> None:
+    def step(*options: str) -> tuple[list[Tensor], list[Tensor | None], Tensor]:
+        torch.manual_seed(3)
+        model = nn.Sequential(Dropping(), Dropping(), nn.Linear(8, 2))
+        recomputing(model, configure(*VIT, *options))
+        model(torch.ones(5, 8)).sum().backward()
+        return [*model[0].drawn, *model[1].drawn], [p.grad for p in model.parameters()], torch.rand(3)
+
+    drawn, gradients, following = step(FULL)
+    once, expected, after = step()
+    assert len(once) == 2
+    torch.testing.assert_close(drawn, [once[0], once[0], once[1], once[1]], rtol=0, atol=0)
+    torch.testing.assert_close(gradients, expected, rtol=0, atol=0)
+    torch.testing.assert_close(following, after, rtol=0, atol=0)
+
+
+def test_every_layer_but_the_last_is_computed_twice_and_evaluation_once() -> None:
+    run, seen = small("single", 1, FULL), list[str]()
+    model = build_model(run)
+    for name, layer in model.named_children():
+        next(iter(layer.modules() if name == "head" else layer.children())).register_forward_hook(
+            lambda *_, name=name: seen.append(name)
+        )
+    replica = new_replica(model, run, World())
+    replica.step(next(loader_of(replica, run).train(1)))
+    assert sorted(seen) == sorted(["embed", "block1", "block2"] * 2 + ["head"])
+    assert [name for name in run.model.layer_names if repeats_forward(run, name)] == ["embed", "block1", "block2"]
+    seen.clear()
+    replica.evaluate(loader_of(replica, run).test(4))
+    assert sorted(seen) == ["block1", "block2", "embed", "head"]
+
+
+def test_kept_activations_are_the_values_between_layers() -> None:
+    """What is kept for backward, counted on allocations: full keeps each block's output only, and random states."""
+    kept = {
+        name: {layer.name: layer.kept.per_sample for layer in model_memory(run).layers} for name, run in RUNS.items()
+    }
+    boundary = 12 * 16 * 8
+    assert kept["full"]["block1"] == kept["full"]["block2"] == boundary
+    assert kept["none"]["block1"] > kept["selective"]["block1"] > 4 * boundary
+    assert kept["full"]["head"] == kept["none"]["head"], "its backward begins at once"
+
+
+RUNS = {name: small("single", 1, f"activation_recomputation={name}") for name in ("none", "selective", "full")}
+
+
+ABLE = [name for name in SHIPPED if name not in ("data_parallel", "downpour", "model_parallel_tutorial")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ABLE)
+@pytest.mark.cases("ddp", "fsdp", "tensor_parallel", "dp_pp_tp")
+def test_every_strategy_trains_like_one_device(strategy: str, tmp_path: Path) -> None:
+    run = on_some_devices(strategy, FULL)
+    ranks = run_ranks(trained, run.strategy.processes(run, "cpu"), tmp_path, run)
+    assert_equal(ranks, one_device(run), tolerance=1e-9)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["fsdp", "tensor_parallel", "pipeline"])
+def test_attention_alone_is_recomputed_under_strategies_too(strategy: str, tmp_path: Path) -> None:
+    run = on_some_devices(strategy, SELECTIVE, "model.positions=rope", "model.kv_heads=2")
+    ranks = run_ranks(trained, run.strategy.processes(run, "cpu"), tmp_path, run)
+    assert_equal(ranks, one_device(run), tolerance=1e-9)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_synchronised_statistics_are_updated_once(strategy: str, tmp_path: Path) -> None:
+    run = configure(*RESNET, "model.norm=sync", f"strategy={strategy}", "devices=2", FULL, *OVERRIDES.get(strategy, []))
+    assert_equal(run_ranks(trained, 2, tmp_path, run), one_device(run), tolerance=1e-9)
+
+
+def bytes_of_a_step(rank: int, size: int, run: RunConfig) -> dict[str, float]:
+    from parallelbench.probes.counted_bytes import CountedBytes
+
+    replica = new_replica(build_model(run), run, World(rank=rank, size=size, local_rank=rank))
+    batch = next(loader_of(replica, run).train(1))
+    replica.traffic.take()
+    with CountedBytes() as counted:
+        replica.step(batch)
+    return {"counted": counted.sent_bytes + counted.control_bytes, "reported": sum(replica.traffic.take().values())}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("strategy", "devices"), [("tensor_parallel", 2), ("dp_pp_tp", 4), ("fsdp", 2)])
+def test_bytes_are_those_of_the_formula_with_what_is_summed_again(strategy: str, devices: int, tmp_path: Path) -> None:
+    found = {}
+    for option in ("activation_recomputation=none", FULL):
+        ranks = run_ranks(bytes_of_a_step, devices, tmp_path, small(strategy, devices, option))
+        found[option] = sum(rank["reported"] for rank in ranks)
+        assert found[option] == pytest.approx(sum(rank["counted"] for rank in ranks), rel=0.01)
+    more = found[FULL] - found["activation_recomputation=none"]
+    # Attention's and the perceptron's outputs of two blocks, on two ranks: 24 samples of 12 tokens of 16 values.
+    assert more == (0 if strategy == "fsdp" else 2 * 2 * 2 * 24 * 12 * 16 * 8)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["model=mlp", SELECTIVE, *SYNTHETIC], ["model=mlp names no attention", "=full, or"]),
+        (["model=logistic_regression", FULL, *SYNTHETIC], ["one layer", "deeper model"]),
+        (["strategy=tf_single", FULL, *SYNTHETIC], ["tensorflow trains", "strategy of torch"]),
+        (["strategy=pipeline", "devices=2", "strategy.schedule=zbv", "strategy.stages_per_rank=2", FULL, *VIT],
+         ["strategy.schedule=zbv cuts backward in two", "1f1b"]),
+        (["compile=true", FULL, *VIT], ["the compiler chooses", "compile=false"]),
+    ],
+)  # fmt: skip
+def test_what_can_not_recompute_is_refused_with_the_reason(overrides: list[str], words: list[str]) -> None:
+    with pytest.raises(ConfigError) as error:
+        configure(*overrides)
+    assert all(word in str(error.value) for word in words), str(error.value)
