@@ -64,6 +64,7 @@ def with_choices(overrides: list[str], chosen: dict[str, str]) -> list[str]:
     return [*kept, *(f"{key}={value}" for key, value in chosen.items())]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", group_choices()["strategy"])
 def test_what_a_refusal_proposes_is_taken(strategy: str) -> None:
     device_type = "cuda" if strategy == "data_parallel" else "cpu"

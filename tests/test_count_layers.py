@@ -66,6 +66,7 @@ def test_a_program_counts_for_those_who_load_no_torch() -> None:
     assert decode(done.stdout.decode()) == layer_counts(run)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["cnn", "cnn_large", "vit_tiny", "resnet_tiny", "gpt_tiny"])
 def test_without_values_the_same_is_counted(model: str) -> None:
     run = configure(*(("data=tokens",) if model == "gpt_tiny" else IMAGES), f"model={model}")
@@ -90,6 +91,7 @@ def test_a_model_that_looks_at_values_is_counted_with_them(monkeypatch: pytest.M
     assert [each.product_flop for each in counts_without_values(run)] == [each.product_flop for each in plain]
 
 
+@pytest.mark.slow
 def test_a_model_that_fits_nowhere_is_counted() -> None:
     """70 billion parameters take 280 GB; the program may have 12 GiB of addresses."""
     run = configure(*MPT, "model=mpt_70b")

@@ -405,6 +405,7 @@ class Turns:
                 self._changed.notify_all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("before", ["nothing", "damaged", "whole", "file"])
 def test_two_publish_at_once_in_every_order_of_their_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str

@@ -84,6 +84,7 @@ def test_exclude_sees_keys_of_the_command_line() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_what_suits_no_512_devices_is_left_out_with_the_reason() -> None:
     """`plan sweep=gpt_layouts devices=512` plans what a cluster would run."""
     lines: list[str] = []
