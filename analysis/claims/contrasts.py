@@ -34,6 +34,8 @@ def effects(runs: Runs, claim: Claim) -> list[Effect]:
 
 def is_unreached(runs: Runs, claim: Claim) -> bool:
     """Whether both sides were run, but no repeat of both reaches the claim's target."""
+    if claim.target is None:
+        return False
     return any(effect.missed for effect in _effects(runs, claim) if not effect.values)
 
 
