@@ -31,7 +31,7 @@ PARTS = (
         "packed",
         "ddp",
     ),
-    *("ring", "pipeline", "parameter_server", "tensorflow"),
+    *("ring", "pipeline", "context", "parameter_server", "tensorflow"),
 )
 """Files of this folder. Each has `figures()`, which is empty where what it needs is not there."""
 

@@ -35,7 +35,7 @@ ALTERNATIVES = {
 
 def figures() -> list[Figure]:
     """Speed-ups over one rank on one core for the same batches; the losses afterwards are asserted to be the same."""
-    teams = {name: _Team(one_run([*WORK, *overrides]).run) for name, overrides in ALTERNATIVES.items()}
+    teams = {name: Team(one_run([*WORK, *overrides]).run) for name, overrides in ALTERNATIVES.items()}
     try:
         results = paired({name: team.round for name, team in teams.items()})
         losses = {name: team.loss for name, team in teams.items()}
@@ -59,7 +59,7 @@ def figures() -> list[Figure]:
     ]
 
 
-class _Team:
+class Team:
     """The ranks of one alternative, waiting for rounds, each on a core of its own."""
 
     def __init__(self, run: RunConfig) -> None:
