@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from analysis.advisor.known_formulas import check_formula
 from analysis.advisor.replay import pipeline_s, replayed_interleaved
 from analysis.advisor.suite_links import Collectives, exposed_s, scalar
 from parallelbench.errors import ConfigError
-from parallelbench.optimizers import Lbfgs
 from parallelbench.strategies.data_parallel import DataParallel
 from parallelbench.strategies.dp_tp import DpTp
 from parallelbench.strategies.model_parallel import ModelParallel
@@ -34,8 +34,7 @@ FIRST_BUCKET_BYTES = 2.0**20
 
 def suite_phases(job: SuiteJob) -> Phases:
     """Predicted phases of a run's step; raises `ConfigError` where no formula knows the strategy or the optimizer."""
-    if isinstance(job.run.optimizer, Lbfgs):
-        raise ConfigError("a step of L-BFGS takes as many gradients as its line search needs: no formula has it")
+    check_formula(job.run)
     for kind, phases in _PHASES:
         if isinstance(job.run.strategy, kind) and job.run.strategy.name != "context_parallel":  # derives from DDP
             return phases(job)

@@ -60,6 +60,15 @@ class Gpt(GptOptions, frozen=True, kw_only=True):
         """Weights of a block's perceptron that each token is multiplied by."""
         return (3 if self.mlp == "swiglu" else 2) * self.width * self.hidden_units
 
+    @property
+    def vocabulary_entries(self) -> int:
+        """As the option says."""
+        return self.vocabulary
+
+    def vocabulary_plan(self) -> dict[str, Split]:
+        """Rows of the embedding and of the head."""
+        return {"embed.tokens": "row", "head.linear": "column"}
+
     def flop_per_sample(self, tokens: int) -> float:
         """Floating-point operations of training on a sample, by formula: what model FLOPs utilisation counts.
 

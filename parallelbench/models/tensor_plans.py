@@ -1,4 +1,4 @@
-"""Which linear layers of a built model its tensor plan means."""
+"""Which linear layers and embeddings of a built model a plan means."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 def planned(model: nn.Module, plan: Mapping[str, Split]) -> dict[str, Split]:
-    """The plan with every `*` replaced by the matching names; `assert`s that all of them are linear layers."""
+    """The plan with every `*` replaced by the matching names; `assert`s that all can be cut."""
     splits: dict[str, Split] = {}
     for name, module in model.named_modules():
         for pattern, split in plan.items():
             if name.count(".") == pattern.count(".") and fnmatchcase(name, pattern):
-                assert isinstance(module, nn.Linear), f"{name} is no linear layer"
+                assert isinstance(module, (nn.Linear, nn.Embedding)), f"{name} is no linear layer"
                 splits[name] = split
     return splits

@@ -48,6 +48,7 @@ LATER_OPTIONS: dict[str, Any] = {
     "nccl.per_edge": False,
     "nccl.interface": None,
     "strategy.gather": "stored",
+    "strategy.vocabulary_parallel": False,
     "data.files": None,
     "preprocess.engine": "none",
     "preprocess.recipe": None,

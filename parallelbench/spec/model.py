@@ -17,6 +17,7 @@ Split = Literal["column", "row"]
 """How a linear layer is sharded (Shoeybi et al. 2019, arXiv 1909.08053).
 
 column: by outputs; its input is whole, its output a shard. row: by inputs; its input is a shard, its output whole.
+An embedding, whose input is a token, is cut as row: by the vocabulary.
 """
 
 
@@ -91,6 +92,18 @@ class Model(Component, frozen=True, kw_only=True):
         `parallelbench.models.gpt_layers`.
         """
         return None
+
+    @property
+    def vocabulary_entries(self) -> int:
+        """Size of the vocabulary that `vocabulary_plan` divides; 0: there is none."""
+        return 0
+
+    def vocabulary_plan(self) -> dict[str, Split]:
+        """Embedding and head, which `strategy.vocabulary_parallel` shards besides; empty where there is no vocabulary.
+
+        The head is the model's last operation, so that logits are shards.
+        """
+        return {}
 
     @property
     def tied_layers(self) -> tuple[str, ...]:

@@ -25,6 +25,8 @@ class DpPpTp(PipelineStrategy, frozen=True, kw_only=True):
     """Devices that a pipeline is long."""
     tensor: Count
     """Devices that share each linear layer; the data dimension is the number of devices ÷ (stages · tensor)."""
+    vocabulary_parallel: bool = False
+    """Divide embedding and head by vocabulary too, and compute the cross entropy from divided logits."""
 
     def mesh(self, run: RunConfig) -> Mesh:
         """Copies × stages × shards."""

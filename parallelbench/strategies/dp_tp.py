@@ -33,6 +33,8 @@ class DpTp(Strategy, frozen=True, kw_only=True):
     """Devices that share each linear layer; the data dimension is the number of devices ÷ this."""
     reshard_after_forward: bool
     """Free each layer's gathered parameters after its forward and gather them again for its backward."""
+    vocabulary_parallel: bool = False
+    """Divide embedding and head by vocabulary too, and compute the cross entropy from divided logits."""
 
     def data_parallel_degree(self, run: RunConfig) -> int:
         """One per group of tensor ranks, which read the same samples."""
@@ -45,18 +47,16 @@ class DpTp(Strategy, frozen=True, kw_only=True):
 
     def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Replica:
         """Shard the linear layers over the tensor dimension, then every layer over the data dimension."""
-        from torch import nn
-
         from parallelbench.models.norms import synchronize_norms
         from parallelbench.strategies.parts.fsdp_shards import shard_one_by_one
         from parallelbench.strategies.parts.replicas import share_buffers
-        from parallelbench.strategies.parts.tensor_shards import TensorReplica, all_reduced_bytes, shard_linears
+        from parallelbench.strategies.parts.tensor_shards import TensorReplica, sharding
+        from parallelbench.strategies.parts.tensor_traffic import exchanged_bytes
 
         mesh = device_mesh(world, data=self._mesh(run).data, tensor=self.tensor)
-        plan, tensor, data = run.model.tensor_plan(), mesh["tensor"], mesh["data"]
+        tensor, data = mesh["tensor"], mesh["data"]
         shard = Shard(data.get_local_rank(), data.size())
-        local_batch = run.global_batch_size // shard.count
-        summed_bytes = sum(all_reduced_bytes(model, plan, run, world.device, batch_size=local_batch).values())
+        exchanged = exchanged_bytes(model, run, world.device, samples=run.global_batch_size // shard.count)
         synchronize_norms(model, data.get_group())
         padded = shard_one_by_one(
             model,
@@ -64,11 +64,11 @@ class DpTp(Strategy, frozen=True, kw_only=True):
             world.device,
             data,
             reshard_after_forward=self.reshard_after_forward,
-            first=lambda name, layer: shard_linears(nn.ModuleDict({name: layer}), plan, tensor),
+            first=sharding(model, run, tensor),
         )
 
         def count_step(traffic: Traffic) -> None:
-            traffic.all_reduce("activation", summed_bytes, tensor.size())
+            exchanged.count(traffic, tensor.size())
             traffic.all_gather("parameter", padded.gathered_bytes(self.reshard_after_forward), shard.count)
             traffic.reduce_scatter("gradient", padded.total_bytes, shard.count)
 

@@ -28,6 +28,9 @@ class TensorParallel(Strategy, frozen=True, kw_only=True):
     takes_own_loss: ClassVar[bool] = True
     updates_as_asked: ClassVar[bool] = True
 
+    vocabulary_parallel: bool = False
+    """Divide embedding and head by vocabulary too, and compute the cross entropy from divided logits."""
+
     def data_parallel_degree(self, run: RunConfig) -> int:
         """One: every rank reads the whole batch."""
         return 1
@@ -39,11 +42,11 @@ class TensorParallel(Strategy, frozen=True, kw_only=True):
 
     def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Replica:
         """Keep this rank's shards."""
-        from parallelbench.strategies.parts.tensor_shards import TensorReplica, all_reduced_bytes, place_shards
+        from parallelbench.strategies.parts.tensor_shards import TensorReplica, place_shards
+        from parallelbench.strategies.parts.tensor_traffic import exchanged_bytes
 
-        mesh, plan = device_mesh(world, tensor=world.size), run.model.tensor_plan()
-        layer_bytes = all_reduced_bytes(model, plan, run, world.device, batch_size=run.global_batch_size)
-        step_bytes = sum(layer_bytes.values())
+        mesh = device_mesh(world, tensor=world.size)
+        exchanged = exchanged_bytes(model, run, world.device, samples=run.global_batch_size)
         place_shards(model, run, world.device, mesh)
         return TensorReplica(
             model,
@@ -51,5 +54,5 @@ class TensorParallel(Strategy, frozen=True, kw_only=True):
             run=run,
             world=world,
             data_shard=Shard(),
-            count_step=lambda traffic: traffic.all_reduce("activation", step_bytes, world.size),
+            count_step=lambda traffic: exchanged.count(traffic, world.size),
         )

@@ -51,6 +51,10 @@ class Numerics:
         """The mean loss, in the parameters' dtype."""
         return self._mean_loss(logits.to(self.dtype), labels)
 
+    def sums(self, loss: Tensor, logits: Tensor, labels: Tensor) -> Sums:
+        """Like `sums`, after this loss of these logits; a loss of parts of the logits knows what was correct."""
+        return sums(loss, logits, labels, correct=getattr(self._mean_loss, "correct_from_parts", None))
+
     def scale(self, loss: Tensor) -> Tensor:
         """The loss to call `backward` on."""
         return loss if self._scaler is None else self._scaler.scale(loss)
@@ -171,19 +175,21 @@ class _Scored(NamedTuple):
 
     loss: Tensor
     logits: Tensor
+    """Or, where a rank has a part of them only, whether each label was predicted: bool."""
     labels: Tensor
     reached: _Reached
 
 
-def sums(loss: Tensor, logits: Tensor, labels: Tensor) -> Sums:
+def sums(loss: Tensor, logits: Tensor, labels: Tensor, *, correct: Tensor | None = None) -> Sums:
     """Summed loss and number of correct predictions of a batch, from its mean loss. Launches nothing.
 
-    In training it is called before backward, which then counts the samples that a gradient is taken of.
+    In training it is called before backward, which then counts the samples that a gradient is taken of. `correct`:
+    whether each label was predicted, where `logits` are a part of them.
     """
     reached = _Reached()
     if logits.requires_grad:
         logits.register_hook(reached)
-    return Sums([_Scored(loss.detach(), logits.detach(), labels, reached)])
+    return Sums([_Scored(loss.detach(), logits.detach() if correct is None else correct, labels, reached)])
 
 
 def _added(parts: Sequence[_Scored]) -> tuple[Tensor, Tensor]:
@@ -198,7 +204,7 @@ def _added(parts: Sequence[_Scored]) -> tuple[Tensor, Tensor]:
             torch.cat([part.logits for part in parts]),
             torch.cat([part.labels for part in parts]),
         )
-    correct = (logits.argmax(dim=-1) == labels).sum()
+    correct = (logits if logits.dtype == torch.bool else logits.argmax(dim=-1) == labels).sum()
     losses = loss.double().reshape(-1) * size
     return torch.stack([losses.sum() if len(parts) > 1 else losses[0], correct.double()]), losses
 

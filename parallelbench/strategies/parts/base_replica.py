@@ -30,13 +30,14 @@ if TYPE_CHECKING:
 
     from parallelbench.spec.batch import Batch, Shard
     from parallelbench.spec.config import RunConfig
+    from parallelbench.spec.mean_loss import MeanLoss
     from parallelbench.spec.replica import Push
     from parallelbench.world.numerics import Sums
 
 
-def numerics_of(run: RunConfig, device_type: str) -> Numerics:
-    """The arithmetic of a run, with its loss."""
-    loss = run.model.with_own_loss(run.loss.build())
+def numerics_of(run: RunConfig, device_type: str, *, loss: MeanLoss | None = None) -> Numerics:
+    """The arithmetic of a run, with its loss, or one that computes the same in another way."""
+    loss = run.model.with_own_loss(loss or run.loss.build())
     return Numerics(run.precision, device_type, loss=loss, compiles_loss=run.compiles_step)
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from parallelbench.errors import ConfigError
+from parallelbench.losses import CrossEntropy
 from parallelbench.strategies.parts.refusals import SCALES_ALONE, check_no_fp16
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from parallelbench.spec.config import RunConfig
+    from parallelbench.spec.model import Split
     from parallelbench.world.world import World
 
 
@@ -74,6 +76,40 @@ def check_tensor_plan(run: RunConfig, *, shards: int, option: str) -> None:
             f"{units} equal parts{because}: choose {advice}"
         )
     check_no_fp16(run, SCALES_ALONE)
+    _check_vocabulary(run, shards=shards)
+
+
+def divides_vocabulary(run: RunConfig) -> bool:
+    """Whether tensor ranks hold parts of the vocabulary: of embedding, head and logits."""
+    return bool(getattr(run.strategy, "vocabulary_parallel", False))
+
+
+def plan_of(run: RunConfig) -> dict[str, Split]:
+    """All that a run's tensor ranks cut."""
+    return run.model.tensor_plan() | (run.model.vocabulary_plan() if divides_vocabulary(run) else {})
+
+
+def _check_vocabulary(run: RunConfig, *, shards: int) -> None:
+    """Refuse to divide what isn't there or can't be divided, and losses that need all logits at once."""
+    if not divides_vocabulary(run):
+        return
+    entries, fix = run.model.vocabulary_entries, "strategy.vocabulary_parallel=false"
+    near = -(-entries // shards) * shards
+    reasons = {
+        f"model={run.model.name} has no vocabulary to divide: choose model=gpt_tiny": not entries,
+        f"model.vocabulary={entries} can't be divided evenly among {shards} tensor ranks: choose "
+        f"model.vocabulary={near}": entries % shards > 0,
+        f"loss={run.loss.name} needs all logits at once, only cross entropy is computed from parts: choose "
+        "loss=cross_entropy": type(run.loss) is not CrossEntropy,
+        f"{run.model.own_loss} adds to the loss, which is computed from parts: choose {run.model.without_own_loss}": bool(
+            run.model.own_loss
+        ),
+        "compile=true was never tried with an embedding and a loss that send messages: choose compile=false": (
+            run.compile
+        ),
+    }
+    if reason := next((reason for reason, applies in reasons.items() if applies), ""):
+        raise ConfigError(f"strategy.vocabulary_parallel=true is refused: {reason}, or {fix}")
 
 
 def device_mesh(world: World, **sizes: int) -> DeviceMesh:
@@ -125,6 +161,11 @@ class Position:
     """Connects the copies of its stages."""
     tensor: DeviceMesh | None = None
     """The ranks that share the linear layers of its stages."""
+
+    def copy_group(self, rank: int) -> int:
+        """The number of what it holds: its place in its pipeline, and among the ranks that share its layers."""
+        ways, way = (1, 0) if self.tensor is None else (self.tensor.size(), self.tensor.get_local_rank())
+        return self.ranks.index(rank) * ways + way
 
     @property
     def owns_loss(self) -> bool:

@@ -20,18 +20,19 @@ from parallelbench.marks.spans import Phase, Spanned, waits_are_hidden
 from parallelbench.models.norms import synchronize_norms
 from parallelbench.spec.batch import Shard
 from parallelbench.strategies.parts.base_replica import numerics_of
+from parallelbench.strategies.parts.divided_vocabulary import divided_loss
 from parallelbench.strategies.parts.layers_replica import LayersReplica
+from parallelbench.strategies.parts.meshes import plan_of
 from parallelbench.strategies.parts.partition import size_bytes, values_between
 from parallelbench.strategies.parts.replicas import share, to_device
 from parallelbench.strategies.parts.state import local
 from parallelbench.strategies.parts.tensor_shards import (
-    all_reduced_bytes,
     as_one_rank_sees_it,
     optimizer_of,
     place_shards,
     share_replicated,
 )
-from parallelbench.world.numerics import Numerics, Sums, sums
+from parallelbench.strategies.parts.tensor_traffic import exchanged_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from parallelbench.spec.config import RunConfig
     from parallelbench.strategies.parts.meshes import Position
     from parallelbench.strategies.parts.pipeline_schedules import Pipeline
+    from parallelbench.world.numerics import Numerics, Sums
     from parallelbench.world.world import World
 
 _SCHEDULES: dict[str, Any] = {
@@ -89,7 +91,7 @@ class PipelineReplica(LayersReplica):
     ) -> None:
         """Keep this rank's layers; `stage_of` names the stage of each layer, in order."""
         self._pipeline, self._world, self._position = pipeline, world, position
-        self._numerics = numerics_of(run, world.device_type)
+        self._numerics = numerics_of(run, world.device_type, loss=divided_loss(run, position.tensor))
         self._ranks = [position.ranks[index] for index in pipeline.stage_devices()]
         """The rank of every stage."""
         self._own = [stage for stage, rank in enumerate(self._ranks) if rank == world.rank]
@@ -112,9 +114,7 @@ class PipelineReplica(LayersReplica):
         self.hides_communication = position.tensor is not None and waits_are_hidden(
             world.device_type, compiled=run.compile
         )
-        # Its place within its pipeline, and among the ranks that share its layers.
-        ways, way = (1, 0) if position.tensor is None else (position.tensor.size(), position.tensor.get_local_rank())
-        self.copy_group = position.ranks.index(world.rank) * ways + way
+        self.copy_group = position.copy_group(world.rank)
         self._schedule = self._new_schedule()
         self._sums: list[Sums] = []
 
@@ -122,15 +122,15 @@ class PipelineReplica(LayersReplica):
         """Find the shapes and bytes of what flows between stages; `model` is still whole."""
         position, device = self._position, self._world.device
         micro_batch = run.global_batch_size // position.copies // self._pipeline.micro_batches
-        shards, plan = (1, {}) if position.tensor is None else (position.tensor.size(), run.model.tensor_plan())
+        shards, plan = (1, {}) if position.tensor is None else (position.tensor.size(), plan_of(run))
         values = values_between(as_one_rank_sees_it(model, plan, shards), run, device, micro_batch)
         stages = list(stage_of.values())
         starts = [stages.index(stage) for stage in range(self._pipeline.stages)]
         self._values = [values[start] for start in [*starts, len(stages)]]
         """The input of each stage for a micro-batch, and the last one's output: meta tensors."""
-        summed = all_reduced_bytes(model, plan, run, device, batch_size=micro_batch)
-        self._summed_bytes = sum(size for name, size in summed.items() if name.partition(".")[0] in self._layers)
-        """Bytes that this rank's stages sum over the tensor ranks per micro-batch."""
+        if position.tensor is not None:  # per micro-batch
+            own = set(self._layers)
+            self._exchanged = exchanged_bytes(model, run, device, samples=micro_batch, layers=own)
 
     def _place_layers(self, run: RunConfig) -> None:
         """Move this rank's layers, or its shards of them, to its device."""
@@ -170,7 +170,7 @@ class PipelineReplica(LayersReplica):
     def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """A micro-batch's part of the batch's mean loss."""
         loss = self._numerics.training_loss(logits, labels)
-        self._sums.append(sums(loss, logits, labels))
+        self._sums.append(self._numerics.sums(loss, logits, labels))
         return loss / self._pipeline.micro_batches
 
     def step(self, batch: Batch) -> Sums | None:
@@ -198,7 +198,7 @@ class PipelineReplica(LayersReplica):
         micro_batches, position = self._pipeline.micro_batches, self._position
         self.traffic.send("activation", micro_batches * self._sent_bytes())
         if position.tensor is not None:
-            self.traffic.all_reduce("activation", micro_batches * self._summed_bytes, position.tensor.size())
+            self._exchanged.count(self.traffic, position.tensor.size(), passes=micro_batches)
         self.traffic.all_reduce("gradient", self._gradient_bytes, position.copies)
 
     def _sent_bytes(self) -> int:
@@ -273,7 +273,8 @@ class PipelineReplica(LayersReplica):
         if self.data_shard.labels and outputs:
             assert batch.labels is not None
             logits = torch.cat(outputs)
-            self._sums.append(sums(self._numerics.loss(logits, batch.labels), logits, batch.labels))
+            loss = self._numerics.loss(logits, batch.labels)
+            self._sums.append(self._numerics.sums(loss, logits, batch.labels))
         for work, _ in sends:
             work.wait()
 

@@ -12,7 +12,7 @@ from parallelbench.marks.spans import Spanned
 from parallelbench.strategies.parts.base_replica import BaseReplica, numerics_of
 from parallelbench.strategies.parts.hooked_ddp import HookedDdp
 from parallelbench.strategies.parts.state import kept_by
-from parallelbench.world.numerics import Numerics, Sums, sums
+from parallelbench.world.numerics import Numerics, Sums
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from parallelbench.marks.traffic import Traffic
     from parallelbench.spec.batch import Batch, Shard
     from parallelbench.spec.config import RunConfig
+    from parallelbench.spec.mean_loss import MeanLoss
     from parallelbench.strategies.parts.clipping import Clipping
     from parallelbench.world.world import World
 
@@ -30,7 +31,8 @@ class ModuleReplica(BaseReplica):
     """A module that maps images to logits, trained by backward and one optimizer.
 
     Training calls `wrapped` (a DDP module, for example); evaluation and state use `module`, which it wraps.
-    `optimizer` replaces the run's own (by a sharded one, for example). `count_step` adds the bytes that a step sends.
+    `optimizer` and `loss` replace the run's own (by sharded ones, for example). `count_step` adds the bytes that a
+    step sends.
     """
 
     def __init__(
@@ -42,12 +44,13 @@ class ModuleReplica(BaseReplica):
         data_shard: Shard,
         wrapped: nn.Module | None = None,
         optimizer: torch.optim.Optimizer | None = None,
+        loss: MeanLoss | None = None,
         before_evaluation: Callable[[], None] | None = None,
         count_step: Callable[[Traffic], None] | None = None,
     ) -> None:
         super().__init__(data_shard, run)
         self._module, self._world = module, world
-        self._numerics = numerics_of(run, world.device_type)
+        self._numerics = numerics_of(run, world.device_type, loss=loss)
         self._optimizer = optimizer or run.optimizer.build(module.parameters(), run, world.device_type)
         self._hooked = wrapped if isinstance(wrapped, HookedDdp) else None
         self._forward: Callable[[Tensor], Tensor] = wrapped if wrapped is not None else module
@@ -77,7 +80,7 @@ class ModuleReplica(BaseReplica):
 
     def _owned_sums(self, loss: Tensor, logits: Tensor, labels: Tensor) -> Sums:
         """What this rank owns of a batch whose mean loss is known."""
-        return sums(loss, logits, labels)
+        return self._numerics.sums(loss, logits, labels)
 
     def _predict(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Logits, labels on the same device, and the mean loss."""

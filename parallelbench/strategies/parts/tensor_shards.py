@@ -13,15 +13,15 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from parallelbench.models.recomputation import repeats_forward
 from parallelbench.models.tensor_plans import planned
+from parallelbench.strategies.parts.divided_vocabulary import divide, divided_loss, tie_again, ties_of
 from parallelbench.strategies.parts.fsdp_shards import ShardedReplica
-from parallelbench.strategies.parts.partition import size_bytes, values_between
+from parallelbench.strategies.parts.meshes import divides_vocabulary
 from parallelbench.strategies.parts.replicas import share, to_device
 from parallelbench.strategies.parts.state import local
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from torch import Tensor
     from torch.distributed.device_mesh import DeviceMesh
@@ -46,9 +46,26 @@ def place_shards(layers: nn.Module, run: RunConfig, device: torch.device, mesh: 
     A layer moves to the device after the layers before it have been sharded, so the device never holds more than the
     shards and one whole layer.
     """
+    shard = sharding(layers, run, mesh)
     for name, layer in layers.named_children():
         to_device(layer, run, device)
-        shard_linears(nn.ModuleDict({name: layer}), run.model.tensor_plan(), mesh)
+        shard(name, layer)
+
+
+def sharding(layers: nn.Module, run: RunConfig, mesh: DeviceMesh) -> Callable[[str, nn.Module], None]:
+    """A function that keeps this rank's shards of one of the layers, given its name; what they share stays shared."""
+    plan, ties = run.model.tensor_plan(), ties_of(layers)
+    vocabulary = run.model.vocabulary_plan() if divides_vocabulary(run) else {}
+
+    def shard(name: str, layer: nn.Module) -> None:
+        whole = nn.ModuleDict({name: layer})
+        shard_linears(whole, plan, mesh)
+        for each in planned(whole, vocabulary):
+            path, _, leaf = each.rpartition(".")
+            setattr(whole.get_submodule(path), leaf, divide(whole.get_submodule(each), mesh))
+        tie_again(layers, ties)
+
+    return shard
 
 
 def share_replicated(module: nn.Module, mesh: DeviceMesh) -> None:
@@ -81,6 +98,8 @@ def as_one_rank_sees_it(model: nn.Sequential, plan: Mapping[str, Split], shards:
     for name, split in planned(sharded, plan).items():
         parent, _, leaf = name.rpartition(".")
         linear = sharded.get_submodule(name)
+        if isinstance(linear, nn.Embedding):
+            continue  # its output is whole
         assert isinstance(linear, nn.Linear)
         inputs, outputs = linear.in_features, linear.out_features
         if split == "column":
@@ -90,35 +109,6 @@ def as_one_rank_sees_it(model: nn.Sequential, plan: Mapping[str, Split], shards:
         shard = nn.Linear(inputs, outputs, bias=linear.bias is not None, device="meta")
         setattr(sharded.get_submodule(parent), leaf, shard)
     return sharded
-
-
-def all_reduced_bytes(
-    model: nn.Sequential, plan: Mapping[str, Split], run: RunConfig, device: torch.device, *, batch_size: int
-) -> dict[str, int]:
-    """Bytes that the tensor ranks all-reduce in one step of `batch_size` samples, by planned layer.
-
-    A row layer's output is summed in forward, the gradient of a column layer's input in backward (Shoeybi et al. 2019,
-    §3: f and g). Images have no gradient. What backward computes again is summed again. `model` is the whole one.
-    """
-    summed: dict[str, int] = {}
-    if not plan:
-        return summed
-    handles = []
-
-    def note(name: str, split: Split) -> Any:
-        def hook(_layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-            column = size_bytes(inputs[0]) if inputs[0].requires_grad else 0
-            times = 2 if repeats_forward(run, name.partition(".")[0]) else 1
-            summed[name] = column if split == "column" else times * size_bytes(output)
-
-        return hook
-
-    for name, split in planned(model, plan).items():
-        handles.append(model.get_submodule(name).register_forward_hook(note(name, split)))
-    values_between(model, run, device, batch_size)
-    for handle in handles:
-        handle.remove()
-    return summed
 
 
 def optimizer_of(parameters: Iterable[nn.Parameter], run: RunConfig, device_type: str) -> torch.optim.Optimizer:
@@ -135,7 +125,8 @@ class TensorReplica(ShardedReplica):
 
     def __init__(self, module: nn.Module, mesh: DeviceMesh, *, run: RunConfig, world: World, **options: Any) -> None:
         optimizer = optimizer_of(module.parameters(), run, world.device_type)
-        super().__init__(module, run=run, world=world, optimizer=optimizer, **options)
+        loss = divided_loss(run, mesh)
+        super().__init__(module, run=run, world=world, optimizer=optimizer, loss=loss, **options)
         self._mesh = mesh
 
     def step(self, batch: Batch) -> Sums | None:
