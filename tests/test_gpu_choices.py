@@ -39,6 +39,7 @@ CHOICES = {
     "nccl.per_edge": "nccl.per_edge=true",
     "nccl.interface": "nccl.interface=ib0",
     "strategy.gather": "strategy.gather=bf16",
+    "strategy.micro_batches": "strategy.micro_batches=2",
     "data.files": "data.files=0123456789ab-100-50",
     "preprocess.engine": "preprocess.engine=numpy",
     "preprocess.recipe": "preprocess.recipe=sort",
@@ -134,7 +135,14 @@ def test_this_torch_has_the_lazy_one() -> None:
     sorted(
         key
         for key in CHOICES.keys()
-        - {"clip_norm", "compile_scope", "activation_recomputation", "graph", "strategy.gather"}
+        - {
+            "clip_norm",
+            "compile_scope",
+            "activation_recomputation",
+            "graph",
+            "strategy.gather",
+            "strategy.micro_batches",
+        }
         if not key.startswith(("preprocess", "data"))
     ),
 )

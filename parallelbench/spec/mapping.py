@@ -49,6 +49,7 @@ LATER_OPTIONS: dict[str, Any] = {
     "nccl.interface": None,
     "strategy.gather": "stored",
     "strategy.vocabulary_parallel": False,
+    "strategy.micro_batches": 1,
     "data.files": None,
     "preprocess.engine": "none",
     "preprocess.recipe": None,
@@ -74,7 +75,7 @@ def to_mapping(run: RunConfig) -> dict[str, Any]:
     for key, default in LATER_OPTIONS.items():
         parent, _, name = key.rpartition(".")
         node = plain[parent] if parent else plain
-        if name in node and node[name] == default:
+        if name in node and node[name] == default and not _always_had(run, parent, name):
             del node[name]
     for key in ("nccl", "preprocess"):
         if not plain[key]:
@@ -115,6 +116,17 @@ def completed(plain: Mapping[str, Any]) -> dict[str, Any]:
         elif parent not in COMPONENTS or (parent in whole and _has_option(whole[parent].get("_target_", ""), key)):
             whole[parent] = {name: default} | whole.get(parent, {})
     return whole
+
+
+def _always_had(run: RunConfig, parent: str, option: str) -> bool:
+    """Whether a component's option has no default, as one that was there from the start: pipelines' `micro_batches`."""
+    kind: Any = type(getattr(run, parent)) if parent in COMPONENTS else None
+    return kind is not None and option in _required(kind)
+
+
+@cache
+def _required(cls: type[Component]) -> frozenset[str]:
+    return frozenset(field.name for field in msgspec.structs.fields(cls) if field.required)
 
 
 @cache

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from parallelbench.strategies.parts.data_parallel_base import DdpStrategy
+from parallelbench.errors import ConfigError
+from parallelbench.strategies.parts.data_parallel_base import AccumulatingDdp
 
 if TYPE_CHECKING:
     from torch import nn
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from parallelbench.world.world import World
 
 
-class Ddp(DdpStrategy, frozen=True, kw_only=True):
+class Ddp(AccumulatingDdp, frozen=True, kw_only=True):
     """One process per device, each with the whole model; gradients are all-reduced in buckets during backward."""
 
     can_be_captured: ClassVar[bool] = True
@@ -25,6 +26,15 @@ class Ddp(DdpStrategy, frozen=True, kw_only=True):
     """Promise that every step uses the same parameters in the same way."""
     compression: Literal["none", "fp16", "bf16"]
     """Round gradients for the all-reduce; parity with one device then holds only as well as the format rounds."""
+
+    def check(self, run: RunConfig, device_type: str) -> None:
+        """Refuse a promise that micro-batches break."""
+        super().check(run, device_type)
+        if self.static_graph and self.micro_batches > 1:
+            raise ConfigError(
+                f"strategy.static_graph=true with strategy.micro_batches={self.micro_batches} is refused: only the "
+                "last backward of a step averages; choose strategy.static_graph=false, or strategy.micro_batches=1"
+            )
 
     def parity_tolerance(self) -> float:
         """As exact as the format that gradients are rounded to: 11 significant bits in fp16, 8 in bf16."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from parallelbench.strategies.parts.data_parallel_base import DdpStrategy
+from parallelbench.strategies.parts.data_parallel_base import AccumulatingDdp
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from parallelbench.world.world import World
 
 
-class RingDdp(DdpStrategy, frozen=True, kw_only=True):
+class RingDdp(AccumulatingDdp, frozen=True, kw_only=True):
     """One process per device, each with the whole model; a chunked ring averages each gradient bucket in backward."""
 
     takes_own_loss: ClassVar[bool] = True

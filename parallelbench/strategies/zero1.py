@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from parallelbench.errors import ConfigError
 from parallelbench.spec.config import StateShards
-from parallelbench.strategies.parts.data_parallel_base import DdpStrategy
+from parallelbench.strategies.parts.data_parallel_base import AccumulatingDdp
 
 if TYPE_CHECKING:
     from torch import nn
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from parallelbench.world.world import World
 
 
-class Zero1(DdpStrategy, frozen=True, kw_only=True):
+class Zero1(AccumulatingDdp, frozen=True, kw_only=True):
     """DDP, but each parameter tensor has one owner: it keeps the optimizer's state, updates, and sends the result."""
 
     takes_own_loss: ClassVar[bool] = True

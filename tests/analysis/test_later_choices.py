@@ -90,6 +90,10 @@ def test_what_no_run_chose_is_no_hyperparameter_but_exported(tmp_path: Path) -> 
     before = LATER_OPTIONS | flatten(LATER_COMPONENTS)
     assert not before.keys() & dict(table.shared).keys()
     (run,) = exported_runs(load(tmp_path))
-    of_run = {key: value for key, value in before.items() if key not in ("strategy.gather", "data.files")}
+    of_run = {
+        key: value
+        for key, value in before.items()
+        if key not in ("strategy.gather", "strategy.micro_batches", "data.files")
+    }
     assert {key: run.parameters[key] for key in of_run} == of_run
     assert facts(load(tmp_path))["group"].to_list() == ["digits · cnn_small"]

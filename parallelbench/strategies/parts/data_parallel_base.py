@@ -16,6 +16,7 @@ from msgspec import Meta
 from parallelbench.errors import ConfigError
 from parallelbench.spec.batch import Shard
 from parallelbench.spec.config import StateShards, Strategy
+from parallelbench.spec.structure import Count  # noqa: TC001 - msgspec reads the annotations
 from parallelbench.strategies.parts.refusals import check_no_fp16, check_two_devices
 
 if TYPE_CHECKING:
@@ -38,6 +39,28 @@ class DataParallelStrategy(Strategy, frozen=True, kw_only=True):
     def check(self, run: RunConfig, device_type: str) -> None:
         """Refuse one device."""
         check_two_devices(run)
+
+
+def check_micro_batches(micro_batches: int, run: RunConfig) -> None:
+    """Refuse pieces of unequal size, and steps that are captured or compiled as one."""
+    if micro_batches == 1:
+        return
+    batch = run.global_batch_size // run.devices
+    if batch % micro_batches and not run.global_batch_size % run.devices:
+        valid = [n for n in range(1, batch + 1) if batch % n == 0]
+        nearest = sorted(sorted(valid, key=lambda n: abs(n - micro_batches))[:2])
+        raise ConfigError(
+            f"strategy.micro_batches={micro_batches} doesn't divide a device's batch of {batch} samples "
+            f"(batch_size={run.batch_size}): choose strategy.micro_batches={' or '.join(map(str, nearest))}, or "
+            "another batch_size"
+        )
+    refused = {"graph=true": run.graph, "compile=true": run.compile}
+    if choice := next((choice for choice, chosen in refused.items() if chosen), ""):
+        raise ConfigError(
+            f"strategy.micro_batches={micro_batches} with {choice} is refused: steps would be made of two "
+            f"kinds of backward, with and without averaging; choose {choice.partition('=')[0]}=false, or "
+            "strategy.micro_batches=1"
+        )
 
 
 class DdpStrategy(DataParallelStrategy, frozen=True, kw_only=True):
@@ -91,8 +114,26 @@ class DdpStrategy(DataParallelStrategy, frozen=True, kw_only=True):
             data_shard=Shard(world.rank, world.size),
             wrapped=wrapped,
             before_evaluation=lambda: share_buffers(wrapped.module),
+            micro_batches=self.micro_batches_per_step(run),
             **options,
         )
+
+
+class AccumulatingDdp(DdpStrategy, frozen=True, kw_only=True):
+    """The same, where a rank's slice of every batch may go through the model in pieces."""
+
+    micro_batches: Count = 1
+    """Pieces that a rank cuts its slice of every batch into; must divide it. Gradients add up, and ranks average them
+    with the last piece."""
+
+    def micro_batches_per_step(self, run: RunConfig) -> int:
+        """As the option says."""
+        return self.micro_batches
+
+    def check(self, run: RunConfig, device_type: str) -> None:
+        """Refuse one device, and pieces of unequal size."""
+        super().check(run, device_type)
+        check_micro_batches(self.micro_batches, run)
 
 
 def keep_buffers_local(ddp: type[nn.Module]) -> dict[str, Any]:
@@ -117,14 +158,21 @@ class ShardedStrategy(DataParallelStrategy, frozen=True, kw_only=True):
     gather: Literal["stored", "bf16"] = "stored"
     """Arithmetic in which parameters are gathered. stored: as the optimizer has them, in fp32; bf16: rounded first, so
     half is sent and held, with precision=bf16 only. Gradients are summed in fp32 either way."""
+    micro_batches: Count = 1
+    """As in `AccumulatingDdp`."""
+
+    def micro_batches_per_step(self, run: RunConfig) -> int:
+        """As the option says."""
+        return self.micro_batches
 
     @abstractmethod
     def ranks_per_copy(self, run: RunConfig) -> int:
         """Neighbouring ranks that one copy of the model is sharded over."""
 
     def check(self, run: RunConfig, device_type: str) -> None:
-        """Refuse one device, fp16, and gathering in another arithmetic than layers compute in."""
+        """Refuse one device, fp16, unequal micro-batches, and gathering in another arithmetic than layers compute in."""
         super().check(run, device_type)
+        check_micro_batches(self.micro_batches, run)
         if self.gather == "bf16" and run.precision != "bf16":
             raise ConfigError(
                 f"strategy.gather=bf16 with precision={run.precision} is refused: layers would compute in bf16; choose "
@@ -133,8 +181,11 @@ class ShardedStrategy(DataParallelStrategy, frozen=True, kw_only=True):
         check_no_fp16(run, "a rank would check only its own shard of the gradients for infinities")
 
     def state_shards(self, run: RunConfig) -> StateShards:
-        """A shard of everything; a layer's gathered parameters come on top while it works."""
-        return StateShards.even(self.ranks_per_copy(run))
+        """A shard of everything, but whole gradients while micro-batches add up; a layer's gathered parameters come
+        on top while it works.
+        """
+        shards = StateShards.even(self.ranks_per_copy(run))
+        return shards if self.micro_batches == 1 else shards._replace(gradients=1.0)
 
     def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Replica:
         """Shard layer by layer, and synchronise the copies."""
@@ -148,4 +199,5 @@ class ShardedStrategy(DataParallelStrategy, frozen=True, kw_only=True):
             reshard_after_forward=self.reshard_after_forward,
             # The parity check is fp64, whatever the run's precision.
             gather="stored" if run.precision == "fp64" else self.gather,
+            micro_batches=self.micro_batches,
         )

@@ -5,6 +5,7 @@ Rajbhandari et al. 2020, "ZeRO" (arXiv 1910.02054); Zhao et al. 2023, "PyTorch F
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from math import ceil
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -36,27 +37,30 @@ if TYPE_CHECKING:
 
 
 def shard_layers(
-    model: nn.Sequential, run: RunConfig, world: World, *, shards: int, reshard_after_forward: bool, gather: str
+    model: nn.Sequential,
+    run: RunConfig,
+    world: World,
+    *,
+    shards: int,
+    reshard_after_forward: bool,
+    gather: str,
+    micro_batches: int = 1,
 ) -> ShardedReplica:
     """Shard every layer over groups of `shards` neighbouring ranks; the groups hold copies of each other.
 
-    `gather`: as `ShardedStrategy.gather`.
+    `gather`, `micro_batches`: as those of `ShardedStrategy`. Each micro-batch gathers the parameters again.
     """
     copies = world.size // shards
     sizes = {"shard": shards} if copies == 1 else {"replicate": copies, "shard": shards}
     synchronize_norms(model, dist.group.WORLD)
+    mesh = device_mesh(world, **sizes)
     padded = shard_one_by_one(
-        model,
-        run,
-        world.device,
-        device_mesh(world, **sizes),
-        reshard_after_forward=reshard_after_forward,
-        gather=gather,
+        model, run, world.device, mesh, reshard_after_forward=reshard_after_forward, gather=gather
     )
     gathered_bytes = padded.gathered_bytes(reshard_after_forward) / (2 if gather == "bf16" else 1)
 
     def count_step(traffic: Traffic) -> None:
-        traffic.all_gather("parameter", gathered_bytes, shards)
+        traffic.all_gather("parameter", micro_batches * gathered_bytes, shards)
         traffic.reduce_scatter("gradient", padded.total_bytes, shards)
         traffic.all_reduce("gradient", padded.total_bytes / shards, copies)
 
@@ -67,6 +71,7 @@ def shard_layers(
         data_shard=Shard(world.rank, world.size),
         before_evaluation=lambda: share_buffers(model),
         count_step=count_step,
+        micro_batches=micro_batches,
     )
 
 
@@ -155,6 +160,12 @@ class ShardedReplica(ModuleReplica):
             if isinstance(layer, FSDPModule):
                 layer.reshard()  # without reshard_after_forward, only a backward would
         return result
+
+    def _adding_up(self, *, last: bool) -> AbstractContextManager[object]:
+        """Whole gradients stay on each rank until the last micro-batch, and are scattered once."""
+        if isinstance(self._module, FSDPModule):
+            self._module.set_requires_gradient_sync(last)
+        return nullcontext()
 
     def copied(self) -> Iterable[Tensor]:
         """The shards, where several groups of ranks hold them."""

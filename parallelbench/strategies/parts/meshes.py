@@ -101,8 +101,8 @@ def _check_vocabulary(run: RunConfig, *, shards: int) -> None:
         f"model.vocabulary={near}": entries % shards > 0,
         f"loss={run.loss.name} needs all logits at once, only cross entropy is computed from parts: choose "
         "loss=cross_entropy": type(run.loss) is not CrossEntropy,
-        f"{run.model.own_loss} adds to the loss, which is computed from parts: choose {run.model.without_own_loss}": bool(
-            run.model.own_loss
+        f"{run.model.own_loss} adds to a loss computed from parts: choose {run.model.without_own_loss}": (
+            run.model.own_loss != ""
         ),
         "compile=true was never tried with an embedding and a loss that send messages: choose compile=false": (
             run.compile

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import operator
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,6 +36,7 @@ class ModuleReplica(BaseReplica):
     Training calls `wrapped` (a DDP module, for example); evaluation and state use `module`, which it wraps.
     `optimizer` and `loss` replace the run's own (by sharded ones, for example). `count_step` adds the bytes that a
     step sends.
+    `micro_batches`: pieces of a batch whose gradients add up.
     """
 
     def __init__(
@@ -47,6 +51,7 @@ class ModuleReplica(BaseReplica):
         loss: MeanLoss | None = None,
         before_evaluation: Callable[[], None] | None = None,
         count_step: Callable[[Traffic], None] | None = None,
+        micro_batches: int = 1,
     ) -> None:
         super().__init__(data_shard, run)
         self._module, self._world = module, world
@@ -58,6 +63,7 @@ class ModuleReplica(BaseReplica):
             self._forward = torch.compile(self._forward)
         self._compiles_update = run.compiles_step
         self._before_evaluation, self._count_step = before_evaluation, count_step
+        self._micro_batches = micro_batches
         self._one: Tensor | None = None
         """The gradient of the loss by itself."""
 
@@ -73,10 +79,26 @@ class ModuleReplica(BaseReplica):
         assert batch.images is not None
         assert batch.labels is not None
         self._optimizer.zero_grad(set_to_none=True)
-        logits, labels, loss = self._predict(batch.images, batch.labels)
+        if self._micro_batches == 1:
+            return self._take_gradient(batch.images, batch.labels)
+        count = self._micro_batches
+        pieces = [*zip(batch.images.chunk(count), batch.labels.chunk(count), strict=True)]
+        parts: list[Sums] = []
+        for images, labels in pieces:
+            with self._adding_up(last=len(parts) == count - 1):
+                parts.append(self._take_gradient(images, labels))
+        return functools.reduce(operator.add, parts)
+
+    def _take_gradient(self, images: Tensor, labels: Tensor) -> Sums:
+        """Add to the gradients what these samples, a micro-batch, have of the batch's."""
+        logits, labels, loss = self._predict(images, labels)
         result = self._owned_sums(loss, logits, labels)
-        self._backward(loss)
+        self._backward(loss if self._micro_batches == 1 else loss / self._micro_batches)
         return result
+
+    def _adding_up(self, *, last: bool) -> AbstractContextManager[object]:
+        """Of a micro-batch's forward and backward: ranks average what has added up with the last one."""
+        return nullcontext() if last or self._hooked is None else self._hooked.no_sync()
 
     def _owned_sums(self, loss: Tensor, logits: Tensor, labels: Tensor) -> Sums:
         """What this rank owns of a batch whose mean loss is known."""
