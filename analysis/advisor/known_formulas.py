@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from parallelbench.errors import ConfigError
 from parallelbench.optimizers import Lbfgs
-from parallelbench.strategies.parts.meshes import divides_vocabulary
+from parallelbench.strategies.parts.meshes import divides_sequence, divides_vocabulary
 
 if TYPE_CHECKING:
     from parallelbench.spec.config import RunConfig
@@ -16,8 +16,9 @@ def check_formula(run: RunConfig) -> None:
     """Raise `ConfigError` where what a run's step computes or sends is in no formula."""
     if isinstance(run.optimizer, Lbfgs):
         raise ConfigError("a step of L-BFGS takes as many gradients as its line search needs: no formula has it")
-    if divides_vocabulary(run):
+    divided = {"vocabulary_parallel": divides_vocabulary(run), "sequence_parallel": divides_sequence(run)}
+    for option in (name for name, asked in divided.items() if asked):
         raise ConfigError(
-            "no formula knows what strategy.vocabulary_parallel=true sends and saves: choose "
-            "strategy.vocabulary_parallel=false, or measure it"
+            f"no formula knows what strategy.{option}=true sends and saves: choose strategy.{option}=false, or "
+            "measure it"
         )

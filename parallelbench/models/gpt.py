@@ -69,6 +69,11 @@ class Gpt(GptOptions, frozen=True, kw_only=True):
         """Rows of the embedding and of the head."""
         return {"embed.tokens": "row", "head.linear": "column"}
 
+    @property
+    def sequence_norms(self) -> tuple[str, ...]:
+        """Those before attention, perceptron and head."""
+        return ("block*.norm1", "block*.norm2", "head.norm")
+
     def flop_per_sample(self, tokens: int) -> float:
         """Floating-point operations of training on a sample, by formula: what model FLOPs utilisation counts.
 

@@ -8,9 +8,19 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from parallelbench.spec.model import Split
+
+
+def matching(model: nn.Module, patterns: Iterable[str]) -> list[str]:
+    """Names of modules that any of the patterns means: a `*` is no dot."""
+    paths = list(patterns)
+    return [
+        name
+        for name, _ in model.named_modules()
+        if any(name.count(".") == path.count(".") and fnmatchcase(name, path) for path in paths)
+    ]
 
 
 def planned(model: nn.Module, plan: Mapping[str, Split]) -> dict[str, Split]:

@@ -50,6 +50,7 @@ LATER_OPTIONS: dict[str, Any] = {
     "strategy.gather": "stored",
     "strategy.vocabulary_parallel": False,
     "strategy.micro_batches": 1,
+    "strategy.sequence_parallel": False,
     "data.files": None,
     "preprocess.engine": "none",
     "preprocess.recipe": None,

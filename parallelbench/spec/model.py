@@ -106,6 +106,16 @@ class Model(Component, frozen=True, kw_only=True):
         return {}
 
     @property
+    def sequence_norms(self) -> tuple[str, ...]:
+        """Norms of single tokens, which can have parts of a sequence: paths below the model, `*` for any name.
+
+        What only they and residuals compute may be cut by tokens: the values between two layers, (batch, tokens, …).
+        What a norm gives goes to column layers of the plan only, but for the last layer's, whose head takes it. Empty
+        where samples are no sequences.
+        """
+        return ()
+
+    @property
     def tied_layers(self) -> tuple[str, ...]:
         """Layers that share parameters with each other, and so must be on one device; empty: none do."""
         return ()

@@ -27,6 +27,8 @@ class DpPpTp(PipelineStrategy, frozen=True, kw_only=True):
     """Devices that share each linear layer; the data dimension is the number of devices ÷ (stages · tensor)."""
     vocabulary_parallel: bool = False
     """Divide embedding and head by vocabulary too, and compute the cross entropy from divided logits."""
+    sequence_parallel: bool = False
+    """Norms and residuals on parts of the sequence (Korthikanti et al. 2022, arXiv 2205.05198)."""
 
     def mesh(self, run: RunConfig) -> Mesh:
         """Copies × stages × shards."""

@@ -35,6 +35,8 @@ class DpTp(Strategy, frozen=True, kw_only=True):
     """Free each layer's gathered parameters after its forward and gather them again for its backward."""
     vocabulary_parallel: bool = False
     """Divide embedding and head by vocabulary too, and compute the cross entropy from divided logits."""
+    sequence_parallel: bool = False
+    """Norms and residuals on parts of the sequence (Korthikanti et al. 2022, arXiv 2205.05198)."""
 
     def data_parallel_degree(self, run: RunConfig) -> int:
         """One per group of tensor ranks, which read the same samples."""

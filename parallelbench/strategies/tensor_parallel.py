@@ -30,6 +30,8 @@ class TensorParallel(Strategy, frozen=True, kw_only=True):
 
     vocabulary_parallel: bool = False
     """Divide embedding and head by vocabulary too, and compute the cross entropy from divided logits."""
+    sequence_parallel: bool = False
+    """Norms and residuals on parts of the sequence (Korthikanti et al. 2022, arXiv 2205.05198)."""
 
     def data_parallel_degree(self, run: RunConfig) -> int:
         """One: every rank reads the whole batch."""

@@ -170,7 +170,7 @@ class ShardedStrategy(DataParallelStrategy, frozen=True, kw_only=True):
         """Neighbouring ranks that one copy of the model is sharded over."""
 
     def check(self, run: RunConfig, device_type: str) -> None:
-        """Refuse one device, fp16, unequal micro-batches, and gathering in another arithmetic than layers compute in."""
+        """Refuse one device, fp16, unequal micro-batches, and gathering in other arithmetic than layers compute in."""
         super().check(run, device_type)
         check_micro_batches(self.micro_batches, run)
         if self.gather == "bf16" and run.precision != "bf16":

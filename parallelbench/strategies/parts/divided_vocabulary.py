@@ -47,17 +47,19 @@ class DividedHead(nn.Linear):
     """This rank's rows of a head without bias, in place of the whole one: it gives this rank's part of the logits."""
 
     _mesh: DeviceMesh
+    _sums_gradient: bool
 
-    def __init__(self, whole: nn.Linear, mesh: DeviceMesh) -> None:
+    def __init__(self, whole: nn.Linear, mesh: DeviceMesh, *, sums_gradient: bool) -> None:
+        """`sums_gradient`: add the ranks' gradients of the input up; else who made the input does."""
         assert whole.bias is None
         super().__init__(whole.in_features, whole.out_features, bias=False, device="meta")
-        self._mesh = mesh
+        self._mesh, self._sums_gradient = mesh, sums_gradient
         rows = distribute_tensor(whole.weight.detach(), mesh, [Shard(0)], src_data_rank=None)
         self.weight = nn.Parameter(rows)
 
     def forward(self, values: Tensor) -> Tensor:
-        """(…, width) → (…, vocabulary ÷ ranks); the values' gradient is added up over the ranks."""
-        return F.linear(_Copied.apply(values, self._mesh), local(self.weight))
+        """(…, width) → (…, vocabulary ÷ ranks)."""
+        return F.linear(_Copied.apply(values, self._mesh) if self._sums_gradient else values, local(self.weight))
 
 
 class _Summed(torch.autograd.Function):
@@ -166,12 +168,12 @@ def loss_bytes(run: RunConfig, *, samples: int) -> int:
     return values * samples * prod(run.data.label_shape) * (8 if run.precision == "fp64" else 4)
 
 
-def divide(whole: nn.Module, mesh: DeviceMesh) -> nn.Module:
+def divide(whole: nn.Module, mesh: DeviceMesh, *, sums_gradient: bool) -> nn.Module:
     """What takes the place of an embedding or a head."""
     if isinstance(whole, nn.Embedding):
         return DividedEmbedding(whole, mesh)
     assert isinstance(whole, nn.Linear), "planned"
-    return DividedHead(whole, mesh)
+    return DividedHead(whole, mesh, sums_gradient=sums_gradient)
 
 
 Ties = list[tuple[str, str]]

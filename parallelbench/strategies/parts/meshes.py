@@ -77,11 +77,17 @@ def check_tensor_plan(run: RunConfig, *, shards: int, option: str) -> None:
         )
     check_no_fp16(run, SCALES_ALONE)
     _check_vocabulary(run, shards=shards)
+    _check_sequence(run, shards=shards)
 
 
 def divides_vocabulary(run: RunConfig) -> bool:
     """Whether tensor ranks hold parts of the vocabulary: of embedding, head and logits."""
     return bool(getattr(run.strategy, "vocabulary_parallel", False))
+
+
+def divides_sequence(run: RunConfig) -> bool:
+    """Whether tensor ranks have parts of the sequence between the layers that they divide."""
+    return bool(getattr(run.strategy, "sequence_parallel", False))
 
 
 def plan_of(run: RunConfig) -> dict[str, Split]:
@@ -110,6 +116,30 @@ def _check_vocabulary(run: RunConfig, *, shards: int) -> None:
     }
     if reason := next((reason for reason, applies in reasons.items() if applies), ""):
         raise ConfigError(f"strategy.vocabulary_parallel=true is refused: {reason}, or {fix}")
+
+
+def _check_sequence(run: RunConfig, *, shards: int) -> None:
+    """Refuse samples that are no sequences, and sequences that the tensor ranks don't divide."""
+    if not divides_sequence(run):
+        return
+    fix = "strategy.sequence_parallel=false"
+    if not run.model.sequence_norms:
+        raise ConfigError(
+            f"strategy.sequence_parallel=true is refused: model={run.model.name} has no norms that could have parts of "
+            f"a sequence: choose model=gpt_tiny, or {fix}"
+        )
+    tokens = run.data.shape[0]
+    if tokens % shards:
+        near = -(-tokens // shards) * shards
+        raise ConfigError(
+            f"strategy.sequence_parallel=true is refused: samples of {tokens} tokens can't be divided evenly among "
+            f"{shards} tensor ranks: choose data.sequence={near}, or {fix}"
+        )
+    if run.compile:
+        raise ConfigError(
+            "strategy.sequence_parallel=true is refused: compile=true was never tried with norms that send messages: "
+            f"choose compile=false, or {fix}"
+        )
 
 
 def device_mesh(world: World, **sizes: int) -> DeviceMesh:

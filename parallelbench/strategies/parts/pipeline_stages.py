@@ -23,8 +23,9 @@ from parallelbench.strategies.parts.base_replica import numerics_of
 from parallelbench.strategies.parts.divided_vocabulary import divided_loss
 from parallelbench.strategies.parts.layers_replica import LayersReplica
 from parallelbench.strategies.parts.meshes import plan_of
-from parallelbench.strategies.parts.partition import size_bytes, values_between
+from parallelbench.strategies.parts.partition import example_of, piece_sizes, size_bytes, values_between
 from parallelbench.strategies.parts.replicas import share, to_device
+from parallelbench.strategies.parts.sequence_parts import norm_gradients, parts_between
 from parallelbench.strategies.parts.state import local
 from parallelbench.strategies.parts.tensor_shards import (
     as_one_rank_sees_it,
@@ -110,6 +111,7 @@ class PipelineReplica(LayersReplica):
             )
             for index in self._own
         }
+        self._partial = norm_gradients(self._layers, run, position.tensor)
         self._optimizer = optimizer_of(self._layers.parameters(), run, world.device_type)
         self.hides_communication = position.tensor is not None and waits_are_hidden(
             world.device_type, compiled=run.compile
@@ -124,6 +126,7 @@ class PipelineReplica(LayersReplica):
         micro_batch = run.global_batch_size // position.copies // self._pipeline.micro_batches
         shards, plan = (1, {}) if position.tensor is None else (position.tensor.size(), plan_of(run))
         values = values_between(as_one_rank_sees_it(model, plan, shards), run, device, micro_batch)
+        values = parts_between(values, run, shards)
         stages = list(stage_of.values())
         starts = [stages.index(stage) for stage in range(self._pipeline.stages)]
         self._values = [values[start] for start in [*starts, len(stages)]]
@@ -151,8 +154,8 @@ class PipelineReplica(LayersReplica):
                 self._pipeline.stages,
                 self._world.device,
                 # Without given shapes the ranks would ask each other for them, and run everything once for that.
-                input_args=_example(self._values[index], requires_grad=index > 0),
-                output_args=_example(self._values[index + 1], requires_grad=True),
+                input_args=example_of(self._values[index], requires_grad=index > 0),
+                output_args=example_of(self._values[index + 1], requires_grad=True),
                 group=self._position.pipeline,
             )
             for index, stage in self._stages.items()
@@ -188,6 +191,7 @@ class PipelineReplica(LayersReplica):
             yield Spanned(stage, "backward_weight_one_chunk", "backward")
         yield Spanned(self, "_loss", "forward")
         yield Spanned(self, "_average", "communication")
+        yield from () if self._partial is None else (Spanned(self._partial, "sum_over_ranks", "communication"),)
         yield from super().spanned()
 
     @property
@@ -199,6 +203,8 @@ class PipelineReplica(LayersReplica):
         self.traffic.send("activation", micro_batches * self._sent_bytes())
         if position.tensor is not None:
             self._exchanged.count(self.traffic, position.tensor.size(), passes=micro_batches)
+        if self._partial is not None:
+            self._partial.count(self.traffic)
         self.traffic.all_reduce("gradient", self._gradient_bytes, position.copies)
 
     def _sent_bytes(self) -> int:
@@ -216,6 +222,8 @@ class PipelineReplica(LayersReplica):
         self._sums.clear()
         inputs = () if batch.images is None else (batch.images,)
         self._schedule.step(*inputs, target=batch.labels, return_outputs=False)
+        if self._partial is not None:
+            self._partial.sum_over_ranks()
         if self._position.copies > 1:
             self._average()
         return self._owned_sums()
@@ -252,7 +260,7 @@ class PipelineReplica(LayersReplica):
         return None if owned is None else owned.tensor()
 
     def _evaluate(self, batch: Batch) -> None:
-        sizes = _piece_sizes(batch.size, self._pipeline.micro_batches)
+        sizes = piece_sizes(batch.size, self._pipeline.micro_batches)
         sends: list[tuple[Any, Tensor]] = []
         outputs: list[Tensor] = []
         for index in self._own:
@@ -289,12 +297,3 @@ class PipelineReplica(LayersReplica):
             value = torch.empty(size, *example.shape[1:], dtype=example.dtype, device=self._world.device)
             dist.recv(value, self._ranks[index - 1])
             yield value
-
-
-def _example(value: Tensor, *, requires_grad: bool) -> Tensor:
-    return value.detach().clone().requires_grad_(requires_grad)
-
-
-def _piece_sizes(size: int, count: int) -> list[int]:
-    """Sizes of at most `count` nearly equal pieces, none of them empty."""
-    return [piece for i in range(count) if (piece := size * (i + 1) // count - size * i // count)]

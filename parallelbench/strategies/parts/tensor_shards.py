@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
+from parallelbench.marks.spans import Spanned
 from parallelbench.models.tensor_plans import planned
 from parallelbench.strategies.parts.divided_vocabulary import divide, divided_loss, tie_again, ties_of
 from parallelbench.strategies.parts.fsdp_shards import ShardedReplica
-from parallelbench.strategies.parts.meshes import divides_vocabulary
+from parallelbench.strategies.parts.meshes import divides_sequence, divides_vocabulary
 from parallelbench.strategies.parts.replicas import share, to_device
+from parallelbench.strategies.parts.sequence_parts import cut_sequence, norm_gradients
 from parallelbench.strategies.parts.state import local
 
 if TYPE_CHECKING:
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
     from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor.placement_types import Placement
 
     from parallelbench.spec.batch import Batch
     from parallelbench.spec.config import RunConfig
@@ -33,11 +36,14 @@ if TYPE_CHECKING:
     from parallelbench.world.world import World
 
 
-def shard_linears(layers: nn.Module, plan: Mapping[str, Split], mesh: DeviceMesh) -> None:
-    """Keep this rank's shard of every planned layer; all ranks of the mesh must hold the same parameters before."""
-    styles: dict[str, Any] = {"column": ColwiseParallel, "row": RowwiseParallel}
+def shard_linears(layers: nn.Module, plan: Mapping[str, Split], mesh: DeviceMesh, *, gives: Placement) -> None:
+    """Keep this rank's shard of every planned layer; all ranks of the mesh must hold the same parameters before.
+
+    `gives`: what row layers give, their sum on every rank or a part of its tokens.
+    """
     for name, split in planned(layers, plan).items():
-        parallelize_module(layers.get_submodule(name), mesh, styles[split](), src_data_rank=None)
+        style = ColwiseParallel() if split == "column" else RowwiseParallel(output_layouts=gives)
+        parallelize_module(layers.get_submodule(name), mesh, style, src_data_rank=None)
 
 
 def place_shards(layers: nn.Module, run: RunConfig, device: torch.device, mesh: DeviceMesh) -> None:
@@ -56,14 +62,18 @@ def sharding(layers: nn.Module, run: RunConfig, mesh: DeviceMesh) -> Callable[[s
     """A function that keeps this rank's shards of one of the layers, given its name; what they share stays shared."""
     plan, ties = run.model.tensor_plan(), ties_of(layers)
     vocabulary = run.model.vocabulary_plan() if divides_vocabulary(run) else {}
+    by_tokens = divides_sequence(run)
 
     def shard(name: str, layer: nn.Module) -> None:
         whole = nn.ModuleDict({name: layer})
-        shard_linears(whole, plan, mesh)
+        shard_linears(whole, plan, mesh, gives=Shard(1) if by_tokens else Replicate())
         for each in planned(whole, vocabulary):
             path, _, leaf = each.rpartition(".")
-            setattr(whole.get_submodule(path), leaf, divide(whole.get_submodule(each), mesh))
+            part = divide(whole.get_submodule(each), mesh, sums_gradient=not by_tokens)
+            setattr(whole.get_submodule(path), leaf, part)
         tie_again(layers, ties)
+        if by_tokens:
+            cut_sequence(layer, name, run, mesh)
 
     return shard
 
@@ -128,11 +138,26 @@ class TensorReplica(ShardedReplica):
         loss = divided_loss(run, mesh)
         super().__init__(module, run=run, world=world, optimizer=optimizer, loss=loss, **options)
         self._mesh = mesh
+        self._partial = norm_gradients(module, run, mesh)
 
     def step(self, batch: Batch) -> Sums | None:
         """Forward, backward, update."""
         result = super().step(batch)
+        if self._partial is not None:
+            self._partial.count(self.traffic)
         return result if self._owns_loss else None
+
+    def _forward_backward(self, batch: Batch) -> Sums:
+        result = super()._forward_backward(batch)
+        if self._partial is not None:
+            self._partial.sum_over_ranks()
+        return result
+
+    def spanned(self) -> Iterable[Spanned]:
+        """Also the sum of what each rank has a part of."""
+        yield from super().spanned()
+        if self._partial is not None:
+            yield Spanned(self._partial, "sum_over_ranks", "communication")
 
     @torch.no_grad()
     def evaluate(self, batches: Iterable[Batch]) -> Tensor | None:

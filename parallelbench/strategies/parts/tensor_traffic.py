@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING
+
+from torch import nn
 
 from parallelbench.models.recomputation import repeats_forward
-from parallelbench.models.tensor_plans import planned
+from parallelbench.models.tensor_plans import matching, planned
 from parallelbench.strategies.parts.divided_vocabulary import loss_bytes
-from parallelbench.strategies.parts.meshes import plan_of
+from parallelbench.strategies.parts.meshes import divides_sequence, divides_vocabulary, plan_of
 from parallelbench.strategies.parts.partition import size_bytes, values_between
 
 if TYPE_CHECKING:
-    from collections.abc import Container
+    from collections.abc import Callable, Container
 
     import torch
-    from torch import Tensor, nn
+    from torch import Tensor
 
     from parallelbench.marks.traffic import Traffic
     from parallelbench.spec.config import RunConfig
@@ -27,10 +31,13 @@ class Exchanged:
     """Bytes of whole messages of a forward and a backward pass."""
 
     all_reduced: int
+    in_parts: int
+    """All-gathered or reduce-scattered."""
 
     def count(self, traffic: Traffic, ranks: int, *, passes: int = 1) -> None:
         """Count what a rank of so many sends in so many passes."""
         traffic.all_reduce("activation", passes * self.all_reduced, ranks)
+        traffic.all_gather("activation", passes * self.in_parts, ranks)
 
 
 def exchanged_bytes(
@@ -42,32 +49,61 @@ def exchanged_bytes(
     layers: Container[str] | None = None,
 ) -> Exchanged:
     """What tensor ranks exchange for so many samples; of `layers` only, if given. `model` is the whole one."""
-    summed = _all_reduced_bytes(model, run, device, samples=samples)
-    last = next(reversed(run.model.layer_names))
-    summed[last] = summed.get(last, 0) + loss_bytes(run, samples=samples)
-    return Exchanged(sum(size for layer, size in summed.items() if layers is None or layer in layers))
-
-
-def _all_reduced_bytes(model: nn.Sequential, run: RunConfig, device: torch.device, *, samples: int) -> dict[str, int]:
-    """Bytes that are all-reduced within the model, by layer.
-
-    A row layer's output is summed in forward, the gradient of a column layer's input in backward (Shoeybi et al. 2019,
-    §3: f and g). Images and tokens have no gradient. What backward computes again is summed again.
-    """
-    summed: dict[str, int] = {}
-    handles = []
-
-    def note(layer: str, split: Split) -> Any:
-        def hook(_module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-            column = size_bytes(inputs[0]) if inputs[0].requires_grad else 0
-            times = 2 if repeats_forward(run, layer) else 1
-            summed[layer] = summed.get(layer, 0) + (column if split == "column" else times * size_bytes(output))
-
-        return hook
-
-    for name, split in planned(model, plan_of(run)).items():
-        handles.append(model.get_submodule(name).register_forward_hook(note(name.partition(".")[0], split)))
+    found = _SeenExchanges(model, run)
     values_between(model, run, device, samples)
-    for handle in handles:
-        handle.remove()
-    return summed
+    found.remove()
+    last = run.model.layer_names[-1]
+    found.summed[last] += loss_bytes(run, samples=samples)
+    own = [name for name in run.model.layer_names if layers is None or name in layers]
+    return Exchanged(sum(found.summed[name] for name in own), sum(found.in_parts[name] for name in own))
+
+
+class _SeenExchanges:
+    """Bytes of what is exchanged within each layer of a model, seen by hooks while samples pass.
+
+    What backward computes again sends its messages of the forward pass again.
+    """
+
+    def __init__(self, model: nn.Sequential, run: RunConfig) -> None:
+        self._forwards = {name: 2 if repeats_forward(run, name) else 1 for name in run.model.layer_names}
+        self.summed: Counter[str] = Counter()
+        self.in_parts: Counter[str] = Counter()
+        self._by_tokens, self._divided = divides_sequence(run), divides_vocabulary(run)
+        first, *_, self._last = run.model.layer_names
+        hooks = {name: self._of_split(split) for name, split in planned(model, plan_of(run)).items()}
+        if self._by_tokens:
+            hooks |= dict.fromkeys(matching(model, run.model.sequence_norms), self._of_norm)
+            hooks[first] = self._of_first
+        self._handles = [
+            model.get_submodule(name).register_forward_hook(partial(hook, name.partition(".")[0]))
+            for name, hook in hooks.items()
+        ]
+
+    def _of_split(self, split: Split) -> Callable[..., None]:
+        return self._of_column if split == "column" else self._of_row
+
+    def _of_column(self, layer: str, _module: nn.Module, inputs: tuple[Tensor, ...], _output: Tensor) -> None:
+        """The gradient of its input is summed (Shoeybi et al. 2019, §3: f); images and tokens have none."""
+        if inputs[0].requires_grad and not self._by_tokens:
+            self.summed[layer] += size_bytes(inputs[0])
+
+    def _of_row(self, layer: str, module: nn.Module, _inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        """Its output is summed (g), or scattered as sums, and its gradient gathered."""
+        if self._by_tokens and not isinstance(module, nn.Embedding):
+            self.in_parts[layer] += (self._forwards[layer] + 1) * size_bytes(output)
+        else:
+            self.summed[layer] += self._forwards[layer] * size_bytes(output)
+
+    def _of_norm(self, layer: str, _module: nn.Module, _inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        """Its output is gathered, and its gradient scattered as sums; a whole head leaves it whole."""
+        backwards = 0 if layer == self._last and not self._divided else 1
+        self.in_parts[layer] += (self._forwards[layer] + backwards) * size_bytes(output)
+
+    def _of_first(self, layer: str, _module: nn.Module, _inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        """The gradient of what it cuts is gathered."""
+        self.in_parts[layer] += size_bytes(output)
+
+    def remove(self) -> None:
+        """Take the hooks off."""
+        for handle in self._handles:
+            handle.remove()
