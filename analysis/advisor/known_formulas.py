@@ -16,6 +16,9 @@ def check_formula(run: RunConfig) -> None:
     """Raise `ConfigError` where what a run's step computes or sends is in no formula."""
     if isinstance(run.optimizer, Lbfgs):
         raise ConfigError("a step of L-BFGS takes as many gradients as its line search needs: no formula has it")
+    strategy = run.strategy
+    if getattr(strategy, "micro_batches", 1) > 1 and not strategy.has_stages:
+        raise ConfigError(f"no formula knows strategy.micro_batches of strategy={strategy.name}: choose 1")
     divided = {"vocabulary_parallel": divides_vocabulary(run), "sequence_parallel": divides_sequence(run)}
     for option in (name for name, asked in divided.items() if asked):
         raise ConfigError(

@@ -100,9 +100,6 @@ class SuiteJob:
 
     def forward_s(self, samples: float, *, tensor: int = 1) -> Values:
         """Each layer's forward pass on one device among busy ones; `tensor` devices share what the plan shards."""
-        strategy = self.run.strategy
-        if getattr(strategy, "micro_batches", 1) > 1 and not strategy.has_stages:
-            raise ConfigError(f"no formula knows strategy.micro_batches of strategy={strategy.name}: choose 1")
         curve = self.figures.matmul(self.run.precision)
         if curve is None:
             raise ConfigError(

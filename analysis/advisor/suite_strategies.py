@@ -15,7 +15,7 @@ from parallelbench.strategies.data_parallel import DataParallel
 from parallelbench.strategies.dp_tp import DpTp
 from parallelbench.strategies.model_parallel import ModelParallel
 from parallelbench.strategies.parameter_server import ParameterServer
-from parallelbench.strategies.parts.data_parallel_base import DdpStrategy, ShardedStrategy
+from parallelbench.strategies.parts.data_parallel_base import AccumulatingDdp, ShardedStrategy
 from parallelbench.strategies.parts.partition import balance
 from parallelbench.strategies.parts.pipeline_base import PipelineStrategy
 from parallelbench.strategies.single import Single
@@ -36,7 +36,7 @@ def suite_phases(job: SuiteJob) -> Phases:
     """Predicted phases of a run's step; raises `ConfigError` where no formula knows the strategy or the optimizer."""
     check_formula(job.run)
     for kind, phases in _PHASES:
-        if isinstance(job.run.strategy, kind) and job.run.strategy.name != "context_parallel":  # derives from DDP
+        if isinstance(job.run.strategy, kind):
             return phases(job)
     raise ConfigError(f"no formula knows strategy={job.run.strategy.name}")
 
@@ -65,7 +65,7 @@ def _single(job: SuiteJob) -> Phases:
 def _ddp(job: SuiteJob) -> Phases:
     """Buckets are all-reduced while backward goes on; under ZeRO 1 their owners then send what they updated."""
     run, send = job.run, Collectives(job)
-    assert isinstance(run.strategy, DdpStrategy)
+    assert isinstance(run.strategy, AccumulatingDdp)
     samples = run.global_batch_size / run.devices
     forward, backward = _whole_pass(job, samples)
     rounded = getattr(run.strategy, "compression", "none") != "none"
@@ -287,7 +287,7 @@ def _one_process(job: SuiteJob) -> Phases:
 
 _PHASES: tuple[tuple[type, Callable[[SuiteJob], Phases]], ...] = (
     (Single, _single),
-    (DdpStrategy, _ddp),
+    (AccumulatingDdp, _ddp),
     (ShardedStrategy, _fsdp),
     (TensorParallel, _tensor),
     (DpTp, _dp_tp),
