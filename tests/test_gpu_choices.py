@@ -25,6 +25,7 @@ from parallelbench.spec.mapping import LATER_OPTIONS, from_mapping, to_mapping, 
 from parallelbench.spec.settings import Nccl, Preprocess, Settings
 from parallelbench.store.environment_match import flatten, is_set_by_launcher, must_match
 from parallelbench.strategies.fsdp import Fsdp
+from parallelbench.strategies.tensor_parallel import TensorParallel
 from parallelbench.world import world
 from tests.analysis.factory import Fake, config, published
 from tests.helpers import configured, plain
@@ -40,6 +41,8 @@ CHOICES = {
     "nccl.interface": "nccl.interface=ib0",
     "strategy.gather": "strategy.gather=bf16",
     "strategy.micro_batches": "strategy.micro_batches=2",
+    "strategy.vocabulary_parallel": "strategy.vocabulary_parallel=true",
+    "strategy.sequence_parallel": "strategy.sequence_parallel=true",
     "data.files": "data.files=0123456789ab-100-50",
     "preprocess.engine": "preprocess.engine=numpy",
     "preprocess.recipe": "preprocess.recipe=sort",
@@ -48,20 +51,27 @@ CHOICES = {
 }
 
 
-def test_defaults_of_later_options_are_the_shipped_ones_and_those_of_their_fields() -> None:
-    shipped = flatten(plain("strategy=fsdp", "data=mnist"))
-    assert {key: shipped[key] for key in LATER_OPTIONS} == LATER_OPTIONS
-    structs = {"": Settings, "nccl": Nccl, "strategy": Fsdp, "data": Mnist, "preprocess": Preprocess}
-    for key, default in LATER_OPTIONS.items():
-        parent, _, name = key.rpartition(".")
-        (own,) = (field for field in msgspec.structs.fields(structs[parent]) if field.name == name)
-        assert own.default == default
+SHARDED = ("strategy=fsdp", "devices=2", "data=mnist")
+DIVIDED = ("strategy=tensor_parallel", "devices=2", "data=mnist", "model=vit")
+BASES = dict.fromkeys(("strategy.vocabulary_parallel", "strategy.sequence_parallel"), DIVIDED)
+"""Option → a run that has it, where it is none of `SHARDED`."""
+
+
+@pytest.mark.parametrize("key", LATER_OPTIONS)
+def test_the_default_of_a_later_option_is_the_shipped_one_and_that_of_its_field(key: str) -> None:
+    base, default = BASES.get(key, SHARDED), LATER_OPTIONS[key]
+    strategy = TensorParallel if base == DIVIDED else Fsdp
+    structs = {"": Settings, "nccl": Nccl, "strategy": strategy, "data": Mnist, "preprocess": Preprocess}
+    assert flatten(plain(*base))[key] == default
+    parent, _, name = key.rpartition(".")
+    (own,) = (field for field in msgspec.structs.fields(structs[parent]) if field.name == name)
+    assert own.default == default
 
 
 @pytest.mark.parametrize("key", LATER_OPTIONS)
 def test_with_its_default_a_later_option_is_no_part_of_a_run_and_else_it_is(key: str) -> None:
-    before = configured("strategy=fsdp", "devices=2", "data=mnist")
-    run = configured("strategy=fsdp", "devices=2", "data=mnist", CHOICES[key])
+    base = BASES.get(key, SHARDED)
+    before, run = configured(*base), configured(*base, CHOICES[key])
     assert key not in flatten(to_mapping(before))
     assert flatten(to_mapping(run))[key] == flatten(whole_mapping(run))[key] != LATER_OPTIONS[key]
     assert flatten(whole_mapping(before))[key] == LATER_OPTIONS[key], "`show` shows it all the same"

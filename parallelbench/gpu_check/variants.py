@@ -23,6 +23,7 @@ MODELS: tuple[dict[str, Any], ...] = (
     {"model": "mlp", "data": ("synthetic", {"channels": 1, "train_samples": BATCH_SIZE}), "optimizer": "lbfgs"},
     {"model": "mlp", "data": ("synthetic", {"channels": 1}), "optimizer": "adagrad"},
     {"model": "gpt_tiny", "data": ("tokens", {})},
+    {"model": "gpt_moe_tiny", "data": ("tokens", {})},
 )
 """Tried in this order; a strategy takes the first that its check allows."""
 ALIKE: dict[str, dict[str, Any]] = {
@@ -33,9 +34,15 @@ ALIKE: dict[str, dict[str, Any]] = {
     "fp16": {"precision": "fp16"},
     "compile": {"compile": True},
     "compile_scope=step": {"compile": True, "compile_scope": "step"},
+    "activation_recomputation=full": {"activation_recomputation": "full"},
     "norm=sync": {"model": ("resnet_tiny", {"norm": "sync"}), "data": ("synthetic", {})},
 }
 """What every strategy is tried with, as far as its check allows."""
+_ADDING_UP = {"micro_batches=2": {"strategy": {"micro_batches": 2}}}
+_DIVIDING = {
+    f"{option}_parallel": {"model": "gpt_tiny", "data": ("tokens", {}), "strategy": {f"{option}_parallel": True}}
+    for option in ("vocabulary", "sequence")
+}
 _DEEP = {"model": ("vit_tiny", {"depth": 16}), "data": ("synthetic", {})}
 """Has layers for two stages on each of 8 devices."""
 OWN: dict[str, dict[str, dict[str, Any]]] = {
@@ -43,13 +50,18 @@ OWN: dict[str, dict[str, dict[str, Any]]] = {
         "graph": {"graph": True},
         "compression=fp16": {"strategy": {"compression": "fp16"}},
         "compression=bf16": {"strategy": {"compression": "bf16"}},
+        **_ADDING_UP,
     },
     "context_parallel": {
         "exchange=all_gather": {"strategy": {"exchange": "all_gather"}},
         "exchange=all_to_all": {"strategy": {"exchange": "all_to_all"}},
     },
-    "fsdp": {"gather=bf16": {"precision": "bf16", "strategy": {"gather": "bf16"}}},
-    "hsdp": {"gather=bf16": {"precision": "bf16", "strategy": {"gather": "bf16"}}},
+    "fsdp": {"gather=bf16": {"precision": "bf16", "strategy": {"gather": "bf16"}}, **_ADDING_UP},
+    "hsdp": {"gather=bf16": {"precision": "bf16", "strategy": {"gather": "bf16"}}, **_ADDING_UP},
+    "ring_ddp": _ADDING_UP,
+    "zero1": _ADDING_UP,
+    "tensor_parallel": _DIVIDING,
+    "dp_tp": _DIVIDING,
     "parameter_server": {"mode=async": {"optimizer": "adagrad", "strategy": {"mode": "async"}}},
     "pipeline": {
         schedule: _DEEP
