@@ -126,10 +126,15 @@ def _ordered(sweep: Sweep, composer: _Composer, points: list[Point], tell: Tell)
             plain = composer.apply(point)
             plain["repeat"] = structure(plain.get("repeat"), int, "repeat") + repeat
             tune = structure(plain.get("tune"), bool, "tune")
-            run = sources.given_to(_on_one_device(from_mapping(plain, composer.extension.plugin), point))
-            _check_setup(run, composer.extension)
-            if sweep.unfit == "left_out" and (reason := _unfit(run)):
-                left_out[f"left out, {run.strategy.name} × {run.devices}: {reason}"] = None
+            try:
+                run = sources.given_to(_on_one_device(from_mapping(plain, composer.extension.plugin), point))
+                _check_setup(run, composer.extension)
+                if sweep.unfit == "left_out":
+                    run.strategy.check(run, run.site.device if run.device == "auto" else run.device)
+            except ConfigError as error:
+                if sweep.unfit != "left_out":
+                    raise
+                left_out[f"left out, {plain['strategy']['name']} × {plain['devices']}: {error}"] = None
                 continue
             overrides = [*composer.fixed, *_as_overrides(point, plain["repeat"])]
             planned.setdefault((run_id(run), tune), PlannedRun(run, overrides, tune))
@@ -138,15 +143,6 @@ def _ordered(sweep: Sweep, composer: _Composer, points: list[Point], tell: Tell)
     for line in left_out:
         tell(line)
     return list(planned.values())
-
-
-def _unfit(run: RunConfig) -> str:
-    """Why its strategy refuses the run; empty: it does not."""
-    try:
-        run.strategy.check(run, run.site.device if run.device == "auto" else run.device)
-    except ConfigError as error:
-        return str(error)
-    return ""
 
 
 def _check_setup(run: RunConfig, extension: Extension) -> None:

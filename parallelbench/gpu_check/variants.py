@@ -38,8 +38,8 @@ ALIKE: dict[str, dict[str, Any]] = {
     "norm=sync": {"model": ("resnet_tiny", {"norm": "sync"}), "data": ("synthetic", {})},
 }
 """What every strategy is tried with, as far as its check allows."""
-_ADDING_UP = {"micro_batches=2": {"strategy": {"micro_batches": 2}}}
-_DIVIDING = {
+_ADDING_UP: dict[str, dict[str, Any]] = {"micro_batches=2": {"strategy": {"micro_batches": 2}}}
+_DIVIDING: dict[str, dict[str, Any]] = {
     f"{option}_parallel": {"model": "gpt_tiny", "data": ("tokens", {}), "strategy": {f"{option}_parallel": True}}
     for option in ("vocabulary", "sequence")
 }

@@ -78,6 +78,11 @@ class GptMoe(Gpt, frozen=True, kw_only=True):
 
         return with_own_losses(mean) if self.balance else mean
 
+    @property
+    def sequence_norms(self) -> tuple[str, ...]:
+        """None: what a norm gives goes to routers and experts, which are not divided among tensor ranks."""
+        return ()
+
     def tensor_plan(self) -> dict[str, Split]:
         """Attention by heads, the shared expert by hidden units; routed experts stay whole."""
         names = ("fc1", "gate", "fc2")

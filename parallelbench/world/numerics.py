@@ -181,14 +181,17 @@ class _Scored(NamedTuple):
 
 
 def sums(loss: Tensor, logits: Tensor, labels: Tensor, *, correct: Tensor | None = None) -> Sums:
-    """Summed loss and number of correct predictions of a batch, from its mean loss. Launches nothing.
+    """Summed loss and number of correct predictions of a batch, from its mean loss. Launches nothing for small logits.
 
     In training it is called before backward, which then counts the samples that a gradient is taken of. `correct`:
-    whether each label was predicted, where `logits` are a part of them.
+    whether each label was predicted, where `logits` are a part of them. Large logits, those of a vocabulary, are not
+    kept: those of several micro-batches would be the larger part of a step's memory.
     """
     reached = _Reached()
     if logits.requires_grad:
         logits.register_hook(reached)
+    if correct is None and logits.nbytes > _MOST_HELD_BYTES:
+        correct = logits.detach().argmax(dim=-1) == labels
     return Sums([_Scored(loss.detach(), logits.detach() if correct is None else correct, labels, reached)])
 
 

@@ -96,10 +96,20 @@ def test_an_empty_batch_has_no_loss_whatever_its_mean_is() -> None:
     assert (sums(*nothing) + sums(*part(4, 1))).tolist() == sums(*part(4, 1)).tolist()
 
 
+def test_logits_of_a_vocabulary_are_not_held_but_count_alike() -> None:
+    made = torch.Generator().manual_seed(0)
+    logits, labels = torch.randn(4, 128, 1024, generator=made), torch.randint(1024, (4, 128), generator=made)
+    assert logits.nbytes > 2**20
+    found = sums(torch.tensor(0.5), logits, labels)
+    assert [part.logits.nbytes for part in found._parts] == [4 * 128]
+    assert found.tolist() == [2.0, (logits.argmax(-1) == labels).sum().item()]
+
+
 def test_few_logits_are_held() -> None:
     total = sums(*part(8, 0))
     for seed in range(1, 1000):
         total = total + sums(*part(8, seed))
         assert len(total._parts) < 64
-    wide = sums(torch.tensor(1.0), torch.zeros(1024, 1024), torch.zeros(1024, dtype=torch.int64))
-    assert not (total + wide)._parts, "4 MiB are added up at once"
+    wide = sums(torch.tensor(1.0), torch.zeros(192, 1024), torch.zeros(192, dtype=torch.int64))
+    assert len(wide._parts) == 1, "0.75 MiB may wait"
+    assert not (wide + wide)._parts, "1.5 MiB are added up at once"

@@ -33,6 +33,7 @@ BY_TOKENS = "strategy.sequence_parallel=true"
     [
         ("tensor_parallel", ()),
         ("tensor_parallel", (*LLAMA, *TIED, DIVIDED)),
+        ("tensor_parallel", ("clip_norm=0.01",)),
         ("dp_tp", (*LLAMA, "clip_norm=0.01")),
         ("dp_tp", (*TIED, DIVIDED, "strategy.reshard_after_forward=false")),
         ("dp_pp_tp", ("optimizer=adam",)),
@@ -133,7 +134,9 @@ def test_ranks_that_are_not_there_train() -> None:
         for rank in (0, size - 1)
         if strategy != "tensor_parallel" or size == 4
     ]
-    assert not failures(cases)
+    three = [*model, BY_TOKENS, "batch_size=120", "model.layers=1", "strategy.stages=3", "strategy.micro_batches=4"]
+    cases += [{"strategy": "dp_pp_tp", "size": 6, "rank": rank, "overrides": three} for rank in (0, 2, 5)]
+    assert not failures(cases), "the first of three stages has no norm"
 
 
 @pytest.mark.parametrize("strategy", DEVICES)
@@ -144,8 +147,10 @@ def test_what_cannot_be_cut_is_refused_with_the_fix(strategy: str) -> None:
     with pytest.raises(ConfigError, match=rf"never tried.*choose compile=false, {fix}"):
         on_least(strategy, BY_TOKENS, "compile=true")
     devices = f"devices={DEVICES[strategy]}"
-    with pytest.raises(ConfigError, match=rf"model=mlp has no norms .* choose model=gpt_tiny, {fix}"):
+    with pytest.raises(ConfigError, match=rf"model=mlp names no norms .* choose model=gpt_tiny, {fix}"):
         configure("data=synthetic", "model=mlp", f"strategy={strategy}", devices, BY_TOKENS)
+    with pytest.raises(ConfigError, match=r"model=gpt_moe_tiny names no norms"):
+        configure("data=tokens", "model=gpt_moe_tiny", "model.balance=0", f"strategy={strategy}", devices, BY_TOKENS)
 
 
 def test_runs_without_it_keep_their_ids() -> None:

@@ -125,7 +125,7 @@ def _check_sequence(run: RunConfig, *, shards: int) -> None:
     fix = "strategy.sequence_parallel=false"
     if not run.model.sequence_norms:
         raise ConfigError(
-            f"strategy.sequence_parallel=true is refused: model={run.model.name} has no norms that could have parts of "
+            f"strategy.sequence_parallel=true is refused: model={run.model.name} names no norms that can have parts of "
             f"a sequence: choose model=gpt_tiny, or {fix}"
         )
     tokens = run.data.shape[0]

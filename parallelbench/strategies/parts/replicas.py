@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import operator
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -82,12 +80,14 @@ class ModuleReplica(BaseReplica):
         if self._micro_batches == 1:
             return self._take_gradient(batch.images, batch.labels)
         count = self._micro_batches
-        pieces = [*zip(batch.images.chunk(count), batch.labels.chunk(count), strict=True)]
-        parts: list[Sums] = []
-        for images, labels in pieces:
-            with self._adding_up(last=len(parts) == count - 1):
-                parts.append(self._take_gradient(images, labels))
-        return functools.reduce(operator.add, parts)
+        pieces = enumerate(zip(batch.images.chunk(count), batch.labels.chunk(count), strict=True), start=1)
+        total: Sums | None = None
+        for number, (images, labels) in pieces:
+            with self._adding_up(last=number == count):
+                part = self._take_gradient(images, labels)
+            total = part if total is None else total + part
+        assert total is not None
+        return total
 
     def _take_gradient(self, images: Tensor, labels: Tensor) -> Sums:
         """Add to the gradients what these samples, a micro-batch, have of the batch's."""

@@ -101,5 +101,7 @@ class NormGradients:
 
 
 def norm_gradients(module: nn.Module, run: RunConfig, mesh: DeviceMesh | None) -> NormGradients | None:
-    """What has to be summed before an update; None: each rank has whole gradients."""
-    return NormGradients(module, run, mesh) if mesh is not None and divides_sequence(run) else None
+    """What has to be summed before an update; None: each rank has whole gradients, or its stage has no norms."""
+    if mesh is None or not divides_sequence(run) or not matching(module, run.model.sequence_norms):
+        return None
+    return NormGradients(module, run, mesh)
