@@ -37,13 +37,15 @@ def cells(row: Mapping[str, Any], columns: Iterable[Column]) -> list[Cell]:
 
 DISTURBED_MARK = "*"
 """After the times of runs that others disturbed."""
-_OF_TIME = ("s", "samples/s", "tokens/s", "J")
-"""Units of what other programs change."""
+_OF_TIME = ("s", "samples/s", "tokens/s", "J", "W")
+_BY_TIME = ("mfu", "least_flop_per_s")
+"""Units of what other programs change, and columns of other units that are made from such."""
 
 
 def _shown(row: Mapping[str, Any], column: Column) -> str:
     words = _WRITERS[column.shown](*(row[name] for name in (column.name, *column.beside)))
-    marked = column.unit in _OF_TIME and row[column.name] is not None and is_disturbed(row)
+    changed = column.unit in _OF_TIME or column.name in _BY_TIME
+    marked = changed and row[column.name] is not None and is_disturbed(row)
     return words + DISTURBED_MARK if marked else words
 
 

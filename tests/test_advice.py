@@ -14,7 +14,7 @@ from parallelbench.spec.check import check_run
 from tests.docs import OPTIMIZERS, model_and_devices
 
 PLAIN = ("data=synthetic", "data.channels=1", "data.train_samples=96", "batch_size=96", "epochs=2", "model=mlp")
-TOKENS = ("data=tokens", *PLAIN[2:-1], "model=gpt_tiny")
+TOKENS = ("data=tokens", *PLAIN[2:-1])
 REFUSED_BY_SOME = (
     *([f"lr_schedule={name}"] for name in group_choices()["lr_schedule"]),
     *([f"loss={name}"] for name in group_choices()["loss"]),
@@ -69,7 +69,9 @@ def with_choices(overrides: list[str], chosen: dict[str, str]) -> list[str]:
 def test_what_a_refusal_proposes_is_taken(strategy: str) -> None:
     device_type = "cuda" if strategy == "data_parallel" else "cpu"
     model, devices = model_and_devices(strategy)
-    common = (*(PLAIN if model == "mlp" else TOKENS), f"optimizer={OPTIMIZERS.get(strategy, 'adam')}")
+    balance = ["model.balance=0"] if model == "gpt_moe_tiny" else []
+    work = PLAIN if model == "mlp" else (*TOKENS, f"model={model}", *balance)
+    common = (*work, f"optimizer={OPTIMIZERS.get(strategy, 'adam')}")
     refused = []
     for options in REFUSED_BY_SOME:
         keys = {text.partition("=")[0] for text in options}

@@ -42,12 +42,13 @@ ON_GPUS = ("data_parallel",)
 SHIPPED = [name for name in torchs_strategies() if name not in ON_GPUS]
 
 
-EXPERTS = ("data=tokens", "data.train_samples=96", "data.test_samples=37", "model=gpt_moe_tiny", "model.layers=2")
+TOKENS = ("data=tokens", "data.train_samples=96", "data.test_samples=37", "model.layers=2")
+MODELS = {"expert_parallel": (*TOKENS, "model=gpt_moe_tiny"), "context_parallel": (*TOKENS, "model=gpt_tiny")}
 
 
 def small(strategy: str, *overrides: str) -> RunConfig:
     """The strategy on as few devices as it takes."""
-    sizes = EXPERTS if strategy == "expert_parallel" else (*SYNTHETIC, *MLP)
+    sizes = MODELS.get(strategy, (*SYNTHETIC, *MLP))
     own = OWN.get(strategy, ("optimizer=sgd", "optimizer.momentum=0.9"))
     for devices in (1, 2, 4, 8):
         with contextlib.suppress(ConfigError):

@@ -28,7 +28,7 @@ from parallelbench.loaders.resident import ResidentLoader
 from parallelbench.probes import clock as clock_module
 from parallelbench.probes import environment, memory_probe
 from parallelbench.probes.memory_probe import MemoryProbe
-from parallelbench.rank import session, train
+from parallelbench.rank import rank_session, session, train
 from parallelbench.rank.parity import check_parity
 from parallelbench.rank.session import Session, build_model
 from parallelbench.spec.batch import Shard
@@ -378,6 +378,7 @@ def plant(monkeypatch: pytest.MonkeyPatch, clock: Clock, run: RunConfig) -> None
     monkeypatch.setattr(torch, "compile", lambda module: module)
     monkeypatch.setattr(ModuleReplica, "compile_warmup", turning(clock, 9.0, ModuleReplica.compile_warmup))
     monkeypatch.setattr(ModuleReplica, "evaluate", turning(clock, 0.5, ModuleReplica.evaluate))
+    monkeypatch.setattr(rank_session, "Trainer", turning(clock, 1.5, rank_session.Trainer))
     monkeypatch.setattr(ModuleReplica, "take_pushes", lambda _: [Push(step=2, staleness=3)])
     step, steps = ModuleReplica.step, iter(range(100))
 
@@ -446,7 +447,7 @@ def test_the_parts_of_the_start(planted: tuple[Ran, Clock]) -> None:
         "startup_process_group_s": 3.0,
         "startup_data_s": 4.0 + 0.5,
         "startup_parity_s": 7.0 + 6.0,
-        "startup_model_s": 7.0 + 8.0,
+        "startup_model_s": 7.0 + 8.0 + 1.5,
         "startup_compile_s": 9.0,
         "startup_first_step_s": 0.25,
     }

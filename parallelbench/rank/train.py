@@ -119,6 +119,8 @@ class Trainer:
         self._replica.traffic.take()  # the training window excludes what evaluation has sent
         self._share.start()
         self._window.start()
+        if epoch == 1 and self._startup is not None:
+            self._startup.done("model")  # the first step begins with the window: it is a part of both, once
         trained = self._train_window(epoch)
         epoch_time_s = self._window.stop()
         workers = self._workers.stop()

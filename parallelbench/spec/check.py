@@ -150,14 +150,16 @@ def _why_not_captured(run: RunConfig) -> str:
 def _check_compiled(run: RunConfig, device_type: str) -> None:
     """Refuse to compile steps that torch can't compile whole."""
     if run.compile and run.model.sizes_follow_values:
+        advice = "compile=false" if run.compile_scope == "model" else "compile=false compile_scope=model"
         raise ConfigError(
             f"compile=true is refused: model={run.model.name} has tensors whose sizes follow from what is computed, so "
-            "torch would compile for each of them; choose compile=false"
+            f"torch would compile for each of them; choose {advice}"
         )
     if run.compile_scope == "model":
         return
     compiled = msgspec.structs.replace(run, compile=True)
-    compiling = "compile=true, or " if _is_taken(compiled, device_type) else ""
+    can_compile = _is_taken(compiled, device_type) and not run.model.sizes_follow_values
+    compiling = "compile=true, or " if can_compile else ""
     reasons = {
         f"torch compiles no step of optimizer={run.optimizer.name}: choose compile_scope=model": (
             not run.optimizer.can_be_compiled

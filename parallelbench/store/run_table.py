@@ -176,7 +176,9 @@ RUN = (
     ),
     Column("startup_data_s", "float64", "opening the data set and moving it to the device", "s"),
     Column("startup_parity_s", "float64", "the parity check", "s", null="not checked"),
-    Column("startup_model_s", "float64", "building the model and wrapping it in the strategy", "s", null=_UNTRAINED),
+    Column(
+        "startup_model_s", "float64", "building and wrapping the model, waiting for all ranks", "s", null=_UNTRAINED
+    ),
     Column("startup_compile_s", "float64", "torch.compile", "s", null="not compiled"),
     Column("closing_check_s", "float64", "the closing check after the last epoch, on rank 0", "s", null="not checked"),
     Column("startup_first_step_s", "float64", "the first training step, synchronised", "s", null=_UNTRAINED),
