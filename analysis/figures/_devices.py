@@ -53,7 +53,7 @@ def _told_apart(by: str, widths: Mapping[str, float] | None) -> dict[str, Any]:
         return {"detail": f"{by}:N", "strokeWidth": alt.value(2.2)}
     scale = alt.Scale(domain=list(widths), range=list(widths.values()))
     legend = alt.Legend(title=None, symbolType="stroke", symbolSize=500, symbolStrokeColor=INK)
-    return {"strokeWidth": alt.StrokeWidth(f"{by}:N", scale=scale, legend=legend)}
+    return {"strokeWidth": alt.StrokeWidth(f"{by}:O", scale=scale, legend=legend)}
 
 
 def _beginnings(base: alt.Chart, x: alt.X) -> alt.Chart:
