@@ -112,7 +112,7 @@ def _disturbed(runs: Runs) -> dict[str, str]:
     columns = ("run_id", "disturbed_epochs", "steady_epochs", "largest_lost_share")
     return {
         run_id: f"{disturbed} of {steady} steady epochs, in which others took up to {share or 0:.0%} of a core or "
-        "computed on its GPU: delete its folder and submit again when the machine is free"
+        "computed on its GPU: forget the run (parallelbench forget) and submit again when the machine is free"
         for run_id, disturbed, steady, share in per_run(runs).select(columns).rows()
         if rests_on_disturbed(disturbed, steady)
     }
@@ -159,10 +159,11 @@ def disturbed_lines(runs: Runs) -> list[str]:
         True: "Their times are shown (*), without speed-up or verdict.",
         False: "Other runs of the same count; these do not.",
     }
+    on_gpus = ", or computed on a GPU" if (runs.run["device_type"] == "cuda").any() else ""
     return [
-        f"Others disturbed {members['disturbed'].sum()} runs of {listed(_names(members), most=MOST)}: they took up to "
-        f"{max(members['share'].fill_null(0.0)):.0%} of a core, or computed on a GPU. {withheld[none]} When "
-        "the machine is free, delete the folders of these runs and submit again: "
+        f"Others disturbed {number_of_runs(members['disturbed'].sum())} of {listed(_names(members), most=MOST)}: they "
+        f"took up to {max(members['share'].fill_null(0.0)):.0%} of a core{on_gpus}. {withheld[none]} When "
+        "the machine is free, forget these runs (parallelbench forget) and submit again: "
         f"{folders_of(runs, members['run_ids'].explode())}."
         for (none,), members in rows.group_by("none", maintain_order=True)
     ]
@@ -217,6 +218,7 @@ def _excluded_lines(runs: Runs) -> list[str]:
         if counts:
             whose = f"{name} ({group})" if several else name
             why = ", ".join(f"{count} {exclusion}" for exclusion, count in sorted(counts.items()))
-            lines.append(f"{whose}: {counts.total()} of {members.height} runs do not count ({why}).")
+            verb = "does" if counts.total() == 1 else "do"
+            lines.append(f"{whose}: {counts.total()} of {number_of_runs(members.height)} {verb} not count ({why}).")
     more = len(lines) - MOST
     return [*lines[:MOST], f"Runs of {more} more configurations do not count."] if more > 0 else lines

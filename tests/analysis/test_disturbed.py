@@ -55,7 +55,7 @@ def test_times_are_shown_and_no_verdict(tmp_path: Path, busy: tuple[dict[str, An
     assert "others disturbed these runs" in shown
     first = format_exclusions(runs)[0]
     assert first in headline(runs)
-    for words in ("% of a core", "without speed-up or verdict", "delete the folders", "submit again"):
+    for words in ("% of a core", "without speed-up or verdict", "parallelbench forget", "submit again"):
         assert words in first
     assert sum(slug in first for slug in runs.run["slug"]) == 3
     assert first.endswith(f" and {6 * (bool(busy[0]) + bool(busy[1])) - 3} more.")

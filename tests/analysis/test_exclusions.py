@@ -58,7 +58,7 @@ def test_what_does_not_count_is_told_by_configuration_and_reason(tmp_path: Path)
     (tmp_path / "demo" / "half").mkdir()
     assert format_exclusions(load(tmp_path)) == [
         "ddp × 2: 2 of 4 runs do not count (2 oom).",
-        "fsdp × 2: 1 of 1 runs do not count (1 parity_failed).",
+        "fsdp × 2: 1 of 1 run does not count (1 parity_failed).",
         f"Skipped: {tmp_path}/demo/half: no config.yaml: half-written, or not a run.",
     ]
 

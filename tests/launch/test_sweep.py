@@ -446,7 +446,10 @@ def refusal(*overrides: str) -> str:
             ["strategy=ddp,fsdp", "devices=2", "strategy.bucket_mib=1,2"],
             "of strategy=fsdp, but of strategy=context_parallel,ddp,",
         ),
-        (["strategy.bucket_mib=1"], "strategy.bucket_mib is not a key of strategy=single, but of strategy=context_parallel,ddp,"),
+        (
+            ["strategy.bucket_mib=1"],
+            "strategy.bucket_mib is not a key of strategy=single, but of strategy=context_parallel,ddp,",
+        ),
         (["hydra/launcher=basic"], "hydra/launcher=basic"),
         (["results=${nowhere}"], "nowhere"),
         (["+x=1"], "x is not a key"),

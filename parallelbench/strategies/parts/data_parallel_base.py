@@ -159,7 +159,8 @@ class ShardedStrategy(DataParallelStrategy, frozen=True, kw_only=True):
     """Arithmetic in which parameters are gathered. stored: as the optimizer has them, in fp32; bf16: rounded first, so
     half is sent and held, with precision=bf16 only. Gradients are summed in fp32 either way."""
     micro_batches: Count = 1
-    """As in `AccumulatingDdp`."""
+    """Pieces that a rank cuts its slice of every batch into; must divide it. Gradients add up, whole, and ranks average
+    them with the last piece; parameters are gathered for each."""
 
     def micro_batches_per_step(self, run: RunConfig) -> int:
         """As the option says."""
