@@ -83,6 +83,7 @@ FORCED = {
         f"{HERE}.test_losses_are_those_of_a_loop_by_hand": "run_id epoch train_loss train_accuracy test_loss "
         "test_accuracy train_samples test_samples steps",
         f"{HERE}.test_times_are_those_of_the_clock": "attempt finished_at",
+        "tests.strategies.test_expert_balance.test_an_epochs_imbalance_is_that_of_a_loop_by_hand": "expert_imbalance",
         "tests.telemetry.test_nvml.test_an_epochs_energy_is_exactly_that_of_the_profile": "gpu_energy_j "
         "gpu_power_mean_w gpu_power_max_w gpu_utilization_mean gpu_memory_used_max_bytes gpu_throttle_reasons "
         "gpu_clock_mean_hz gpu_temperature_max_c telemetry_flags gpu_processes_max",

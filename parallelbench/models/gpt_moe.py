@@ -58,6 +58,11 @@ class GptMoe(Gpt, frozen=True, kw_only=True):
         return self.experts
 
     @property
+    def routed_blocks(self) -> int:
+        """All."""
+        return self.layers
+
+    @property
     def routed_share(self) -> float:
         """By formula."""
         return self.layers * self.experts * self.expert_parameters / self.parameters

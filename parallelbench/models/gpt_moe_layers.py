@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch._C import _get_dispatch_mode, _TorchDispatchModeKey
 from torch.nn import functional as F
 
+from parallelbench.models.expert_tokens import ExpertTokens, has_no_values
 from parallelbench.models.gpt_layers import STD, CausalAttention, TokenEmbed, VocabularyHead, initialise, new_norm
-from parallelbench.models.own_losses import begin, leave
+from parallelbench.models.own_losses import begin, computes_once_more, leave
 
 if TYPE_CHECKING:
     from parallelbench.models.gpt_options import GptOptions
@@ -85,7 +85,7 @@ def all_here(experts: Experts, rows: Tensor, counts: Tensor) -> Tensor:
 
 def known(counts: Tensor, *, total: int) -> list[int]:
     """Counts on the host, which waits for the device. Of tensors without values: as equal as can be."""
-    if counts.device.type == "meta" or _get_dispatch_mode(_TorchDispatchModeKey.FAKE) is not None:
+    if has_no_values(counts):
         size = counts.numel()
         return [total // size + (index < total % size) for index in range(size)]
     values: list[int] = counts.tolist()
@@ -115,12 +115,13 @@ class MixtureOfExperts(nn.Module):
     `compute` is who computes what was routed: strategies that divide the experts among devices replace it.
     """
 
-    def __init__(self, options: GptOptions, routing: Routing) -> None:
+    def __init__(self, options: GptOptions, routing: Routing, *, block: int = 0) -> None:
         super().__init__()
         self.router = nn.Linear(options.width, routing.experts, bias=False)
         self.experts = Experts(options, routing.experts)
         self.shared = None if routing.shared_width is None else SharedExpert(options, routing.shared_width)
         self.compute: Computing = all_here
+        self.expert_tokens = ExpertTokens(block)
         self._top_k, self._balance = routing.top_k, routing.balance
 
     def forward(self, x: Tensor) -> Tensor:
@@ -148,6 +149,8 @@ class MixtureOfExperts(nn.Module):
         places = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
         counts = torch.zeros(self.router.out_features, dtype=choices.dtype, device=choices.device)
         counts = counts.scatter_add(0, choices, torch.ones_like(choices))
+        if self.training and torch.is_grad_enabled() and not computes_once_more():
+            self.expert_tokens.note(counts)
         rows = x.repeat_interleave(self._top_k, dim=0)[order]
         results = self.compute(self.experts, rows, counts)[places]
         return (results * weights).view(len(x), self._top_k, x.shape[-1]).sum(1).to(x.dtype)
@@ -169,11 +172,11 @@ def unbalance(probabilities: Tensor, choices: Tensor) -> Tensor:
 class RoutedBlock(nn.Module):
     """Attention and a mixture of experts, each behind a norm and beside a shortcut."""
 
-    def __init__(self, options: GptOptions, routing: Routing, *, is_first: bool) -> None:
+    def __init__(self, options: GptOptions, routing: Routing, *, block: int) -> None:
         super().__init__()
         self.norm1, self.attention = new_norm(options), CausalAttention(options)
-        self.norm2, self.moe = new_norm(options), MixtureOfExperts(options, routing)
-        self._is_first = is_first
+        self.norm2, self.moe = new_norm(options), MixtureOfExperts(options, routing, block=block)
+        self._is_first = block == 0
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, tokens, width) → (batch, tokens, width)."""
@@ -187,7 +190,7 @@ class RoutedBlock(nn.Module):
 def new_routed_layers(options: GptOptions, routing: Routing) -> list[nn.Module]:
     """Embedding, blocks and head, drawn as those of `Gpt`."""
     embed, head = TokenEmbed(options), VocabularyHead(options)
-    blocks = [RoutedBlock(options, routing, is_first=index == 0) for index in range(options.layers)]
+    blocks = [RoutedBlock(options, routing, block=index) for index in range(options.layers)]
     layers: list[nn.Module] = [embed, *blocks, head]
     for layer in layers:
         initialise(layer, options)

@@ -26,13 +26,13 @@ _left = _Left()
 
 def begin(*, collects: bool) -> None:
     """A forward pass begins: what an earlier one has left is dropped. In evaluations nothing is collected."""
-    if not _computes_once_more():
+    if not computes_once_more():
         _left.collects, _left.terms = collects, []
 
 
 def leave(term: Tensor) -> None:
     """Leave a number to be minimised: the mean over the samples of this pass."""
-    if _left.collects and not _computes_once_more():
+    if _left.collects and not computes_once_more():
         _left.terms.append(term)
 
 
@@ -46,6 +46,6 @@ def with_own_losses(mean: MeanLoss) -> MeanLoss:
     return with_terms
 
 
-def _computes_once_more() -> bool:
+def computes_once_more() -> bool:
     """Whether this is within a backward pass, where activation checkpointing calls layers a second time."""
     return torch._C._current_graph_task_id() != -1

@@ -14,6 +14,7 @@ from parallelbench.probes.clock import StepClock, TimedWindow
 from parallelbench.probes.loader_workers import WorkerProbe
 from parallelbench.probes.memory_probe import MemoryProbe
 from parallelbench.probes.processor_share import ProcessorShare
+from parallelbench.rank.expert_balance import ExpertBalance
 from parallelbench.rank.findings import Finding
 from parallelbench.rank.settled import Settled
 from parallelbench.rank.step_losses import by_step, rows_of
@@ -65,6 +66,7 @@ class Trainer:
         self._device_uuid = device_uuid(world)
         self.evaluated: tuple[float, float] = (math.nan, math.nan)
         """Mean loss and share of correct predictions on the test set after the last epoch, over all ranks."""
+        self._experts = ExpertBalance(replica, run)
         self._settled = Settled(replica, world, checks=run.measure.parity)
         self.sent: list[Sent] = []
         """What this rank has sent in each epoch of this attempt."""
@@ -116,6 +118,7 @@ class Trainer:
         self._memory.start()
         self._workers.start()
         self._take_norms()  # those of steps before the window
+        self._experts.take()  # likewise
         self._replica.traffic.take()  # the training window excludes what evaluation has sent
         self._share.start()
         self._window.start()
@@ -127,6 +130,7 @@ class Trainer:
         share = self._share.stop(children_s=workers["loader_cpu_time_s"] or 0.0)
         probes = {**self._memory.stop(), **workers, **share, **self._replica.traffic.take()}
         probes |= self._take_norms()
+        self._experts.take()
         edges = {"training_started_at": self._window.started_at, "training_ended_at": self._window.ended_at}
         times = {"epoch_time_s": epoch_time_s, **edges, "cpu_time_s": self._window.cpu_time_s}
         self._step_losses = by_step(trained, self._run.steps_per_epoch)
@@ -183,14 +187,15 @@ class Trainer:
         took_s = row["epoch_time_s"] + row["evaluation_time_s"]
         requests = [0.0, 0.0] if self._boundary is None else self._boundary.requests(epoch, took_s)
         values = [float(row[name]) for name in names] + requests + self._step_losses
-        summed = self._world.total(values)
-        total, (stop, save), losses = summed[:6], summed[6:8], summed[8:]
+        summed = self._world.total(values + self._experts.counts)
+        total, (stop, save), losses = summed[:6], summed[6:8], summed[8 : len(values)]
         train_loss, _, train_samples, test_loss, _, test_samples = total
         assert test_samples == self._run.data.test_samples, f"{test_samples} test samples evaluated"
         is_last = epoch == self._run.epochs
         checks = [*self._samples(epoch, int(train_samples)), *self._settled.findings(is_last=is_last)]
         if self._world.rank == 0:
-            self._journal.write("epochs", [self._epoch_row(epoch, total)])
+            experts = self._experts.column(summed[len(values) :])
+            self._journal.write("epochs", [self._epoch_row(epoch, total) | experts])
             self._journal.write("losses", self._loss_rows(epoch, losses))
             self._journal.write("checks", [{**self._keys, **finding.row(epoch)} for finding in checks])
             self._journal.commit()

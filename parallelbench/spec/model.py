@@ -64,6 +64,11 @@ class Model(Component, frozen=True, kw_only=True):
         return 0
 
     @property
+    def routed_blocks(self) -> int:
+        """Layers that have such experts, each with an `ExpertTokens` as an attribute `expert_tokens`."""
+        return 0
+
+    @property
     def routed_share(self) -> float:
         """Share of the parameters that these experts have."""
         return 0.0

@@ -100,5 +100,10 @@ class Replica(Protocol):
         since the last call; empty where it clips none. Asked for with `clip_norm` only.
         """
 
+    def take_expert_tokens(self) -> dict[int, list[int]]:
+        """Block, from 0 → tokens that each of its experts has had in forward passes of training on this rank since the
+        last call; only of blocks that are on this rank. Asked for with `Model.routed_blocks` only.
+        """
+
     def close(self) -> None:
         """Release what the replica holds besides memory (process groups, hooks)."""

@@ -120,6 +120,7 @@ class Fake:
     host_peak_rss_bytes: Callable[[int, int], int | None] = lambda epoch, rank: 500 * MIB
     peak_allocated_bytes: Callable[[int, int], int | None] = lambda epoch, rank: None
     peak_allocated_bytes_by_device: Callable[[int, int], str | None] = lambda epoch, rank: None
+    expert_imbalance: Callable[[int], float | None] = lambda epoch: None
     norms: Callable[[int, int], tuple[float, float, float] | None] = lambda epoch, rank: None
     """Mean and largest norm of gradients, and the share of steps that were clipped."""
     sent: Callable[[int, int], tuple[int, int, int]] = lambda epoch, rank: (0, 0, 0)
@@ -282,6 +283,7 @@ def _epoch(run: RunConfig, keys: dict[str, Any], fake: Fake, epoch: int) -> dict
         "train_samples": samples,
         "test_samples": run.data.test_samples,
         "steps": run.steps_per_epoch,
+        "expert_imbalance": fake.expert_imbalance(epoch),
         "finished_at": fake.started_at + epoch * EPOCH_EVERY_S + 500.0,
     }
 

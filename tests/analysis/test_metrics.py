@@ -203,6 +203,15 @@ def test_without_clipping_no_norm_is_known(tmp_path: Path) -> None:
     assert [row[name] for name in names] == [None] * 3
 
 
+def test_the_imbalance_of_experts_is_the_last_epochs(tmp_path: Path) -> None:
+    row = _one(tmp_path, Fake(expert_imbalance=lambda epoch: [3.0, 2.5, 1.25, 1.5][epoch - 1]))
+    assert row["final_expert_imbalance"] == 1.5
+
+
+def test_models_without_experts_have_no_imbalance(tmp_path: Path) -> None:
+    assert _one(tmp_path, Fake())["final_expert_imbalance"] is None
+
+
 def test_accuracy_is_the_last_and_the_best(tmp_path: Path) -> None:
     row = _one(tmp_path, Fake(test_accuracy=lambda epoch: [0.5, 0.9, 0.8, 0.7][epoch - 1]))
     assert (row["final_test_accuracy"], row["best_test_accuracy"]) == (0.7, 0.9)

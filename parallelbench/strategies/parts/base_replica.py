@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from parallelbench.marks.spans import Phase, Spanned
 from parallelbench.marks.traffic import Traffic
+from parallelbench.models.expert_tokens import take_expert_tokens
 from parallelbench.strategies.parts.clipping import Clipping, Groups
 from parallelbench.strategies.parts.scheduled_rate import ScheduledRate
 from parallelbench.strategies.parts.state import (
@@ -109,6 +110,10 @@ class BaseReplica(ABC):
     def take_norms(self) -> dict[str, float]:
         """Of the steps since the last call."""
         return {} if self._norms is None else self._norms.take()
+
+    def take_expert_tokens(self) -> dict[int, list[int]]:
+        """Of the blocks of this rank's module."""
+        return take_expert_tokens(self.trained()[0])
 
     def spanned(self) -> Iterable[Spanned]:
         """The update, and what it waits for to clip; replicas add their other phases."""

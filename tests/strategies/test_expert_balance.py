@@ -1,0 +1,188 @@
+"""How evenly tokens fall on experts: as in a loop by hand, and the same however a batch is cut or over ranks."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from parallelbench.models.expert_tokens import ExpertTokens, take_expert_tokens
+from parallelbench.models.gpt_moe_layers import MixtureOfExperts
+from parallelbench.rank.count_layers import layer_counts
+from parallelbench.rank.expert_balance import ExpertBalance
+from parallelbench.rank.session import build_model
+from parallelbench.rank.train import Trainer
+from parallelbench.spec.batch import Shard
+from parallelbench.world.world import World
+from tests.ranks import run_ranks
+from tests.strategies.test_gpt_parity import TOKENS
+from tests.strategies.test_moe_parity import EXPERTS, SMALL, routed
+from tests.strategies.training import configure, loader_of, shard_loader
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch import Tensor
+
+    from parallelbench.spec.config import RunConfig
+
+EPOCHS = ("epochs=2", "optimizer.lr=0.5")
+
+
+def small(*options: str) -> RunConfig:
+    return configure(*TOKENS, *SMALL, *EXPERTS, *EPOCHS, *options)
+
+
+class KeptEpochs:
+    """A journal that keeps the rows of `epochs`."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+
+    def write(self, table: str, rows: list[dict[str, Any]]) -> None:
+        self.rows += rows if table == "epochs" else []
+
+    def event(self, name: str, **details: Any) -> None: ...
+
+    def commit(self) -> None: ...
+
+
+def trained(rank: int, size: int, run: RunConfig) -> list[float | None]:
+    """The column of all epochs, as rank 0 writes it; a step before them belongs to none."""
+    torch.set_num_threads(1)
+    world, journal = World(rank=rank, size=size, local_rank=rank), KeptEpochs()
+    replica = run.strategy.prepare(build_model(run), run, world)
+    loader = loader_of(replica, run)
+    replica.compile_warmup(next(loader.train(epoch=9)))
+    Trainer(replica, loader, run=run, world=world, journal=journal, keys={}).train()  # type: ignore[arg-type]
+    return [row["expert_imbalance"] for row in journal.rows]
+
+
+def by_hand(run: RunConfig) -> list[float]:
+    """Each block's choices of a training loop, counted behind its router."""
+    model = build_model(run).double()
+    counts: list[list[int]] = [[0] * 4, [0] * 4]
+    routers = [module.router for module in model.modules() if isinstance(module, MixtureOfExperts)]
+    for router, total in zip(routers, counts, strict=True):
+        router.register_forward_hook(partial(count_choices, total))
+    loss = run.model.with_own_loss(run.loss.build())
+    optimizer = run.optimizer.build(model.parameters(), run, "cpu")
+    loader, found = shard_loader(run, Shard()), []
+    for epoch in (1, 2):
+        for batch in loader.train(epoch):
+            optimizer.zero_grad()
+            loss(model(batch.images), batch.labels).backward()
+            optimizer.step()
+        assert [sum(total) for total in counts] == [96 * 12 * 2] * 2, "samples, tokens, experts per token"
+        found.append(sum(max(total) / (sum(total) / 4) for total in counts) / 2)
+        for total in counts:
+            total[:] = [0] * 4
+    return found
+
+
+def count_choices(total: list[int], _: Any, __: Any, logits: Tensor) -> None:
+    for index in logits.topk(2, dim=-1).indices.flatten().tolist():
+        total[index] += 1
+
+
+def test_an_epochs_imbalance_is_that_of_a_loop_by_hand() -> None:
+    """Neither evaluations, nor a step before the first epoch, nor what is computed again count."""
+    expected = by_hand(small())
+    assert expected[0] != expected[1]
+    assert min(expected) > 1.02
+    plain = trained(0, 1, small())
+    assert plain == pytest.approx(expected, rel=1e-12)
+    for value in ("full", "selective"):
+        assert trained(0, 1, small(f"activation_recomputation={value}")) == plain
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("strategy", "options"),
+    [
+        ("ddp", ()),
+        ("ddp", ("strategy.micro_batches=3",)),
+        ("expert_parallel", ()),
+        ("fsdp", ("activation_recomputation=full",)),
+        ("dp_tp", ()),
+        ("parameter_server", ()),
+        ("context_parallel", ("model.balance=0",)),
+        ("pipeline", ("model.balance=0", "strategy.micro_batches=4")),
+    ],
+)
+@pytest.mark.cases("ddp-options0", "expert_parallel*", "dp_tp*", "pipeline*")
+def test_it_is_the_same_over_ranks(strategy: str, options: tuple[str, ...], tmp_path: Path) -> None:
+    """Whichever ranks have the tokens, and whichever the blocks."""
+    run = routed(strategy, *EPOCHS, *options)
+    one = trained(0, 1, small(*(option for option in options if option.startswith("model."))))
+    assert len(one) == 2
+    ranks = run_ranks(trained, run.strategy.processes(run, "cpu"), tmp_path, run)
+    assert ranks[0] == pytest.approx(one, rel=1e-12)
+    assert not any(ranks[1:]), "rank 0 writes the rows of epochs"
+
+
+@pytest.mark.parametrize("passes", [0, 1, 63, 64, 65, 200])
+def test_no_pass_is_lost_or_kept(passes: int) -> None:
+    tokens = ExpertTokens(0)
+    for index in range(passes):
+        tokens.note(torch.tensor([index, 1, 0]))
+    assert sum(map(len, tokens._held.values())) <= 64
+    assert tokens.take() == ([passes * (passes - 1) // 2, passes, 0] if passes else [])
+    assert tokens.take() == [], "they are of the passes since the last call"
+
+
+def test_shapes_without_values_are_not_counted() -> None:
+    run = small()
+    model = build_model(run)
+    tokens = torch.zeros(2, 12, dtype=torch.int64)
+    model.to("meta")(tokens.to("meta"))
+    layer_counts(run)
+    assert take_expert_tokens(model) == {}
+    model.to_empty(device="cpu")(tokens)
+    assert [sum(counts) for counts in take_expert_tokens(model).values()] == [2 * 12 * 2] * 2
+
+
+def test_evaluations_and_passes_without_gradients_are_not_counted() -> None:
+    model, tokens = build_model(small()), torch.zeros(2, 12, dtype=torch.int64)
+    model.eval()(tokens)
+    with torch.no_grad():
+        model.train()(tokens)
+    assert take_expert_tokens(model) == {}
+
+
+class Given:
+    """A replica that has counted so much."""
+
+    def __init__(self, taken: dict[int, list[int]]) -> None:
+        self._taken = taken
+
+    def take_expert_tokens(self) -> dict[int, list[int]]:
+        return self._taken
+
+
+@pytest.mark.parametrize(
+    ("taken", "ratio"),
+    [
+        ({0: [5, 5, 5, 5], 1: [1, 1, 1, 1]}, 1.0),
+        ({0: [20, 0, 0, 0], 1: [1, 1, 1, 1]}, 2.5),  # (4 + 1) ÷ 2
+        ({0: [3, 1, 0, 0], 1: [2, 1, 1, 0]}, 2.5),  # (3 + 2) ÷ 2
+        ({1: [2, 1, 1, 0]}, 2.0),  # the other block is nowhere
+        ({}, None),
+    ],
+)
+def test_ratios_of_the_blocks_are_averaged(taken: dict[int, list[int]], ratio: float | None) -> None:
+    balance = ExpertBalance(Given(taken), small())  # type: ignore[arg-type]
+    balance.take()
+    assert len(balance.counts) == 2 * 4
+    assert balance.column(balance.counts) == {"expert_imbalance": ratio}
+    assert balance.column([3 * count for count in balance.counts]) == {"expert_imbalance": ratio}
+
+
+def test_models_without_experts_are_not_asked() -> None:
+    run = configure(*TOKENS, "model=gpt_tiny", "epochs=1")
+    balance = ExpertBalance(None, run)  # type: ignore[arg-type]
+    balance.take()
+    assert balance.counts == []
+    assert balance.column([]) == {"expert_imbalance": None}
