@@ -243,6 +243,15 @@ def test_a_balance_loss_is_refused_where_no_device_could_add_it(strategy: str) -
     configure("data=tokens", "model=gpt_moe_tiny", f"strategy={strategy}", "devices=2", "model.balance=0")
 
 
+@pytest.mark.parametrize("strategy", ["tensor_parallel", "dp_tp", "dp_pp_tp"])
+def test_parts_of_the_sequence_are_refused(strategy: str) -> None:
+    words = ("data=tokens", "model=gpt_moe_tiny", "model.balance=0", f"strategy={strategy}")
+    devices = "devices=2" if strategy == "tensor_parallel" else "devices=4"
+    with pytest.raises(ConfigError, match=r"model=gpt_moe_tiny has no norms .* strategy\.sequence_parallel=false"):
+        configure(*words, devices, "strategy.sequence_parallel=true")
+    configure(*words, devices)
+
+
 def test_steps_are_neither_compiled_nor_captured() -> None:
     with pytest.raises(ConfigError, match=r"compile=true is refused: model=gpt_moe_tiny .* choose compile=false"):
         configure("data=tokens", "model=gpt_moe_tiny", "compile=true")
