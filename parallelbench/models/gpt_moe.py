@@ -99,11 +99,6 @@ class GptMoe(Gpt, frozen=True, kw_only=True):
         return plan
 
     @property
-    def sequence_norms(self) -> tuple[str, ...]:
-        """None: the router, whose weights stay whole, takes what a norm gives."""
-        return ()
-
-    @property
     def tensor_units(self) -> int:
         """Heads of keys and values; they have to divide the hidden units of a shared expert too."""
         return math.gcd(self.key_heads, self.shared_width or 0)

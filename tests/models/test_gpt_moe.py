@@ -247,7 +247,7 @@ def test_a_balance_loss_is_refused_where_no_device_could_add_it(strategy: str) -
 def test_parts_of_the_sequence_are_refused(strategy: str) -> None:
     words = ("data=tokens", "model=gpt_moe_tiny", "model.balance=0", f"strategy={strategy}")
     devices = "devices=2" if strategy == "tensor_parallel" else "devices=4"
-    with pytest.raises(ConfigError, match=r"model=gpt_moe_tiny has no norms .* strategy\.sequence_parallel=false"):
+    with pytest.raises(ConfigError, match=r"model=gpt_moe_tiny names no norms .* strategy\.sequence_parallel=false"):
         configure(*words, devices, "strategy.sequence_parallel=true")
     configure(*words, devices)
 
