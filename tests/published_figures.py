@@ -1,10 +1,15 @@
-"""Every figure and table of the four publications, and what draws it here: docs/seed-figures.md, by `make docs`."""
+"""Every figure and table of the four publications, and what draws it here: docs/seed-figures.md, by `make docs`; its
+pictures: `tests.published_pictures`.
+"""
 
 from __future__ import annotations
 
+import re
 import textwrap
 from dataclasses import dataclass
 
+FOLDER = "images/publications"
+"""Of the pictures, below docs/."""
 COLUMN_MM, PAGE_MM = 85, 175
 """Widths of a figure; the first is that of a command that names none."""
 
@@ -18,10 +23,17 @@ class Picture:
     panel: str = ""
     """Words of the panels' headings; empty: all."""
     width_mm: int = PAGE_MM
+    repeats: int = 2
+    """Of the made-up runs that the page's picture is drawn from."""
+
+    @property
+    def shows(self) -> str:
+        """In words, for who can't see it."""
+        return f"{self.figure.replace('_', ' ')}{f', {self.panel}' if self.panel else ''}"
 
     @property
     def command(self) -> str:
-        """What draws it."""
+        """What draws it from real runs."""
         panel = f' --panel "{self.panel}"' if self.panel else ""
         width = "" if self.width_mm == COLUMN_MM else f" --width {self.width_mm}"
         return f"parallelbench report results/{self.sweep} --figure {self.figure} \\\n   {panel}{width}"
@@ -37,6 +49,11 @@ class Published:
     """What answers it here, where that is no picture."""
     pictures: tuple[Picture, ...] = ()
 
+    def files(self, publication: str) -> list[tuple[str, Picture]]:
+        """The pictures, each after its file's name."""
+        stem = "-".join([publication[:3], *re.findall(r"\w+", self.number.lower())])
+        return [(f"{stem}-{place}.png", picture) for place, picture in enumerate(self.pictures, start=1)]
+
 
 _DATA, _MODEL, _TWO, _UW = "asu_data_parallel_faithful", "asu_model_parallel", "mnist_two_devices", "uw_frameworks"
 _NO_NUMBERS = "A drawing, no measurement: there is nothing to run."
@@ -45,7 +62,8 @@ _NO_NUMBERS = "A drawing, no measurement: there is nothing to run."
 def _accuracy(sweep: str, model: str) -> tuple[Picture, ...]:
     longest = " epochs 100" if sweep == _DATA else ""
     return tuple(
-        Picture(sweep, "accuracy", f"{data} {model}{longest} test", COLUMN_MM) for data in ("cifar10", "cifar100")
+        Picture(sweep, "accuracy", f"{data} {model}{longest} test", COLUMN_MM, 1 if sweep == _DATA else 2)
+        for data in ("cifar10", "cifar100")
     )
 
 
@@ -68,7 +86,7 @@ PUBLICATIONS: dict[str, tuple[Published, ...]] = {
             "Figure 6",
             "memory and runtime by model and GPUs, data parallel",
             "",
-            (Picture(_DATA, "models", "cifar10 epochs 100"),),
+            (Picture(_DATA, "models", "cifar10 epochs 100", repeats=1),),
         ),
         Published("Figure 7", "accuracy, CNN, model parallel", "", _accuracy(_MODEL, "cnn")),
         Published("Figure 8", "accuracy, ResNet-50, model parallel", "", _accuracy(_MODEL, "resnet50")),
@@ -102,27 +120,27 @@ PUBLICATIONS: dict[str, tuple[Published, ...]] = {
             "1 GPU against 2",
             "",
             (
-                Picture(_TWO, "accuracy", "cuda weak"),
-                Picture(_TWO, "loss", "cuda weak"),
+                Picture(_TWO, "accuracy", "cuda weak", repeats=6),
+                Picture(_TWO, "loss", "cuda weak", repeats=6),
             ),
         ),
         Published(
             "Theoretical against real scaling, unnumbered",
             "images processed on 1 GPU and 2",
             "",
-            (Picture(_TWO, "scaling", "cuda weak"),),
+            (Picture(_TWO, "scaling", "cuda weak", repeats=6),),
         ),
         Published(
             "Training time, two logs",
             "78.6 s on 2 GPUs, 109.5 s on 1; 66 to 69 ms and 43 to 44 ms a step",
             "The table of runs has the whole time; a step takes the epoch's time ÷ 29 or 58 steps.",
-            (Picture(_TWO, "runtime", "cuda weak"),),
+            (Picture(_TWO, "runtime", "cuda weak", repeats=6),),
         ),
         Published(
             "Power consumption comparison",
             "a heading without a figure",
             "",
-            (Picture(_TWO, "power", "cuda weak"),),
+            (Picture(_TWO, "power", "cuda weak", repeats=6),),
         ),
     ),
     "003: Benchmarking data parallel distributed training of deep learning models on PyTorch and TensorFlow": (
@@ -168,9 +186,17 @@ _INTRO = """# The publications' figures
 This page lists every figure and table of [the four publications](experiments.md), and what answers it here. It is
 generated from `tests/published_figures.py` by `make docs`.
 
-Once a sweep has run (`parallelbench submit sweep=NAME`), the command below a figure draws it from your runs, as PDF,
-SVG and PNG. Words after `--panel` choose among its panels; without them all are drawn.
+**The pictures are drawn from made-up numbers: they show shapes, not findings.** The made-up runs have the full shape of
+each sweep; a simple formula (`tests/analysis/full_sweeps.py`) makes up their times, memory, power and accuracies. Once
+a sweep has run (`parallelbench submit sweep=NAME`), the command below a picture draws the same figure from your runs,
+as PDF, SVG and PNG. Words after `--panel` choose among its panels; without them all are drawn. Strategies that learn
+alike have lines of accuracy that lie on each other, as they should.
 """
+
+
+def pictures() -> dict[str, Picture]:
+    """All by the names of their files, in the order of the page."""
+    return dict(named for title, figures in PUBLICATIONS.items() for each in figures for named in each.files(title))
 
 
 def page() -> str:
@@ -181,6 +207,7 @@ def page() -> str:
         for each in figures:
             words = f"**{each.number}**: {each.shows}.{f' {each.here}' if each.here else ''}"
             parts.append(textwrap.fill(words, 120, break_on_hyphens=False, break_long_words=False) + "\n")
-            for picture in each.pictures:
+            for name, picture in each.files(title):
+                parts.append(f"![made-up numbers: {picture.shows}]({FOLDER}/{name})\n")
                 parts.append(f"```\n{picture.command}\n```\n")
     return "\n".join(parts)

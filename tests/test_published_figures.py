@@ -1,11 +1,19 @@
-"""The page of the publications' figures: all of them are on it, each with what draws it, or why nothing does."""
+"""The page of the publications' figures: all of them are on it, each with what draws it, or why nothing does; and its
+pictures are there.
+"""
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from pathlib import Path
+
+import pytest
+from PIL import Image
 
 from analysis.paper import WIDTHS_MM
 from tests import published_figures as published
+from tests import published_pictures as pictures
 
 ROOT = Path(__file__).resolve().parents[1]
 NUMBERED = {
@@ -29,9 +37,52 @@ def test_every_numbered_figure_is_listed_and_has_a_picture_or_a_reason() -> None
 
 
 def test_what_draws_them_exists() -> None:
-    pictures = [picture for figures in published.PUBLICATIONS.values() for each in figures for picture in each.pictures]
-    assert len(pictures) == len(set(pictures)) > 15
-    for picture in pictures:
+    listed = [picture for figures in published.PUBLICATIONS.values() for each in figures for picture in each.pictures]
+    assert len(listed) == len(set(listed)) == len(published.pictures()) > 15
+    for picture in listed:
         assert (ROOT / "conf" / "sweep" / f"{picture.sweep}.yaml").is_file()
         assert (ROOT / "analysis" / "figures" / f"{picture.figure}.py").is_file()
         assert picture.width_mm in WIDTHS_MM
+
+
+def test_each_picture_of_the_page_is_there_current_and_small() -> None:
+    stale = pictures.not_current()
+    assert not stale, "run `python -m tests.published_pictures RESULTS`"
+    page = (ROOT / "docs" / "seed-figures.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"!\[made-up numbers: [^\]]+\]\(([^)]+)\)", page))
+    assert {f"{published.FOLDER}/{path.name}" for path in pictures.PICTURES.glob("*.png")} == named
+    for name, picture in published.pictures().items():
+        path = pictures.PICTURES / name
+        assert path.stat().st_size <= pictures.MOST_BYTES, name
+        with Image.open(path) as image:
+            inches = picture.width_mm / 25.4
+            assert image.width == pytest.approx(pictures.PIXELS_PER_INCH * inches, abs=3)
+            assert image.height < 4 * image.width
+    assert "made-up numbers: they show shapes, not findings" in page
+
+
+def test_a_picture_is_drawn_again_when_what_it_shows_changes() -> None:
+    shown = published.Picture("tutorial_mlp", "runtime")
+    others = (
+        replace(shown, sweep="uw_frameworks"),
+        replace(shown, figure="memory"),
+        replace(shown, panel="cuda"),
+        replace(shown, width_mm=85),
+        replace(shown, repeats=1),
+    )
+    assert len({pictures.source(each) for each in (shown, *others)}) == 1 + len(others)
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive
+def test_a_picture_is_drawn_from_made_up_runs_of_its_sweep(tmp_path: Path) -> None:
+    """And from those that are there, once they are."""
+    picture = published.Picture("tutorial_mlp", "runtime", width_mm=85, repeats=1)
+    (tmp_path / "picture.png").write_bytes(first := pictures.drawn(picture, tmp_path))
+    with Image.open(tmp_path / "picture.png") as image:
+        assert len(image.convert("RGB").getcolors(10_000)) > 4, "something is on it"
+    pictures._runs.cache_clear()
+    written = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.parquet")}
+    assert written
+    assert pictures.drawn(picture, tmp_path) == first
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.parquet")} == written

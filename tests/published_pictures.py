@@ -1,0 +1,95 @@
+"""The pictures of docs/seed-figures.md: `python -m tests.published_pictures RESULTS` draws those that are not current.
+
+They are drawn from made-up runs of the full sweeps, which are written below RESULTS where they are not there yet: some
+minutes for each sweep.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import sys
+from dataclasses import astuple
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.published_figures import FOLDER, Picture, pictures
+
+if TYPE_CHECKING:
+    from analysis.reader import Runs
+
+ROOT = Path(__file__).resolve().parents[1]
+PICTURES = ROOT / "docs" / FOLDER
+DRAWN = PICTURES / "drawn.json"
+"""Name of a picture → the hash of what it was drawn from, `source`."""
+MOST_BYTES = 60_000
+PIXELS_PER_INCH = 170
+_COLOURS = 256
+
+
+def source(picture: Picture) -> str:
+    """Changes with the picture's declaration, with its sweep's file and with its figure's: then it is drawn again."""
+    files = (ROOT / f"conf/sweep/{picture.sweep}.yaml", ROOT / f"analysis/figures/{picture.figure}.py")
+    parts = [json.dumps(astuple(picture)), *(file.read_text(encoding="utf-8") for file in files)]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+
+def not_current() -> list[str]:
+    """The pictures that have to be drawn, or drawn again."""
+    known = _known()
+    return [
+        name
+        for name, picture in pictures().items()
+        if known.get(name) != source(picture) or not (PICTURES / name).exists()
+    ]
+
+
+def _known() -> dict[str, str]:
+    known: dict[str, str] = json.loads(DRAWN.read_text()) if DRAWN.exists() else {}
+    return known
+
+
+def drawn(picture: Picture, results: Path) -> bytes:
+    """The picture as PNG, from made-up runs below `results`."""
+    import vl_convert
+    from PIL import Image
+
+    from analysis.figures import draw, specification
+    from analysis.figures._panels import only
+    from analysis.paper import fitted
+
+    with only(picture.panel or None):
+        (figure,) = draw(_runs(picture.sweep, picture.repeats, results), [picture.figure])
+    assert figure.chart is not None, figure.finding
+    image = fitted(specification(figure.chart), width_mm=picture.width_mm)
+    large = Image.open(io.BytesIO(vl_convert.svg_to_png(image, ppi=PIXELS_PER_INCH)))
+    small = io.BytesIO()
+    large.convert("RGB").quantize(_COLOURS).save(small, "PNG", optimize=True)
+    return small.getvalue()
+
+
+@cache
+def _runs(sweep: str, repeats: int, results: Path) -> Runs:
+    from analysis import load
+    from tests.analysis.full_sweeps import made_up
+
+    return load(made_up(results, [f"sweep={sweep}", f"sweep.repeats={repeats}"]))
+
+
+def main(results: Path) -> None:
+    """Draw what is not current, and remove what the page does not show."""
+    PICTURES.mkdir(parents=True, exist_ok=True)
+    asked = pictures()
+    for name in not_current():
+        (PICTURES / name).write_bytes(drawn(asked[name], results))
+        kept = {other: digest for other, digest in _known().items() if other in asked}
+        DRAWN.write_text(json.dumps(dict(sorted((kept | {name: source(asked[name])}).items())), indent=1) + "\n")
+        print(name, (PICTURES / name).stat().st_size, flush=True)
+    for stray in {path.name for path in PICTURES.glob("*.png")} - asked.keys():
+        (PICTURES / stray).unlink()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
