@@ -161,8 +161,8 @@ def disturbed_lines(runs: Runs) -> list[str]:
     }
     on_gpus = ", or computed on a GPU" if (runs.run["device_type"] == "cuda").any() else ""
     return [
-        f"Others disturbed {number_of_runs(int(members['disturbed'].sum()))} of {listed(_names(members), most=MOST)}: they "
-        f"took up to {max(members['share'].fill_null(0.0)):.0%} of a core{on_gpus}. {withheld[none]} When "
+        f"Others disturbed {number_of_runs(int(members['disturbed'].sum()))} of {listed(_names(members), most=MOST)}: "
+        f"they took up to {max(members['share'].fill_null(0.0)):.0%} of a core{on_gpus}. {withheld[none]} When "
         "the machine is free, forget these runs (parallelbench forget) and submit again: "
         f"{folders_of(runs, members['run_ids'].explode())}."
         for (none,), members in rows.group_by("none", maintain_order=True)
