@@ -60,7 +60,7 @@ class ClusterLimits:
             if not reservation.active:
                 yield f"the reservation {reservation.name} is not active: jobs wait for it (begins {reservation.began})"
             elif reservation.recurs and (text := _outlasts(group, reservation)):
-                yield f"{text}: jobs wait until it comes again"
+                yield f"{text}, and Slurm ends what runs then"
 
     def notes_on_all(self, groups: Sequence[JobGroup]) -> Iterator[str]:
         """Why jobs can't be queued yet, or wait in the queue; of several partitions the first one's limits count."""
@@ -98,7 +98,7 @@ class ClusterLimits:
                 yield f"launcher.time_limit_min={limit}, but the reservation {each.name} lasts {each.minutes}"
             elif not each.recurs and (text := _outlasts(group, each)):
                 lower = f"lower it to {each.left_min} or less" if each.left_min else "name another, or none"
-                yield f"{text}, so that no job would start: {lower}"
+                yield f"{text}, and Slurm ends what runs then: {lower}"
 
 
 def _outlasts(group: JobGroup, reservation: Reservation) -> str:

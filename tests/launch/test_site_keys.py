@@ -220,9 +220,9 @@ def test_a_reservation_must_be_there_and_last_long_enough(results: Path) -> None
     [
         (None, False, [], []),
         (60, False, [], []),
-        (59, False, [f"{OUTLASTS.format(59)}, so that no job would start: lower it to 59 or less"], []),
-        (0, False, [f"{OUTLASTS.format(0)}, so that no job would start: name another, or none"], []),
-        (59, True, [], [f"{OUTLASTS.format(59)}: jobs wait until it comes again"]),
+        (59, False, [f"{OUTLASTS.format(59)}, and Slurm ends what runs then: lower it to 59 or less"], []),
+        (0, False, [f"{OUTLASTS.format(0)}, and Slurm ends what runs then: name another, or none"], []),
+        (59, True, [], [f"{OUTLASTS.format(59)}, and Slurm ends what runs then"]),
     ],
 )
 def test_a_job_starts_only_within_what_is_left_of_its_reservation(
