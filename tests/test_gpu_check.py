@@ -414,7 +414,10 @@ def test_the_ranks_results_are_judged() -> None:
     with pytest.raises(FailedError, match="compile: rank 0 has left no word of having trained"):
         strategies.judge(runs, "cuda", results | {"compile": Result()}, None)
     for name, words in (
-        ("downpour", "asynchronous, so not compared in steps: plain, bf16, compile, compile_scope=step; trained"),
+        (
+            "downpour",
+            "not compared in steps: plain, bf16, compile, compile_scope=step, activation_recomputation=full; trained",
+        ),
         ("sandblaster_lbfgs", "waits by design, so none was looked for: L-BFGS reads each loss"),
     ):
         runs = variants.runs(name, "cuda", 2)
