@@ -118,6 +118,17 @@ def test_one_device_is_left_out_of_what_lies_on_several_nodes() -> None:
     assert [planned.run.strategy.name for planned in expand([*words, "devices=1", "nodes=1"])] == ["single"]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "device"), [("moe_balance", "cuda"), ("moe_balance_small", "cpu")])
+def test_sweeps_of_the_balance_loss_differ_in_it_the_experts_and_the_strategy(name: str, device: str) -> None:
+    runs = [planned.run for planned in expand([f"sweep={name}", "sweep.repeats=1"])]
+    for run in runs:
+        check_run(run, device)
+    balances, experts = ({0, 0.001, 0.01, 0.1}, {8, 16, 32}) if device == "cuda" else ({0, 0.01, 0.1}, {4, 8})
+    found = [(run.model.balance, run.model.experts, run.strategy.name) for run in runs]  # type: ignore[attr-defined]
+    assert sorted(found) == sorted(itertools.product(balances, experts, ("ddp", "expert_parallel")))
+
+
 def test_where_nothing_suits_the_sweep_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"sweep=adhoc has no configuration that fits:\nleft out, single × 2: "):
         expand(["strategy=single", "devices=2", "sweep.unfit=left_out"])
