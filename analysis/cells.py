@@ -62,6 +62,10 @@ def _known(*values: Any) -> str:
     return next((str(value) for value in values if value is not None), text.MISSING)
 
 
+def _milliseconds(value_s: float | None) -> str:
+    return text.MISSING if value_s is None else text.number(value_s * 1e3)
+
+
 def _scientific(value: float | None) -> str:
     return text.MISSING if value is None else f"{value:.1e}"
 
@@ -95,6 +99,7 @@ _WRITERS: dict[Show, Callable[..., str]] = {
     Show.PERCENT: text.percent,
     Show.MEBIBYTES: text.mebibytes,
     Show.SENT: text.sent,
+    Show.MILLISECONDS: _milliseconds,
     Show.SCIENTIFIC: _scientific,
     Show.CONFIGURATION: _configuration,
     Show.INTERVAL: _interval,

@@ -133,7 +133,8 @@ PUBLICATIONS: dict[str, tuple[Published, ...]] = {
         Published(
             "Training time, two logs",
             "78.6 s on 2 GPUs, 109.5 s on 1; 66 to 69 ms and 43 to 44 ms a step",
-            "The table of runs has the whole time; a step takes the epoch's time ÷ 29 or 58 steps.",
+            "The report's table of runs has both, “Training (s)” and “Step (ms)”: a later epoch's time ÷ 29 or 58 "
+            "steps. In the CSV files that is `steady_step_time_s`.",
             (Picture(_TWO, "runtime", "cuda weak", repeats=6),),
         ),
         Published(

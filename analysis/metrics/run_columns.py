@@ -74,6 +74,17 @@ PER_RUN = (
         heading="Second epoch",
         tables=("runs",),
     ),
+    Column(
+        "steady_step_time_s",
+        "float64",
+        "slowest_epoch_time_s ÷ the epoch's optimizer steps: median over the epochs without each attempt's first one",
+        "s",
+        null="no epoch but each attempt's first one, or no step in it",
+        repeats=Over.MEDIAN,
+        heading="Step",
+        tables=("runs",),
+        show=Show.MILLISECONDS,
+    ),
     Column("steady_epochs", "int32", "epochs that every rank finished, without each attempt's first one", null="none"),
     Column(
         "disturbed_epochs",

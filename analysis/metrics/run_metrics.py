@@ -35,6 +35,7 @@ def per_run(runs: Runs) -> pl.DataFrame:
         pl.len().cast(pl.Int32).alias("epochs_finished"),
         slowest_s.filter(pl.col("epoch") == 1, pl.col("warm_up")).first().alias("first_epoch_time_s"),
         slowest_s.filter(pl.col("epoch") == 2, steady).first().alias("second_epoch_time_s"),
+        (slowest_s / pl.col("steps")).filter(steady, pl.col("steps") > 0).median().alias("steady_step_time_s"),
         aggregate("slowest_epoch_time_s", Over.SUM).alias("total_training_time_s"),
         (pl.col("gpu_energy_j") / pl.col("train_samples")).filter(steady).median().alias("gpu_energy_per_sample_j"),
         pl.col("train_samples").filter(steady).median().alias("_samples"),

@@ -83,7 +83,8 @@ FIRST: dict[Place, tuple[str, ...]] = {
     ),
     "runs": (
         *("slug", "outcome", "reason", "exclusion", "repeat", "attempt", "epochs_finished"),
-        *("first_epoch_time_s", "second_epoch_time_s", "steady_epoch_time_s", "total_training_time_s"),
+        *("first_epoch_time_s", "second_epoch_time_s", "steady_epoch_time_s", "steady_step_time_s"),
+        "total_training_time_s",
     ),
 }
 """The first columns of the page's tables; the others follow as they are declared."""

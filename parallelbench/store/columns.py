@@ -50,6 +50,8 @@ class Show(StrEnum):
     MEBIBYTES = "mebibytes"
     SENT = "sent"
     """Bytes in MiB, three digits however few they are."""
+    MILLISECONDS = "milliseconds"
+    """Of seconds, three significant digits."""
     SCIENTIFIC = "scientific"
     CONFIGURATION = "configuration"
     INTERVAL = "interval"
@@ -120,6 +122,7 @@ class Column:
     def title(self) -> str:
         """The heading with the unit that is shown."""
         unit = {"share": None, "bytes": "MiB"}.get(self.unit or "", self.unit)
+        unit = "ms" if self.shown is Show.MILLISECONDS else unit
         return f"{self.heading} ({unit})" if unit else self.heading
 
     @property

@@ -9,6 +9,7 @@ import polars as pl
 import pytest
 
 from analysis import load, per_epoch, per_run, summary
+from analysis.cells import cells
 from analysis.figures import memory
 from analysis.metrics import (
     accuracy_target,
@@ -18,7 +19,9 @@ from analysis.metrics import (
     staleness_histogram,
     time_to_accuracy,
 )
+from analysis.metrics.schema import page_columns
 from analysis.stats import interval
+from analysis.text import MISSING
 from tests.analysis.factory import MIB, Fake, config, failed, published
 
 if TYPE_CHECKING:
@@ -67,6 +70,17 @@ def test_every_attempt_of_a_resumed_run_warms_up(tmp_path: Path) -> None:
     assert [row["total_time_s"], row["throughput_with_startup_samples_per_s"]] == [None, None], "it started up twice"
 
 
+def test_a_step_takes_the_median_later_epochs_time_over_its_steps_and_is_shown_in_milliseconds(tmp_path: Path) -> None:
+    row = _one(tmp_path, Fake(epoch_time_s=lambda epoch, rank: TIMES[epoch, rank]))
+    assert row["steady_step_time_s"] == pytest.approx(3.0 / 11)  # 11 steps in each; 5 s, of the first, are not in it
+    (column,) = (column for column in page_columns("runs") if column.name == "steady_step_time_s")
+    assert column.title == "Step (ms)"
+    assert cells(row, [column])[0].shown == "273"
+    assert cells({"steady_step_time_s": 0.0434}, [column])[0].shown == "43.4"
+    assert cells({"steady_step_time_s": None}, [column])[0].shown == MISSING
+    assert summary(load(tmp_path))["steady_step_time_s"].to_list() == pytest.approx([3.0 / 11])
+
+
 def test_an_epoch_that_a_run_was_resumed_with_is_no_second_epoch(tmp_path: Path) -> None:
     row = _one(tmp_path, Fake(epoch_time_s=lambda epoch, rank: TIMES[epoch, rank], resumed_after=1))
     assert (row["first_epoch_time_s"], row["second_epoch_time_s"], row["steady_epoch_time_s"]) == (5.0, None, 6.25)
@@ -86,8 +100,8 @@ def test_samples_are_counted_once_whichever_ranks_own_them(tmp_path: Path) -> No
 
 def test_one_epoch_has_no_steady_state(tmp_path: Path) -> None:
     row = _one(tmp_path, Fake(), epochs=1)
-    nulls = ("second_epoch_time_s", "steady_epoch_time_s", "throughput_samples_per_s")
-    assert [row[name] for name in nulls] == [None] * 3
+    nulls = ("second_epoch_time_s", "steady_epoch_time_s", "steady_step_time_s", "throughput_samples_per_s")
+    assert [row[name] for name in nulls] == [None] * 4
     assert row["first_epoch_time_s"] == row["total_training_time_s"] == 1.0
 
 
