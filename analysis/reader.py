@@ -118,7 +118,7 @@ class Runs:
         Raises `ConfigError` where a table is damaged.
         """
         rows = self.run.select("run_id", "folder").rows()
-        frames = [_telemetry(Path(folder)).with_columns(run_id=pl.lit(run_id)) for run_id, folder in rows]
+        frames = [read_samples(Path(folder)).with_columns(run_id=pl.lit(run_id)) for run_id, folder in rows]
         return pl.concat([pl.DataFrame(schema=table_schema("telemetry")), *frames])
 
     def select(self, table: str, *columns: str) -> pl.DataFrame:
@@ -208,8 +208,11 @@ def _read(folder: RunFolder, plugin: str | None) -> Published:
     return read_published(folder)
 
 
-def _telemetry(folder: Path) -> pl.DataFrame:
-    """One run's samples: published, or from the journals of its attempts."""
+def read_samples(folder: Path) -> pl.DataFrame:
+    """One run's rows of `telemetry`: published, or from the journals of its attempts.
+
+    Raises `ConfigError` where the table is damaged.
+    """
     run = RunFolder(folder)
     manifest = run.manifest()
     if manifest is not None:

@@ -141,7 +141,10 @@ PUBLICATIONS: dict[str, tuple[Published, ...]] = {
             "Power consumption comparison",
             "a heading without a figure",
             "",
-            (Picture(_TWO, "power", "cuda weak", repeats=6),),
+            (
+                Picture(_TWO, "power_over_time", "cuda weak", repeats=6),
+                Picture(_TWO, "power", "cuda weak", repeats=6),
+            ),
         ),
     ),
     "003: Benchmarking data parallel distributed training of deep learning models on PyTorch and TensorFlow": (

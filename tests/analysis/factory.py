@@ -5,6 +5,7 @@ left.
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,7 @@ from parallelbench.store.records import TABLES
 from parallelbench.strategies.single import Single
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 MIB = 2**20
 STARTUP = {
@@ -129,8 +130,13 @@ class Fake:
     """Of each rank's GPU, constant through an epoch; None: no GPU is sampled. A GPU that is None was lost."""
     throttle_reasons: Callable[[int], int | None] = lambda epoch: None
     """Of each epoch, of all GPUs that are sampled."""
+    sample_every_s: float | None = None
+    """Of the GPUs, between epochs too. None: three times about each epoch."""
+    idle_w: float | None = None
+    """What such samples are between epochs; None: as in the epoch before."""
     started_at: float = 1.7e9
-    """Unix time; an epoch begins every `EPOCH_EVERY_S`."""
+    """Unix time; the first epoch begins `epoch_every_s` later."""
+    epoch_every_s: float = EPOCH_EVERY_S
     staleness: Callable[[int, int], list[int]] = lambda epoch, rank: []
     """Of each push."""
     phases: Callable[[int, int], dict[str, float | None]] | None = None
@@ -221,21 +227,34 @@ def write_epochs(run: RunConfig, attempt: Attempt, fake: Fake, *, epochs: int) -
 
 
 def _write_samples(run: RunConfig, attempt: Attempt, fake: Fake, *, epochs: int, processes: int) -> None:
-    """Three samples of each GPU's counter about each epoch: before, at its start, and long after its end."""
+    """Samples of each GPU's power, and of a counter that grows by it."""
     assert fake.gpu_power_w is not None
     journal = Journal(attempt.path / "journal-telemetry-nodehere.jsonl")
-    energy_j = [0.0] * processes
-    for epoch in range(1, epochs + 1):
-        start = fake.started_at + epoch * EPOCH_EVERY_S
-        for time, passed_s in ((start - 1, 1.0), (start, 1.0), (start + EPOCH_EVERY_S - 2, EPOCH_EVERY_S - 2)):
-            for rank in range(processes):
-                power_w = fake.gpu_power_w(epoch, rank)
-                energy_j[rank] += passed_s * (power_w or 0.0)
-                row = {"run_id": run_id(run), "attempt": attempt.number, "node": "here", "device_uuid": f"GPU-{rank}"}
-                values = {} if power_w is None else {"energy_j": energy_j[rank], "power_w": power_w}
-                values |= {"throttle_reasons": fake.throttle_reasons(epoch)}
-                _write(journal, "telemetry", [row | {"time": time} | values])
+    energy_j, before = [0.0] * processes, fake.started_at + fake.epoch_every_s - 2
+    for epoch, since_start_s in _moments(fake, epochs):
+        time = fake.started_at + epoch * fake.epoch_every_s + since_start_s
+        number = attempt.number + (fake.resumed_after is not None and epoch > fake.resumed_after)
+        for rank in range(processes):
+            power_w = fake.gpu_power_w(epoch, rank)
+            if power_w is not None and not 0 <= since_start_s <= fake.epoch_time_s(epoch, rank):
+                power_w = power_w if fake.idle_w is None else fake.idle_w
+            energy_j[rank] += (time - before) * (power_w or 0.0)
+            row = {"run_id": run_id(run), "attempt": number, "node": "here", "device_uuid": f"GPU-{rank}"}
+            values = {} if power_w is None else {"energy_j": energy_j[rank], "power_w": power_w}
+            values |= {"throttle_reasons": fake.throttle_reasons(epoch)}
+            _write(journal, "telemetry", [row | {"time": time} | values])
+        before = time
     journal.close()
+
+
+def _moments(fake: Fake, epochs: int) -> Iterator[tuple[int, float]]:
+    """When samples are taken: epoch, and seconds since its start. By default before, at its start and long after it."""
+    for epoch in range(1, epochs + 1):
+        if fake.sample_every_s is None:
+            yield from ((epoch, since_s) for since_s in (-1.0, 0.0, fake.epoch_every_s - 2))
+        else:
+            places = range(0 - (epoch == 1), math.ceil(fake.epoch_every_s / fake.sample_every_s) + (epoch == epochs))
+            yield from ((epoch, fake.sample_every_s * place) for place in places)
 
 
 def _write(journal: Journal, table: str, rows: list[dict[str, Any]]) -> None:
@@ -284,7 +303,7 @@ def _epoch(run: RunConfig, keys: dict[str, Any], fake: Fake, epoch: int) -> dict
         "test_samples": run.data.test_samples,
         "steps": run.steps_per_epoch,
         "expert_imbalance": fake.expert_imbalance(epoch),
-        "finished_at": fake.started_at + epoch * EPOCH_EVERY_S + 500.0,
+        "finished_at": fake.started_at + epoch * fake.epoch_every_s + 500.0,
     }
 
 
@@ -303,8 +322,8 @@ def _rank(run: RunConfig, keys: dict[str, Any], fake: Fake, epoch: int, rank: in
         "node": "here",
         "device_uuid": f"core {rank}" if fake.gpu_power_w is None else f"GPU-{rank}",
         "epoch_time_s": fake.epoch_time_s(epoch, rank),
-        "training_started_at": fake.started_at + epoch * EPOCH_EVERY_S,
-        "training_ended_at": fake.started_at + epoch * EPOCH_EVERY_S + fake.epoch_time_s(epoch, rank),
+        "training_started_at": fake.started_at + epoch * fake.epoch_every_s,
+        "training_ended_at": fake.started_at + epoch * fake.epoch_every_s + fake.epoch_time_s(epoch, rank),
         "cpu_time_s": fake.cpu_time_s(epoch, rank),
         "loader_cpu_time_s": fake.loader_cpu_time_s(epoch, rank),
         "evaluation_time_s": 0.1,

@@ -50,6 +50,8 @@ TENSORFLOW = 1.3
 STEP_S = 0.0012
 """Of a step, whatever it computes."""
 LINK_BYTES_PER_S = 20e9
+SAMPLES = 250
+"""Of a GPU in a run at most: ten a second of a run of hours would take hours to write."""
 SERIAL = ("model_parallel", "model_parallel_tutorial")
 OF_ONE_PROCESS = ("single", "data_parallel", *SERIAL, "tf_single", "tf_mirrored")
 
@@ -90,6 +92,7 @@ def fake(run: RunConfig) -> Fake:
     wobble = 1 + (int(run_id(run)[:4], 16) / 0xFFFF - 0.5) * 0.03
     steady_s = run.steps_per_epoch * step_s(run, shape) * wobble
     warm_up = 2.2 if run.strategy.name.startswith("tf_") else 1.25
+    epoch_every_s = 1.02 * warm_up * steady_s
 
     def epoch_time_s(epoch: int, rank: int) -> float:
         return steady_s * (warm_up if epoch == 1 else 1 + 0.004 * ((epoch * 7) % 5))
@@ -111,11 +114,18 @@ def fake(run: RunConfig) -> Fake:
         host_peak_rss_bytes=lambda epoch, rank: 2300 * MIB if on_gpus else 700 * MIB,
         sent=lambda epoch, rank: (_sent(run, shape, processes), 0, 0),
         phases=_phases(run, shape) if run.measure.attribution_steps else None,
-        gpu_power_w=(lambda epoch, rank: 180.0 + 60 * min(1, shape.sample_s * 2e4) / processes) if on_gpus else None,
+        gpu_power_w=(lambda epoch, rank: _power_w(shape, processes, epoch)) if on_gpus else None,
+        epoch_every_s=epoch_every_s,
+        sample_every_s=max(1 / run.measure.telemetry_hz, epoch_every_s * run.epochs / SAMPLES),
         processes=processes,
         device_type="cuda" if on_gpus else "cpu",
         device_name="Imaginary GPU" if on_gpus else "Imaginary CPU",
     )
+
+
+def _power_w(shape: Shape, processes: int, epoch: int) -> float:
+    """Of one GPU, which warms up in the first epochs."""
+    return (180.0 + 60 * min(1, shape.sample_s * 2e4) / processes) * (1 - 0.3 * math.exp(-epoch / 3))
 
 
 def _held_bytes(run: RunConfig, shape: Shape, processes: int) -> int:

@@ -1,0 +1,160 @@
+"""Power of the GPUs over time, from the stored samples of one run of each configuration."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import altair as alt
+import numpy as np
+import polars as pl
+
+from analysis import text
+from analysis.configurations import displayed
+from analysis.figures._chart import series
+from analysis.figures._marks import pale
+from analysis.figures._panels import PANEL_WIDTH, drawn_panels, panels, records
+from analysis.figures._sentences import ranked
+from analysis.reader import read_samples
+from parallelbench.errors import ConfigError
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from analysis.reader import Runs
+
+    Values = npt.NDArray[np.float64]
+
+ORDER = 10
+TITLE = "Power of all GPUs over time, one run of each configuration"
+MOST_POINTS, FEWEST_OF_LINE, MOST_OF_LINE = 6_000, 30, 240
+"""Of all lines together, and of one."""
+SECONDS = alt.Axis(tickCount=8)
+GAP = 10
+"""Nothing is known between samples that lie this many times as far apart as half of a GPU's samples do at most."""
+
+
+def figure(runs: Runs) -> alt.FacetChart | None:
+    """A line per configuration: power of all its GPUs in W against the seconds since the first epoch began; None where
+    none was measured.
+    """
+    data = lines(runs)
+    if not data["value"].count():
+        return None
+    x = alt.X("x:Q", title="Seconds since the first epoch began", axis=SECONDS, scale=alt.Scale(nice=False))
+    y = alt.Y("value:Q", title="Power of all GPUs (W)")
+    key: dict[str, Any] = series(data)
+    base = alt.Chart(records(data.drop("length_s"))).properties(width=PANEL_WIDTH, height=200)
+    line = base.mark_line(strokeWidth=1.6).encode(x=x, y=y, opacity=pale(1.0), **key)
+    tooltip = [
+        *(alt.Tooltip(f"{name}:N") for name in ("configuration", "repeat")),
+        alt.Tooltip("x:Q", title="seconds", format=".4~g"),
+        alt.Tooltip("value:Q", title=y["title"], format=".4~g"),
+    ]
+    known = base.transform_filter("datum.value != null")
+    points = known.mark_point(size=40, opacity=0).encode(x=x, y=y, color=key["color"], tooltip=tooltip)
+    return panels(alt.layer(line, points), data, title=TITLE, own_axes=True)
+
+
+def finding(runs: Runs) -> str:
+    """What the GPUs of each drawn run draw on average, and for how long."""
+    data = lines(runs)
+    if data.is_empty():
+        return "No run that counts measured the power of its GPUs."
+    rows = data.drop_nulls("value").group_by("group", "configuration", maintain_order=True)
+    means = rows.agg(pl.col("value").mean(), pl.col("length_s", "disturbed").first())
+    return ranked(runs, means, _told) or (
+        "The samples of the GPUs' power can't be read or lie too far apart to be drawn. "
+        "measure.telemetry_hz says how many are taken a second."
+    )
+
+
+def _told(rows: pl.DataFrame) -> str:
+    shown = [
+        f"{text.number(row['value'])} W on average for {text.seconds(row['length_s'])} with {row['configuration']}"
+        for row in rows.sort("value", maintain_order=True).iter_rows(named=True)
+    ]
+    return f"from the first epoch's start to the last one's end, the GPUs draw {text.listed(shown, sep='; ')}"
+
+
+def lines(runs: Runs) -> pl.DataFrame:
+    """A row per point of the drawn lines, and one without a value per run that is not drawn.
+
+    Columns: panel, group, configuration, variant, strategy, devices, repeat, disturbed; length_s, from the first
+    epoch's start to the last one's end; x, the middle of an interval of it, in s; value, the mean power of all GPUs
+    together in that interval, in W, or null where a GPU was not sampled.
+    """
+    chosen = _one_of_each(runs)
+    return _lines(runs, tuple(drawn_panels(chosen)))
+
+
+@lru_cache(maxsize=4)
+def _lines(runs: Runs, drawn: tuple[str, ...]) -> pl.DataFrame:
+    """`lines` in these panels: of other runs no samples are read, which may be millions."""
+    chosen = _one_of_each(runs)
+    if chosen.is_empty():
+        return chosen.with_columns(value=pl.lit(None, pl.Float64))
+    shown = chosen.filter(pl.col("panel").is_in(drawn))
+    of_line = min(MOST_OF_LINE, max(FEWEST_OF_LINE, MOST_POINTS // shown.height))
+    windows = {row["run_id"]: row for row in _windows(runs, shown["run_id"]).iter_rows(named=True)}
+    points = [_points(row, windows[row["run_id"]], of_line) for row in shown.iter_rows(named=True)]
+    joined = chosen.join(pl.concat(points), on="run_id", how="left", maintain_order="left_right")
+    return joined.drop("run_id", "folder")
+
+
+def _one_of_each(runs: Runs) -> pl.DataFrame:
+    """The first repeat of each configuration whose GPUs' power is known, in the panel of its group."""
+    power = runs.select("epochs", "run_id", "gpu_power_max_w").drop_nulls()
+    names = ("run_id", "folder", "group", "configuration", "variant", "strategy", "devices", "repeat", "disturbed")
+    rows = displayed(runs).select(names).join(power.select("run_id").unique(), on="run_id", how="semi")
+    rows = rows.unique(["group", "configuration"], keep="first", maintain_order=True)
+    return rows.with_columns(panel=pl.col("group"))
+
+
+def _windows(runs: Runs, run_ids: pl.Series) -> pl.DataFrame:
+    """Of each run's last attempt: `started_at` and `ended_at` of its training, and the `device_uuid`s of its ranks."""
+    ranks = runs.select("ranks", "run_id", "attempt", "training_started_at", "training_ended_at", "device_uuid")
+    ranks = ranks.filter(pl.col("run_id").is_in(run_ids.implode()))
+    ranks = ranks.filter(pl.col("attempt") == pl.col("attempt").max().over("run_id"))
+    return ranks.group_by("run_id").agg(
+        pl.col("attempt").first(),
+        pl.col("training_started_at").min().alias("started_at"),
+        pl.col("training_ended_at").max().alias("ended_at"),
+        pl.col("device_uuid").drop_nulls().unique(),
+    )
+
+
+def _points(row: dict[str, Any], window: dict[str, Any], of_line: int) -> pl.DataFrame:
+    """The columns `run_id`, `length_s`, `x` and `value` of one run."""
+    uuids = {uuid for of_rank in window["device_uuid"] for uuid in of_rank.split(",") if uuid.startswith("GPU-")}
+    length_s = window["ended_at"] - window["started_at"]
+    try:
+        samples = read_samples(Path(row["folder"])).drop_nulls(["device_uuid", "power_w"])
+    except ConfigError:  # damaged since: the other runs are drawn
+        samples = pl.DataFrame(schema={"attempt": pl.Int32, "device_uuid": pl.String})
+    samples = samples.filter(pl.col("attempt") == window["attempt"], pl.col("device_uuid").is_in(sorted(uuids)))
+    of_gpus = samples.partition_by("device_uuid")
+    edges = np.linspace(0.0, length_s, 1 + min([of_line, *(of_gpu.height for of_gpu in of_gpus)]))
+    total_w = np.full(len(edges) - 1, np.nan if len(of_gpus) < len(uuids) else 0.0)
+    for of_gpu in of_gpus:
+        ordered = of_gpu.sort("time")
+        total_w += means((ordered["time"] - window["started_at"]).to_numpy(), ordered["power_w"].to_numpy(), edges)
+    middles = (edges[1:] + edges[:-1]) / 2
+    columns = {"length_s": length_s, "x": middles.round(3), "value": total_w.round(2)}
+    return pl.DataFrame({"run_id": row["run_id"]} | columns).with_columns(pl.col("value").fill_nan(None))
+
+
+def means(times: Values, powers: Values, edges: Values) -> Values:
+    """Mean of the power between each two edges, by the trapezoid rule as of energies; NaN where it is not known."""
+    every = np.union1d(times, edges)
+    watts = np.interp(every, times, powers)
+    joules = np.concatenate([[0.0], np.cumsum(np.diff(every) * (watts[1:] + watts[:-1]) / 2)])
+    found: Values = np.diff(joules[np.searchsorted(every, edges)]) / np.diff(edges)
+    apart = np.diff(times)
+    wide = apart > GAP * np.median(apart) if len(apart) else np.zeros(0, bool)
+    unknown = (edges[:-1] < times[0]) | (edges[1:] > times[-1])
+    for start, end in zip(times[:-1][wide], times[1:][wide], strict=True):
+        unknown |= (edges[:-1] < end) & (edges[1:] > start)
+    found[unknown] = np.nan
+    return found
