@@ -89,6 +89,9 @@ def lines(runs: Runs) -> pl.DataFrame:
     return _lines(runs, tuple(drawn_panels(chosen)))
 
 
+_POINTS = {"run_id": pl.String, "length_s": pl.Float64, "x": pl.Float64, "value": pl.Float64}
+
+
 @lru_cache(maxsize=4)
 def _lines(runs: Runs, drawn: tuple[str, ...]) -> pl.DataFrame:
     """`lines` in these panels: of other runs no samples are read, which may be millions."""
@@ -98,8 +101,11 @@ def _lines(runs: Runs, drawn: tuple[str, ...]) -> pl.DataFrame:
     shown = chosen.filter(pl.col("panel").is_in(drawn))
     of_line = min(MOST_OF_LINE, max(FEWEST_OF_LINE, MOST_POINTS // shown.height))
     windows = {row["run_id"]: row for row in _windows(runs, shown["run_id"]).iter_rows(named=True)}
-    points = [_points(row, windows[row["run_id"]], of_line) for row in shown.iter_rows(named=True)]
-    joined = chosen.join(pl.concat(points), on="run_id", how="left", maintain_order="left_right")
+    known = [row for row in shown.iter_rows(named=True) if row["run_id"] in windows]
+    points = [_points(row, windows[row["run_id"]], of_line) for row in known]
+    joined = chosen.join(
+        pl.concat([pl.DataFrame(schema=_POINTS), *points]), on="run_id", how="left", maintain_order="left_right"
+    )
     return joined.drop("run_id", "folder")
 
 
@@ -113,15 +119,18 @@ def _one_of_each(runs: Runs) -> pl.DataFrame:
 
 
 def _windows(runs: Runs, run_ids: pl.Series) -> pl.DataFrame:
-    """Of each run's last attempt: `started_at` and `ended_at` of its training, and the `device_uuid`s of its ranks."""
+    """Of each run's last attempt: `started_at` and `ended_at` of its training, and the `device_uuid`s of its ranks.
+
+    Results that are older than these columns have no row.
+    """
     ranks = runs.select("ranks", "run_id", "attempt", "training_started_at", "training_ended_at", "device_uuid")
-    ranks = ranks.filter(pl.col("run_id").is_in(run_ids.implode()))
+    ranks = ranks.filter(pl.col("run_id").is_in(run_ids.implode())).drop_nulls()
     ranks = ranks.filter(pl.col("attempt") == pl.col("attempt").max().over("run_id"))
     return ranks.group_by("run_id").agg(
         pl.col("attempt").first(),
         pl.col("training_started_at").min().alias("started_at"),
         pl.col("training_ended_at").max().alias("ended_at"),
-        pl.col("device_uuid").drop_nulls().unique(),
+        pl.col("device_uuid").unique(),
     )
 
 
@@ -136,7 +145,7 @@ def _points(row: dict[str, Any], window: dict[str, Any], of_line: int) -> pl.Dat
     samples = samples.filter(pl.col("attempt") == window["attempt"], pl.col("device_uuid").is_in(sorted(uuids)))
     of_gpus = samples.partition_by("device_uuid")
     edges = np.linspace(0.0, length_s, 1 + min([of_line, *(of_gpu.height for of_gpu in of_gpus)]))
-    total_w = np.full(len(edges) - 1, np.nan if len(of_gpus) < len(uuids) else 0.0)
+    total_w = np.full(len(edges) - 1, np.nan if len(of_gpus) < max(1, len(uuids)) else 0.0)
     for of_gpu in of_gpus:
         ordered = of_gpu.sort("time")
         total_w += means((ordered["time"] - window["started_at"]).to_numpy(), ordered["power_w"].to_numpy(), edges)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,17 @@ def test_of_a_resumed_run_the_last_attempt_is_drawn(tmp_path: Path) -> None:
     rows = power_over_time.lines(load(tmp_path))
     assert rows["value"].null_count() == 0
     assert rows["length_s"].unique().to_list() == [EVERY_S + TRAINED_S]
+
+
+@pytest.mark.parametrize("column", ["attempt", "training_started_at", "device_uuid"])
+def test_results_without_a_column_that_says_what_to_draw_are_not_drawn(tmp_path: Path, column: str) -> None:
+    sampled(tmp_path, (100.0,))
+    runs = load(tmp_path)
+    ranks = runs.ranks.with_columns(pl.lit(None, runs.ranks.schema[column]).alias(column))
+    older = replace(runs, tables={**runs.tables, "ranks": ranks})
+    assert power_over_time.figure(runs) is not None
+    assert power_over_time.figure(older) is None
+    assert power_over_time.finding(older).startswith("The samples of the GPUs' power can't be read")
 
 
 @pytest.mark.parametrize("watts", [(), (100.0, None)], ids=["no GPU", "a GPU was lost"])
