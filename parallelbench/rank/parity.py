@@ -17,6 +17,7 @@ import torch
 
 from parallelbench.probes.memory_probe import release
 from parallelbench.rank.checked_run import PARITY_TEST_SAMPLES, as_reference
+from parallelbench.rank.metric_check import metric_sums
 from parallelbench.rank.new_replica import new_replica
 from parallelbench.rank.parity_hint import gradient_hint
 from parallelbench.rank.step_differences import ComparedStep, parity_row
@@ -64,7 +65,7 @@ def check_parity(
         stepped = replica.step(batch)
         loss_sum = _over_ranks(None if stepped is None else stepped.tensor(), world)[0]
         gradients, state = replica.full_gradients(), replica.full_state_dict()
-        evaluated = _over_ranks(replica.evaluate(loader.test(PARITY_TEST_SAMPLES)), world)
+        evaluated = _over_ranks(_evaluated(replica, run, loader), world)
         expected = None if reference is None else reference.step()
         if expected is not None:
             loss = loss_sum / run.global_batch_size
@@ -132,12 +133,20 @@ class Reference:
         assert evaluated is not None
         loss = sums[0].item() / self._run.global_batch_size
         gradients, state = on_the_host(self.replica.full_gradients()), on_the_host(self.replica.full_state_dict())
-        return ComparedStep(loss, gradients, state, evaluated.tolist())
+        return ComparedStep(loss, gradients, state, evaluated[:2].tolist())
+
+
+def _evaluated(replica: Replica, run: RunConfig, loader: BatchLoader) -> Tensor | None:
+    """Refuses a replica that leaves out the metric's sums, before any training."""
+    sums = replica.evaluate(loader.test(PARITY_TEST_SAMPLES))
+    metric_sums(sums, run)
+    return sums
 
 
 def _over_ranks(result: Tensor | None, world: World) -> list[float]:
     """Loss and correct predictions, summed over all ranks."""
-    total: list[float] = world.sum(torch.zeros(2, dtype=torch.float64) if result is None else result.cpu()).tolist()
+    both = torch.zeros(2, dtype=torch.float64) if result is None else result.cpu()[:2]
+    total: list[float] = world.sum(both).tolist()
     return total
 
 

@@ -15,6 +15,7 @@ from parallelbench.probes.loader_workers import WorkerProbe
 from parallelbench.probes.memory_probe import MemoryProbe
 from parallelbench.probes.processor_share import ProcessorShare
 from parallelbench.rank.findings import Finding
+from parallelbench.rank.metric_check import metric_sums, value_of
 from parallelbench.rank.settled import Settled
 from parallelbench.rank.step_losses import by_step, rows_of
 from parallelbench.store.check_tables import SAMPLES
@@ -68,6 +69,8 @@ class Trainer:
         self._settled = Settled(replica, world, checks=run.measure.parity)
         self.sent: list[Sent] = []
         """What this rank has sent in each epoch of this attempt."""
+        self._metric_sums: list[float] = []
+        """This rank's, of the last evaluation."""
         self._exchanges: list[int] = []
         """Of the world, after each step of the epoch."""
 
@@ -142,6 +145,7 @@ class Trainer:
         evaluated = self._replica.evaluate(counted := _Counted(self._loader.test()))
         evaluation_time_s = self._window.stop()
         samples = counted.samples if evaluated is not None else 0
+        self._metric_sums = metric_sums(evaluated, self._run)
         return {"evaluation_time_s": evaluation_time_s, **_sums("test", evaluated, samples)}
 
     def _train_window(self, epoch: int) -> Sums | None:
@@ -180,15 +184,16 @@ class Trainer:
         names = [f"{part}_{what}" for part in ("train", "test") for what in ("loss_sum", "correct", "samples")]
         took_s = row["epoch_time_s"] + row["evaluation_time_s"]
         requests = [0.0, 0.0] if self._boundary is None else self._boundary.requests(epoch, took_s)
-        values = [float(row[name]) for name in names] + requests + self._step_losses
-        summed = self._world.total(values)
-        total, (stop, save), losses = summed[:6], summed[6:8], summed[8:]
+        values = [float(row[name]) for name in names] + requests + self._metric_sums + self._step_losses
+        summed, last = self._world.total(values), 8 + len(self._metric_sums)
+        total, (stop, save), losses = summed[:6], summed[6:8], summed[last:]
+        metric = value_of(self._run, summed[8:last])
         train_loss, _, train_samples, test_loss, _, test_samples = total
         assert test_samples == self._run.data.test_samples, f"{test_samples} test samples evaluated"
         is_last = epoch == self._run.epochs
         checks = [*self._samples(epoch, int(train_samples)), *self._settled.findings(is_last=is_last)]
         if self._world.rank == 0:
-            self._journal.write("epochs", [self._epoch_row(epoch, total)])
+            self._journal.write("epochs", [self._epoch_row(epoch, total) | {"test_metric": metric}])
             self._journal.write("losses", self._loss_rows(epoch, losses))
             self._journal.write("checks", [{**self._keys, **finding.row(epoch)} for finding in checks])
             self._journal.commit()
@@ -253,7 +258,7 @@ class _Counted:
 
 
 def _sums(part: str, total: Any, samples: int) -> dict[str, Any]:
-    loss_sum, correct = (0.0, 0.0) if total is None else total.tolist()
+    loss_sum, correct = (0.0, 0.0) if total is None else total.tolist()[:2]
     return {f"{part}_samples": samples, f"{part}_loss_sum": loss_sum, f"{part}_correct": int(correct)}
 
 

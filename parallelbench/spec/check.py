@@ -28,6 +28,7 @@ def check_run(run: RunConfig, device_type: str) -> None:
     run.optimizer.check(run, device_type)
     _check_batch(run)
     _check_own_loss(run)
+    _check_metric(run)
     _check_schedule(run)
     _check_clipping(run)
     _check_gpu_options(run, device_type)
@@ -178,6 +179,16 @@ def _check_own_loss(run: RunConfig) -> None:
             f"{run.model.own_loss} with strategy={run.strategy.name} is refused: layers of model={run.model.name} add "
             "to the loss, but no device has all layers, whole samples and their loss; choose "
             f"{run.model.without_own_loss}, or strategy=ddp"
+        )
+
+
+def _check_metric(run: RunConfig) -> None:
+    """Refuse a metric that means nothing here, or that nobody computes."""
+    run.metric.check(run.logits_per_label, run.loss)
+    if run.metric.measures and run.strategy.framework != "torch":
+        raise ConfigError(
+            f"metric={run.metric.name} with strategy={run.strategy.name} is refused: metrics are computed of torch's "
+            "logits; choose metric=none, or a strategy of torch"
         )
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from parallelbench.store.check_tables import CHECKS, PARITY
 from parallelbench.store.clip_columns import CLIPPING
 from parallelbench.store.columns import EPOCH, KEYS, Column, Over, Show
+from parallelbench.store.metric_columns import METRIC
 from parallelbench.store.preprocess_table import PREPROCESS
 from parallelbench.store.processor_columns import PROCESSOR_SHARE
 from parallelbench.store.run_table import RUN
@@ -27,11 +28,7 @@ RANK = Column("rank", "int32", "0 … processes − 1")
 EPOCHS = (
     *KEYS,
     EPOCH,
-    Column(
-        "train_loss",
-        "float64",
-        "mean of `loss` over the epoch's training samples, while training",
-    ),
+    Column("train_loss", "float64", "mean of `loss` over the epoch's training samples, while training"),
     Column(
         "train_accuracy", "float64", "share of correct predictions on the training samples, while training", "share"
     ),
@@ -53,6 +50,7 @@ EPOCHS = (
             ),
         ),
     ),
+    *METRIC,
     Column("train_samples", "int64", "samples trained on in this epoch, over all ranks"),
     Column("test_samples", "int64", "samples evaluated, over all ranks"),
     Column("steps", "int32", "optimizer steps in this epoch"),

@@ -16,6 +16,13 @@ if TYPE_CHECKING:
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
+class MetricSums(NamedTuple):
+    """What a metric adds up besides loss and correct predictions: a function of logits and labels, of so many sums."""
+
+    size: int
+    of: Callable[[Tensor, Tensor], Tensor]
+
+
 class Numerics:
     """The arithmetic of one replica.
 
@@ -29,11 +36,12 @@ class Numerics:
         device_type: str,
         *,
         loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy,
+        metric: MetricSums | None = None,
         compiles_loss: bool = False,
     ) -> None:
-        """`loss`: the mean over a batch, of logits and labels."""
+        """`loss`: the mean over a batch, of logits and labels. `metric`: what evaluations add up, too."""
         self.dtype = torch.float64 if precision == "fp64" else torch.float32
-        self._device_type, self._mean_loss = device_type, loss
+        self._device_type, self._mean_loss, self._metric = device_type, loss, metric
         self._autocast = _AUTOCAST.get(precision)
         self._scaler = torch.amp.GradScaler(device_type) if precision == "fp16" else None
         self.training_loss: Callable[[Tensor, Tensor], Tensor] = (
@@ -52,8 +60,14 @@ class Numerics:
         return self._mean_loss(logits.to(self.dtype), labels)
 
     def sums(self, loss: Tensor, logits: Tensor, labels: Tensor) -> Sums:
-        """Like `sums`, after this loss of these logits; a loss of parts of the logits knows what was correct."""
-        return sums(loss, logits, labels, correct=getattr(self._mean_loss, "correct_from_parts", None))
+        """Like `sums`, after this loss of these logits; a loss of parts of the logits knows what was correct.
+
+        Without gradients, as in an evaluation, also the metric's.
+        """
+        correct = getattr(self._mean_loss, "correct_from_parts", None)
+        if self._metric is None or torch.is_grad_enabled():
+            return sums(loss, logits, labels, correct=correct)
+        return sums(loss, logits.to(self.dtype), labels, correct=correct, metric=self._metric)
 
     def scale(self, loss: Tensor) -> Tensor:
         """The loss to call `backward` on."""
@@ -119,7 +133,7 @@ class Sums:
         return together
 
     def tensor(self) -> Tensor:
-        """Both sums: float64 of shape (2,), on the device."""
+        """Both sums: float64 of shape (2,), on the device; a metric's follow them."""
         added = [] if self._total is None else [self._total]
         by_size: dict[tuple[int, ...], list[_Scored]] = {}
         for part in self._parts:
@@ -178,26 +192,34 @@ class _Scored(NamedTuple):
     """Or, where a rank has a part of them only, whether each label was predicted: bool."""
     labels: Tensor
     reached: _Reached
+    metric: MetricSums | None
 
 
-def sums(loss: Tensor, logits: Tensor, labels: Tensor, *, correct: Tensor | None = None) -> Sums:
+def sums(
+    loss: Tensor,
+    logits: Tensor,
+    labels: Tensor,
+    *,
+    correct: Tensor | None = None,
+    metric: MetricSums | None = None,
+) -> Sums:
     """Summed loss and number of correct predictions of a batch, from its mean loss. Launches nothing.
 
     In training it is called before backward, which then counts the samples that a gradient is taken of. `correct`:
-    whether each label was predicted, where `logits` are a part of them.
+    whether each label was predicted, where `logits` are a part of them. `metric`: whose sums follow.
     """
     reached = _Reached()
     if logits.requires_grad:
         logits.register_hook(reached)
-    return Sums([_Scored(loss.detach(), logits.detach() if correct is None else correct, labels, reached)])
+    return Sums([_Scored(loss.detach(), logits.detach() if correct is None else correct, labels, reached, metric)])
 
 
 def _added(parts: Sequence[_Scored]) -> tuple[Tensor, Tensor]:
     """The sums of batches of one size, and the summed loss of each."""
-    loss, logits, labels, _ = parts[0]
-    size = labels.shape[0]
+    loss, logits, labels, _, metric = parts[0]
+    size, further = labels.shape[0], 0 if metric is None else metric.size
     if size == 0:  # a shard may own none of the last test samples; their mean loss is no number
-        return torch.zeros(2, dtype=torch.float64, device=logits.device), loss.new_zeros(len(parts)).double()
+        return logits.new_zeros(2 + further, dtype=torch.float64), loss.new_zeros(len(parts)).double()
     if len(parts) > 1:
         loss, logits, labels = (
             torch.stack([part.loss for part in parts]),
@@ -206,7 +228,8 @@ def _added(parts: Sequence[_Scored]) -> tuple[Tensor, Tensor]:
         )
     correct = (logits if logits.dtype == torch.bool else logits.argmax(dim=-1) == labels).sum()
     losses = loss.double().reshape(-1) * size
-    return torch.stack([losses.sum() if len(parts) > 1 else losses[0], correct.double()]), losses
+    both = torch.stack([losses.sum() if len(parts) > 1 else losses[0], correct.double()])
+    return both if metric is None else torch.cat([both, metric.of(logits, labels).double()]), losses
 
 
 _PIECE = 2**18

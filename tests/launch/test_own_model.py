@@ -16,6 +16,7 @@ import torch
 from launch.sweep import one_run
 from launch.sweep.compose import Extension
 from parallelbench.errors import ConfigError
+from parallelbench.rank.metric_check import check_sums
 from parallelbench.spec.check import check_run
 
 PAGE = (Path(__file__).parents[2] / "docs" / "adding-a-model.md").read_text()
@@ -55,6 +56,9 @@ def test_the_pages_model_and_data_are_a_run(me: Path, monkeypatch: pytest.Monkey
     own_loss = one_run([*OWN, "loss=hinge", "lr_schedule=halves", "batch_size=32", "epochs=2"], own).run
     check_run(own_loss, "cpu")
     assert [own_loss.rate_factor(step) for step in range(1, 8)] == [1.0, 1.0, 1.0, 0.5, 0.5, 0.5, 1.0]
+    near = one_run([*OWN, "metric=near", "batch_size=32"], own).run
+    check_sums(near, "cpu")
+    assert near.metric.value(near.metric.build()(torch.eye(4), torch.tensor([1, 3, 2, 0])).tolist()) == 0.5
     logits, labels = torch.tensor([[2.0, 0.0, 0.5], [0.0, 0.5, 0.0]]), torch.tensor([0, 2])
     assert own_loss.loss.build()(logits, labels).item() == pytest.approx(((0 + 0) / 3 + (1 + 1.5) / 3) / 2)
     for key, found in (("train_samples", "96 train_images"), ("test_samples", "32 test_images")):

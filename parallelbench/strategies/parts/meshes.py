@@ -107,6 +107,7 @@ def _check_vocabulary(run: RunConfig, *, shards: int) -> None:
         f"model.vocabulary={near}": entries % shards > 0,
         f"loss={run.loss.name} needs all logits at once, only cross entropy is computed from parts: choose "
         "loss=cross_entropy": type(run.loss) is not CrossEntropy,
+        f"metric={run.metric.name} needs all logits at once: choose metric=none": run.metric.measures,
         f"{run.model.own_loss} adds to a loss computed from parts: choose {run.model.without_own_loss}": (
             run.model.own_loss != ""
         ),
