@@ -22,7 +22,7 @@ from analysis.metrics import (
     time_to_accuracy,
     undisturbed_epochs,
 )
-from analysis.metrics.phases import computation_per_communication
+from analysis.metrics.phases import computation_per_communication, phase_times
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -140,7 +140,7 @@ def _readings(runs: Runs, claim: Claim, epoch: int | str) -> dict[str, Reading]:
         return {run_id: reading for run_id, reading in read.items() if run_id not in disturbed}
     disturbed = resting_on_disturbed(runs).get(claim.metric, frozenset())
     if claim.metric in OF_PHASES:
-        rows = computation_per_communication(runs)
+        rows = phase_times(runs) if claim.metric == "bubble_s" else computation_per_communication(runs)
     elif claim.metric in EPOCH_COLUMNS:
         rows = _epochs(runs, claim.metric).filter(pl.col("epoch") == (pl.col("last") if epoch == LAST else epoch))
     else:

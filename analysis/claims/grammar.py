@@ -76,7 +76,7 @@ OF_ENGINES = (
     "preprocess_output_rows",
 )
 """Metrics of an engine's own process: packed runs, which start it anew, measure them as well as others."""
-OF_PHASES = ("computation_per_communication",)
+OF_PHASES = ("computation_per_communication", "bubble_s")
 """Metrics of the steps after the last epoch that are attributed to phases (`measure.attribution_steps`)."""
 FAILURES = ("preprocess_failed",)
 """Metrics of how a run ended, 1 or 0: failed runs have them, too."""

@@ -147,7 +147,8 @@ PARAMETERS = {"logistic_regression": 30730, "cnn": 10**5, "vit": 10**6, "resnet5
 
 def made_up(run: RunConfig) -> Fake:
     """Something of all that claims look at."""
-    busy = {"forward": 1.0, "backward": 1.0, "communication": 0.5}
+    asked = run.strategy.__struct_fields__
+    busy = {"forward": 1.0, "backward": 1.0, "communication": 0.5} | ({"bubble": 0.5} if "schedule" in asked else {})
     phases = (lambda rank, step: busy) if run.measure.attribution_steps and run.devices > 1 else None
     some: dict[str, Any] = {"sent": lambda epoch, rank: (10**6, 10**5, 0), "device_type": run.device, "phases": phases}
     return Fake(
@@ -165,7 +166,7 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> list[Judgement]:
     """The publications' sweeps in one folder, on GPUs where they say nothing else, and two small twins."""
     root = tmp_path_factory.mktemp("full")
     sweeps = ("asu_data_parallel", "asu_model_parallel", "tutorial_mlp", "mnist_two_devices", "uw_frameworks")
-    sweeps += ("uw_largest_batch",)
+    sweeps += ("uw_largest_batch", "megatron", "recomputation")
     for sweep in (*sweeps, "asu_data_parallel_small", "mnist_two_devices_small"):
         for planned in plan(sweep):
             if planned.run.batch_size == 256 or planned.run.batch_size > 2048 or copies(planned.run) == 4:

@@ -46,6 +46,12 @@ CONFIGURATIONS = {
     # one device, 9 strategies on 2 and 4, 4 meshes, Downpour and Sandblaster with their baselines
     "strategy_comparison": 1 + 9 * 2 + 4 + 2 + 3,
     "strategy_comparison_small": 9 + 4 + 3 + 2,
+    # one chunk on each device and two, of pipelines; tensor parallelism across two servers and within each
+    "megatron": 2 + 2,
+    "megatron_small": 2 * 2,
+    # a GPT computed again in no, some and all layers, a ResNet in none and all; in the twin on two devices, too
+    "recomputation": 3 + 2,
+    "recomputation_small": 3 * (1 + 2) + 2,
 }
 """Sweep → its configurations."""
 
