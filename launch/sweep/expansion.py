@@ -127,8 +127,7 @@ def _ordered(sweep: Sweep, composer: _Composer, points: list[Point], tell: Tell)
             plain["repeat"] = structure(plain.get("repeat"), int, "repeat") + repeat
             tune = structure(plain.get("tune"), bool, "tune")
             try:
-                run = sources.given_to(_on_one_device(from_mapping(plain, composer.extension.plugin), point))
-                _check_setup(run, composer.extension)
+                run = _on_one_device(from_mapping(plain, composer.extension.plugin), point)
                 if sweep.unfit == "left_out":
                     run.strategy.check(run, run.site.device if run.device == "auto" else run.device)
             except ConfigError as error:
@@ -136,6 +135,8 @@ def _ordered(sweep: Sweep, composer: _Composer, points: list[Point], tell: Tell)
                     raise
                 left_out[f"left out, {plain['strategy']['name']} × {plain['devices']}: {error}"] = None
                 continue
+            run = sources.given_to(run)
+            _check_setup(run, composer.extension)
             overrides = [*composer.fixed, *_as_overrides(point, plain["repeat"])]
             planned.setdefault((run_id(run), tune), PlannedRun(run, overrides, tune))
     if left_out and not planned:

@@ -129,6 +129,11 @@ def test_sweeps_of_the_balance_loss_differ_in_it_the_experts_and_the_strategy(na
     assert sorted(found) == sorted(itertools.product(balances, experts, ("ddp", "expert_parallel")))
 
 
+def test_set_up_lines_refuse_the_sweep_also_where_what_does_not_fit_is_left_out() -> None:
+    with pytest.raises(ConfigError, match=r"^site\.setup=.* is refused"):
+        expand(["strategy=ddp", "devices=2", "sweep.unfit=left_out", "site.setup=[touch /tmp/x]"])
+
+
 def test_where_nothing_suits_the_sweep_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"sweep=adhoc has no configuration that fits:\nleft out, single × 2: "):
         expand(["strategy=single", "devices=2", "sweep.unfit=left_out"])
