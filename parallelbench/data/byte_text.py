@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta
 
 from parallelbench.data.corpus import TOKENS, OwnText, is_text_name, joined, library_files
+from parallelbench.data.sequences import Sequences
 from parallelbench.errors import ConfigError
-from parallelbench.spec.dataset import Arrays, Data, Kind
+from parallelbench.spec.dataset import Arrays
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-class Text(Data, frozen=True, kw_only=True):
+class Text(Sequences, frozen=True, kw_only=True):
     """Windows of `sequence` bytes, side by side; the label of each byte is the one after it.
 
     The first `train_samples` windows are trained on, in an order that the run's seed decides; the `test_samples` after
@@ -25,12 +26,6 @@ class Text(Data, frozen=True, kw_only=True):
     runs on other bytes are not compared.
     """
 
-    mean: ClassVar[tuple[float, ...]] = ()
-    std: ClassVar[tuple[float, ...]] = ()
-    flip: ClassVar[bool] = False
-
-    sequence: Annotated[int, Meta(ge=1, le=1_000_000)]
-    """Bytes of a window."""
     train_samples: Annotated[int, Meta(ge=1, le=100_000_000)]
     """Windows in one epoch."""
     test_samples: Annotated[int, Meta(ge=1, le=100_000_000)]
@@ -43,21 +38,6 @@ class Text(Data, frozen=True, kw_only=True):
         """Refuse more windows than prepared text has; of the library's, that is known when it is read."""
         if self.path is not None and is_text_name(self.path):
             self._require(OwnText.named(self.path).size_bytes)
-
-    @property
-    def kind(self) -> Kind:
-        """Whole numbers, one per position."""
-        return "tokens"
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """One byte at each position."""
-        return (self.sequence,)
-
-    @property
-    def label_shape(self) -> tuple[int, ...]:
-        """The next byte at each position."""
-        return (self.sequence,)
 
     @property
     def vocabulary(self) -> int:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
-import msgspec
 from msgspec import Meta
 
+from parallelbench.data.generated import fingerprint_of
 from parallelbench.spec.dataset import Arrays, Data
-from parallelbench.spec.identity import canonical_json
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -63,8 +61,7 @@ class Synthetic(Data, frozen=True, kw_only=True):
 
     def fingerprint(self, data_dir: Path) -> str:
         """sha256 of the options and of GENERATOR, which must change with the images."""
-        made_from = {key: value for key, value in msgspec.to_builtins(self).items() if key not in ("name", "augment")}
-        return hashlib.sha256(canonical_json([GENERATOR, made_from]).encode()).hexdigest()
+        return fingerprint_of(self, GENERATOR)
 
     def load(self, data_dir: Path) -> Arrays:
         """Make the arrays, at several hundred megabytes per second."""

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated
 
-import msgspec
 from msgspec import Meta
 
+from parallelbench.data.generated import fingerprint_of
 from parallelbench.data.markov import MOST_BRANCHES, chain, entropy
+from parallelbench.data.sequences import Sequences
 from parallelbench.errors import ConfigError
-from parallelbench.spec.dataset import Arrays, Data, Kind
-from parallelbench.spec.identity import canonical_json
+from parallelbench.spec.dataset import Arrays
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,19 +22,13 @@ GENERATOR = "tokens-1"
 """Names how tokens are made: options and this give the same tokens on every machine."""
 
 
-class Tokens(Data, frozen=True, kw_only=True):
+class Tokens(Sequences, frozen=True, kw_only=True):
     """Sequences of a chain in which each token has a few successors of known probability (`data.markov.chain`).
 
     The label of each position is the token after it. No model has a smaller expected loss than `floor`. All randomness
     is the raw bit stream of PCG64, which NumPy keeps stable over its versions. The test set is of the same chain.
     """
 
-    mean: ClassVar[tuple[float, ...]] = ()
-    std: ClassVar[tuple[float, ...]] = ()
-    flip: ClassVar[bool] = False
-
-    sequence: Annotated[int, Meta(ge=1, le=1_000_000)]
-    """Tokens of a sample."""
     vocabulary: Annotated[int, Meta(ge=2, le=1_000_000)]
     """Different tokens."""
     branches: Annotated[int, Meta(ge=1, le=MOST_BRANCHES)]
@@ -56,21 +49,6 @@ class Tokens(Data, frozen=True, kw_only=True):
             )
 
     @property
-    def kind(self) -> Kind:
-        """Whole numbers, one per position."""
-        return "tokens"
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """One token at each position."""
-        return (self.sequence,)
-
-    @property
-    def label_shape(self) -> tuple[int, ...]:
-        """The next token at each position."""
-        return (self.sequence,)
-
-    @property
     def num_classes(self) -> int:
         """Labels are tokens."""
         return self.vocabulary
@@ -86,8 +64,7 @@ class Tokens(Data, frozen=True, kw_only=True):
 
     def fingerprint(self, data_dir: Path) -> str:
         """sha256 of the options and of GENERATOR, which must change with the tokens."""
-        made_from = {key: value for key, value in msgspec.to_builtins(self).items() if key not in ("name", "augment")}
-        return hashlib.sha256(canonical_json([GENERATOR, made_from]).encode()).hexdigest()
+        return fingerprint_of(self, GENERATOR)
 
     def load(self, data_dir: Path) -> Arrays:
         """Make the sequences."""
