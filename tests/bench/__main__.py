@@ -18,6 +18,7 @@ from tests.bench.page import HEADERS, PAGE, Row, cells, update
 PARTS = (
     *(
         "loop",
+        "gpt_loop",
         "telemetry",
         "figures",
         "feeding",
@@ -31,7 +32,7 @@ PARTS = (
         "packed",
         "ddp",
     ),
-    *("ring", "pipeline", "context", "parameter_server", "tensorflow"),
+    *("ring", "pipeline", "context", "recompute", "parameter_server", "tensorflow"),
 )
 """Files of this folder. Each has `figures()`, which is empty where what it needs is not there."""
 

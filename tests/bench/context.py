@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from launch.sweep import one_run
+from parallelbench.rank.new_replica import new_replica
 from parallelbench.rank.session import build_model
 from parallelbench.world.world import World
 from tests.bench.measure import Figure, paired, ratios
@@ -61,7 +62,7 @@ def kept_bytes(run: RunConfig) -> int:
 
 
 def _kept(rank: int, size: int, run: RunConfig) -> int:
-    replica: Any = run.strategy.prepare(build_model(run), run, World(rank=rank, size=size, local_rank=rank))
+    replica: Any = new_replica(build_model(run), run, World(rank=rank, size=size, local_rank=rank))
     batches = loader_of(replica, run).train(1)
     replica.step(next(batches))
     parameters = {parameter.untyped_storage().data_ptr() for parameter in replica.trained()[0].parameters()}
