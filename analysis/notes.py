@@ -44,24 +44,26 @@ _REPORTED_TOGETHER = (Exclusion.OVERSUBSCRIBED.value, Exclusion.PACKED.value, Ex
 
 
 def headline(runs: Runs, *, most: int = 4) -> list[str]:
-    """The speed-ups over one device in sentences, the largest first, then the configurations that are not compared."""
+    """The answers, then the configurations that are not compared, and runs that others disturbed."""
+    not_compared, disturbed = refused(runs)[:most], disturbed_lines(runs)
+    if _compared(runs).is_empty() and (not_compared or disturbed):
+        return [*not_compared, *disturbed]
+    return [*answers(runs, most=most), *not_compared, *disturbed]
+
+
+def answers(runs: Runs, *, most: int = 4) -> list[str]:
+    """The speed-ups over one device in sentences, the largest first."""
     compared = _compared(runs)
-    not_compared = refused(runs)
-    disturbed = disturbed_lines(runs)
     if compared.is_empty():
-        return [*not_compared[:most], *disturbed] or [
-            "No configuration can be compared with one device: see the warnings."
-        ]
+        return ["No configuration can be compared with one device: see the warnings."]
     several = compared["group"].n_unique() > 1
     ordered = compared.sort("speed_up", descending=True)
     # Of several groups of like work, the fastest of each; of a single one, all.
     rows = (ordered.unique("group", keep="first", maintain_order=True) if several else ordered).to_dicts()[:most]
     more = compared.height - len(rows)
     if several and more:
-        lines = [_counted(compared), *(_gain(row, named=True) for row in _extremes(ordered))]
-    else:
-        lines = [_gain(row, named=several) for row in rows] + ([f"{more} more are in the table."] if more else [])
-    return lines + not_compared[:most] + disturbed
+        return [_counted(compared), *(_gain(row, named=True) for row in _extremes(ordered))]
+    return [_gain(row, named=several) for row in rows] + ([f"{more} more are in the table."] if more else [])
 
 
 def _counted(compared: pl.DataFrame) -> str:

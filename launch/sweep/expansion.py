@@ -28,6 +28,7 @@ from launch.sweep.compose import (
 from launch.sweep.habits import unknown_key
 from launch.sweep.sources import Sources
 from parallelbench.errors import ConfigError
+from parallelbench.spec.check import check_fit
 from parallelbench.spec.identity import run_id
 from parallelbench.spec.mapping import build, from_mapping
 from parallelbench.spec.settings import Sweep, SweepBlock
@@ -129,7 +130,7 @@ def _ordered(sweep: Sweep, composer: _Composer, points: list[Point], tell: Tell)
             try:
                 run = _on_one_device(from_mapping(plain, composer.extension.plugin), point)
                 if sweep.unfit == "left_out":
-                    run.strategy.check(run, run.site.device if run.device == "auto" else run.device)
+                    check_fit(run, run.site.device if run.device == "auto" else run.device)
             except ConfigError as error:
                 if sweep.unfit != "left_out":
                     raise

@@ -27,12 +27,16 @@ def report(
     panel: str | None = None,
     width: int | None = None,
 ) -> int:
-    """Write figures, tables and the page, and print the summary; or one figure for a paper, and print its sentence."""
+    """Write figures, tables and the page; print the answers, the summary, and what limits them.
+
+    Or one figure for a paper, and print its sentence.
+    """
     from analysis import format_exclusions, summary_table
     from analysis.chosen_target import unreached
     from analysis.comparison.baseline import refused
     from analysis.merging import load_all, replications
     from analysis.metrics import require_accuracy
+    from analysis.notes import answers
     from analysis.report import write_report_of
 
     require_accuracy(target)
@@ -45,6 +49,9 @@ def report(
     if figure is not None:
         return _paper(runs, figure, panel=panel, width_mm=width, out=out)
     page = write_report_of(runs, out)
+    for line in answers(runs):
+        console().print(line, markup=False, highlight=False)
+    console().print()
     console().print(summary_table(runs))
     _remark([*replications(runs), *unreached(runs), *refused(runs), *format_exclusions(runs)])
     print(page)

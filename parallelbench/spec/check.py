@@ -23,10 +23,9 @@ def check_run(run: RunConfig, device_type: str) -> None:
     _check_samples(run)
     run.model.check(**run.data.model_input)
     _check_recomputation(run)
-    run.strategy.check(run, device_type)
+    check_fit(run, device_type)
     own_reference(run)
     run.optimizer.check(run, device_type)
-    _check_batch(run)
     _check_own_loss(run)
     _check_schedule(run)
     _check_clipping(run)
@@ -38,6 +37,12 @@ def check_run(run: RunConfig, device_type: str) -> None:
         raise ConfigError(
             f"launcher=inline runs one process, but strategy={run.strategy.name} needs more: choose launcher=local"
         )
+
+
+def check_fit(run: RunConfig, device_type: str) -> None:
+    """Refuse what the strategy can't do with this model and batch on so many devices."""
+    run.strategy.check(run, device_type)
+    _check_batch(run)
 
 
 def _check_samples(run: RunConfig) -> None:

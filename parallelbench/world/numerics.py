@@ -157,6 +157,8 @@ class Sums:
 
 _MOST_HELD, _MOST_HELD_BYTES = 64, 2**20
 """Batches whose logits wait for being added up, at most, and their bytes."""
+_LARGE_BYTES = _MOST_HELD_BYTES // 16
+"""Logits of more are not kept: too few could wait to be worth copying them together."""
 
 
 class _Reached:
@@ -190,7 +192,7 @@ def sums(loss: Tensor, logits: Tensor, labels: Tensor, *, correct: Tensor | None
     reached = _Reached()
     if logits.requires_grad:
         logits.register_hook(reached)
-    if correct is None and logits.nbytes > _MOST_HELD_BYTES:
+    if correct is None and logits.nbytes > _LARGE_BYTES:
         correct = logits.detach().argmax(dim=-1) == labels
     return Sums([_Scored(loss.detach(), logits.detach() if correct is None else correct, labels, reached)])
 

@@ -18,6 +18,7 @@ from analysis.configurations import facts
 from analysis.figures import draw, loss, models
 from analysis.matrix import matrix
 from analysis.metrics.phases import computation_per_communication
+from parallelbench.cli import main
 from tests.analysis.factory import Fake, config, published
 from tests.analysis.test_claims import REPEATS, WOBBLE, claim, steady
 from tests.analysis.test_machine import lost, sides
@@ -213,3 +214,12 @@ def test_the_page_has_claims_a_line_for_what_is_not_drawn_and_no_empty_heading(
         found = {row["claim"]: row for row in csv.DictReader(file) if row["runs"] == "elsewhere"}
     assert found["sequential_training_slowest"]["finding"] == "reproduced"
     assert (tmp_path / "demo" / "report" / "tables" / "claims.tex").read_text().startswith("% Needs")
+
+
+def test_the_terminal_tells_the_answers_before_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plant(tmp_path / "demo", {("single", 1): 10.0, ("ddp", 2): 6.0})
+    assert main(["report", str(tmp_path / "demo")]) == 0
+    told = capsys.readouterr().out
+    answer, rest = told.index("ddp × 2 trains an epoch"), told.index("configuration")
+    assert told.lstrip().startswith("ddp × 2 trains an epoch 1.67 times as fast as one device")
+    assert answer < rest

@@ -15,12 +15,12 @@ ROUNDS = 9
 
 @dataclass(frozen=True)
 class Figure:
-    """One line of the table: what was measured, over the rounds, and the goal."""
+    """One line of the table: what was measured, over the rounds, and the goal, if there is one."""
 
     what: str
     values: list[float]
     unit: str
-    goal: float
+    goal: float | None
     at_least: bool
     note: str = ""
 
@@ -30,6 +30,8 @@ class Figure:
 
     @property
     def met(self) -> bool:
+        if self.goal is None:
+            return True
         return self.median >= self.goal if self.at_least else self.median <= self.goal
 
     def cells(self) -> list[str]:
@@ -38,8 +40,8 @@ class Figure:
             self.what,
             f"{self.median:.3g} {self.unit}".strip(),
             f"{min(self.values):.3g} – {max(self.values):.3g}",
-            f"{sign} {self.goal:g} {self.unit}".strip(),
-            "met" if self.met else "**missed**",
+            "" if self.goal is None else f"{sign} {self.goal:g} {self.unit}".strip(),
+            "" if self.goal is None else "met" if self.met else "**missed**",
             self.note,
         ]
 

@@ -104,6 +104,16 @@ def test_what_suits_no_512_devices_is_left_out_with_the_reason() -> None:
     assert len(lines) == len(set(lines)), "once each, not for every repeat"
 
 
+def test_a_batch_of_fewer_samples_than_devices_is_left_out_in_words() -> None:
+    lines: list[str] = []
+    words = ["sweep=gpt_layouts", "devices=512", "nodes=128", "launcher=slurm", "site=asu_sol", "sweep.repeats=1"]
+    runs = [planned.run for planned in expand(words, tell=lines.append)]
+    assert {run.strategy.name for run in runs} == {"context_parallel"}, "whose ranks share every sample"
+    reason = "batch_size=32 can't be divided among 512 devices by strategy=ddp: choose batch_size=512"
+    assert f"left out, ddp × 512: {reason}" in lines
+    assert not [line for line in lines if "batch of 0" in line]
+
+
 def test_on_the_devices_that_a_file_names_nothing_is_left_out() -> None:
     lines: list[str] = []
     assert len(expand(["sweep=gpt_layouts", "sweep.repeats=1"], tell=lines.append)) == 22

@@ -108,6 +108,8 @@ class Pipeline:
             )
 
     def _check_micro_batches(self, run: RunConfig, batch_size: int) -> None:
+        if batch_size == 0:  # of a pipeline among more than there are samples: check_fit refuses the batch_size
+            return
         m, option = self.micro_batches, f"strategy.micro_batches={self.micro_batches}"
         valid = [n for n in range(1, batch_size + 1) if batch_size % n == 0 and not self._obstacle(n)]
         if m in valid:
