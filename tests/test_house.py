@@ -14,7 +14,7 @@ import pytest
 from tests.test_imports import SOURCES, imported
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
 ROOT = Path(__file__).resolve().parents[1]
 FILE_LINES = 300
@@ -30,7 +30,8 @@ def tree(module: str) -> ast.Module:
     return ast.parse(SOURCES[module].read_text())
 
 
-def functions(module: str) -> Iterator[tuple[str, Function, bool]]:
+@cache
+def functions(module: str) -> list[tuple[str, Function, bool]]:
     """Where each function is, the function, and whether its first parameter is the instance or the class."""
     methods = {
         each
@@ -39,9 +40,11 @@ def functions(module: str) -> Iterator[tuple[str, Function, bool]]:
         for each in cls.body
         if isinstance(each, Function) and not any(ast.unparse(d) == "staticmethod" for d in each.decorator_list)
     }
-    for node in ast.walk(tree(module)):
-        if isinstance(node, Function):
-            yield f"{SOURCES[module].relative_to(ROOT)}:{node.lineno} {node.name}", node, node in methods
+    return [
+        (f"{SOURCES[module].relative_to(ROOT)}:{node.lineno} {node.name}", node, node in methods)
+        for node in ast.walk(tree(module))
+        if isinstance(node, Function)
+    ]
 
 
 def occurring_twice(places: Iterable[tuple[str, str]]) -> list[str]:
@@ -120,21 +123,28 @@ def test_no_class_name_occurs_twice() -> None:
     assert not twice, "\n".join(twice)
 
 
-@pytest.mark.parametrize("module", SOURCES)
-def test_files_and_functions_are_short(module: str) -> None:
-    lines = SOURCES[module].read_text().count("\n")
-    assert lines <= FILE_LINES, f"{SOURCES[module].relative_to(ROOT)} has {lines} lines"
-    for place, function, _ in functions(module):
-        assert function.end_lineno is not None
-        length = function.end_lineno - function.lineno + 1
-        assert length <= FUNCTION_LINES, f"{place} has {length} lines"
+@pytest.mark.always
+def test_files_and_functions_are_short() -> None:
+    long = []
+    for module, path in SOURCES.items():
+        if (lines := path.read_text().count("\n")) > FILE_LINES:
+            long.append(f"{path.relative_to(ROOT)} has {lines} lines")
+        for place, function, _ in functions(module):
+            assert function.end_lineno is not None
+            if (length := function.end_lineno - function.lineno + 1) > FUNCTION_LINES:
+                long.append(f"{place} has {length} lines")
+    assert not long, "\n".join(long)
 
 
-@pytest.mark.parametrize("module", SOURCES)
-def test_functions_have_few_positional_parameters(module: str) -> None:
-    for place, function, is_method in functions(module):
-        count = len(function.args.posonlyargs) + len(function.args.args) - is_method
-        assert count <= POSITIONAL_PARAMETERS, f"{place} has {count} positional parameters: make some keyword-only"
+@pytest.mark.always
+def test_functions_have_few_positional_parameters() -> None:
+    many = []
+    for module in SOURCES:
+        for place, function, is_method in functions(module):
+            count = len(function.args.posonlyargs) + len(function.args.args) - is_method
+            if count > POSITIONAL_PARAMETERS:
+                many.append(f"{place} has {count} positional parameters: make some keyword-only")
+    assert not many, "\n".join(many)
 
 
 @pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda page: page.name)
