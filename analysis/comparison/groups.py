@@ -171,7 +171,8 @@ def _group_labels(several: list[Work]) -> dict[str, str]:
 def work_label(work: Work, keys: Iterable[str], *, way: str = "") -> str:
     """ "data · model · batch size 64": the names of data and model, the strategy where it is named, and these keys."""
     names = [*(work[name] for name in _NAMES if name in work), *([way] if way else [])]
-    return " · ".join([*names, *(f"{_short(key)} {plain(work[key])}" for key in keys)])
+    # Once where two keys say the same, as data.sequence and model.sequence do.
+    return " · ".join([*names, *dict.fromkeys(f"{_short(key)} {plain(work[key])}" for key in keys)])
 
 
 def varying_keys(several: list[Work]) -> list[list[str]]:

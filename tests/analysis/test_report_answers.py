@@ -14,6 +14,7 @@ from analysis.claims import judge
 from analysis.claims.page import MOST_ROWS, shown, summed_up, table, tabular
 from analysis.claims.table import effect_of
 from analysis.comparison.exclusions import disturbed_lines
+from analysis.comparison.groups import work_label
 from analysis.configurations import facts
 from analysis.figures import draw, loss, models
 from analysis.matrix import matrix
@@ -223,3 +224,10 @@ def test_the_terminal_tells_the_answers_before_the_table(tmp_path: Path, capsys:
     answer, rest = told.index("ddp × 2 trains an epoch"), told.index("configuration")
     assert told.lstrip().startswith("ddp × 2 trains an epoch 1.67 times as fast as one device")
     assert answer < rest
+
+
+def test_a_group_says_once_what_two_keys_say() -> None:
+    work = {"data.name": "tokens", "model.name": "gpt", "data.sequence": 256, "model.sequence": 256, "batch_size": 4}
+    keys = ["batch_size", "data.sequence", "model.sequence"]
+    assert work_label(work, keys) == "tokens · gpt · batch size 4 · sequence 256"
+    assert work_label(work | {"model.sequence": 512}, keys).endswith("batch size 4 · sequence 256 · sequence 512")
