@@ -21,12 +21,10 @@ from tests.strategies.training import configure
 
 @pytest.mark.slow
 def test_two_ranks_keep_half_of_one_devices_activations_each() -> None:
-    """Under `all_gather` each keeps the keys and values of all tokens besides; under `all_to_all` its tokens' results
-    beside those of its heads.
-    """
+    """Under `all_to_all` each keeps its tokens' results beside those of its heads."""
     whole = kept_bytes(configure(*TOKENS, *SMALL, "strategy=single"))
     shares = {exchange: kept_bytes(small(exchange, 2)) / whole for exchange in EXCHANGES}
     results = BATCH * TOKENS_EACH * WIDTH * LAYERS * FP64 / whole
     assert shares["ring"] == pytest.approx(0.5, abs=0.005)
-    assert shares["all_gather"] == pytest.approx(0.5 + 2 * results, abs=0.005)
+    assert shares["all_gather"] == pytest.approx(0.5, abs=0.005)
     assert shares["all_to_all"] == pytest.approx(0.5 + results / 2, abs=0.005)

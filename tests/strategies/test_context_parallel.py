@@ -153,8 +153,7 @@ def values_sent(exchange: str, ranks: int, *, keys: int) -> float:
     own = BATCH * TOKENS_EACH / ranks
     of_keys_and_values = own * 2 * keys
     times = {
-        "ring": 3 * (ranks - 1) * of_keys_and_values,  # they twice, their gradients once
-        "all_gather": 2 * (ranks - 1) * of_keys_and_values,
+        **dict.fromkeys(("ring", "all_gather"), 3 * (ranks - 1) * of_keys_and_values),  # twice, their gradients once
         "all_to_all": 2 * (ranks - 1) / ranks * (own * 2 * WIDTH + of_keys_and_values),
     }
     return LAYERS * times[exchange]

@@ -1,6 +1,7 @@
 """Attention to gathered keys and values, as Llama 3 was trained (arXiv 2407.21783, section 3.3.2).
 
 Every rank gathers all keys and values, and attends from its own tokens; their gradients are summed by a reduce-scatter.
+Backward gathers keys and values again: kept, they would be those of the whole sequence, of each layer, on every rank.
 Ranks hold the pieces of the sequence that they hold in a ring (`parallelbench/strategies/parts/context_ring.py`).
 """
 
@@ -68,14 +69,14 @@ class _GatheredAttention(torch.autograd.Function):
         for queries, keys in ranks.seen(q.shape[2] // 2):
             merged.add(queries, *block(q[:, :, queries], *whole[:, :, :, keys], causal=False))
         result, normaliser = merged.taken(q.dtype)
-        ctx.save_for_backward(q, own, whole, result, normaliser)
+        ctx.save_for_backward(q, own, result, normaliser)
         ctx.ranks = ranks
         return result
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
-        q, own, whole, result, normaliser = ctx.saved_tensors
-        gradient = gradients[0].contiguous()
+        q, own, result, normaliser = ctx.saved_tensors
+        gradient, whole = gradients[0].contiguous(), ctx.ranks.gathered(own)
         first, *of_own = block_gradients(gradient, (q, *own), (result, normaliser), causal=True)
         of_queries = first.to(torch.promote_types(q.dtype, torch.float32))
         of_whole = torch.zeros_like(whole)
