@@ -19,6 +19,7 @@ from analysis.environment_notes import environment_warnings
 from analysis.merging import replications
 from analysis.same_run import format_skipped
 from analysis.stats import ENOUGH_REPEATS, FEW_REPEATS, FEWEST_REPEATS, half_width
+from parallelbench.errors import count_of
 
 if TYPE_CHECKING:
     from analysis.reader import Runs
@@ -70,8 +71,8 @@ def _counted(compared: pl.DataFrame) -> str:
     """How many configurations have which verdict beside one device."""
     counts = Counter(compared["verdict"])
     words = [f"{counts[verdict]} {verdict.value}" for verdict in SpeedVerdict if counts[verdict]]
-    works = compared["group"].n_unique()
-    return f"Beside one device, over {works} kinds of work and {compared.height} configurations: {', '.join(words)}."
+    works = count_of(compared["group"].n_unique(), "kind of work", "kinds of work")
+    return f"Beside one device, over {works} and {count_of(compared.height, 'configuration')}: {', '.join(words)}."
 
 
 def _extremes(ordered: pl.DataFrame) -> list[dict[str, Any]]:
@@ -160,7 +161,7 @@ def _packed(runs: Runs) -> list[str]:
     if rows.is_empty():
         return []
     return [
-        f"No time, speed-up or efficiency from {rows.height} packed run{'' if rows.height == 1 else 's'} "
+        f"No time, speed-up or efficiency from {count_of(rows.height, 'packed run')} "
         "(launcher.pack=true): warm processes started them one after the other, unlike a training job. "
         "Losses and accuracies equal those of separate runs."
     ]
@@ -184,7 +185,7 @@ def _repeats(runs: Runs) -> list[str]:
 
 
 def _pairs(n: int) -> str:
-    return f"{n} independent pair{'' if n == 1 else 's'} of repeats"
+    return f"{count_of(n, 'independent pair')} of repeats"
 
 
 def _by_chance(runs: Runs) -> list[str]:
@@ -256,7 +257,8 @@ def _single_epoch(runs: Runs) -> list[str]:
     short = counted(runs).filter(pl.col("epochs") == 1)
     if short.is_empty():
         return []
-    return [f"{short.height} runs have one epoch, so they have no steady state: measure with epochs=2 or more."]
+    have = "has one epoch, so it has" if short.height == 1 else "have one epoch, so they have"
+    return [f"{text.number_of_runs(short.height)} {have} no steady state: measure with epochs=2 or more."]
 
 
 def _resumed(runs: Runs) -> list[str]:

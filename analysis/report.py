@@ -28,7 +28,7 @@ from analysis.matrix import matrix
 from analysis.metrics import per_epoch, require_accuracy
 from analysis.metrics.schema import explained_columns, page_columns, tables_columns
 from analysis.vega_bundle import packed, packed_vega
-from parallelbench.errors import ConfigError
+from parallelbench.errors import ConfigError, count_of
 from parallelbench.store.durable import storage_errors
 
 if TYPE_CHECKING:
@@ -255,4 +255,4 @@ def _measured(runs: Runs) -> str:
     counts = ", ".join(f"{count} {label}" for label, count in states.rows())
     low, high = runs.epochs.select(low=pl.col("finished_at").min(), high=pl.col("finished_at").max()).row(0)
     days = sorted({datetime.fromtimestamp(t, tz=UTC).strftime("%Y-%m-%d") for t in (low, high) if t is not None})
-    return f"{runs.run.height} runs ({counts})" + (f", measured {' to '.join(days)} (UTC)" if days else "")
+    return f"{count_of(runs.run.height, 'run')} ({counts})" + (f", measured {' to '.join(days)} (UTC)" if days else "")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from parallelbench.errors import count_of
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -57,12 +59,12 @@ def parity(passed: bool | None) -> str:
 
 def repeats(n: int) -> str:
     """ "1 repeat", "2 repeats"."""
-    return f"{n} repeat{'' if n == 1 else 's'}"
+    return count_of(n, "repeat")
 
 
 def number_of_runs(n: int) -> str:
     """ "1 run", "2 runs"."""
-    return f"{n} run{'' if n == 1 else 's'}"
+    return count_of(n, "run")
 
 
 def to_add(n: int, *, after: int | None = None) -> str:

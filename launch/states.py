@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from parallelbench.errors import count_of
 from parallelbench.store.folder import Manifest, RunFolder, State, find_runs
 from parallelbench.store.reading import read_record
 
@@ -48,9 +49,11 @@ def resumption(folders: Iterable[RunFolder]) -> str:
     """How unfinished runs that have begun resume when they are submitted again, as the end of a sentence."""
     begun = [folder for folder in folders if folder.attempts()]
     kept = sum(map(saved, begun))
-    parts = [f"{kept} run(s) resume after the last saved epoch"] if kept else []
+    parts = []
+    if kept:
+        parts.append(f"{count_of(kept, 'run')} {'resumes' if kept == 1 else 'resume'} after the last saved epoch")
     if lost := len(begun) - kept:
-        parts.append(f"{lost} run(s) start over because nothing was saved")
+        parts.append(f"{count_of(lost, 'run')} {'starts' if lost == 1 else 'start'} over because nothing was saved")
     return f": {'; '.join(parts)}" if parts else ""
 
 

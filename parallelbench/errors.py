@@ -65,9 +65,9 @@ def raised_at(error: Exception) -> str:
     return f"{frames[-1].filename}:{frames[-1].lineno}: {type(error).__name__}: {one_line(str(error))}"
 
 
-def count_of(n: int, noun: str) -> str:
-    """ "1 run", "2 runs"; "1,000 epochs"."""
-    return f"{n:,} {noun}{'' if n == 1 else 's'}"
+def count_of(n: int, noun: str, plural: str = "") -> str:
+    """ "1 run", "2 runs"; "1,000 epochs"; `plural`: of a noun that takes more than an s."""
+    return f"{n:,} {noun if n == 1 else plural or f'{noun}s'}"
 
 
 def duration(seconds: float) -> str:

@@ -57,7 +57,7 @@ def test_a_figure_becomes_a_row() -> None:
     found = cells("ddp", Figure("speed", [0.9, 1.1, 1.0], "×", 1.05, True, "a note"))
     assert found[:7] == ["ddp", "speed", "1 ×", "0.9 – 1.1", "≥ 1.05 ×", "**missed**", "a note"]
     assert "busy" not in found[7]
-    assert cells("ddp", Figure("speed", [1.0], "×", 1, True), others=3)[7].endswith("; busy with 3 other process(es)")
+    assert cells("ddp", Figure("speed", [1.0], "×", 1, True), others=3)[7].endswith("; busy with 3 other processes")
 
 
 @pytest.mark.slow

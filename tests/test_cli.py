@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from launch.slurm.queue import Tracker
 from parallelbench import cli
-from parallelbench.errors import no_permission
+from parallelbench.errors import count_of, no_permission
 from parallelbench.store.folder import RunFolder
 from tests.analysis.factory import Fake, begin, config, failed, published
 from tests.helpers import TINY
@@ -89,7 +89,7 @@ BAD: list[tuple[list[str], list[str]]] = [
     (["measure.parity=perhaps"], ["measure.parity='perhaps'", "`bool`"]),
     (
         ["strategy=ddp", "devices=1000"],
-        ["devices=1000", f"has {CORES} core(s)", f"choose devices={CORES} or fewer"],
+        ["devices=1000", f"has {count_of(CORES, 'core')}", f"choose devices={CORES} or fewer"],
     ),
     (["cores_per_device=1000"], ["cores_per_device=1000", f"choose cores_per_device={CORES} or fewer"]),
     (["device=cuda"], ["device=cuda, but this machine shows no CUDA device"]),

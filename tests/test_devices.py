@@ -67,7 +67,7 @@ def test_gpus_that_others_compute_on_are_named(tmp_path: Path, monkeypatch: pyte
     assert [gpu.other_processes for gpu in found] == [0, 3]
     assert caveats(machine(*found), "cuda", 1) == []
     assert caveats(machine(*found), "cuda", 2) == [
-        "3 other process(es) used GPU 1 (Imaginary GPU) when this run started: they may have slowed it down; "
+        "3 other processes used GPU 1 (Imaginary GPU) when this run started and may have slowed it down; "
         "hide it with CUDA_VISIBLE_DEVICES, or ask for a node of your own"
     ]
 
@@ -76,7 +76,7 @@ def test_on_a_shared_node_load_is_held_against_all_its_cores(monkeypatch: pytest
     monkeypatch.setattr(devices, "others_running", lambda: 20)
     assert caveats(machine(cores=4, node_cores=64), "cpu", 4) == [], "others may run on the 60 cores that are not ours"
     (caveat,) = caveats(machine(cores=4, node_cores=22), "cpu", 4)
-    assert caveat.startswith("20 other process(es) kept the machine's 22 core(s) busy")
+    assert caveat.startswith("20 other processes kept the machine's 22 cores busy")
     assert caveats(machine(cores=4, node_cores=0), "cpu", 4), "where nobody knows of more cores, these are all"
 
 
@@ -141,7 +141,7 @@ BAD = {
         2,
         "GPUs of several types (Imaginary GPU, Slower-GPU) would train together",
     ),
-    "fewer than the site says": ("device GPU-a\n", 4, "devices=4, but this machine has 1 CUDA device(s): choose"),
+    "fewer than the site says": ("device GPU-a\n", 4, "devices=4, but this machine has 1 CUDA device: choose"),
 }
 """What a GPU node may be like, for how many devices → what the user is told."""
 
@@ -157,7 +157,7 @@ def test_slices_of_a_gpu_are_one_device(tmp_path: Path) -> None:
     found = gpus_of(tmp_path, "device GPU-a mig\n", CUDA_VISIBLE_DEVICES="MIG-a,MIG-b")
     assert [(gpu.uuid, gpu.is_sliced) for gpu in found] == [("MIG-a", True)]
     assert not machine(*found).require(devices=1, device_type="cuda", cores_per_device=1, oversubscribe=False)
-    assert "devices=2, but this machine has 1 CUDA device(s)" in refusal(*found, count=2)
+    assert "devices=2, but this machine has 1 CUDA device" in refusal(*found, count=2)
 
 
 @pytest.mark.parametrize("profile", ["mode 0\nprocesses 2", "mode 3\nprocesses 0", "mode 3", "peers 5", "mode !3"])

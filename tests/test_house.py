@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import defaultdict
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
@@ -158,7 +159,36 @@ def test_lines_of_the_documentation_fit_a_screen(page: Path) -> None:
     assert not long, "\n".join(long)
 
 
+BRACKETED_PLURAL = re.compile(r"(?:^|\S)\((?:s|es)\)")
+"""As in "1 run" + "(s)", also at the start of what follows a value in an f-string; "(s)" after a space is a unit."""
+
+
+def bracketed_plurals(text: str) -> list[str]:
+    """Words of both numbers at once."""
+    return [line.strip() for line in text.splitlines() if BRACKETED_PLURAL.search(line)]
+
+
+@pytest.mark.parametrize("module", SOURCES)
+def test_messages_count_in_words_that_fit_the_number(module: str) -> None:
+    texts = (node.value for node in ast.walk(tree(module)) if isinstance(node, ast.Constant))
+    found = [line for text in texts if isinstance(text, str) for line in bracketed_plurals(text)]
+    assert not found, f"write count_of(number, noun) of parallelbench.errors: {found}"
+
+
+PAGES = [*(ROOT / "docs").glob("*.md"), *ROOT.glob("*.md"), *(ROOT / "conf").rglob("*.yaml")]
+
+
+@pytest.mark.parametrize("page", sorted(PAGES), ids=lambda page: page.name)
+def test_pages_and_choices_count_in_words_that_fit_the_number(page: Path) -> None:
+    assert not bracketed_plurals(page.read_text())
+
+
 def test_the_checks_find_what_they_look_for() -> None:
+    assert bracketed_plurals("1 run(s)\n(s) after a value\n2 process(es)\nTime (s)") == [
+        "1 run(s)",
+        "(s) after a value",
+        "2 process(es)",
+    ]
     assert occurring_twice([("a.py", "one.a"), ("b.py", "one.b"), ("a.py", "two.a")]) == ["a.py: one.a, two.a"]
     with pytest.raises(CycleError):
         TopologicalSorter({"a": {"b"}, "b": {"a"}}).prepare()

@@ -9,7 +9,7 @@ import numpy as np
 
 from analysis.advisor.links import Group, Links, all_reduce_s, gather_s, send_s
 from analysis.advisor.machine_figures import Known, MachineFigures, RateCurve, Sharding, TierFigures
-from parallelbench.errors import ConfigError
+from parallelbench.errors import ConfigError, count_of
 from parallelbench.store.calibration_table import read_calibration
 
 if TYPE_CHECKING:
@@ -76,8 +76,8 @@ def _notes(facts: Mapping[str, Any], rows: Sequence[Row]) -> Iterator[str]:
         yield "what sharding a layer costs was not measured: fsdp may take longer than is said; calibrate again"
     if others := facts["others_running"]:
         yield (
-            f"{others} other process(es) kept the machine busy when the calibration began: latencies above all are too "
-            "long; calibrate again when the machine is free"
+            f"{count_of(others, 'other process', 'other processes')} kept the machine busy when the calibration began: "
+            "latencies above all are too long; calibrate again when the machine is free"
         )
 
 

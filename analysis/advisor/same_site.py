@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from parallelbench.errors import ConfigError
+from parallelbench.errors import ConfigError, count_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,4 +51,4 @@ def _contradictions(figures: MachineFigures, site: Site, device: str, *, whole_n
             yield f"has {expected:g} GiB on each device, not {found:.3g}"
     node = devices_of_node(site)
     if figures.devices_per_node > node or (whole_nodes and figures.devices_per_node != node):
-        yield f"has {node} devices per node, not {figures.devices_per_node}"
+        yield f"has {count_of(node, 'device')} per node, not {figures.devices_per_node}"

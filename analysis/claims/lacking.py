@@ -33,7 +33,7 @@ def missing(runs: Runs, claim: Claim) -> str:
 def _disturbed(runs: Runs, claim: Claim) -> str:
     resting = resting_on_disturbed(runs).get(claim.metric, frozenset())
     count = usable(runs, claim).filter(pl.col("run_id").is_in(list(resting))).height
-    return f"; others disturbed what {claim.metric} rests on in {count} runs" if count else ""
+    return f"; others disturbed what {claim.metric} rests on in {text.number_of_runs(count)}" if count else ""
 
 
 def _sweeps(claim: Claim) -> str:
@@ -45,4 +45,5 @@ def _excluded(runs: Runs, claim: Claim) -> str:
     exclusions = gone["exclusion"].drop_nulls().unique(maintain_order=True)
     if claim.metric in UNTIMED or exclusions.is_empty():
         return ""
-    return f" ({gone.height} runs don't count: {text.listed(exclusions.to_list())})"
+    verb = "doesn't" if gone.height == 1 else "don't"
+    return f" ({text.number_of_runs(gone.height)} {verb} count: {text.listed(exclusions.to_list())})"

@@ -11,6 +11,7 @@ from analysis import latex
 from analysis.claims import judge_all
 from analysis.claims.decision import VERDICTS
 from analysis.claims.table import effect_of, lines, nothing, told
+from parallelbench.errors import count_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -79,7 +80,7 @@ def summed_up(judgements: Sequence[Judgement]) -> str:
     counts = ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in VERDICTS) if verdicts else "none decided"
     elsewhere = len(rows) - len(verdicts)
     rest = len(judgements) - len(rows)
-    words = [f"Of {len(judgements)} claims: {counts}"]
+    words = [f"Of {count_of(len(judgements), 'claim')}: {counts}"]
     words += [f"{elsewhere} measured elsewhere only, on runs that are not the publications'"] if elsewhere else []
     words += [f"{rest} not measured"] if rest else []
     return "; ".join(words) + "."

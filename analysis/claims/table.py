@@ -84,7 +84,8 @@ def nothing(judgements: Sequence[Judgement]) -> str:
     most = max((len(case.effects) for case in others), default=0)
     few = f", and those that are like one have {most} of {ENOUGH_REPEATS} repeats" if others else ""
     twins = dict.fromkeys(twin for judgement in judgements for twin in _twins(judgement.claim))
-    of = f"{len(judgements)} claims: none is decided, as no comparison of these runs is a publication's own{few}. "
+    claims = count_of(len(judgements), "claim")
+    of = f"{claims}: none is decided, as no comparison of these runs is a publication's own{few}. "
     tries = [f"parallelbench submit sweep={name}" for name in twins]
     where = f"On any two cores `{tries[0]}` tries some of them" if tries else "`parallelbench claims DIR NAME` says why"
     return f"{of}{where}{f', as do {text.listed(list(twins)[1:], most=9)}' if len(tries) > 1 else ''}."

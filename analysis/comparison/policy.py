@@ -11,7 +11,7 @@ import polars as pl
 
 from analysis.comparison.work import Differences, plain
 from analysis.stats import FEWEST_REPEATS
-from parallelbench.errors import ConfigError
+from parallelbench.errors import ConfigError, count_of
 from parallelbench.store import environment_match
 
 if TYPE_CHECKING:
@@ -253,7 +253,7 @@ _OTHER_CORES = (
 
 def _scaling(issue: Issue) -> tuple[float, float, str, str]:
     """The speed-up, its limit, and the fewer and the more devices in words."""
-    devices = [f"{number} device{'' if number == 1 else 's'}" for number in issue.differences["devices"]]
+    devices = [count_of(number, "device") for number in issue.differences["devices"]]
     return (*issue.differences["speed-up"], devices[0], devices[1])
 
 

@@ -17,7 +17,7 @@ import msgspec
 from launch.attempt.command import CALIBRATION, Rendezvous, calibration_arguments, command_line, environment
 from launch.slurm import scheduler
 from launch.slurm.node_bandwidth import met, shared, short_job
-from parallelbench.errors import ConfigError
+from parallelbench.errors import ConfigError, count_of
 from parallelbench.spec.mapping import from_mapping
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def calibrate(prepared: Prepared, path: Path) -> None:
     with tempfile.TemporaryDirectory(prefix=".calibration-", dir=shared(run)) as folder:
         # All nodes see this folder; the place of the table, they may not.
         table = Path(folder) / "table.parquet"
-        print(f"waiting for {run.nodes} node(s) of the cluster; Ctrl-C gives up", file=sys.stderr, flush=True)
+        print(f"waiting for {count_of(run.nodes, 'node')} of the cluster; Ctrl-C gives up", file=sys.stderr, flush=True)
         text = scheduler.tell(command(prepared, Path(folder), table), waits=True)
         if not table.exists():
             raise ConfigError(f"the calibration wrote no table: {text.strip()[-300:]}")

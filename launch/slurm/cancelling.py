@@ -31,10 +31,10 @@ def cancel_sweeps(sweeps: Sequence[Path], console: Console) -> None:
             scheduler.tell(["scancel", *sorted({job.whole for job in (*jobs, *to_report)}, key=int)])
     jobless = sum(submission.job is None for tracker in trackers.values() for submission in tracker.submissions)
     also = " and the job that writes the report" if to_report else ""
-    console.print(f"{len(jobs)} job(s){also} cancelled; submitting again starts the missing runs{next_time}")
+    console.print(f"{count_of(len(jobs), 'job')}{also} cancelled; submitting again starts the missing runs{next_time}")
     if jobless:
         console.print(
-            f"it is not known yet whether Slurm has {jobless} more array(s): cancel again in a minute",
+            f"it is not known yet whether Slurm has {count_of(jobless, 'more array')}: cancel again in a minute",
             highlight=False,
         )
 

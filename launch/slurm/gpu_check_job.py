@@ -20,7 +20,7 @@ from launch.slurm.shape import asks_for_gpus, slurm
 from launch.slurm.site_flags import as_words, site_flags
 from launch.sweep import one_run
 from launch.sweep.extension import extension
-from parallelbench.errors import ConfigError
+from parallelbench.errors import ConfigError, count_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,7 +53,8 @@ def main(arguments: Sequence[str]) -> int:
         # What has passed is kept beside this folder, which all nodes must see.
         with tempfile.TemporaryDirectory(prefix=".gpu-check-", dir=results) as folder:
             words = command(run, Path(folder), options)
-            print(f"waiting for {run.nodes} node(s) of the cluster; Ctrl-C gives up", file=sys.stderr, flush=True)
+            nodes_of_run = count_of(run.nodes, "node")
+            print(f"waiting for {nodes_of_run} of the cluster; Ctrl-C gives up", file=sys.stderr, flush=True)
             return subprocess.run(words, stdin=subprocess.DEVNULL).returncode
     except ConfigError as error:
         print(f"gpu-check: {error}", file=sys.stderr)

@@ -12,6 +12,7 @@ from launch.slurm import scheduler
 from launch.slurm.partitions import minutes
 from launch.slurm.scheduler import SchedulerError
 from launch.slurm.shape import slurm
+from parallelbench.errors import count_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -123,7 +124,7 @@ class Allowed:
             if key == "MaxSubmit" and count + self.queued > limit.value:
                 there = f" and {self.queued} are queued already" if self.queued else ""
                 yield (
-                    f"the {limit.source} allows {limit.value} jobs in the queue, these are {count}{there}: "
+                    f"the {limit.source} allows {count_of(limit.value, 'job')} in the queue, these are {count}{there}: "
                     "submit the rest later"
                 )
 
@@ -155,9 +156,10 @@ class Allowed:
             return f"this user has no default account: set site.account to one of {', '.join(names)}"
         if account not in names:
             return f"site.account={account} is no account of this user: choose one of {', '.join(names)}"
-        partitions = ", ".join(each.partition for each in self.associations if each.account == account)
+        own = [each.partition for each in self.associations if each.account == account]
+        partitions = f"{'partition' if len(own) == 1 else 'partitions'} {', '.join(own)}"
         partition = site.partition or f"{self.default_partition}, the default"
-        return f"the account {account} is for the partition(s) {partitions}, not for {partition}: set site.partition"
+        return f"the account {account} is for the {partitions}, not for {partition}: set site.partition"
 
     def _limits(self, site: Site) -> Limits:
         """A QOS overrides the account, limit by limit (Slurm's resource_limits page, on their hierarchy)."""
@@ -286,8 +288,8 @@ def _shown(item: tuple[str, Limit]) -> str:
     unit = _unit(name)
     texts = {
         "MaxWall": f"{limit.value} min a job",
-        "MaxJobs": f"{limit.value} jobs run at once",
-        "MaxSubmit": f"{limit.value} jobs in the queue",
+        "MaxJobs": f"{count_of(limit.value, 'job')} at once",
+        "MaxSubmit": f"{count_of(limit.value, 'job')} in the queue",
         "MaxTRES": f"{limit.value} {unit} a job",
         "MaxTRESPU": f"{limit.value} {unit} a user",
         "GrpTRES": f"{limit.value} {unit} in all",

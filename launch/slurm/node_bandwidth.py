@@ -17,7 +17,7 @@ import msgspec
 from launch.slurm import container, rendezvous, scheduler
 from launch.slurm.shape import shape_of, slurm
 from launch.slurm.site_flags import as_words, site_flags
-from parallelbench.errors import ConfigError
+from parallelbench.errors import ConfigError, count_of
 from parallelbench.spec.plugin import plugin_of
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def _measured(run: RunConfig, device_type: str) -> list[dict[str, float]]:
     if not scheduler.available():
         raise ConfigError("there is no Slurm here: run `parallelbench doctor --bandwidth` on the login node")
     with tempfile.TemporaryDirectory(prefix=".bandwidth-", dir=shared(run)) as folder:
-        print(f"waiting for {run.nodes} node(s) of the cluster; Ctrl-C gives up", file=sys.stderr, flush=True)
+        print(f"waiting for {count_of(run.nodes, 'node')} of the cluster; Ctrl-C gives up", file=sys.stderr, flush=True)
         text = scheduler.tell(command(run, device_type, Path(folder)), waits=True)
     lines = [line for line in text.splitlines() if line.startswith("[{")]
     if not lines:

@@ -14,6 +14,7 @@ from launch.slurm.queue import Tracker, track
 from launch.slurm.scheduler import SchedulerError
 from launch.slurm.submit import batch_script, not_submitted
 from launch.slurm.turns import in_turns
+from parallelbench.errors import count_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -84,5 +85,5 @@ def _lengths(turns: Sequence[int], longest: int | None) -> list[int]:
 def _arrays(lengths: Sequence[int]) -> str:
     """How many jobs, in which arrays."""
     if len(lengths) == 1:
-        return f"{lengths[0]} job(s)"
-    return f"{sum(lengths)} job(s) in arrays of {', '.join(map(str, lengths))} (the first is shown)"
+        return count_of(lengths[0], "job")
+    return f"{count_of(sum(lengths), 'job')} in arrays of {', '.join(map(str, lengths))} (the first is shown)"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from launch.slurm.site_flags import site_flags
-from parallelbench.errors import ConfigError
+from parallelbench.errors import ConfigError, count_of
 from parallelbench.spec.launchers import SlurmLauncher
 
 if TYPE_CHECKING:
@@ -48,9 +48,9 @@ class Shape:
         return self.nodes * self.devices_per_node
 
     def __str__(self) -> str:
-        gpus = f", {self.gpus_per_node} GPU(s)" if self.gpus_per_node else ""
+        gpus = f", {count_of(self.gpus_per_node, 'GPU')}" if self.gpus_per_node else ""
         memory = f"{self.memory_mib_per_node / 1024:g} GiB"
-        return f"{self.nodes} node(s) with {self.cpus_per_node} core(s), {memory}{gpus} each"
+        return f"{count_of(self.nodes, 'node')} with {count_of(self.cpus_per_node, 'core')}, {memory}{gpus} each"
 
 
 def slurm(run: RunConfig) -> SlurmLauncher:

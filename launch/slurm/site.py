@@ -12,6 +12,7 @@ from launch.slurm.limits import allowed
 from launch.slurm.partitions import partitions
 from launch.slurm.scheduler import SchedulerError
 from launch.slurm.shape import slurm
+from parallelbench.errors import count_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -32,7 +33,8 @@ def refusals(batch: JobGroup, offered: Sequence[Partition]) -> list[str]:
         return [f"site.partition={site.partition} is no partition of this cluster: {names}"]
     named = hosts(site.nodelist)
     if foreign := named - frozenset().union(*(kind.names for kind in kinds)):
-        return [f"site.nodelist={site.nodelist}: {', '.join(sorted(foreign))} belong(s) not to {kinds[0].name}"]
+        verb = "does" if len(foreign) == 1 else "do"
+        return [f"site.nodelist={site.nodelist}: {', '.join(sorted(foreign))} {verb} not belong to {kinds[0].name}"]
     if len(named) > batch.shape.nodes:
         return [
             f"site.nodelist={site.nodelist} are {len(named)} nodes, all of which every job gets, but these jobs have "
@@ -56,7 +58,10 @@ def warnings(batch: JobGroup, offered: Sequence[Partition]) -> list[str]:
     out, nodes = (sum(getattr(kind, key) for kind in suiting) for key in ("out", "nodes"))
     if not nodes - out < batch.shape.nodes <= nodes:
         return []
-    return [f"{out} of {nodes} node(s) of {suiting[0].name} are down or drained: jobs wait until enough are up"]
+    are = "is" if out == 1 else "are"
+    return [
+        f"{out} of {count_of(nodes, 'node')} of {suiting[0].name} {are} down or drained: jobs wait until enough are up"
+    ]
 
 
 def _wanted(batch: JobGroup, offered: Sequence[Partition]) -> list[Partition]:
@@ -75,9 +80,9 @@ def _too_few(batch: JobGroup, kinds: Sequence[Partition]) -> Iterator[str]:
     nodes = sum(kind.nodes for kind in kinds)
     left = nodes - len(frozenset().union(*(kind.names for kind in kinds)) & hosts(exclude))
     if wanted > nodes:
-        yield f"{wanted} nodes, but {kinds[0].name} has {nodes} that suit"
+        yield f"{count_of(wanted, 'node')}, but {kinds[0].name} has {nodes} that suit"
     elif wanted > left:
-        yield f"{wanted} nodes, but site.exclude={exclude} leaves {left} of {kinds[0].name}"
+        yield f"{count_of(wanted, 'node')}, but site.exclude={exclude} leaves {left} of {kinds[0].name}"
 
 
 def _of_each_node(batch: JobGroup, kind: Partition) -> Iterator[str]:
@@ -89,7 +94,7 @@ def _of_each_node(batch: JobGroup, kind: Partition) -> Iterator[str]:
     if kind.limit_min is not None and limit > kind.limit_min:
         yield f"launcher.time_limit_min={limit}, but {kind.name} allows {kind.limit_min}"
     if shape.cpus_per_node > kind.cpus_per_node:
-        yield f"{shape.cpus_per_node} cores of a node, but those of {kind.name} have {kind.cpus_per_node}"
+        yield f"{count_of(shape.cpus_per_node, 'core')} of a node, but those of {kind.name} have {kind.cpus_per_node}"
     if shape.memory_mib_per_node > kind.memory_mib:
         yield (
             f"{shape.memory_mib_per_node / 1024:g} GiB of a node, but those of {kind.name} have "
@@ -97,7 +102,8 @@ def _of_each_node(batch: JobGroup, kind: Partition) -> Iterator[str]:
         )
     gpus = gpus_in(kind.gres, run.site.gpu_type)
     if shape.gpus_per_node > gpus:
-        yield f"{shape.gpus_per_node} GPUs of a node, but those of {kind.name} have {gpus} ({kind.gres or 'none'})"
+        needed = count_of(shape.gpus_per_node, "GPU")
+        yield f"{needed} of a node, but those of {kind.name} have {gpus} ({kind.gres or 'none'})"
 
 
 def whole_nodes(batch: JobGroup, offered: Sequence[Partition]) -> JobGroup:
@@ -132,7 +138,8 @@ def findings() -> Iterator[tuple[str, str]]:
         out = f" ({kind.out} down or drained)" if kind.out else ""
         yield (
             f"partition {kind.name}{mark}",
-            f"{kind.nodes} node(s){out} with {kind.cpus_per_node} cores, {kind.memory_mib / 1024:.0f} GiB, "
+            f"{count_of(kind.nodes, 'node')}{out} with {count_of(kind.cpus_per_node, 'core')}, "
+            f"{kind.memory_mib / 1024:.0f} GiB, "
             f"{kind.gres or 'no GPUs'}, {limit}{'' if kind.state == 'up' else f', {kind.state.upper()}'}"
             + (f", features {kind.features}" if kind.features else ""),
         )

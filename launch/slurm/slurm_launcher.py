@@ -137,7 +137,7 @@ class OnSlurm(Launcher):
         for devices in dict.fromkeys((1, run.site.devices_per_node)):
             whole = [f"devices={devices}", f"batch_size={devices}", f"strategy={'ddp' if devices > 1 else 'single'}"]
             planned = one_run(["launcher=slurm", "data=synthetic", *overrides, *whole], extension)
-            yield f"site={run.site.name}, {devices} device(s)", plan_report.verdict(prepare_for_site(planned))
+            yield f"site={run.site.name}, {count_of(devices, 'device')}", plan_report.verdict(prepare_for_site(planned))
 
     def bandwidth(self, overrides: Sequence[str], extension: Extension) -> Iterable[tuple[str, str]]:
         """All-reduces between nodes, in a short job."""

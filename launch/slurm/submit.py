@@ -27,7 +27,7 @@ from launch.slurm.shape import batch_parameters, charged_devices, shape_of, slur
 from launch.slurm.turns import in_turns
 from launch.slurm.variables import refuse_contradictions
 from launch.states import states_of
-from parallelbench.errors import ConfigError, StorageError
+from parallelbench.errors import ConfigError, StorageError, count_of
 from parallelbench.spec.plugin import plugin_of
 from parallelbench.store.durable import storage_errors
 
@@ -95,7 +95,7 @@ def submit(prepared: Sequence[Prepared], options: SubmitOptions, say: Callable[[
         for turn in in_turns(groups):
             for submission in _submit_turn(sweep, turn, longest):
                 submissions.append(submission)
-                say(f"job {submission.job}: {len(submission.tasks)} task(s), each {turn.group.shape}")
+                say(f"job {submission.job}: {count_of(len(submission.tasks), 'task')}, each {turn.group.shape}")
     return submissions
 
 
@@ -120,7 +120,7 @@ def not_submitted(statuses: Sequence[JobStatus], retry: frozenset[str]) -> str:
     failed = sorted({status.label for status in rest if status.state.unsuccessful and not status.live})
     again = f" (--retry {','.join(failed)} tries again)" if failed else ""
     needed = sorted({f"; {status.reason}" for status in rest if status.needs})
-    return f"not submitted: {counts}{again}; {len(statuses) - len(rest)} run(s) to submit{''.join(needed)}"
+    return f"not submitted: {counts}{again}; {count_of(len(statuses) - len(rest), 'run')} to submit{''.join(needed)}"
 
 
 def _check_budget(groups: Sequence[JobGroup], most: float | None) -> None:
@@ -146,7 +146,8 @@ def _submit_turn(sweep: Path, turn: Turn, longest: int) -> Iterator[Submission]:
             if error.why is not NoJob.LOST:
                 intents.take_back()
             if size == 1 or error.why is not NoJob.LIMIT:
-                text = f"{error} ({turn.before + done} of {turn.whole} task(s) of this shape are submitted)"
+                whole = count_of(turn.whole, "task")
+                text = f"{error} ({turn.before + done} of {whole} of this shape submitted)"
                 raise SchedulerError(text) from None
             size = (min(size, len(chunk)) + 1) // 2
         else:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from launch.launcher import launcher_of
-from parallelbench.errors import ConfigError, one_line
+from parallelbench.errors import ConfigError, count_of, one_line
 from parallelbench.rank.tuning import Findings, Patch, patched
 from parallelbench.spec.check import check_run
 from parallelbench.spec.identity import canonical_json, run_id
@@ -102,9 +102,9 @@ def known(plan: Sequence[PlannedRun]) -> list[PlannedRun]:
     """The plan with earlier choices; raises `ConfigError` where there is none, because login nodes don't train."""
     if waiting := untried(plan):
         raise ConfigError(
-            f"tune=true with launcher={plan[0].run.launcher.name}: for {waiting} run(s) nothing has been tried on one "
-            "of the cluster's nodes yet. Run `parallelbench tune` with the same overrides in a job with one device "
-            "(srun …), then submit again"
+            f"tune=true with launcher={plan[0].run.launcher.name}: for {count_of(waiting, 'run')} nothing has been "
+            "tried on one of the cluster's nodes yet. Run `parallelbench tune` with the same overrides in a job with "
+            "one device (srun …), then submit again"
         )
     return tuned(plan, None, lambda _: None)
 
@@ -123,7 +123,7 @@ def summary_line(choice: Choice) -> str:
         if choice.findings.left
         else ""
     )
-    tried = f"{len(trials)} trial{'' if len(trials) == 1 else 's'} in {choice.took_s:.0f} s{left}"
+    tried = f"{count_of(len(trials), 'trial')} in {choice.took_s:.0f} s{left}"
     return f"tuned for {choice.work} on {choice.device_type}: {settings}{gain} ({tried})"
 
 

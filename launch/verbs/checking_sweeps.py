@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from launch.verbs.console import console, say
 from launch.verbs.listing import listing
-from parallelbench.errors import ConfigError
+from parallelbench.errors import ConfigError, count_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -44,8 +44,8 @@ def check_sweeps(words: Sequence[str], known: Sequence[str], *, fit_up_to: int |
     for line in summary["refused"]:
         say(f"not predicted: {line}")
     say(
-        f"Fitted to {summary['fitted_rows']} configurations; {summary['excluded_runs']} runs don't count, by the rules "
-        "of all comparisons."
+        f"Fitted to {count_of(summary['fitted_rows'], 'configuration')}; "
+        f"{count_of(summary['excluded_runs'], 'run')} left out, by the rules of all comparisons."
     )
     if knowledge.figures is not None:
         for note in knowledge.figures.notes:

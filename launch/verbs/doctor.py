@@ -14,7 +14,7 @@ import psutil
 from launch.launcher import all_launchers
 from launch.sweep import one_run
 from launch.sweep.compose import NOTHING, group_choices
-from parallelbench.errors import ConfigError
+from parallelbench.errors import ConfigError, count_of
 from parallelbench.frameworks.installed import look, python_of
 from parallelbench.preprocess.engine_environments import engine_states
 from parallelbench.spec.launchers import prepare_line
@@ -65,7 +65,7 @@ def findings(overrides: Sequence[str] = (), extension: Extension = NOTHING) -> I
 
 
 def _cores(machine: Machine) -> str:
-    cores = f"{len(machine.cores)} core(s) usable of {os.cpu_count()}"
+    cores = f"{count_of(len(machine.cores), 'core')} usable of {os.cpu_count()}"
     if machine.physical_cores < len(machine.cores):
         cores += f", on {machine.physical_cores} physical ones: two threads of one core are not two devices"
     return cores

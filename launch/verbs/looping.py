@@ -10,7 +10,7 @@ from launch.launcher import launcher_of
 from launch.sweep.extension import extension as extension_of
 from launch.verbs.console import console, say
 from launch.verbs.listing import listing
-from parallelbench.errors import ConfigError
+from parallelbench.errors import ConfigError, count_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -80,7 +80,8 @@ def _measured(
     if proposal["file"] is None:
         say(f"round {number}: nothing is left to measure here")
         return None
-    say(f"round {number}: {len(proposal['runs'])} configuration(s), {proposal['device_hours']:.3g} device-hours")
+    configurations = count_of(len(proposal["runs"]), "configuration")
+    say(f"round {number}: {configurations}, {proposal['device_hours']:.3g} device-hours")
     conf = Path(proposal["file"]).parents[1]
     own = extension_of(str(conf), question.extension.plugin)
     if submit(["sweep=next_runs", *question.overrides], own, retry=None, max_gpu_hours=None, then=None):

@@ -14,7 +14,7 @@ from rich.text import Text
 from launch.launcher import RunStatus
 from launch.sweep.varying import overrides_of, varying
 from launch.verbs.listing import listing
-from parallelbench.errors import duration
+from parallelbench.errors import count_of, duration
 from parallelbench.store.journal import read_entries
 from parallelbench.store.named_folder import is_configuration_of_run
 
@@ -95,7 +95,7 @@ def rendered(view: Overview, *, every: bool = False) -> Group:
     for label in sorted(many, key=_rank):
         reason = _most_common_reason(status for status in view.runs.values() if status.label == label)
         blank = ("–",) * (1 + bool(apart) + with_jobs)
-        rows.append((f"{counts[label]} runs", *blank, styled(label), escape(reason)))
+        rows.append((count_of(counts[label], "run"), *blank, styled(label), escape(reason)))
     if many:
         lines.append("--all lists every run")
     return Group(*(Text(line) for line in lines), listing(columns, rows))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from launch.sweep.sources import recorded
+from parallelbench.errors import count_of
 from parallelbench.spec.plugin import training_plugin
 from parallelbench.store.folder import RunFolder
 
@@ -31,7 +32,8 @@ def _of_sweep(sweep: Path, runs: Sequence[RunConfig], *, same: bool) -> Iterator
     first = runs[0]
     former, now = first.plugin_sources or _UNRECORDED, first.same_plugin
     if now:
-        yield f"--same-plugin: {len(runs)} run(s) count as those of {former}, though the sources are {now} now"
+        count = "counts as one" if len(runs) == 1 else "count as those"
+        yield f"--same-plugin: {count_of(len(runs), 'run')} {count} of {former}, though the sources are {now} now"
     elif same:
         yield f"--same-plugin changes nothing: the latest runs in {sweep} are of the same sources, or there are none"
     elif missing := sum(not RunFolder.of(run).path.exists() for run in runs):
@@ -39,8 +41,9 @@ def _of_sweep(sweep: Path, runs: Sequence[RunConfig], *, same: bool) -> Iterator
         other = recorded(sweep, package)
         if other not in (None, former):
             yield (
-                f"{missing} run(s) are new, since {package} has changed: it is {former} now, and earlier runs in "
-                f"{sweep} are of {other or _UNRECORDED} (--same-plugin goes on with those, if no number has changed)"
+                f"{count_of(missing, 'run')} {'is' if missing == 1 else 'are'} new, since {package} has changed: it is "
+                f"{former} now, and earlier runs in {sweep} are of {other or _UNRECORDED} (--same-plugin goes "
+                "on with those, if no number has changed)"
             )
 
 

@@ -25,7 +25,7 @@ from launch.verbs.estimate import estimate
 from launch.verbs.helping import explain
 from launch.verbs.listing import listing
 from launch.verbs.own_sources import notes_on_sources
-from parallelbench.errors import ConfigError
+from parallelbench.errors import ConfigError, count_of
 from parallelbench.spec.identity import run_id, slug
 from parallelbench.spec.launchers import expanded
 from parallelbench.spec.mapping import whole_mapping
@@ -152,7 +152,7 @@ def _reasons(checked: Sequence[Prepared | ConfigError]) -> Counter[str]:
 def _remarks(checked: Sequence[Prepared | ConfigError]) -> Iterator[str]:
     """Notes about several rows of the table."""
     for number, (reason, count) in enumerate(_reasons(checked).items(), start=1):
-        yield f"({number}) [red]refused[/], {count} run{'' if count == 1 else 's'}: {escape(reason)}"
+        yield f"({number}) [red]refused[/], {count_of(count, 'run')}: {escape(reason)}"
     if any(not isinstance(item, ConfigError) and item.oversubscribed for item in checked):
         yield "oversubscribed: more devices than cores; such runs are marked and enter no timing figure"
 

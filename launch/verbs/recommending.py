@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launch.verbs.asking import asked
-from parallelbench.errors import ConfigError, choices
+from parallelbench.errors import ConfigError, choices, count_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -91,7 +91,7 @@ def _measured(knowledge: Knowledge, run: RunConfig, otherwise: MachineFigures) -
     figures = _completed(measured, otherwise)
     if run.site.name != "default":
         figures = replace(figures, devices_per_node=devices_of_node(run.site))
-    where = f"speeds were measured on {measured.accelerator}, {measured.devices_per_node} devices per node"
+    where = f"speeds were measured on {measured.accelerator}, {count_of(measured.devices_per_node, 'device')} per node"
     return figures, [where, *measured.notes]
 
 

@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from parallelbench.data.corpus import TOKENS, OwnText, is_text_name, joined, library_files
 from parallelbench.data.sequences import Sequences
-from parallelbench.errors import ConfigError
+from parallelbench.errors import ConfigError, count_of
 from parallelbench.spec.dataset import Arrays
 
 if TYPE_CHECKING:
@@ -99,8 +99,8 @@ class Text(Sequences, frozen=True, kw_only=True):
         windows = max(0, size_bytes - 1) // self.sequence
         if windows < self.train_samples + self.test_samples:
             raise ConfigError(
-                f"data=text has {size_bytes} bytes, which are {windows} window(s) of data.sequence={self.sequence} and "
-                f"a byte after them, but data.train_samples={self.train_samples} and "
+                f"data=text has {size_bytes} bytes, which are {count_of(windows, 'window')} of "
+                f"data.sequence={self.sequence} and a byte after them, but data.train_samples={self.train_samples} and "
                 f"data.test_samples={self.test_samples} take {self.train_samples + self.test_samples}: choose fewer "
                 "samples, a smaller data.sequence, or more text with data.path"
             )

@@ -20,6 +20,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from parallelbench.errors import count_of
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
@@ -46,7 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from parallelbench.gpu_check.kept_results import default_path
     from parallelbench.gpu_check.on_node import Nodes
 
-    print(f"torch {torch.__version__}, CUDA {torch.version.cuda or 'not built in'}, {torch.cuda.device_count()} GPU(s)")
+    gpus = count_of(torch.cuda.device_count(), "GPU")
+    print(f"torch {torch.__version__}, CUDA {torch.version.cuda or 'not built in'}, {gpus}")
     nodes = Nodes(options.nodes, options.host, options.folder) if options.nodes > 1 else None
     kept = options.folder.parent / "gpu-check.jsonl" if options.folder else default_path(rehearsed=options.rehearse)
     if options.rehearse:
@@ -101,7 +104,8 @@ def carry_out_all(all_checks: Iterable[tuple[str, Check]], setting: str, *, path
     failed = sum(result.state == "failed" for result in results)
     print(f"\n{markdown(setting, results)}\n")
     if failed:
-        print(f"{failed} check(s) failed; the next call repeats only what has not passed (all of it with --fresh)")
+        which = count_of(failed, "check")
+        print(f"{which} failed; the next call repeats only what has not passed (all of it with --fresh)")
         return 1
     if not some:
         kept.forget()

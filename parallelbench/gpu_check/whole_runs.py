@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from parallelbench.errors import count_of
 from parallelbench.gpu_check.check_result import FailedError, SkippedError
 from parallelbench.gpu_check.small_runs import BATCH_SIZE
 from parallelbench.gpu_check.strategies import output_of
@@ -76,7 +77,7 @@ def judge(attempt: Attempt, device_type: str, devices: int, *, phases: bool, bef
         most = max(((row["processes"] or 0) - before.get(row["device_uuid"], 0) for row in of_gpus), default=0)
         lacking |= {
             "memory of the device": not all(row["peak_allocated_bytes"] for row in tables["ranks"]),
-            f"telemetry of {devices} GPU(s)": len(seen) != devices,
+            f"telemetry of {count_of(devices, 'GPU')}": len(seen) != devices,
             f"GPUs to itself: {most} of the run's processes computed on one": most > 1,
         }
     if missing := [what for what, lacks in lacking.items() if lacks]:

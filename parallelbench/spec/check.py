@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from parallelbench.errors import ConfigError, choices, raised_at
+from parallelbench.errors import ConfigError, choices, count_of, raised_at
 from parallelbench.spec.config import own_reference
 from parallelbench.spec.settings import Preprocess
 from parallelbench.spec.task import RECIPES, SELECTING
@@ -121,7 +121,7 @@ def _check_preprocess(run: RunConfig, device_type: str) -> None:
         raise ConfigError(f"preprocess.engine={chosen.engine} needs a recipe: {choices('', RECIPES)}")
     if device_type == "cpu" and chosen.threads > run.cores_per_device:
         raise ConfigError(
-            f"preprocess.threads={chosen.threads}, but a device has {run.cores_per_device} core(s): choose "
+            f"preprocess.threads={chosen.threads}, but a device has {count_of(run.cores_per_device, 'core')}: choose "
             f"cores_per_device={chosen.threads}, or fewer threads"
         )
     if run.epochs == 0 and run.devices > 1:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from parallelbench.errors import ConfigError
+from parallelbench.errors import ConfigError, count_of
 from parallelbench.spec.dataset import Arrays
 
 if TYPE_CHECKING:
@@ -67,7 +67,8 @@ def _check_shape(data: Data) -> None:
     """Refuse shapes that are not of the data's kind."""
     dimensions = {"images": 3, "vectors": 1, "tokens": 1}[data.kind]
     if len(data.shape) != dimensions or min(data.shape) < 1:
-        raise ConfigError(f"shape={data.shape} is none of {data.kind}: it needs {dimensions} number(s) of at least 1")
+        needed = count_of(dimensions, "number")
+        raise ConfigError(f"shape={data.shape} is none of {data.kind}: it needs {needed} of at least 1")
     if data.kind == "images" and data.shape[1] != data.shape[2]:
         _, height, width = data.shape
         raise ConfigError(f"shape={data.shape} declares images of {height}×{width}: pad or crop them to squares")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from parallelbench.errors import ConfigError, choices
+from parallelbench.errors import ConfigError, choices, count_of
 from parallelbench.world import gpus
 from parallelbench.world.gpus import Gpu, require_usable, visible_gpus
 
@@ -51,8 +51,8 @@ class Machine:
         cores = max(self.node_cores, len(self.cores))
         if (others := others_running()) + needed > cores and needed <= len(self.cores):
             caveats.append(
-                f"{others} other process(es) kept the machine's {cores} core(s) busy when this run started: they "
-                "may have slowed it down"
+                f"{count_of(others, 'other process', 'other processes')} kept the machine's {count_of(cores, 'core')} "
+                f"busy when this run started: {'it' if others == 1 else 'they'} may have slowed it down"
             )
         if device_type == "cuda":
             caveats += gpus.caveats(self.gpus[:devices])
@@ -80,7 +80,7 @@ class Machine:
             return False
         if device_type == "cuda":
             raise ConfigError(
-                f"devices={devices}, but this machine has {len(self.gpus)} CUDA device(s): "
+                f"devices={devices}, but this machine has {count_of(len(self.gpus), 'CUDA device')}: "
                 f"choose devices={len(self.gpus)} or fewer"
             )
         if oversubscribe:
@@ -88,8 +88,9 @@ class Machine:
         most = len(self.cores) // cores_per_device
         advice = f"choose devices={most} or fewer" if most else f"choose cores_per_device={len(self.cores)} or fewer"
         raise ConfigError(
-            f"devices={devices} with cores_per_device={cores_per_device}, but this machine has {len(self.cores)} "
-            f"core(s): {advice} (or launcher.oversubscribe=true, which keeps the run out of timing figures)"
+            f"devices={devices} with cores_per_device={cores_per_device}, but this machine has "
+            f"{count_of(len(self.cores), 'core')}: {advice} (or launcher.oversubscribe=true, which keeps the "
+            "run out of timing figures)"
         )
 
 

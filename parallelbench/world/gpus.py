@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
-from parallelbench.errors import ConfigError
+from parallelbench.errors import ConfigError, count_of
 from parallelbench.world.cuda_driver import driver_problem
 
 if TYPE_CHECKING:
@@ -147,8 +147,8 @@ def problems(gpus: Sequence[Gpu]) -> Iterator[str]:
 def caveats(gpus: Sequence[Gpu]) -> list[str]:
     """What may have slowed a run on these GPUs down."""
     found = [
-        f"{gpu.other_processes} other process(es) used GPU {index} ({gpu.name}) when this run started: they may have "
-        "slowed it down; hide it with CUDA_VISIBLE_DEVICES, or ask for a node of your own"
+        f"{count_of(gpu.other_processes, 'other process', 'other processes')} used GPU {index} ({gpu.name}) when this "
+        f"run started and may have slowed it down; hide it with CUDA_VISIBLE_DEVICES, or ask for a node of your own"
         for index, gpu in enumerate(gpus)
         if gpu.other_processes
     ]

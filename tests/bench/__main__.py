@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from launch.attempt.command import MALLOC
+from parallelbench.errors import count_of
 from parallelbench.world.devices import others_running, this_machine
 from tests.bench.page import HEADERS, PAGE, Row, cells, update
 
@@ -52,7 +53,7 @@ def main(parts: list[str]) -> int:
         print(f"[{number}/{len(asked)}] {part} …", end=" ", flush=True)
         start, others = time.perf_counter(), others_running()
         if others:
-            print(f"({others} other process(es) keep this machine busy)", end=" ", flush=True)
+            print(f"(busy with {count_of(others, 'other process', 'other processes')})", end=" ", flush=True)
         os.sched_setaffinity(0, {core})  # a part that measures others on more cores may have taken them
         try:
             figures = import_module(f"tests.bench.{part}").figures()

@@ -8,6 +8,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from parallelbench.errors import count_of
 from parallelbench.world.devices import cpu_name
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def cells(part: str, figure: Figure, *, others: int = 0) -> Row:
     """A row: the part that measured it first; last when, where, and beside how many other busy processes."""
     today = datetime.datetime.now(datetime.UTC).date()
     machine = f"{cpu_name()}, {os.cpu_count()} cores, torch {metadata.version('torch')}"
-    busy = f"; busy with {others} other process(es)" if others else ""
+    busy = f"; busy with {count_of(others, 'other process', 'other processes')}" if others else ""
     row = [part, *figure.cells(), f"{today}, {machine}{busy}"]
     assert not any("|" in cell for cell in row), f"a cell that would split: {row}"
     return row

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from launch.sweep import one_run
+from parallelbench.errors import count_of
 from parallelbench.rank.session import build_model
 from parallelbench.spec.batch import Batch
 from parallelbench.strategies.parts.server_workers import SyncWorker
@@ -46,7 +47,7 @@ def _figures(workers: int) -> list[Figure]:
     ):
         note = f"10.5 MB: {ms[name]}, bound {ms['bound']}{crowded}"
         values = ratios(results, "bound", name)
-        found.append(Figure(f"parameter server, {workers} worker(s), {what}", values, "", 0.85, True, note))
+        found.append(Figure(f"parameter server, {count_of(workers, 'worker')}, {what}", values, "", 0.85, True, note))
     return found
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from analysis.stats import interval
 from launch.sweep import one_run
+from parallelbench.errors import count_of
 from parallelbench.store.journal import Journal
 from parallelbench.telemetry.process import sampling
 from parallelbench.telemetry.sampler import SamplerSettings
@@ -42,8 +43,8 @@ def _figure(name: str, speeds: list[float]) -> Figure:
     """The interval shows what such a machine can tell apart at all."""
     low, high = interval(tuple(speeds)) or (0.0, 0.0)
     note = (
-        f"cnn_small, epochs of 100 steps on one core; of the host and {len(visible_gpus())} GPU(s); {ROUNDS} rounds, "
-        f"95 % interval {low:.4f} – {high:.4f}"
+        f"cnn_small, epochs of 100 steps on one core; of the host and {count_of(len(visible_gpus()), 'GPU')}; "
+        f"{ROUNDS} rounds, 95 % interval {low:.4f} – {high:.4f}"
     )
     return Figure(f"training while sampled at 10 Hz, {name}, ÷ not sampled, speed", speeds, "", 0.995, True, note)
 

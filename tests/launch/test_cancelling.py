@@ -60,7 +60,7 @@ def test_one_run_of_a_sweep_is_cancelled(
     assert cli.main(["cancel", str(sweep / "b")]) == 0
     assert told == [["scancel", "5_1"]], "not the other tasks of its array"
     text = capsys.readouterr().out
-    assert "1 job cancelled; submitting again starts the missing runs: 1 run(s) start over" in text
+    assert "1 job cancelled; submitting again starts the missing runs: 1 run starts over" in text
 
 
 def test_several_runs_take_one_command(
@@ -143,6 +143,6 @@ def test_jobs_end_on_a_full_disk(
     text = io.StringIO()
     OnSlurm().cancel([sweep], Console(file=text, width=200))
     assert told == [["scancel", "5", "6", "11"]]
-    assert "4 job(s) cancelled" in text.getvalue()
+    assert "4 jobs cancelled" in text.getvalue()
     OnSlurm().cancel_runs([RunFolder(sweep / "a")], Console(file=text, width=200))
     assert told[1:] == [["scancel", "5_0"]]

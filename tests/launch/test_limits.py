@@ -64,13 +64,12 @@ def test_only_this_clusters_accounts_count(slurm: FakeSlurm) -> None:
     assert [each.account for each in found.associations] == ["lab", "lab", "grp_b", "cpus"]
     assert dict(found.findings()) == {
         "account lab (default)": "QOS normal, short; 120 min a job; 64 cores a job; 4 GPUs a job; "
-        "9 jobs run at once; 30 jobs in the queue; 3000 cores × min a job",
+        "9 jobs at once; 30 jobs in the queue; 3000 cores × min a job",
         "account lab on preemptible (default)": "QOS normal (default)",
         "account grp_b": "QOS short (default); 500 cores in all; 2 a100 GPUs in all; 4000 cores × min in all",
         "account cpus on cpu": "QOS normal, short",
         "QOS normal": "no limits of its own",
-        "QOS short": "1440 min a job; 2 GPUs a job; 20480 MiB a job; 2 jobs run at once; 6 GPUs a user; "
-        "20 cores a user",
+        "QOS short": "1440 min a job; 2 GPUs a job; 20480 MiB a job; 2 jobs at once; 6 GPUs a user; 20 cores a user",
     }
 
 
@@ -93,8 +92,8 @@ def test_only_this_clusters_accounts_count(slurm: FakeSlurm) -> None:
         (["site.qos=long"], "site.qos=long is not open to the account lab: normal, short"),
         (["site.account=grp_a"], "site.account=grp_a is no account of this user: choose one of cpus, grp_b, lab"),
         (["site.account=far"], "site.account=far is no account of this user"),
-        (["site.account=cpus"], "the account cpus is for the partition(s) cpu, not for normal, the default"),
-        (["site.account=cpus", "site.partition=htc"], "the account cpus is for the partition(s) cpu, not for htc"),
+        (["site.account=cpus"], "the account cpus is for the partition cpu, not for normal, the default"),
+        (["site.account=cpus", "site.partition=htc"], "the account cpus is for the partition cpu, not for htc"),
         (["site.account=cpus", "site.partition=cpu", "launcher.time_limit_min=1441"], None),  # the cluster's normal
         (["site.account=grp_b", "launcher.time_limit_min=1441"], "the QOS short allows 1440"),  # its default
         (["site.account=grp_b", "site.gpu_type=a100", "strategy=ddp", "devices=2"], None),

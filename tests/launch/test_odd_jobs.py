@@ -166,15 +166,15 @@ def test_nodes_that_are_out_make_jobs_wait(tmp_path: Path) -> None:
     (batch,) = job_groups([prepare_for_site(planned) for planned in plan])
     assert warnings(batch, [NORMAL]) == []
     (text,) = warnings(batch, [replace(NORMAL, out=1)])
-    assert text == "1 of 2 node(s) of normal are down or drained: jobs wait until enough are up"
+    assert text == "1 of 2 nodes of normal is down or drained: jobs wait until enough are up"
     assert warnings(batch, [replace(NORMAL, nodes=3, out=1)]) == [], "two are left"
     small = replace(NORMAL, cpus_per_node=1, memory_mib=10)
     assert warnings(batch, [replace(NORMAL, out=2), small]) == [
-        "2 of 2 node(s) of normal are down or drained: jobs wait until enough are up"
+        "2 of 2 nodes of normal are down or drained: jobs wait until enough are up"
     ], "nodes that don't suit are no help"
 
 
 def test_doctor_tells_how_many_nodes_are_out(fake: FakeSlurm) -> None:
     fake.answers["sinfo"] = "normal|normal*|up|infinite|4|8|11000|gpu:a100:4|(null)|1/1/2/4|n[1-4]\n"
     text = dict(findings())["partition normal (default)"]
-    assert text.startswith("4 node(s) (2 down or drained) with 8 cores")
+    assert text.startswith("4 nodes (2 down or drained) with 8 cores")

@@ -210,12 +210,12 @@ def test_an_edited_plugin_is_to_be_measured_and_plan_says_why(me: Path) -> None:
     assert program(me, "submit", *own).returncode == 0
     write(me, CHANGED)
     plan = " ".join(program(me, "plan", *own).stdout.split())
-    assert "1 run(s) are new, since mystrategies has changed: it is mystrategies@" in plan
+    assert "1 run is new, since mystrategies has changed: it is mystrategies@" in plan
     assert "missing" in plan
     notes = json.loads(program(me, "plan", "--json", *own).stdout)["notes"]
-    assert "1 run(s) are new, since mystrategies has changed" in " ".join(notes)
+    assert "1 run is new, since mystrategies has changed" in " ".join(notes)
     same = program(me, "plan", "--same-plugin", *own)
-    assert "--same-plugin: 1 run(s) count as those of mystrategies@" in same.stdout
+    assert "--same-plugin: 1 run counts as one of mystrategies@" in same.stdout
     assert " ok" in same.stdout
     assert "missing" not in same.stdout
     again = program(me, "submit", "--same-plugin", *own)

@@ -70,9 +70,9 @@ def test_outcomes_are_tried_again_where_that_is_asked_for() -> None:
 def test_what_is_not_submitted_is_counted_and_how_to_try_failed_runs_again() -> None:
     queued = JobStatus(MISSING, "17", QueuedJob("17", "PENDING", "None", "", "x"))
     statuses = [JobStatus(DONE), JobStatus(FAILED), JobStatus(KILLED), JobStatus(MISSING), queued]
-    text = "not submitted: 1 done, 1 oom, 1 queued (--retry oom tries again); 2 run(s) to submit"
+    text = "not submitted: 1 done, 1 oom, 1 queued (--retry oom tries again); 2 runs to submit"
     assert not_submitted(statuses, frozenset()) == text
-    assert not_submitted(statuses, frozenset({"oom"})) == "not submitted: 1 done, 1 queued; 3 run(s) to submit"
+    assert not_submitted(statuses, frozenset({"oom"})) == "not submitted: 1 done, 1 queued; 3 runs to submit"
     assert not_submitted([JobStatus(MISSING)], frozenset()) == ""
 
 
@@ -170,9 +170,9 @@ def test_cancel_ends_all_jobs_and_says_how_runs_begin_again(
     OnSlurm().cancel([tmp_path], console)
     assert told == [["scancel", "5", "6"]]
     text = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "3 job(s) cancelled" in text
-    assert "1 run(s) resume after the last saved epoch; 1 run(s) start over because nothing was saved" in text
-    assert "it is not known yet whether Slurm has 1 more array(s)" in text
+    assert "3 jobs cancelled" in text
+    assert "1 run resumes after the last saved epoch; 1 run starts over because nothing was saved" in text
+    assert "it is not known yet whether Slurm has 1 more array" in text
 
 
 def test_all_sweeps_are_asked_about_at_once(tmp_path: Path, fake: FakeSlurm) -> None:

@@ -129,7 +129,7 @@ def test_each_named_partition_must_be_there_and_open(results: Path) -> None:
     assert text == "site.partition=nowhere is no partition of this cluster: normal, short"
     lab = Association("lab", True, "normal", (), "", {})
     (text,) = limits(allowed=Allowed([lab], {})).refusals(group(results, BOTH, "launcher.time_limit_min=30"))
-    assert text == "the account lab is for the partition(s) normal, not for short: set site.partition"
+    assert text == "the account lab is for the partition normal, not for short: set site.partition"
 
 
 def test_the_limits_of_an_account_count_in_each_partition(results: Path) -> None:
@@ -156,12 +156,12 @@ def test_one_of_several_partitions_may_be_down(results: Path) -> None:
     ("overrides", "message"),
     [
         (["site.nodelist=n1"], ""),
-        (["site.nodelist=n1,m1"], "site.nodelist=n1,m1: m1 belong(s) not to normal"),
+        (["site.nodelist=n1,m1"], "site.nodelist=n1,m1: m1 does not belong to normal"),
         (["site.nodelist=n[1-2]"], "site.nodelist=n[1-2] are 2 nodes, all of which every job gets, but these jobs"),
         (["site.nodelist=n[1-2]", "nodes=2", "devices=2", "strategy=ddp"], ""),
         (["site.exclude=n1"], ""),
         (["site.exclude=m[1-2]"], ""),
-        (["site.exclude=n[1-2]"], "1 nodes, but site.exclude=n[1-2] leaves 0 of normal"),
+        (["site.exclude=n[1-2]"], "1 node, but site.exclude=n[1-2] leaves 0 of normal"),
         (["site.exclude=n2", "nodes=2", "devices=2", "strategy=ddp"], "2 nodes, but site.exclude=n2 leaves 1 of"),
     ],
 )
@@ -192,7 +192,7 @@ def test_a_job_may_have_nodes_of_several_kinds(results: Path) -> None:
     assert limits(kinds=racks).refusals(less) == ["4 nodes, but site.exclude=r1n1 leaves 3 of normal"]
     down = [racks[0], replace(racks[1], out=1)]
     assert list(limits(kinds=down).notes(four)) == [
-        "1 of 4 node(s) of normal are down or drained: jobs wait until enough are up"
+        "1 of 4 nodes of normal is down or drained: jobs wait until enough are up"
     ]
     two = group(results, "nodes=2", "devices=2", "strategy=ddp")
     assert list(limits(kinds=down).notes(two)) == []

@@ -187,8 +187,8 @@ def test_the_plan_shows_the_arrays_that_are_submitted(
     prepared = [prepare_for_site(planned) for planned in plan]
     assert show_plan(prepared, [DONE, *[MISSING] * 4], console), "a partition that is down takes jobs"
     text = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "not submitted: 1 done; 4 run(s) to submit" in text
-    assert "4 job(s) in arrays of 2, 2 (the first is shown)" in text
+    assert "not submitted: 1 done; 4 runs to submit" in text
+    assert "4 jobs in arrays of 2, 2 (the first is shown)" in text
     assert "#SBATCH --array=0-1%2" in text
     assert "note: the partition normal is down" in text
     assert "at most 12.00 GPU-hours in all" in text
@@ -218,13 +218,13 @@ def test_doctor_holds_a_site_against_the_cluster(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(cluster_limits, "partitions", lambda **_: [kind(cpus_per_node=64, memory_mib=500_000)])
     monkeypatch.setattr(scheduler, "configuration", lambda **_: {"MaxArraySize": "1000"})
     found = dict(OnSlurm().site_findings(["site=mine", f"results={tmp_path}"], Extension(tmp_path)))
-    assert found["site=mine, 1 device(s)"].endswith("1 GPU(s) each: the cluster takes it")
-    assert "8 GPUs of a node, but those of normal have 4" in found["site=mine, 8 device(s)"]
+    assert found["site=mine, 1 device"].endswith("1 GPU each: the cluster takes it")
+    assert "8 GPUs of a node, but those of normal have 4" in found["site=mine, 8 devices"]
     monkeypatch.setattr(doctor, "all_launchers", lambda _: [OnSlurm()])
     monkeypatch.setattr(OnSlurm, "findings", lambda _: [])
     rows = dict(doctor.findings(["site=mine", f"results={tmp_path}"], Extension(tmp_path)))
     assert rows["folder of site.data_dir"].startswith("/data/of/mine on ")
     assert "missing in /data/of/mine" in rows["data=mnist"]
-    assert rows["site=mine, 8 device(s)"] == found["site=mine, 8 device(s)"]
+    assert rows["site=mine, 8 devices"] == found["site=mine, 8 devices"]
     with pytest.raises(ConfigError, match="site=nobodys is no choice"):
         dict(doctor.findings(["site=nobodys"], Extension(tmp_path)))

@@ -86,7 +86,7 @@ def test_a_record_is_withdrawn_unless_the_answer_was_lost(
         fake.asked.clear()
         raise SubmissionError("sbatch: no", why)
 
-    with pytest.raises(SchedulerError, match=r"^sbatch: no \(0 of 1 task\(s\) of this shape are submitted\)$"):
+    with pytest.raises(SchedulerError, match=r"^sbatch: no \(0 of 1 task of this shape submitted\)$"):
         submitted(tmp_path, monkeypatch, sbatch)
     assert fake.asked == asked
     (sweep,) = (path for path in tmp_path.iterdir() if path.is_dir())

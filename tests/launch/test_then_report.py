@@ -198,7 +198,7 @@ def test_status_tells_of_the_report_and_cancel_ends_it(run: RunConfig, fake: Fak
     text = io.StringIO()
     OnSlurm().cancel([sweep], Console(file=text, width=200))
     assert told == [["scancel", "5", "90"]]
-    assert "2 job(s) and the job that writes the report cancelled" in text.getvalue()
+    assert "2 jobs and the job that writes the report cancelled" in text.getvalue()
 
 
 @pytest.mark.parametrize("address", ["me@x y", "-x", "a;b", "a,b"])

@@ -29,7 +29,7 @@ from launch.attempt.life_cycle import carry_out
 from launch.attempt.supervise import supervise
 from launch.launcher import Launcher, RunStatus, SweepStatus
 from launch.preparation import checked
-from parallelbench.errors import ConfigError
+from parallelbench.errors import ConfigError, count_of
 from parallelbench.spec.launchers import LauncherOptions
 
 QUEUE = "queue"
@@ -57,7 +57,7 @@ class OnQueue(Launcher):
         return checked(dataclasses.replace(planned, run=run))
 
     def show_plan(self, prepared, states, console):
-        console.print(f"{len(prepared)} job(s) of priority {prepared[0].planned.run.launcher.priority}")
+        console.print(f"{count_of(len(prepared), 'job')} of priority {prepared[0].planned.run.launcher.priority}")
         return True
 
     def submit(self, prepared, options, console):
@@ -67,7 +67,7 @@ class OnQueue(Launcher):
                 queue = item.folder.path.parent / QUEUE
                 queue.mkdir(exist_ok=True)
                 (queue / item.folder.path.name).touch()
-        console.print(f"{len(prepared)} job(s) queued")
+        console.print(f"{count_of(len(prepared), 'job')} queued")
         return 0
 
     def submitted(self, sweep):
@@ -86,7 +86,7 @@ class OnQueue(Launcher):
         jobs = [job for sweep in sweeps for job in (sweep / QUEUE).iterdir() if job.suffix != ".log"]
         for job in jobs:
             job.unlink()
-        console.print(f"{len(jobs)} job(s) cancelled")
+        console.print(f"{count_of(len(jobs), 'job')} cancelled")
 
     def logs(self, sweep, run):
         return sorted((sweep / QUEUE).glob(f"{run}.log"))
@@ -154,14 +154,14 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 
 def test_its_runs_are_planned_queued_listed_and_cancelled(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "2 job(s) of priority 3" in printed(capsys, "plan", *RUNS)
+    assert "2 jobs of priority 3" in printed(capsys, "plan", *RUNS)
     assert find_runs(own / "results") == [], "plan writes nothing"
-    assert "2 job(s) queued" in printed(capsys, "submit", *RUNS)
+    assert "2 jobs queued" in printed(capsys, "submit", *RUNS)
     status = printed(capsys, "status", *PLUGIN, "results")
     assert status.startswith("2 queued the queue answers")
     assert "in the queue of files" in status
     assert printed(capsys, "status", "results").startswith("2 missing"), "nobody else's code is run without --plugin"
-    assert "2 job(s) cancelled" in printed(capsys, "cancel", *PLUGIN, "results")
+    assert "2 jobs cancelled" in printed(capsys, "cancel", *PLUGIN, "results")
     assert printed(capsys, "status", *PLUGIN, "results").startswith("2 missing")
 
 
@@ -183,12 +183,12 @@ def package(own: Path) -> Path:
 
 def test_it_may_be_anywhere_in_a_package(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plugin = ("--plugin", "lab")
-    assert "2 job(s) queued" in printed(capsys, "submit", *plugin, *RUNS[len(PLUGIN) :])
+    assert "2 jobs queued" in printed(capsys, "submit", *plugin, *RUNS[len(PLUGIN) :])
     assert printed(capsys, "status", *plugin, "results").startswith("2 queued the queue answers")
     run = find_runs(package.parent / "results")[0].path
     (run.parent / "queue" / f"{run.name}.log").write_text("the daemon has begun\n")
     assert "the daemon has begun" in printed(capsys, "logs", *plugin, str(run))
-    assert "2 job(s) cancelled" in printed(capsys, "cancel", *plugin, "results")
+    assert "2 jobs cancelled" in printed(capsys, "cancel", *plugin, "results")
     assert printed(capsys, "status", *plugin, "results").startswith("2 missing")
 
 

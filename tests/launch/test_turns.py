@@ -70,9 +70,7 @@ def test_the_plan_shows_what_is_submitted(tmp_path: Path, fake: FakeSlurm, monke
     console = Console(width=200, file=io.StringIO())
     assert show_plan(prepared, [MISSING] * 12, console)
     text = console.file.getvalue()  # type: ignore[attr-defined]
-    assert (
-        text.count("6 job(s) in arrays of 2, 1, 2, 1 (the first is shown), in turn with the other shapes, each ") == 2
-    )
+    assert text.count("6 jobs in arrays of 2, 1, 2, 1 (the first is shown), in turn with the other shapes, each ") == 2
     sizes: list[tuple[int, int]] = []
 
     def sbatch(_: Path, submission: Submission, __: object) -> str:
@@ -100,5 +98,5 @@ def test_a_limit_in_a_later_turn_counts_all_of_the_shape(
 
     monkeypatch.setattr(submit, "sbatch", sbatch)
     plan = expand([*ON_SITE, f"results={tmp_path}", *WIDE, "sweep.repeats=3"])
-    with pytest.raises(SchedulerError, match=r"too many \(1 of 3 task\(s\) of this shape are submitted\)"):
+    with pytest.raises(SchedulerError, match=r"too many \(1 of 3 tasks of this shape submitted\)"):
         submit.submit([prepare_for_site(planned) for planned in plan], SubmitOptions(), lambda _: None)

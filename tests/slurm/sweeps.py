@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from launch.slurm import record
 from parallelbench.cli import main
+from parallelbench.errors import count_of
 from parallelbench.store.folder import RunFolder, find_runs
 from tests.helpers import TINY, quoted
 from tests.slurm.daemons import DaemonError, until
@@ -119,7 +120,7 @@ class Sweeps:
             return sum(run.state().state == "done" for run in find_runs(self.results)) == count
 
         try:
-            until(done, what=f"{count} run(s) being done", timeout_s=PATIENCE_S, interval_s=0.2)
+            until(done, what=f"{count_of(count, 'run')} being done", timeout_s=PATIENCE_S, interval_s=0.2)
         except DaemonError as error:
             raise DaemonError(f"{error}:\n{self.run('status', str(self.results))[1]}\n{self.logs()}") from None
         runs = find_runs(self.results)

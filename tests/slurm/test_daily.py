@@ -85,7 +85,7 @@ def test_what_the_cluster_refuses_leaves_no_folder(sweeps: Sweeps) -> None:
     refused = (
         (["site.partition=normal,nowhere"], "site.partition=nowhere is no partition of this cluster"),
         (["cores_per_device=9"], "9 cores of a node, but those of normal have 8"),
-        (["site.nodelist=n9"], "site.nodelist=n9: n9 belong(s) not to normal"),
+        (["site.nodelist=n9"], "site.nodelist=n9: n9 does not belong to normal"),
         (["site.exclude=n[1-2]"], "site.exclude=n[1-2] leaves 0 of normal"),
     )
     for overrides, word in refused:
@@ -104,7 +104,7 @@ def test_nodes_that_are_drained_are_counted(sweeps: Sweeps) -> None:
         text = sweeps.submit("nodes=2", "devices=2", "strategy=ddp", verb="plan")[1]
     finally:
         sweeps.cluster.run("scontrol", "update", "NodeName=n1", "State=RESUME")
-    assert "note: 1 of 2 node(s) of normal are down or drained: jobs wait until enough are up" in text
+    assert "note: 1 of 2 nodes of normal is down or drained: jobs wait until enough are up" in text
 
 
 def test_one_task_of_an_array_is_cancelled(sweeps: Sweeps) -> None:

@@ -22,7 +22,7 @@ def doctor(cluster: Cluster, *arguments: str) -> str:
 def test_the_cluster_is_described(accounting: Cluster, no_accounting: Cluster) -> None:
     text = doctor(accounting)
     assert "partition normal (default)" in text
-    assert "2 node(s) with 8 cores, 11 GiB, gpu:a100:4, no time limit" in text
+    assert "2 nodes with 8 cores, 11 GiB, gpu:a100:4, no time limit" in text
     assert "how jobs ended is known" in text
     assert "judged by its folder" in doctor(no_accounting)
 
@@ -37,6 +37,6 @@ def test_all_reduces_between_two_nodes_are_measured(accounting: Cluster, tmp_pat
 
 def test_a_site_is_held_against_the_cluster(accounting: Cluster) -> None:
     text = doctor(accounting, "site=local_cluster", "site.devices_per_node=4")
-    assert "site=local_cluster, 1 device(s)" in text
+    assert "site=local_cluster, 1 device" in text
     assert "the cluster takes it" in text
     assert "is no partition of this cluster" in doctor(accounting, "site=local_cluster", "site.partition=nowhere")

@@ -258,7 +258,7 @@ def test_cancel(sweeps: Sweeps) -> None:
     assert "1 queued, 1 running" in status(sweeps)
     code, text = sweeps.run("cancel", str(sweeps.results))
     assert code == 0
-    assert "2 job(s) cancelled" in text
+    assert "2 jobs cancelled" in text
     sweeps.until_queue_is_empty()
     assert (first.state().label, second.state().label) == ("killed", "missing")
     code, text = sweeps.run("logs", str(first.path))
@@ -290,7 +290,7 @@ def test_status_and_cancel_of_everything(sweeps: Sweeps, tmp_path: Path) -> None
         asked()
         assert "nothing was printed yet" in sweeps.run("logs", str(run.path))[1]
         assert asked() == []
-        assert "5 job(s) cancelled" in sweeps.run("cancel", str(sweeps.results))[1]
+        assert "5 jobs cancelled" in sweeps.run("cancel", str(sweeps.results))[1]
         squeue, scancel = asked()
         assert squeue.startswith("squeue ")
         assert scancel == f"scancel {mine.job} {other.job}", "an array by its id, not task by task"

@@ -409,7 +409,7 @@ def test_a_cancelled_job_may_be_valid(ours: Cluster, tmp_path: Path) -> None:
     sweep.done()
     sweep.over()
     wait(ours, sweep.job, JobState="CANCELLED")
-    assert "0 run(s) to submit" in sweep.submit()
+    assert "0 runs to submit" in sweep.submit()
 
 
 @fault(

@@ -41,7 +41,7 @@ def by_epochs(sweep: Sweep, epochs: int) -> RunFolder:
 
 def in_the_middle(sweep: Sweep) -> None:
     """Submit three runs in one job, and wait until the second, which has no end of its own, trains."""
-    assert "1 task(s)" in sweep.submit(PACKED, f"epochs=1,{ENDLESS},2")
+    assert "1 task, each" in sweep.submit(PACKED, f"epochs=1,{ENDLESS},2")
     endless = by_epochs(sweep, ENDLESS)
     sweep.wait(endless.attempts, "the second run")
     sweep.epochs(endless.attempts()[0], at_least=1)
@@ -65,7 +65,7 @@ def test_a_packed_job_trains_bit_for_bit_like_separate_ones(fresh: Cluster, tmp_
         said = sweep.submit()
         jobs = 2 if packed == "true" else 6
         assert (len(sweep.jobs), len(sweep.runs)) == (jobs, 6), "one for each shape, and for each of its turns"
-        assert said.count("1 task(s)") == jobs
+        assert said.count("1 task, each") == jobs
         sweep.wait(lambda: all(run.state().state == "done" for run in sweep.runs), "six results")  # noqa: B023
         assert "started cold" not in sweep.log()
         for run in sweep.runs:
@@ -95,7 +95,7 @@ def test_a_cancelled_job_leaves_what_is_finished_and_the_rest_is_submitted_again
     sweep.wait(lambda: not sweep.queued(), "the end of the job")
     assert labels(sweep) == {1: "ok", ENDLESS: "killed", 2: "missing"}, sweep.story()
 
-    assert "not submitted: 1 done; 2 run(s)" in sweep.submit(PACKED, f"epochs=1,{ENDLESS},2", "launcher.timeout_s=5")
+    assert "not submitted: 1 done; 2 runs" in sweep.submit(PACKED, f"epochs=1,{ENDLESS},2", "launcher.timeout_s=5")
     sweep.wait(lambda: labels(sweep)[2] == "ok", "the last run")
     assert labels(sweep) == {1: "ok", ENDLESS: "timeout", 2: "ok"}, sweep.story()
     assert {run.config().epochs: len(run.attempts()) for run in sweep.runs} == {1: 1, ENDLESS: 2, 2: 1}

@@ -49,7 +49,7 @@ def test_a_limit_of_jobs(sweeps: Sweeps) -> None:
             code, text = sweeps.submit(FIVE)
             assert code == 2
             assert "QOSMaxSubmitJobPerUserLimit" in text
-            assert "(3 of 5 task(s) of this shape are submitted)" in text
+            assert "(3 of 5 tasks of this shape submitted)" in text
             assert len(sweeps.queue()) == 3
         until(lambda: sweeps.submit(FIVE)[0] == 0, what="the end of the limit", timeout_s=60)
         assert len(sweeps.queue()) == 5

@@ -36,7 +36,7 @@ def test_the_demo_runs_on_slurm_to_a_report_as_the_readme_says(accounted: Cluste
     table = pl.read_csv(tmp_path / "demo" / "report" / "tables" / "configurations.csv")
     assert table["outcomes"].to_list() == ["1 ok"] * 3
     assert "not a run" not in (tmp_path / "demo" / "report" / "index.html").read_text()
-    assert "not submitted: 3 done; 0 run(s)" in sweep.submit()
+    assert "not submitted: 3 done; 0 runs" in sweep.submit()
 
 
 def make(cluster: Cluster, *arguments: str) -> str:

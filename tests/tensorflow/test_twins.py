@@ -83,7 +83,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def test_a_rank_says_that_tensorflow_finds_no_gpu(found: dict[str, Any]) -> None:
-    assert found["no gpu"].startswith("TensorFlow finds 0 GPU(s) where the run has 1: install tensorflow[and-cuda]")
+    assert found["no gpu"].startswith("TensorFlow finds 0 GPUs where the run has 1: install tensorflow[and-cuda]")
 
 
 @pytest.mark.parametrize("case", CASES)

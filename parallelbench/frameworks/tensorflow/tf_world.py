@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 import tensorflow as tf
 
-from parallelbench.errors import ConfigError
+from parallelbench.errors import ConfigError, count_of
 from parallelbench.frameworks import CONTROL_ADDRESS, CONTROL_FD
 from parallelbench.frameworks.control_group import ControlGroup, host_group, join_group
 
@@ -111,8 +111,8 @@ def _devices(run: RunConfig, device_type: str, *, local_rank: int, count: int) -
         here = run.devices // run.nodes
         if len(found) < here:
             raise ConfigError(
-                f"TensorFlow finds {len(found)} GPU(s) where the run has {here}: install tensorflow[and-cuda] in its "
-                "environment, or choose device=cpu"
+                f"TensorFlow finds {count_of(len(found), 'GPU')} where the run has {here}: install "
+                "tensorflow[and-cuda] in its environment, or choose device=cpu"
             )
         own = found[local_rank * count : (local_rank + 1) * count]
         tf.config.set_visible_devices(own, "GPU")

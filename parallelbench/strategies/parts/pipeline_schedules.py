@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from msgspec import Meta
 
-from parallelbench.errors import ConfigError
+from parallelbench.errors import ConfigError, count_of
 from parallelbench.strategies.parts.partition import check_map, check_tied
 from parallelbench.strategies.parts.refusals import SCALES_ALONE, check_no_fp16
 
@@ -102,9 +102,10 @@ class Pipeline:
             )
         if self.stages > len(names):
             raise ConfigError(
-                f"{who} can't cut model={run.model.name} into {self.stages} stages ({self.devices} devices × "
-                f"strategy.stages_per_rank={v}): it has {len(names)} layers ({', '.join(names)}): choose fewer devices "
-                "or stages, or a deeper model"
+                f"{who} can't cut model={run.model.name} into {count_of(self.stages, 'stage')} "
+                f"({count_of(self.devices, 'device')} × strategy.stages_per_rank={v}): it has "
+                f"{count_of(len(names), 'layer')} ({', '.join(names)}): choose fewer devices or stages, or a deeper "
+                "model"
             )
 
     def _check_micro_batches(self, run: RunConfig, batch_size: int) -> None:
