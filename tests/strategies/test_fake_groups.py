@@ -39,12 +39,17 @@ NO_FP16 |= {"parameter_server", "sandblaster_lbfgs", "expert_parallel"}
 """Whose gradients no process could scale alone."""
 
 
-SEQUENCES = ["data=tokens", "data.sequence=128", "data.train_samples=256", "data.test_samples=64", "model=gpt_tiny"]
-SEQUENCES += ["model.sequence=128", "model.layers=1", "model.width=128", "model.heads=64"]
-"""For 64 ranks, each with tokens and a head."""
+SEQUENCES = ["data=tokens", "data.train_samples=256", "data.test_samples=64", "model=gpt_tiny", "model.layers=1"]
 EXPERTS = ["data=tokens", "data.sequence=8", "data.train_samples=256", "data.test_samples=64", "model=gpt_moe_tiny"]
 EXPERTS += ["model.experts=64", "model.mlp_width=8", "model.layers=1"]
 """For 64 ranks, each with an expert."""
+
+
+def sequences(size: int) -> list[str]:
+    """Of which each rank has two tokens and a head, or more."""
+    heads = max(8, size)
+    tokens = f"data.sequence={2 * heads}", f"model.sequence={2 * heads}"
+    return [*SEQUENCES, *tokens, f"model.width={2 * heads}", f"model.heads={heads}"]
 
 
 def overrides(strategy: str, size: int, optimizer: str, precision: str) -> list[str]:
@@ -52,7 +57,7 @@ def overrides(strategy: str, size: int, optimizer: str, precision: str) -> list[
     batch_size = {"parameter_server": 4 * (size - 1), "sandblaster_lbfgs": 256}.get(strategy, 128)
     micro = [f"strategy.micro_batches={size}"] if strategy == "pipeline" else []
     model = ["model=mlp", f"model.hidden={[64] * layers}".replace(" ", "")]
-    own = {"context_parallel": SEQUENCES, "expert_parallel": EXPERTS}
+    own = {"context_parallel": sequences(size), "expert_parallel": EXPERTS}
     work = own.get(strategy, [*DATA, *model, *micro])
     return [*work, f"optimizer={optimizer}", f"precision={precision}", f"batch_size={batch_size}"]
 
