@@ -106,6 +106,7 @@ def _forked(run: RunConfig, rank: int) -> int | None:
 if __name__ == "__main__":
     for module in PRELOADED:
         importlib.import_module(module)
+    importlib.import_module("tests.frozen")
     with (
         once(),
         mock.patch.object(DdpStrategy, "in_ddp", _averaged_by_nobody),

@@ -34,6 +34,7 @@ _HEAVY = (
     "parallelbench.cli",
     "parallelbench.gpu_check",
     "parallelbench.rank.",
+    "tests.advisor.rank_memory",
     "tests.fake_ranks",
     "tests.warm.says",
     "torch.distributed.run",

@@ -65,7 +65,13 @@ SET_LATER = (
     "TORCH_NCCL_",
 )
 """Of these, what nothing reads before the fork, or what the fork sets."""
-PROGRAMS = ("parallelbench.", "tests.fake_ranks", "tests.warm.says", "torch.distributed.run")
+PROGRAMS = (
+    "parallelbench.",
+    "tests.advisor.rank_memory",
+    "tests.fake_ranks",
+    "tests.warm.says",
+    "torch.distributed.run",
+)
 COLD = ("parallelbench.rank.warm",)
 """Programs whose own forks are what is tested."""
 MESSAGE_BYTES = 150_000
