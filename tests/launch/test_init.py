@@ -18,12 +18,9 @@ __all__ = ["here"]
 OWN = ["--conf", "conf", "--plugin", "stripes", "launcher.oversubscribe=true"]
 
 
-def program(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def program(folder: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-P", "-m", *words]
-    path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, check=False, env=os.environ | {"PYTHONPATH": path}
-    )
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, env=os.environ | variables)
 
 
 def test_the_folder_is_whole_and_its_name_is_the_packages(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -71,6 +68,7 @@ def test_the_folder_runs_as_it_stands(here: Path) -> None:
     assert "next: parallelbench report " in done.stdout.splitlines()[-1]
     told = json.loads(program(root, "parallelbench.cli", "status", "results", "--json").stdout)
     assert [run["state"] for run in told["runs"]] == ["ok"] * 3
-    tested = program(root, "pytest", "-q", "-p", "no:cacheprovider", "tests")
+    path = os.pathsep.join([str(root), *filter(None, [os.environ.get("PYTHONPATH")])])
+    tested = program(root, "pytest", "-q", "-p", "no:cacheprovider", "tests", PYTHONPATH=path)
     assert tested.returncode == 0, tested.stdout
     assert "3 passed" in tested.stdout
