@@ -1,4 +1,8 @@
-"""Runs that are interrupted, in processes of their own: a later attempt goes on, and the result is the same."""
+"""Runs that are interrupted: a later attempt goes on, and the result is the same.
+
+Several ranks are started, killed and stopped as users do it. What one rank shows as well is trained in this process,
+and stops after exactly as many epochs as it is told to.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +10,16 @@ import functools
 import json
 import re
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 from analysis import excluded, load
 from analysis.comparison.exclusions import Exclusion
+from parallelbench.cli import main
+from parallelbench.rank.epoch_boundary import Policy
 from parallelbench.store.journal import read_tables
 from parallelbench.store.records import TABLES
 from tests.faults import fault
@@ -27,13 +35,14 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow
 
-EPOCHS = 60
-MODEL = ("model=mlp", "model.hidden=[16]", "precision=fp64", "optimizer=adam", f"epochs={EPOCHS}")
-SINGLE = ("run", *TINY, *MODEL, "measure.parity=false", "measure.probe=false")
+MODEL = ("model=mlp", "model.hidden=[16]", "precision=fp64", "optimizer=adam")
+SINGLE = ("run", *TINY, *MODEL, "measure.parity=false", "measure.probe=false", "epochs=60")
+HERE = (*SINGLE, "epochs=20", "launcher=inline", "launcher.checkpoint=auto", "measure.telemetry_hz=0")
 DDP = (
     "run",
     *TINY,
     *MODEL,
+    "epochs=60",
     "strategy=ddp",
     "devices=2",
     "launcher.oversubscribe=true",
@@ -63,7 +72,7 @@ def rows(folder: RunFolder) -> dict[str, list[dict[str, Any]]]:
 def measured(folder: RunFolder) -> list[tuple[float, ...]]:
     """What must not depend on interruptions: the losses and accuracies of every epoch."""
     epochs = sorted(rows(folder)["epochs"], key=lambda row: row["epoch"])
-    assert [row["epoch"] for row in epochs] == list(range(1, EPOCHS + 1))
+    assert [row["epoch"] for row in epochs] == list(range(1, folder.config().epochs + 1))
     return [
         tuple(row[f"{part}_{what}"] for part in ("train", "test") for what in ("loss", "accuracy")) for row in epochs
     ]
@@ -76,12 +85,48 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[tuple[str
     @functools.cache
     def trained(arguments: tuple[str, ...]) -> list[tuple[float, ...]]:
         results = tmp_path_factory.mktemp("undisturbed") / "results"
-        code, text = completed(*arguments, "launcher.checkpoint=never", results=results)
-        assert code == 0, text
+        finished(*arguments, "launcher.checkpoint=never", results=results)
         assert rows(the_run(results))["run"][0]["resumed_after"] is None
         return measured(the_run(results))
 
     return trained
+
+
+def here(*arguments: str, results: Path) -> int:
+    """The exit code of the program, which trains in this process."""
+    threads = torch.get_num_threads()
+    try:
+        return main([*arguments, f"results={results}"])
+    finally:
+        torch.set_num_threads(threads)
+
+
+def finished(*arguments: str, results: Path) -> None:
+    """Let the run come to its end."""
+    if "launcher=inline" in arguments:
+        assert here(*arguments, results=results) == 0
+    else:
+        code, text = completed(*arguments, results=results)
+        assert code == 0, text
+
+
+def stopped(*arguments: str, results: Path, after: int, number: int = 1) -> Attempt:
+    """The attempt that was asked to stop once so many epochs were done, after its end."""
+    if "launcher=inline" not in arguments:
+        with Program(*arguments, results=results) as program:
+            return stop_after(program, after, number)
+    decide = Policy.after
+
+    def asked(policy: Policy, epoch: int, took_s: float) -> tuple[bool, bool]:
+        if epoch >= after:
+            policy._attempt.ask_to_stop()
+        return decide(policy, epoch, took_s)
+
+    with mock.patch.object(Policy, "after", asked):
+        assert here(*arguments, results=results) == 1
+    attempt = the_run(results).attempts()[-1]
+    assert attempt.number == number
+    return attempt
 
 
 def stop_after(program: Program, epochs: int, number: int = 1) -> Attempt:
@@ -135,29 +180,28 @@ def test_a_killed_run_goes_on_after_its_last_checkpoint(
     injection="the file `stop` in the attempt's folder",
     outcome="all ranks save after the same epoch and end; the outcome is timeout; submitting again goes on from there",
 )
-@pytest.mark.parametrize("arguments", [SINGLE, DDP], ids=["single", "ddp"])
+@pytest.mark.parametrize("arguments", [HERE, DDP], ids=["single", "ddp"])
 @pytest.mark.cases("ddp")
 def test_a_run_that_is_asked_to_stop_goes_on_later(
     arguments: tuple[str, ...], tmp_path: Path, undisturbed: Callable[[tuple[str, ...]], list[tuple[float, ...]]]
 ) -> None:
     results = tmp_path / "results"
     for number in (1, 2):
-        with Program(*arguments, results=results) as program:
-            attempt = stop_after(program, 3 * number, number)
+        attempt = stopped(*arguments, results=results, after=3 * number, number=number)
         folder = the_run(results)
         outcome = folder.state().outcome
         epoch = saved_epochs(folder)[-1]
         assert outcome is not None
         assert (outcome.outcome, outcome.reason) == (
             "timeout",
-            f"stopped after epoch {epoch} of {EPOCHS}, as requested; submitting again goes on from there",
+            f"stopped after epoch {epoch} of {folder.config().epochs}, as requested; "
+            "submitting again goes on from there",
         )
         assert attempt.number == number
         assert folder.state().to_run
     stops = saved_epochs(folder)
     assert len(stops) == 2, "nothing else was saved: there is no time limit"
-    code, text = completed(*arguments, results=results)
-    assert code == 0, text
+    finished(*arguments, results=results)
     assert measured(folder) == undisturbed(arguments)
     (run,) = rows(folder)["run"]
     assert run["resumed_after"] == f"{stops[0]}, {stops[1]}"
@@ -168,11 +212,9 @@ def test_a_run_that_resumes_in_another_environment_is_not_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     results = tmp_path / "results"
-    with Program(*SINGLE, results=results) as program:
-        stop_after(program, 1)
+    stopped(*SINGLE, results=results, after=1)
     monkeypatch.setenv("GLOO_TUNED_TO", "the moon")
-    code, text = completed(*SINGLE, results=results)
-    assert code == 0, text
+    finished(*SINGLE, results=results)
     (run,) = rows(the_run(results))["run"]
     assert run["resumed_elsewhere"] == "variables.GLOO_TUNED_TO: None and the moon"
     assert [attempt["attempt"] for attempt in json.loads(run["attempts_json"])] == [1, 2]
@@ -183,13 +225,11 @@ def test_a_run_that_resumes_in_another_environment_is_not_compared(
 def test_a_run_does_not_go_on_with_other_data(tmp_path: Path) -> None:
     """It would have trained on two data sets, and recorded the first."""
     results = tmp_path / "results"
-    with Program(*SINGLE, results=results) as program:
-        attempt = stop_after(program, 1)
+    attempt = stopped(*HERE, results=results, after=1)
     journal = attempt.path / "journal-rank0.jsonl"
     (content,) = re.findall(r'"data_sha256":"(\w+)"', journal.read_text())
     journal.write_text(journal.read_text().replace(content, "0" * 64))
-    code, _ = completed(*SINGLE, results=results)
-    assert code != 0
+    assert here(*HERE, results=results) == 1
     outcome = the_run(results).state().outcome
     assert outcome is not None
     assert outcome.outcome == "error"
@@ -219,9 +259,9 @@ DAMAGES = {"flipped": flip, "truncated": truncate, "empty": lambda path: path.wr
     ("arguments", "file", "how"),
     [
         (DDP, "rank1.pt", "flipped"),
-        (SINGLE, "rank0.pt", "truncated"),
-        (SINGLE, "rank0.pt", "empty"),
-        (SINGLE, "manifest.json", "truncated"),
+        (HERE, "rank0.pt", "truncated"),
+        (HERE, "rank0.pt", "empty"),
+        (HERE, "manifest.json", "truncated"),
     ],
 )
 @pytest.mark.cases("arguments0-*")
@@ -233,34 +273,29 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(
     undisturbed: Callable[[tuple[str, ...]], list[tuple[float, ...]]],
 ) -> None:
     results = tmp_path / "results"
-    with Program(*arguments, *ALWAYS, results=results) as program:
-        stop_after(program, 3)
+    stopped(*arguments, *ALWAYS, results=results, after=3)
     folder = the_run(results)
     before, newest = saved_epochs(folder)
     DAMAGES[how](checkpoint(folder, newest) / file)
-    code, text = completed(*arguments, *ALWAYS, results=results)
-    assert code == 0, text
+    finished(*arguments, *ALWAYS, results=results)
     assert measured(folder) == undisturbed(arguments)
     (run,) = rows(folder)["run"]
     assert run["resumed_after"] == str(before)
     assert f"the checkpoint after epoch {newest} of attempt 1 was damaged and not used" in run["warnings"]
 
 
-@pytest.mark.exhaustive
 def test_without_a_whole_checkpoint_a_run_starts_over(
     tmp_path: Path, undisturbed: Callable[[tuple[str, ...]], list[tuple[float, ...]]]
 ) -> None:
     results = tmp_path / "results"
-    with Program(*SINGLE, *ALWAYS, results=results) as program:
-        stop_after(program, 3)
+    stopped(*HERE, *ALWAYS, results=results, after=3)
     folder = the_run(results)
     first, second = saved_epochs(folder)
     flip(checkpoint(folder, second) / "rank0.pt")
     journal = folder.attempts()[0].path / "journal-rank0.jsonl"
     journal.write_text("".join(line for line in journal.open() if '"table":"ranks"' not in line))
-    code, text = completed(*SINGLE, *ALWAYS, results=results)
-    assert code == 0, text
-    assert measured(folder) == undisturbed(SINGLE)
+    finished(*HERE, *ALWAYS, results=results)
+    assert measured(folder) == undisturbed(HERE)
     content = rows(folder)
     assert {row["attempt"] for row in content["epochs"]} == {2}
     assert content["run"][0]["resumed_after"] is None
@@ -304,12 +339,11 @@ def test_an_attempt_ends_when_a_newer_one_takes_over(tmp_path: Path) -> None:
     injection="a disk that holds the journals, but not the model",
     outcome="training goes on; the run ends ok, with a warning, and leaves no part of a checkpoint",
 )
-@pytest.mark.exhaustive
 def test_a_checkpoint_that_does_not_fit_the_disk_is_done_without(small_disk: Path) -> None:
     results = small_disk / "results"
     big = ("model=mlp", "model.hidden=[2048]", "epochs=3", "optimizer=adam")
-    code, text = completed("run", *TINY, *big, "measure.parity=false", *ALWAYS, results=results)
-    assert code == 0, text
+    more = ("launcher=inline", "measure.parity=false", "measure.telemetry_hz=0")
+    finished("run", *TINY, *big, *more, *ALWAYS, results=results)
     folder = the_run(results)
     (run,) = rows(folder)["run"]
     assert re.search("no checkpoint after epoch 1: can't write .*rank0.pt: the disk is full", run["warnings"])
