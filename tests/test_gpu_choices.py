@@ -20,10 +20,12 @@ from launch.attempt.life_cycle import too_small
 from parallelbench.data.mnist import Mnist
 from parallelbench.errors import ConfigError
 from parallelbench.spec.check import check_run
+from parallelbench.spec.config import Strategy
 from parallelbench.spec.identity import run_id
 from parallelbench.spec.mapping import LATER_OPTIONS, from_mapping, to_mapping, whole_mapping
 from parallelbench.spec.settings import Nccl, Preprocess, Settings
 from parallelbench.store.environment_match import flatten, is_set_by_launcher, must_match
+from parallelbench.strategies.expert_parallel import ExpertParallel
 from parallelbench.strategies.fsdp import Fsdp
 from parallelbench.strategies.tensor_parallel import TensorParallel
 from parallelbench.world import world
@@ -43,6 +45,7 @@ CHOICES = {
     "strategy.micro_batches": "strategy.micro_batches=2",
     "strategy.vocabulary_parallel": "strategy.vocabulary_parallel=true",
     "strategy.sequence_parallel": "strategy.sequence_parallel=true",
+    "strategy.expert_ranks": "strategy.expert_ranks=2",
     "data.files": "data.files=0123456789ab-100-50",
     "preprocess.engine": "preprocess.engine=numpy",
     "preprocess.recipe": "preprocess.recipe=sort",
@@ -53,14 +56,21 @@ CHOICES = {
 
 SHARDED = ("strategy=fsdp", "devices=2", "data=mnist")
 DIVIDED = ("strategy=tensor_parallel", "devices=2", "data=mnist", "model=vit")
+EXPERTS = ("strategy=expert_parallel", "devices=4", "data=tokens", "model=gpt_moe_tiny")
 BASES = dict.fromkeys(("strategy.vocabulary_parallel", "strategy.sequence_parallel"), DIVIDED)
+BASES["strategy.expert_ranks"] = EXPERTS
 """Option → a run that has it, where it is none of `SHARDED`."""
+STRATEGIES: dict[tuple[str, ...], type[Strategy]] = {
+    SHARDED: Fsdp,
+    DIVIDED: TensorParallel,
+    EXPERTS: ExpertParallel,
+}
 
 
 @pytest.mark.parametrize("key", LATER_OPTIONS)
 def test_the_default_of_a_later_option_is_the_shipped_one_and_that_of_its_field(key: str) -> None:
     base, default = BASES.get(key, SHARDED), LATER_OPTIONS[key]
-    strategy = TensorParallel if base == DIVIDED else Fsdp
+    strategy = STRATEGIES[base]
     structs = {"": Settings, "nccl": Nccl, "strategy": strategy, "data": Mnist, "preprocess": Preprocess}
     assert flatten(plain(*base))[key] == default
     parent, _, name = key.rpartition(".")
@@ -154,6 +164,7 @@ def test_this_torch_has_the_lazy_one() -> None:
             "strategy.micro_batches",
             "strategy.vocabulary_parallel",
             "strategy.sequence_parallel",
+            "strategy.expert_ranks",
         }
         if not key.startswith(("preprocess", "data"))
     ),

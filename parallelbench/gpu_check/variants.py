@@ -56,6 +56,7 @@ OWN: dict[str, dict[str, dict[str, Any]]] = {
         "exchange=all_gather": {"strategy": {"exchange": "all_gather"}},
         "exchange=all_to_all": {"strategy": {"exchange": "all_to_all"}},
     },
+    "expert_parallel": {"expert_ranks=2": {"strategy": {"expert_ranks": 2}}},
     "fsdp": {"gather=bf16": {"precision": "bf16", "strategy": {"gather": "bf16"}}, **_ADDING_UP},
     "hsdp": {"gather=bf16": {"precision": "bf16", "strategy": {"gather": "bf16"}}, **_ADDING_UP},
     "ring_ddp": _ADDING_UP,

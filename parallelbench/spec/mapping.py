@@ -51,6 +51,7 @@ LATER_OPTIONS: dict[str, Any] = {
     "strategy.vocabulary_parallel": False,
     "strategy.micro_batches": 1,
     "strategy.sequence_parallel": False,
+    "strategy.expert_ranks": None,
     "data.files": None,
     "preprocess.engine": "none",
     "preprocess.recipe": None,

@@ -143,6 +143,9 @@ def test_what_no_formula_knows_is_refused_with_the_reason() -> None:
         phases("strategy=tf_single")
     with pytest.raises(ConfigError, match="no formula knows strategy=context_parallel"):
         phases("strategy=context_parallel", "devices=2")
+    for options in ((), ("strategy.expert_ranks=2",)):
+        with pytest.raises(ConfigError, match="no formula knows strategy=expert_parallel"):
+            phases("strategy=expert_parallel", "devices=4", *options)
     with pytest.raises(ConfigError, match="line search"):
         _lbfgs()
     with pytest.raises(ConfigError, match="precision=bf16"):

@@ -135,8 +135,12 @@ def test_sweeps_of_the_balance_loss_differ_in_it_the_experts_and_the_strategy(na
     for run in runs:
         check_run(run, device)
     balances, experts = ({0, 0.001, 0.01, 0.1}, {8, 16, 32}) if device == "cuda" else ({0, 0.01, 0.1}, {4, 8})
-    found = [(run.model.balance, run.model.experts, run.strategy.name) for run in runs]  # type: ignore[attr-defined]
-    assert sorted(found) == sorted(itertools.product(balances, experts, ("ddp", "expert_parallel")))
+    found = [
+        (model.balance, model.experts, strategy.name, getattr(strategy, "expert_ranks", None) or 0)  # type: ignore[attr-defined]
+        for model, strategy in ((run.model, run.strategy) for run in runs)
+    ]
+    groups = itertools.product({0.01}, experts, ["expert_parallel"], {2, 4}) if device == "cuda" else []
+    assert sorted(found) == sorted([*itertools.product(balances, experts, ("ddp", "expert_parallel"), {0}), *groups])
 
 
 def test_set_up_lines_refuse_the_sweep_also_where_what_does_not_fit_is_left_out() -> None:

@@ -105,6 +105,7 @@ def test_an_epochs_imbalance_is_that_of_a_loop_by_hand() -> None:
         ("ddp", ()),
         ("ddp", ("strategy.micro_batches=3",)),
         ("expert_parallel", ()),
+        ("expert_parallel", ("strategy.expert_ranks=2",)),
         ("fsdp", ("activation_recomputation=full",)),
         ("dp_tp", ()),
         ("parameter_server", ()),
@@ -112,7 +113,7 @@ def test_an_epochs_imbalance_is_that_of_a_loop_by_hand() -> None:
         ("pipeline", ("model.balance=0", "strategy.micro_batches=4")),
     ],
 )
-@pytest.mark.cases("ddp-options0", "expert_parallel*", "dp_tp*", "pipeline*")
+@pytest.mark.cases("ddp-options0", "expert_parallel-options2", "dp_tp*", "pipeline*")
 def test_it_is_the_same_over_ranks(strategy: str, options: tuple[str, ...], tmp_path: Path) -> None:
     """Whichever ranks have the tokens, and whichever the blocks."""
     run = routed(strategy, *EPOCHS, *options)

@@ -108,6 +108,15 @@ def test_every_combination_trains(strategy: str) -> None:
     assert not failures([*cases(strategy, few, sizes=(least,)), *cases(strategy, many, sizes=(8,))])
 
 
+@pytest.mark.parametrize("size", [4, 64])
+@pytest.mark.cases("64")
+def test_groups_of_experts_train(size: int) -> None:
+    """Two groups, and groups of two."""
+    (case,) = cases("expert_parallel", [("adamw", "bf16")], sizes=(size,))
+    options = [f"strategy.expert_ranks={ranks}" for ranks in dict.fromkeys((2, size // 2))]
+    assert not failures([case | {"overrides": [option, *case["overrides"]]} for option in options])
+
+
 def test_what_no_made_up_rank_can_do_is_all_that_is_left_out() -> None:
     assert set(STRATEGIES) | NOT_POSSIBLE.keys() == set(torchs_strategies())
 

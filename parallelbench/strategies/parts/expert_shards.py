@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor import Shard as Sharded
 from torch.nn.parallel import DistributedDataParallel
 
@@ -15,23 +15,36 @@ from parallelbench.models.gpt_moe_layers import Experts, MixtureOfExperts
 from parallelbench.spec.batch import Shard
 from parallelbench.strategies.parts.fsdp_shards import ShardedReplica
 from parallelbench.strategies.parts.meshes import device_mesh
+from parallelbench.strategies.parts.partition import size_bytes
 from parallelbench.strategies.parts.replicas import ModuleReplica
+from parallelbench.strategies.parts.state import local
 from parallelbench.strategies.parts.tensor_shards import optimizer_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
+
+    from torch.distributed.device_mesh import DeviceMesh
 
     from parallelbench.marks.traffic import Traffic
     from parallelbench.spec.config import RunConfig
     from parallelbench.world.world import World
 
 
-def divide_experts(model: nn.Module, world: World) -> None:
-    """Keep this rank's rows of all stacked experts, still as plain tensors, and let DDP leave them alone."""
+def expert_mesh(world: World, ranks: int) -> DeviceMesh:
+    """Groups of `ranks` neighbouring ranks that have all experts together; the groups hold copies of each other."""
+    groups = {} if ranks == world.size else {"replicate": world.size // ranks}
+    return device_mesh(world, **groups, expert=ranks)
+
+
+def divide_experts(model: nn.Module, world: World, ranks: int) -> None:
+    """Keep this rank's rows of all stacked experts, still as plain tensors, and let DDP leave them alone.
+
+    `ranks`: neighbouring ones, which have all experts together.
+    """
     divided = []
     for path, name, experts in _stacked(model):
         whole = getattr(experts, name)
-        setattr(experts, name, nn.Parameter(whole.detach().chunk(world.size)[world.rank].clone()))
+        setattr(experts, name, nn.Parameter(whole.detach().chunk(ranks)[world.rank % ranks].clone()))
         divided.append(f"{path}.{name}")
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, divided)
 
@@ -44,42 +57,86 @@ def _stacked(model: nn.Module) -> Iterator[tuple[str, str, Experts]]:
                 yield path, name, module
 
 
-def new_replica(wrapped: DistributedDataParallel, run: RunConfig, world: World) -> ExpertReplica:
+def new_replica(wrapped: DistributedDataParallel, run: RunConfig, world: World, *, ranks: int) -> ExpertReplica:
     """The replica of a model whose experts were divided before DDP wrapped it; they become `DTensor`s here.
 
     The gradient of a rank's loss is that of the mean over its slice of the batch. DDP averages the others; experts get
-    the sum over all ranks' tokens, and so are divided by the number of ranks.
+    the sum over the tokens of all ranks, of their own group and of the others, and so are divided by the number of all.
     """
-    module, mesh = wrapped.module, device_mesh(world, expert=world.size)
+    module, mesh = wrapped.module, expert_mesh(world, ranks)
+    groups = GroupSums(mesh.get_group("replicate")) if mesh.ndim > 1 else None
     for _, name, experts in _stacked(module):
         part = getattr(experts, name).detach()
-        stacked = nn.Parameter(DTensor.from_local(part, mesh, [Sharded(0)], run_check=False))
+        placements = [*[Replicate()] * (mesh.ndim - 1), Sharded(0)]
+        stacked = nn.Parameter(DTensor.from_local(part, mesh, placements, run_check=False))
         stacked.register_hook(lambda gradient: gradient / world.size)
+        if groups is not None:
+            stacked.register_post_accumulate_grad_hook(groups.begin)
         setattr(experts, name, stacked)
-    copied = [each for each in module.parameters() if not isinstance(each, DTensor)]
-    copied_bytes = sum(each.numel() * each.element_size() for each in copied)
+    own_bytes = sum(size_bytes(local(each)) for each in module.parameters() if isinstance(each, DTensor))
+    copied_bytes = sum(size_bytes(each) for each in module.parameters() if not isinstance(each, DTensor))
+
+    def count_step(traffic: Traffic) -> None:
+        traffic.all_reduce("gradient", copied_bytes, world.size)
+        traffic.all_reduce("gradient", own_bytes, world.size // ranks)
+
     return ExpertReplica(
         module,
+        groups,
         run=run,
         world=world,
         data_shard=Shard(world.rank, world.size),
         wrapped=wrapped,
         optimizer=optimizer_of(module.parameters(), run, world.device_type),
-        count_step=lambda traffic: traffic.all_reduce("gradient", copied_bytes, world.size),
+        count_step=count_step,
     )
 
 
+class GroupSums:
+    """Adds up gradients over the ranks that hold the same experts, one of each group.
+
+    Each sum begins as soon as backward has the gradient, as DDP's do, and goes on beside the rest of backward.
+    """
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group = group
+        self._begun: list[dist.Work] = []
+
+    def begin(self, parameter: Tensor) -> None:
+        """Begin to add up a parameter's gradient."""
+        assert parameter.grad is not None
+        work = dist.all_reduce(local(parameter.grad), group=self._group, async_op=True)
+        assert work is not None, "this rank is one of the group"
+        self._begun.append(work)
+
+    def wait(self) -> None:
+        """Wait for all that has begun; a GPU's stream waits, not the host."""
+        while self._begun:
+            self._begun.pop(0).wait()
+
+
 class ExpertReplica(ShardedReplica):
-    """A module of copies, but for experts, of which each rank has its own."""
+    """A module of copies, but for experts, of which each rank of a group has its own."""
+
+    def __init__(self, module: nn.Module, groups: GroupSums | None, **options: Any) -> None:
+        """`groups`: what adds up the experts' gradients; None: one group has all ranks."""
+        super().__init__(module, **options)
+        self._groups = groups
+
+    def _backward(self, loss: Tensor) -> None:
+        """Until all gradients are those of all ranks: after its graph a backward pass waits for other ranks."""
+        super()._backward(loss)
+        if self._groups is not None:
+            self._groups.wait()
 
     def copied(self) -> Iterable[Tensor]:
-        """All but the experts."""
-        return ModuleReplica.copied(self)
+        """All but the experts; with several groups these, too, and one rank of each group is compared."""
+        return [*ModuleReplica.copied(self), *super().copied()]
 
 
-def exchange_tokens(replica: ExpertReplica, world: World) -> ExpertReplica:
-    """Let tokens travel to the ranks of their experts; the bytes count in the replica's traffic."""
-    group = device_mesh(world, expert=world.size).get_group()
+def exchange_tokens(replica: ExpertReplica, world: World, ranks: int) -> ExpertReplica:
+    """Let tokens travel to the ranks of their experts, within a group; the bytes count in the replica's traffic."""
+    group = expert_mesh(world, ranks).get_group("expert")
     for module in replica.trained()[0].modules():
         if isinstance(module, MixtureOfExperts):
             module.compute = TokenExchange(group, replica.traffic)
@@ -97,7 +154,7 @@ class TokenExchange:
         self._group, self._traffic = group, traffic
 
     def __call__(self, experts: Experts, rows: Tensor, counts: Tensor) -> Tensor:
-        """Rows in the order of all ranks' experts, and how many each has → results in the same order."""
+        """Rows in the order of the group's experts, and how many each has → results in the same order."""
         ranks = self._group.size()
         arriving = counts.clone()
         dist.all_to_all_single(arriving, counts, group=self._group)

@@ -151,7 +151,7 @@ class ShardedReplica(ModuleReplica):
         super().__init__(module, run=run, world=world, **options)
         self.hides_communication = waits_are_hidden(world.device_type, compiled=run.compile)
         meshes = (mesh for parameter in module.parameters() if (mesh := _replicated_over(parameter)))
-        self.copy_group = next((mesh.get_local_rank("shard") for mesh in meshes), 0)
+        self.copy_group = next((mesh.get_local_rank(mesh.ndim - 1) for mesh in meshes), 0)
 
     def evaluate(self, batches: Iterable[Batch]) -> Tensor | None:
         """Sums over this rank's part of the test set; layers gather their parameters for each batch, as in training."""
