@@ -40,18 +40,17 @@ def accuracies(runs: Runs) -> pl.DataFrame:
 
 def as_latex(rows: pl.DataFrame) -> str:
     """A table per group of like work, a row per configuration, a column per epoch."""
-    parts = [
-        latex.floating(
+    captioned = (
+        (
             f"{group}: test accuracy in per cent by epoch, median over the runs, lowest and highest in brackets",
-            _tabular(members),
-            label=f"accuracy-{number}",
+            [_tabular(members)],
         )
-        for number, ((group,), members) in enumerate(rows.group_by("group", maintain_order=True), 1)
-    ]
-    return latex.HEAD + "\n".join(parts)
+        for (group,), members in rows.group_by("group", maintain_order=True)
+    )
+    return latex.floats(captioned, name="accuracy")
 
 
-def _tabular(members: pl.DataFrame) -> str:
+def _tabular(members: pl.DataFrame) -> latex.Rows:
     epochs = sorted(members["epoch"].unique())
     head = ["Configuration", "Runs", *(f"Epoch {epoch}" for epoch in epochs)]
     body = []
@@ -59,7 +58,7 @@ def _tabular(members: pl.DataFrame) -> str:
         cells = {row["epoch"]: _spread(row) for row in own.iter_rows(named=True)}
         shown = [str(configuration), str(own["runs"].max()), *(cells.get(epoch, text.MISSING) for epoch in epochs)]
         body.append([latex.escape(cell) for cell in shown])
-    return latex.tabular("l" + "r" * (1 + len(epochs)), head, body)
+    return latex.Rows("l" + "r" * (1 + len(epochs)), head, body)
 
 
 def _spread(row: dict[str, Any]) -> str:

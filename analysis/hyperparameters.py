@@ -185,24 +185,25 @@ def _rows(each: Hyperparameters) -> Iterator[tuple[str, str, str]]:
 
 def tabulars(tables: Iterable[Hyperparameters]) -> str:
     """All of them in LaTeX: of each one table of what is shared, then the others, by as many strategies as fit."""
-    parts = (part for each in tables for part in _parts(each))
-    return latex.HEAD + "\n".join(
-        latex.floating(*part, label=f"hyperparameters-{number}") for number, part in enumerate(parts, 1)
-    )
+    return latex.floats((captioned for each in tables for captioned in _captioned(each)), name="hyperparameters")
 
 
-def _parts(each: Hyperparameters) -> Iterator[tuple[str, str]]:
-    """Captions and tabulars."""
-    yield f"{each.work}: settings of all", _tabular(r"lp{0.6\linewidth}", ("Setting", "Value"), each.shared)
-    for start in range(0, len(each.strategies) if each.differing else 0, latex.MOST_COLUMNS):
+def _captioned(each: Hyperparameters) -> Iterator[tuple[str, list[latex.Rows]]]:
+    yield f"{each.work}: settings of all", [_rows_of(f"l{latex.broken(0.6)}", ("Setting", "Value"), each.shared)]
+    if each.differing:
+        yield f"{each.work}: settings by strategy", [*_by_strategy(each)]
+
+
+def _by_strategy(each: Hyperparameters) -> Iterator[latex.Rows]:
+    for start in range(0, len(each.strategies), latex.MOST_COLUMNS):
         some = slice(start, start + latex.MOST_COLUMNS)
         names = each.strategies[some]
         # A setting that none of these strategies has is told beside those that have it.
         body = [(name, *values[some]) for name, values in each.differing if {*values[some]} != {text.MISSING}]
-        shape = "l" + rf"p{{{0.7 / len(names):.2f}\linewidth}}" * len(names)
-        yield f"{each.work}: settings by strategy", _tabular(shape, ("Setting", *names), body)
+        shape = "l" + latex.broken(0.7 / len(names) - 0.03) * len(names)
+        yield _rows_of(shape, ("Setting", *names), body)
 
 
-def _tabular(shape: str, head: Sequence[str], body: Iterable[Sequence[str]]) -> str:
-    first, *others = [[latex.escape(words) for words in row] for row in (head, *body)]
-    return latex.tabular(shape, first, others)
+def _rows_of(shape: str, head: Sequence[str], body: Iterable[Sequence[str]]) -> latex.Rows:
+    first, *others = [[latex.escape(cell) for cell in row] for row in (head, *body)]
+    return latex.Rows(shape, first, others)

@@ -23,6 +23,7 @@ MOST_CASES = 8
 """Cases that the page shows of one claim; the CSV has all."""
 MOST_ROWS = 18
 """Of a table in LaTeX: of three lines each, in footnotesize, they fit on a page."""
+_SHAPE = f"{latex.broken(0.28)}l{latex.broken(0.5)}"
 _COLUMNS = {
     **dict.fromkeys(("publication", "claim", "section", "verdict", "why", "runs", "outside", "sweeps"), pl.String),
     **dict.fromkeys(("work", "step", "device", "metric", "compare"), pl.String),
@@ -110,24 +111,13 @@ def _case(case: Case, of: tuple[str, str]) -> tuple[object, ...]:
 
 
 def tabular(judgements: Sequence[Judgement]) -> str:
-    """The effects of the publications' own runs in LaTeX: claim, verdict, effect with its interval, work.
-
-    Tables of a page each, as LaTeX breaks none: their labels are tab:claims-1, tab:claims-2, and so on.
-    """
-    rows = [
-        (f"{judgement.seed} {judgement.claim.name.replace('_', ' ')}", case.verdict, effect_of(case, judgement.claim))
+    """The effects of the publications' own runs in LaTeX: claim, verdict, effect with its interval, work."""
+    body = [
+        [f"{judgement.seed} {judgement.claim.name.replace('_', ' ')}", case.verdict, effect_of(case, judgement.claim)]
         for judgement in judgements
         for case in judgement.cases
     ]
-    parts = [rows[start : start + MOST_ROWS] for start in range(0, len(rows), MOST_ROWS)]
-    return latex.HEAD + "\n".join(_floating(part, number, of=len(parts)) for number, part in enumerate(parts, 1))
-
-
-def _floating(rows: Sequence[tuple[str, str, str]], number: int, *, of: int) -> str:
-    body = [" & ".join(map(latex.escape, row)) + r" \\" for row in rows]
-    head = [r"\begin{tabular}{@{}p{0.28\linewidth}lp{0.5\linewidth}@{}}", r"\toprule"]
-    names = r"Claim & Verdict & Effect, its interval, and the work \\"
-    shown = "\n".join([*head, names, r"\midrule", *body, r"\bottomrule", r"\end{tabular}"])
-    part = f" ({number} of {of})" if of > 1 else ""
-    caption = f"Claims of the publications, decided by their own runs{part}"
-    return latex.floating(caption, shown, label=f"claims-{number}")
+    cells = [[latex.escape(cell) for cell in row] for row in body]
+    rows = latex.Rows(_SHAPE, ("Claim", "Verdict", "Effect, its interval, and the work"), cells)
+    caption = "Claims of the publications, decided by their own runs"
+    return latex.floats([(caption, [rows])], name="claims", most=MOST_ROWS)

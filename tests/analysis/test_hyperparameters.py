@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 import polars as pl
@@ -12,6 +11,7 @@ from analysis import load, write_report
 from analysis.hyperparameters import Hyperparameters, hyperparameters, table, tabulars
 from analysis.latex import MOST_COLUMNS
 from tests.analysis.factory import Fake, component, config, published
+from tests.analysis.latex_documents import tables_in
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -105,13 +105,9 @@ def test_latex_shares_many_strategies_out_and_is_whole(tmp_path: Path) -> None:
         published(config(tmp_path, strategy=name, devices=1 if name == "single" else 4), Fake())
     tables = of(tmp_path)
     text = tabulars(tables)
-    parts = text.split("\\end{tabular}")[:-1]
+    parts = tables_in(text)
     assert len(parts) == 1 + -(-len(names) // MOST_COLUMNS)
-    for part in parts:
-        begin, _, head, _, *rows, bottom = part[part.index(r"\begin{tabular}") :].strip().splitlines()
-        width = len(re.findall(r"[lr]|p\{", begin.partition("}{")[2].replace("linewidth", "")))
-        assert bottom == r"\bottomrule"
-        assert {line.count(" & ") for line in (head, *rows)} == {width - 1}
+    assert all(set(part.rows) == {part.columns} for part in parts)
     told = {(row[2], row[3]): row[4] for row in table(tables).rows()}
     assert told["strategy.schedule", "pipeline"] == component("strategy", "pipeline")["schedule"]
     assert all(rf"{setting} &".replace("_", r"\_") in text for setting, _ in told)
