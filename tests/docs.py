@@ -160,11 +160,12 @@ _UPDATES = {
         *(f"loss={name}" for name in group_choices()["loss"] if name != "cross_entropy"),
         "loss.label_smoothing=0.1",
     ],
+    "metric": ["metric=top5"],
 }
-_UPDATES_INTRO = """## Schedules, clipping, losses
+_UPDATES_INTRO = """## Schedules, clipping, losses, metrics
 
-Which strategies, with their default options, take which of these; `lr_schedule=constant`, `clip_norm=null` and
-`loss=cross_entropy` go with all of them.
+Which strategies, with their default options, take which of these; `lr_schedule=constant`, `clip_norm=null`,
+`loss=cross_entropy` and `metric=none` go with all of them.
 """
 
 

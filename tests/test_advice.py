@@ -17,6 +17,7 @@ PLAIN = ("data=synthetic", "data.channels=1", "data.train_samples=96", "batch_si
 TOKENS = ("data=tokens", *PLAIN[2:-1])
 REFUSED_BY_SOME = (
     *([f"lr_schedule={name}"] for name in group_choices()["lr_schedule"]),
+    *([f"metric={name}"] for name in group_choices()["metric"]),
     *([f"loss={name}"] for name in group_choices()["loss"]),
     *([f"optimizer={name}"] for name in group_choices()["optimizer"]),
     *([f"precision={name}"] for name in ("fp16", "bf16", "fp64")),

@@ -82,6 +82,7 @@ FORCED = {
     "epochs": {
         f"{HERE}.test_losses_are_those_of_a_loop_by_hand": "run_id epoch train_loss train_accuracy test_loss "
         "test_accuracy train_samples test_samples steps",
+        "tests.test_metric_choices.test_after_each_epoch_the_table_has_it": "test_metric",
         f"{HERE}.test_times_are_those_of_the_clock": "attempt finished_at",
         "tests.strategies.test_expert_balance.test_an_epochs_imbalance_is_that_of_a_loop_by_hand": "expert_imbalance",
         "tests.telemetry.test_nvml.test_an_epochs_energy_is_exactly_that_of_the_profile": "gpu_energy_j "

@@ -113,6 +113,7 @@ def fields(struct: type, path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ..
             "Optimizer": Component,
             "LrSchedule": Component,
             "Loss": Component,
+            "Metric": Component,
             "Loader": Component,
         },
         include_extras=True,
@@ -221,7 +222,7 @@ def test_the_global_batch_follows_the_scaling(scaling: str, devices: int, batch:
 
 
 def struct_modules() -> list[str]:
-    alone = ("spec.settings", "spec.config", "spec.launchers", "optimizers", "schedules", "losses")
+    alone = ("spec.settings", "spec.config", "spec.launchers", "optimizers", "schedules", "losses", "metrics")
     names = [f"parallelbench.{name}" for name in alone]
     for package in ("strategies", "strategies.parts", "models", "data", "loaders"):
         folder = importlib.import_module(f"parallelbench.{package}")

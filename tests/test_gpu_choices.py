@@ -202,7 +202,12 @@ def test_an_interface_that_is_not_there_ends_the_attempt_with_its_name() -> None
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("key", "default", "other"),
-    [("lr_schedule", "constant", "cosine"), ("loss", "cross_entropy", "mse"), ("clip_norm", "null", "0.5")],
+    [
+        ("lr_schedule", "constant", "cosine"),
+        ("loss", "cross_entropy", "mse"),
+        ("metric", "none", "top5"),
+        ("clip_norm", "null", "0.5"),
+    ],
 )
 def test_runs_are_compared_with_those_of_before(key: str, default: str, other: str, tmp_path: Path) -> None:
     """A run without a later option or component has what all runs had."""

@@ -32,7 +32,9 @@ def targets(group: str) -> set[str]:
 
 STRATEGIES = targets("strategy")
 """The strategies' own files."""
-COMPONENTS = set.union(*map(targets, ("model", "data", "strategy", "optimizer", "lr_schedule", "loss", "loader")))
+COMPONENTS = set.union(
+    *map(targets, ("model", "data", "strategy", "optimizer", "lr_schedule", "loss", "metric", "loader"))
+)
 
 TORCH_FREE = [
     "analysis",

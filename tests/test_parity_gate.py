@@ -360,10 +360,13 @@ def test_an_evaluation_differs_by_its_loss_or_by_a_single_prediction() -> None:
     one_prediction = _evaluation_difference([80.0, 13.0], [80.0, 12.0], 37)
     loss = _evaluation_difference([80.0, 12.0], [80.1, 12.0], 37)
     nan = _evaluation_difference([float("nan"), 12.0], [80.0, 12.0], 37)
-    assert same == 0.0
+    further = _evaluation_difference([80.0, 12.0, 5.0, 37.0], [80.0, 12.0, 6.0, 37.0], 37)
+    metric_nan = _evaluation_difference([80.0, 12.0, float("nan")], [80.0, 12.0, 6.0], 37)
+    assert same == _evaluation_difference([80.0, 12.0, 5.0], [80.0, 12.0], 37) == 0.0, "a reference without them"
+    assert further == one_prediction
     assert one_prediction == pytest.approx(1 / 370)
     assert loss == pytest.approx(0.1 / 80.1)
-    for difference in (one_prediction, loss, nan):
+    for difference in (one_prediction, loss, nan, further, metric_nan):
         assert not _verdict(others | {"evaluation_difference": difference}, 1e-9)["passed"]
 
 

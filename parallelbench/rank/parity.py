@@ -17,6 +17,7 @@ import torch
 
 from parallelbench.probes.memory_probe import release
 from parallelbench.rank.checked_run import PARITY_TEST_SAMPLES, as_reference
+from parallelbench.rank.metric_value import metric_sums
 from parallelbench.rank.new_replica import new_replica
 from parallelbench.rank.parity_hint import gradient_hint
 from parallelbench.rank.step_differences import ComparedStep, parity_row
@@ -62,9 +63,9 @@ def check_parity(
     for step in range(1, run.measure.parity_steps + 1):
         batch = next(batches)
         stepped = replica.step(batch)
-        loss_sum = _over_ranks(None if stepped is None else stepped.tensor(), world)[0]
+        loss_sum = _over_ranks(None if stepped is None else stepped.tensor(), world, size=2)[0]
         gradients, state = replica.full_gradients(), replica.full_state_dict()
-        evaluated = _over_ranks(replica.evaluate(loader.test(PARITY_TEST_SAMPLES)), world)
+        evaluated = _over_ranks(_evaluated(replica, loader, run), world, size=2 + run.metric_size)
         expected = None if reference is None else reference.step()
         if expected is not None:
             loss = loss_sum / run.global_batch_size
@@ -135,9 +136,16 @@ class Reference:
         return ComparedStep(loss, gradients, state, evaluated.tolist())
 
 
-def _over_ranks(result: Tensor | None, world: World) -> list[float]:
-    """Loss and correct predictions, summed over all ranks."""
-    total: list[float] = world.sum(torch.zeros(2, dtype=torch.float64) if result is None else result.cpu()).tolist()
+def _evaluated(replica: Replica, loader: BatchLoader, run: RunConfig) -> Tensor | None:
+    """A rank's sums; refuses a replica that leaves the metric's out."""
+    sums = replica.evaluate(loader.test(PARITY_TEST_SAMPLES))
+    metric_sums(sums, run)
+    return sums
+
+
+def _over_ranks(result: Tensor | None, world: World, *, size: int) -> list[float]:
+    """Loss, correct predictions and what follows them, summed over all ranks."""
+    total: list[float] = world.sum(torch.zeros(size, dtype=torch.float64) if result is None else result.cpu()).tolist()
     return total
 
 

@@ -21,6 +21,7 @@ from parallelbench.rank.count_layers import count_facts
 from parallelbench.rank.initial import Initial
 from parallelbench.rank.likeness import checks_parity
 from parallelbench.rank.loss_check import check_mean
+from parallelbench.rank.metric_check import check_sums
 from parallelbench.rank.new_replica import new_replica
 from parallelbench.rank.parity import check_parity
 from parallelbench.rank.plain_optimizer import check_rate
@@ -194,8 +195,9 @@ class Session(RankSession):
         self._journal.commit()
 
     def _check_parts(self) -> None:
-        """Refuse a loss, or an optimizer, that is not what every strategy takes it for."""
+        """Refuse a loss, a metric, or an optimizer, that is not what every strategy takes it for."""
         check_mean(self._run, self._world.device)
+        check_sums(self._run, self._world.device)
         check_rate(self._run)
 
     def _check_parity(self, arrays: Arrays) -> bool | None:

@@ -34,7 +34,7 @@ class ComparedStep(NamedTuple):
     gradients: Arrays
     state: Arrays
     evaluated: Sequence[float]
-    """Summed loss and correct predictions of the test samples."""
+    """Summed loss and correct predictions of the test samples, and the sums of the run's metric."""
 
 
 def parity_row(step: int, observed: ComparedStep, expected: ComparedStep, *, run: RunConfig) -> dict[str, Any]:
@@ -72,14 +72,15 @@ def loss_difference(loss: float, expected: float) -> float:
 def _evaluation_difference(
     evaluated: Sequence[float], reference: Sequence[float], samples: int, *, labels: int = 1
 ) -> float:
-    """The difference of the mean loss, or that of the accuracy ÷ `_FLIPS`, whichever is larger.
+    """The largest difference: of the mean loss, or of the accuracy and each of the metric's means ÷ `_FLIPS`.
 
-    `labels`: of each sample.
+    `labels`: of each sample. An author's own reference may know nothing of the metric.
     """
-    (loss, correct), (expected_loss, expected_correct) = evaluated, reference
-    flipped = abs(correct - expected_correct) / (samples * labels) / _FLIPS
-    # A NaN, which can only be in the loss, comes first: it stays where the other is compared with it.
-    return max(loss_difference(loss / samples, expected_loss / samples), flipped)
+    (loss, *sums), (expected_loss, *expected) = evaluated, reference
+    pairs = zip(sums, expected, strict=False)
+    flipped = [abs(value - other) / max(samples * labels, abs(other)) / _FLIPS for value, other in pairs]
+    # numpy's max, unlike Python's, keeps a NaN.
+    return float(np.max([loss_difference(loss / samples, expected_loss / samples), *flipped]))
 
 
 def largest_difference(values: Arrays, expected: Arrays, *, floor: float) -> float:

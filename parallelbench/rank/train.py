@@ -16,6 +16,7 @@ from parallelbench.probes.memory_probe import MemoryProbe
 from parallelbench.probes.processor_share import ProcessorShare
 from parallelbench.rank.expert_balance import ExpertBalance
 from parallelbench.rank.findings import Finding
+from parallelbench.rank.metric_value import metric_column, metric_sums
 from parallelbench.rank.settled import Settled
 from parallelbench.rank.step_losses import by_step, rows_of
 from parallelbench.store.check_tables import SAMPLES
@@ -66,6 +67,8 @@ class Trainer:
         self._device_uuid = device_uuid(world)
         self.evaluated: tuple[float, float] = (math.nan, math.nan)
         """Mean loss and share of correct predictions on the test set after the last epoch, over all ranks."""
+        self._metric_sums = metric_sums(None, run)
+        """This rank's, of the last evaluation."""
         self._experts = ExpertBalance(replica, run)
         self._settled = Settled(replica, world, checks=run.measure.parity)
         self.sent: list[Sent] = []
@@ -148,7 +151,9 @@ class Trainer:
         evaluated = self._replica.evaluate(counted := _Counted(self._loader.test()))
         evaluation_time_s = self._window.stop()
         samples = counted.samples if evaluated is not None else 0
-        return {"evaluation_time_s": evaluation_time_s, **_sums("test", evaluated, samples)}
+        self._metric_sums = metric_sums(evaluated, self._run)
+        both = None if evaluated is None else evaluated[:2]
+        return {"evaluation_time_s": evaluation_time_s, **_sums("test", both, samples)}
 
     def _train_window(self, epoch: int) -> Sums | None:
         """Sums over the samples whose loss this rank owns. Nothing here waits for a device."""
@@ -187,15 +192,14 @@ class Trainer:
         took_s = row["epoch_time_s"] + row["evaluation_time_s"]
         requests = [0.0, 0.0] if self._boundary is None else self._boundary.requests(epoch, took_s)
         values = [float(row[name]) for name in names] + requests + self._step_losses
-        summed = self._world.total(values + self._experts.counts)
+        summed = self._world.total(values + self._metric_sums + self._experts.counts)
         total, (stop, save), losses = summed[:6], summed[6:8], summed[8 : len(values)]
         train_loss, _, train_samples, test_loss, _, test_samples = total
         assert test_samples == self._run.data.test_samples, f"{test_samples} test samples evaluated"
         is_last = epoch == self._run.epochs
         checks = [*self._samples(epoch, int(train_samples)), *self._settled.findings(is_last=is_last)]
         if self._world.rank == 0:
-            experts = self._experts.column(summed[len(values) :])
-            self._journal.write("epochs", [self._epoch_row(epoch, total) | experts])
+            self._journal.write("epochs", [self._epoch_row(epoch, total) | self._further(summed[len(values) :])])
             self._journal.write("losses", self._loss_rows(epoch, losses))
             self._journal.write("checks", [{**self._keys, **finding.row(epoch)} for finding in checks])
             self._journal.commit()
@@ -215,6 +219,11 @@ class Trainer:
         if self._boundary is not None and stop:
             self._boundary.stop(epoch)
         return bool(stop)
+
+    def _further(self, summed: list[float]) -> dict[str, float | None]:
+        """Columns of `epochs` about the metric and the experts, from their sums over all ranks."""
+        size = len(self._metric_sums)
+        return metric_column(self._run, summed[:size]) | self._experts.column(summed[size:])
 
     def _loss_rows(self, epoch: int, losses: list[float]) -> list[dict[str, Any]]:
         before, samples = (epoch - 1) * self._run.steps_per_epoch, self._run.global_batch_size

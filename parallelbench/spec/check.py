@@ -23,6 +23,7 @@ def check_run(run: RunConfig, device_type: str) -> None:
     _check_samples(run)
     run.model.check(**run.data.model_input)
     _check_recomputation(run)
+    _check_metric(run)
     check_fit(run, device_type)
     own_reference(run)
     run.optimizer.check(run, device_type)
@@ -186,6 +187,18 @@ def _check_own_loss(run: RunConfig) -> None:
             "to the loss, but no device has all layers, whole samples and their loss; choose "
             f"{run.model.without_own_loss}, or strategy=ddp"
         )
+
+
+def _check_metric(run: RunConfig) -> None:
+    """Refuse a metric that means nothing here, or that has no number of sums."""
+    own = f"metric={run.metric.name}: {type(run.metric).__qualname__}.size"
+    try:
+        size = run.metric_size
+    except Exception as error:  # a user's metric may raise anything
+        raise ConfigError(f"{own} fails: {raised_at(error)}") from None
+    if type(size) is not int or size < 0:
+        raise ConfigError(f"{own} is {size!r}: return how many sums there are, a whole number")
+    run.metric.check(run.logits_per_label, run.loss)
 
 
 def _check_recomputation(run: RunConfig) -> None:

@@ -1,8 +1,8 @@
 """One run, and the kinds of component that look at the whole of it: the strategy, the optimizer, and its schedule.
 
 A *component* is a configuration node that names its class in `_target_` (a model, a data set, a strategy, an optimizer,
-a schedule, a loss, a loader); the class is a frozen struct whose fields are the node's keys. Nothing here imports
-torch, so that thousands of configurations can be checked on a login node.
+a schedule, a loss, a metric, a loader); the class is a frozen struct whose fields are the node's keys. Nothing here
+imports torch, so that thousands of configurations can be checked on a login node.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from parallelbench.spec.dataset import Data
     from parallelbench.spec.loader import Loader
     from parallelbench.spec.mean_loss import Loss
+    from parallelbench.spec.metric import Metric
     from parallelbench.spec.model import Model
     from parallelbench.spec.replica import Replica
     from parallelbench.world.world import World
@@ -41,6 +42,7 @@ class RunConfig(Settings, frozen=True, kw_only=True):
     optimizer: Optimizer
     lr_schedule: LrSchedule
     loss: Loss
+    metric: Metric
     loader: Loader
     launcher: LauncherOptions
     sweep_name: Name = "adhoc"
@@ -62,6 +64,16 @@ class RunConfig(Settings, frozen=True, kw_only=True):
     def effective_seed(self) -> int:
         """Seed of this repetition: all strategies of one repeat share it."""
         return self.seed + self.repeat
+
+    @property
+    def logits_per_label(self) -> int:
+        """A language model's vocabulary, which may be larger than the data's, or the data's classes."""
+        return self.model.vocabulary_entries or self.data.num_classes
+
+    @property
+    def metric_size(self) -> int:
+        """How many sums the metric has; 0: none is measured."""
+        return self.metric.size(self.logits_per_label)
 
     @property
     def global_batch_size(self) -> int:

@@ -16,6 +16,7 @@ from parallelbench.spec.dataset import Data
 from parallelbench.spec.launchers import LauncherOptions, SuiteLauncher
 from parallelbench.spec.loader import Loader
 from parallelbench.spec.mean_loss import Loss
+from parallelbench.spec.metric import Metric
 from parallelbench.spec.model import Model
 from parallelbench.spec.settings import Settings
 from parallelbench.spec.structure import Component, Name, Node, structure
@@ -30,12 +31,14 @@ COMPONENTS: dict[str, type[Component]] = {
     "optimizer": Optimizer,
     "lr_schedule": LrSchedule,
     "loss": Loss,
+    "metric": Metric,
     "loader": Loader,
 }
 """The nodes of a run that name a class in `_target_`, and what that class must be a kind of."""
 LATER_COMPONENTS: dict[str, dict[str, Any]] = {
     "lr_schedule": {"_target_": "parallelbench.schedules.Constant", "name": "constant"},
     "loss": {"_target_": "parallelbench.losses.CrossEntropy", "name": "cross_entropy", "label_smoothing": 0.0},
+    "metric": {"_target_": "parallelbench.metrics.NoMetric", "name": "none"},
 }
 """Components that came after results existed → what all runs had before: no part of a mapping, so that run ids stay."""
 LATER_OPTIONS: dict[str, Any] = {

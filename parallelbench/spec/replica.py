@@ -64,7 +64,7 @@ class Replica(Protocol):
 
     def evaluate(self, batches: Iterable[Batch]) -> Tensor | None:
         """The same two sums over all `batches`, in evaluation mode, without training: float64 of shape (2,), on the
-        device; None where this rank owns none.
+        device; None where this rank owns none. The sums of the run's metric follow them, where it has one.
         """
 
     def full_state_dict(self) -> dict[str, Tensor]:

@@ -12,6 +12,7 @@ from parallelbench.store.check_tables import CHECKS, PARITY
 from parallelbench.store.clip_columns import CLIPPING
 from parallelbench.store.columns import EPOCH, KEYS, Column, Over, Show
 from parallelbench.store.expert_columns import EXPERT_BALANCE
+from parallelbench.store.metric_columns import METRIC
 from parallelbench.store.preprocess_table import PREPROCESS
 from parallelbench.store.processor_columns import PROCESSOR_SHARE
 from parallelbench.store.run_table import RUN
@@ -50,6 +51,7 @@ EPOCHS = (
             ),
         ),
     ),
+    *METRIC,
     Column("train_samples", "int64", "samples trained on in this epoch, over all ranks"),
     Column("test_samples", "int64", "samples evaluated, over all ranks"),
     Column("steps", "int32", "optimizer steps in this epoch"),

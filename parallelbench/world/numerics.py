@@ -16,6 +16,18 @@ if TYPE_CHECKING:
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
+class MetricSums(NamedTuple):
+    """What evaluations add up besides loss and correct predictions."""
+
+    size: int
+    of: Callable[[Tensor, Tensor], Tensor]
+    """The sums over a batch, of shape (size,), from logits and labels."""
+
+    def over(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """In float64; zeros over no labels, for which a metric may not be defined."""
+        return self.of(logits, labels).double() if len(labels) else logits.new_zeros(self.size, dtype=torch.float64)
+
+
 class Numerics:
     """The arithmetic of one replica.
 
@@ -29,11 +41,12 @@ class Numerics:
         device_type: str,
         *,
         loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy,
+        metric: MetricSums | None = None,
         compiles_loss: bool = False,
     ) -> None:
         """`loss`: the mean over a batch, of logits and labels."""
         self.dtype = torch.float64 if precision == "fp64" else torch.float32
-        self._device_type, self._mean_loss = device_type, loss
+        self._device_type, self._mean_loss, self._metric = device_type, loss, metric
         self._autocast = _AUTOCAST.get(precision)
         self._scaler = torch.amp.GradScaler(device_type) if precision == "fp16" else None
         self.training_loss: Callable[[Tensor, Tensor], Tensor] = (
@@ -52,8 +65,14 @@ class Numerics:
         return self._mean_loss(logits.to(self.dtype), labels)
 
     def sums(self, loss: Tensor, logits: Tensor, labels: Tensor) -> Sums:
-        """Like `sums`, after this loss of these logits; a loss of parts of the logits knows what was correct."""
-        return sums(loss, logits, labels, correct=getattr(self._mean_loss, "correct_from_parts", None))
+        """Like `sums`, after this loss of these logits; a loss of parts of the logits knows what was correct.
+
+        Where no gradient is taken, as in evaluations, the metric's sums follow them.
+        """
+        both = sums(loss, logits, labels, correct=getattr(self._mean_loss, "correct_from_parts", None))
+        if self._metric is None or torch.is_grad_enabled():
+            return both
+        return Sums([], torch.cat([both.tensor(), self._metric.over(logits.to(self.dtype), labels)]))
 
     def scale(self, loss: Tensor) -> Tensor:
         """The loss to call `backward` on."""
@@ -97,7 +116,7 @@ class Sums:
     """
 
     def __init__(self, parts: Sequence[_Scored], known: Tensor | None = None, *, samples: int = 0) -> None:
-        """`known`: sums of one other part, float64 of shape (2,); its loss was differentiated for `samples`."""
+        """`known`: sums of one other part, float64, as `tensor` gives them; a gradient was taken of `samples`."""
         self._parts, self._known = tuple(parts), () if known is None else (known,)
         self._total: Tensor | None = None
         self._losses: tuple[Tensor, ...] = ()
@@ -113,13 +132,13 @@ class Sums:
         together._losses = (*self._losses, *other._losses)
         totals = [sums._total for sums in (self, other) if sums._total is not None]
         together._total = functools.reduce(torch.add, totals) if totals else None
-        held_bytes = sum(part.logits.nbytes for part in together._parts)
+        held_bytes = sum(values.nbytes for values in (*(part.logits for part in together._parts), *together._known))
         if len(together._parts) + len(together._known) >= _MOST_HELD or held_bytes > _MOST_HELD_BYTES:
             together.tensor()
         return together
 
     def tensor(self) -> Tensor:
-        """Both sums: float64 of shape (2,), on the device."""
+        """Both sums, and those of a metric: float64 of shape (2 + its size,), on the device."""
         added = [] if self._total is None else [self._total]
         by_size: dict[tuple[int, ...], list[_Scored]] = {}
         for part in self._parts:

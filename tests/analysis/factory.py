@@ -78,7 +78,7 @@ def config(results: Path, **changes: Any) -> RunConfig:
         "site": component("site", "default") | {"data_dir": "data"},
     }
     chosen = {"model": "cnn_small", "data": "digits", "strategy": "single", "optimizer": "sgd", "loader": "resident"}
-    chosen |= {"lr_schedule": "constant", "loss": "cross_entropy"}
+    chosen |= {"lr_schedule": "constant", "loss": "cross_entropy", "metric": "none"}
     for key, value in changes.items():
         if key in COMPONENTS:
             chosen[key] = value
@@ -115,6 +115,7 @@ class Fake:
     train_loss: Callable[[int], float] = lambda epoch: 2.0 / epoch
     test_loss: Callable[[int], float] = lambda epoch: 2.2 / epoch
     test_accuracy: Callable[[int], float] = lambda epoch: 1 - 0.5**epoch
+    test_metric: Callable[[int], float | None] = lambda epoch: None
     train_accuracy: Callable[[int], float] | None = None
     """None: as on the test set."""
     parameters: int = 402442
@@ -299,6 +300,7 @@ def _epoch(run: RunConfig, keys: dict[str, Any], fake: Fake, epoch: int) -> dict
         "train_accuracy": (fake.train_accuracy or fake.test_accuracy)(epoch),
         "test_loss": fake.test_loss(epoch),
         "test_accuracy": fake.test_accuracy(epoch),
+        "test_metric": fake.test_metric(epoch),
         "train_samples": samples,
         "test_samples": run.data.test_samples,
         "steps": run.steps_per_epoch,

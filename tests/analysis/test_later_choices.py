@@ -25,6 +25,7 @@ CHOICES: list[tuple[dict[str, Any], str, str]] = [
     ({"lr_schedule": "cosine"}, "lr_schedule=constant,cosine", "lr schedule cosine"),
     ({"loss": "mse"}, "loss=cross_entropy,mse", "loss mse"),
     ({"loss": SMOOTH}, "loss.label_smoothing=0.0,0.1", "label smoothing 0.1"),
+    ({"metric": "macro_f1"}, "metric=none,macro_f1", "metric macro_f1"),
     ({"clip_norm": 0.5}, "clip_norm=null,0.5", "clip norm 0.5"),
 ]
 

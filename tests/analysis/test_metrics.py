@@ -226,6 +226,16 @@ def test_models_without_experts_have_no_imbalance(tmp_path: Path) -> None:
     assert _one(tmp_path, Fake())["final_expert_imbalance"] is None
 
 
+def test_a_metric_is_the_last_that_is_known(tmp_path: Path) -> None:
+    row = _one(tmp_path, Fake(test_metric=lambda epoch: [0.5, 0.25, 0.75, None][epoch - 1]))
+    assert row["final_test_metric"] == 0.75
+    assert per_epoch(load(tmp_path))["test_metric"].to_list() == [0.5, 0.25, 0.75, None]
+
+
+def test_without_a_metric_none_is_known(tmp_path: Path) -> None:
+    assert _one(tmp_path, Fake())["final_test_metric"] is None
+
+
 def test_accuracy_is_the_last_and_the_best(tmp_path: Path) -> None:
     row = _one(tmp_path, Fake(test_accuracy=lambda epoch: [0.5, 0.9, 0.8, 0.7][epoch - 1]))
     assert (row["final_test_accuracy"], row["best_test_accuracy"]) == (0.7, 0.9)

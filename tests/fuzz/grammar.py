@@ -18,6 +18,7 @@ GROUPS = (
     "optimizer",
     "lr_schedule",
     "loss",
+    "metric",
     "loader",
     "measure",
     "launcher",

@@ -16,6 +16,7 @@ import torch
 from launch.sweep import one_run
 from launch.sweep.compose import Extension
 from parallelbench.errors import ConfigError
+from parallelbench.rank.metric_check import check_sums
 from parallelbench.spec.check import check_run
 
 PAGE = (Path(__file__).parents[2] / "docs" / "adding-a-model.md").read_text()
@@ -55,6 +56,9 @@ def test_the_pages_model_and_data_are_a_run(me: Path, monkeypatch: pytest.Monkey
     own_loss = one_run([*OWN, "loss=hinge", "lr_schedule=halves", "batch_size=32", "epochs=2"], own).run
     check_run(own_loss, "cpu")
     assert [own_loss.rate_factor(step) for step in range(1, 8)] == [1.0, 1.0, 1.0, 0.5, 0.5, 0.5, 1.0]
+    near = one_run([*OWN, "metric=near", "batch_size=32"], own).run
+    check_sums(near, "cpu")
+    assert near.metric.value(near.metric.build()(torch.eye(4), torch.tensor([1, 3, 2, 0])).tolist()) == 0.5
     logits, labels = torch.tensor([[2.0, 0.0, 0.5], [0.0, 0.5, 0.0]]), torch.tensor([0, 2])
     assert own_loss.loss.build()(logits, labels).item() == pytest.approx(((0 + 0) / 3 + (1 + 1.5) / 3) / 2)
     for key, found in (("train_samples", "96 train_images"), ("test_samples", "32 test_images")):
@@ -85,6 +89,40 @@ def test_a_loss_and_a_schedule_of_ones_own_train_like_one_device(me: Path) -> No
     assert done.returncode == 0, done.stdout + done.stderr
     (outcome,) = (me / "results").rglob("outcome.json")
     assert '"outcome":"ok"' in outcome.read_text()
+
+
+@pytest.mark.slow
+def test_a_metric_of_ones_own_is_in_tables_and_report(me: Path) -> None:
+    def cli(*arguments: str) -> subprocess.CompletedProcess[str]:
+        program = [sys.executable, "-P", "-m", "parallelbench.cli", *arguments]
+        return subprocess.run(program, cwd=me, capture_output=True, text=True, check=False)
+
+    own = ["--conf", "conf", "--plugin", "mine", *OWN, "batch_size=32", "epochs=2"]
+    done = cli("submit", *own, "metric=near", "strategy=ddp", "devices=1,2", "launcher.oversubscribe=true")
+    assert done.returncode == 0, done.stdout + done.stderr
+    columns = [pl.read_parquet(path)["test_metric"] for path in (me / "results").rglob("epochs.parquet")]
+    assert len(columns) == 2
+    assert all(0 < value <= 1 and 32 * value == round(32 * value) for column in columns for value in column)
+    assert columns[0].to_list() == columns[1].to_list()
+    assert cli("report", "results/adhoc", "--out", "page").returncode == 0
+    assert "Test metric" in (me / "page" / "index.html").read_text()
+    refused = cli("submit", *own, "metric=far")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "near" in refused.stderr
+
+
+@pytest.mark.slow
+def test_a_metric_that_fails_is_told_of_before_training(me: Path) -> None:
+    (me / "mine" / "__init__.py").open("a").write("\n\nNear.value = lambda self, sums: float('nan')\n")
+    arguments = ["--conf", "conf", "--plugin", "mine", *OWN, "batch_size=32", "metric=near"]
+    program = [sys.executable, "-P", "-m", "parallelbench.cli", "run", *arguments]
+    done = subprocess.run(program, cwd=me, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, "it began, and ended with an error"
+    assert "Traceback" not in done.stdout + done.stderr
+    (outcome,) = (me / "results").rglob("outcome.json")
+    assert '"outcome":"error"' in outcome.read_text()
+    assert "metric=near: Near.value gives no finite number for random predictions" in outcome.read_text()
+    assert not list((me / "results").rglob("epochs.parquet"))
 
 
 @pytest.mark.slow

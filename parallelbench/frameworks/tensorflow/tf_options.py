@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from parallelbench.errors import ConfigError, choices
 from parallelbench.losses import CrossEntropy
+from parallelbench.metrics import NoMetric
 from parallelbench.models.cnn import Cnn, CnnLarge, CnnSmall
 from parallelbench.models.linear import LogisticRegression
 from parallelbench.models.mlp import Mlp
@@ -63,6 +64,11 @@ class TensorFlowStrategy(Strategy, frozen=True, kw_only=True):
             raise ConfigError(
                 f"loss={run.loss.name} with strategy={self.name} is refused: TensorFlow's part computes cross entropy "
                 "without smoothing only: choose loss=cross_entropy loss.label_smoothing=0.0, or a strategy of torch"
+            )
+        if not isinstance(run.metric, NoMetric):
+            raise ConfigError(
+                f"metric={run.metric.name} with strategy={self.name} is refused: TensorFlow's part evaluates loss and "
+                "accuracy only: choose metric=none, or a strategy of torch"
             )
         self._refuse_torchs(run)
 

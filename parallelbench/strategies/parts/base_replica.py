@@ -21,7 +21,7 @@ from parallelbench.strategies.parts.state import (
     undrawn_numbers,
 )
 from parallelbench.strategies.parts.step_norms import StepNorms
-from parallelbench.world.numerics import Numerics
+from parallelbench.world.numerics import MetricSums, Numerics
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -37,9 +37,10 @@ if TYPE_CHECKING:
 
 
 def numerics_of(run: RunConfig, device_type: str, *, loss: MeanLoss | None = None) -> Numerics:
-    """The arithmetic of a run, with its loss, or one that computes the same in another way."""
+    """The arithmetic of a run, with its metric and its loss, or one that computes the same in another way."""
     loss = run.model.with_own_loss(loss or run.loss.build())
-    return Numerics(run.precision, device_type, loss=loss, compiles_loss=run.compiles_step)
+    metric = MetricSums(run.metric_size, run.metric.build()) if run.metric_size else None
+    return Numerics(run.precision, device_type, loss=loss, metric=metric, compiles_loss=run.compiles_step)
 
 
 class BaseReplica(ABC):

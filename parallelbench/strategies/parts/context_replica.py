@@ -14,7 +14,6 @@ from parallelbench.strategies.parts.context_gather import Gathering
 from parallelbench.strategies.parts.context_heads import HeadExchange
 from parallelbench.strategies.parts.context_ring import Ring
 from parallelbench.strategies.parts.replicas import ModuleReplica, gradient_bytes
-from parallelbench.world.numerics import Sums, sums
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from torch.nn.parallel import DistributedDataParallel
 
     from parallelbench.spec.config import RunConfig
+    from parallelbench.world.numerics import Sums
     from parallelbench.world.world import World
 
 
@@ -72,7 +72,8 @@ class ContextReplica(ModuleReplica):
 
     def _owned_sums(self, loss: Tensor, logits: Tensor, labels: Tensor) -> Sums:
         """This rank's share of the mean over all tokens, which are as many on each rank."""
-        return sums(loss / self._world.size, logits if self._world.rank == 0 else logits.detach(), labels)
+        owned = logits if self._world.rank == 0 else logits.detach()
+        return self._numerics.sums(loss / self._world.size, owned, labels)
 
 
 def own_places(tokens: int, *, rank: int, ranks: int, zig_zag: bool) -> Tensor:

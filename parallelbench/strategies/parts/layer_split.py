@@ -177,7 +177,7 @@ class LayerSplitReplica(LayersReplica):
                     _, output = self._run(segment, batch)
             if self.data_shard.labels:
                 assert batch.labels is not None
-                result = sums(self._numerics.loss(output, batch.labels), output, batch.labels)
+                result = self._numerics.sums(self._numerics.loss(output, batch.labels), output, batch.labels)
                 total = result if total is None else total + result
         self._layers.train()
         return None if total is None else total.tensor()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from parallelbench.errors import ConfigError
 from parallelbench.losses import CrossEntropy
+from parallelbench.metrics import NoMetric
 from parallelbench.strategies.parts.refusals import SCALES_ALONE, check_no_fp16
 
 if TYPE_CHECKING:
@@ -107,6 +108,7 @@ def _check_vocabulary(run: RunConfig, *, shards: int) -> None:
         f"model.vocabulary={near}": entries % shards > 0,
         f"loss={run.loss.name} needs all logits at once, only cross entropy is computed from parts: choose "
         "loss=cross_entropy": type(run.loss) is not CrossEntropy,
+        f"metric={run.metric.name} needs all logits at once: choose metric=none": not isinstance(run.metric, NoMetric),
         f"{run.model.own_loss} adds to a loss computed from parts: choose {run.model.without_own_loss}": (
             run.model.own_loss != ""
         ),
