@@ -110,6 +110,8 @@ def test_few_logits_are_held() -> None:
     for seed in range(1, 1000):
         total = total + sums(*part(8, seed))
         assert len(total._parts) < 64
-    wide = sums(torch.tensor(1.0), torch.zeros(192, 1024), torch.zeros(192, dtype=torch.int64))
-    assert len(wide._parts) == 1, "0.75 MiB may wait"
-    assert not (wide + wide)._parts, "1.5 MiB are added up at once"
+    wide = total = sums(torch.tensor(1.0), torch.zeros(192, 80), torch.zeros(192, dtype=torch.int64))
+    for _ in range(16):
+        total = total + wide
+    assert len(total._parts) == 17, "1,020 KiB may wait"
+    assert not (total + wide)._parts, "1,080 KiB are added up at once"
