@@ -89,7 +89,7 @@ BAD: list[tuple[list[str], list[str]]] = [
     (["measure.parity=perhaps"], ["measure.parity='perhaps'", "`bool`"]),
     (
         ["strategy=ddp", "devices=1000"],
-        ["devices=1000", f"has {count_of(CORES, 'core')}", f"choose devices={CORES} or fewer"],
+        ["devices=1000", f"has {count_of(CORES, 'core')}", f"choose devices={CORES} or fewer", "launcher=slurm site=…"],
     ),
     (["cores_per_device=1000"], ["cores_per_device=1000", f"choose cores_per_device={CORES} or fewer"]),
     (["device=cuda"], ["device=cuda, but this machine shows no CUDA device"]),

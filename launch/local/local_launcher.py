@@ -140,10 +140,13 @@ def prepare_here(planned: PlannedRun, machine: Machine) -> Prepared:
     run = msgspec.structs.replace(planned.run, device=machine.device_type(planned.run.device))
     if run.nodes > 1:
         raise ConfigError(f"nodes={run.nodes}, but launcher={run.launcher.name} uses one machine only: choose nodes=1")
-    oversubscribed = machine.require(
-        devices=run.devices,
-        device_type=run.device,
-        cores_per_device=run.cores_per_device,
-        oversubscribe=run.launcher.oversubscribe,
-    )
+    try:
+        oversubscribed = machine.require(
+            devices=run.devices,
+            device_type=run.device,
+            cores_per_device=run.cores_per_device,
+            oversubscribe=run.launcher.oversubscribe,
+        )
+    except ConfigError as error:
+        raise ConfigError(f"{error}; to plan for a cluster, add launcher=slurm site=…") from None
     return checked(replace(planned, run=run), oversubscribed=oversubscribed)
