@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import multiprocessing
+import os
 import traceback
 import uuid
 from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
@@ -25,12 +26,16 @@ PRELOADED = (
     "pytest",
     "torch",
     "torch._dynamo",
+    "torch._inductor.codegen.cpp",
+    "torch._inductor.codegen.triton",
+    "torch._inductor.compile_fx",
     "torch.distributed.algorithms.ddp_comm_hooks.default_hooks",
     "torch.distributed.fsdp",
     "torch.distributed.optim",
     "torch.distributed.pipelining",
     "torch.distributed.tensor.parallel",
     "torch.nn.parallel",
+    "torch.utils.cpp_extension",
     "torch.utils.flop_counter",
     "torchvision",
     "parallelbench.rank.session",
@@ -39,6 +44,9 @@ PRELOADED = (
     "parallelbench.strategies.parts.pipeline_stages",
     "parallelbench.strategies.parts.tensor_shards",
     "tests.strategies.training",
+    "tests.strategies.test_sequence_parallel",
+    "tests.test_checkpoint",
+    "tests.test_closing",
     "tests.frozen",
 )
 """What the process that ranks are forked from has loaded, in this order."""
@@ -63,6 +71,7 @@ def _rank(function: Callable[..., Any], rank: int, size: int, init: str, argumen
     import torch
     import torch.distributed as dist
 
+    os.environ["TORCH_WARM_POOL"] = "0"  # compilers for Triton, one more torch per rank; C++ is compiled here
     torch.set_num_threads(1)
     # A rank that hangs ends with its stack on stderr, which fails the test: sub-groups wait for half an hour.
     faulthandler.dump_traceback_later(HANGS_AFTER_S, exit=True)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import msgspec
-import polars as pl
 import pytest
 import torch
 import torch.distributed as dist
@@ -67,7 +66,6 @@ from tests.planted import (
 from tests.ranks import run_ranks
 from tests.strategies.test_parity import OVERRIDES, SHIPPED
 from tests.strategies.training import configure, shard_loader
-from tests.test_phases import trained
 
 DATA = ["data=synthetic", "data.channels=1", "data.train_samples=384", "data.test_samples=100", "batch_size=64"]
 SMALL = [*DATA, "model=mlp", "data.image_size=28", "precision=fp32", "epochs=2"]
@@ -186,6 +184,9 @@ def test_a_loader_that_gives_one_batch_again_and_again_is_caught(
     method: str, seen: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The parity check takes its batches, too, and so does one device of the same seed; plain code does not."""
+    import polars as pl  # not where ranks import this file: each of them would pay
+
+    from tests.test_phases import trained
 
     def checks(folder: Path) -> list[Row]:
         home = trained(folder, "data.train_samples=96", "data.test_samples=2048", "loader=tensor_dataset")
