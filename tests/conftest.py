@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import fnmatch
+import gc
 import os
 import subprocess
 import sys
@@ -45,6 +47,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("by_cost")
         if taken_s >= DEAR_S:
             item.add_marker("exhaustive")
+
+
+def pytest_collection_finish() -> None:
+    """What was collected stays to the end: collections of garbage need not look at it, and no fork copies it."""
+    gc.collect()
+    gc.freeze()
+    atexit.register(gc.unfreeze)  # at its end, Python frees all
 
 
 def _mark_by_cases(items: list[pytest.Item]) -> None:
