@@ -213,8 +213,8 @@ def test_a_right_strategy_passes(strategy: str, precision: str, tmp_path: Path) 
 
 
 COMMON = {
-    "cnn": ["model=cnn", "data.image_size=32"],
-    "cnn_group": ["model=cnn", "model.norm=group", "data.image_size=32"],
+    "cnn": ["model=cnn", "data.image_size=16"],
+    "cnn_group": ["model=cnn", "model.norm=group", "data.image_size=16"],
     "cnn_large": ["model=cnn_large"],
     "mlp": ["model=mlp"],
     "resnet_tiny": ["model=resnet_tiny", "data.image_size=32"],

@@ -21,6 +21,8 @@ from parallelbench.spec.check import check_run
 
 PAGE = (Path(__file__).parents[2] / "docs" / "adding-a-model.md").read_text()
 OWN = ["model=wide", "data=shapes", "site.data_dir=data"]
+TWO = ["strategy=ddp", "devices=2", "launcher.oversubscribe=true", "measure.probe=false", "measure.telemetry_hz=0"]
+"""Two ranks, whose machine nobody asks for."""
 
 
 @pytest.fixture
@@ -83,7 +85,7 @@ def test_the_pages_commands_train_it_on_two_ranks_like_one_device(me: Path) -> N
 @pytest.mark.slow
 def test_a_loss_and_a_schedule_of_ones_own_train_like_one_device(me: Path) -> None:
     arguments = ["--conf", "conf", "--plugin", "mine", *OWN, "model=wide", "batch_size=32", "epochs=2"]
-    chosen = ["loss=hinge", "lr_schedule=halves", "strategy=ddp", "devices=2", "launcher.oversubscribe=true"]
+    chosen = ["loss=hinge", "lr_schedule=halves", *TWO]
     program = [sys.executable, "-P", "-m", "parallelbench.cli", "submit", *arguments, *chosen]
     done = subprocess.run(program, cwd=me, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -128,7 +130,7 @@ def test_a_metric_that_fails_is_told_of_before_training(me: Path) -> None:
 @pytest.mark.slow
 def test_the_pages_torch_dataset_is_one_line(me: Path) -> None:
     (command,) = [shlex.split(line) for line in PAGE.splitlines() if line.startswith("parallelbench run")]
-    more = ["model=mlp", "strategy=ddp", "devices=2", "launcher.oversubscribe=true", "epochs=2"]
+    more = ["model=mlp", *TWO, "epochs=2"]
     program = [sys.executable, "-P", "-m", "parallelbench.cli", *command[1:], *more]
     done = subprocess.run(program, cwd=me, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -142,8 +144,8 @@ def test_the_pages_torch_dataset_is_one_line(me: Path) -> None:
 
 @pytest.mark.slow
 def test_the_pages_tokens_train_like_one_device(me: Path) -> None:
-    chosen = ["model=table", "data=counting", "batch_size=20", "epochs=2", "strategy=ddp", "devices=2"]
-    arguments = ["--conf", "conf", "--plugin", "mine", *chosen, "launcher.oversubscribe=true"]
+    chosen = ["model=table", "data=counting", "batch_size=20", "epochs=2", *TWO]
+    arguments = ["--conf", "conf", "--plugin", "mine", *chosen]
     program = [sys.executable, "-P", "-m", "parallelbench.cli", "submit", *arguments]
     done = subprocess.run(program, cwd=me, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
