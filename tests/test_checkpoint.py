@@ -44,7 +44,11 @@ SHIPPED = [name for name in torchs_strategies() if name not in ON_GPUS]
 
 
 TOKENS = ("data=tokens", "data.train_samples=96", "data.test_samples=37", "model.layers=2")
-MODELS = {"expert_parallel": (*TOKENS, "model=gpt_moe_tiny"), "context_parallel": (*TOKENS, "model=gpt_tiny")}
+SEQUENCES = (*TOKENS, "model=gpt_tiny")
+MODELS = {
+    "expert_parallel": (*TOKENS, "model=gpt_moe_tiny"),
+    **dict.fromkeys(("context_parallel", "fsdp_cp"), SEQUENCES),
+}
 
 
 def small(strategy: str, *overrides: str) -> RunConfig:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from parallelbench.errors import ConfigError
 from parallelbench.optimizers import Lbfgs
+from parallelbench.strategies.fsdp_cp import FsdpCp
 from parallelbench.strategies.parts.meshes import divides_sequence, divides_vocabulary
 
 if TYPE_CHECKING:
@@ -17,6 +18,8 @@ def check_formula(run: RunConfig) -> None:
     if isinstance(run.optimizer, Lbfgs):
         raise ConfigError("a step of L-BFGS takes as many gradients as its line search needs: no formula has it")
     strategy = run.strategy
+    if isinstance(strategy, FsdpCp):  # FSDP's formula knows nothing of what attention sends
+        raise ConfigError(f"no formula knows strategy={strategy.name}")
     if getattr(strategy, "micro_batches", 1) > 1 and not strategy.has_stages:
         raise ConfigError(f"no formula knows strategy.micro_batches of strategy={strategy.name}: choose 1")
     divided = {"vocabulary_parallel": divides_vocabulary(run), "sequence_parallel": divides_sequence(run)}

@@ -37,6 +37,7 @@ STYLES = {
     "tensor_parallel": ("#cc79a7", 3),
     "dp_tp": ("#8a2c62", 1),
     "context_parallel": ("#7cb518", 2),
+    "fsdp_cp": ("#42620a", 4),
     "parameter_server": ("#332288", 2),
     "downpour": ("#8f7fd6", 3),
     "sandblaster_lbfgs": ("#6a3fb5", 4),

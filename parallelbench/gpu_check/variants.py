@@ -39,6 +39,9 @@ ALIKE: dict[str, dict[str, Any]] = {
 }
 """What every strategy is tried with, as far as its check allows."""
 _ADDING_UP: dict[str, dict[str, Any]] = {"micro_batches=2": {"strategy": {"micro_batches": 2}}}
+_EXCHANGES: dict[str, dict[str, Any]] = {
+    f"exchange={exchange}": {"strategy": {"exchange": exchange}} for exchange in ("all_gather", "all_to_all")
+}
 _DIVIDING: dict[str, dict[str, Any]] = {
     f"{option}_parallel": {"model": "gpt_tiny", "data": ("tokens", {}), "strategy": {f"{option}_parallel": True}}
     for option in ("vocabulary", "sequence")
@@ -52,11 +55,9 @@ OWN: dict[str, dict[str, dict[str, Any]]] = {
         "compression=bf16": {"strategy": {"compression": "bf16"}},
         **_ADDING_UP,
     },
-    "context_parallel": {
-        "exchange=all_gather": {"strategy": {"exchange": "all_gather"}},
-        "exchange=all_to_all": {"strategy": {"exchange": "all_to_all"}},
-    },
+    "context_parallel": _EXCHANGES,
     "expert_parallel": {"expert_ranks=2": {"strategy": {"expert_ranks": 2}}},
+    "fsdp_cp": {"gather=bf16": {"precision": "bf16", "strategy": {"gather": "bf16"}}, **_ADDING_UP, **_EXCHANGES},
     "fsdp": {"gather=bf16": {"precision": "bf16", "strategy": {"gather": "bf16"}}, **_ADDING_UP},
     "hsdp": {"gather=bf16": {"precision": "bf16", "strategy": {"gather": "bf16"}}, **_ADDING_UP},
     "ring_ddp": _ADDING_UP,

@@ -127,7 +127,7 @@ def test_a_strategys_phases_add_up_to_its_step() -> None:
 
 
 NAMES = group_choices()["strategy"]
-WITHOUT_FORMULA = {"sandblaster_lbfgs", "context_parallel", "expert_parallel"}
+WITHOUT_FORMULA = {"sandblaster_lbfgs", "context_parallel", "expert_parallel", "fsdp_cp"}
 WITHOUT_FORMULA |= {name for name in NAMES if name.startswith("tf_")}
 
 
@@ -141,8 +141,9 @@ def test_every_strategy_of_torch_has_a_formula(strategy: str) -> None:
 def test_what_no_formula_knows_is_refused_with_the_reason() -> None:
     with pytest.raises(ConfigError, match="no formula knows strategy=tf_single"):
         phases("strategy=tf_single")
-    with pytest.raises(ConfigError, match="no formula knows strategy=context_parallel"):
-        phases("strategy=context_parallel", "devices=2")
+    for strategy in ("context_parallel", "fsdp_cp"):
+        with pytest.raises(ConfigError, match=f"no formula knows strategy={strategy}"):
+            phases(f"strategy={strategy}", "devices=2")
     for options in ((), ("strategy.expert_ranks=2",)):
         with pytest.raises(ConfigError, match="no formula knows strategy=expert_parallel"):
             phases("strategy=expert_parallel", "devices=4", *options)

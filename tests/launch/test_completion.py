@@ -71,7 +71,7 @@ def test_values_are_offered_where_they_can_be_listed() -> None:
     assert after("submit --retry oom,par") == ["oom,parity_failed "]
     assert after("advise --objective g") == ["gpu_hours "]
     assert after("claims results scaling_st") == ["scaling_steady "]
-    assert after("compare results --by strategy=ddp,fs") == ["strategy=ddp,fsdp "]
+    assert after("compare results --by strategy=ddp,hs") == ["strategy=ddp,hsdp "]
     assert after("help optimizer.lr_") == ["optimizer.lr_rule "]
     assert after("completion ") == ["bash ", "zsh ", "fish "]
 

@@ -92,7 +92,7 @@ def test_what_suits_no_512_devices_is_left_out_with_the_reason() -> None:
     words.append("batch_size=512")
     runs = [planned.run for planned in expand(words, tell=lines.append)]
     strategies = Counter(run.strategy.name for run in runs)
-    assert strategies == {"ddp": 2, "zero1": 2, "fsdp": 2, "hsdp": 4, "dp_tp": 8, "context_parallel": 4}
+    assert strategies == {"ddp": 2, "zero1": 2, "fsdp": 2, "hsdp": 4, "fsdp_cp": 4, "dp_tp": 8, "context_parallel": 4}
     for run in runs:
         check_run(run, "cuda")
     assert {run.devices for run in runs} == {512}
@@ -116,14 +116,14 @@ def test_a_batch_of_fewer_samples_than_devices_is_left_out_in_words() -> None:
 
 def test_on_the_devices_that_a_file_names_nothing_is_left_out() -> None:
     lines: list[str] = []
-    assert len(expand(["sweep=gpt_layouts", "sweep.repeats=1"], tell=lines.append)) == 22
+    assert len(expand(["sweep=gpt_layouts", "sweep.repeats=1"], tell=lines.append)) == 24
     assert lines == []
 
 
 def test_one_device_is_left_out_of_what_lies_on_several_nodes() -> None:
     lines: list[str] = []
     words = ["sweep=gpt_layouts", "sweep.repeats=1", "launcher=slurm", "site=asu_sol", "nodes=2"]
-    assert len(expand(words, tell=lines.append)) == 21
+    assert len(expand(words, tell=lines.append)) == 23
     assert lines == ["left out, single × 1: devices=1 can't be spread evenly over nodes=2: choose a multiple of 2"]
     assert [planned.run.strategy.name for planned in expand([*words, "devices=1", "nodes=1"])] == ["single"]
 

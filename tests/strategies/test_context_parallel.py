@@ -16,6 +16,7 @@ from launch.sweep import one_run
 from parallelbench.errors import ConfigError
 from parallelbench.models.gpt_layers import CausalAttention, TokenEmbed, attended
 from parallelbench.probes.counted_bytes import CountedBytes
+from parallelbench.rank.new_replica import new_replica
 from parallelbench.rank.session import build_model
 from parallelbench.spec.check import check_run
 from parallelbench.spec.config import RunConfig
@@ -137,7 +138,7 @@ def test_the_parity_gate_sees_every_fault(exchange: str, tmp_path: Path) -> None
 
 
 def sent_in_a_step(rank: int, size: int, run: RunConfig) -> dict[str, Any]:
-    replica = run.strategy.prepare(build_model(run), run, World(rank=rank, size=size, local_rank=rank))
+    replica = new_replica(build_model(run), run, World(rank=rank, size=size, local_rank=rank))
     batches = loader_of(replica, run).train(1)
     replica.step(next(batches))  # DDP lays its buckets out
     replica.traffic.take()
@@ -148,15 +149,19 @@ def sent_in_a_step(rank: int, size: int, run: RunConfig) -> dict[str, Any]:
     return {"said": replica.traffic.take(), "passed_through": counted.sent_bytes}
 
 
-def values_sent(exchange: str, ranks: int, *, keys: int) -> float:
-    """By each rank, forward and back, of all layers: `keys` is the width of keys or of values."""
+def values_sent(exchange: str, ranks: int, *, keys: int, repeats: bool = False) -> float:
+    """By each rank, forward and back, of all layers: `keys` is the width of keys or of values.
+
+    `repeats`: backward computes attention again, and sends again what forward sent.
+    """
     own = BATCH * TOKENS_EACH / ranks
     of_keys_and_values = own * 2 * keys
-    times = {
-        **dict.fromkeys(("ring", "all_gather"), 3 * (ranks - 1) * of_keys_and_values),  # twice, their gradients once
-        "all_to_all": 2 * (ranks - 1) / ranks * (own * 2 * WIDTH + of_keys_and_values),
-    }
-    return LAYERS * times[exchange]
+    if exchange == "all_to_all":
+        forward = (ranks - 1) / ranks * (own * 2 * WIDTH + of_keys_and_values)
+        passes = 2  # as gradients the same way back
+    else:
+        forward, passes = (ranks - 1) * of_keys_and_values, 3  # again in backward, and their gradients
+    return LAYERS * (passes + repeats) * forward
 
 
 @pytest.mark.slow

@@ -35,7 +35,7 @@ LAST_ONES = ("pipeline", "dp_pp", "dp_pp_tp", "parameter_server")
 STRATEGIES = [name for name in torchs_strategies() if name not in NOT_POSSIBLE]
 SMALLEST = {"hsdp": 4, "dp_tp": 4, "dp_pp": 4, "dp_pp_tp": 4}
 NO_FP16 = {"fsdp", "hsdp", "zero1", "tensor_parallel", "dp_tp", "pipeline", "dp_pp", "dp_pp_tp", "model_parallel"}
-NO_FP16 |= {"parameter_server", "sandblaster_lbfgs", "expert_parallel"}
+NO_FP16 |= {"parameter_server", "sandblaster_lbfgs", "expert_parallel", "fsdp_cp"}
 """Whose gradients no process could scale alone."""
 
 
@@ -57,7 +57,7 @@ def overrides(strategy: str, size: int, optimizer: str, precision: str) -> list[
     batch_size = {"parameter_server": 4 * (size - 1), "sandblaster_lbfgs": 256}.get(strategy, 128)
     micro = [f"strategy.micro_batches={size}"] if strategy == "pipeline" else []
     model = ["model=mlp", f"model.hidden={[64] * layers}".replace(" ", "")]
-    own = {"context_parallel": sequences(size), "expert_parallel": EXPERTS}
+    own = {"context_parallel": sequences(size), "fsdp_cp": sequences(size), "expert_parallel": EXPERTS}
     work = own.get(strategy, [*DATA, *model, *micro])
     return [*work, f"optimizer={optimizer}", f"precision={precision}", f"batch_size={batch_size}"]
 

@@ -123,8 +123,8 @@ def test_ddp_options(model: str, tmp_path: Path) -> None:
 def test_no_strategy_is_refused_everywhere() -> None:
     """A strategy that no model and no size suits would be skipped above, silently."""
     for strategy in SHIPPED:
-        if strategy in ("data_parallel", "context_parallel"):
-            continue  # one needs two GPUs; the other takes tokens: test_context_parallel.py
+        if strategy in ("data_parallel", "context_parallel", "fsdp_cp"):
+            continue  # one needs two GPUs; the others take tokens: test_context_parallel.py, test_fsdp_cp.py
         possible = 0
         for model in MODELS.values():
             for size in (2, 4):

@@ -20,13 +20,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from parallelbench.marks.traffic import Traffic
+    from parallelbench.strategies.parts.context_group import ContextGroup
 
 
 class Gathering:
-    """The ranks of the default group, which hold pieces of the sequence in zig-zag order."""
+    """The ranks of a sequence, which hold its pieces in zig-zag order."""
 
-    def __init__(self, rank: int, ranks: int, traffic: Traffic) -> None:
-        self._rank, self._ranks, self._traffic = rank, ranks, traffic
+    def __init__(self, context: ContextGroup, traffic: Traffic) -> None:
+        self._rank, self._ranks, self._group, self._traffic = context.rank, context.size, context.group, traffic
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """(batch, heads, own tokens, head_width) three times → the first one's shape."""
@@ -36,7 +37,7 @@ class Gathering:
     def gathered(self, own: Tensor) -> Tensor:
         """Keys and values, (2, batch, heads, tokens, head_width), of all ranks in the order of the sequence."""
         parts = own.new_empty(self._ranks, *own.shape)
-        dist.all_gather_into_tensor(parts.flatten(0, 1), own)
+        dist.all_gather_into_tensor(parts.flatten(0, 1), own, group=self._group)
         self._traffic.all_gather("activation", parts.nbytes, self._ranks)
         first, second = parts.chunk(2, dim=4)
         return torch.cat([*first, *second.flip(0)], dim=3)
@@ -47,7 +48,7 @@ class Gathering:
         pairs = zip(pieces[: self._ranks], pieces[: self._ranks - 1 : -1], strict=True)
         parts = torch.stack([torch.cat(pair, dim=3) for pair in pairs])
         own = torch.empty_like(parts[0])
-        dist.reduce_scatter_tensor(own, parts.flatten(0, 1))
+        dist.reduce_scatter_tensor(own, parts.flatten(0, 1), group=self._group)
         self._traffic.reduce_scatter("activation", parts.nbytes, self._ranks)
         return own
 

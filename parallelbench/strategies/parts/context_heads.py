@@ -16,14 +16,15 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from parallelbench.marks.traffic import Traffic
+    from parallelbench.strategies.parts.context_group import ContextGroup
 
 
 class HeadExchange:
     """Causal attention of tokens that ranks hold consecutive parts of, for whole heads on each rank."""
 
-    def __init__(self, _rank: int, ranks: int, traffic: Traffic) -> None:
-        """`ranks`: those of the default group, whose number divides the heads of queries."""
-        self._ranks, self._traffic = ranks, traffic
+    def __init__(self, context: ContextGroup, traffic: Traffic) -> None:
+        """`context`: of as many ranks as divide the heads of queries."""
+        self._ranks, self._group, self._traffic = context.size, context.group, traffic
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """(batch, heads, own tokens, head_width) three times → the first one's shape."""
@@ -38,7 +39,15 @@ class HeadExchange:
 
     def _exchanged(self, values: Tensor) -> Tensor:
         """The i-th of `values` goes to rank i; the i-th of the result comes from it."""
-        received: Tensor = _AllToAll.apply(values, self._traffic)
+        received: Tensor = _AllToAll.apply(values, self)
+        return received
+
+    def sent(self, values: Tensor) -> Tensor:
+        """The same, as autograd does not see it."""
+        values = values.contiguous()
+        received = torch.empty_like(values)
+        dist.all_to_all_single(received, values, group=self._group)
+        self._traffic.send("activation", values.nbytes * (self._ranks - 1) / self._ranks)
         return received
 
 
@@ -46,19 +55,10 @@ class _AllToAll(torch.autograd.Function):
     """Of gradients too: what came from a rank goes back to it."""
 
     @staticmethod
-    def forward(ctx: Any, values: Tensor, traffic: Traffic) -> Tensor:
-        ctx.traffic = traffic
-        return _sent(values, traffic)
+    def forward(ctx: Any, values: Tensor, ranks: HeadExchange) -> Tensor:
+        ctx.ranks = ranks
+        return ranks.sent(values)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return _sent(gradients[0], ctx.traffic), None
-
-
-def _sent(values: Tensor, traffic: Traffic) -> Tensor:
-    values = values.contiguous()
-    received = torch.empty_like(values)
-    dist.all_to_all_single(received, values)
-    ranks = len(values)
-    traffic.send("activation", values.nbytes * (ranks - 1) / ranks)
-    return received
+        return ctx.ranks.sent(gradients[0]), None

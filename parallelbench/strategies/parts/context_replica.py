@@ -2,52 +2,45 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
 from parallelbench.marks.spans import waits_are_hidden
 from parallelbench.models.gpt_layers import CausalAttention, TokenEmbed
-from parallelbench.spec.batch import Batch, Shard
+from parallelbench.spec.batch import Batch
 from parallelbench.strategies.parts.context_gather import Gathering
 from parallelbench.strategies.parts.context_heads import HeadExchange
 from parallelbench.strategies.parts.context_ring import Ring
-from parallelbench.strategies.parts.replicas import ModuleReplica, gradient_bytes
+from parallelbench.strategies.parts.replicas import ModuleReplica
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from torch import Tensor
-    from torch.nn.parallel import DistributedDataParallel
+    from torch import Tensor, nn
 
     from parallelbench.spec.config import RunConfig
+    from parallelbench.strategies.parts.context_group import ContextGroup
     from parallelbench.world.numerics import Sums
     from parallelbench.world.world import World
 
 
 class ContextReplica(ModuleReplica):
-    """The whole model on this rank's tokens of every sample. The first rank counts the samples, for all."""
+    """The whole model on this rank's tokens of its samples, which the first rank of a sequence counts for all."""
 
-    def __init__(self, wrapped: DistributedDataParallel, *, exchange: str, run: RunConfig, world: World) -> None:
-        """`wrapped`: in whose layers positions and attention are replaced."""
-        size_bytes = gradient_bytes(wrapped.module)
-        super().__init__(
-            wrapped.module,
-            run=run,
-            world=world,
-            data_shard=Shard(),
-            wrapped=wrapped,
-            count_step=lambda traffic: traffic.all_reduce("gradient", size_bytes, world.size),
-        )
+    def __init__(
+        self, module: nn.Module, *, run: RunConfig, world: World, exchange: str, context: ContextGroup, **options: Any
+    ) -> None:
+        """`module`: in whose layers positions and attention are replaced. `options`: those of `ModuleReplica`."""
+        super().__init__(module, run=run, world=world, **options)
         self.hides_communication = waits_are_hidden(world.device_type, compiled=run.compile)
+        self._context = context
         (tokens,) = run.data.shape
-        places = own_places(tokens, rank=world.rank, ranks=world.size, zig_zag=exchange != "all_to_all")
+        places = own_places(tokens, rank=context.rank, ranks=context.size, zig_zag=exchange != "all_to_all")
         self._places = places.to(world.device)
-        attend = {"ring": Ring, "all_gather": Gathering, "all_to_all": HeadExchange}[exchange](
-            world.rank, world.size, self.traffic
-        )
-        for layer in wrapped.module.modules():
+        attend = {"ring": Ring, "all_gather": Gathering, "all_to_all": HeadExchange}[exchange](context, self.traffic)
+        for layer in module.modules():
             if isinstance(layer, CausalAttention):
                 layer.join = torch.compiler.disable(attend)  # its messages are no part of a graph
             if isinstance(layer, (CausalAttention, TokenEmbed)):
@@ -57,11 +50,11 @@ class ContextReplica(ModuleReplica):
         return super()._forward_backward(self._own(batch))
 
     def evaluate(self, batches: Iterable[Batch]) -> Tensor | None:
-        """Sums over all tokens, on the first rank; a collective."""
+        """Sums over all tokens of its samples, on the first rank of their sequences; a collective."""
         total = super().evaluate(map(self._own, batches))
         if total is not None:
-            dist.all_reduce(total)
-        return total if self._world.rank == 0 else None
+            dist.all_reduce(total, group=self._context.group)
+        return total if self._context.rank == 0 else None
 
     def _own(self, batch: Batch) -> Batch:
         """This rank's tokens of all samples."""
@@ -72,8 +65,8 @@ class ContextReplica(ModuleReplica):
 
     def _owned_sums(self, loss: Tensor, logits: Tensor, labels: Tensor) -> Sums:
         """This rank's share of the mean over all tokens, which are as many on each rank."""
-        owned = logits if self._world.rank == 0 else logits.detach()
-        return self._numerics.sums(loss / self._world.size, owned, labels)
+        owned = logits if self._context.rank == 0 else logits.detach()
+        return self._numerics.sums(loss / self._context.size, owned, labels)
 
 
 def own_places(tokens: int, *, rank: int, ranks: int, zig_zag: bool) -> Tensor:

@@ -19,13 +19,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from parallelbench.marks.traffic import Traffic
+    from parallelbench.strategies.parts.context_group import ContextGroup
 
 
 class Ring:
-    """The ranks of the default group, each of which sends to the next one."""
+    """The ranks of a sequence, each of which sends to the next one."""
 
-    def __init__(self, rank: int, ranks: int, traffic: Traffic) -> None:
-        self.rank, self.ranks, self._traffic = rank, ranks, traffic
+    def __init__(self, context: ContextGroup, traffic: Traffic) -> None:
+        self.rank, self.ranks, self._group, self._traffic = context.rank, context.size, context.group, traffic
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """(batch, heads, own tokens, head_width) three times → the first one's shape."""
@@ -36,7 +37,10 @@ class Ring:
         """Start to send `values` to the next rank; returns what waits for those of the rank before."""
         arriving = torch.empty_like(values)
         after, before = (self.rank + 1) % self.ranks, (self.rank - 1) % self.ranks
-        operations = [dist.P2POp(dist.isend, values, after), dist.P2POp(dist.irecv, arriving, before)]
+        operations = [
+            dist.P2POp(dist.isend, values, group=self._group, group_peer=after),
+            dist.P2POp(dist.irecv, arriving, group=self._group, group_peer=before),
+        ]
         works = dist.batch_isend_irecv(operations)
         self._traffic.send("activation", values.nbytes)
 

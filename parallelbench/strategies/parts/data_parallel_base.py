@@ -45,8 +45,9 @@ def check_micro_batches(micro_batches: int, run: RunConfig) -> None:
     """Refuse pieces of unequal size, and steps that are captured or compiled as one."""
     if micro_batches == 1:
         return
-    batch = run.global_batch_size // run.devices
-    if batch % micro_batches and not run.global_batch_size % run.devices:
+    shards = run.strategy.data_parallel_degree(run)
+    batch = run.global_batch_size // shards
+    if batch % micro_batches and not run.global_batch_size % shards:
         valid = [n for n in range(1, batch + 1) if batch % n == 0]
         nearest = sorted(sorted(valid, key=lambda n: abs(n - micro_batches))[:2])
         raise ConfigError(
@@ -190,6 +191,10 @@ class ShardedStrategy(DataParallelStrategy, frozen=True, kw_only=True):
 
     def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Replica:
         """Shard layer by layer, and synchronise the copies."""
+        return self.sharded(model, run, world)
+
+    def sharded(self, model: nn.Sequential, run: RunConfig, world: World, **options: Any) -> Replica:
+        """This rank's replica; `options` are those of `shard_layers` that are no options of the strategy."""
         from parallelbench.strategies.parts.fsdp_shards import shard_layers
 
         return shard_layers(
@@ -201,4 +206,5 @@ class ShardedStrategy(DataParallelStrategy, frozen=True, kw_only=True):
             # The parity check is fp64, whatever the run's precision.
             gather="stored" if run.precision == "fp64" else self.gather,
             micro_batches=self.micro_batches,
+            **options,
         )

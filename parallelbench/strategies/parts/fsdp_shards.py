@@ -45,10 +45,13 @@ def shard_layers(
     reshard_after_forward: bool,
     gather: str,
     micro_batches: int = 1,
+    kind: Callable[..., ShardedReplica] | None = None,
+    data_shard: Shard | None = None,
 ) -> ShardedReplica:
     """Shard every layer over groups of `shards` neighbouring ranks; the groups hold copies of each other.
 
-    `gather`, `micro_batches`: as those of `ShardedStrategy`. Each micro-batch gathers the parameters again.
+    `gather`, `micro_batches`: as those of `ShardedStrategy`. Each micro-batch gathers the parameters again. `kind`:
+    which replica, None: the plain one. `data_shard`: what this rank reads, None: a slice like each other rank.
     """
     copies = world.size // shards
     sizes = {"shard": shards} if copies == 1 else {"replicate": copies, "shard": shards}
@@ -64,11 +67,11 @@ def shard_layers(
         traffic.reduce_scatter("gradient", padded.total_bytes, shards)
         traffic.all_reduce("gradient", padded.total_bytes / shards, copies)
 
-    return ShardedReplica(
+    return (kind or ShardedReplica)(
         model,
         run=run,
         world=world,
-        data_shard=Shard(world.rank, world.size),
+        data_shard=data_shard or Shard(world.rank, world.size),
         before_evaluation=lambda: share_buffers(model),
         count_step=count_step,
         micro_batches=micro_batches,
