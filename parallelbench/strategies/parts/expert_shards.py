@@ -130,7 +130,10 @@ class ExpertReplica(ShardedReplica):
             self._groups.wait()
 
     def copied(self) -> Iterable[Tensor]:
-        """All but the experts; with several groups these, too, and one rank of each group is compared."""
+        """All but the experts, the same on every rank.
+
+        With several groups the experts, too: then ranks are compared that have the same place in their groups.
+        """
         return [*ModuleReplica.copied(self), *super().copied()]
 
 
