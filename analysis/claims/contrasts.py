@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import pairwise, product
 from typing import TYPE_CHECKING, Any
 
-from analysis.claims.effects import Effect, Reading, as_every_strategy, best, measured, reader
+from analysis.claims.effects import Effect, Reading, as_every_strategy, best, measured, metrics, reader
 from analysis.claims.grammar import LAST, Claim, Contrast, Level, written
 from analysis.comparison.compared_run import compared_runs
 from analysis.comparison.groups import varying_keys, work_label
@@ -19,12 +19,14 @@ from parallelbench.spec.mapping import COMPONENTS
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from analysis.claims.effects import Read
     from analysis.comparison.work import Work
     from analysis.reader import Runs
 
     Combine = Callable[[float, float, Effect, Effect], float | None]
-    Combined = Callable[[Sequence[Effect], int], list[Reading | None]]
+    Readings = dict[int, tuple[Reading, Reading]]
+    """Repeat → the values of two sides."""
+    Combined = Callable[[Effect, Effect], tuple[str, Readings]]
+    """Of the two sides of a comparison, which metric is compared, and its values."""
 
 
 def effects(runs: Runs, claim: Claim) -> list[Effect]:
@@ -48,7 +50,7 @@ def _effects(runs: Runs, claim: Claim) -> list[Effect]:
         levels = best(levels, claim.best_of)
     levels = [replace(level, outside=_outside(level, claim.scope)) for level in levels if _has(level, claim.where)]
     compared: list[Effect] = []
-    as_paired = _as_paired(runs, reader(runs, claim))
+    as_paired = _as_paired(runs, claim)
     for contrast in claim.contrasts:
         looked_at = [level for level in levels if level.facts["epoch"] in claim.epochs(contrast)]
         compared += list(_compare(looked_at, contrast, _COMBINE[claim.compare], as_paired))
@@ -58,18 +60,17 @@ def _effects(runs: Runs, claim: Claim) -> list[Effect]:
     return list(_compare(compared, claim.more, combine, _as_combined))
 
 
-def _compare(levels: Sequence[Effect], contrast: Contrast, combine: Combine, readings: Combined) -> Iterable[Effect]:
+def _compare(levels: Sequence[Effect], contrast: Contrast, combine: Combine, combined: Combined) -> Iterable[Effect]:
     for below, above, step in _sides(levels, contrast):
+        metric, readings = combined(below, above)
         effect = Effect(
             without(above.keys, contrast.roots),
             above.facts,
             steps=(*above.steps, step),
+            metric=metric,
             outside=tuple(dict.fromkeys((*below.outside, *above.outside))),
         )
-        for repeat, *_ in in_both(below.values, above.values):
-            one, other = readings((below, above), repeat)
-            if one is None or other is None:
-                continue
+        for repeat, (one, other) in readings.items():
             value, least, most = (
                 combine(*values, below, above)
                 for values in ((one.value, other.value), (one.most, other.least), (one.least, other.most))
@@ -85,20 +86,35 @@ def _compare(levels: Sequence[Effect], contrast: Contrast, combine: Combine, rea
             yield effect
 
 
-def _as_paired(runs: Runs, read: Read) -> Combined:
-    """The values of two configurations in a repeat, both as the sweep has measured them that `pairing_of` names."""
+def _as_paired(runs: Runs, claim: Claim) -> Combined:
+    """The values of two configurations, both as the sweep has measured them that `pairing_of` names.
+
+    One metric in all repeats: the one that most of them have.
+    """
     known = compared_runs(runs)
+    reads = {each.metric: reader(runs, each) for each in metrics(claim)}
 
-    def readings(sides: Sequence[Effect], repeat: int) -> list[Reading | None]:
-        couple = in_one_sweep([known[run_id] for side in sides for run_id in side.runs[repeat]])
-        return [read(run, side.facts["epoch"]) for run, side in zip(couple, sides, strict=True)]
+    def combined(below: Effect, above: Effect) -> tuple[str, Readings]:
+        epochs = below.facts["epoch"], above.facts["epoch"]
+        couples = {
+            repeat: in_one_sweep([known[run_id] for side in (below, above) for run_id in side.runs[repeat]])
+            for repeat, *_ in in_both(below.values, above.values)
+        }
+        found: dict[str, Readings] = {metric: {} for metric in reads}
+        for metric, read in reads.items():
+            for repeat, couple in couples.items():
+                one, other = (read(run, epoch) for run, epoch in zip(couple, epochs, strict=True))
+                if one is not None and other is not None:
+                    found[metric][repeat] = one, other
+        return max(found.items(), key=lambda each: len(each[1]))
 
-    return readings
+    return combined
 
 
-def _as_combined(sides: Sequence[Effect], repeat: int) -> list[Reading | None]:
-    """Two effects in a repeat: each is of values that are paired already."""
-    return [side.values[repeat] for side in sides]
+def _as_combined(below: Effect, above: Effect) -> tuple[str, Readings]:
+    """Two effects on one metric: each is of values that are paired already."""
+    both = in_both(below.values, above.values) if below.metric == above.metric else ()
+    return above.metric, {repeat: (below.values[repeat], above.values[repeat]) for repeat, *_ in both}
 
 
 def _sides(candidates: Sequence[Effect], contrast: Contrast) -> Iterable[tuple[Effect, Effect, str]]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import ChainMap, defaultdict
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import polars as pl
+from msgspec import structs
 
 from analysis.claims.grammar import EPOCH_COLUMNS, FAILURES, LAST, LEARNING, OF_ENGINES, OF_PHASES, Claim
 from analysis.comparison.groups import definitions
@@ -31,6 +32,12 @@ if TYPE_CHECKING:
     from analysis.reader import Runs
 
     Read = Callable[[ComparedRun, int | str], "Reading | None"]
+
+
+EARLIER = {"peak_memory_device_bytes": "gpu_memory_used_max_bytes"}
+"""Metric → what stands for it where a run of a comparison has none: of a process that drives several GPUs, older
+releases recorded the sum alone. Then it is the fullest GPU of both sides as the driver reports it.
+"""
 
 
 class Reading(NamedTuple):
@@ -59,6 +66,8 @@ class Effect:
     """Repeats that were run, but never reached the claim's target."""
     steps: tuple[str, ...] = ()
     """The levels that were compared, in words."""
+    metric: str = ""
+    """What its values are."""
     outside: tuple[str, ...] = ()
     """In what its runs are not those of the claim's scope: "data=digits"; empty where they are."""
 
@@ -73,9 +82,14 @@ def usable(runs: Runs, claim: Claim) -> pl.DataFrame:
 
 
 def measured(runs: Runs, claim: Claim) -> list[Effect]:
-    """The values per configuration, and per epoch that the claim names."""
+    """The values per configuration, and per epoch that the claim names; of a run without the claim's metric, the value
+    of the one that stands for it.
+    """
     epochs = set().union(*(claim.epochs(contrast) for contrast in claim.contrasts))
-    readings = {epoch: _readings(runs, claim, epoch) for epoch in sorted(epochs, key=str)}
+    readings = {
+        epoch: dict(ChainMap(*(_readings(runs, each, epoch) for each in metrics(claim))))
+        for epoch in sorted(epochs, key=str)
+    }
     rows = usable(runs, claim).sort("run_id")
     missed = set(rows.filter(pl.col("best_test_accuracy") < claim.target)["run_id"]) if claim.target else set()
     merged: dict[tuple[Any, ...], Effect] = {}
@@ -106,6 +120,12 @@ def _steps_of_runs(runs: Runs) -> dict[str, int]:
     last = pl.col("epochs").cast(pl.Int64) * pl.col("steps")
     rows = runs.epochs.join(runs.run.select("run_id", "epochs"), on="run_id").select("run_id", last).unique("run_id")
     return dict(rows.rows())
+
+
+def metrics(claim: Claim) -> list[Claim]:
+    """The claim, and the same about the metric that stands for its own where a run of a comparison has none."""
+    earlier = EARLIER.get(claim.metric)
+    return [claim, *([structs.replace(claim, metric=earlier)] if earlier else [])]
 
 
 def reader(runs: Runs, claim: Claim) -> Read:

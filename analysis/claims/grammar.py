@@ -60,14 +60,12 @@ MEASURED = (
     "total_time_s",
     "end_to_end_time_s",
     "peak_memory_sum_bytes",
+    "peak_memory_device_bytes",
     "time_to_accuracy_s",
 )
 """Metrics of a run that need valid timing."""
 PER_EPOCH = ("slowest_epoch_time_s", "training_time_s", "gpu_energy_j", "gpu_power_mean_w", "gpu_memory_used_max_bytes")
-"""Metrics of an epoch that need valid timing; the contrast or `epoch` names the epoch.
-
-The fullest GPU is as the driver reports it, because the peak of a process is a sum over all GPUs that it drives.
-"""
+"""Metrics of an epoch that need valid timing; the contrast or `epoch` names the epoch."""
 OF_ENGINES = (
     "preprocess_cold_time_s",
     "preprocess_warm_time_s",

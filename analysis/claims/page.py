@@ -96,18 +96,17 @@ def _rows(judgements: Sequence[Judgement]) -> Iterator[tuple[object, ...]]:
     for judgement in judgements:
         claim = judgement.claim
         head = (judgement.seed, claim.name, claim.section, judgement.verdict, judgement.why)
-        of = (claim.metric, claim.compare)
         every = [*judgement.cases, *(case for each in judgement.elsewhere for case in each.cases)]
         for case in every:
-            yield (*head, *_case(case, of))
+            yield (*head, *_case(case, claim.compare))
         if not every:
-            yield (*head, "none", "", "", "", "", "", *of, 0, None, None, None, "", "")
+            yield (*head, "none", "", "", "", "", "", claim.metric, claim.compare, 0, None, None, None, "", "")
 
 
-def _case(case: Case, of: tuple[str, str]) -> tuple[object, ...]:
+def _case(case: Case, compare: str) -> tuple[object, ...]:
     where = ("elsewhere" if case.outside else "the publication's", " ".join(case.outside), " ".join(case.sweeps))
     numbers = (len(case.effects), case.median, case.low, case.high)
-    return (*where, case.where, case.step, case.device, *of, *numbers, case.verdict, case.lacks)
+    return (*where, case.where, case.step, case.device, case.metric, compare, *numbers, case.verdict, case.lacks)
 
 
 def tabular(judgements: Sequence[Judgement]) -> str:

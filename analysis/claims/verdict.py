@@ -57,6 +57,8 @@ class Case:
     """In what its runs are not those that the publication speaks of, "data=digits": it decides nothing."""
     sweeps: tuple[str, ...] = ()
     """The sweeps of these runs."""
+    metric: str = ""
+    """What was compared: the claim's metric, or what stands for it in older results."""
     also: float | None = None
     """Median effect on the claim's other metric, in the same runs."""
 
@@ -186,6 +188,7 @@ def _case(runs: Runs, compared: ClaimedEffect, *, error: float, where: str, also
         runs=tuple(known[run_id][0] for run_id in ids),
         warnings=tuple(dict.fromkeys(filter(None, warnings))),
         missed=len(effect.missed),
+        metric=effect.metric,
         also=median(reading.value for reading in also.values.values()) if also else None,
     )
 

@@ -4,28 +4,30 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import polars as pl
+
 from analysis import text
 from analysis.comparison.baseline import unlike_groups
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import polars as pl
-
     from analysis.reader import Runs
 
 
 def ranked(runs: Runs, rows: pl.DataFrame, sentence: Callable[[pl.DataFrame], str], *, by: str = "group") -> str:
-    """`per_group` of sentences that rank configurations: where environments differ, or others disturbed runs of a
-    configuration, each says that it ranks nothing.
+    """`per_group` of sentences that rank configurations. Those of which others disturbed runs are told of behind the
+    others, so that they are neither first nor last; each sentence says why it ranks nothing.
     """
-    unlike = unlike_groups(runs)
+    unlike, marked = unlike_groups(runs), pl.col("disturbed").fill_null(False)
 
     def with_refusal(members: pl.DataFrame) -> str:
         issue = next((unlike[group] for group in members["group"] if group in unlike), None)
-        disturbed = members.filter("disturbed")["configuration"].to_list()
+        parts = [part for part in (members.filter(~marked), members.filter(marked)) if part.height]
+        told = "; apart from these, ".join(filter(None, map(sentence, parts)))
+        disturbed = members.filter(marked)["configuration"].to_list()
         why = issue or (disturbed and f"others disturbed runs of {text.listed(disturbed)}")
-        return sentence(members) + (f"; this does not rank them, since {why}" if why else "")
+        return told + (f"; this does not rank them, since {why}" if told and why else "")
 
     return per_group(rows, with_refusal, by=by)
 

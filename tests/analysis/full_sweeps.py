@@ -111,6 +111,7 @@ def fake(run: RunConfig) -> Fake:
         train_loss=lambda epoch: 2.4 * (1 - accuracy(epoch)) / (1 + 0.02 * epoch),
         parameters=shape.parameters,
         peak_allocated_bytes=lambda epoch, rank: _held_bytes(run, shape, processes) if on_gpus else None,
+        peak_allocated_bytes_by_device=lambda epoch, rank: _on_each(run, shape, processes) if on_gpus else None,
         host_peak_rss_bytes=lambda epoch, rank: 2300 * MIB if on_gpus else 700 * MIB,
         sent=lambda epoch, rank: (_sent(run, shape, processes), 0, 0),
         phases=_phases(run, shape) if run.measure.attribution_steps else None,
@@ -134,6 +135,15 @@ def _held_bytes(run: RunConfig, shape: Shape, processes: int) -> int:
     if run.strategy.name == "data_parallel":
         return states + 8 * shape.parameters * (run.devices - 1) + activations
     return states + activations // processes
+
+
+def _on_each(run: RunConfig, shape: Shape, processes: int) -> str:
+    """The same of each GPU of a process; of replicas in one process, the first gathers."""
+    gpus, held = run.devices // processes, _held_bytes(run, shape, processes)
+    rest = held // gpus
+    if run.strategy.name == "data_parallel" and gpus > 1:
+        rest = 8 * shape.parameters + shape.activation_bytes * run.global_batch_size // gpus
+    return ",".join(map(str, (held - (gpus - 1) * rest, *[rest] * (gpus - 1))))
 
 
 def _sent(run: RunConfig, shape: Shape, processes: int) -> int:

@@ -198,6 +198,5 @@ def test_each_publications_sweep_has_runs_for_its_claims(full: list[Judgement]) 
         if {"batch_size_regimes", "preprocessing", "strategy_comparison"} & set(finding.claim.sweeps)
         or finding.claim.name.endswith("_with_epochs")
         or (finding.claim.name.startswith("mirrored") and "device_type" in finding.claim.scope)
-        or finding.claim.metric == "gpu_memory_used_max_bytes"
     }
     assert lacking <= known, lacking - known
