@@ -130,7 +130,7 @@ def is_apart(pairs: int, pools: int) -> bool:
 
 def of_pools(values: Sequence[float], pools: Sequence[int]) -> tuple[float, ...]:
     """The mean of each pool's values; the values themselves where there are no pools."""
-    if not pools:
+    if not pools or len(set(pools)) == len(pools):
         return tuple(values)
     members: dict[int, list[float]] = defaultdict(list)
     for value, pool in zip(values, pools, strict=True):
@@ -138,24 +138,49 @@ def of_pools(values: Sequence[float], pools: Sequence[int]) -> tuple[float, ...]
     return tuple(map(statistics.fmean, members.values()))
 
 
-def interval(ratios: Sequence[float], pools: Sequence[int] = (), *, error: float = ERROR, more: int = 0) -> Ends | None:
-    """Interval of positive ratios: exp(m ± t·s/√n), m and s of their logarithms; None below `FEWEST_REPEATS`.
+def interval(ratios: Sequence[float], pools: Sequence[int] = (), *, error: float = ERROR) -> Ends | None:
+    """Interval of positive ratios, see `Spread`; None below `FEWEST_REPEATS`."""
+    spread = Spread.of_ratios(ratios, pools)
+    return None if spread is None else spread.ends(error)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """What every interval of the same values rests on: of paired differences, m ± t·s/√n, or of positive ratios,
+    exp(m ± t·s/√n), m and s of their logarithms.
 
     Both sides of a ratio vary alike, so the logarithms vary symmetrically: their mean, which the interval is about, and
     their median, which is shown as less depends on one bad repeat, estimate the same. With 9 lopsided repeats or more
-    the median can lie outside; it is taken in. `more`: the interval after so many more repeats, if these vary alike.
+    the median can lie outside; it is taken in.
     """
-    ends = difference_interval([math.log(ratio) for ratio in ratios], pools, error=error, more=more)
-    return ends and (math.exp(ends[0]), math.exp(ends[1]))
 
+    n: int
+    """Of independent values: pools."""
+    mean: float
+    deviation: float
+    median: float
+    """Of all values."""
+    of_logarithms: bool
 
-def difference_interval(
-    values: Sequence[float], pools: Sequence[int] = (), *, error: float = ERROR, more: int = 0
-) -> Ends | None:
-    """Interval of paired differences, m ± t·s/√n, likewise."""
-    ends = _interval(of_pools(values, pools), error, more)
-    median = statistics.median(values)
-    return ends and (min(ends[0], median), max(ends[1], median))
+    @classmethod
+    def of_ratios(cls, ratios: Sequence[float], pools: Sequence[int] = ()) -> Spread | None:
+        """Of positive ratios; None below `FEWEST_REPEATS`."""
+        spread = cls.of_differences([math.log(ratio) for ratio in ratios], pools)
+        return None if spread is None else replace(spread, of_logarithms=True)
+
+    @classmethod
+    def of_differences(cls, values: Sequence[float], pools: Sequence[int] = ()) -> Spread | None:
+        """Of paired differences, likewise."""
+        independent = of_pools(values, pools)
+        if len(independent) < FEWEST_REPEATS:
+            return None
+        return cls(len(independent), *_spread(independent), statistics.median(values), of_logarithms=False)
+
+    def ends(self, error: float, more: int = 0) -> Ends:
+        """The interval with this error, after so many more repeats of each side, if these vary alike."""
+        reach = half_width(self.n + more, error) * self.deviation
+        low, high = min(self.mean - reach, self.median), max(self.mean + reach, self.median)
+        return (math.exp(low), math.exp(high)) if self.of_logarithms else (low, high)
 
 
 def _interval(values: tuple[float, ...], error: float, more: int) -> Ends | None:

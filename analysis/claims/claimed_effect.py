@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Self
 from analysis.claims.contrasts import effects
 from analysis.claims.decision import Verdict, decide, verdict_on
 from analysis.claims.grammar import OF_SAMPLES, UNTIMED, Claim
-from analysis.claims.pairs import choice_of, pairing_of
+from analysis.claims.pairs import behind, choice_of
 from analysis.comparison.policy import Blocker, Issue
-from analysis.stats import Ends, difference_interval, ratio_median
-from analysis.stats import interval as ratio_interval
+from analysis.stats import Ends, Spread, ratio_median
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from analysis.claims.effects import Effect
+    from analysis.claims.pairs import Behind
     from analysis.comparison.pairing import Pairing
     from analysis.reader import Runs
 
@@ -29,7 +29,7 @@ class ClaimedEffect:
 
     effect: Effect
     claim: Claim
-    pairing: Pairing
+    behind: Behind
     choice: Pairing
     """Of the runs that the smallest value was chosen from: choosing compares, too."""
 
@@ -39,7 +39,12 @@ class ClaimedEffect:
         found = effects(runs, claim)
         if claim.gpus_only:
             found = [effect for effect in found if effect.keys["device_type"] == "cuda"]
-        return [cls(e, claim, pairing_of(runs, e.runs), choice_of(runs, e.candidates)) for e in found]
+        return [cls(e, claim, behind(runs, e.runs), choice_of(runs, e.candidates)) for e in found]
+
+    @property
+    def pairing(self) -> Pairing:
+        """Of the runs behind it."""
+        return self.behind.pairing
 
     @property
     def of_times(self) -> bool:
@@ -66,10 +71,24 @@ class ClaimedEffect:
 
     def interval(self, error: float, more: int = 0) -> Ends | None:
         """From the lower end of the least possible effects to the upper end of the largest possible ones."""
+        least, most = self._spreads
+        if least is None or most is None:
+            return None
+        low, high = least.ends(error, more)
+        return low, high if least is most else most.ends(error, more)[1]
+
+    @cached_property
+    def _spreads(self) -> tuple[Spread | None, Spread | None]:
+        """Of the least possible effects, and of the largest possible ones; one object where nothing is uncertain."""
         readings = self.effect.values.values()
-        least = self._ends([reading.least for reading in readings], error, more)
-        most = self._ends([reading.most for reading in readings], error, more)
-        return (least[0], most[1]) if least and most else None
+        if all(reading.least == reading.value == reading.most for reading in readings):
+            return self._exact, self._exact
+        least, most = [reading.least for reading in readings], [reading.most for reading in readings]
+        return self._spread(least), self._spread(most)
+
+    @cached_property
+    def _exact(self) -> Spread | None:
+        return self._spread(self._values)
 
     def decided(self, error: float) -> tuple[Verdict, str]:
         """The verdict, and what would decide it where nothing does."""
@@ -85,25 +104,26 @@ class ClaimedEffect:
             highest_repeat=self.pairing.highest_repeat,
             timed=self.of_times,
         )
-        exact = self._ends(self._values, error, 0)
+        exact = None if self._exact is None else self._exact.ends(error)
         if verdict == "inconclusive" and verdict_on(self._independent, exact, expect) != "inconclusive":
             lacks = "accuracy is measured too rarely: lower measure.steps_per_epoch"
         return verdict, lacks
 
     def is_decided(self, error: float) -> bool:
         """Whether there is a verdict."""
-        verdict = verdict_on(self._independent, self.interval(error), self.claim.expect)
-        return not self.forbidden and verdict != "inconclusive"
+        if self.forbidden:
+            return False
+        return verdict_on(self._independent, self.interval(error), self.claim.expect) != "inconclusive"
 
-    @property
+    @cached_property
     def _independent(self) -> int:
         """How many of the effects are independent: those that share what differed between submits count once."""
         return len(set(self.pairing.pools)) if self.of_times else len(self.effect.values)
 
-    @property
+    @cached_property
     def _values(self) -> list[float]:
         return [reading.value for reading in self.effect.values.values()]
 
-    def _ends(self, values: Sequence[float], error: float, more: int) -> Ends | None:
-        of = ratio_interval if self._is_ratio(values) else difference_interval
-        return of(values, self.pairing.pools if self.of_times else (), error=error, more=more)
+    def _spread(self, values: Sequence[float]) -> Spread | None:
+        of = Spread.of_ratios if self._is_ratio(values) else Spread.of_differences
+        return of(values, self.pairing.pools if self.of_times else ())

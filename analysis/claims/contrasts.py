@@ -7,26 +7,33 @@ from dataclasses import replace
 from itertools import pairwise, product
 from typing import TYPE_CHECKING, Any
 
-from analysis.claims.effects import Effect, Reading, as_every_strategy, best, measured, metrics, reader
+from msgspec import structs
+
+from analysis.claims.effects import Effect
 from analysis.claims.grammar import LAST, Claim, Contrast, Level, written
+from analysis.claims.levels import levels_of
+from analysis.claims.readings import Reading
 from analysis.comparison.compared_run import compared_runs
 from analysis.comparison.groups import varying_keys, work_label
-from analysis.comparison.pairing import in_both
+from analysis.comparison.repeats import in_both
 from analysis.comparison.sweeps import in_one_sweep
-from analysis.comparison.work import canonical, without
 from parallelbench.spec.mapping import COMPONENTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from analysis.comparison.compared_run import ComparedRun
     from analysis.comparison.work import Work
     from analysis.reader import Runs
 
     Combine = Callable[[float, float, Effect, Effect], float | None]
-    Readings = dict[int, tuple[Reading, Reading]]
-    """Repeat → the values of two sides."""
-    Combined = Callable[[Effect, Effect], tuple[str, Readings]]
-    """Of the two sides of a comparison, which metric is compared, and its values."""
+    Combined = Callable[[Sequence[Effect], int], list[Reading | None]]
+
+
+EARLIER = {"peak_memory_device_bytes": "gpu_memory_used_max_bytes"}
+"""Metric → what stands for it where runs of a comparison have none: of a process that drives several GPUs, older
+releases recorded the sum alone. Then it is the fullest GPU of both sides as the driver reports it.
+"""
 
 
 def effects(runs: Runs, claim: Claim) -> list[Effect]:
@@ -42,87 +49,101 @@ def is_unreached(runs: Runs, claim: Claim) -> bool:
 
 
 def _effects(runs: Runs, claim: Claim) -> list[Effect]:
-    """The same, and effects without a value, because a run never reached the target."""
-    levels = measured(runs, claim)
-    if any("devices" in c.roots and "strategy" not in c.roots for c in (*claim.contrasts, claim.more) if c):
-        levels = as_every_strategy(levels)
-    if claim.best_of:
-        levels = best(levels, claim.best_of)
-    levels = [replace(level, outside=_outside(level, claim.scope)) for level in levels if _has(level, claim.where)]
+    """The same, and effects without a value, because a run never reached the target.
+
+    Of each comparison that is of the metric, or what stands for it, that more repeats have on both sides.
+    """
+    found = _on_metric(runs, claim)
+    earlier = EARLIER.get(claim.metric)
+    if earlier is None:
+        return found
+    most: dict[tuple[object, ...], Effect] = {}
+    for effect in (*found, *_on_metric(runs, structs.replace(claim, metric=earlier))):
+        key = effect.of.text, effect.steps, *sorted(effect.facts.items())
+        if key not in most or len(effect.values) > len(most[key].values):
+            most[key] = effect
+    return list(most.values())
+
+
+def _on_metric(runs: Runs, claim: Claim) -> list[Effect]:
+    levels = [level for level in levels_of(runs).of(claim) if _has(level, claim.where)]
+    levels = [replace(level, outside=out) if (out := _outside(level, claim.scope)) else level for level in levels]
     compared: list[Effect] = []
     as_paired = _as_paired(runs, claim)
     for contrast in claim.contrasts:
         looked_at = [level for level in levels if level.facts["epoch"] in claim.epochs(contrast)]
         compared += list(_compare(looked_at, contrast, _COMBINE[claim.compare], as_paired))
-    if claim.more is None:
-        return compared
-    combine = _difference if claim.compare == "difference" else _ratio
-    return list(_compare(compared, claim.more, combine, _as_combined))
+    if claim.more is not None:
+        combine = _difference if claim.compare == "difference" else _ratio
+        compared = list(_compare(compared, claim.more, combine, _as_combined))
+    return [replace(effect, metric=claim.metric) for effect in compared]
 
 
-def _compare(levels: Sequence[Effect], contrast: Contrast, combine: Combine, combined: Combined) -> Iterable[Effect]:
+def _compare(levels: Sequence[Effect], contrast: Contrast, combine: Combine, readings: Combined) -> Iterable[Effect]:
+    roots = contrast.roots
     for below, above, step in _sides(levels, contrast):
-        metric, readings = combined(below, above)
         effect = Effect(
-            without(above.keys, contrast.roots),
+            above.of.without(roots),
             above.facts,
             steps=(*above.steps, step),
-            metric=metric,
             outside=tuple(dict.fromkeys((*below.outside, *above.outside))),
         )
-        for repeat, (one, other) in readings.items():
-            value, least, most = (
-                combine(*values, below, above)
-                for values in ((one.value, other.value), (one.most, other.least), (one.least, other.most))
-            )
-            if value is not None and least is not None and most is not None:
-                effect.values[repeat] = Reading(value, least, most)
-                effect.runs[repeat] = (*below.runs[repeat], *above.runs[repeat])
-                if candidates := (*below.candidates.get(repeat, ()), *above.candidates.get(repeat, ())):
-                    effect.candidates[repeat] = candidates
+        for repeat, *_ in in_both(below.values, above.values):
+            reading = _combined(combine, readings((below, above), repeat), below, above)
+            if reading is None:
+                continue
+            effect.values[repeat] = reading
+            effect.runs[repeat] = (*below.runs[repeat], *above.runs[repeat])
+            if candidates := (*below.candidates.get(repeat, ()), *above.candidates.get(repeat, ())):
+                effect.candidates[repeat] = candidates
         there = [side.values.keys() | side.missed for side in (below, above)]
         effect.missed.update(there[0] & there[1] & (below.missed | above.missed))
         if effect.values or effect.missed:
             yield effect
 
 
+def _combined(combine: Combine, readings: Sequence[Reading | None], below: Effect, above: Effect) -> Reading | None:
+    """The effect between two values; from the least possible one to the largest."""
+    one, other = readings
+    if one is None or other is None:
+        return None
+    value = combine(one.value, other.value, below, above)
+    if one.least == one.value == one.most and other.least == other.value == other.most:
+        return None if value is None else Reading(value, value, value)
+    least, most = combine(one.most, other.least, below, above), combine(one.least, other.most, below, above)
+    return None if value is None or least is None or most is None else Reading(value, least, most)
+
+
 def _as_paired(runs: Runs, claim: Claim) -> Combined:
-    """The values of two configurations, both as the sweep has measured them that `pairing_of` names.
-
-    One metric in all repeats: the one that most of them have.
-    """
+    """The values of two configurations in a repeat, both as the sweep has measured them that `pairing_of` names."""
+    if not runs.sweeps:
+        return _as_combined  # each run was measured once
     known = compared_runs(runs)
-    reads = {each.metric: reader(runs, each) for each in metrics(claim)}
 
-    def combined(below: Effect, above: Effect) -> tuple[str, Readings]:
-        epochs = below.facts["epoch"], above.facts["epoch"]
-        couples = {
-            repeat: in_one_sweep([known[run_id] for side in (below, above) for run_id in side.runs[repeat]])
-            for repeat, *_ in in_both(below.values, above.values)
-        }
-        found: dict[str, Readings] = {metric: {} for metric in reads}
-        for metric, read in reads.items():
-            for repeat, couple in couples.items():
-                one, other = (read(run, epoch) for run, epoch in zip(couple, epochs, strict=True))
-                if one is not None and other is not None:
-                    found[metric][repeat] = one, other
-        return max(found.items(), key=lambda each: len(each[1]))
+    def readings(sides: Sequence[Effect], repeat: int) -> list[Reading | None]:
+        couple = in_one_sweep([known[run_id] for side in sides for run_id in side.runs[repeat]])
+        return [_read(claim, run, side.facts["epoch"]) for run, side in zip(couple, sides, strict=True)]
 
-    return combined
+    return readings
 
 
-def _as_combined(below: Effect, above: Effect) -> tuple[str, Readings]:
-    """Two effects on one metric: each is of values that are paired already."""
-    both = in_both(below.values, above.values) if below.metric == above.metric else ()
-    return above.metric, {repeat: (below.values[repeat], above.values[repeat]) for repeat, *_ in both}
+def _read(claim: Claim, run: ComparedRun, epoch: int | str) -> Reading | None:
+    """The metric as the run's own sweep has measured it; None where it has no value."""
+    return levels_of(run.runs).readings(claim.metric, target=claim.target, epoch=epoch).get(run.run_id)
+
+
+def _as_combined(sides: Sequence[Effect], repeat: int) -> list[Reading | None]:
+    """Two effects in a repeat: each is of values that are paired already."""
+    return [side.values[repeat] for side in sides]
 
 
 def _sides(candidates: Sequence[Effect], contrast: Contrast) -> Iterable[tuple[Effect, Effect, str]]:
     """Pairs of sides that differ in the contrast only, and the two levels in words."""
-    groups: dict[str, list[Effect]] = defaultdict(list)
+    groups: dict[tuple[object, ...], list[Effect]] = defaultdict(list)
+    roots = contrast.roots
     for effect in candidates:
-        epoch = None if "epoch" in contrast.roots else effect.facts["epoch"]
-        groups[canonical([without(effect.keys, contrast.roots), effect.steps, epoch])].append(effect)
+        epoch = None if "epoch" in roots else effect.facts["epoch"]
+        groups[effect.of.without(roots).text, effect.steps, epoch].append(effect)
     for members in groups.values():
         if contrast.rising:
             for below, above in _steps(members, contrast.rising):
@@ -133,14 +154,14 @@ def _sides(candidates: Sequence[Effect], contrast: Contrast) -> Iterable[tuple[E
             sides = ([effect for effect in members if _has(effect, level)] for level in (from_, to))
             for below, above in product(*sides):
                 if not _same(below, above):
-                    words = [_side(below, contrast.roots, from_), _side(above, contrast.roots, to)]
+                    words = [_side(below, roots, from_), _side(above, roots, to)]
                     yield below, above, " → ".join(words)
 
 
 def _same(one: Effect, other: Effect) -> bool:
     """Whether both are one measurement: the last epoch of a run of one epoch is its first."""
     epochs = [side.keys.get("epochs") if side.facts["epoch"] == LAST else side.facts["epoch"] for side in (one, other)]
-    return one.runs == other.runs and epochs[0] == epochs[1]
+    return epochs[0] == epochs[1] and one.runs == other.runs
 
 
 def _steps(candidates: Sequence[Effect], rising: str) -> Iterable[tuple[Effect, Effect]]:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import polars as pl
-
 from analysis import text
 from analysis.claims.contrasts import is_unreached
-from analysis.claims.effects import usable
 from analysis.claims.grammar import UNTIMED, Claim, written
+from analysis.claims.readings import unusable, usable
 from analysis.configurations import facts
 from analysis.metrics import resting_on_disturbed
 from analysis.stats import ENOUGH_REPEATS
@@ -20,7 +18,7 @@ if TYPE_CHECKING:
 
 def missing(runs: Runs, claim: Claim) -> str:
     """Why there is nothing to compare, and which runs are needed."""
-    if claim.gpus_only and facts(runs).filter(pl.col("device_type") == "cuda").is_empty():
+    if claim.gpus_only and not (facts(runs)["device_type"] == "cuda").any():
         return f"can't be decided on CPUs: {claim.gpus_only}; it needs {_sweeps(claim)} on GPUs"
     if is_unreached(runs, claim):
         return f"no repeat reaches {claim.target:g} on both sides: train more epochs, or choose another optimizer"
@@ -32,7 +30,7 @@ def missing(runs: Runs, claim: Claim) -> str:
 
 def _disturbed(runs: Runs, claim: Claim) -> str:
     resting = resting_on_disturbed(runs).get(claim.metric, frozenset())
-    count = usable(runs, claim).filter(pl.col("run_id").is_in(list(resting))).height
+    count = len(resting & set(usable(runs, claim.metric)["run_id"].to_list())) if resting else 0
     return f"; others disturbed what {claim.metric} rests on in {text.number_of_runs(count)}" if count else ""
 
 
@@ -41,9 +39,6 @@ def _sweeps(claim: Claim) -> str:
 
 
 def _excluded(runs: Runs, claim: Claim) -> str:
-    gone = facts(runs).join(usable(runs, claim).select("run_id"), on="run_id", how="anti")
-    exclusions = gone["exclusion"].drop_nulls().unique(maintain_order=True)
-    if claim.metric in UNTIMED or exclusions.is_empty():
-        return ""
-    verb = "doesn't" if gone.height == 1 else "don't"
-    return f" ({text.number_of_runs(gone.height)} {verb} count: {text.listed(exclusions.to_list())})"
+    number, exclusions = (0, []) if claim.metric in UNTIMED else unusable(runs, claim.metric)
+    verb = "doesn't" if number == 1 else "don't"
+    return f" ({text.number_of_runs(number)} {verb} count: {text.listed(exclusions)})" if exclusions else ""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
-from functools import lru_cache
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -15,7 +14,6 @@ from analysis.claims.contrasts import effects, labels
 from analysis.claims.decision import VERDICTS, Verdict
 from analysis.claims.grammar import EPOCH_COLUMNS, Claim
 from analysis.claims.lacking import missing
-from analysis.comparison.work import canonical
 from analysis.stats import ENOUGH_REPEATS, ERROR, error_of_each
 
 if TYPE_CHECKING:
@@ -131,7 +129,7 @@ def _judge(
 ) -> Judgement:
     others = {_identity(effect): effect for effect in _also(runs, claim)}
     cases = [
-        _case(runs, each, error=errors[_is_inside(each)], where=where, also=others.get(_identity(each.effect)))
+        _case(each, error=errors[_is_inside(each)], where=where, also=others.get(_identity(each.effect)))
         for each, where in zip(compared, labels([each.effect for each in compared]), strict=True)
     ]
     inside = tuple(case for case in cases if not case.outside)
@@ -162,15 +160,13 @@ def _also(runs: Runs, claim: Claim) -> list[Effect]:
     return effects(runs, msgspec.structs.replace(claim, metric=claim.also, also=None, target=None, epoch=epoch))
 
 
-def _identity(effect: Effect) -> str:
-    return canonical([effect.keys, effect.steps])
+def _identity(effect: Effect) -> tuple[str, tuple[str, ...]]:
+    return effect.of.text, effect.steps
 
 
-def _case(runs: Runs, compared: ClaimedEffect, *, error: float, where: str, also: Effect | None) -> Case:
-    known, effect = _known(runs), compared.effect
-    ids = dict.fromkeys(run_id for used in effect.runs.values() for run_id in used)
-    caveats = compared.pairing.caveats(of_times=compared.of_times)
-    warnings = [known[run_id][1] for run_id in ids] + list(map(str, caveats))
+def _case(compared: ClaimedEffect, *, error: float, where: str, also: Effect | None) -> Case:
+    effect, behind = compared.effect, compared.behind
+    caveats = map(str, compared.pairing.caveats(of_times=compared.of_times))
     verdict, lacks = compared.decided(error)
     low, high = compared.interval(error) or (None, None)
     return Case(
@@ -184,20 +180,13 @@ def _case(runs: Runs, compared: ClaimedEffect, *, error: float, where: str, also
         verdict=verdict,
         lacks=lacks,
         outside=effect.outside,
-        sweeps=tuple(sorted({known[run_id][2] for run_id in ids})),
-        runs=tuple(known[run_id][0] for run_id in ids),
-        warnings=tuple(dict.fromkeys(filter(None, warnings))),
+        sweeps=behind.sweeps,
+        runs=behind.slugs,
+        warnings=tuple(dict.fromkeys((*behind.warnings, *caveats))),
         missed=len(effect.missed),
         metric=effect.metric,
         also=median(reading.value for reading in also.values.values()) if also else None,
     )
-
-
-@lru_cache(maxsize=8)
-def _known(runs: Runs) -> dict[str, tuple[str, str | None, str]]:
-    """Run id → the name of its folder, its warnings, and its sweep."""
-    rows = runs.run.select("run_id", "slug", "warnings", "sweep").rows()
-    return {run_id: (slug, warned, sweep) for run_id, slug, warned, sweep in rows}
 
 
 def _overall(cases: Sequence[Case], claim: Claim) -> tuple[Verdict, str]:

@@ -43,8 +43,7 @@ class ComparedRun:
         """A metric of `per_run`, or a number of the run table; None where it was not measured, or rests on epochs that
         others disturbed.
         """
-        disturbed = self.run_id in resting_on_disturbed(self.runs).get(metric, ())
-        return None if disturbed else _values(self.runs, metric)[self.run_id]
+        return _values(self.runs, metric)[self.run_id]
 
     @property
     def span(self) -> Span:
@@ -92,7 +91,8 @@ def _sweeps(runs: Runs) -> dict[str, Path]:
     return {run_id: Path(folder).parent for run_id, folder in runs.run.select("run_id", "folder").rows()}
 
 
-@lru_cache(maxsize=32)
+@lru_cache(maxsize=64)
 def _values(runs: Runs, metric: str) -> dict[str, float | None]:
     known = runs.run if metric in runs.run.columns else per_run(runs)
-    return dict(zip(runs.run["run_id"], known[metric], strict=True))
+    values = dict(zip(runs.run["run_id"].to_list(), known[metric].to_list(), strict=True))
+    return values | dict.fromkeys(resting_on_disturbed(runs).get(metric, ()))

@@ -12,7 +12,8 @@ import polars as pl
 from analysis.comparison.counterparts import held_against_one_device, unlike_one_device
 from analysis.comparison.groups import labels
 from analysis.comparison.machine import rests_on_disturbed
-from analysis.metrics import miscounted, per_epoch, per_run, resting_on_disturbed
+from analysis.metrics import miscounted, per_run, resting_on_disturbed
+from analysis.metrics.epoch_metrics import AS_TEXT, numbered_epochs
 from analysis.same_run import format_skipped
 from analysis.text import listed, number_of_runs
 
@@ -123,7 +124,7 @@ def _duplicates(runs: Runs, gone: pl.DataFrame) -> pl.DataFrame:
 
     It is the one that finished first: no later measurement can change which one counts.
     """
-    finished = per_epoch(runs).group_by("run_id").agg(pl.col("finished_at").max())
+    finished = numbered_epochs(runs).group_by("run_id").agg(pl.col("finished_at").max()).with_columns(AS_TEXT)
     rows = runs.run.select("run_id", "slug", "repeat").join(gone, on="run_id", how="anti")
     rows = rows.join(labels(runs), on="run_id").join(finished, on="run_id", how="left")
     key = ("group", "configuration", "repeat")

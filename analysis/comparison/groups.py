@@ -181,15 +181,36 @@ def varying_keys(several: list[Work]) -> list[list[str]]:
     A component's option distinguishes only works with components of the same name: others may not have it. What came
     after results existed tells apart only the works that don't have it as it was before.
     """
+    distinct = {id(work): work for work in several}
+    differing = _differing(list(distinct.values())) - set(_NAMES)
     values: dict[tuple[str, str | None], set[Any]] = defaultdict(set)
-    for key in {key for work in several for key in work} - set(_NAMES):
-        for work in several:
+    for key in differing:
+        for work in distinct.values():
             value = work.get(key)
             values[key, _alike(key, work)].add(canonical(value) if isinstance(value, (list, dict)) else value)
     varying = {key for key, different in values.items() if len(different) > 1}
-    return [
-        [key for key in sorted(work) if (key, _alike(key, work)) in varying and _is_said(key, work)] for work in several
-    ]
+    said = {
+        number: [
+            key
+            for key in sorted(differing & work.keys())
+            if (key, _alike(key, work)) in varying and _is_said(key, work)
+        ]
+        for number, work in distinct.items()
+    }
+    return [said[id(work)] for work in several]
+
+
+def _differing(several: list[Work]) -> set[str]:
+    """The keys that not all works have with one value; those of lists and mappings in any case.
+
+    Of a hundred keys few differ, and only these are looked at more closely.
+    """
+    first = several[0] if several else {}
+    differing: set[str] = set()
+    for work in several:
+        differing |= first.keys() ^ work.keys()
+        differing.update(k for k, v in work.items() if v != first.get(k) or isinstance(v, (list, dict)))
+    return differing
 
 
 def _is_said(key: str, work: Work) -> bool:

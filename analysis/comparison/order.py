@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import combinations, product
+from bisect import bisect_left, bisect_right
+from itertools import combinations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ def one_after_the_other(sides: Sequence[Sequence[float]]) -> bool:
 
 
 def _is_one_sided(one: Sequence[float], other: Sequence[float]) -> bool:
-    earlier = sum((first < second) + 0.5 * (first == second) for first, second in product(one, other))
+    later = sorted(other)
+    earlier = sum(len(later) - (bisect_left(later, first) + bisect_right(later, first)) / 2 for first in one)
     share = earlier / (len(one) * len(other))
     return max(share, 1 - share) > ONE_SIDED

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import combinations, permutations
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from analysis.comparison.groups import highest_repeats
 from analysis.comparison.machine import (
@@ -22,14 +22,15 @@ from analysis.comparison.order import one_after_the_other
 from analysis.comparison.policy import Blocker, Caveat, Issue, Remedies
 from analysis.comparison.pools import pools
 from analysis.comparison.remedy import OneRun, remedies
+from analysis.comparison.repeats import in_both, paired_ratio
 from analysis.comparison.speed_up import PER_EPOCH, WITH_STARTUP, scaling
 from analysis.comparison.sweeps import in_one_sweep
 from analysis.comparison.work import is_below
-from analysis.stats import is_apart, ratio_of_pairs
+from analysis.stats import is_apart
 from parallelbench.store import environment_match
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable
 
     from analysis.comparison.compared_run import ComparedRun
     from analysis.comparison.speed_up import Scaling
@@ -38,8 +39,6 @@ if TYPE_CHECKING:
 
 _ROUNDING = 1e-9
 """Relative: twice as fast on two devices is no more than that."""
-One = TypeVar("One")
-Other = TypeVar("Other")
 
 
 class RepeatPair(NamedTuple):
@@ -58,8 +57,10 @@ class Pairing:
     """Keys in which the sides may differ."""
     alone: tuple[ComparedRun, ...] = ()
     """Runs of a repeat that the other side lacks. Medians rest on them, so their environments must match, too."""
+    _issues: dict[tuple[str, bool, bool], tuple[Issue, ...]] = field(default_factory=dict, init=False, compare=False)
+    """What was found once; many ask."""
 
-    @property
+    @cached_property
     def couples(self) -> list[tuple[ComparedRun, ComparedRun]]:
         """Every two runs of a repeat."""
         return [couple for pair in self.pairs for couple in combinations(pair.runs, 2)]
@@ -68,7 +69,7 @@ class Pairing:
     def unlike_environments(self) -> Differences:
         """The entries of the environment that must match and differ in any pair."""
         differing = {key: values for key, values in self._differences.items() if self._must_match(key)}
-        return differing | {k: v for k, v in unlike_probes(self._sides).items() if not is_below(k, self.across)}
+        return differing | {k: v for k, v in self._unlike_probes.items() if not is_below(k, self.across)}
 
     @cached_property
     def reported(self) -> Differences:
@@ -91,7 +92,7 @@ class Pairing:
         """Of each pair its pool (`pools.pools`)."""
         return pools([pair.runs for pair in self.pairs])
 
-    @property
+    @cached_property
     def is_apart(self) -> bool:
         """Whether too few pairs are independent to show what the sessions have made of the ratios."""
         return is_apart(len(self.pairs), len(set(self.pools)))
@@ -101,6 +102,12 @@ class Pairing:
 
         `of_times`: times, energies or memory are compared. `per_epoch`: the metric grows with the samples of an epoch.
         """
+        key = "blockers", of_times, per_epoch
+        if key not in self._issues:
+            self._issues[key] = tuple(self._blockers(of_times=of_times, per_epoch=per_epoch))
+        return self._issues[key]
+
+    def _blockers(self, *, of_times: bool, per_epoch: bool) -> list[Issue]:
         issues = []
         # Where the data sets are what is compared, epochs hold what they hold.
         shortened = [couple for couple in self.unlike_samples if couple[0].data_samples == couple[1].data_samples]
@@ -119,7 +126,7 @@ class Pairing:
             issues.append(Issue(Blocker.CORES, beyond))
         if of_times and (beyond := beyond_peak(self._runs)):
             issues.append(Issue(Blocker.ABOVE_PEAK, beyond))
-        return tuple(issues)
+        return issues
 
     def _beyond(self, limit: Literal["ideal", "most"], value_of: Callable[[Ratio], float]) -> Differences:
         """Of the first two sides beyond this limit, the speed-up, the limit, and their devices; empty without such."""
@@ -145,11 +152,15 @@ class Pairing:
                     known[key] = scaling(*couple)
                 if scaled := known[key]:
                     alike[scaled].append(RepeatPair(repeat, couple))
-            ratios = ((Pairing(tuple(of))._unblocked_ratio(PER_EPOCH), scaled) for scaled, of in alike.items())
+            ratios = ((self._of(of)._unblocked_ratio(PER_EPOCH), scaled) for scaled, of in alike.items())
             found += [(ratio, scaled) for ratio, scaled in ratios if ratio]
         return found
 
-    @property
+    def _of(self, pairs: list[RepeatPair]) -> Pairing:
+        """These pairs alone; the same object where they are all, as much is known of it."""
+        return self if tuple(pairs) == self.pairs else Pairing(tuple(pairs))
+
+    @cached_property
     def highest_repeat(self) -> int:
         """The highest repeat of the compared configurations, also of runs that don't count; -1 without runs."""
         runs = (*self._runs, *self.alone)
@@ -157,6 +168,10 @@ class Pairing:
 
     def remedies(self) -> Remedies:
         """The commands that compare the sides in spite of what differs, or measure both alike."""
+        return self._remedies
+
+    @cached_property
+    def _remedies(self) -> Remedies:
         if not self.pairs or len(self.pairs[0].runs) != 2:
             return Remedies()
         one, other = (OneRun(run.runs, run.run_id) for run in self.pairs[0].runs)
@@ -164,6 +179,12 @@ class Pairing:
 
     def caveats(self, *, of_times: bool = True, per_sample: bool = False) -> tuple[Issue, ...]:
         """What a reader must know about these runs. `per_sample`: ratios of times and energies are per sample."""
+        key = "caveats", of_times, per_sample
+        if key not in self._issues:
+            self._issues[key] = tuple(self._caveats(of_times=of_times, per_sample=per_sample))
+        return self._issues[key]
+
+    def _caveats(self, *, of_times: bool, per_sample: bool) -> list[Issue]:
         differences = self.reported if of_times else self.reported | self.unlike_environments
         issues = [Issue(Caveat.ENVIRONMENT, differences)] if differences else []
         if of_times and self.is_apart:
@@ -179,7 +200,7 @@ class Pairing:
             issues.append(Issue(Caveat.UNRECORDED, dict.fromkeys(missing, (None, None))))
         if per_sample and self.unlike_samples:
             issues.append(Issue(Caveat.SAMPLES, _samples(self.unlike_samples[0])))
-        return tuple(issues)
+        return issues
 
     def ratio(self, metric: str) -> Ratio | None:
         """The paired ratio of a metric of `per_run`; None where the runs are not compared, or didn't measure it."""
@@ -221,7 +242,7 @@ class Pairing:
                 differing |= environment_match.differences(one.environment, other.environment, lambda _: True)
         return {key: differing[key] for key in sorted(differing)}
 
-    @property
+    @cached_property
     def _all_couples(self) -> list[tuple[ComparedRun, ComparedRun]]:
         first = self.pairs[0].runs[0] if self.pairs else None
         return self.couples + [(first, run) for run in self.alone if first is not None]
@@ -230,7 +251,11 @@ class Pairing:
     def _is_across_environments(self) -> bool:
         """Whether the sides do differ in what `across` allows: another torch or processor may explain any speed-up."""
         differing = [key for key in self._differences if self._is_unlike(key)]
-        return any(is_below(key, self.across) for key in (*differing, *unlike_probes(self._sides)))
+        return any(is_below(key, self.across) for key in (*differing, *self._unlike_probes))
+
+    @cached_property
+    def _unlike_probes(self) -> Differences:
+        return unlike_probes(self._sides)
 
     def _must_match(self, key: str) -> bool:
         return not is_below(key, self.across) and self._is_unlike(key)
@@ -255,27 +280,6 @@ def paired(one: Iterable[ComparedRun], other: Iterable[ComparedRun], *, across: 
     pairs = tuple(RepeatPair(repeat, in_one_sweep(couple)) for repeat, *couple in in_both(*sides))
     alone = tuple(run for side, rest in (sides, sides[::-1]) for run in side.values() if run.repeat not in rest)
     return Pairing(pairs, across, alone)
-
-
-def in_both(one: Mapping[int, One], other: Mapping[int, Other]) -> list[tuple[int, One, Other]]:
-    """(repeat, value, value) of every repeat that both sides have, in order."""
-    return [(repeat, one[repeat], other[repeat]) for repeat in sorted(one.keys() & other.keys())]
-
-
-def paired_ratio(
-    numerator: Mapping[int, float | None],
-    denominator: Mapping[int, float | None],
-    *,
-    pools: Mapping[int, int] | None = None,
-) -> Ratio | None:
-    """Median of numerator ÷ denominator over the repeats that both have measured; None where there is none.
-
-    Both map repeat → value. A repeat has the same seed and the same round of the sweep on both sides, so what a round
-    has in common (a warm machine, a busy neighbour) cancels out. Where a side is 0, there is no ratio. `pools`: those
-    of `Pairing`; without them every repeat is a pool of its own.
-    """
-    pairs = [(repeat, above / below) for repeat, above, below in in_both(numerator, denominator) if above and below]
-    return ratio_of_pairs(pairs, pools)
 
 
 def _samples(couple: tuple[ComparedRun, ComparedRun]) -> Differences:

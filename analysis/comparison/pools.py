@@ -68,7 +68,9 @@ def joined(groups: Sequence[Collection[Hashable]]) -> tuple[int, ...]:
     numbers: list[int] = []
     for number, group in enumerate(groups):
         joined = {number_of[member] for member in group if member in number_of}
-        numbers = [number if old in joined else old for old in numbers] + [number]
-        number_of = {member: number if old in joined else old for member, old in number_of.items()}
+        if joined:
+            numbers = [number if old in joined else old for old in numbers]
+            number_of = {member: number if old in joined else old for member, old in number_of.items()}
+        numbers.append(number)
         number_of |= dict.fromkeys(group, number)
     return tuple(numbers)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import polars as pl
@@ -64,26 +65,40 @@ def _compare(one: OneRun, other: OneRun) -> tuple[str, ...]:
         return ()
     if one.runs.folders or other.runs.root != one.runs.root:
         return ()  # no single folder holds both
-    if not are_comparable(*(_having(one.runs, key, value) for value in values), across=across):
+    if not _are_comparable(one.runs, key, *values, across=across):
         return ()
     return ("compare", str(one.runs.root), "--by", f"{key}={','.join(values)}")
 
 
+@lru_cache(maxsize=256)
+def _are_comparable(runs: Runs, key: str, one: str, other: str, *, across: tuple[str, ...]) -> bool:
+    """Whether `--by` takes these two sides: the same for all pairings of them."""
+    return are_comparable(*(_having(runs, key, value) for value in (one, other)), across=across)
+
+
 def _having(runs: Runs, key: str, value: str) -> list[Work]:
     """The definitions of the runs that count and belong to a side of `--by`."""
-    counted = labels(runs).join(excluded(runs), on="run_id", how="anti")
     if key == "configuration":
-        counted = counted.filter(configuration=value)
-    known = [definitions(runs)[run_id] for run_id in counted["run_id"]]
-    distinct = {id(definition): definition for definition in known}.values()
-    if key == "configuration":
-        return list(distinct)
+        return [definition for name, definition in _counted(runs) if name == value]
+    distinct = {id(definition): definition for _, definition in _counted(runs)}.values()
     return [each for each in distinct if plain(each.get(f"{key}.name", each.get(key))) == value]
 
 
+@lru_cache(maxsize=8)
+def _counted(runs: Runs) -> list[tuple[str, Work]]:
+    """The configurations that have runs which count, each with its definitions."""
+    rows = labels(runs).join(excluded(runs), on="run_id", how="anti").select("run_id", "configuration").rows()
+    known = ((name, definitions(runs)[run_id]) for run_id, name in rows)
+    return list({(name, id(definition)): (name, definition) for name, definition in known}.values())
+
+
 def _label(runs: Runs, run_id: str) -> str:
-    label: str = labels(runs).filter(pl.col("run_id") == run_id)["configuration"].item()
-    return label
+    return _labels_of(runs)[run_id]
+
+
+@lru_cache(maxsize=8)
+def _labels_of(runs: Runs) -> dict[str, str]:
+    return dict(labels(runs).select("run_id", "configuration").rows())
 
 
 def _submit(one: OneRun, other: OneRun, *, repeats: int) -> tuple[str, ...]:
@@ -108,7 +123,8 @@ def _submit(one: OneRun, other: OneRun, *, repeats: int) -> tuple[str, ...]:
 
 
 def _config(run: OneRun) -> dict[str, Any]:
-    config: dict[str, Any] = json.loads(run.runs.run.filter(pl.col("run_id") == run.run_id)["config_json"].item())
+    known = run.runs.run.select("run_id", "config_json").filter(pl.col("run_id") == run.run_id)
+    config: dict[str, Any] = json.loads(known["config_json"].item())
     return config
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from analysis.metrics.epoch_metrics import per_epoch
+from analysis.metrics.epoch_metrics import AS_TEXT, numbered_epochs
 from analysis.metrics.load import GPU_PROCESSES, SHARE
 from analysis.metrics.targets import step_to_accuracy
 
@@ -36,46 +36,47 @@ OF_EACH_EPOCH = {
 
 @lru_cache(maxsize=8)
 def disturbed_by_epoch(runs: Runs) -> pl.DataFrame:
-    """`run_id`, `epoch`, `disturbed`, and `disturbed_so_far`: whether others took more of the training up to this epoch
-    than they may take of one. Of an epoch that shared a GPU, all counts as taken. Null: not measured.
+    """`run_id` (numbered), `epoch`, `disturbed`, and `disturbed_so_far`: whether others took more of the training up to
+    this epoch than they may take of one. Of an epoch that shared a GPU, all counts as taken. Null: not measured.
     """
     time_s, disturbed = pl.col("slowest_epoch_time_s"), pl.col("disturbed").fill_null(False)
     shared = (pl.col(GPU_PROCESSES) > 1).fill_null(False)
     taken_s = pl.when(shared).then(time_s).otherwise(pl.col("lost_share").fill_null(0.0) * time_s)
     so_far = [column.cum_sum().over("run_id") for column in (pl.when(disturbed).then(taken_s).otherwise(0.0), time_s)]
-    return per_epoch(runs).sort("run_id", "epoch").select(
-        "run_id", "epoch", "disturbed", disturbed_so_far=so_far[0] > SHARE * so_far[1]
-    )  # fmt: skip
+    return numbered_epochs(runs).select("run_id", "epoch", "disturbed", disturbed_so_far=so_far[0] > SHARE * so_far[1])
 
 
 @lru_cache(maxsize=8)
 def resting_on_disturbed(runs: Runs) -> dict[str, frozenset[str]]:
     """Metric of `per_run` → the ids of the runs whose value rests on disturbed epochs."""
     rows = disturbed_by_epoch(runs)
-    found = {
-        metric: frozenset(rows.filter(pl.col("epoch") == epoch, "disturbed")["run_id"])
-        for metric, epoch in OF_ONE_EPOCH.items()
-    }
+    found = {metric: _ids(rows.filter(pl.col("epoch") == epoch, "disturbed")) for metric, epoch in OF_ONE_EPOCH.items()}
     last = rows.group_by("run_id", maintain_order=True).last()
-    whole = frozenset(last.filter("disturbed_so_far")["run_id"])
-    return found | dict.fromkeys(OF_ALL_EPOCHS, whole)
+    return found | dict.fromkeys(OF_ALL_EPOCHS, _ids(last.filter("disturbed_so_far")))
+
+
+def _ids(rows: pl.DataFrame) -> frozenset[str]:
+    return frozenset(rows.select(AS_TEXT).to_series().to_list())
 
 
 def disturbed_to_accuracy(runs: Runs, target: Target) -> frozenset[str]:
     """The ids of the runs whose training up to this accuracy rests on disturbed epochs."""
-    reached = step_to_accuracy(runs, target).join(disturbed_by_epoch(runs), on=("run_id", "epoch"))
-    return frozenset(reached.filter("disturbed_so_far")["run_id"])
+    disturbed = disturbed_by_epoch(runs).filter("disturbed_so_far").select(AS_TEXT, "epoch")
+    return _ids(step_to_accuracy(runs, target).join(disturbed, on=("run_id", "epoch")))
 
 
 def undisturbed_epochs(runs: Runs, metric: str) -> pl.DataFrame:
-    """`per_epoch` without the rows whose value of this metric rests on disturbed epochs."""
-    rows = per_epoch(runs)
+    """`per_epoch` of numbered runs, without the rows whose value of this metric rests on disturbed epochs."""
+    rows = numbered_epochs(runs)
     if (rests := OF_EACH_EPOCH.get(metric)) is None:
         return rows
-    return rows.join(disturbed_by_epoch(runs).filter(rests), on=("run_id", "epoch"), how="anti", maintain_order="left")
+    disturbed = disturbed_by_epoch(runs)[rests].fill_null(False)
+    # Both have the same rows in the same order.
+    return rows.filter(~disturbed) if disturbed.any() else rows
 
 
 @lru_cache(maxsize=8)
 def partly_unmeasured(runs: Runs) -> frozenset[str]:
     """The ids of runs of which not every steady epoch's load was measured."""
-    return frozenset(per_epoch(runs).filter(~pl.col("warm_up"), pl.col("disturbed").is_null())["run_id"])
+    unmeasured = numbered_epochs(runs).filter(~pl.col("warm_up"), pl.col("disturbed").is_null())
+    return _ids(unmeasured.select(pl.col("run_id").unique()))

@@ -21,14 +21,19 @@ AS_TEXT = pl.col("run_id").cast(pl.String)
 """Turns the ids of `numbered` into text again."""
 
 
-@lru_cache(maxsize=8)
 def per_epoch(runs: Runs) -> pl.DataFrame:
     """The rows of `runs.epochs` with the columns of `per_epoch_columns`, in the order of the runs and their epochs."""
+    return numbered_epochs(runs).with_columns(AS_TEXT)
+
+
+@lru_cache(maxsize=8)
+def numbered_epochs(runs: Runs) -> pl.DataFrame:
+    """The same, with `run_id` as an enumeration."""
     derived = [column.name for column in per_epoch_columns()]
     raw = runs.epochs.columns
     rows = _epochs(runs, *raw).join(_in_nats(runs), on="run_id", how="left", maintain_order="left")
     rows = rows.with_columns(perplexity=pl.when("in_nats").then(perplexity("test_loss")))
-    return rows.select(*raw, *derived).with_columns(AS_TEXT)
+    return rows.select(*raw, *derived)
 
 
 def _in_nats(runs: Runs) -> pl.DataFrame:
@@ -45,6 +50,11 @@ def numbered(runs: Runs, table: str, *columns: str) -> pl.DataFrame:
     """These columns of a table, and `run_id` as an enumeration; only rows of the runs in `runs.run`."""
     rows = runs.select(table, "run_id", *columns)
     return rows.with_columns(pl.col("run_id").cast(_ids(runs), strict=False)).drop_nulls("run_id")
+
+
+def gathered(runs: Runs, column: str, rows: pl.DataFrame) -> pl.Series:
+    """A column of `runs.run`, for each of these rows of numbered runs."""
+    return runs.run[column].gather(rows["run_id"].to_physical())
 
 
 def run_and(column: str) -> pl.Expr:

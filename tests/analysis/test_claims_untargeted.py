@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from analysis import load
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
 def test_only_a_target_can_be_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     published(config(tmp_path), Fake())
     runs, looked_at = load(tmp_path), []
-    monkeypatch.setattr(contrasts, "measured", lambda runs, claim: looked_at.append(claim.name) or [])
+    levels = SimpleNamespace(of=lambda claim: looked_at.append(claim.name) or [])
+    monkeypatch.setattr(contrasts, "levels_of", lambda runs: levels)
     assert not contrasts.is_unreached(runs, claim(name="without"))
     assert not contrasts.is_unreached(runs, claim(name="to_half", metric="steps_to_accuracy", target=0.5))
     assert looked_at == ["to_half"]

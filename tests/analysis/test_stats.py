@@ -9,7 +9,7 @@ import pytest
 from scipy.special import stdtrit
 from scipy.stats import ttest_1samp
 
-from analysis.comparison.pairing import paired_ratio
+from analysis.comparison.repeats import paired_ratio
 from analysis.comparison.speed import of_speed, of_time
 from analysis.stats import (
     ERROR,
