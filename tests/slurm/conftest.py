@@ -19,12 +19,27 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark whatever is in this folder, so that only `make test-slurm` runs it."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark whatever is in this folder, so that only `make test-slurm` runs it; the longest tests come early."""
     for item in items:
         if item.path.is_relative_to(Path(__file__).parent):
             item.add_marker("slurm")
             item.add_marker("slow")
+    workers = getattr(config, "workerinput", {}).get("workercount", 1)
+    items[:] = dealt(items, workers=workers)
+
+
+def dealt(items: list[pytest.Item], *, workers: int) -> list[pytest.Item]:
+    """The same tests, of which each worker has an equal share at first: each share begins with one of the longest.
+
+    Else one worker would be left with them, and the others would have nothing to do.
+    """
+    early = [item for item in items if item.get_closest_marker("early")]
+    ordered = [item for item in items if item not in early]
+    share = len(items) // workers
+    for number, item in enumerate(early):
+        ordered.insert(min(number * share, len(ordered)), item)
+    return ordered
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -130,17 +131,27 @@ def _is_stray(process: psutil.Process, *, folder: Path, node: str | None) -> boo
     return node in (None, variables.get("SLURMD_NODENAME"))
 
 
-def until(condition: Callable[[], bool], *, what: str, timeout_s: float, interval_s: float = 0.05) -> None:
+def until(condition: Callable[[], bool], *, what: str, timeout_s: float, interval_s: float | None = None) -> None:
     """Wait for something that another process does.
+
+    By default, who waits long asks more seldom: most questions start a program of Slurm's, on cores that jobs need.
 
     Raises:
         DaemonError: it has not happened in time.
     """
     deadline = time.monotonic() + timeout_s
+    pauses_s = itertools.repeat(interval_s) if interval_s is not None else _growing()
     while not condition():
         if time.monotonic() > deadline:
             raise DaemonError(f"waited for {timeout_s:g} s, but {what} has not happened")
-        time.sleep(interval_s)
+        time.sleep(next(pauses_s))
+
+
+def _growing() -> Iterator[float]:
+    pause_s = 0.02
+    while True:
+        yield pause_s
+        pause_s = min(1.25 * pause_s, 0.25)
 
 
 def log_tail(name: str, *, folder: Path, lines: int = 12) -> str:

@@ -32,6 +32,10 @@ QUICK = (*TINY, "measure.parity=false", "measure.probe=false", "launcher.memory_
 ON_TWO_NODES = (*QUICK[:-1], "devices=2", "nodes=2")
 TWO_NODES = (*ON_TWO_NODES, "strategy=ddp")
 ENDLESS = "epochs=1000000"
+LIGHT = Path(__file__).with_name("light")
+"""The folder of a plugin that trains without torch."""
+WITHOUT_TORCH = ("--conf", str(LIGHT / "conf"), "--plugin", str(LIGHT / "light_strategy.py"), "strategy=light")
+"""Arguments of a run of one rank that begins to train at once, for tests of what is around the training."""
 
 
 @dataclass
@@ -101,7 +105,7 @@ class Sweep:
 
     # --- waiting
 
-    def wait(self, condition: Callable[[], Any], what: str, *, interval_s: float = 0.05) -> Any:
+    def wait(self, condition: Callable[[], Any], what: str, *, interval_s: float | None = None) -> Any:
         """The first true value of `condition`."""
         found: list[Any] = []
 

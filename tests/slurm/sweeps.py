@@ -74,13 +74,13 @@ class Sweeps:
 
     def sbatch(self, script: str) -> None:
         """Put a script in the place of sbatch; in it, `$REAL` is the real one."""
-        self._replace("sbatch", script)
+        self.replace("sbatch", script)
 
     def questions(self, *programs: str) -> Callable[[], list[str]]:
         """From now on, what these programs of Slurm are called with, one line each; a call empties the list."""
         log = self.results.parent / "questions.txt"
         for program in programs:
-            self._replace(program, f'echo "{program} $*" >> {log}; exec $REAL "$@"')
+            self.replace(program, f'echo "{program} $*" >> {log}; exec $REAL "$@"')
 
         def asked() -> list[str]:
             lines = log.read_text().splitlines() if log.exists() else []
@@ -89,7 +89,8 @@ class Sweeps:
 
         return asked
 
-    def _replace(self, program: str, script: str) -> None:
+    def replace(self, program: str, script: str) -> None:
+        """Put a script in the place of a program of Slurm's; in it, `$REAL` is the real one."""
         folder = self.results.parent / "bin"
         folder.mkdir(exist_ok=True)
         wrapper = folder / program

@@ -12,6 +12,7 @@ from launch.slurm.turns import MOST_TURNS
 from parallelbench.store.folder import find_runs
 from tests.slurm.daemons import until
 from tests.slurm.jobs import show, submit
+from tests.slurm.runs import WITHOUT_TORCH
 from tests.slurm.sweeps import PATIENCE_S, Sweeps, closed
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def test_slurm_has_what_the_site_asks_for(sweeps: Sweeps, overrides: list[str], 
 
 def test_an_exclusive_job_gets_all_of_its_node(sweeps: Sweeps) -> None:
     """So the account is charged for all of it, which `plan` and the GPU-hours count."""
-    assert sweeps.submit("site.exclusive=true", "epochs=1000000")[0] == 0
+    assert sweeps.submit("site.exclusive=true", "epochs=1000000", *WITHOUT_TORCH, "strategy.step_s=0.02")[0] == 0
     ((_, job),) = sweeps.queue()
     until(lambda: show(sweeps.cluster, job)["JobState"] == "RUNNING", what="a running job", timeout_s=PATIENCE_S)
     tres = dict(part.split("=") for part in show(sweeps.cluster, job)["TRES"].split(","))
@@ -168,7 +169,7 @@ def test_a_run_trains_in_a_container(sweeps: Sweeps, tmp_path: Path) -> None:
 
 
 def test_following_a_run_ends_with_it(sweeps: Sweeps) -> None:
-    assert sweeps.submit()[0] == 0
+    assert sweeps.submit(*WITHOUT_TORCH)[0] == 0
     (run,) = find_runs(sweeps.results)
     code, text = sweeps.run("logs", str(run.path), "--follow")
     assert code == 0, text

@@ -19,17 +19,31 @@ from tests.slurm.conftest import started
 from tests.slurm.daemons import until
 from tests.slurm.faulty import faulty
 from tests.slurm.jobs import show, submit, wait
-from tests.slurm.runs import ENDLESS, ON_TWO_NODES, QUICK, TWO_NODES, Sweep, events, finished_epochs, times_finished
+from tests.slurm.runs import (
+    ENDLESS,
+    ON_TWO_NODES,
+    QUICK,
+    TWO_NODES,
+    WITHOUT_TORCH,
+    Sweep,
+    events,
+    finished_epochs,
+    times_finished,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from parallelbench.store.attempt import Attempt
 
-MANY, FEW = "epochs=1000", "epochs=400"
-"""Enough that a fault hits in between, few enough to end soon; on two nodes an epoch takes longer."""
+FEW = "epochs=400"
+"""Enough on two nodes that a fault hits in between, few enough to end soon."""
+PACED = (*WITHOUT_TORCH, *QUICK, "epochs=150", "strategy.step_s=0.02")
+"""One rank, which trains for six seconds."""
 SLOW = ("epochs=150", "data.train_samples=6400")
 """Slurm takes seconds to preempt a job."""
+LONG = (*PACED, "strategy.step_s=0.05", "site.partition=preemptible")
+"""One rank, which trains for fifteen, where preemption takes its node."""
 WHOLE = ("--nodes=2", "--exclusive")
 
 
@@ -96,7 +110,7 @@ def test_a_warned_run_goes_on_in_the_next_start_of_its_job(cgroups: Cluster, tmp
     outcome="the job's log says so; submitting again goes on from the checkpoint",
 )
 def test_a_warned_run_that_cannot_be_requeued(ours: Cluster, tmp_path: Path) -> None:
-    sweep = Sweep(ours, tmp_path, (*QUICK, MANY))
+    sweep = Sweep(ours, tmp_path, PACED)
     sweep.submit()
     first = sweep.attempt()
     sweep.epochs(first, at_least=2)
@@ -120,7 +134,7 @@ def test_a_warned_run_that_cannot_be_requeued(ours: Cluster, tmp_path: Path) -> 
 @on(variant="no_accounting", job_requeue=False)
 def test_jobs_ask_for_requeueing_themselves(special: Cluster, tmp_path: Path) -> None:
     assert show(special, submit(special, "true", "--hold"))["Requeue"] == "0"
-    sweep = Sweep(special, tmp_path, (*QUICK, FEW))
+    sweep = Sweep(special, tmp_path, PACED)
     sweep.submit()
     first = sweep.attempt()
     sweep.epochs(first, at_least=2)
@@ -139,7 +153,7 @@ def test_jobs_ask_for_requeueing_themselves(special: Cluster, tmp_path: Path) ->
     outcome="the third start trains nothing, and says why; submitting again starts two more at most",
 )
 def test_starts_are_capped(ours: Cluster, tmp_path: Path) -> None:
-    sweep = Sweep(ours, tmp_path, (*QUICK, ENDLESS, "launcher.attempts=2"))
+    sweep = Sweep(ours, tmp_path, (*PACED, ENDLESS, "launcher.attempts=2"))
     sweep.submit()
     for number in (1, 2):
         sweep.epochs(sweep.attempt(number), at_least=1)
@@ -213,9 +227,9 @@ def test_a_preempted_run_goes_on(ours: Cluster, tmp_path: Path) -> None:
     injection="the same with SlurmctldParameters=preempt_send_user_signal and a grace time",
     outcome="the ranks stop after their epoch and save; the next start goes on from there",
 )
-@on(preempt_send_user_signal=True, grace_time_s=60)
+@on(variant="no_accounting", preempt_send_user_signal=True, grace_time_s=60)
 def test_a_preempted_run_that_is_warned_loses_nothing(special: Cluster, tmp_path: Path) -> None:
-    sweep = Sweep(special, tmp_path, (*QUICK, *SLOW, "site.partition=preemptible"))
+    sweep = Sweep(special, tmp_path, LONG)
     sweep.submit()
     first = sweep.attempt()
     sweep.epochs(first, at_least=2)
@@ -235,11 +249,10 @@ def test_a_preempted_run_that_is_warned_loses_nothing(special: Cluster, tmp_path
     outcome="the job queues itself again, after saving where Slurm leaves the ranks alone; the run goes on and is ok",
 )
 @pytest.mark.parametrize(
-    "special", [{"variant": variant, "grace_time_s": 60} for variant in ("cgroup", "accounting")], indirect=True
+    "special", [{"variant": variant, "grace_time_s": 60} for variant in ("cgroup", "no_accounting")], indirect=True
 )
 def test_a_preempted_run_in_its_grace_is_queued_again(special: Cluster, tmp_path: Path) -> None:
-    often = ("launcher.checkpoint=always", "launcher.checkpoint_every_s=2", "site.partition=preemptible")
-    sweep = Sweep(special, tmp_path, (*QUICK, *SLOW, *often))
+    sweep = Sweep(special, tmp_path, (*LONG, "launcher.checkpoint=always", "launcher.checkpoint_every_s=2"))
     sweep.submit()
     first = sweep.attempt()
     sweep.wait(lambda: events(first)["checkpoint"], "a checkpoint")
@@ -264,7 +277,7 @@ def test_a_preempted_run_in_its_grace_is_queued_again(special: Cluster, tmp_path
 )
 @on(preempt_mode="CANCEL")
 def test_a_run_that_preemption_cancels_is_submitted_again(special: Cluster, tmp_path: Path) -> None:
-    sweep = Sweep(special, tmp_path, (*QUICK, *SLOW, "site.partition=preemptible"))
+    sweep = Sweep(special, tmp_path, LONG)
     sweep.submit()
     sweep.epochs(sweep.attempt(), at_least=1)
     urgent = preempt(sweep)
@@ -323,7 +336,7 @@ def test_a_run_without_its_second_node_is_submitted_again(ours: Cluster, tmp_pat
     outcome="the zombie may not publish: the result stays as it was, to the byte",
 )
 def test_a_zombie_publishes_nothing(ours: Cluster, tmp_path: Path) -> None:
-    sweep = Sweep(ours, tmp_path, (*QUICK, MANY))
+    sweep = Sweep(ours, tmp_path, PACED)
     sweep.submit()
     zombie = sweep.attempt()
     sweep.epochs(zombie, at_least=1)
@@ -380,7 +393,7 @@ def _job_of(process: psutil.Process) -> str | None:
     outcome="the folder counts: submitting again publishes once more from the journals, without training",
 )
 def test_a_completed_job_may_have_failed(ours: Cluster, tmp_path: Path) -> None:
-    sweep = Sweep(ours, tmp_path, (*QUICK, "epochs=2"))
+    sweep = Sweep(ours, tmp_path, (*PACED, "epochs=2"))
     sweep.submit()
     run = sweep.done()
     sweep.over()
@@ -399,7 +412,7 @@ def test_a_completed_job_may_have_failed(ours: Cluster, tmp_path: Path) -> None:
     outcome="the result is published; status says ok, and submitting again starts nothing",
 )
 def test_a_cancelled_job_may_be_valid(ours: Cluster, tmp_path: Path) -> None:
-    sweep = Sweep(ours, tmp_path, (*QUICK, MANY))
+    sweep = Sweep(ours, tmp_path, (*QUICK, "epochs=1000"))
     sweep.submit()
     attempt = sweep.attempt()
     sweep.epochs(attempt, at_least=1)
@@ -420,7 +433,7 @@ def test_a_cancelled_job_may_be_valid(ours: Cluster, tmp_path: Path) -> None:
 )
 @pytest.mark.parametrize("how", ["scancel", "SIGKILL"])
 def test_a_result_is_whole_or_not_there(how: str, ours: Cluster, tmp_path: Path) -> None:
-    sweep = Sweep(ours, tmp_path, (*QUICK, MANY))
+    sweep = Sweep(ours, tmp_path, PACED)
     sweep.submit()
     attempt = sweep.attempt()
     supervisor = sweep.pid_of("supervisor", attempt)

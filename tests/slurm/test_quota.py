@@ -12,7 +12,7 @@ import pytest
 from tests.faults import fault
 from tests.helpers import fill_disk
 from tests.slurm import packages
-from tests.slurm.runs import QUICK, Sweep, finished_epochs, times_finished
+from tests.slurm.runs import QUICK, WITHOUT_TORCH, Sweep, finished_epochs, times_finished
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -59,7 +59,8 @@ def _run(*command: str | Path) -> None:
 )
 def test_a_used_up_quota(accounting: Cluster, home: Path) -> None:
     accounting.restore()
-    sweep = Sweep(accounting, home / "results", (*QUICK, "epochs=300"))
+    paced = ("epochs=60", "strategy.step_s=0.05")
+    sweep = Sweep(accounting, home / "results", (*WITHOUT_TORCH, *QUICK, *paced))
     sweep.submit()
     attempt = sweep.attempt()
     sweep.epochs(attempt, at_least=3)

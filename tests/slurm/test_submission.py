@@ -18,6 +18,7 @@ from tests.faults import fault
 from tests.slurm.conftest import started
 from tests.slurm.daemons import until
 from tests.slurm.jobs import show, submit
+from tests.slurm.runs import WITHOUT_TORCH
 from tests.slurm.sweeps import Sweeps, closed, deaf, limited
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from tests.slurm.cluster import Cluster
 
 ONE, TWO, FIVE = "sweep.repeats=1", "sweep.repeats=2", "sweep.repeats=5"
+LIGHT_ONE, LIGHT_TWO = (*WITHOUT_TORCH, ONE), (*WITHOUT_TORCH, TWO)
+"""Of runs that are trained."""
 
 
 @pytest.fixture(scope="module")
@@ -79,9 +82,9 @@ def test_an_array_too_big(sweeps: Sweeps) -> None:
 )
 def test_an_answer_gets_lost(sweeps: Sweeps) -> None:
     sweeps.sbatch('$REAL "$@" > /dev/null; echo "sbatch: error: Socket timed out on send/recv operation" >&2; exit 1')
-    assert sweeps.submit(ONE)[0] == 0
+    assert sweeps.submit(*LIGHT_ONE)[0] == 0
     assert len(sweeps.submissions()) == 1
-    assert "nothing to submit" in sweeps.submit(ONE)[1]
+    assert "nothing to submit" in sweeps.submit(*LIGHT_ONE)[1]
     assert len(sweeps.submissions()) == 1
     sweeps.until_done()
 
@@ -183,11 +186,11 @@ def test_the_controller_is_away_for_a_moment(sweeps: Sweeps) -> None:
 @on("sweeps", ["no_accounting"], indirect=True)
 def test_no_accounting(sweeps: Sweeps) -> None:
     with closed(sweeps.cluster):
-        assert sweeps.submit(ONE)[0] == 0
+        assert sweeps.submit(*LIGHT_ONE)[0] == 0
         sweeps.cluster.run("scancel", str(sweeps.submissions()[0].job))
         until(lambda: not sweeps.queue(), what="the end of the job", timeout_s=60)
         assert "1 missing" in sweeps.run("status", str(sweeps.results))[1]
-    assert sweeps.submit(ONE)[0] == 0
+    assert sweeps.submit(*LIGHT_ONE)[0] == 0
     sweeps.until_done()
 
 
@@ -219,7 +222,7 @@ def test_the_accounting_dies(sweeps: Sweeps) -> None:
     "killed; how the last one ended is shown once accounting knows it",
 )
 def test_the_accounting_lags(sweeps: Sweeps) -> None:
-    endless = (ONE, "epochs=1000000")
+    endless = (*LIGHT_ONE, "epochs=1000000", "strategy.step_s=0.02")
     assert sweeps.submit(*endless)[0] == 0
     (run,), (mine,) = find_runs(sweeps.adhoc), sweeps.submissions()
 
@@ -271,10 +274,10 @@ def test_pending_forever(sweeps: Sweeps) -> None:
 def test_killed_after_sbatch(sweeps: Sweeps) -> None:
     sweeps.sbatch('$REAL "$@" > /dev/null; kill -KILL $PPID')
     with closed(sweeps.cluster):
-        assert sweeps.start(TWO).wait(timeout=60) == -signal.SIGKILL
+        assert sweeps.start(*LIGHT_TWO).wait(timeout=60) == -signal.SIGKILL
         assert [submission.job for submission in sweeps.submissions()] == [None]
         sweeps.real_sbatch()
-        code, text = sweeps.submit(TWO)
+        code, text = sweeps.submit(*LIGHT_TWO)
         assert code == 0
         assert "nothing to submit" in text
         assert len(sweeps.queue()) == len(sweeps.pickles()) == 2
@@ -342,11 +345,11 @@ def test_a_job_id_is_given_out_again(sweeps: Sweeps) -> None:
 )
 def test_the_submission_is_removed(sweeps: Sweeps) -> None:
     with closed(sweeps.cluster):
-        assert sweeps.submit(ONE)[0] == 0
+        assert sweeps.submit(*LIGHT_ONE)[0] == 0
         shutil.rmtree(sweeps.adhoc / record.FOLDER)
     sweeps.until_queue_is_empty()
     assert "1 missing" in sweeps.run("status", str(sweeps.results))[1]
-    assert sweeps.submit(ONE)[0] == 0
+    assert sweeps.submit(*LIGHT_ONE)[0] == 0
     sweeps.until_done()
 
 

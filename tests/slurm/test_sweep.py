@@ -15,7 +15,7 @@ import pytest
 
 from tests.faults import fault
 from tests.slurm.cluster import Cluster
-from tests.slurm.runs import QUICK, Sweep, times_finished
+from tests.slurm.runs import QUICK, WITHOUT_TORCH, Sweep, times_finished
 
 
 @pytest.fixture
@@ -78,13 +78,15 @@ VICTIMS = ("rank", "n1", "slurmctld", "rank", "slurmctld, while submitting", "n2
     "controller, also before a submit; both nodes die, one after the other; with accounting and without",
     outcome="submitting again ends with a valid result of every run, and none was trained to its end twice",
 )
+@pytest.mark.early
 @pytest.mark.timeout(1800)  # minutes on two cores, and more on two that others use, too
 @pytest.mark.parametrize("variant", ["accounting", "no_accounting"])
 def test_a_sweep_under_fire(variant: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     cluster: Cluster = request.getfixturevalue(variant)
     cluster.restore()
-    fast = ("epochs=1", "measure.telemetry_hz=0", "launcher.attempts=10")
-    sweep = Sweep(cluster, tmp_path / "results", (*QUICK, *fast, f"sweep.repeats={RUNS}"))
+    fast = ("epochs=1", "strategy.step_s=1", "measure.telemetry_hz=0", "launcher.attempts=10")
+    few_at_once = "launcher.array_parallelism=6"  # so that runs are left for the last one that is killed
+    sweep = Sweep(cluster, tmp_path / "results", (*WITHOUT_TORCH, *QUICK, *fast, few_at_once, f"sweep.repeats={RUNS}"))
     _kill_the_launcher(sweep, tmp_path)
     sweep.submit()
     assert len(sweep.jobs) == 1, "adopted"
