@@ -28,7 +28,7 @@ from launch.sweep.compose import (
 from launch.sweep.habits import unknown_key
 from launch.sweep.sources import Sources
 from parallelbench.errors import ConfigError
-from parallelbench.spec.check import check_fit
+from parallelbench.spec.fit import check_fit
 from parallelbench.spec.identity import run_id
 from parallelbench.spec.mapping import build, from_mapping
 from parallelbench.spec.settings import Sweep, SweepBlock

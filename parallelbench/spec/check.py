@@ -8,6 +8,7 @@ import msgspec
 
 from parallelbench.errors import ConfigError, choices, count_of, raised_at
 from parallelbench.spec.config import own_reference
+from parallelbench.spec.fit import check_batch, is_taken
 from parallelbench.spec.settings import Preprocess
 from parallelbench.spec.task import RECIPES, SELECTING
 
@@ -24,9 +25,10 @@ def check_run(run: RunConfig, device_type: str) -> None:
     run.model.check(**run.data.model_input)
     _check_recomputation(run)
     _check_metric(run)
-    check_fit(run, device_type)
+    run.strategy.check(run, device_type)
     own_reference(run)
     run.optimizer.check(run, device_type)
+    check_batch(run, device_type)
     _check_own_loss(run)
     _check_schedule(run)
     _check_clipping(run)
@@ -38,12 +40,6 @@ def check_run(run: RunConfig, device_type: str) -> None:
         raise ConfigError(
             f"launcher=inline runs one process, but strategy={run.strategy.name} needs more: choose launcher=local"
         )
-
-
-def check_fit(run: RunConfig, device_type: str) -> None:
-    """Refuse what the strategy can't do with this model and batch on so many devices."""
-    run.strategy.check(run, device_type)
-    _check_batch(run)
 
 
 def _check_samples(run: RunConfig) -> None:
@@ -84,7 +80,7 @@ def _check_gpu_options(run: RunConfig, device_type: str) -> None:
     chosen = [choice for choice, is_chosen in asked.items() if is_chosen]
     in_vain = run.graph and not run.strategy.can_be_captured  # so GPUs would not help
     if chosen and device_type != "cuda" and not in_vain:
-        instead = ", or choose device=cuda" if _is_taken(run, "cuda") else ""
+        instead = ", or choose device=cuda" if is_taken(run, "cuda") else ""
         raise ConfigError(f"{chosen[0]} means nothing without GPUs: leave it out{instead}")
     if run.nccl.per_edge and not run.strategy.has_stages:
         raise ConfigError(
@@ -93,15 +89,6 @@ def _check_gpu_options(run: RunConfig, device_type: str) -> None:
         )
     if run.graph and (reason := _why_not_captured(run)):
         raise ConfigError(f"graph=true is refused: {reason}; choose graph=false")
-
-
-def _is_taken(run: RunConfig, device_type: str) -> bool:
-    """Whether the strategy takes the run, so that it can be advised."""
-    try:
-        run.strategy.check(run, device_type)
-    except ConfigError:
-        return False
-    return True
 
 
 def _check_preprocess(run: RunConfig, device_type: str) -> None:
@@ -164,7 +151,7 @@ def _check_compiled(run: RunConfig, device_type: str) -> None:
     if run.compile_scope == "model":
         return
     compiled = msgspec.structs.replace(run, compile=True)
-    can_compile = _is_taken(compiled, device_type) and not run.model.sizes_follow_values
+    can_compile = is_taken(compiled, device_type) and not run.model.sizes_follow_values
     compiling = "compile=true, or " if can_compile else ""
     reasons = {
         f"torch compiles no step of optimizer={run.optimizer.name}: choose compile_scope=model": (
@@ -281,19 +268,3 @@ def _other_updates(run: RunConfig) -> str:
         f"set the ClassVar updates_as_asked of {cls.__qualname__} to True if its replicas update by "
         "BaseReplica._update; else choose another strategy"
     )
-
-
-def _check_batch(run: RunConfig) -> None:
-    batch, shards, samples = run.global_batch_size, run.strategy.data_parallel_degree(run), run.data.train_samples
-    if batch % shards:
-        below = batch - batch % shards
-        advice = f"{below} or {below + shards}" if below else f"{shards}"
-        raise ConfigError(
-            f"batch_size={run.batch_size} can't be divided among {shards} devices by strategy={run.strategy.name}: "
-            f"choose batch_size={advice}"
-        )
-    if batch > samples:
-        raise ConfigError(
-            f"batch_size={run.batch_size} makes a global batch of {batch}, but data={run.data.name} has only {samples} "
-            "training samples: choose a smaller batch_size"
-        )
