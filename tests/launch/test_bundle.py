@@ -264,7 +264,7 @@ def test_what_a_second_sweep_measured_anew_is_bundled_too_and_copies_are_not(
 
 @pytest.mark.slow
 def test_a_bundle_is_run_again_and_agrees(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    runs = ("strategy=single", "epochs=2", "optimizer.lr=0.1,0.2", "sweep.name=tiny")
+    runs = ("strategy=single", "epochs=2", "optimizer.lr=0.1,0.2", "measure.probe=false", "sweep.name=tiny")
     assert cli.main(["submit", *TINY, *runs]) == 0
     failed(config(here / "results", sweep_name="tiny"), "oom", "out of memory", epochs=1)
     bundle = made("results/tiny", "--out", "tiny.tar.gz")
@@ -285,7 +285,7 @@ def test_a_bundle_is_run_again_and_agrees(here: Path, capsys: pytest.CaptureFixt
 @pytest.mark.slow
 def test_results_that_nobody_measured_do_not_agree(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Made-up losses of a run that trains: what trains again has others."""
-    run = one_run([*TINY, "strategy=single", "epochs=2", "sweep.name=tiny"]).run
+    run = one_run([*TINY, "strategy=single", "epochs=2", "measure.probe=false", "sweep.name=tiny"]).run
     published(run, Fake(parity_passed=None))
     made("results", "--out", "tiny.tar.gz")
     capsys.readouterr()

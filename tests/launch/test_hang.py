@@ -54,6 +54,9 @@ OPTIONS = {
 }
 
 
+QUIET = ["measure.probe=false", "measure.telemetry_hz=0"]
+
+
 @pytest.mark.parametrize("strategy", OPTIONS)
 @pytest.mark.cases("HangingDdp")
 def test_the_rank_that_hangs_is_named_and_not_those_that_wait_for_it(strategy: str, tmp_path: Path) -> None:
@@ -62,7 +65,7 @@ def test_the_rank_that_hangs_is_named_and_not_those_that_wait_for_it(strategy: s
     (tmp_path / "conf" / "strategy" / "hanging.yaml").write_text(yaml)
     (tmp_path / "hanging.py").write_text(CODE)
     own = ["--conf", str(tmp_path / "conf"), "--plugin", str(tmp_path / "hanging.py")]
-    options = ["strategy=hanging", "devices=3", "batch_size=24", "epochs=5", "measure.parity=false"]
+    options = ["strategy=hanging", "devices=3", "batch_size=24", "epochs=5", "measure.parity=false", *QUIET]
     limits = ["launcher.oversubscribe=true", "launcher.collective_timeout_s=20"]
     code, text = completed("run", *own, *TINY, *options, *limits, results=tmp_path / "results")
     assert code == 1, text

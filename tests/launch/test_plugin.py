@@ -67,6 +67,7 @@ def user(tmp_path: Path) -> Path:
 
 
 OWN = ["--conf", "conf", "--plugin", "mystrategies"]
+SMALL = ["model=logistic_regression", "measure.probe=false", "results=results"]
 
 
 def program(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -76,7 +77,7 @@ def program(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.slow
 def test_a_users_strategy_trains_on_two_ranks_like_one_device_and_is_in_the_report(user: Path) -> None:
-    small = ["model=logistic_regression", "epochs=2", "results=results", "launcher.oversubscribe=true"]
+    small = [*SMALL, "epochs=2", "launcher.oversubscribe=true"]
     assert program(user, "submit", *small, "strategy=single").returncode == 0
     done = program(user, "submit", *OWN, *small, "strategy=mine", "devices=2")
     assert done.returncode == 0, done.stderr
@@ -95,7 +96,7 @@ def test_a_users_strategy_trains_on_two_ranks_like_one_device_and_is_in_the_repo
 @pytest.mark.slow
 @pytest.mark.exhaustive
 def test_unfinished_runs_of_it_are_reported_with_the_plugin_and_named_without(user: Path) -> None:
-    small = ["model=logistic_regression", "epochs=1", "results=results"]
+    small = [*SMALL, "epochs=1"]
     assert program(user, "submit", *OWN, *small, "strategy=single").returncode == 0
     assert program(user, "run", *OWN, *small, "strategy=mine", "strategy.mark=13").returncode == 1
     page = user / "results" / "report" / "index.html"
