@@ -1,0 +1,229 @@
+"""A cluster's bad days on a real Slurm: what hangs, is full, is set elsewhere, or fails before a run begins."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import time
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from launch.slurm import hours, scheduler, stuck
+from launch.stale import YOUNG_S
+from parallelbench.store.folder import find_runs
+from tests.faults import fault
+from tests.helpers import fill_disk
+from tests.slurm.daemons import until
+from tests.slurm.jobs import show, wait
+from tests.slurm.runs import WITHOUT_TORCH
+from tests.slurm.sweeps import PATIENCE_S, Sweeps, closed
+from tests.slurm.test_input import fail
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+ENDLESS = (*WITHOUT_TORCH, "epochs=1000000", "strategy.step_s=0.02")
+
+
+def rows(sweeps: Sweeps) -> list[dict[str, Any]]:
+    """What `status --json` says of each run."""
+    found: list[dict[str, Any]] = json.loads(sweeps.run("status", str(sweeps.results), "--json")[1])["runs"]
+    return found
+
+
+def running(sweeps: Sweeps) -> str:
+    """The only job, once it runs."""
+    ((_, job),) = sweeps.queue()
+    wait(sweeps.cluster, job, timeout_s=PATIENCE_S, JobState="RUNNING")
+    return job
+
+
+@fault(
+    "submission",
+    "sbatch hangs",
+    injection="an sbatch that submits, and then never ends; scheduler.TIMEOUT_S=10",
+    outcome="it is ended; the job is found by its name, and is not submitted again; the sweep's lock is free",
+)
+def test_an_sbatch_that_hangs(sweeps: Sweeps, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler, "TIMEOUT_S", 10.0)
+    with closed(sweeps.cluster):
+        sweeps.sbatch('$REAL "$@" > /dev/null; sleep 600; true')
+        code, text = sweeps.submit()
+        assert code == 0, text
+        sweeps.real_sbatch()
+        assert "nothing to submit" in sweeps.submit()[1]
+        assert len(sweeps.queue()) == len(sweeps.submissions()) == 1
+
+
+@fault(
+    "submission",
+    "squeue hangs",
+    injection="a squeue that never answers, while a job waits; scheduler.TIMEOUT_S=3",
+    outcome="submit, status and cancel ask it once; exit 2 and one line, or the runs are unknown; then all works again",
+)
+def test_an_squeue_that_hangs(sweeps: Sweeps, monkeypatch: pytest.MonkeyPatch) -> None:
+    with closed(sweeps.cluster):
+        assert sweeps.submit()[0] == 0
+        starts = sweeps.results.parent / "starts"
+        monkeypatch.setattr(scheduler, "TIMEOUT_S", 3.0)
+        sweeps.replace("squeue", f"echo >> {starts}; exec sleep 600")
+        for verb in ("submit", "cancel", "status"):
+            given = sweeps.asked(verb) if verb == "submit" else [verb, str(sweeps.results)]
+            code, text = sweeps.run(*given)
+            assert "squeue gave no answer within 3 s" in " ".join(text.split())
+            assert (code, starts.read_text()) == (0 if verb == "status" else 2, "\n")
+            starts.unlink()
+        sweeps.real_sbatch()
+        monkeypatch.setattr(scheduler, "TIMEOUT_S", 30.0)
+        assert [row["state"] for row in rows(sweeps)] == ["queued"]
+
+
+def test_what_the_environment_says_to_sbatch_is_said_by_the_site_or_refused(
+    sweeps: Sweeps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closed(sweeps.cluster):
+        monkeypatch.setenv("SBATCH_PARTITION", "preemptible")
+        for verb in ("plan", "submit"):
+            code, text = sweeps.submit(verb=verb)
+            assert code == 2
+            assert "SBATCH_PARTITION='preemptible' in the environment, but site.partition is not set" in text
+        assert sweeps.queue() == []
+        assert not sweeps.results.exists()
+        assert sweeps.submit("site.partition=preemptible")[0] == 0
+        ((_, job),) = sweeps.queue()
+        assert show(sweeps.cluster, job)["Partition"] == "preemptible"
+
+
+def test_what_is_printed_may_be_pasted(sweeps: Sweeps, tmp_path: Path) -> None:
+    """Brackets are no markup, and no part of a path is executed."""
+    sweeps.results = tmp_path / "a[" / "b] $(touch pwned)"
+    with closed(sweeps.cluster):
+        code, text = sweeps.submit()
+    assert code == 0, text
+    (command,) = re.findall(r"`(parallelbench status .*)` shows each run", text)
+    assert shlex.split(command) == ["parallelbench", "status", str(sweeps.adhoc)]
+    assert sweeps.run(*shlex.split(command)[1:])[0] == 0
+
+
+@fault(
+    "lifecycle",
+    "Set-up that fails",
+    injection="a site's module that no node has; a site's line that fails",
+    outcome="the job ends before the run begins, and its log says in which line; nothing is trained",
+)
+def test_a_set_up_that_fails_ends_the_job(sweeps: Sweeps, tmp_path: Path) -> None:
+    (tmp_path / "conf" / "site").mkdir(parents=True)
+    own = {"moduleless": "modules: [nowhere/1]", "lineless": "setup: ['true', 'test -d /nowhere/2']"}
+    for name, line in own.items():
+        text = f"defaults: [local_cluster, _self_]\nname: {name}\n{line}\n"
+        (tmp_path / "conf" / "site" / f"{name}.yaml").write_text(text)
+    for name in own:
+        code, text = sweeps.submit("--conf", str(tmp_path / "conf"), f"site={name}", f"sweep.name={name}")
+        assert code == 0, text
+    sweeps.until_queue_is_empty()
+    assert [row["state"] for row in rows(sweeps)] == ["missing", "missing"]
+    logs = sweeps.logs()
+    assert logs.count("parallelbench: set-up failed with exit code") == 2
+    assert [run for run in find_runs(sweeps.results) if run.attempts()] == []
+
+
+@fault(
+    "lifecycle",
+    "Too little time",
+    injection="Slurm's time limit ends a job whose rank has not finished an epoch, and does not answer the warning",
+    outcome="killed, with TIMEOUT of accounting and the key to raise; submit leaves it alone until that is raised",
+)
+def test_a_run_that_needs_more_time_is_not_submitted_again_unchanged(sweeps: Sweeps) -> None:
+    endless = (*ENDLESS, "strategy.step_s=1000")
+    assert sweeps.submit(*endless)[0] == 0
+    job = running(sweeps)
+    (run,) = find_runs(sweeps.results)
+    until(lambda: bool(list(run.path.glob("attempts/1/journal-rank0.jsonl"))), what="training", timeout_s=PATIENCE_S)
+    sweeps.cluster.run("scontrol", "update", f"JobId={job}", "EndTime=now")  # Slurm looks at limits every 30 s
+    sweeps.until_queue_is_empty()
+    word = "(TIMEOUT; nothing was saved within launcher.time_limit_min=60: raise it)"
+    until(lambda: word in (rows(sweeps)[0]["reason"] or ""), what="accounting knowing the end", timeout_s=60)
+    assert rows(sweeps)[0]["state"] == "killed"
+    assert "1 killed (--retry killed tries again); 0 run(s) to submit" in sweeps.submit(*endless)[1]
+    with closed(sweeps.cluster):
+        assert sweeps.submit(*endless, "launcher.time_limit_min=61")[0] == 0
+        assert len(sweeps.queue()) == 1
+
+
+def test_a_suspended_job_is_no_running_one(sweeps: Sweeps) -> None:
+    assert sweeps.submit(*ENDLESS)[0] == 0
+    job = running(sweeps)
+    (run,) = find_runs(sweeps.results)
+    until(lambda: run.state().state == "running", what="the run's beginning", timeout_s=PATIENCE_S)
+    sweeps.cluster.run("scontrol", "suspend", job)
+    try:
+        (row,) = rows(sweeps)
+        assert (row["state"], row["reason"].partition(":")[0]) == ("queued", "suspended")
+        assert "nothing to submit" in sweeps.submit(*ENDLESS)[1]
+    finally:
+        sweeps.cluster.run("scontrol", "resume", job)
+    assert rows(sweeps)[0]["state"] == "running"
+
+
+@fault(
+    "lifecycle",
+    "A job that does not end",
+    injection="Slurm's own process of a job is stopped while the run ends; stuck.STUCK_S=0",
+    outcome="the run is ok; status says that its job holds its devices, and how to end it",
+)
+def test_a_job_that_holds_its_devices_after_its_run(sweeps: Sweeps, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (hours, stuck):
+        monkeypatch.setattr(module, "STUCK_S", 0.0)
+    assert sweeps.submit(*WITHOUT_TORCH, "epochs=50", "strategy.step_s=0.02")[0] == 0
+    job = running(sweeps)
+    (run,) = find_runs(sweeps.results)
+    until(lambda: bool(run.attempts() and run.attempts()[0].supervisor()), what="a supervisor", timeout_s=PATIENCE_S)
+    supervisor = run.attempts()[0].supervisor()
+    assert supervisor is not None
+    above = [each for each in psutil.Process(supervisor.pid).parents() if each.name() == "slurmstepd"]
+    assert above
+    for process in above:
+        process.suspend()
+    try:
+        sweeps.until_done()
+        text = " ".join(sweeps.run("status", str(sweeps.results))[1].split())
+    finally:
+        for process in above:
+            process.resume()
+    assert f"1 job of runs that are over did not end, and hold their devices: scancel {job}" in text
+
+
+def test_jobs_are_cancelled_on_a_full_disk(sweeps: Sweeps, small_disk: Path) -> None:
+    sweeps.results = small_disk / "results"
+    with closed(sweeps.cluster):
+        assert sweeps.submit()[0] == 0
+        ballast = fill_disk(small_disk)
+        code, text = sweeps.run("cancel", str(sweeps.results))
+        assert (code, "1 job(s) cancelled" in text) == (0, True), text
+        until(lambda: not sweeps.queue(), what="the end of the job", timeout_s=60)
+        ballast.unlink()
+        assert sweeps.submit()[0] == 0
+
+
+def test_stale_folders_are_pruned_and_failures_end_the_watch_with_1(sweeps: Sweeps) -> None:
+    with closed(sweeps.cluster):
+        assert sweeps.submit("sweep.repeats=3")[0] == 0
+        queued, cancelled, failed = find_runs(sweeps.results)
+        assert sweeps.run("cancel", str(cancelled.path), str(failed.path))[0] == 0
+        until(lambda: len(sweeps.queue()) == 1, what="the end of two jobs", timeout_s=60)
+        fail(failed, "error")
+        for run in (queued, cancelled, failed):
+            for path in (*run.path.rglob("*"), run.path):
+                os.utime(path, (time.time() - YOUNG_S - 60,) * 2)
+        text = " ".join(sweeps.run("prune", str(sweeps.results), "--yes")[1].split())
+        assert "1 folder" in text
+        assert [run.path.exists() for run in (queued, cancelled, failed)] == [True, False, True]
+        assert sweeps.run("cancel", str(sweeps.results))[0] == 0
+        until(lambda: not sweeps.queue(), what="the end of the last job", timeout_s=60)
+    code, text = sweeps.run("status", str(sweeps.results), "--watch")
+    assert (code, "1 error" in text) == (1, True), text
