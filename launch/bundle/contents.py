@@ -79,14 +79,19 @@ def left_out(runs: Runs) -> list[str]:
 
 
 def _of_run(run: RunFolder) -> Iterator[tuple[str, Path]]:
-    """The files of a run that say what was asked and what came of it; no logs, traces and checkpoints."""
+    """The files of a run that say what was asked and what came of it; no logs, traces, checkpoints and blank files."""
     published = run.manifest() is not None
     patterns = ["config.yaml", "overrides.txt", *(f"attempts/*/{name}" for name in _OF_ATTEMPT)]
     patterns += ["result/*.parquet", "result/manifest.json"] if published else [f"attempts/*/{_JOURNALS}"]
     for pattern in patterns:
         for path in sorted(run.path.glob(pattern)):
-            if path.is_file() and not path.is_symlink():
+            if path.is_file() and not path.is_symlink() and not _is_blank(path):
                 yield path.relative_to(run.path).as_posix(), path
+
+
+def _is_blank(path: Path) -> bool:
+    """Whether it is a file that was reserved for the case of an error, and never written."""
+    return path.suffix == ".json" and not path.read_bytes().strip()
 
 
 def _json(value: Any) -> str:
@@ -127,6 +132,7 @@ def _readme(name: str, title: str, runs: int) -> str:
 | `environment.json` | machine, versions and variables of the runs |
 | `commands.sh` | the command that measures each run again |
 | `CITATION.cff` | how to cite these results |
+| `bundle.json` | versions of the suite, its tables and its configurations; all runs with id and outcome |
 | `SHA256SUMS` | the sha256 of each file: `sha256sum -c SHA256SUMS` |
 
 `parallelbench rerun {name}.tar.gz` trains these runs again and says what agrees.

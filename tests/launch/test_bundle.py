@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import shlex
 import shutil
 import subprocess
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
 __all__ = ["here"]
 
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 Members = dict[str, bytes]
 FILES = {"a/one.txt": b"1", "a/two.txt": b"22", "results.json": b"{}"}
 
@@ -49,6 +51,11 @@ def results(here: Path) -> Path:
         published(config(here / "results", strategy="ddp", devices=2, repeat=repeat, optimizer="adam"))
     failed(config(here / "results", strategy="fsdp", devices=2), "oom", "out of memory", epochs=1)
     return here / "results"
+
+
+def listed(page: Path) -> set[str]:
+    """Files and folders at the top of a bundle that the tables of a page name."""
+    return set(re.findall(r"^\| `([^`/]+/?)", page.read_text(), re.MULTILINE))
 
 
 def made(*arguments: str) -> Path:
@@ -78,6 +85,12 @@ def test_a_bundle_has_what_a_reader_needs(results: Path, here: Path) -> None:
     assert all((root / run["folder"] / "config.yaml").is_file() for run in index["runs"])
     kept = {path.name for path in root.rglob("*")}
     assert not kept & {"log.txt", "heartbeat", "checkpoints", ".compacted.zip"}
+    assert "outcome.json" in kept
+    blank = [path.name for path in (root / "results").rglob("*") if path.is_file() and not path.read_bytes().strip()]
+    assert not blank, "files that were reserved for errors, of which there were none"
+    top = {path.name + "/" * path.is_dir() for path in root.iterdir()}
+    assert listed(root / "README.md") == top - {"README.md"}
+    assert listed(DOCS / "publication.md") >= top
 
 
 @pytest.mark.slow
