@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -52,7 +53,8 @@ def seen_and_counted(rank: int, size: int, run: RunConfig) -> dict[str, Any]:
     for name, norm in module.named_modules():
         if name.rpartition(".")[2].startswith("norm"):
             norm.register_forward_pre_hook(lambda _norm, inputs: tokens.add(inputs[0].shape[1]))
-    with Recorded() as recorded:
+    with Recorded() as recorded, warnings.catch_warnings():
+        warnings.simplefilter("error", FutureWarning)  # of names that torch gives up
         replica.step(next(loader_of(replica, run).train(epoch=1)))
     carried = dict(recorded.carried)
     return {"recorded": carried, "tokens": tokens, **replica.traffic.take()}

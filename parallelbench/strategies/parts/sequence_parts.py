@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from parallelbench.spec.config import RunConfig
 
 
+# torch 2.15 has this name, and warns of the one that older versions have.
+_all_gather = getattr(collectives, "all_gather_single", None) or collectives.all_gather_tensor
+
+
 class _OwnPart(torch.autograd.Function):
     """This rank's part of the tokens; backward the gradients of all."""
 
@@ -39,7 +43,7 @@ class _OwnPart(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return collectives.all_gather_tensor(gradient.contiguous(), 1, ctx.mesh.get_group()), None
+        return _all_gather(gradient.contiguous(), 1, ctx.mesh.get_group()), None
 
 
 def cut_sequence(layer: nn.Module, name: str, run: RunConfig, mesh: DeviceMesh) -> None:
