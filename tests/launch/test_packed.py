@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from parallelbench.store.attempt import Outcome
 
 PACKED = "launcher.pack=true"
-QUICK = (*TINY, "measure.parity=false", "measure.probe=false", "sweep.order=listed")
+QUICK = (*TINY, "measure.parity=false", "sweep.order=listed")
 LEARNED = re.compile("epoch|step|rank|.*(loss|accuracy|correct|samples|difference|bytes_sent).*")
 """Columns that are the same in two runs of the same thing."""
 
@@ -66,14 +66,7 @@ def row_of(run: RunFolder) -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_packed_runs_train_bit_for_bit_like_separate_ones_and_have_no_times(tmp_path: Path) -> None:
-    model = (
-        "model=mlp",
-        "model.hidden=[32,16]",
-        "optimizer=adam",
-        "epochs=2",
-        "sweep.repeats=2",
-        "measure.probe=false",
-    )
+    model = ("model=mlp", "model.hidden=[32,16]", "optimizer=adam", "epochs=2", "sweep.repeats=2")
     pairs = "sweep.blocks=[{zip:{strategy:[single,ddp],devices:[1,2]}}]"
     arguments = ("submit", *TINY, *model, pairs, "launcher.oversubscribe=true")
     for results, more in ((tmp_path / "packed", [PACKED]), (tmp_path / "separate", [])):

@@ -63,13 +63,7 @@ STRATEGIES = {
 def the_sweep() -> list[str]:
     strategies, devices = (",".join(str(value[part]) for value in STRATEGIES.values()) for part in (0, 1))
     options = ["model=mlp", "model.hidden=[32,16]", "epochs=3", "launcher.oversubscribe=true", "sweep.order=listed"]
-    return [
-        "submit",
-        *TINY,
-        *options,
-        "measure.probe=false",
-        f"sweep.blocks=[{{zip:{{strategy:[{strategies}],devices:[{devices}]}}}}]",
-    ]
+    return ["submit", *TINY, *options, f"sweep.blocks=[{{zip:{{strategy:[{strategies}],devices:[{devices}]}}}}]"]
 
 
 @pytest.fixture(scope="module")
