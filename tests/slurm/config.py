@@ -40,10 +40,12 @@ class Options:
     """One more than the highest index of an array; 1001 is Slurm's own default."""
     max_submit_jobs: int | None = None
     """How many jobs a user may have in the queue, array tasks counted singly; needs accounting."""
+    wckeys: bool = False
+    """Whether jobs have workload characterization keys, of which users may use their own only; needs accounting."""
 
     def __post_init__(self) -> None:
-        if self.max_submit_jobs is not None and not self.accounting:
-            raise ValueError("max_submit_jobs needs accounting")
+        if (self.max_submit_jobs is not None or self.wckeys) and not self.accounting:
+            raise ValueError("max_submit_jobs and wckeys need accounting")
 
     @property
     def accounting(self) -> bool:
@@ -130,7 +132,8 @@ def _accounting_lines(options: Options, ports: Ports, *, folder: Path) -> list[s
         "AccountingStorageHost=127.0.0.1",
         f"AccountingStoragePort={ports.slurmdbd}",
         f"AccountingStoragePass={folder}/munge.socket",
-        "AccountingStorageEnforce=limits,qos",
+        f"AccountingStorageEnforce=limits,qos{',wckeys' if options.wckeys else ''}",
+        *(["TrackWCKey=yes"] if options.wckeys else []),
     ]
 
 
@@ -145,7 +148,7 @@ def cgroup_conf() -> str:
     return "\n".join(["CgroupPlugin=cgroup/v1", *(f"Constrain{name}=no" for name in resources)]) + "\n"
 
 
-def slurmdbd_conf(ports: Ports, *, folder: Path, host: str, password: str) -> str:
+def slurmdbd_conf(options: Options, ports: Ports, *, folder: Path, host: str, password: str) -> str:
     """slurmdbd.conf; with a numeric DbdHost slurmdbd does not start."""
     lines = [
         "AuthType=auth/munge",
@@ -162,6 +165,7 @@ def slurmdbd_conf(ports: Ports, *, folder: Path, host: str, password: str) -> st
         "StorageLoc=accounting",
         "StorageUser=slurm",
         f"StoragePass={password}",
+        *(["TrackWCKey=yes"] if options.wckeys else []),
     ]
     return "\n".join(lines) + "\n"
 

@@ -75,7 +75,7 @@ class Layout:
         }
         if options.accounting:
             files |= {
-                "slurmdbd.conf": config.slurmdbd_conf(ports, folder=folder, host=host, password=password),
+                "slurmdbd.conf": config.slurmdbd_conf(options, ports, folder=folder, host=host, password=password),
                 "database.cnf": config.database_conf(ports.mariadbd, folder=folder),
                 "database.sql": config.database_sql(password),
             }

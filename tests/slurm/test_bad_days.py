@@ -17,7 +17,7 @@ from parallelbench.store.folder import find_runs
 from tests.faults import fault
 from tests.helpers import fill_disk
 from tests.slurm.daemons import until
-from tests.slurm.jobs import show, wait
+from tests.slurm.jobs import show, submit, wait
 from tests.slurm.runs import WITHOUT_TORCH
 from tests.slurm.sweeps import PATIENCE_S, Sweeps, closed
 from tests.slurm.test_input import fail
@@ -108,6 +108,23 @@ def test_what_is_printed_may_be_pasted(sweeps: Sweeps, tmp_path: Path) -> None:
     (command,) = re.findall(r"`(parallelbench status .*)` shows each run", text)
     assert shlex.split(command) == ["parallelbench", "status", str(sweeps.adhoc)]
     assert sweeps.run(*shlex.split(command)[1:])[0] == 0
+
+
+def test_tasks_that_were_cancelled_while_they_waited_say_so(sweeps: Sweeps) -> None:
+    """Of an array that runs two at a time, accounting has one line with a pattern: 30_[0-7%2]."""
+    other = submit(sweeps.cluster, "sleep 600", "--nodes=2", "--exclusive")
+    wait(sweeps.cluster, other, JobState="RUNNING")  # where the partition is closed, accounting never shows the jobs
+    assert sweeps.submit("sweep.repeats=8", "launcher.array_parallelism=2")[0] == 0
+    (mine,) = sweeps.submissions()
+    wait(sweeps.cluster, f"{mine.job}", Reason="Resources")
+    sweeps.cluster.run("scancel", str(mine.job))
+    until(lambda: len(sweeps.queue()) == 1, what="the end of the jobs", timeout_s=60)
+    told = {f"its job {mine.job}_{task} ended before the run began: CANCELLED" for task in range(8)}
+
+    def said() -> set[str]:
+        return {(row["reason"] or "").partition(";")[0] for row in rows(sweeps)}
+
+    until(lambda: said() == told, what="accounting knowing all ends", timeout_s=60)
 
 
 @fault(
