@@ -141,6 +141,22 @@ class Cluster:
         self.kill(node)  # first, or it would report that its jobs have failed
         daemons.end_jobs(self.folder, node=node)
 
+    def wait_saved(self) -> None:
+        """Wait until the controller saves its state again, which it does up to five seconds after a change.
+
+        Killed later, it would have forgotten that a job was started, and start it again: Slurm then drains the node
+        ("Duplicate jobid") until an administrator comes.
+        """
+
+        def saved() -> int:
+            try:
+                return (self.folder / "state" / "job_state").stat().st_mtime_ns
+            except FileNotFoundError:  # it is replaced at this moment
+                return 0
+
+        before = saved()
+        until(lambda: saved() > before, what="the controller saving its state", timeout_s=60, interval_s=0.01)
+
     def _answers(self, name: str) -> bool:
         if daemons.find(name, folder=self.folder) is None:
             raise DaemonError(f"{name} has ended:\n{daemons.log_tail(name, folder=self.folder)}")

@@ -120,6 +120,7 @@ def _kill(sweep: Sweep, victim: str) -> None:
         return
     daemon = victim.partition(",")[0]
     if daemon == "slurmctld":
+        sweep.cluster.wait_saved()
         sweep.cluster.kill(daemon)
     else:
         sweep.cluster.crash_node(daemon)
