@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 SMALL = (*TINY, "launcher=slurm", "site=local_cluster", "epochs=1", "measure.parity=false", "measure.probe=false")
 PATIENCE_S = 500.0
+PARTITIONS = ("normal", "preemptible")
 
 
 @dataclass
@@ -144,11 +145,16 @@ class Sweeps:
 @contextmanager
 def closed(cluster: Cluster) -> Iterator[None]:
     """Jobs may be submitted, and wait until the end of the `with`."""
-    cluster.run("scontrol", "update", "PartitionName=normal", "State=DOWN")
+
+    def all_become(state: str) -> None:
+        for name in PARTITIONS:
+            cluster.run("scontrol", "update", f"PartitionName={name}", f"State={state}")
+
+    all_become("DOWN")
     try:
         yield
     finally:
-        cluster.run("scontrol", "update", "PartitionName=normal", "State=UP")
+        all_become("UP")
 
 
 @contextmanager
