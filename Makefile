@@ -69,7 +69,7 @@ test-all: $(STAMP)  ## the same with every case of every test
 	$(BIN)/python -m pytest -m 'not slurm' -n 2 --dist worksteal --durations=15
 
 test-slurm: $(STAMP)  ## tests on real Slurm clusters that are started here (needs root; installs Debian's Slurm)
-	$(BIN)/python -m pytest -m slurm -rs --durations=15 -n 2 --dist worksteal tests/slurm
+	$(BIN)/python -m pytest -m slurm -rs --durations=15 -n 3 --dist worksteal tests/slurm
 
 test-velox: $(STAMP) velox  ## tests of preprocess.engine=velox, in its own environment
 	$(BIN)/python -m pytest -m velox -rs --durations=5 tests/preprocess
