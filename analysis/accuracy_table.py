@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -53,10 +54,14 @@ def as_latex(rows: pl.DataFrame) -> str:
 def _tabular(members: pl.DataFrame) -> latex.Rows:
     epochs = sorted(members["epoch"].unique())
     head = ["Configuration", "Runs", *(f"Epoch {epoch}" for epoch in epochs)]
+    of_configurations: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for row in members.iter_rows(named=True):
+        of_configurations[row["configuration"]].append(row)
     body = []
-    for (configuration,), own in members.group_by("configuration", maintain_order=True):
-        cells = {row["epoch"]: _spread(row) for row in own.iter_rows(named=True)}
-        shown = [str(configuration), str(own["runs"].max()), *(cells.get(epoch, text.MISSING) for epoch in epochs)]
+    for configuration, rows in of_configurations.items():
+        cells = {row["epoch"]: _spread(row) for row in rows}
+        runs = str(max(row["runs"] for row in rows))
+        shown = [configuration, runs, *(cells.get(epoch, text.MISSING) for epoch in epochs)]
         body.append([latex.escape(cell) for cell in shown])
     return latex.Rows("l" + "r" * (1 + len(epochs)), head, body)
 

@@ -72,6 +72,7 @@ def _with_targets(runs: Runs, rows: pl.DataFrame) -> pl.DataFrame:
     return rows
 
 
+@lru_cache(maxsize=8)
 def counted(runs: Runs) -> pl.DataFrame:
     """The rows of `facts` that may enter comparisons of time and memory."""
     return facts(runs).filter(pl.col("exclusion").is_null())
@@ -89,6 +90,7 @@ def attempted(runs: Runs) -> pl.DataFrame:
     return facts(runs).filter(pl.col("preprocess_failed").is_not_null(), ~again)
 
 
+@lru_cache(maxsize=8)
 def displayed(runs: Runs) -> pl.DataFrame:
     """The rows of `facts` whose times are shown, with `disturbed`: such a run is compared with nothing."""
     return facts(runs).filter("displayed").with_columns(disturbed=pl.col("exclusion").is_not_null())
@@ -102,6 +104,7 @@ def learned(runs: Runs) -> pl.DataFrame:
     return facts(runs).filter(allowed)
 
 
+@lru_cache(maxsize=8)
 def learning(runs: Runs, *, test: str, training: str) -> pl.DataFrame:
     """One row per run that trained to its end, epoch and side (test, training), for lines over epochs.
 

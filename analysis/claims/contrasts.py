@@ -189,13 +189,17 @@ def _level(effect: Effect, key: str) -> Any:
 
 
 def _has(effect: Effect, level: Level) -> bool:
-    return all(_level(effect, key) in (value if isinstance(value, list) else [value]) for key, value in level.items())
+    return all(_is_among(_level(effect, key), allowed) for key, allowed in level.items())
+
+
+def _is_among(value: Any, allowed: Any) -> bool:
+    return value in allowed if isinstance(allowed, list) else value == allowed
 
 
 def _outside(effect: Effect, scope: Level) -> tuple[str, ...]:
     """The keys of the scope in which an effect's runs lie beyond it, with their own values."""
-    beyond = [key for key, value in scope.items() if not _has(effect, {key: value})]
-    return tuple(written({key: _level(effect, key)}) for key in beyond)
+    values = {key: _level(effect, key) for key in scope}
+    return tuple(written({key: value}) for key, value in values.items() if not _is_among(value, scope[key]))
 
 
 def _side(effect: Effect, roots: Sequence[str], level: Level) -> str:

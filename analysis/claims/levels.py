@@ -18,8 +18,12 @@ from analysis.comparison.work import Keyed
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from analysis.claims.grammar import Claim
+    from analysis.claims.grammar import Claim, Contrast
     from analysis.reader import Runs
+
+
+_NAMED = ("data", "model")
+"""Keys by whose names a level may choose runs, and which no stand-in changes."""
 
 
 class Member(NamedTuple):
@@ -54,7 +58,9 @@ class Levels:
 
     def of(self, claim: Claim) -> list[Effect]:
         """The values per configuration, and per epoch that the claim names."""
-        epochs = frozenset[int | str]().union(*map(claim.epochs, claim.contrasts))
+        epochs = frozenset[int | str]().union(
+            *(claim.epochs(each) for each in claim.contrasts if self._has_sides(each))
+        )
         of_devices = any(
             "devices" in c.roots and "strategy" not in c.roots for c in (*claim.contrasts, claim.more) if c
         )
@@ -72,6 +78,15 @@ class Levels:
         if key not in self._readings:
             self._readings[key] = readings(self._runs, metric, target=target, epoch=epoch)
         return self._readings[key]
+
+    def _has_sides(self, contrast: Contrast) -> bool:
+        """Whether any run has the data and the model of each side: what no run has need not be read."""
+        named = ((key, side[key]) for side in (contrast.from_, contrast.to) if side for key in _NAMED if key in side)
+        return all(self._names[key].intersection(value if isinstance(value, list) else [value]) for key, value in named)
+
+    @cached_property
+    def _names(self) -> dict[str, set[Any]]:
+        return {key: {of.keys.get(f"{key}.name") for of in self._keyed.values()} for key in _NAMED}
 
     def _measured(self, metric: str, target: float | None, epochs: frozenset[int | str]) -> list[Effect]:
         by_epoch = {epoch: self.readings(metric, target=target, epoch=epoch) for epoch in sorted(epochs, key=str)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from itertools import combinations
 from statistics import median
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
     from analysis.comparison.compared_run import ComparedRun
     from analysis.comparison.work import Differences
+    from analysis.reader import Runs
 
 _DEVICE = ("device_type", "device_name", "cores_per_device")
 """What a probe depends on by design. Where runs differ in these, their probes say nothing about their machines."""
@@ -68,8 +70,15 @@ def _speed(side: Sequence[ComparedRun], key: str) -> float | None:
     return median(known) if known else None
 
 
-def _probes(run: ComparedRun, key: str) -> list[float]:
-    return [speed for column in PROBED[key] if (speed := run.value(column)) is not None]
+def _probes(run: ComparedRun, key: str) -> tuple[float, ...]:
+    return _probed(run.runs, key)[run.run_id]
+
+
+@lru_cache(maxsize=32)
+def _probed(runs: Runs, key: str) -> dict[str, tuple[float, ...]]:
+    """Run id → what was measured of this, at the start and at the end."""
+    rows = runs.run.select("run_id", *PROBED[key]).rows()
+    return {run_id: tuple(speed for speed in speeds if speed is not None) for run_id, *speeds in rows}
 
 
 def _device(side: Sequence[ComparedRun]) -> set[tuple[object, ...]]:
@@ -109,8 +118,11 @@ def disturbances(runs: Sequence[ComparedRun]) -> list[Issue]:
 
 def unlike_contents(couples: Sequence[tuple[ComparedRun, ComparedRun]]) -> Differences:
     """The unlike contents of a data set of one name and options, of the first two runs that differ so."""
-    contents = ((one.data_sha256, other.data_sha256) for one, other in couples if has_same_data(one, other))
-    return next(({"data_sha256": pair} for pair in contents if None not in pair and pair[0] != pair[1]), {})
+    for one, other in couples:
+        contents = one.data_sha256, other.data_sha256
+        if None not in contents and contents[0] != contents[1] and has_same_data(one, other):
+            return {"data_sha256": contents}
+    return {}
 
 
 def has_same_data(one: ComparedRun, other: ComparedRun) -> bool:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
+from analysis.metrics.epoch_metrics import AS_TEXT, numbered
+
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
@@ -28,9 +30,11 @@ def spans(runs: Runs) -> dict[str, Span]:
 
     Of a run that asked for no epoch: of its start, twice.
     """
-    begins = runs.ranks.group_by("run_id").agg(first=pl.col("training_started_at").min())
-    ends = runs.epochs.group_by("run_id").agg(last=pl.col("finished_at").max())
-    rows = begins.join(ends, on="run_id", how="full", coalesce=True)
+    began = numbered(runs, "ranks", "training_started_at").group_by("run_id").agg(
+        first=pl.col("training_started_at").min()
+    )  # fmt: skip
+    ended = numbered(runs, "epochs", "finished_at").group_by("run_id").agg(last=pl.col("finished_at").max())
+    rows = began.join(ended, on="run_id", how="full", coalesce=True).with_columns(AS_TEXT)
     untrained = runs.run.filter(pl.col("epochs") == 0).select("run_id", first="launched_at", last="launched_at")
     rows = pl.concat([rows, untrained])
     first, last = pl.col("first").fill_null(UNKNOWN[0]), pl.col("last").fill_null(UNKNOWN[1])

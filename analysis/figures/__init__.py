@@ -54,7 +54,7 @@ def specification(chart: alt.FacetChart) -> dict[str, Any]:
     """The chart as Vega-Lite, without the address of its schema."""
     spec: dict[str, Any] = chart.to_dict()
     del spec["$schema"]
-    return spec
+    return spec | {"datasets": {name: list(rows) for name, rows in spec["datasets"].items()}}
 
 
 def svg(spec: dict[str, Any]) -> str:

@@ -166,4 +166,5 @@ def shown(data: pl.DataFrame) -> pl.DataFrame:
 def records(data: pl.DataFrame) -> alt.Data:
     """The rows of the panels that are drawn, inlined."""
     with debug_mode(False):  # else every value is checked against the schema of Vega-Lite, which takes most of the time
-        return alt.InlineData(values=shown(data).to_dicts())
+        # Altair copies lists, with all that is in them, for each part of a chart; a tuple it takes as it is.
+        return alt.InlineData(values=tuple(shown(data).to_dicts()))

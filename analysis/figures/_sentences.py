@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import polars as pl
@@ -29,19 +30,25 @@ def ranked(runs: Runs, rows: pl.DataFrame, sentence: Callable[[pl.DataFrame], st
         why = issue or (disturbed and f"others disturbed runs of {text.listed(disturbed)}")
         return told + (f"; this does not rank them, since {why}" if told and why else "")
 
-    return per_group(rows, with_refusal, by=by)
+    return per_group(rows, with_refusal, by=by, every=True)
 
 
-def per_group(rows: pl.DataFrame, sentence: Callable[[pl.DataFrame], str], *, by: str = "group", most: int = 4) -> str:
+MOST = 4
+"""Groups that have a sentence of their own."""
+
+
+def per_group(
+    rows: pl.DataFrame, sentence: Callable[[pl.DataFrame], str], *, by: str = "group", every: bool = False
+) -> str:
     """The sentence about the rows of each group, but for empty ones; of several groups each gets a line with its name.
 
-    Empty where there is no sentence.
+    Empty where there is no sentence. `every`: no group's sentence is empty, so those that are not shown are not made.
     """
+    groups = rows[by].n_unique() if rows.height else 0
     of_groups = ((str(group), sentence(members)) for (group,), members in rows.group_by(by, maintain_order=True))
-    sentences = [(group, words) for group, words in of_groups if words]
+    sentences = [(group, words) for group, words in islice(of_groups, MOST if every else None) if words]
     if len(sentences) == 1:
         return sentences[0][1][:1].upper() + sentences[0][1][1:] + "."
-    lines = [f"{group}: {words}." for group, words in sentences[:most]]
-    return "\n".join(
-        lines + ([f"The others: see the table ({len(sentences) - most})."] if len(sentences) > most else [])
-    )
+    more = (groups if every else len(sentences)) - MOST
+    lines = [f"{group}: {words}." for group, words in sentences[:MOST]]
+    return "\n".join(lines + ([f"The others: see the table ({more})."] if more > 0 else []))

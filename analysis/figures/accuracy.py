@@ -32,8 +32,8 @@ def figure(runs: Runs) -> alt.FacetChart | None:
 
 def finding(runs: Runs) -> str:
     """How far apart the configurations end, among runs of the same seed."""
-    trained = learned(runs).drop_nulls("final_test_accuracy")
-    return per_group(trained, _spread) or "No run trained to its end."
+    trained = learned(runs).select("group", "configuration", "repeat", "final_test_accuracy")
+    return per_group(trained.drop_nulls("final_test_accuracy"), _spread, every=True) or "No run trained to its end."
 
 
 def _spread(rows: pl.DataFrame) -> str:

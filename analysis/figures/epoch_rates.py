@@ -13,7 +13,7 @@ from analysis.comparison.groups import natural
 from analysis.configurations import displayed
 from analysis.figures._devices import lines_over_devices
 from analysis.figures._sentences import ranked
-from analysis.metrics import per_epoch
+from analysis.metrics.epoch_metrics import AS_TEXT, numbered_epochs
 
 if TYPE_CHECKING:
     import altair as alt
@@ -38,7 +38,7 @@ def rates(runs: Runs) -> pl.DataFrame:
     epoch, warm = pl.col("epoch"), ~pl.col("warm_up")
     which = pl.when(epoch == 2, warm).then(pl.lit(SECOND)).when(epoch == 1, ~warm).then(pl.lit(FIRST))
     rate = "epoch_throughput_samples_per_s"
-    epochs = per_epoch(runs).select("run_id", rate, which=which).drop_nulls()
+    epochs = numbered_epochs(runs).filter(epoch <= 2).select(AS_TEXT, rate, which=which).drop_nulls()
     joined = rows.join(epochs, on="run_id", maintain_order="left_right").drop("run_id")
     return joined.sort(natural("group"), pl.col("which") != SECOND, maintain_order=True)
 

@@ -37,7 +37,7 @@ def figure(runs: Runs) -> alt.FacetChart | None:
 def finding(runs: Runs) -> str:
     """From where to where the test loss went."""
     data = learning(runs, test="test_loss", training="train_loss").filter(pl.col("side") == "test")
-    return per_group(data, _course) or "No run trained to its end."
+    return per_group(data, _course, every=True) or "No run trained to its end."
 
 
 def _course(rows: pl.DataFrame) -> str:

@@ -93,7 +93,8 @@ def _dots(data: pl.DataFrame) -> alt.FacetChart:
 
 def finding(runs: Runs) -> str:
     """How fast each configuration trains, and what memory it takes, beside one device: its two extreme models."""
-    speeds = per_group(_measured(runs), partial(_speeds, runs), by="work")
+    measured = _measured(runs).select("work", "group", "configuration", "model")
+    speeds = per_group(measured, partial(_speeds, runs), by="work")
     lines = [speeds, *refused(runs), *limited(runs)] if speeds else refused(runs)
     return "\n".join(lines) or "No two runs that count differ in the model only, beside one device."
 

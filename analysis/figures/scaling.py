@@ -85,13 +85,13 @@ def _labelled(data: pl.DataFrame) -> pl.DataFrame:
     data = data.with_columns(median=pl.col("value").median().over(at), first=pl.int_range(pl.len()).over(at) == 0)
     apart = 0.055 * max(float(data["value"].max()), float(data["devices"].max()))  # type: ignore[arg-type]
     placed: list[dict[str, Any]] = []
-    for _, rows in data.filter("first").group_by("panel", "devices", maintain_order=True):
-        height = float("-inf")
-        for row in rows.sort("median").iter_rows(named=True):
-            height = max(row["median"], height + apart)
-            share = efficiency(row["median"], devices=row["devices"])
-            label = "" if row["devices"] == 1 else text.percent(share)
-            placed.append({name: row[name] for name in at} | {"label_y": height, "label": label})
+    heights: dict[tuple[str, int], float] = {}
+    for row in data.filter("first").select(*at, "median").sort("median", maintain_order=True).iter_rows(named=True):
+        place = row["panel"], row["devices"]
+        heights[place] = max(row["median"], heights.get(place, float("-inf")) + apart)
+        share = efficiency(row["median"], devices=row["devices"])
+        label = "" if row["devices"] == 1 else text.percent(share)
+        placed.append({name: row[name] for name in at} | {"label_y": heights[place], "label": label})
     return data.join(pl.DataFrame(placed, schema_overrides={"devices": pl.Int32}), on=list(at), maintain_order="left")
 
 
@@ -140,7 +140,7 @@ def _axes(data: pl.DataFrame, devices: list[int]) -> tuple[alt.X, Any]:
 def finding(runs: Runs) -> str:
     """Real ÷ theoretical scaling on the most devices, with start-up and at steady state."""
     several = summary(runs).filter(pl.col("devices") > 1).drop_nulls("efficiency")
-    lines = filter(None, [per_group(several, _efficiencies), *refused(runs), *limited(runs)])
+    lines = filter(None, [per_group(several, _efficiencies, every=True), *refused(runs), *limited(runs)])
     return "\n".join(lines) or "Scaling needs single × 1 and a run on several devices."
 
 

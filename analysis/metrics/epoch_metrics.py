@@ -65,21 +65,12 @@ def run_and(column: str) -> pl.Expr:
 @lru_cache(maxsize=8)
 def _epochs(runs: Runs, *columns: str) -> pl.DataFrame:
     """`per_epoch` of some columns, and `owned_samples`: those that its ranks say they trained on."""
-    plain = epoch_aggregates()
-    sources = dict.fromkeys((*(source.name for source, _ in plain), "train_samples", *load.SOURCES))
-    over_ranks = (
-        numbered(runs, "ranks", "epoch", *sources)
-        .lazy()
-        .group_by(run_and("epoch"))
-        .agg(*aggregates(plain), load.lost_time_s(), owned_samples=pl.col("train_samples").sum())
-        .collect(engine="streaming")  # twice as fast here
-    )
     needed = dict.fromkeys(("epoch", "attempt", "train_samples", load.GPU_PROCESSES, *columns))
     needed.pop("run_id", None)
     epochs = (
         numbered(runs, "epochs", *needed)
         .with_columns(run_and("epoch"))
-        .join(over_ranks, on="_both", how="left")
+        .join(_over_ranks(runs), on="_both", how="left")
         .sort("_both")
         .drop("_both")
         .join(numbered(runs, "run", "cores_per_device"), on="run_id", how="left", maintain_order="left")
@@ -94,6 +85,20 @@ def _epochs(runs: Runs, *columns: str) -> pl.DataFrame:
         )
     )
     return load.judged_in_pools(epochs, lambda: numbered(runs, "ranks", "epoch", "rank", *load.OF_POOLS))
+
+
+@lru_cache(maxsize=2)
+def _over_ranks(runs: Runs) -> pl.DataFrame:
+    """Of each epoch what its ranks measured, together."""
+    plain = epoch_aggregates()
+    sources = dict.fromkeys((*(source.name for source, _ in plain), "train_samples", *load.SOURCES))
+    return (
+        numbered(runs, "ranks", "epoch", *sources)
+        .lazy()
+        .group_by(run_and("epoch"))
+        .agg(*aggregates(plain), load.lost_time_s(), owned_samples=pl.col("train_samples").sum())
+        .collect(engine="streaming")  # twice as fast here
+    )
 
 
 def measured(runs: Runs) -> pl.DataFrame:
