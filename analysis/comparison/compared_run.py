@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from analysis.comparison.environments import circumstances_of
 from analysis.comparison.groups import definitions
-from analysis.comparison.policy import is_baseline
+from analysis.comparison.policy import PROBED, is_baseline
 from analysis.comparison.sessions import UNKNOWN, sessions_of, spans
 from analysis.metrics import per_run, resting_on_disturbed
 
@@ -45,6 +45,10 @@ class ComparedRun:
         """
         return _values(self.runs, metric)[self.run_id]
 
+    def probes(self, key: str) -> tuple[float, ...]:
+        """What was measured of the machine by this name, at the run's start and at its end; without what is unknown."""
+        return _probed(self.runs, key)[self.run_id]
+
     @property
     def span(self) -> Span:
         """Unix times of the start of its first and the end of its last epoch; infinite where unknown."""
@@ -64,6 +68,12 @@ class ComparedRun:
     def is_baseline(self) -> bool:
         """Whether others are compared with it."""
         return is_baseline(self.definition["strategy.name"], self.definition["devices"])
+
+
+@lru_cache(maxsize=32)
+def _probed(runs: Runs, key: str) -> dict[str, tuple[float, ...]]:
+    rows = runs.run.select("run_id", *PROBED[key]).rows()
+    return {run_id: tuple(speed for speed in speeds if speed is not None) for run_id, *speeds in rows}
 
 
 @lru_cache(maxsize=8)

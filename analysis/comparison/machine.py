@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from itertools import combinations
 from statistics import median
 from typing import TYPE_CHECKING
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
 
     from analysis.comparison.compared_run import ComparedRun
     from analysis.comparison.work import Differences
-    from analysis.reader import Runs
 
 _DEVICE = ("device_type", "device_name", "cores_per_device")
 """What a probe depends on by design. Where runs differ in these, their probes say nothing about their machines."""
@@ -47,7 +45,7 @@ _EXACT = ("fp32", "fp64")
 def beyond_peak(runs: Sequence[ComparedRun]) -> Differences:
     """Least and largest flop/s of a device, of the first run that would have to compute more than it can."""
     for run in runs:
-        rate, peaks = run.value("least_flop_per_s"), _probes(run, "probed_matmul_flop_per_s")
+        rate, peaks = run.value("least_flop_per_s"), run.probes("probed_matmul_flop_per_s")
         bounded = run.definition.get("device_type") == "cuda" or run.definition.get("precision") in _EXACT
         if rate and peaks and bounded and rate > ABOVE_PEAK * max(peaks):
             return {"flop/s": (rate, max(peaks))}
@@ -66,19 +64,8 @@ def _is_unlike(one: float, other: float) -> bool:
 
 
 def _speed(side: Sequence[ComparedRun], key: str) -> float | None:
-    known = [max(speeds) for run in side if (speeds := _probes(run, key))]
+    known = [max(speeds) for run in side if (speeds := run.probes(key))]
     return median(known) if known else None
-
-
-def _probes(run: ComparedRun, key: str) -> tuple[float, ...]:
-    return _probed(run.runs, key)[run.run_id]
-
-
-@lru_cache(maxsize=32)
-def _probed(runs: Runs, key: str) -> dict[str, tuple[float, ...]]:
-    """Run id → what was measured of this, at the start and at the end."""
-    rows = runs.run.select("run_id", *PROBED[key]).rows()
-    return {run_id: tuple(speed for speed in speeds if speed is not None) for run_id, *speeds in rows}
 
 
 def _device(side: Sequence[ComparedRun]) -> set[tuple[object, ...]]:
@@ -108,7 +95,7 @@ def disturbances(runs: Sequence[ComparedRun]) -> list[Issue]:
     changed: Differences = {}
     for key in PROBED:
         for run in runs:
-            speeds = _probes(run, key)
+            speeds = run.probes(key)
             if key not in changed and len(speeds) > 1 and _is_unlike(*speeds):
                 changed[key] = (f"{speeds[0]:.3g}", f"{speeds[1]:.3g}")
     if changed:

@@ -81,6 +81,9 @@ class Probed:
     def value(self, metric: str) -> float | None:
         return self._speeds.get(metric)
 
+    def probes(self, key: str) -> tuple[float, ...]:
+        return tuple(self._speeds[name] for name in PROBED[key] if name in self._speeds)
+
 
 def probes(count: int) -> list[Probed]:
     """So many runs on this machine, each probed at its start and its end, on a core as a rank is."""
