@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from analysis import hyperparameters, latex, notes
-from analysis.accuracy_table import accuracies, as_latex
+from analysis import accuracy_table, experiment, hyperparameters, latex, notes
 from analysis.cells import Shown, cells
 from analysis.claims import page
 from analysis.comparison.require import require_finished
@@ -163,9 +162,12 @@ def _write_tables(runs: Runs, folder: Path) -> None:
     for name, rows in shown.items():
         text = latex.tables(_grouped(rows, name), _columns(rows, name), name=name)
         (folder / f"{name}.tex").write_text(text, encoding="utf-8")
-    reached = accuracies(runs)
-    reached.write_csv(folder / "accuracy.csv")
-    (folder / "accuracy.tex").write_text(as_latex(reached), encoding="utf-8")
+    reached = accuracy_table.accuracies(runs)
+    accuracy_table.as_csv(reached).write_csv(folder / "accuracy.csv")
+    (folder / "accuracy.tex").write_text(accuracy_table.as_latex(reached), encoding="utf-8")
+    setting = experiment.experiment(runs)
+    experiment.as_rows(setting).write_csv(folder / "experiment.csv")
+    (folder / "experiment.tex").write_text(experiment.as_tabular(setting), encoding="utf-8")
     per_run = facts(runs).drop("config_json", "environment_json")
     per_run.write_csv(folder / "runs.csv")
     epochs = per_epoch(runs)
@@ -210,6 +212,9 @@ def render(runs: Runs, drawn: list[Drawn]) -> str:
             "runs": _columns(facts(runs), "runs"),
         },
         explained=explained_columns(),
+        accuracies=accuracy_table.side_by_side(accuracy_table.accuracies(runs)),
+        accuracies_caption=accuracy_table.CAPTION,
+        experiment=experiment.experiment(runs),
         claims=page.shown(judgements := page.judged(runs)),
         claims_summed_up=page.summed_up(judgements),
         hyperparameters=hyperparameters.hyperparameters(runs),

@@ -41,9 +41,8 @@ def _spread(rows: pl.DataFrame) -> str:
     low, high = rows.select(low=final.min(), high=final.max()).row(0)
     several = pl.col("configuration").n_unique().over("repeat") > 1
     spread = rows.filter(several).group_by("repeat").agg(spread=final.max() - final.min())
-    sentence = f"final test accuracy lies between {text.percent(low)} and {text.percent(high)}"
-    if low == high:
-        sentence = f"final test accuracy is {text.percent(low)}"
+    ends = list(dict.fromkeys(map(text.percent, (low, high))))  # one where no printed digit tells them apart
+    sentence = f"final test accuracy {'is' if len(ends) == 1 else 'lies between'} {' and '.join(ends)}"
     if spread.height:
         apart = 100 * float(spread["spread"].max())  # type: ignore[arg-type]
         gap = f"differ by at most {apart:.2g} percentage points" if apart else "end exactly alike"

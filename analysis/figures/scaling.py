@@ -147,11 +147,18 @@ def finding(runs: Runs) -> str:
 def _efficiencies(members: pl.DataFrame) -> str:
     rows = members.filter(pl.col("devices") == pl.col("devices").max())
     shown = [
-        f"{row['configuration']} achieves {text.percent(row['efficiency_with_startup'])} including "
-        f"start-up and {text.percent(row['efficiency'])} in steady state{_told(row)}"
+        f"{row['configuration']} achieves {_with_startup(row)}{text.percent(row['efficiency'])} in steady state"
+        f"{_told(row)}"
         for row in rows.sort("efficiency", descending=True, maintain_order=True).iter_rows(named=True)
     ]
     return f"of theoretical scaling, {text.listed(shown, sep='; ')}"
+
+
+def _with_startup(row: dict[str, Any]) -> str:
+    """Nothing where the speed is not told from one device's: there a share says something with its interval alone."""
+    if row["verdict"] == SpeedVerdict.INDISTINGUISHABLE:
+        return ""
+    return f"{text.percent(row['efficiency_with_startup'])} including start-up and "
 
 
 def _told(row: dict[str, Any]) -> str:

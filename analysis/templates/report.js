@@ -27,6 +27,10 @@ function filterTables(choice) {
     for (const row of rows) row.hidden = !choice.keys.has(keyOf({ ...body.dataset, ...row.dataset }));
     body.hidden = rows.every((row) => row.hidden);
   }
+  for (const row of document.querySelectorAll("tr[data-groups]")) {
+    const { groups, configuration } = row.dataset; // of runs of several lengths
+    row.hidden = !JSON.parse(groups).some((group) => choice.keys.has(keyOf({ group, configuration })));
+  }
   if (form) form.querySelector("output").textContent =
     choice.all ? "" : choice.count === 0 ? "No configuration has all of these." :
     `Shown: ${choice.count} of ${configurations.length} configurations.`;

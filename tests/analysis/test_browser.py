@@ -218,3 +218,25 @@ def test_without_scripts_the_page_shows_the_same_figures_as_images(browser: Any,
     assert page.locator("figure .chart img").count() == page.locator(DRAWN).count()
     assert not page.locator("#filter").is_visible()
     context.close()
+
+
+def test_the_filter_hides_accuracies_of_what_is_not_chosen(browser: Any, tmp_path: Path) -> None:
+    """Their rows are of runs of several lengths, which are several groups elsewhere."""
+    for model in ("cnn_small", "cnn_large"):
+        for epochs in (2, 10):
+            published(config(tmp_path, model=model, epochs=epochs))
+            published(config(tmp_path, model=model, epochs=epochs, strategy="ddp", devices=2))
+    page = browser.new_page(viewport={"width": 400, "height": 900})
+    page.set_default_timeout(DRAWN_MS)
+    page.goto(write_report(tmp_path / "demo").as_uri())
+    drawn(page)
+    rows = page.locator("table.accuracy tbody tr:visible")
+    assert rows.count() == 4
+    page.locator("#filter label", has_text="cnn_large").click()
+    page.locator("#filter label", has_text="ddp").click()
+    drawn(page)
+    assert rows.all_inner_texts() == ["cnn_large\tddp × 2\t75.00 (1)\t99.90 (1)"]
+    page.locator("#filter button").click()
+    drawn(page)
+    assert rows.count() == 4
+    page.close()

@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analysis import load, write_report
-from analysis.accuracy_table import accuracies, as_latex
 from analysis.latex import MOST_COLUMNS, escape
-from tests.analysis.factory import Fake, config, failed, published
+from tests.analysis.factory import Fake, config, published
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,27 +36,6 @@ def test_plain_words_stay() -> None:
 TABLE = (
     r"\\begin{table}\[htbp\]\\caption{(.*?)}\\label{([^}]*)}\n\\centering\\footnotesize\\smallskip\n(.*?)\n\\end{table}"
 )
-
-
-@pytest.mark.slow
-def test_accuracy_is_tabulated_by_epoch_with_its_spread(tmp_path: Path) -> None:
-    """As planted: the median of three repeats, and the lowest and the highest of them."""
-    for repeat, gain in enumerate((0.0, 0.01, 0.03)):
-        for strategy, devices in (("single", 1), ("ddp", 2)):
-            run = config(tmp_path, strategy=strategy, devices=devices, repeat=repeat, epochs=31)
-            published(run, Fake(test_accuracy=lambda epoch, gain=gain: epoch / 100 + gain))  # type: ignore[misc]
-    failed(config(tmp_path, repeat=3, epochs=31), "oom", "out of memory", epochs=30)
-    found = accuracies(load(tmp_path))
-    assert found.select("configuration", "epoch", "runs").rows() == [
-        (configuration, epoch, 3) for configuration in ("single × 1", "ddp × 2") for epoch in (10, 30, 31)
-    ]
-    columns = ("test_accuracy_median", "test_accuracy_min", "test_accuracy_max")
-    assert found.select(columns).row(1) == pytest.approx((0.31, 0.30, 0.33))
-    ((caption, label, part),) = re.findall(TABLE, as_latex(found), re.DOTALL)
-    assert caption.startswith(r"digits · cnn\_small: test accuracy in per cent by epoch")
-    assert label == "tab:accuracy-1"
-    assert r"Configuration & Runs & Epoch 10 & Epoch 30 & Epoch 31 \\" in part
-    assert r"ddp \texttimes{} 2 & 3 & 11.00 (10.00--13.00) & 31.00 (30.00--33.00) & 32.00 (31.00--34.00) \\" in part
 
 
 @pytest.mark.slow

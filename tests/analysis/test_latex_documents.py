@@ -39,7 +39,7 @@ NASTY = (
 NAMES = st.text(max_size=12) | st.sampled_from(NASTY)
 FEW_POINTS = 2.0
 """By how much a line may be wider than the page: less than anybody sees."""
-TABLES = ("configurations", "energy", "accuracy", "claims", "hyperparameters")
+TABLES = ("configurations", "energy", "accuracy", "experiment", "claims", "hyperparameters")
 
 
 @pytest.fixture(scope="module")
