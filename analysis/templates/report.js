@@ -127,6 +127,7 @@ function drawAll() {
       const figure = [...left].find(inView) ?? left.values().next().value;
       left.delete(figure);
       await draw(figure, choice);
+      performance.mark("drawn", { detail: figure.dataset.figure });
       await new Promise((go) => setTimeout(go)); // scrolling and clicks come between two figures
     }
     document.body.dataset.drawn = turn;

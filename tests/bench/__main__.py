@@ -29,6 +29,7 @@ PARTS = (
         "startup",
         "scale",
         "answers",
+        "browser",
         "submit",
         "packed",
         "ddp",
