@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from parallelbench.errors import ConfigError
+from parallelbench.errors import ConfigError, Refusals
 from parallelbench.frameworks.installed import require
 from parallelbench.preprocess.engine_environments import interpreter
 from parallelbench.spec.check import check_run
@@ -58,17 +58,18 @@ def checked(planned: PlannedRun, *, oversubscribed: bool = False) -> Prepared:
 def prepare_all(plan: Sequence[PlannedRun], prepare: Callable[[PlannedRun], Prepared]) -> list[Prepared]:
     """Check every run before any starts; raises `ConfigError` that names all that are refused. Writes nothing."""
     prepared: list[Prepared] = []
-    refused: list[str] = []
+    reasons: list[str] = []
     for planned in plan:
         try:
             prepared.append(prepare(planned))
         except ConfigError as error:
             run = planned.run
             name = f"{run.data.name}, {run.model.name}, {run.strategy.name} × {run.devices}"
-            refused.append(str(error) if len(plan) == 1 else f"{name}: {error}")
-    if refused:
-        advice = "; the other runs could start without it" if prepared else ""
-        raise ConfigError("\n".join(f"{line}{advice}" for line in dict.fromkeys(refused)))
+            reasons.append(str(error) if len(plan) == 1 else f"{name}: {error}")
+    refused, advice = Refusals(), "; the other runs could start without it" if prepared else ""
+    for reason in reasons:
+        refused.add(f"{reason}{advice}")
+    refused.raise_any()
     for results in dict.fromkeys(item.planned.run.results for item in prepared):
         check_writable(expanded(results))
     return prepared

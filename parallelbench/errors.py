@@ -9,10 +9,45 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
+    from types import TracebackType
 
 
 class ConfigError(Exception):
     """A request that can't be carried out. The message names the value, the constraint and the fix."""
+
+
+class Refusals:
+    """Collects what is refused, so that all of it is told at once: `with refusals:` notes a `ConfigError`, and goes on.
+
+    Only for parts that are refused each for its own reason: what follows from another refusal helps nobody.
+    """
+
+    def __init__(self) -> None:
+        self._lines: dict[str, None] = {}
+
+    def __enter__(self) -> None:
+        """Begin a part; may be repeated."""
+
+    def __exit__(self, _kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> bool:
+        if isinstance(error, ConfigError):
+            self.add(str(error))
+        return isinstance(error, ConfigError)
+
+    def add(self, text: str) -> None:
+        """Note a reason, or several in a line each; once is enough."""
+        self._lines |= dict.fromkeys(text.splitlines())
+
+    def raise_any(self) -> None:
+        """Raise a `ConfigError` with a line for each reason, the first of very many; nothing where there is none."""
+        lines = list(self._lines)
+        if more := len(lines[MOST_REFUSALS:]):
+            lines = [*lines[:MOST_REFUSALS], f"and {count_of(more, 'more refusal')}"]
+        if lines:
+            raise ConfigError("\n".join(lines))
+
+
+MOST_REFUSALS = 30
+"""Reasons that are told at once; who reads more?"""
 
 
 class FormatError(ConfigError):

@@ -75,7 +75,8 @@ def test_options_may_come_first_where_overrides_are_about_something_else() -> No
 ANYWAY = "launcher.oversubscribe=true"
 BAD: list[tuple[list[str], list[str]]] = [
     (["epohcs=2"], ["epohcs is not a key: did you mean epochs? valid: epochs, "]),
-    (["optimizer.momentumm=0.5"], ["optimizer.momentumm is not a key: valid: ", "beta1, beta2"]),
+    (["optimizer.momentumm=0.5"], ["optimizer.momentumm is not a key: did you mean optimizer.momentum, a key of "]),
+    (["optimizer.gamma=0.5"], ["optimizer.gamma is not a key: valid: ", "beta1, beta2"]),
     (["optimizer.beta=0.5"], ["optimizer.beta is not a key: did you mean beta", "eps"]),
     (["model=cnn_smal"], ["model=cnn_smal is no choice: did you mean cnn_small? valid: cnn_small, "]),
     (["strategy=dpd"], ["strategy=dpd is no choice", "did you mean ddp?", "single"]),

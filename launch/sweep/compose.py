@@ -19,7 +19,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from launch.sweep.habits import refuse_habit, unknown_key
-from parallelbench.errors import ConfigError, choices, one_line
+from parallelbench.errors import ConfigError, Refusals, choices, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -75,20 +75,23 @@ def keeps_to_its_node(group: str, name: str, conf: Path | None = None) -> bool:
 
 def parse(overrides: Sequence[str], conf: Path | None = None) -> list[Override]:
     """Parse Hydra's override grammar; raises `ConfigError` for bad syntax and for unknown choices of a group."""
-    parsed = []
+    parsed, refused = [], Refusals()
     for text in map(_one_value, overrides):
-        refuse_habit(text, group_choices(conf))
-        try:
-            override = OverridesParser.create().parse_override(text)
-        except HydraException as error:
-            raise ConfigError(
-                f"can't read the override {text!r}: {one_line(str(error))}; write it as key=value"
-            ) from None
-        except RecursionError:
-            raise ConfigError(f"can't read the override {text!r}: its value is nested too deeply") from None
-        parsed.append(override)
-        _check_choice(override, conf)
+        with refused:
+            refuse_habit(text, group_choices(conf))
+            parsed.append(_parsed(text))
+            _check_choice(parsed[-1], conf)
+    refused.raise_any()
     return parsed
+
+
+def _parsed(text: str) -> Override:
+    try:
+        return OverridesParser.create().parse_override(text)
+    except HydraException as error:
+        raise ConfigError(f"can't read the override {text!r}: {one_line(str(error))}; write it as key=value") from None
+    except RecursionError:
+        raise ConfigError(f"can't read the override {text!r}: its value is nested too deeply") from None
 
 
 def _one_value(text: str) -> str:
@@ -128,10 +131,11 @@ def _check_choice(override: Override, conf: Path | None) -> None:
             raise ConfigError(f"{override.key_or_group}={value} is no choice: {choices(str(value), valid)}{advice}")
 
 
-def compose_plain(overrides: Iterable[str], conf: Path | None = None) -> Plain:
+def compose_plain(overrides: Iterable[str], conf: Path | None = None, *, later: Sequence[str] = ()) -> Plain:
     """Compose one configuration, references (`${…}`) as they are written.
 
-    Raises `ConfigError` for an unknown key, with those that are valid in its place.
+    Raises `ConfigError` for unknown keys, with those that are valid in their place; it then tells also of those among
+    the keys that are set `later`.
     """
     overrides = list(overrides)
     try:
@@ -142,7 +146,8 @@ def compose_plain(overrides: Iterable[str], conf: Path | None = None) -> Plain:
             "lists `defaults` and at ${…}"
         ) from None
     except (HydraException, OmegaConfBaseException, ValueError) as error:
-        raise ConfigError(_explain(error, overrides, conf)) from None
+        _raise_unknown(overrides, conf, later)
+        raise ConfigError(one_line(str(error))) from None
 
 
 def resolve(plain: Plain) -> Plain:
@@ -182,20 +187,28 @@ def _composed(overrides: list[str], conf: Path | None) -> Plain:
     return plain
 
 
-def _explain(error: Exception, overrides: Sequence[str], conf: Path | None) -> str:
-    """Find the override whose key does not exist."""
+def _raise_unknown(overrides: Sequence[str], conf: Path | None, later: Sequence[str]) -> None:
+    """Raise `ConfigError` with all keys that do not exist where these files are chosen."""
     groups = group_choices(conf)
     bare = [text for text in overrides if text.partition("=")[0] in groups]
     try:
-        node: Any = _composed(bare, conf)
+        node = _composed(bare, conf)
     except (HydraException, OmegaConfBaseException, ValueError):
-        return one_line(str(error))
-    for override in parse(overrides, conf):
-        here: Any = node
-        for part in override.key_or_group.split("."):
-            if not isinstance(here, dict) or override.is_add():
-                break
-            if part not in here:
-                return unknown_key(override.key_or_group, node, conf)
-            here = here[part]
-    return one_line(str(error))
+        return
+    given = [override.key_or_group for override in parse(overrides, conf) if not override.is_add()]
+    refused = Refusals()
+    for key in (*given, *later):
+        if not _exists(key, node):
+            refused.add(unknown_key(key, node, conf))
+    refused.raise_any()
+
+
+def _exists(key: str, node: Any) -> bool:
+    """Whether a configuration has this key, as far as it can be said: what lies below a value is judged with it."""
+    for part in key.split("."):
+        if not isinstance(node, dict):
+            break
+        if part not in node:
+            return False
+        node = node[part]
+    return True

@@ -5,7 +5,6 @@ Hydra composes once per file that is chosen; other keys are set afterwards.
 
 from __future__ import annotations
 
-import itertools
 import random
 import re
 from dataclasses import dataclass
@@ -26,24 +25,23 @@ from launch.sweep.compose import (
     values_of,
 )
 from launch.sweep.habits import unknown_key
+from launch.sweep.points import Point, points_of, without
 from launch.sweep.sources import Sources
-from parallelbench.errors import ConfigError
+from parallelbench.errors import ConfigError, Refusals
 from parallelbench.spec.fit import check_fit
 from parallelbench.spec.identity import run_id
 from parallelbench.spec.mapping import build, from_mapping
-from parallelbench.spec.settings import Sweep, SweepBlock
+from parallelbench.spec.settings import Sweep
 from parallelbench.spec.structure import structure
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from parallelbench.spec.config import RunConfig, Strategy
 
     Tell = Callable[[str], object]
 
-Point = dict[str, Any]
-"""The keys that one configuration of a sweep sets."""
 Choices = tuple[tuple[str, str], ...]
 """Groups, and the name of the file that is chosen for each."""
 
@@ -86,10 +84,10 @@ def expand(overrides: Sequence[str], extension: Extension = NOTHING, *, tell: Te
     axes = {override.key_or_group: values_of(override) for override in parsed if override.is_sweep_override()}
     if "sweep" in axes:
         raise ConfigError(f"sweep={','.join(map(str, axes['sweep']))} names several sweeps: choose one at a time")
-    composer = _Composer(fixed, extension)
+    composer = _Composer(fixed, extension, later=[key for key in axes if key not in group_choices(extension.conf)])
     sweep: Sweep = structure(composer.sweep(), Sweep, "sweep")
     given = axes.keys() | {override.key_or_group for override in parsed}
-    points = [point for block in sweep.blocks for point in _points(_without(block, given), axes)]
+    points = [point for block in sweep.blocks for point in points_of(without(block, given), axes)]
     return _ordered(sweep, composer, points, tell)
 
 
@@ -118,33 +116,45 @@ def _as_published(overrides: Sequence[str], conf: Path | None) -> list[str]:
 def _ordered(sweep: Sweep, composer: _Composer, points: list[Point], tell: Tell) -> list[PlannedRun]:
     planned: dict[tuple[str, bool], PlannedRun] = {}
     left_out: dict[str, None] = {}
-    sources = Sources(composer.extension)
+    sources, refused = Sources(composer.extension), Refusals()
+    for point in points:
+        composer.ready(point)  # before the runs are looked at: what can't be composed refuses all alike
     for repeat in range(sweep.repeats):
         order = list(points)
         if sweep.order == "interleaved":
             random.Random(f"{sweep.name} {repeat}").shuffle(order)
         for point in order:
-            plain = composer.apply(point)
-            plain["repeat"] = structure(plain.get("repeat"), int, "repeat") + repeat
-            tune = structure(plain.get("tune"), bool, "tune")
-            try:
-                run = _on_one_device(from_mapping(plain, composer.extension.plugin), point)
-                if sweep.unfit == "left_out":
-                    check_fit(run, run.site.device if run.device == "auto" else run.device)
-            except ConfigError as error:
-                if sweep.unfit != "left_out":
-                    raise
-                left_out[f"left out, {plain['strategy']['name']} × {plain['devices']}: {error}"] = None
-                continue
-            run = sources.given_to(run)
-            _check_setup(run, composer.extension)
-            overrides = [*composer.fixed, *_as_overrides(point, plain["repeat"])]
-            planned.setdefault((run_id(run), tune), PlannedRun(run, overrides, tune))
+            with refused:
+                plain = composer.apply(point)
+                plain["repeat"] = structure(plain.get("repeat"), int, "repeat") + repeat
+                tune = structure(plain.get("tune"), bool, "tune")
+                run = _fitting(plain, point, sweep, composer.extension.plugin)
+                if isinstance(run, str):
+                    left_out[run] = None
+                    continue
+                run = sources.given_to(run)
+                _check_setup(run, composer.extension)
+                overrides = [*composer.fixed, *_as_overrides(point, plain["repeat"])]
+                planned.setdefault((run_id(run), tune), PlannedRun(run, overrides, tune))
+        refused.raise_any()
     if left_out and not planned:
         raise ConfigError("\n".join([f"sweep={sweep.name} has no configuration that fits:", *left_out]))
     for line in left_out:
         tell(line)
     return list(planned.values())
+
+
+def _fitting(plain: Plain, point: Point, sweep: Sweep, plugin: str | None) -> RunConfig | str:
+    """The run of a point, or a line that says why the sweep leaves it out; raises `ConfigError` unless it does."""
+    try:
+        run = _on_one_device(from_mapping(plain, plugin), point)
+        if sweep.unfit == "left_out":
+            check_fit(run, run.site.device if run.device == "auto" else run.device)
+    except ConfigError as error:
+        if sweep.unfit != "left_out":
+            raise
+        return f"left out, {plain['strategy']['name']} × {plain['devices']}: {error}"
+    return run
 
 
 def _check_setup(run: RunConfig, extension: Extension) -> None:
@@ -196,35 +206,11 @@ def _as_hydra(value: Any) -> str:
     return msgspec.json.encode(value).decode()
 
 
-def _without(block: SweepBlock, given: set[str]) -> SweepBlock:
-    """The block without the keys that the command line sets."""
-    grid = {key: values for key, values in block.grid.items() if key not in given}
-    side = {key: values for key, values in block.zip.items() if key not in given}
-    return msgspec.structs.replace(block, grid=grid, zip=side)
-
-
-def _points(block: SweepBlock, axes: dict[str, list[Any]]) -> Iterator[Point]:
-    lengths = {key: len(values) for key, values in block.zip.items()}
-    if len(set(lengths.values())) > 1:
-        raise ConfigError(f"sweep: the lists of one zip must be equally long, but are {lengths}")
-    grid = {key: values if isinstance(values, list) else [values] for key, values in block.grid.items()} | axes
-    rows = [dict(zip(block.zip, row, strict=True)) for row in zip(*block.zip.values(), strict=True)] or [{}]
-    for combination in itertools.product(*grid.values()):
-        for row in rows:
-            point = dict(zip(grid, combination, strict=True)) | row
-            if not any(_matches(point, entry) for entry in block.exclude):
-                yield point
-
-
-def _matches(point: Point, entry: Point) -> bool:
-    return bool(entry) and all(key in point and point[key] == value for key, value in entry.items())
-
-
 class _Composer:
     """Plain configurations of points; composes each choice of a group file once."""
 
-    def __init__(self, fixed: list[str], extension: Extension) -> None:
-        self.fixed, self.extension = fixed, extension
+    def __init__(self, fixed: list[str], extension: Extension, *, later: Sequence[str] = ()) -> None:
+        self.fixed, self.extension, self._later = fixed, extension, later
         self._groups = group_choices(extension.conf)
         self._composed: dict[Choices, Plain] = {}
         self._ready: dict[Choices, _Ready] = {}
@@ -240,13 +226,19 @@ class _Composer:
 
     def apply(self, point: Point) -> Plain:
         """A configuration with the point's keys set and without the sweep; shares nodes with others: don't write."""
-        choices_of = tuple((key, str(value)) for key, value in point.items() if key in self._groups)
-        ready = self._ready.get(choices_of) or self._ready.setdefault(choices_of, self._prepared(choices_of))
+        ready, refused = self.ready(point), Refusals()
         plain = dict(ready.plain)
         for key, value in point.items():
             if key not in self._groups:
-                _set(plain, key, value, self.extension.conf)
+                with refused:
+                    _set(plain, key, value, self.extension.conf)
+        refused.raise_any()
         return resolve(plain) if ready.refers or "${" in str(point) else plain
+
+    def ready(self, point: Point) -> _Ready:
+        """What all points have in common that choose the same files."""
+        choices_of = tuple((key, str(value)) for key, value in point.items() if key in self._groups)
+        return self._ready.get(choices_of) or self._ready.setdefault(choices_of, self._prepared(choices_of))
 
     def _prepared(self, chosen: Choices) -> _Ready:
         plain = dict(self._node_by_node(chosen))
@@ -271,7 +263,7 @@ class _Composer:
         if chosen not in self._composed:
             texts = [f"{group}={name}" for group, name in chosen]
             parse(texts, self.extension.conf)
-            self._composed[chosen] = compose_plain([*self.fixed, *texts], self.extension.conf)
+            self._composed[chosen] = compose_plain([*self.fixed, *texts], self.extension.conf, later=self._later)
         return self._composed[chosen]
 
 

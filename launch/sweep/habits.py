@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
@@ -73,7 +75,7 @@ def unknown_key(key: str, node: Any, conf: Path | None) -> str:
             break
         here = here[part]
     valid = [str(name) for name in here] if isinstance(here, dict) else []
-    of = sorted(name for name, keys in _files(parts[0], conf) if len(parts) == 2 and parts[1] in keys)
+    of = _having(parts[0], parts[1], conf) if len(parts) == 2 else []
     if of:
         group = node.get(parts[0])
         chosen = group.get("name") if isinstance(group, dict) else group
@@ -81,25 +83,52 @@ def unknown_key(key: str, node: Any, conf: Path | None) -> str:
             f"{key} is not a key of {parts[0]}={chosen}, but of {parts[0]}={','.join(of)}: choose one of them, or, "
             "where several are compared, give it in a block of a sweep file that chooses only them"
         )
-    if longer := [] if len(parts) > 1 else sorted(_ending_in(node, key)):
-        return f"{key} is not a key: did you mean {' or '.join(longer)}?"
-    return f"{key} is not a key: {choices(part, valid)}"
+    below = _below(parts[-1], node, parts[0] if len(parts) == 2 else "", conf) if len(parts) <= 2 else ""
+    return f"{key} is not a key: {below or choices(part, valid)}"
 
 
-def _files(group: str, conf: Path | None) -> Iterator[tuple[str, set[str]]]:
-    """The files of a group, and the keys that stand in each."""
+def _below(word: str, node: Any, group: str, conf: Path | None) -> str:
+    """The keys that may be meant by the last word of a wrong one; empty where one beside it is as near.
+
+    They are keys of the configuration below its top, and, in the given group or in all, of choices that were not made.
+    """
+    here, elsewhere = dict[str, list[str]](), dict[str, list[str]]()
+    for name, value in node.items():
+        if isinstance(value, dict) and group in ("", name):
+            for dotted in _leaves(value, f"{name}."):
+                here.setdefault(dotted.rpartition(".")[2], []).append(dotted)
+            for option in sorted({key for keys in _options(name, conf).values() for key in keys} - value.keys()):
+                owners = ",".join(_having(name, option, conf))
+                elsewhere.setdefault(option, []).append(f"{name}.{option}, a key of {name}={owners}")
+    beside = node.get(group) if group else node
+    nearest = difflib.get_close_matches(word, [*beside, *here, *elsewhere] if isinstance(beside, dict) else [], n=1)
+    meant = "" if not nearest or nearest[0] in beside else " or ".join((elsewhere | here)[nearest[0]])
+    return f"did you mean {meant}?" if meant else ""
+
+
+def _having(group: str, option: str, conf: Path | None) -> list[str]:
+    """The files of a group in which this option stands."""
+    return sorted(name for name, options in _options(group, conf).items() if option in options)
+
+
+@cache
+def _options(group: str, conf: Path | None) -> dict[str, frozenset[str]]:
+    """The files of a group, and the options that stand in each. Those of sweeps are read nowhere else."""
+    found = dict[str, frozenset[str]]()
     for root in (resources.files("conf"), *([conf] if conf else [])):
         folder = root / group
-        if group and folder.is_dir():
+        if group not in ("", "sweep") and folder.is_dir():
             for file in folder.iterdir():
                 if file.name.endswith(".yaml"):
                     content = load_yaml(file.read_bytes())
-                    yield file.name.removesuffix(".yaml"), set(content) if isinstance(content, dict) else set()
+                    options = content if isinstance(content, dict) else ()
+                    found[file.name.removesuffix(".yaml")] = frozenset(map(str, options)) - {"defaults", "_target_"}
+    return found
 
 
-def _ending_in(node: Any, name: str, above: str = "") -> Iterator[str]:
-    """The dotted keys whose last part is `name`."""
-    for key, value in node.items() if isinstance(node, dict) else ():
-        if key == name and above:
-            yield f"{above}{key}"
-        yield from _ending_in(value, name, f"{above}{key}.")
+def _leaves(value: Any, above: str) -> Iterator[str]:
+    """The dotted keys below a node."""
+    for key, item in value.items():
+        yield f"{above}{key}"
+        if isinstance(item, dict):
+            yield from _leaves(item, f"{above}{key}.")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from parallelbench.errors import ConfigError, choices, raised_at
+from parallelbench.errors import ConfigError, Refusals, choices, raised_at
 from parallelbench.spec.config import LrSchedule, Optimizer, RunConfig, Strategy
 from parallelbench.spec.dataset import Data
 from parallelbench.spec.launchers import LauncherOptions, SuiteLauncher
@@ -156,7 +156,7 @@ def packages_of(component: Node) -> set[str]:
 
 
 def from_mapping(plain: Mapping[str, Any], plugin: str | None = None) -> RunConfig:
-    """Build a run from plain dicts; raises `ConfigError` that names the key, its value and what is valid.
+    """Build a run from plain dicts; raises `ConfigError` that names each wrong key, its value and what is valid.
 
     `plugin` is a package, besides the suite's own, whose classes may be named. It is never taken from `plain`:
     reading a run folder never executes code from elsewhere.
@@ -166,22 +166,34 @@ def from_mapping(plain: Mapping[str, Any], plugin: str | None = None) -> RunConf
     rest.pop("tune", None)  # for planning only
     same_plugin = structure(rest.pop("same_plugin", ""), str, "same_plugin")
     nodes = {key: rest.pop(key, LATER_COMPONENTS.get(key)) for key in COMPONENTS}
-    components = {key: build(node, key, plugin) for key, node in nodes.items()}
+    refused, parts = Refusals(), dict[str, Any]()
+    for key, node in nodes.items():
+        with refused:
+            parts[key] = build(node, key, plugin)
+    with refused:
+        parts["launcher"] = _launcher(rest.pop("launcher", None), plugin)
+    with refused:
+        parts |= _settings(rest)
+    with refused:
+        parts["sweep_name"] = structure(sweep_name, Name, "sweep_name")
+    refused.raise_any()
     sources = next((node[PLUGIN_SOURCES] for node in nodes.values() if PLUGIN_SOURCES in node), "")
-    launcher = _launcher(rest.pop("launcher", None), plugin)
-    for key in rest.keys() - set(Settings.__struct_fields__):
-        raise ConfigError(f"{key} is not a key: {choices(str(key), (*_BASES, *Settings.__struct_fields__))}")
-    settings: Settings = structure(rest, Settings)
-    fields = {field: getattr(settings, field) for field in settings.__struct_fields__}
-    sweep_name = structure(sweep_name, Name, "sweep_name")
     return RunConfig(
-        **fields,
-        **components,
-        launcher=launcher,
-        sweep_name=sweep_name,
+        **parts,
         plugin_sources=structure(sources, str, PLUGIN_SOURCES),
         same_plugin=same_plugin,
     )
+
+
+def _settings(rest: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys that belong to no component."""
+    known = Settings.__struct_fields__
+    refused = Refusals()
+    for key in sorted(rest.keys() - set(known), key=str):
+        refused.add(f"{key} is not a key: {choices(str(key), (*_BASES, *known))}")
+    refused.raise_any()  # before keys are missed that were wrongly written
+    settings: Settings = structure(rest, Settings)
+    return {field: getattr(settings, field) for field in known}
 
 
 def _launcher(node: Any, plugin: str | None) -> LauncherOptions:

@@ -12,7 +12,7 @@ import msgspec
 import msgspec.structs
 from msgspec import Meta, Struct, StructMeta
 
-from parallelbench.errors import ConfigError, choices
+from parallelbench.errors import ConfigError, Refusals, choices
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -66,7 +66,7 @@ class Component(Node, frozen=True, kw_only=True, metaclass=_AbstractStruct):
 def structure(value: Any, kind: Any, key: str = "") -> Any:
     """Convert plain data to `kind`, strictly (no "8" for 8); `key` is where it stands in the configuration.
 
-    Raises `ConfigError` that names the key, its value and what is valid.
+    Raises `ConfigError` that names each wrong key, its value and what is valid.
     """
     text = repr(value)
     if "inf" in text or "nan" in text:  # cheap: few configurations have to be searched
@@ -74,7 +74,11 @@ def structure(value: Any, kind: Any, key: str = "") -> Any:
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError:
-        raise ConfigError(_problem(value, kind, key)) from None
+        refused = Refusals()
+        for problem in _problems(value, kind, key):
+            refused.add(problem)
+        refused.raise_any()
+        raise
 
 
 def _refuse_infinite(value: Any, key: str) -> None:
@@ -105,40 +109,46 @@ def _is_union(kind: Any) -> bool:
     return typing.get_origin(kind) in (typing.Union, types.UnionType)
 
 
-def _problem(value: Any, kind: Any, key: str) -> str:
-    """The first thing that keeps `value` from being a `kind`, and what is valid there."""
+def _problems(value: Any, kind: Any, key: str) -> Iterator[str]:
+    """What keeps `value` from being a `kind`, and what is valid there."""
     members = _members(kind)
     if isinstance(value, dict) and (structs := structs_in(kind)):
-        return _problem_of_struct(value, structs, key)
-    for part, item, item_kind in _items(value, members):
-        if not _fits(item, item_kind):
-            return _problem(item, item_kind, _below(key, part))
+        yield from _problems_of_struct(value, structs, key)
+        return
+    wrong = [(part, item, item_kind) for part, item, item_kind in _items(value, members) if not _fits(item, item_kind)]
+    for part, item, item_kind in wrong:
+        yield from _problems(item, item_kind, _below(key, part))
+    if wrong:
+        return
     if options := [option for m in members if typing.get_origin(m) is Literal for option in typing.get_args(m)]:
-        return f"{key}={value} is no choice: {choices(str(value), map(str, options))}"
-    return f"{key or 'configuration'}={value!r} is not valid: expected {in_words(kind)}"
+        yield f"{key}={value} is no choice: {choices(str(value), map(str, options))}"
+    else:
+        yield f"{key or 'configuration'}={value!r} is not valid: expected {in_words(kind)}"
 
 
-def _problem_of_struct(value: dict[Any, Any], structs: list[type[Struct]], key: str) -> str:
-    """The first thing that keeps `value` from being one of these structs; the tag, if they have one, says which."""
+def _problems_of_struct(value: dict[Any, Any], structs: list[type[Struct]], key: str) -> Iterator[str]:
+    """What keeps `value` from being one of these structs; the tag, if they have one, says which."""
     tags = {str(struct.__struct_config__.tag): struct for struct in structs}
     tag_field = structs[0].__struct_config__.tag_field
     struct = structs[0]
     if tag_field is not None:
         if tag_field not in value:
-            return _missing(tag_field, key)
+            yield _missing(tag_field, key)
+            return
         if (tag := str(value[tag_field])) not in tags:
-            return f"{_below(key, tag_field)}={tag} is no choice: {choices(tag, tags)}"
+            yield f"{_below(key, tag_field)}={tag} is no choice: {choices(tag, tags)}"
+            return
         struct = tags[tag]
     fields = {field.encode_name: field for field in msgspec.structs.fields(struct)}
-    for name in value.keys() - {*fields, tag_field}:
-        return f"{_below(key, name)} is not a key: {choices(str(name), fields)}"
+    unknown = value.keys() - {*fields, tag_field}
+    for name in sorted(unknown, key=str):
+        yield f"{_below(key, name)} is not a key: {choices(str(name), fields)}"
+    missing = [name for name, field in fields.items() if field.required and name not in value]
+    if missing and not unknown:  # else an unknown key may be a missing one, wrongly written
+        yield _missing(missing[0], key)
     for name, field in fields.items():
-        if name not in value:
-            if field.required:
-                return _missing(name, key)
-        elif not _fits(value[name], field.type):
-            return _problem(value[name], field.type, _below(key, name))
-    raise AssertionError(f"{key}={value} is a {struct.__name__}")
+        if name in value and not _fits(value[name], field.type):
+            yield from _problems(value[name], field.type, _below(key, name))
 
 
 def _missing(name: str, key: str) -> str:

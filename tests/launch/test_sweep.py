@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from launch.launcher import launcher_of
 from launch.preparation import prepare_all
 from launch.sweep.compose import NOTHING, Extension, parse, resolve, resolved_by_omegaconf
-from launch.sweep.expansion import PlannedRun, Point, _points, _set, expand, one_run
-from parallelbench.errors import ConfigError
+from launch.sweep.expansion import PlannedRun, _set, expand, one_run
+from launch.sweep.points import Point, points_of
+from parallelbench.errors import MOST_REFUSALS, ConfigError, Refusals
 from parallelbench.spec.check import check_run
 from parallelbench.spec.config import RunConfig
 from parallelbench.spec.identity import run_id
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 def points(
     grid: dict[str, Any] | None = None, *, axes: dict[str, list[Any]] | None = None, **rest: Any
 ) -> list[dict[str, Any]]:
-    return list(_points(SweepBlock(grid=grid or {}, **rest), axes or {}))
+    return list(points_of(SweepBlock(grid=grid or {}, **rest), axes or {}))
 
 
 @functools.cache
@@ -464,6 +465,15 @@ def refusal(*overrides: str) -> str:
         (["results='${hydra:runtime.cwd}'"], "write the value itself"),
         (["lr=0.1"], "lr is not a key: did you mean optimizer.lr?"),
         (["lr=0.1,0.2"], "lr is not a key: did you mean optimizer.lr?"),
+        (["micro_batches=2"], "micro_batches is not a key: did you mean strategy.micro_batches, a key of strategy="),
+        (["strategy=ddp", "micro_batches=2"], "micro_batches is not a key: did you mean strategy.micro_batches?"),
+        (["strategy=ddp", "microbatches=2,4"], "microbatches is not a key: did you mean strategy.micro_batches?"),
+        (["strategy.microbatches=2"], "did you mean strategy.micro_batches, a key of strategy="),
+        (["strategy=pipeline", "strategy.microbatches=2"], "microbatches is not a key: did you mean micro_batches?"),
+        (["strategy.micro_batches=2"], "strategy.micro_batches is not a key of strategy=single, but of strategy="),
+        (["timeout=5"], "timeout is not a key: did you mean launcher.timeout_s?"),
+        (["repeats=3"], "repeats is not a key: did you mean sweep.repeats?"),
+        (["optimizer.momentumm=0.5"], "did you mean optimizer.momentum, a key of optimizer=sgd?"),
         (
             ["experiment=x"],
             "experiment=x needs a folder experiment/ of your own: name the folder that it lies in with --conf",
@@ -490,6 +500,63 @@ def refusal(*overrides: str) -> str:
 )
 def test_refusals(overrides: list[str], words: str) -> None:
     assert words in refusal(*overrides)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "beginnings"),
+    [
+        (
+            ["epohcs=1", "optimizer.lrr=1,2", "sitee=default", "seed=1"],
+            ["epohcs is not a key: did you mean epochs?", "sitee is not a key", "optimizer.lrr is not a key"],
+        ),
+        (
+            ["model=mlp,cnn", "model.hiden=[8]", "epohcs=1,2"],
+            ["model.hiden is not a key", "epohcs is not a key"],
+        ),
+        (
+            ["model=cnn_smal", "data=mnits", "epochs", "~seed", "strategy=ddp"],
+            ["model=cnn_smal is no", "data=mnits is no", "can't read the override 'epochs'", "~seed would delete"],
+        ),
+        (
+            ["model=gpt_tiny", "model.width=63", "strategy=ddp", "strategy.bucket_mib=0", "epochs=many", "nodes=0"],
+            ["model.width=63", "strategy.bucket_mib=0", "nodes=0", "epochs='many'"],
+        ),
+        (
+            ["optimizer.lr=-1", "optimizer.eps=-2", "launcher.timeout_s=soon", "sweep.repeats=3"],
+            ["optimizer.lr=-1", "optimizer.eps=-2", "launcher.timeout_s='soon'"],
+        ),
+        (
+            ["optimizer.lr=-1,0.1,x", "epochs=1,y", "sweep.order=listed"],
+            ["optimizer.lr=-1", "epochs='y'", "optimizer.lr='x'"],
+        ),
+        (
+            ["strategy=ddp,fsdp", "strategy.bucket_mib=1,0", "sweep.order=listed"],
+            ["strategy.bucket_mib=0", "strategy.bucket_mib is not a key of strategy=fsdp"],
+        ),
+    ],
+)
+def test_all_that_is_certain_is_refused_at_once(overrides: list[str], beginnings: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        expand(overrides)
+    lines = str(caught.value).splitlines()
+    assert len(lines) == len(beginnings)
+    for line, beginning in zip(lines, beginnings, strict=True):
+        assert line.startswith(beginning)
+
+
+def test_of_very_many_refusals_the_first_are_told() -> None:
+    with pytest.raises(ConfigError) as caught:
+        expand([f"optimizer.lr=range(-{MOST_REFUSALS + 7},0)", "sweep.order=listed"])
+    lines = str(caught.value).splitlines()
+    assert len(lines) == MOST_REFUSALS + 1
+    assert lines[-1] == "and 7 more refusals"
+
+
+def test_no_other_error_is_taken_for_a_refusal() -> None:
+    refused = Refusals()
+    with pytest.raises(ZeroDivisionError), refused:
+        _ = 1 / 0
+    refused.raise_any()
 
 
 def test_one_run_refuses_several() -> None:
@@ -554,7 +621,8 @@ def test_whatever_is_typed_is_expanded_or_refused_with_a_config_error(overrides:
         plan = expand(overrides)
     except ConfigError as error:
         refused = str(error)
-    assert len(refused.splitlines()) == (0 if plan else 1)
+    least, most = (0, 0) if plan else (1, max(1, len(overrides)))
+    assert least <= len(refused.splitlines()) <= most
     assert len({run_id(planned.run) for planned in plan}) == len(plan)
 
 
