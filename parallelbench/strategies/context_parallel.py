@@ -37,10 +37,6 @@ class ContextParallel(DdpStrategy, frozen=True, kw_only=True):
         super().check(run, device_type)
         check_context(run, exchange=self.exchange, ranks=run.devices, option="devices")
 
-    def why_no_recomputation(self, run: RunConfig) -> str:
-        """Attention that is computed again would send its messages again."""
-        return "each attention that is computed again would send its messages again: choose strategy=fsdp"
-
     def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Replica:
         """Give the layers this rank's positions, and the attention its exchange; wrap the model in DDP."""
         from parallelbench.strategies.parts.context_group import ContextGroup

@@ -69,15 +69,6 @@ class ExpertParallel(DdpStrategy, frozen=True, kw_only=True):
         part = 1 - routed + routed / self.ranks_per_copy(run)
         return StateShards(part, part, part)
 
-    def why_no_recomputation(self, run: RunConfig) -> str:
-        """Layers that are computed again would send their tokens again; attention sends none."""
-        if run.activation_recomputation == "selective":
-            return ""
-        return (
-            "each layer that is computed again would send its tokens again: choose activation_recomputation=selective, "
-            "or strategy=ddp"
-        )
-
     def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Replica:
         """Keep this rank's experts, and wrap the rest in DDP."""
         from parallelbench.strategies.parts.expert_shards import divide_experts, exchange_tokens, new_replica

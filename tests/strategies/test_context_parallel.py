@@ -27,6 +27,8 @@ from parallelbench.world.world import World
 from tests.ranks import run_ranks
 from tests.strategies.test_attribution import shares, with_a_slow_rank
 from tests.strategies.test_parity import assert_equal
+from tests.strategies.test_recomputation import same_bits
+from tests.strategies.test_recomputation import trained as recomputed_training
 from tests.strategies.training import configure, loader_of, one_device, train
 from tests.test_checkpoint import equal, interrupted
 from tests.test_closing import failed, on_ranks, passed
@@ -54,6 +56,22 @@ def test_parts_of_sequences_train_like_one_device(
 ) -> None:
     run = small(exchange, devices, *options)
     assert_equal(run_ranks(train, devices, tmp_path, run), one_device(run), tolerance=1e-9)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recomputed", ["full", "selective"])
+@pytest.mark.parametrize("exchange", EXCHANGES)
+@pytest.mark.cases("ring-full", "all_gather-selective", "all_to_all-full")
+def test_attention_that_backward_computes_again_gives_the_same_bits(
+    exchange: str, recomputed: str, tmp_path: Path
+) -> None:
+    runs = [small(exchange, 2, *LLAMA, f"activation_recomputation={value}") for value in ("none", recomputed)]
+    for plain, again in run_ranks(both_trained, 2, tmp_path, runs):
+        same_bits(again, plain)
+
+
+def both_trained(rank: int, size: int, runs: list[RunConfig]) -> list[dict[str, Any]]:
+    return [recomputed_training(rank, size, run) for run in runs]
 
 
 @pytest.mark.slow
@@ -176,6 +194,20 @@ def test_bytes_are_those_of_the_formulas(exchange: str, ranks: int, kv_heads: in
     expected = {"gradient_bytes_sent": gradients, "activation_bytes_sent": values, "parameter_bytes_sent": 0}
     for sent in run_ranks(sent_in_a_step, ranks, tmp_path, run):
         assert sent == {"said": expected, "passed_through": gradients + values}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recomputed", ["full", "selective"])
+@pytest.mark.parametrize("exchange", EXCHANGES)
+@pytest.mark.cases("ring-full", "all_gather-full", "all_to_all-selective")
+def test_attention_that_is_computed_again_sends_again_what_forward_sent(
+    exchange: str, recomputed: str, tmp_path: Path
+) -> None:
+    run = small(exchange, 2, f"activation_recomputation={recomputed}")
+    values = values_sent(exchange, 2, keys=WIDTH, repeats=True) * FP64
+    for sent in run_ranks(sent_in_a_step, 2, tmp_path, run):
+        assert sent["said"]["activation_bytes_sent"] == values
+        assert sent["passed_through"] == values + sent["said"]["gradient_bytes_sent"]
 
 
 @pytest.mark.slow

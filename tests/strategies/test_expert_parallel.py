@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 from parallelbench.errors import ConfigError
 from parallelbench.models.gpt_moe_layers import MixtureOfExperts
 from parallelbench.probes.counted_bytes import CountedBytes
+from parallelbench.rank.new_replica import new_replica
 from parallelbench.rank.session import build_model
 from parallelbench.spec.config import RunConfig
 from parallelbench.strategies.parts import expert_shards
@@ -56,22 +57,26 @@ def test_a_rank_without_test_samples_computes_those_of_others(tmp_path: Path) ->
     assert_equal(run_ranks(train, 2, tmp_path, alike), one_device(run), tolerance=1e-9)
 
 
-def test_bytes_are_those_of_the_routing(tmp_path: Path) -> None:
-    run = small(*LLAMA, devices=4)
+@pytest.mark.parametrize("repeats", [False, True])
+def test_bytes_are_those_of_the_routing(repeats: bool, tmp_path: Path) -> None:
+    """Where backward computes blocks again, it sends again what forward sent: by the same routing."""
+    recomputation = "full" if repeats else "none"
+    run = small(*LLAMA, f"activation_recomputation={recomputation}", devices=4)
     ranks = run_ranks(sent_in_a_step, 4, tmp_path, run)
     width, blocks, per_rank = 16, 2, 1
     for rank, found in enumerate(ranks):
+        assert found["counts"][blocks:] == (found["counts"][blocks - 1 :: -1] if repeats else [])
         expected = 0
         for block in range(blocks):
             # Rows of 8-byte numbers that a rank has sent to others, and that others have sent to it.
             leaving = sum(found["counts"][block]) - sum(own(found["counts"][block], rank, per_rank))
             came = sum(sum(own(each["counts"][block], rank, per_rank)) for each in ranks if each is not found)
-            expected += 2 * (leaving + came) * width * 8
+            expected += (2 + repeats) * (leaving + came) * width * 8
         assert found["activation"] == expected > 0
-        assert sum(map(sum, found["counts"])) == blocks * 2 * 12 * 24 / 4, "no token is dropped"
+        assert sum(map(sum, found["counts"][:blocks])) == blocks * 2 * 12 * 24 / 4, "no token is dropped"
         copied = sum(each.numel() * 8 for name, each in build_model(run).named_parameters() if ".experts." not in name)
         assert found["gradient"] == 2 * 3 / 4 * copied
-        announced = blocks * 4 * 8 * 3 / 4  # how many rows each of four experts gets
+        announced = (1 + repeats) * blocks * 4 * 8 * 3 / 4  # how many rows each of four experts gets
         assert found["counted"] == pytest.approx(found["activation"] + found["gradient"] + announced, rel=1e-12)
 
 
@@ -82,7 +87,7 @@ def own(counts: list[int], rank: int, per_rank: int) -> list[int]:
 
 def sent_in_a_step(rank: int, size: int, run: RunConfig) -> dict[str, Any]:
     """A third step: DDP has other buckets in its first, and ranks agree on them in the second."""
-    replica = run.strategy.prepare(build_model(run), run, World(rank=rank, size=size, local_rank=rank))
+    replica = new_replica(build_model(run), run, World(rank=rank, size=size, local_rank=rank))
     batches = loader_of(replica, run).train(1)
     replica.step(next(batches))
     replica.step(next(batches))

@@ -123,16 +123,12 @@ def test_kept_activations_are_the_values_between_layers() -> None:
 RUNS = {name: small("single", 1, f"activation_recomputation={name}") for name in ("none", "selective", "full")}
 
 
-ABLE = [
-    name
-    for name in SHIPPED
-    if name not in ("data_parallel", "downpour", "model_parallel_tutorial", "context_parallel", "expert_parallel")
-]
+ABLE = [name for name in SHIPPED if name not in ("data_parallel", "downpour", "model_parallel_tutorial")]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ABLE)
-@pytest.mark.cases("ddp", "fsdp", "tensor_parallel", "dp_pp_tp")
+@pytest.mark.cases("ddp", "fsdp", "tensor_parallel", "dp_pp_tp", "context_parallel")
 def test_every_strategy_trains_like_one_device(strategy: str, tmp_path: Path) -> None:
     run = on_some_devices(strategy, FULL)
     ranks = run_ranks(trained, run.strategy.processes(run, "cpu"), tmp_path, run)
@@ -140,7 +136,7 @@ def test_every_strategy_trains_like_one_device(strategy: str, tmp_path: Path) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["fsdp", "tensor_parallel", "pipeline"])
+@pytest.mark.parametrize("strategy", ["fsdp", "tensor_parallel", "pipeline", "context_parallel"])
 def test_attention_alone_is_recomputed_under_strategies_too(strategy: str, tmp_path: Path) -> None:
     run = on_some_devices(strategy, SELECTIVE, "model.positions=rope", "model.kv_heads=2")
     ranks = run_ranks(trained, run.strategy.processes(run, "cpu"), tmp_path, run)

@@ -44,17 +44,12 @@ def test_messages_that_are_sent_again_are_counted(options: tuple[str, ...], tmp_
 @pytest.mark.parametrize(
     ("strategy", "options"),
     [("ddp", (FULL,)), ("ddp", ("strategy.micro_batches=3",)), ("fsdp", (FULL, "strategy.micro_batches=2")),
-     ("expert_parallel", (SELECTIVE,))],
+     ("expert_parallel", (SELECTIVE,)), ("expert_parallel", (FULL,))],
 )  # fmt: skip
 def test_a_balance_loss_counts_once(strategy: str, options: tuple[str, ...], tmp_path: Path) -> None:
     assert_like_one_device(routed(strategy, *options), tmp_path)
 
 
-def test_who_would_send_messages_again_refuses() -> None:
-    for recomputation in (FULL, SELECTIVE):
-        with pytest.raises(ConfigError, match="send its messages again: choose strategy=fsdp, or activation"):
-            small("context_parallel", 2, recomputation)
-    with pytest.raises(ConfigError, match="send its tokens again: choose activation_recomputation=selective"):
-        routed("expert_parallel", FULL)
+def test_a_loss_from_parts_of_logits_takes_no_other() -> None:
     with pytest.raises(ConfigError, match=r"model\.balance=0\.7 adds to a loss computed from parts"):
         routed("tensor_parallel", DIVIDED)
