@@ -7,9 +7,12 @@ from __future__ import annotations
 import re
 import textwrap
 from dataclasses import dataclass
+from pathlib import Path
 
 FOLDER = "images/publications"
 """Of the pictures, below docs/."""
+TABLES = Path(__file__).parent / "published_tables"
+"""Of the tables as they stand on the page."""
 COLUMN_MM, PAGE_MM = 85, 175
 """Widths of a figure; the first is that of a command that names none."""
 
@@ -40,6 +43,23 @@ class Picture:
 
 
 @dataclass(frozen=True)
+class Tabled:
+    """A table of a sweep's report."""
+
+    sweep: str
+    table: str
+    """Its file's name, as CSV and as LaTeX."""
+    repeats: int
+    """Of the made-up runs that the page's table is made from."""
+
+    @property
+    def lead(self) -> str:
+        """What stands above it."""
+        files = f"`tables/{self.table}.csv` and `.tex`"
+        return f"Made-up numbers. From real runs: `parallelbench report results/{self.sweep}`, on the page, {files}."
+
+
+@dataclass(frozen=True)
 class Published:
     """A figure or table of a publication."""
 
@@ -48,10 +68,18 @@ class Published:
     here: str = ""
     """What answers it here, where that is no picture."""
     pictures: tuple[Picture, ...] = ()
+    tables: tuple[Tabled, ...] = ()
+
+    def texts(self, publication: str) -> list[tuple[str, Tabled]]:
+        """The tables, each after its file's name."""
+        return [(f"{self._stem(publication)}-{place}.md", table) for place, table in enumerate(self.tables, start=1)]
+
+    def _stem(self, publication: str) -> str:
+        return "-".join([publication[:3], *re.findall(r"\w+", self.number.lower())])
 
     def files(self, publication: str) -> list[tuple[str, Picture]]:
         """The pictures, each after its file's name."""
-        stem = "-".join([publication[:3], *re.findall(r"\w+", self.number.lower())])
+        stem = self._stem(publication)
         return [(f"{stem}-{place}.png", picture) for place, picture in enumerate(self.pictures, start=1)]
 
 
@@ -74,7 +102,8 @@ PUBLICATIONS: dict[str, tuple[Published, ...]] = {
         Published(
             "Table 1",
             "hardware, framework, models, epochs, GPUs, data sets",
-            "The report's page has hyperparameters and environment; `tables/hyperparameters.tex` is for a paper.",
+            "Every setting that trains: `tables/hyperparameters.tex`.",
+            tables=(Tabled(_DATA, "experiment", 1),),
         ),
         Published("Table 2", "strategies compared in words", "[Strategies](strategies.md); its sentences are claims."),
         Published(
@@ -99,7 +128,8 @@ PUBLICATIONS: dict[str, tuple[Published, ...]] = {
         Published(
             "Section 8, no table",
             "accuracy after 10, 30, 50 and 100 epochs",
-            "`tables/accuracy.csv` and `.tex` of every report, with the lowest and highest of the repeats.",
+            "In data parallel, then in model parallel. One run of 100 epochs answers for all four.",
+            tables=(Tabled("asu_data_parallel", "accuracy", 3), Tabled(_MODEL, "accuracy", 2)),
         ),
         Published(
             "Section 8.3, no figure",
@@ -194,13 +224,18 @@ generated from `tests/published_figures.py` by `make docs`.
 each sweep; a simple formula (`tests/analysis/full_sweeps.py`) makes up their times, memory, power and accuracies. Once
 a sweep has run (`parallelbench submit sweep=NAME`), the command below a picture draws the same figure from your runs,
 as PDF, SVG and PNG. Words after `--panel` choose among its panels; without them all are drawn. Strategies that learn
-alike have lines of accuracy that lie on each other, as they should.
+alike have lines of accuracy that lie on each other, as they should. Tables are made from the same runs.
 """
 
 
 def pictures() -> dict[str, Picture]:
     """All by the names of their files, in the order of the page."""
     return dict(named for title, figures in PUBLICATIONS.items() for each in figures for named in each.files(title))
+
+
+def tables() -> dict[str, Tabled]:
+    """All by the names of their files, in the order of the page."""
+    return dict(named for title, figures in PUBLICATIONS.items() for each in figures for named in each.texts(title))
 
 
 def page() -> str:
@@ -214,4 +249,7 @@ def page() -> str:
             for name, picture in each.files(title):
                 parts.append(f"![made-up numbers: {picture.shows}]({FOLDER}/{name})\n")
                 parts.append(f"```\n{picture.command}\n```\n")
+            for name, table in each.texts(title):
+                parts.append(textwrap.fill(table.lead, 120, break_on_hyphens=False, break_long_words=False) + "\n")
+                parts.append((TABLES / name).read_text(encoding="utf-8"))
     return "\n".join(parts)

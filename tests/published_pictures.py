@@ -1,4 +1,5 @@
-"""The pictures of docs/seed-figures.md: `python -m tests.published_pictures RESULTS` draws those that are not current.
+"""The pictures and tables of docs/seed-figures.md: `python -m tests.published_pictures RESULTS` draws those that are
+not current.
 
 They are drawn from made-up runs of the full sweeps, which are written below RESULTS where they are not there yet: some
 minutes for each sweep.
@@ -15,9 +16,11 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.published_figures import FOLDER, Picture, pictures
+from tests.published_figures import FOLDER, TABLES, Picture, Tabled, pictures, tables
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
     from analysis.reader import Runs
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -29,23 +32,27 @@ PIXELS_PER_INCH = 170
 _COLOURS = 256
 
 
-def source(picture: Picture) -> str:
-    """Changes with what is drawn, the picture's declaration and its sweep's file: then it is drawn again.
+def source(shown: Picture | Tabled) -> str:
+    """Changes with what is drawn, its declaration and its sweep's file: then it is drawn again.
 
     Not with how it is drawn: remove a picture whose figure was changed, and it is drawn again.
     """
-    sweep = (ROOT / f"conf/sweep/{picture.sweep}.yaml").read_text(encoding="utf-8")
-    return hashlib.sha256(f"{json.dumps(astuple(picture))}\n{sweep}".encode()).hexdigest()[:16]
+    sweep = (ROOT / f"conf/sweep/{shown.sweep}.yaml").read_text(encoding="utf-8")
+    return hashlib.sha256(f"{json.dumps(astuple(shown))}\n{sweep}".encode()).hexdigest()[:16]
 
 
 def not_current() -> list[str]:
-    """The pictures that have to be drawn, or drawn again."""
+    """The pictures and tables that have to be drawn, or drawn again."""
     known = _known()
-    return [
-        name
-        for name, picture in pictures().items()
-        if known.get(name) != source(picture) or not (PICTURES / name).exists()
-    ]
+    return [name for name, shown in _asked().items() if known.get(name) != source(shown) or not _place(name).exists()]
+
+
+def _asked() -> dict[str, Picture | Tabled]:
+    return {**pictures(), **tables()}
+
+
+def _place(name: str) -> Path:
+    return (TABLES if name.endswith(".md") else PICTURES) / name
 
 
 def _known() -> dict[str, str]:
@@ -72,6 +79,31 @@ def drawn(picture: Picture, results: Path) -> bytes:
     return small.getvalue()
 
 
+def tabulated(table: Tabled, results: Path) -> str:
+    """The table as Markdown, from made-up runs below `results`."""
+    from analysis.accuracy_table import accuracies, side_by_side
+    from analysis.experiment import experiment
+
+    runs = _runs(table.sweep, table.repeats, results)
+    if table.table == "experiment":
+        return _markdown(("Experiment", "Values"), experiment(runs))
+    heads = [(each, ("Model", "Configuration", *map(_epochs, each.epochs))) for each in side_by_side(accuracies(runs))]
+    return "\n".join(
+        f"{each.work}, test accuracy in per cent: mean ± standard deviation over the repeats (how many):\n\n"
+        + _markdown(head, [(row.model, row.configuration, *row.cells) for row in each.rows])
+        for each, head in heads
+    )
+
+
+def _epochs(count: int) -> str:
+    return f"{count} epochs"
+
+
+def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = (head, ["---"] * len(head), *rows)
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
 @cache
 def _runs(sweep: str, repeats: int, results: Path) -> Runs:
     from analysis import load
@@ -82,15 +114,18 @@ def _runs(sweep: str, repeats: int, results: Path) -> Runs:
 
 def main(results: Path) -> None:
     """Draw what is not current, and remove what the page does not show."""
-    PICTURES.mkdir(parents=True, exist_ok=True)
-    asked = pictures()
+    for folder in (PICTURES, TABLES):
+        folder.mkdir(parents=True, exist_ok=True)
+    asked = _asked()
     for name in not_current():
-        (PICTURES / name).write_bytes(drawn(asked[name], results))
+        shown = asked[name]
+        image = drawn(shown, results) if isinstance(shown, Picture) else tabulated(shown, results).encode()
+        _place(name).write_bytes(image)
         kept = {other: digest for other, digest in _known().items() if other in asked}
         DRAWN.write_text(json.dumps(dict(sorted((kept | {name: source(asked[name])}).items())), indent=1) + "\n")
-        print(name, (PICTURES / name).stat().st_size, flush=True)
-    for stray in {path.name for path in PICTURES.glob("*.png")} - asked.keys():
-        (PICTURES / stray).unlink()
+        print(name, _place(name).stat().st_size, flush=True)
+    for stray in {path.name for path in (*PICTURES.glob("*.png"), *TABLES.glob("*.md"))} - asked.keys():
+        _place(stray).unlink()
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ def test_every_numbered_figure_is_listed_and_has_a_picture_or_a_reason() -> None
     assert listed.keys() == NUMBERED.keys()
     for publication, numbers in NUMBERED.items():
         assert numbers <= {each.number for each in listed[publication]}
-        assert all(each.pictures or each.here for each in listed[publication])
+        assert all(each.pictures or each.here or each.tables for each in listed[publication])
 
 
 def test_what_draws_them_exists() -> None:
@@ -59,6 +59,22 @@ def test_each_picture_of_the_page_is_there_current_and_small() -> None:
             assert image.width == pytest.approx(pictures.PIXELS_PER_INCH * inches, abs=3)
             assert image.height < 4 * image.width
     assert "made-up numbers: they show shapes, not findings" in page
+
+
+def test_each_table_of_the_page_is_there_and_whole() -> None:
+    page = (ROOT / "docs" / "seed-figures.md").read_text(encoding="utf-8")
+    assert {path.name for path in published.TABLES.glob("*.md")} == published.tables().keys()
+    for name, table in published.tables().items():
+        assert (ROOT / "conf" / "sweep" / f"{table.sweep}.yaml").is_file()
+        text = (published.TABLES / name).read_text(encoding="utf-8")
+        assert f"{table.lead.partition(' `')[0]} " in page
+        assert text in page
+        parts = re.split(r"\n\n", text.strip())
+        for rows in (part.splitlines() for part in parts if part.startswith("|")):
+            assert len({line.count("|") for line in rows}) == 1
+            assert len(rows) > 5
+    after = re.findall(r"\| Model \| Configuration \| (.*) \|", page)
+    assert after == ["10 epochs | 30 epochs | 50 epochs | 100 epochs"] * 4, "two ways to divide, two data sets"
 
 
 def test_a_picture_is_drawn_again_when_what_it_shows_changes() -> None:

@@ -223,15 +223,19 @@ def test_without_scripts_the_page_shows_the_same_figures_as_images(browser: Any,
 
 
 def test_the_filter_hides_accuracies_of_what_is_not_chosen(browser: Any, tmp_path: Path) -> None:
-    """Their rows are of runs of several lengths, which are several groups elsewhere."""
+    """Their rows are of runs of several lengths, which are several groups elsewhere. Verdicts stay in sight."""
     for model in ("cnn_small", "cnn_large"):
+        fake = Fake(device_name=f"Imaginary GPU of a maker whose names fill a narrow screen, beside {model}")
         for epochs in (2, 10):
-            published(config(tmp_path, model=model, epochs=epochs))
-            published(config(tmp_path, model=model, epochs=epochs, strategy="ddp", devices=2))
+            published(config(tmp_path, model=model, epochs=epochs), fake)
+            published(config(tmp_path, model=model, epochs=epochs, strategy="ddp", devices=2), fake)
     page = browser.new_page(viewport={"width": 400, "height": 900})
     page.set_default_timeout(DRAWN_MS)
     page.goto(write_report(tmp_path / "demo").as_uri())
     drawn(page)
+    verdict, headline = (page.locator(found).first.bounding_box() for found in (".matrix td", ".headline"))
+    assert verdict["x"] < 300, "the names of works leave it room"
+    assert verdict["y"] < headline["y"]
     rows = page.locator("table.accuracy tbody tr:visible")
     assert rows.count() == 4
     page.locator("#filter label", has_text="cnn_large").click()
