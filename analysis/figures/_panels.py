@@ -90,8 +90,10 @@ def _heading(panel: str | None) -> list[str]:
     spaced = (panel or "").replace(" ", "\u00a0").replace("\u00a0·\u00a0", "\u00a0· ")  # lines end where a term does
     lines: list[str] = []
     for part in spaced.split(BETWEEN.replace(" ", "\u00a0")):
-        lines += textwrap.wrap(part, _HEADING_LETTERS, break_on_hyphens=False) or [part]
-    return [line.replace("\u00a0", " ") for line in lines]
+        for terms in textwrap.wrap(part, _HEADING_LETTERS, break_on_hyphens=False, break_long_words=False) or [part]:
+            plain = terms.replace("\u00a0", " ")  # of a term that is longer than a line, lines end where a word does
+            lines += textwrap.wrap(plain, _HEADING_LETTERS, break_on_hyphens=False) or [plain]
+    return lines
 
 
 def _title(title: str, data: pl.DataFrame, *, disturbed: bool) -> alt.Title:

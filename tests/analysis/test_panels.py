@@ -71,3 +71,13 @@ def test_no_line_of_a_heading_is_wider_than_its_panel() -> None:
         "device type cpu · scaling strong",
         "Later epochs (median)",
     ]
+
+
+def test_a_heading_is_broken_between_words_alone() -> None:
+    assert _panels._heading("cifar10 · vit — Device memory (allocated), sum of all processes") == [
+        "cifar10 · vit",
+        "Device memory (allocated), sum of all",
+        "processes",
+    ]
+    (first, second) = _panels._heading("m" * 50)
+    assert first + second == "m" * 50, "a word that is longer than a line has no other place"
