@@ -21,7 +21,7 @@ from parallelbench.store.telemetry_table import GPU_AND_HOST, TELEMETRY
 if TYPE_CHECKING:
     import pyarrow as pa
 
-TABLES_VERSION = 9
+TABLES_VERSION = 10
 """Version of the result tables, in manifests and Parquet files; not in run ids, so a new column reruns nothing."""
 
 RANK = Column("rank", "int32", "0 … processes − 1")
