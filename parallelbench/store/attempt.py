@@ -221,7 +221,10 @@ def read_config(path: Path, plugin: str | None = None) -> RunConfig:
         raise ConfigError(f"{path} is no run's configuration: {one_line(str(error))}") from None
     if not isinstance(plain, dict):
         raise ConfigError(f"{path} is no run's configuration: it holds no keys")
-    return from_mapping(with_new_options(plain), plugin)
+    try:
+        return from_mapping(with_new_options(plain), plugin)
+    except ConfigError as error:  # lists of runs have a line for each
+        raise ConfigError(str(error).partition("\n")[0]) from None
 
 
 def decoded(path: Path, kind: Any) -> Any:
