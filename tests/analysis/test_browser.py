@@ -227,22 +227,24 @@ def test_the_filter_hides_accuracies_of_what_is_not_chosen(browser: Any, tmp_pat
     for model in ("cnn_small", "cnn_large"):
         fake = Fake(device_name=f"Imaginary GPU of a maker whose names fill a narrow screen, beside {model}")
         for epochs in (2, 10):
-            published(config(tmp_path, model=model, epochs=epochs), fake)
-            published(config(tmp_path, model=model, epochs=epochs, strategy="ddp", devices=2), fake)
+            for batch_size in (32, 64, 128):
+                work: dict[str, Any] = {"model": model, "epochs": epochs, "batch_size": batch_size}
+                published(config(tmp_path, **work), fake)
+                published(config(tmp_path, strategy="ddp", devices=2, **work), fake)
     page = browser.new_page(viewport={"width": 400, "height": 900})
     page.set_default_timeout(DRAWN_MS)
     page.goto(write_report(tmp_path / "demo").as_uri())
     drawn(page)
     verdict, headline = (page.locator(found).first.bounding_box() for found in (".matrix td", ".headline"))
     assert verdict["x"] < 300, "the names of works leave it room"
-    assert verdict["y"] < headline["y"]
+    assert verdict["y"] < headline["y"] < 900, "both are on the first screen"
     rows = page.locator("table.accuracy tbody tr:visible")
-    assert rows.count() == 4
+    assert rows.count() == 12
     page.locator("#filter label", has_text="cnn_large").click()
     page.locator("#filter label", has_text="ddp").click()
     drawn(page)
-    assert rows.all_inner_texts() == ["cnn_large\tddp × 2\t75.00 (1)\t99.90 (1)"]
+    assert rows.all_inner_texts() == ["cnn_large\tddp × 2\t75.00 (1)\t99.90 (1)"] * 3
     page.locator("#filter button").click()
     drawn(page)
-    assert rows.count() == 4
+    assert rows.count() == 12
     page.close()
