@@ -109,7 +109,7 @@ advise: $(STAMP)  ## calibrate this machine, advise, measure what is proposed, s
 	$(PARALLELBENCH) advise model=gpt batch_size=1024 site=a100_80gb devices=1,2,1024
 	$(PARALLELBENCH) advise model=gpt batch_size=1024 site=a100_80gb devices=1024 --simulate
 
-twins: $(STAMP) tensorflow velox  ## before a release: the small twin of each published sweep, its report and its claims (about an hour)
+twins: $(STAMP) tensorflow velox  ## before a release: the small twin of each published sweep, its report and its claims (over two hours on two quiet cores: docs/experiments.md)
 	@for sweep in $(notdir $(basename $(wildcard conf/sweep/*_small.yaml))); do \
 		echo "== $$sweep" && $(PARALLELBENCH) submit sweep=$$sweep results=$(RESULTS) $(ARGS) && \
 		$(PARALLELBENCH) report $(RESULTS)/$$sweep && $(PARALLELBENCH) claims $(RESULTS)/$$sweep || exit 1; done
