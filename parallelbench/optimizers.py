@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from msgspec import Meta
 
 from parallelbench.errors import ConfigError
+from parallelbench.spec.alternatives import other_optimizers
 from parallelbench.spec.config import Optimizer, RunConfig
 
 if TYPE_CHECKING:
@@ -198,9 +199,11 @@ class Lbfgs(Optimizer, frozen=True, kw_only=True):
     def check(self, run: RunConfig, device_type: str) -> None:
         """Refuse strategies that update by one gradient, mini-batches, and losses too coarse for a line search."""
         if not run.strategy.evaluates_repeatedly:
+            others = other_optimizers(run)
             raise ConfigError(
                 f"optimizer={self.name} with strategy={run.strategy.name} is refused: a step needs several gradients; "
-                "choose strategy=sandblaster_lbfgs, or strategy=single devices=1, or another optimizer"
+                f"choose strategy=sandblaster_lbfgs, or strategy=single devices=1"
+                + (f", or optimizer={others}" if others else "")
             )
         if run.global_batch_size != (needed := self.full_batch(run)):
             per_device = run.scaling == "weak"

@@ -59,10 +59,10 @@ def test_no_rate_of_a_long_cosine_is_rounded_to_zero() -> None:
     ],
 )
 def test_who_has_updates_of_its_own_is_told_all_that_helps(options: list[str], instead: str) -> None:
-    with pytest.raises(ConfigError, match=instead.format("choose another strategy")):
+    with pytest.raises(ConfigError, match=instead.format("choose strategy=single")):
         configure(*RUN, *options, "strategy=tf_single", "model=mlp")
     run = msgspec.structs.replace(configure(*RUN, *options), strategy=OwnUpdates(name="mine"))
-    by_class = "set the ClassVar updates_as_asked of OwnUpdates to True if .*; else choose another strategy"
+    by_class = "set the ClassVar updates_as_asked of OwnUpdates to True if .*; else choose strategy=single"
     with pytest.raises(ConfigError, match=instead.format(by_class)):
         check_run(run, "cpu")
 

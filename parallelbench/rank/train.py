@@ -211,9 +211,9 @@ class Trainer:
         self.sent.append(Sent(sent_bytes / steps, min(each, default=0)))
         if not (math.isfinite(train_loss) and math.isfinite(test_loss)):
             which = "training" if not math.isfinite(train_loss) else "test"
-            raise NotFiniteError(
-                f"the {which} loss was not finite in epoch {epoch}: lower optimizer.lr or choose another precision"
-            )
+            coarse = self._run.precision not in ("fp32", "fp64")
+            advice = "lower optimizer.lr" + (", or choose precision=fp32" if coarse else "")
+            raise NotFiniteError(f"the {which} loss was not finite in epoch {epoch}: {advice}")
         if self._boundary is not None and save:
             self._boundary.save(epoch, self._replica)
         if self._boundary is not None and stop:

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from parallelbench.errors import ConfigError, choices, count_of, raised_at
+from parallelbench.spec import alternatives
 from parallelbench.spec.config import own_reference
 from parallelbench.spec.fit import check_batch, is_taken
-from parallelbench.spec.settings import Preprocess
+from parallelbench.spec.settings import ENGINES, Preprocess
 from parallelbench.spec.task import RECIPES, SELECTING
 
 if TYPE_CHECKING:
@@ -44,18 +45,10 @@ def check_run(run: RunConfig, device_type: str) -> None:
 
 def _check_samples(run: RunConfig) -> None:
     """Refuse data of a kind that the model, the loader, or another choice can't take."""
-    kind, data = run.data.kind, f"data={run.data.name} holds {run.data.kind}"
-    if kind not in run.model.takes:
-        raise ConfigError(
-            f"model={run.model.name} takes {' and '.join(run.model.takes)}, but {data}: choose another model"
-            + (", e.g. model=mlp" if kind == "vectors" else "")
-        )
-    if run.model.predicts_positions != bool(run.data.label_shape):
-        one, other = ("at each position", "for each sample")[:: 1 if run.model.predicts_positions else -1]
-        raise ConfigError(
-            f"model={run.model.name} predicts a label {one}, but data={run.data.name} has one {other}: choose another "
-            "model, or other data"
-        )
+    kind = run.data.kind
+    if why := alternatives.why_apart(run.model, run.data):
+        pairs = alternatives.that_go_together(run)
+        raise ConfigError(f"{why}: {f'choose {pairs}' if pairs else 'bring a model of your own (--plugin)'}")
     needed = "tokens" if run.data.label_shape else kind
     refused = {
         f"loader={run.loader.name}": (needed not in run.loader.feeds, "loader=resident"),
@@ -98,7 +91,10 @@ def _check_preprocess(run: RunConfig, device_type: str) -> None:
         if run.epochs == 0:
             raise ConfigError("epochs=0 trains nothing: choose preprocess.engine, or epochs of at least 1")
         if chosen != Preprocess():
-            raise ConfigError("preprocess has options, but preprocess.engine=none does nothing: choose an engine")
+            raise ConfigError(
+                "preprocess has options, but preprocess.engine=none does nothing: choose preprocess.engine="
+                f"{alternatives.any_of(ENGINES)}"
+            )
         return
     if run.data.kind != "images" or run.data.label_shape:
         raise ConfigError(
@@ -200,7 +196,7 @@ def _check_recomputation(run: RunConfig) -> None:
         f"model={run.model.name} names no attention: choose activation_recomputation=full": (
             chosen == "selective" and not run.model.attention
         ),
-        f"model={run.model.name} has one layer, whose backward pass follows at once: choose a deeper model": (
+        f"model={run.model.name} has one layer, whose backward pass follows at once: {_deeper(run)}": (
             chosen == "full" and len(run.model.layer_names) == 1
         ),
         "the compiler chooses what it computes again: choose compile=false": run.compile,
@@ -209,6 +205,14 @@ def _check_recomputation(run: RunConfig) -> None:
     }
     if reason := next((reason for reason, applies in reasons.items() if applies), ""):
         raise ConfigError(f"activation_recomputation={chosen} is refused: {reason}, or activation_recomputation=none")
+
+
+def _deeper(run: RunConfig) -> str:
+    """What to do about a model of one layer; empty: it has several."""
+    if len(run.model.layer_names) > 1:
+        return ""
+    models = alternatives.deeper_models(run, layers=2)
+    return f"choose model={models}" if models else "bring a model of several layers (--plugin)"
 
 
 def _check_schedule(run: RunConfig) -> None:
@@ -260,11 +264,15 @@ def _check_clipping(run: RunConfig) -> None:
 
 
 def _other_updates(run: RunConfig) -> str:
-    """What to do about a strategy whose updates follow neither schedule nor clipping."""
+    """What to do about a strategy whose updates follow neither schedule nor clipping; empty: they do."""
+    if run.strategy.updates_as_asked:
+        return ""
     cls = type(run.strategy)
+    others = alternatives.strategies_that_update_as_asked(run)
+    instead = f"choose strategy={others}" if others else "choose a strategy of torch that takes the rest of this run"
     if cls.__module__.partition(".")[0] == "parallelbench":
-        return "choose another strategy"
+        return instead
     return (
         f"set the ClassVar updates_as_asked of {cls.__qualname__} to True if its replicas update by "
-        "BaseReplica._update; else choose another strategy"
+        f"BaseReplica._update; else {instead}"
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from msgspec import Meta, field
 
@@ -58,10 +58,14 @@ class Nccl(Node, frozen=True, kw_only=True):
         return {name: value for name, value in chosen.items() if value is not None}
 
 
+Engine = Literal["none", "numpy", "torch", "arrow", "polars", "duckdb", "velox"]
+ENGINES = tuple(str(name) for name in get_args(Engine) if name != "none")
+
+
 class Preprocess(Node, frozen=True, kw_only=True):
     """What is done to the training set before the training, by an engine in a process of its own."""
 
-    engine: Literal["none", "numpy", "torch", "arrow", "polars", "duckdb", "velox"] = "none"
+    engine: Engine = "none"
     """The library that does it; none: nothing is done."""
     recipe: Literal["normalise", "filter", "subset", "statistics", "join", "sort"] | None = None
     """What is done. A run can train on the rows of filter, subset, join and sort; null: nothing."""

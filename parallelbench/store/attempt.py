@@ -224,7 +224,7 @@ def read_config(path: Path, plugin: str | None = None) -> RunConfig:
     try:
         return from_mapping(with_new_options(plain), plugin)
     except ConfigError as error:  # lists of runs have a line for each
-        raise ConfigError(str(error).partition("\n")[0]) from None
+        raise ConfigError(one_line(str(error))) from None
 
 
 def decoded(path: Path, kind: Any) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from parallelbench.errors import ConfigError
+from parallelbench.spec.alternatives import any_of
 from parallelbench.spec.structure import Count  # noqa: TC001 - msgspec reads the annotations
 from parallelbench.strategies.parts.data_parallel_base import ShardedStrategy
 
@@ -31,9 +32,11 @@ class Hsdp(ShardedStrategy, frozen=True, kw_only=True):
     def check(self, run: RunConfig, device_type: str) -> None:
         """Refuse groups that don't divide the devices, meshes of one dimension only, and fp16."""
         if run.devices % self.shard:
+            above = -(-run.devices // self.shard) * self.shard
+            shards = any_of([str(n) for n in range(2, run.devices) if run.devices % n == 0])
             raise ConfigError(
                 f"strategy.shard={self.shard} does not divide devices={run.devices}: "
-                f"choose devices as a multiple of {self.shard}, or another strategy.shard"
+                f"choose devices={max(above, 2 * self.shard)}" + (f", or strategy.shard={shards}" if shards else "")
             )
         if self.shard == 1:
             raise ConfigError("strategy.shard=1 shards nothing: choose strategy.shard=2 or more, or strategy=ddp")

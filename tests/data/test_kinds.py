@@ -220,7 +220,7 @@ def test_models_of_tokens_are_counted() -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["model=cnn_small"], "model=cnn_small takes images, but data=breast_cancer holds vectors.*model=mlp"),
+        (["model=cnn_small"], "data=breast_cancer holds vectors: choose model=logistic_regression or mlp"),
         (["model=vit_tiny"], "takes images"),
         (["loader=arrow"], "loader=arrow with data=breast_cancer is refused: it holds vectors; choose loader=resident"),
         (["data.augment=true"], r"data.augment=true with data=breast_cancer is refused"),

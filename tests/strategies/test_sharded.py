@@ -178,7 +178,7 @@ def test_training_goes_on_after_evaluation(strategy: str, ranks: int, options: s
     [
         ("strategy=fsdp devices=1", "needs two devices or more: choose devices=2, or strategy=single"),
         ("strategy=zero1 devices=1", "needs two devices or more: choose devices=2, or strategy=single"),
-        ("strategy=hsdp devices=3", "shard=2 does not divide devices=3: choose devices as a multiple of 2"),
+        ("strategy=hsdp devices=3", "shard=2 does not divide devices=3: choose devices=4"),
         ("strategy=hsdp devices=2", "leaves one copy of the model.*choose devices=4, or strategy=fsdp"),
         (
             "strategy=hsdp devices=4 strategy.shard=1",

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from parallelbench.errors import ConfigError
 from parallelbench.losses import CrossEntropy
 from parallelbench.metrics import NoMetric
+from parallelbench.spec.alternatives import models_that
 from parallelbench.strategies.parts.refusals import SCALES_ALONE, check_no_fp16
 
 if TYPE_CHECKING:
@@ -71,7 +72,9 @@ def check_tensor_plan(run: RunConfig, *, shards: int, option: str) -> None:
         )
     if units % shards:
         valid = [str(n) for n in range(2, min(units, 1024) + 1) if units % n == 0]
-        advice, because = ", ".join(valid) or "another model, or strategy=ddp", f" ({limits})" if limits else ""
+        others = models_that(lambda model: bool(model.tensor_plan()) and model.tensor_units % shards == 0, run)
+        instead = f"model={others}, or strategy=ddp" if others else "strategy=ddp"
+        advice, because = ", ".join(valid) or instead, f" ({limits})" if limits else ""
         raise ConfigError(
             f"{who} can't cut model={run.model.name} into {shards} equal shards ({option}): its layers consist of "
             f"{units} equal parts{because}: choose {advice}"

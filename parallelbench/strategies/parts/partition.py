@@ -8,7 +8,8 @@ from __future__ import annotations
 from copy import deepcopy
 from typing import TYPE_CHECKING
 
-from parallelbench.errors import ConfigError, choices
+from parallelbench.errors import ConfigError, choices, count_of
+from parallelbench.spec.alternatives import deeper_models
 from parallelbench.strategies.parts.refusals import check_two_devices
 
 if TYPE_CHECKING:
@@ -26,8 +27,10 @@ def check_split(run: RunConfig, device_map: Mapping[str, int] | None) -> None:
     names, parts = run.model.layer_names, run.devices
     if parts > len(names):
         fewer = f"{len(names)} or fewer" if device_map is None else f"{len({*device_map.values()})}, as the map has"
-        advice = f"choose devices={fewer}" if len(names) > 1 else "choose strategy=ddp, or a deeper model"
-        layers = f"{len(names)} layer{'s' * (len(names) > 1)} ({', '.join(names)})"
+        advice = f"choose devices={fewer}" if len(names) > 1 else "choose strategy=ddp"
+        if models := deeper_models(run, layers=parts):
+            advice += f", or model={models}"
+        layers = f"{count_of(len(names), 'layer')} ({', '.join(names)})"
         raise ConfigError(
             f"strategy={run.strategy.name} can't cut model={run.model.name} into devices={parts} parts: it has "
             f"{layers}: {advice}"

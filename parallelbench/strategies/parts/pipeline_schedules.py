@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+import itertools
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 from msgspec import Meta
 
 from parallelbench.errors import ConfigError, count_of
+from parallelbench.spec.alternatives import any_of, deeper_models
 from parallelbench.strategies.parts.partition import check_map, check_tied
 from parallelbench.strategies.parts.refusals import SCALES_ALONE, check_no_fp16
 
@@ -94,25 +96,37 @@ class Pipeline:
 
     def _check_stages(self, run: RunConfig, who: str) -> None:
         v, names = self.stages_per_rank, run.model.layer_names
-        needed = 1 if self.schedule in _ONE_STAGE else 2 if self.schedule in _V else v
+        needed = self._stages_of(self.schedule)
         if v != needed:
+            others = any_of([name for name in get_args(Schedule) if self._could_be(name)])
             raise ConfigError(
-                f"strategy.schedule={self.schedule} puts {needed} stage{'s' * (needed > 1)} on each device, not "
-                f"strategy.stages_per_rank={v}: choose strategy.stages_per_rank={needed}, or another schedule"
+                f"strategy.schedule={self.schedule} puts {count_of(needed, 'stage')} on each device, not "
+                f"strategy.stages_per_rank={v}: choose strategy.stages_per_rank={needed}"
+                + (f", or strategy.schedule={others}" if others else "")
             )
         if self.stages > len(names):
+            models = deeper_models(run, layers=self.stages)
+            deeper = f", or model={models}" if models else ""
             raise ConfigError(
                 f"{who} can't cut model={run.model.name} into {count_of(self.stages, 'stage')} "
                 f"({count_of(self.devices, 'device')} × strategy.stages_per_rank={v}): it has "
-                f"{count_of(len(names), 'layer')} ({', '.join(names)}): choose fewer devices or stages, or a deeper "
-                "model"
+                f"{count_of(len(names), 'layer')} ({', '.join(names)}): choose fewer devices or stages{deeper}"
             )
+
+    def _stages_of(self, schedule: str) -> int:
+        """Stages that a schedule puts on each device; as asked for where it takes any number."""
+        return 1 if schedule in _ONE_STAGE else 2 if schedule in _V else self.stages_per_rank
+
+    def _could_be(self, schedule: Schedule) -> bool:
+        """Whether another schedule takes as many stages on each device, and as many micro-batches."""
+        other = replace(self, schedule=schedule)
+        return self._stages_of(schedule) == self.stages_per_rank and not other._obstacle(self.micro_batches)
 
     def _check_micro_batches(self, run: RunConfig, batch_size: int) -> None:
         if batch_size == 0:  # of a pipeline among more than there are samples: check_fit refuses the batch_size
             return
         m, option = self.micro_batches, f"strategy.micro_batches={self.micro_batches}"
-        valid = [n for n in range(1, batch_size + 1) if batch_size % n == 0 and not self._obstacle(n)]
+        valid = self._suiting(batch_size)
         if m in valid:
             return
         why = self._obstacle(m) or f"doesn't divide the batch of {batch_size} samples (batch_size={run.batch_size})"
@@ -120,8 +134,24 @@ class Pipeline:
             nearest = sorted(sorted(valid, key=lambda n: abs(n - m))[:2])
             advice = f"choose strategy.micro_batches={' or '.join(map(str, nearest))}, or another batch_size"
         else:
-            advice = f"no number suits the batch of {batch_size} samples: choose another batch_size, or fewer devices"
+            larger, number = self._larger_batch_size(run)
+            advice = (
+                f"no number suits the batch of {batch_size} samples: choose batch_size={larger} "
+                f"strategy.micro_batches={number}, or fewer devices"
+            )
         raise ConfigError(f"{option} {why}: {advice}")
+
+    def _suiting(self, batch_size: int) -> list[int]:
+        """Numbers of micro-batches that a batch of one pipeline can be cut into."""
+        return [n for n in range(1, batch_size + 1) if batch_size % n == 0 and not self._obstacle(n)]
+
+    def _larger_batch_size(self, run: RunConfig) -> tuple[int, int]:
+        """The next one whose batches, one for each pipeline, can be cut into micro-batches; and their number."""
+        per, pipelines = run.global_batch_size // run.batch_size, run.strategy.data_parallel_degree(run)
+        larger = (size for size in itertools.count(run.batch_size + 1) if size * per % pipelines == 0)
+        both = ((size, self._suiting(size * per // pipelines)) for size in larger)
+        size, numbers = next(found for found in both if found[1])
+        return size, min(numbers, key=lambda n: abs(n - self.micro_batches))
 
     def _obstacle(self, m: int) -> str | None:
         """Why the schedule can't take `m` micro-batches; None where it can."""
