@@ -24,7 +24,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except (ConfigError, StorageError) as error:
-        print(tellable(f"parallelbench: {error}"), file=sys.stderr)
+        for line in str(error).splitlines():
+            print(tellable(f"parallelbench: {line}"), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from parallelbench import cli
+from parallelbench.errors import MOST_REFUSALS
 from tests.analysis.factory import Fake, config, published
 from tests.fuzz.corrupted import corrupted
 from tests.fuzz.grammar import Command, Grammar
@@ -100,10 +101,11 @@ def _said_badly(code: object, out: str, errors: str) -> str:
         return f"an unclear message {lines[-1][:200]!r}"
     if max(map(len, lines), default=0) > 3200:
         return f"a message of {max(map(len, lines))} characters"
-    usage = bool(lines) and lines[0].startswith("usage: ")
-    return (
-        f"{len(lines)} lines" if code == 2 and len(lines) > 1 and not usage and "the other runs" not in errors else ""
-    )
+    if bool(lines) and lines[0].startswith("usage: "):
+        return ""
+    if code == 2 and len(lines) > MOST_REFUSALS + 1:
+        return f"{len(lines)} lines"
+    return "" if code != 2 or all(line.startswith("parallelbench: ") for line in lines) else "a line of nobody's"
 
 
 @pytest.fixture
