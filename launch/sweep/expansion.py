@@ -25,7 +25,7 @@ from launch.sweep.compose import (
     values_of,
 )
 from launch.sweep.habits import unknown_key
-from launch.sweep.points import Point, points_of, without
+from launch.sweep.points import Point, check_exclusions, points_of, without
 from launch.sweep.sources import Sources
 from parallelbench.errors import ConfigError, Refusals
 from parallelbench.spec.fit import check_fit
@@ -86,8 +86,10 @@ def expand(overrides: Sequence[str], extension: Extension = NOTHING, *, tell: Te
         raise ConfigError(f"sweep={','.join(map(str, axes['sweep']))} names several sweeps: choose one at a time")
     composer = _Composer(fixed, extension, later=[key for key in axes if key not in group_choices(extension.conf)])
     sweep: Sweep = structure(composer.sweep(), Sweep, "sweep")
-    given = axes.keys() | {override.key_or_group for override in parsed}
-    points = [point for block in sweep.blocks for point in points_of(without(block, given), axes)]
+    given = {override.key_or_group: values_of(override) for override in parsed}
+    for block in sweep.blocks:
+        check_exclusions(block, given, groups=group_choices(extension.conf), sweep=sweep.name)
+    points = [point for block in sweep.blocks for point in points_of(without(block, set(given)), axes)]
     return _ordered(sweep, composer, points, tell)
 
 

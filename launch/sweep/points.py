@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import json
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from parallelbench.errors import ConfigError
+from parallelbench.errors import ConfigError, Refusals, choices
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
 
     from parallelbench.spec.settings import SweepBlock
 
@@ -23,6 +24,38 @@ def without(block: SweepBlock, given: set[str]) -> SweepBlock:
     grid = {key: values for key, values in block.grid.items() if key not in given}
     side = {key: values for key, values in block.zip.items() if key not in given}
     return msgspec.structs.replace(block, grid=grid, zip=side)
+
+
+def check_exclusions(
+    block: SweepBlock, given: Mapping[str, list[Any]], *, groups: Mapping[str, Sequence[str]], sweep: str
+) -> None:
+    """Refuse what a block excludes and could never have: a key or a value that is no configuration's.
+
+    The block is as its file has it, and `given` has the values of the command line: what only these narrowed may match
+    nothing. A key that only the command line has may have any value there, of a group of files those that exist.
+    """
+    axes = {key: value if isinstance(value, list) else [value] for key, value in block.grid.items()} | block.zip
+    refused = Refusals()
+    for key, value in (item for entry in block.exclude for item in entry.items()):
+        where = f"sweep={sweep}: exclude: {key}={_written(value)}"
+        if key not in axes and key not in given:
+            valid = choices(key, axes) if axes else "its block has neither grid nor zip"
+            refused.add(f"{where}: no configuration of its block sets {key}: {valid}")
+        elif key in axes and value not in (there := [*axes[key], *given.get(key, [])]):
+            refused.add(f"{where}: no configuration of its block has this value: {_nearest(value, there)}")
+        elif key not in axes and value not in (there := [*groups.get(key, [value]), *given[key]]):
+            refused.add(f"{where} is no choice: {_nearest(value, there)}")
+    refused.raise_any()
+
+
+def _nearest(value: Any, there: list[Any]) -> str:
+    return choices(_written(value), map(_written, there))
+
+
+def _written(value: Any) -> str:
+    """As a file has it: `ddp`, `64`, and `"64"` in quotes, which is another value."""
+    is_word = isinstance(value, str) and value[:1].isalpha()
+    return value if is_word else json.dumps(value, default=str)
 
 
 def points_of(block: SweepBlock, axes: dict[str, list[Any]]) -> Iterator[Point]:
