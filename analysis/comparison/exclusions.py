@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from enum import Enum
 from functools import lru_cache
@@ -18,7 +19,7 @@ from analysis.same_run import format_skipped
 from analysis.text import listed, number_of_runs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from analysis.reader import Runs
 
@@ -111,9 +112,11 @@ def excluded(runs: Runs) -> pl.DataFrame:
 def _disturbed(runs: Runs) -> dict[str, str]:
     """Run id → what disturbed it, and the remedy, of runs whose steady times may rest on disturbed epochs."""
     columns = ("run_id", "disturbed_epochs", "steady_epochs", "largest_lost_share")
+    folders = dict(runs.run.select("run_id", "folder").rows())
     return {
         run_id: f"{disturbed} of {steady} steady epochs, in which others took up to {share or 0:.0%} of a core or "
-        "computed on its GPU: forget the run (parallelbench forget) and submit again when the machine is free"
+        f"computed on its GPU: when the machine is free, forget the run (`{_forget([folders[run_id]])}`) and submit "
+        "again"
         for run_id, disturbed, steady, share in per_run(runs).select(columns).rows()
         if rests_on_disturbed(disturbed, steady)
     }
@@ -164,10 +167,20 @@ def disturbed_lines(runs: Runs) -> list[str]:
     return [
         f"Others disturbed {number_of_runs(int(members['disturbed'].sum()))} of {listed(_names(members), most=MOST)}: "
         f"they took up to {max(members['share'].fill_null(0.0)):.0%} of a core{on_gpus}. {withheld[none]} When "
-        "the machine is free, forget these runs (parallelbench forget) and submit again: "
-        f"{folders_of(runs, members['run_ids'].explode())}."
+        f"the machine is free, forget these runs and submit again: {_forget_all(runs, members['run_ids'].explode())}."
         for (none,), members in rows.group_by("none", maintain_order=True)
     ]
+
+
+def _forget_all(runs: Runs, run_ids: Iterable[str]) -> str:
+    """The command that forgets these runs, to be pasted; of very many, it names the first."""
+    folders = runs.run.filter(pl.col("run_id").is_in(list(run_ids)))["folder"].to_list()
+    more = len(folders) - MOST
+    return f"`{_forget(folders[:MOST])}`" + (f", then {more} more, which the next report names" if more > 0 else "")
+
+
+def _forget(folders: Sequence[str]) -> str:
+    return shlex.join(("parallelbench", "forget", *folders))
 
 
 def folders_of(runs: Runs, run_ids: Iterable[str]) -> str:

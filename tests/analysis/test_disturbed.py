@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import shlex
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -10,19 +12,18 @@ from rich.console import Console
 
 from analysis import load, summary_table
 from analysis.cells import DISTURBED_MARK
-from analysis.comparison.exclusions import format_exclusions
+from analysis.comparison.exclusions import disturbed_lines, excluded, format_exclusions
 from analysis.configurations import displayed, summary
 from analysis.figures import draw
 from analysis.figures._marks import DISTURBED
 from analysis.notes import headline
 from analysis.report import render
+from parallelbench.cli import main
 from tests.analysis.factory import config, published
 from tests.analysis.test_compare import steady
 from tests.analysis.test_machine import DDP, lost, sides
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from analysis.reader import Runs
 
 BUSY = {"others_time_s": lost(0.48, {2, 3})}
@@ -57,8 +58,9 @@ def test_times_are_shown_and_no_verdict(tmp_path: Path, busy: tuple[dict[str, An
     assert first in headline(runs)
     for words in ("% of a core", "without speed-up or verdict", "parallelbench forget", "submit again"):
         assert words in first
-    assert sum(slug in first for slug in runs.run["slug"]) == 3
-    assert first.endswith(f" and {6 * (bool(busy[0]) + bool(busy[1])) - 3} more.")
+    disturbed_runs = 6 * (bool(busy[0]) + bool(busy[1]))
+    assert sum(folder in first for folder in runs.run["folder"]) == min(disturbed_runs, 8)
+    assert first.endswith("`, then 4 more, which the next report names." if disturbed_runs == 12 else "`.")
     runtime = figure(runs, "runtime")
     assert DISTURBED in runtime.finding
     assert "this does not rank them, since others disturbed runs of" in runtime.finding
@@ -67,6 +69,19 @@ def test_times_are_shown_and_no_verdict(tmp_path: Path, busy: tuple[dict[str, An
     page = render(runs, [])
     assert page.count(first) == 2, "in the headline, and among the warnings"
     assert (f"10.2{DISTURBED_MARK}" in page, f"5.25{DISTURBED_MARK}" in page) == tuple(map(bool, busy))
+
+
+def test_the_command_that_forgets_them_can_be_pasted(tmp_path: Path) -> None:
+    runs = sides(tmp_path / "my results", BUSY, {}, epochs=3)
+    (line,) = disturbed_lines(runs)
+    command = shlex.split(line.split("`")[1])
+    assert command[:2] == ["parallelbench", "forget"]
+    one_device = runs.run.filter(strategy="single")["folder"].to_list()
+    assert command[2:] == one_device
+    details = excluded(runs)["exclusion_detail"].to_list()
+    assert [shlex.split(detail.split("`")[1])[2:] for detail in details] == [[folder] for folder in one_device]
+    assert main(command[1:]) == 0
+    assert not any(Path(folder).exists() for folder in one_device)
 
 
 def values(chart: Any) -> list[dict[str, Any]]:
