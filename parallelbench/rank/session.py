@@ -20,6 +20,7 @@ from parallelbench.rank.closing import ClosingCheck
 from parallelbench.rank.count_layers import count_facts
 from parallelbench.rank.initial import Initial
 from parallelbench.rank.likeness import checks_parity
+from parallelbench.rank.logits_check import check_logits
 from parallelbench.rank.loss_check import check_mean
 from parallelbench.rank.metric_check import check_sums
 from parallelbench.rank.new_replica import new_replica
@@ -195,10 +196,11 @@ class Session(RankSession):
         self._journal.commit()
 
     def _check_parts(self) -> None:
-        """Refuse a loss, a metric, or an optimizer, that is not what every strategy takes it for."""
+        """Refuse a loss, a metric, an optimizer, or a model, that is not what every strategy takes it for."""
         check_mean(self._run, self._world.device)
         check_sums(self._run, self._world.device)
         check_rate(self._run)
+        check_logits(self._run)
 
     def _check_parity(self, arrays: Arrays) -> bool | None:
         """The verdict of the parity check, the same on every rank; None where one device can't train the model."""

@@ -1,0 +1,135 @@
+"""Models whose outputs are no logits of the data's labels are refused before training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from torch import nn
+
+from launch.sweep import one_run
+from parallelbench.errors import ConfigError
+from parallelbench.models.linear import LogisticRegression
+from parallelbench.rank.logits_check import check_logits
+from parallelbench.rank.session import Session
+from tests.strategies.training import configure
+
+pytestmark = pytest.mark.slow
+CONF = Path(__file__).parents[1] / "conf"
+TOKENS = ("data=tokens", "data.sequence=16", "data.vocabulary=50", "batch_size=8")
+IMAGES = ("data=synthetic", "data.channels=3", "data.image_size=32", "data.num_classes=10", "batch_size=8")
+
+
+class Reshaping(nn.Module):
+    def __init__(self, *shape: int) -> None:
+        super().__init__()
+        self.shape = shape
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        return values.reshape(len(values), *self.shape) if self.shape else values.flatten()
+
+
+class Looking(nn.Module):
+    """Looks at values, which tensors without values don't have."""
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        assert values.abs().max().item() < 1e6
+        return values
+
+
+class Squeezing(nn.Module):
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        return values.squeeze()
+
+
+class Tupling(nn.Module):
+    def forward(self, values: torch.Tensor) -> Any:
+        return values, values
+
+
+class Odd(LogisticRegression, frozen=True, kw_only=True):
+    """A model whose last layer gives `logits`, and what is done to them."""
+
+    logits: int
+    hidden: int = 8
+    end: Any = None
+
+    def build(self, *, in_channels: int, image_size: int, num_classes: int) -> nn.Sequential:
+        inputs = in_channels * image_size**2
+        layers = [nn.Flatten(), nn.Linear(inputs, self.hidden), nn.Linear(self.hidden, self.logits)]
+        return nn.Sequential(*layers, *([self.end()] if self.end else []))
+
+
+def odd(logits: int, end: Any = None, *, hidden: int = 8, batch_size: int = 8) -> Any:
+    run = configure(*IMAGES, "data.num_classes=3", f"batch_size={batch_size}", "model=logistic_regression")
+    return msgspec.structs.replace(run, model=Odd(name="odd", logits=logits, hidden=hidden, end=end))
+
+
+@pytest.mark.parametrize("hidden", [8, 400], ids=["with values", "without values"])
+@pytest.mark.parametrize(
+    ("logits", "end", "message"),
+    [
+        (4, None, r"gives shape \(4, 4\), not \(4, 3\): let its last layer give 3 logits, or correct num_classes"),
+        (2, None, r"on 4 blank samples, gives shape \(4, 2\), not \(4, 3\): let its last layer give 3"),
+        (
+            3,
+            lambda: Reshaping(1, 3),
+            r"gives shape \(4, 1, 3\), not \(4, 3\): return 3 logits for each sample, and no oth",
+        ),
+        (3, Reshaping, r"gives shape \(12,\), not \(4, 3\): return 3 logits for each sample"),
+        (1, Squeezing, r"gives shape \(4,\), not \(4, 3\)"),
+        (3, Tupling, r"gives tuple: return one tensor, of shape \(4, 3\)"),
+        (3, lambda: nn.Linear(5, 3), "fails: .*RuntimeError: .*; mend it, or choose another model"),
+    ],
+)
+def test_another_shape_is_refused(logits: int, end: Any, message: str, hidden: int) -> None:
+    with pytest.raises(ConfigError, match=f"model=odd, built for num_classes=3 and called .*{message}"):
+        check_logits(odd(logits, end, hidden=hidden))
+
+
+@pytest.mark.parametrize("hidden", [8, 400])
+def test_a_model_that_looks_at_values_is_called_on_some(hidden: int) -> None:
+    check_logits(odd(3, Looking, hidden=hidden))
+    with pytest.raises(ConfigError, match=r"gives shape \(4, 4\)"):
+        check_logits(odd(4, Looking, hidden=hidden))
+
+
+def test_dimensions_of_one_are_those_of_the_batch() -> None:
+    check_logits(odd(3, Squeezing, batch_size=2))
+    with pytest.raises(ConfigError, match=r"called on 1 blank sample, gives shape \(3,\), not \(1, 3\)"):
+        check_logits(odd(3, Squeezing, batch_size=1))
+
+
+def test_a_language_model_may_have_a_larger_vocabulary_that_it_declares() -> None:
+    run = configure(*TOKENS, "model=gpt_tiny", "model.vocabulary=64")
+    check_logits(run)
+
+    class Undeclared(type(run.model), frozen=True, kw_only=True):  # type: ignore[misc]
+        vocabulary_entries = 0
+
+    model = Undeclared(**msgspec.structs.asdict(run.model))
+    with pytest.raises(
+        ConfigError, match=r"gives shape \(4, 16, 64\), not \(4, 16, 50\): .*vocabulary_entries=64 in the"
+    ):
+        check_logits(msgspec.structs.replace(run, model=model))
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in (CONF / "model").glob("*.yaml")))
+def test_every_shipped_model_passes_and_nothing_is_drawn(name: str) -> None:
+    text = (CONF / "model" / f"{name}.yaml").read_text()
+    language = "gpt" in text
+    data = ("data=tokens", "data.sequence=16", "data.vocabulary=50", "batch_size=8") if language else IMAGES
+    torch.manual_seed(3)
+    state = torch.get_rng_state()
+    check_logits(one_run([*data, f"model={name}"]).run)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_every_session_checks_it_before_parity(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = object.__new__(Session)
+    session._run, session._world = odd(4), type("Alone", (), {"device": torch.device("cpu")})()  # type: ignore[assignment]
+    with pytest.raises(ConfigError, match=r"gives shape \(4, 4\)"):
+        session._check_parts()
