@@ -47,7 +47,16 @@ SPARE = ("#882255", "#999933", "#44aa99", "#aa4499", "#117733", "#7f7f7f", "#b21
 """For a user's own strategies, and for a strategy's further variants."""
 SIDE = pl.col("side").replace({"test": "Test set", "training": "Training set, while training"})
 """Panel labels of what `learning` returns."""
-EPOCHS = alt.Axis(tickMinStep=1, format="d", labelFlush=False)
+_WHOLE: Any = {"condition": {"test": "datum.value % 1 != 0", "value": 0}, "value": 1}
+EPOCHS = alt.Axis(
+    tickMinStep=1,
+    format="d",
+    labelFlush=False,
+    labelExpr="datum.value % 1 != 0 ? '' : datum.label",
+    tickOpacity=_WHOLE,
+    gridOpacity=_WHOLE,
+)
+"""Ticks at whole epochs: vega takes `tickMinStep` for a wish, and makes halves of few epochs."""
 _LONG_NAME = 28
 MOST_POINTS = 12_000
 """Most points of a figure's repeats; with more, medians are drawn."""
