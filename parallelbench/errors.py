@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import sysconfig
 import traceback
 from typing import TYPE_CHECKING
 
@@ -98,6 +99,18 @@ def raised_at(error: Exception) -> str:
         return f"{error.filename}:{error.lineno}: {error.msg}"
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<frozen")]
     return f"{frames[-1].filename}:{frames[-1].lineno}: {type(error).__name__}: {one_line(str(error))}"
+
+
+_SUITE = __file__.rpartition("/parallelbench/")[0]
+_NOT_OWN = tuple(f"{_SUITE}/{part}/" for part in ("parallelbench", "launch", "analysis"))
+_NOT_OWN = (*_NOT_OWN, "<", *(f"{folder}/" for folder in map(sysconfig.get_path, ("stdlib", "purelib", "platlib"))))
+
+
+def own_place(error: Exception) -> str:
+    """ "FILE:LINE: " of the innermost code that is a user's, not the suite's or a library's; empty where none is."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith(_NOT_OWN)]
+    return f"{own[-1].filename}:{own[-1].lineno}: " if own else ""
 
 
 def count_of(n: int, noun: str, plural: str = "") -> str:

@@ -71,7 +71,7 @@ def submit(
         return code
     if then and not launcher.trains_here:
         launcher.queue_report(prepared, console())
-    say(_next_command(prepared[0], code))
+    say(_next_command(prepared, code))
     return code
 
 
@@ -80,10 +80,14 @@ def _tell_of_sources(plan: Sequence[PlannedRun], extension: Extension) -> None:
         say(line)
 
 
-def _next_command(first: Prepared, code: int) -> str:
+def _next_command(prepared: Sequence[Prepared], code: int) -> str:
     """What to do once a sweep was submitted: look at it while it waits, or where a run failed; else report."""
-    verb = "report" if code == 0 and launcher_of(first.planned.run).trains_here else "status"
-    return f"next: parallelbench {verb} {shlex.quote(str(first.folder.path.parent))}"
+    trains_here = launcher_of(prepared[0].planned.run).trains_here
+    verb = "report" if code == 0 and trains_here else "status"
+    line = f"next: parallelbench {verb} {shlex.quote(str(prepared[0].folder.path.parent))}"
+    folders = [item.folder for item in prepared] if code and trains_here else []
+    failed = next((folder for folder in folders if folder.state().state == "failed"), None)
+    return line if failed is None else f"{line}, or parallelbench logs {shlex.quote(str(failed.path))}"
 
 
 def tune(overrides: Sequence[str], extension: Extension) -> int:

@@ -18,7 +18,7 @@ import msgspec
 import psutil
 
 from parallelbench.die_with_parent import die_with_parent
-from parallelbench.errors import ConfigError, EngineError, StorageError, one_line
+from parallelbench.errors import ConfigError, EngineError, StorageError, one_line, own_place
 from parallelbench.frameworks import session_class
 from parallelbench.spec.identity import run_id
 from parallelbench.spec.plugin import require_sources
@@ -131,7 +131,7 @@ def classify(error: Exception) -> tuple[str, str]:
         return "peer", f"lost another rank: {text}"
     if any(sign in text.lower() for sign in _PATIENCE_LOST):
         return "waited", f"waited for another rank longer than launcher.collective_timeout_s: {text}"
-    return "error", f"{name}: {text}"
+    return "error", f"{own_place(error)}{name}: {text}"
 
 
 def _first_line(text: str) -> str:

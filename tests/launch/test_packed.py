@@ -155,7 +155,7 @@ compression: none
 deed: nothing
 """
 OUTCOMES = {
-    "fail": ("error", "rank 1: RuntimeError: on purpose"),
+    "fail": ("error", "rank 1: ODD:12: RuntimeError: on purpose"),
     "kill": ("killed", "rank 1 was killed by SIGKILL, by hand or by the kernel for lack of memory"),
     "leave": ("killed", "rank 1 ended without a record (exit code 3)"),
     "hang": ("timeout", "rank 1 hangs: rank 0 waited for it longer than launcher.collective_timeout_s"),
@@ -187,7 +187,9 @@ def test_a_run_that_goes_wrong_has_its_own_outcome_and_the_next_is_fine(
         run.config("odd").strategy.deed: (outcome_of(run).outcome, outcome_of(run).reason)  # type: ignore[attr-defined]
         for run in find_runs(tmp_path / "results")
     }
-    assert found == OUTCOMES
+    place = str(tmp_path / "odd.py")
+    assert found == {deed: (name, reason.replace("ODD", place)) for deed, (name, reason) in OUTCOMES.items()}
+    assert f", or parallelbench logs {tmp_path / 'results'}" in " ".join(text.split())
 
 
 def test_a_fork_that_fails_on_a_full_disk_ends_there() -> None:

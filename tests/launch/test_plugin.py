@@ -102,7 +102,7 @@ def test_unfinished_runs_of_it_are_reported_with_the_plugin_and_named_without(us
     page = user / "results" / "report" / "index.html"
     for plugin, said in (
         ([], "it has no result, and its configuration can"),
-        (["--plugin", "mystrategies"], "error: AssertionError: bad luck"),
+        (["--plugin", "mystrategies"], ": AssertionError: bad luck"),
     ):
         report = program(user, "report", *plugin, "results")
         assert report.returncode == 0, report.stderr

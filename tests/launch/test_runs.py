@@ -330,8 +330,11 @@ def test_a_rank_that_raises_is_named_and_the_others_do_not_hide_it(tmp_path: Pat
     arguments = ("run", *plugin, *QUICK, "strategy=broken", "devices=2", "epochs=2", "launcher.oversubscribe=true")
     code, text = completed(*arguments, results=results)
     assert code == 1, text
-    outcome = outcome_of(the_run(results))
-    assert (outcome.outcome, outcome.reason) == ("error", "rank 1: RuntimeError: the cable is loose")
+    run = the_run(results)
+    outcome = outcome_of(run)
+    place = f"{tmp_path / 'brokenstrategy.py'}:12"
+    assert (outcome.outcome, outcome.reason) == ("error", f"rank 1: {place}: RuntimeError: the cable is loose")
+    assert f"next: parallelbench logs {run.path}" in text
 
 
 # --- full disks
