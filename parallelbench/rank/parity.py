@@ -18,7 +18,7 @@ import torch
 from parallelbench.probes.memory_probe import release
 from parallelbench.rank.checked_run import PARITY_TEST_SAMPLES, as_reference
 from parallelbench.rank.metric_value import metric_sums
-from parallelbench.rank.new_replica import new_replica
+from parallelbench.rank.new_replica import new_reference, new_replica
 from parallelbench.rank.parity_hint import gradient_hint
 from parallelbench.rank.step_differences import ComparedStep, parity_row
 from parallelbench.spec.batch import Shard
@@ -90,7 +90,7 @@ class Reference:
         self._loader: BatchLoader | None = None
         alone = World(device_type=world.device_type, devices=world.devices[:1])
         try:
-            self.replica: Replica = self._run.strategy.prepare(deepcopy(model), self._run, alone)
+            self.replica: Replica = new_reference(deepcopy(model), self._run, alone)
             self._loader = loader_of(self._run, Shard())
             self._batches = endless(self._loader)
         except torch.OutOfMemoryError:

@@ -1,0 +1,41 @@
+"""What a strategy of one's own returns from prepare, refused by what it lacks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from launch.sweep import one_run
+from parallelbench.errors import ConfigError
+from parallelbench.rank.new_replica import new_reference, new_replica
+from parallelbench.rank.session import build_model
+from parallelbench.strategies.single import Single
+from parallelbench.world.world import World
+from tests.helpers import TINY
+
+
+class Steps:
+    """No replica, but it steps."""
+
+    def step(self, batch: Any) -> None:
+        """Nothing."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("made", "make", "message"),
+    [
+        (None, new_replica, r"strategy=single: prepare returns NoneType, which lacks .*data_shard.*step.*BaseReplica"),
+        (Steps(), new_replica, r"returns Steps, which lacks close, copied, .*ModuleReplica"),
+        (Steps(), new_reference, r"a reference: .* Steps, which lacks evaluate, full_gradients, full_state_dict: "),
+    ],
+)
+def test_what_is_no_replica_is_refused_by_what_it_lacks(
+    monkeypatch: pytest.MonkeyPatch, made: Any, make: Any, message: str
+) -> None:
+    run = one_run([*TINY, "strategy=single"]).run
+    assert make(build_model(run), run, World()) is not None
+    monkeypatch.setattr(Single, "prepare", lambda *_: made)
+    with pytest.raises(ConfigError, match=message):
+        make(build_model(run), run, World())
