@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import altair as alt
+import msgspec
 import polars as pl
 
 from analysis import text
-from analysis.configurations import learning
+from analysis.configurations import learned, learning
 from analysis.figures._chart import EPOCHS, SIDE, lines
 from analysis.figures._panels import panel
 from analysis.figures._sentences import per_group
+from parallelbench.spec.identity import canonical_json
+from parallelbench.spec.mapping import LATER_COMPONENTS
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from analysis.reader import Runs
 
 ORDER = 5
@@ -30,8 +35,27 @@ def figure(runs: Runs) -> alt.FacetChart | None:
         panel(data, SIDE),
         title=TITLE,
         x=x,
-        y=alt.Y("median:Q", title="Cross entropy (nats)", scale=alt.Scale(nice=True)),
+        y=alt.Y("median:Q", title=loss_label(learned(runs)["config_json"]), scale=alt.Scale(nice=True)),
     )
+
+
+def loss_label(configs: Iterable[str]) -> str:
+    """What the axis shows of runs with these configurations; runs from before there was a choice had cross entropy."""
+    losses = (msgspec.json.decode(each, type=_Chosen).loss for each in configs)
+    found = {canonical_json(each or LATER_COMPONENTS["loss"]) for each in losses}
+    if len(found) > 1:
+        return "Loss"
+    options: dict[str, Any] = msgspec.json.decode(found.pop())
+    if options["_target_"] != LATER_COMPONENTS["loss"]["_target_"]:
+        return f"Loss ({options['name']})"
+    smoothing = options.get("label_smoothing", 0)
+    return f"Loss ({options['name']}, label_smoothing={smoothing})" if smoothing else "Cross entropy (nats)"
+
+
+class _Chosen(msgspec.Struct):
+    """What the axis is labelled by, of a configuration."""
+
+    loss: dict[str, Any] | None = None
 
 
 def finding(runs: Runs) -> str:

@@ -11,6 +11,7 @@ import vl_convert
 
 from analysis import load
 from analysis.figures import accuracy, loss
+from parallelbench.spec.identity import canonical_json
 from tests.analysis.factory import Fake, config, published
 
 pytestmark = pytest.mark.slow
@@ -24,3 +25,34 @@ def test_ticks_are_whole_epochs(figure: Any, epochs: int, tmp_path: Path) -> Non
     found = [text for text in re.findall(r">([^<>]*)</text>", drawn) if re.fullmatch("[1-9]", text)]
     assert sorted(set(found)) == [str(epoch + 1) for epoch in range(epochs)]
     assert all(found.count(text) == found.count("1") for text in found), found
+
+
+@pytest.mark.parametrize(
+    ("losses", "label"),
+    [
+        (["cross_entropy"], "Cross entropy (nats)"),
+        ([{"name": "cross_entropy", "label_smoothing": 0.1}], "Loss (cross_entropy, label_smoothing=0.1)"),
+        (["mse"], "Loss (mse)"),
+        (["cross_entropy", "mse"], "Loss"),
+    ],
+)
+def test_the_axis_names_the_loss(losses: list[Any], label: str, tmp_path: Path) -> None:
+    for chosen in losses:
+        published(config(tmp_path, loss=chosen), Fake())
+    figure = loss.figure(load(tmp_path))
+    assert figure is not None
+    layers = figure.to_dict()["spec"]["layer"]
+    assert {layer["encoding"]["y"]["title"] for layer in layers} == {label}
+
+
+def test_losses_of_ones_own_are_named_and_runs_from_before_losses_could_be_chosen_had_nats() -> None:
+    focal = [canonical_json({"loss": {"_target_": "mine.Focal", "name": "focal", "gamma": g}}) for g in (1, 2)]
+    assert loss.loss_label(focal[:1] * 2) == "Loss (focal)"
+    assert loss.loss_label(focal) == "Loss", "of two gammas they are two losses"
+    before, today = "{}", canonical_json({"loss": {"_target_": "parallelbench.losses.CrossEntropy", **PLAIN}})
+    assert loss.loss_label([before]) == loss.loss_label([before, today]) == "Cross entropy (nats)"
+    own = canonical_json({"loss": {"_target_": "mine.CrossEntropy", "name": "cross_entropy"}})
+    assert loss.loss_label([own]) == "Loss (cross_entropy)", "somebody's own may be anything"
+
+
+PLAIN = {"name": "cross_entropy", "label_smoothing": 0.0}
