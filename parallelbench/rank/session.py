@@ -200,7 +200,8 @@ class Session(RankSession):
         check_mean(self._run, self._world.device)
         check_sums(self._run, self._world.device)
         check_rate(self._run)
-        check_logits(self._run)
+        if type(self._run.model).__module__.partition(".")[0] != "parallelbench":
+            check_logits(self._run)  # a test holds shipped models to it: calling one would add to the peak of memory
 
     def _check_parity(self, arrays: Arrays) -> bool | None:
         """The verdict of the parity check, the same on every rank; None where one device can't train the model."""
