@@ -10,7 +10,7 @@ from parallelbench.errors import ConfigError, Refusals
 from parallelbench.frameworks.installed import require
 from parallelbench.preprocess.engine_environments import interpreter
 from parallelbench.spec.check import check_run
-from parallelbench.spec.launchers import expanded, prepare_line
+from parallelbench.spec.launchers import expanded
 from parallelbench.store.folder import RunFolder
 
 if TYPE_CHECKING:
@@ -77,14 +77,7 @@ def prepare_all(plan: Sequence[PlannedRun], prepare: Callable[[PlannedRun], Prep
 
 def check_data(run: RunConfig) -> None:
     """Refuse a run whose data set is not prepared."""
-    folder = run.site.data_folder
-    missing = run.data.missing_files(folder)
-    if missing:
-        names = ", ".join(path.name for path in missing)
-        raise ConfigError(
-            f"data={run.data.name} is not prepared: {names} missing in {missing[0].parent}; "
-            f"run `{prepare_line(run.data.name, folder, *run.data.prepare_options)}`"
-        )
+    run.data.require_files(run.site.data_folder)
 
 
 def check_engine(run: RunConfig) -> None:

@@ -126,7 +126,10 @@ def _ready(folder: Path, name: str, extension: Extension) -> str:
     data = one_run([f"data={name}"], extension).run.data
     size = f"{data.train_samples:,} training and {data.test_samples:,} test samples"
     missing = data.missing_files(folder)
-    state = f"missing in {folder}: run `{prepare_line(name, folder)}`" if missing else "ready"
+    fix = (
+        f"run `{prepare_line(name, folder)}`" if data.made_by_prepare else "write it there, or choose site.data_dir=DIR"
+    )
+    state = f"missing in {folder}: {fix}" if missing else "ready"
     return f"{state} ({size})"
 
 

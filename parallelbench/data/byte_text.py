@@ -50,6 +50,11 @@ class Text(Sequences, frozen=True, kw_only=True):
         return 256
 
     @property
+    def made_by_prepare(self) -> bool:
+        """Always."""
+        return True
+
+    @property
     def prepare_options(self) -> tuple[str, ...]:
         """Text of one's own is prepared from its file or folder, which no run knows."""
         return ("data.path=PATH",) if self.path else ()

@@ -42,13 +42,15 @@ def prepare(data: Data, data_dir: Path, *, progress: Callable[[str], None] = pri
 
     Raw files that lie in `data_dir/raw` (torchvision's layout) are used, the others downloaded; both are
     verified. `progress` is called with a line before each part of the work. Raises `ConfigError` where a file
-    can't be downloaded or is damaged, and `StorageError` where the disk refuses. Then nothing is published.
+    can't be downloaded, is damaged, or is missing and not made here, and `StorageError` where the disk refuses. Then
+    nothing is published.
     """
     root = Path(data_dir).expanduser()
     if isinstance(data, Text) and data.path is not None:
         _prepare_text(data.path, root, progress=progress)
         return
     if not isinstance(data, PreparedData):
+        data.require_files(root)
         progress(f"{data.name}: needs no preparation")
         return
     if data.files is not None and not is_name(data.files):

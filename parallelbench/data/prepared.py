@@ -121,6 +121,11 @@ class PreparedData(Data, frozen=True, kw_only=True):
         return Path(data_dir).expanduser() / (f"{self.folder}-{self.own.name}" if self.own else self.folder)
 
     @property
+    def made_by_prepare(self) -> bool:
+        """Always."""
+        return True
+
+    @property
     def prepare_options(self) -> tuple[str, ...]:
         """Files of one's own are prepared from the folder that holds them, which no run knows."""
         return ("data.files=FOLDER",) if self.files else ()

@@ -7,6 +7,8 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypedDict
 
+from parallelbench.errors import ConfigError
+from parallelbench.spec.launchers import prepare_line, shipped
 from parallelbench.spec.structure import Component
 
 if TYPE_CHECKING:
@@ -121,6 +123,28 @@ class Data(Component, frozen=True, kw_only=True):
     @abstractmethod
     def missing_files(self, data_dir: Path) -> list[Path]:
         """Prepared files that are missing; empty: ready to load."""
+
+    @property
+    def made_by_prepare(self) -> bool:
+        """Whether `parallelbench prepare` makes its files; if not, whoever owns the class writes them."""
+        return False
+
+    def require_files(self, data_dir: Path) -> None:
+        """Raise `ConfigError`, with the place of the files and who writes them, where some are missing."""
+        missing = self.missing_files(data_dir)
+        if not missing:
+            return
+        names, where = ", ".join(path.name for path in missing), missing[0].parent
+        if not self.made_by_prepare:
+            raise ConfigError(
+                f"data={self.name}: {names} missing in {where.absolute()}; `parallelbench prepare` does not make it: "
+                "write it there, or choose the folder that has it with site.data_dir=DIR"
+            )
+        own = "" if shipped("data", self.name) else " with the --conf and --plugin of this command"
+        raise ConfigError(
+            f"data={self.name} is not prepared: {names} missing in {where}; "
+            f"run `{prepare_line(self.name, data_dir, *self.prepare_options)}`{own}"
+        )
 
     @property
     def prepare_options(self) -> tuple[str, ...]:

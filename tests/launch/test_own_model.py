@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 import sys
+from importlib import resources
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +14,10 @@ import polars as pl
 import pytest
 import torch
 
+from launch.preparation import check_data
 from launch.sweep import one_run
 from launch.sweep.compose import Extension
+from parallelbench import cli
 from parallelbench.errors import ConfigError
 from parallelbench.rank.metric_check import check_sums
 from parallelbench.spec.check import check_run
@@ -41,6 +44,36 @@ def me(tmp_path: Path) -> Path:
         **{f"{part}_labels": draw.integers(0, 4, n) for part, n in parts.items()},
     )
     return tmp_path
+
+
+def test_a_missing_file_that_prepare_does_not_make_is_named_with_its_place(
+    me: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(me)
+    monkeypatch.syspath_prepend(me)
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    (me / "data" / "shapes.npz").unlink()
+    for verb in ("plan", "prepare"):
+        assert cli.main([verb, "--conf", "conf", "--plugin", "mine", *OWN, "batch_size=32"]) == 2
+        said = "".join("".join(capsys.readouterr()).split())  # a plan is folded at the width of the terminal
+        message = (
+            f"data=shapes: shapes.npz missing in {me / 'data'}; `parallelbench prepare` does not make it: "
+            "write it there, or choose the folder that has it with site.data_dir=DIR"
+        )
+        assert message.replace(" ", "") in said
+        assert "needsnopreparation" not in said
+
+
+def test_data_of_ones_own_that_prepare_makes_needs_the_options_of_the_command(
+    me: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(me)
+    text = resources.files("conf").joinpath("data", "mnist.yaml").read_text().replace("name: mnist", "name: mine_too")
+    (me / "conf" / "data" / "mine_too.yaml").write_text(text)
+    for name, advice in (("mine_too", "with the --conf and --plugin of this command"), ("mnist", "")):
+        run = one_run([f"data={name}", "site.data_dir=data"], Extension(me / "conf")).run
+        with pytest.raises(ConfigError, match=rf"`parallelbench prepare data={name} site.data_dir=\S+`\s?{advice}$"):
+            check_data(run)
 
 
 def test_the_pages_model_and_data_are_a_run(me: Path, monkeypatch: pytest.MonkeyPatch) -> None:
