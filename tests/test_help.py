@@ -32,6 +32,22 @@ def test_a_key_is_told_with_meaning_values_and_defaults(here: Path, capsys: pyte
     assert "did you mean epochs?" in refused(capsys, "help", "epohcs")
 
 
+def test_help_takes_a_choice_of_ones_own(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    own = here / "conf" / "optimizer" / "slow_sgd.yaml"
+    own.parent.mkdir(parents=True)
+    shipped = Path(__file__).parents[1] / "conf" / "optimizer" / "sgd.yaml"
+    rate = compose_plain(["optimizer=sgd"])["optimizer"]["lr"]
+    own.write_text(shipped.read_text().replace(f"lr: {rate}", "lr: 0.00123"))
+    assert cli.main(["help", "optimizer.lr", "optimizer=slow_sgd", "--conf", str(here / "conf")]) == 0
+    text = capsys.readouterr().out
+    assert text.count("default  ") == 1
+    assert "default  0.00123 with optimizer=slow_sgd\n" in text
+    assert cli.main(["help", "optimizer=sgd"]) == 0
+    assert {line.partition(".")[0] for line in capsys.readouterr().out.splitlines()} == {"optimizer"}
+    assert "did you mean sgd?" in refused(capsys, "help", "optimizer.lr", "optimizer=slow_sgd")
+    assert "epochs is no group" in refused(capsys, "help", "epochs=3")
+
+
 def test_every_key_of_a_run_is_documented(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     known = keys(NOTHING)
     missing = [name for name, key in known.items() if "not documented" in key.meanings]

@@ -164,7 +164,12 @@ def _add_bundle(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 def _add_help(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     text = "print what a key of the configuration means, which values it takes, and its default"
     verb = verbs.add_parser("help", help=text, description=text)
-    verb.add_argument("keys", nargs="*", metavar="KEY", help="e.g. optimizer.lr or strategy; none: all keys")
+    verb.add_argument(
+        "keys",
+        nargs="*",
+        metavar="KEY",
+        help="e.g. optimizer.lr or strategy; with strategy=ddp as well: of that choice alone; none: all keys",
+    )
     verb.add_argument("--conf", metavar="DIR", help="a folder of your own YAML files, laid out like conf/")
     _add_plugin(verb, "your own package, by name or path; YAML may name its classes")
 

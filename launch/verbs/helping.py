@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from launch.sweep.compose import group_choices
 from launch.sweep.habits import unknown_key
-from parallelbench.errors import ConfigError
+from parallelbench.errors import ConfigError, choices
 from parallelbench.spec.launchers import Site, SuiteLauncher
 from parallelbench.spec.mapping import component_class
 from parallelbench.spec.plain_yaml import load_yaml
@@ -45,9 +45,13 @@ class KeyHelp:
 
 
 def explain(names: Sequence[str], extension: Extension) -> int:
-    """Print all about the keys that are named, or a line about each key where none is."""
-    known = keys(extension)
+    """Print all about the keys that are named, or a line about each key where none is.
+
+    Choices among the names (`strategy=ddp`) narrow the keys of their groups to what these choices have.
+    """
     groups = group_choices(extension.conf)
+    only = _choices_in(names, groups)
+    known, names = keys(extension, only), [name for name in names if "=" not in name]
     chosen = chosen_by_default()
     for name in names:
         if name in groups:
@@ -62,19 +66,31 @@ def explain(names: Sequence[str], extension: Extension) -> int:
                     node = node.setdefault(part, {})
             raise ConfigError(unknown_key(name, tree, extension.conf))
     if not names:
-        width = max(map(len, known))
-        for name, each in known.items():
+        shown = {name: each for name, each in known.items() if not only or name.partition(".")[0] in only}
+        width = max(map(len, shown), default=0)
+        for name, each in shown.items():
             print(f"{name:{width}}  {next(iter(each.meanings)).partition('. ')[0]} [{each.values}]")
     return 0
 
 
-def keys(extension: Extension) -> dict[str, KeyHelp]:
-    """All keys of a run and of its sweep, those of groups by what each choice's class has."""
+def _choices_in(names: Sequence[str], groups: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """Group → choice, of the names that are choices; raises `ConfigError` where there is none such."""
+    given = {group: choice for group, equals, choice in (name.partition("=") for name in names) if equals}
+    for group, choice in given.items():
+        if group not in groups:
+            raise ConfigError(f"{group}={choice}: {group} is no group; {choices(group, groups)}")
+        if choice not in groups[group]:
+            raise ConfigError(f"{group}={choice}: no such file; {choices(choice, groups[group])}")
+    return given
+
+
+def keys(extension: Extension, only: Mapping[str, str] | None = None) -> dict[str, KeyHelp]:
+    """All keys of a run and of its sweep, those of groups by what each choice's class has; `only`: of one choice."""
     found: dict[str, KeyHelp] = {}
     _add(found, "", Settings, _content("config.yaml"), choice="")
     for group, names in group_choices(extension.conf).items():
         for root in (resources.files("conf"), *([extension.conf] if extension.conf else [])):
-            for name in names:
+            for name in [(only or {})[group]] if group in (only or {}) else names:
                 file = root / group / f"{name}.yaml"
                 content = load_yaml(file.read_bytes()) if file.is_file() else None
                 cls = _class_of(group, content, extension.plugin) if isinstance(content, dict) else None
