@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb; the console script's entry point."""
-    from parallelbench.errors import ConfigError, StorageError, no_permission, tellable
+    from parallelbench.errors import ConfigError, StorageError, no_permission, refusal
 
     try:
         options = _options(sys.argv[1:] if arguments is None else list(arguments))
@@ -24,8 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except (ConfigError, StorageError) as error:
-        for line in str(error).splitlines():
-            print(tellable(f"parallelbench: {line}"), file=sys.stderr)
+        print(refusal(str(error)), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
@@ -36,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         # Not 1, which means that a run failed, or that a configuration is slower.
         reason = no_permission(error) if isinstance(error, PermissionError) else error
-        print(tellable(f"parallelbench: {reason}"), file=sys.stderr)
+        print(refusal(str(reason)), file=sys.stderr)
         return 2
 
 

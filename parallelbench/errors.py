@@ -140,6 +140,11 @@ def tellable(text: str) -> str:
     return "\n".join(_shortened(line, LONGEST_LINE) for line in lines)
 
 
+def refusal(text: str) -> str:
+    """A message as the program prints it: each line says who refuses."""
+    return "\n".join(f"parallelbench: {line}" for line in tellable(text).split("\n"))
+
+
 def _shortened(text: str, limit: int) -> str:
     if len(text) > limit:
         text = f"{text[: limit // 2]}…({len(text) - limit} characters)…{text[-limit // 2 :]}"

@@ -29,6 +29,7 @@ from parallelbench.rank.plain_optimizer import check_rate
 from parallelbench.rank.rank_session import RankSession
 from parallelbench.rank.torch_settings import configure_torch
 from parallelbench.spec.config import own_reference
+from parallelbench.spec.mapping import package_of
 from parallelbench.world.numerics import Numerics, set_precision
 from parallelbench.world.world import World, join
 
@@ -200,7 +201,7 @@ class Session(RankSession):
         check_mean(self._run, self._world.device)
         check_sums(self._run, self._world.device)
         check_rate(self._run)
-        if type(self._run.model).__module__.partition(".")[0] != "parallelbench":
+        if package_of(type(self._run.model)) != "parallelbench":
             check_logits(self._run)  # a test holds shipped models to it: calling one would add to the peak of memory
 
     def _check_parity(self, arrays: Arrays) -> bool | None:
