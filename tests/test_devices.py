@@ -76,9 +76,7 @@ def test_on_a_shared_node_load_is_held_against_all_its_cores(monkeypatch: pytest
     monkeypatch.setattr(devices, "others_running", lambda: 20)
     assert caveats(machine(cores=4, node_cores=64), "cpu", 4) == [], "others may run on the 60 cores that are not ours"
     (caveat,) = caveats(machine(cores=4, node_cores=22), "cpu", 4)
-    assert caveat.startswith("other processes kept the machine's 22 cores busy")
-    monkeypatch.setattr(devices, "others_running", lambda: 35)
-    assert caveats(machine(cores=4, node_cores=22), "cpu", 4) == [caveat], "runs with different numbers share a line"
+    assert caveat.startswith("20 other processes kept the machine's 22 cores busy")
     assert caveats(machine(cores=4, node_cores=0), "cpu", 4), "where nobody knows of more cores, these are all"
 
 

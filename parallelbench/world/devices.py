@@ -49,10 +49,10 @@ class Machine:
             )
         # The system counts the load of the whole machine: on a shared node, other jobs' cores are part of it.
         cores = max(self.node_cores, len(self.cores))
-        if others_running() + needed > cores and needed <= len(self.cores):
+        if (others := others_running()) + needed > cores and needed <= len(self.cores):
             caveats.append(
-                f"other processes kept the machine's {count_of(cores, 'core')} busy when this run started: they may "
-                "have slowed it down"
+                f"{count_of(others, 'other process', 'other processes')} kept the machine's {count_of(cores, 'core')} "
+                f"busy when this run started: {'it' if others == 1 else 'they'} may have slowed it down"
             )
         if device_type == "cuda":
             caveats += gpus.caveats(self.gpus[:devices])
