@@ -127,7 +127,7 @@ def forgets_the_last(replica: Any) -> None:
 MISTAKES = (later, earlier, never, from_rank_0, sum_of_all, forgets_the_last)
 
 
-def gates(rank: int, size: int, me: str, optimizer: str) -> dict[str, list[dict[str, Any]]]:
+def gates(rank: int, size: int, me: str, *choices: str) -> dict[str, list[dict[str, Any]]]:
     """The rows of the parity check on rank 0, of the page's code and of each mistake."""
     sys.path.insert(0, me)
     import mystrategies.replicas
@@ -137,7 +137,7 @@ def gates(rank: int, size: int, me: str, optimizer: str) -> dict[str, list[dict[
     from parallelbench.world.world import World
 
     extension = Extension(Path(me) / "conf", "mystrategies")
-    run = one_run([*TINY, *SMALL, f"optimizer={optimizer}", "strategy.every=2"], extension).run
+    run = one_run([*TINY, *SMALL, *choices, "strategy.every=2"], extension).run
     checked, world = as_checked(run), World(rank=rank, size=size, local_rank=rank)
     arrays = run.data.load(Path("nowhere"))
     prepare, rows = type(run.strategy).prepare, {}
@@ -162,11 +162,13 @@ def _loader_of(build_loader: Any, arrays: Any, world: Any, run: Any, shard: Any)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize(
+    "choices", [("optimizer=sgd",), ("optimizer=adam",), ("optimizer=sgd", "loss=mse")], ids=["sgd", "adam", "mse"]
+)
 def test_two_ranks_equal_all_copies_on_one_device_and_every_mistake_is_found(
-    me: Path, tmp_path: Path, optimizer: str
+    me: Path, tmp_path: Path, choices: tuple[str, ...]
 ) -> None:
-    rows = run_ranks(gates, 2, tmp_path, str(me), optimizer)[0]
+    rows = run_ranks(gates, 2, tmp_path, str(me), *choices)[0]
     passed = {name: [row["passed"] for row in steps] for name, steps in rows.items()}
     assert passed.pop("right") == [True] * 3
     assert {name: all(steps) for name, steps in passed.items()} == {each.__name__: False for each in MISTAKES}
