@@ -10,6 +10,7 @@ from launch.sweep import one_run
 from parallelbench.errors import ConfigError
 from parallelbench.rank.new_replica import new_reference, new_replica
 from parallelbench.rank.session import build_model
+from parallelbench.rank.settled import Settled
 from parallelbench.strategies.single import Single
 from parallelbench.world.world import World
 from tests.helpers import TINY
@@ -39,3 +40,10 @@ def test_what_is_no_replica_is_refused_by_what_it_lacks(
     monkeypatch.setattr(Single, "prepare", lambda *_: made)
     with pytest.raises(ConfigError, match=message):
         make(build_model(run), run, World())
+
+
+def test_names_are_no_copies() -> None:
+    replica: Any = Steps()
+    replica.copied = lambda: ["0.weight"]
+    with pytest.raises(ConfigError, match=r"Steps.copied returns str, not tensors: return the parameters themselves"):
+        Settled(replica, World(), checks=True).window_ended()

@@ -7,14 +7,20 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
+from parallelbench.errors import ConfigError, count_of
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
 def sequence(names: Iterable[str], layers: Iterable[nn.Module]) -> nn.Sequential:
-    """Return the layers in order under their names; `assert`s that there are as many names as layers."""
+    """Return the layers in order under their names; `ConfigError` unless each layer has one of its own."""
     names, layers = tuple(names), tuple(layers)
-    assert len(set(names)) == len(names) == len(layers), f"{len(layers)} layers for the names {names}"
+    if not len(set(names)) == len(names) == len(layers):
+        raise ConfigError(
+            f"{count_of(len(layers), 'layer')} for the names {names}: let layer_names give each layer that build makes "
+            "one name of its own, in order"
+        )
     return nn.Sequential(OrderedDict(zip(names, layers, strict=True)))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from parallelbench.errors import ConfigError
 from parallelbench.rank.copies import unlike_ranks
 from parallelbench.rank.findings import Finding
 from parallelbench.store.check_tables import COPIES, SETTLED
@@ -38,6 +39,11 @@ class Settled:
 
     def _checksum(self) -> int | None:
         copied = list(self._replica.copied()) if self._checks else []
+        if (wrong := next((each for each in copied if not hasattr(each, "shape")), None)) is not None:
+            raise ConfigError(
+                f"{type(self._replica).__name__}.copied returns {type(wrong).__name__}, not tensors: return the "
+                "parameters themselves, not their names, or () where no rank holds what another one does"
+            )
         return self._world.checksum(copied) if copied else None
 
     def _unchanged(self, *, is_last: bool) -> list[Finding]:

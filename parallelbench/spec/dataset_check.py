@@ -52,7 +52,9 @@ def _check_declaration(data: Data) -> None:
         return
     what = "channel" if data.kind == "images" else "feature"
     for name in ("mean", "std"):
-        values = getattr(data, name)
+        values = getattr(data, name, None)
+        if values is None:
+            raise ConfigError(f"{type(data).__qualname__} declares no {name}: give one value, or one per {what}")
         if len(values) not in (1, data.shape[0]):
             raise ConfigError(
                 f"{name} has {len(values)} values for {data.shape[0]} {what}s: give one, or one per {what}"

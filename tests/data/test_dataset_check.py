@@ -129,3 +129,10 @@ def refused(data: Data, problem: str) -> None:
         Resident(name="resident").arrays(data, Path("nowhere"))
     assert str(caught.value).startswith("data=mine: ")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["mean", "std"])
+def test_what_is_not_declared_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(Own, name)
+    with pytest.raises(ConfigError, match=f"data=mine: Mine declares no {name}: give one value, or one per channel"):
+        checked(own(), arrays())

@@ -275,9 +275,9 @@ def test_only_the_last_dense_layer_has_no_activation() -> None:
 
 def test_a_sequence_needs_a_name_for_every_layer() -> None:
     layer = Dense(1, 1, relu=False)
-    with pytest.raises(AssertionError):
+    with pytest.raises(ConfigError, match=r"1 layer for the names .*: let layer_names give each layer"):
         sequence(["a", "b"], [layer])
-    with pytest.raises(AssertionError):
+    with pytest.raises(ConfigError, match="one name of its own"):
         sequence(["a", "a"], [layer, layer])
 
 
