@@ -17,7 +17,7 @@ from parallelbench.rank.session import build_model
 from parallelbench.spec.batch import Shard
 from parallelbench.spec.config import RunConfig
 from parallelbench.strategies.parts import fsdp_shards, tensor_shards
-from parallelbench.strategies.parts.meshes import Mesh
+from parallelbench.strategies.parts.meshes import Mesh, check_tensor_plan
 from parallelbench.strategies.parts.pipeline_stages import PipelineReplica
 from parallelbench.world.world import World
 from tests.ranks import run_ranks
@@ -314,3 +314,17 @@ def test_a_wrong_mesh_is_caught(mutation: str, strategy: str, devices: int, tmp_
     rows = run_ranks(broken_gate, devices, tmp_path, run, mutation)[0]
     assert [row["step"] for row in rows] == [1, 2, 3]
     assert not all(row["passed"] for row in rows)
+
+
+@pytest.mark.parametrize("of_ones_own", [False, True])
+def test_a_model_of_ones_own_without_a_plan_is_told_how_to_give_one(
+    of_ones_own: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = configure(*MLP, "strategy=tensor_parallel", "devices=2")
+    monkeypatch.setattr(type(run.model), "tensor_plan", lambda _: {})
+    if of_ones_own:
+        monkeypatch.setattr(type(run.model), "__module__", "mine.models")
+    with pytest.raises(ConfigError, match="finds nothing to shard in model=mlp") as refusal:
+        check_tensor_plan(run, shards=2, option="devices=2")
+    advice = "a model of your own names what is cut in its `tensor_plan` (docs/adding-a-model.md)"
+    assert (advice in str(refusal.value)) == of_ones_own

@@ -66,9 +66,11 @@ def check_tensor_plan(run: RunConfig, *, shards: int, option: str) -> None:
     """Refuse models whose linear layers can't be cut into `shards`, the number that `option` asks for."""
     who, units, limits = f"strategy={run.strategy.name}", run.model.tensor_units, run.model.tensor_limits
     if not run.model.tensor_plan():
+        own = type(run.model).__module__.partition(".")[0] != "parallelbench"
+        more = "; a model of your own names what is cut in its `tensor_plan` (docs/adding-a-model.md)" if own else ""
         raise ConfigError(
             f"{who} finds nothing to shard in model={run.model.name}: only pairs of linear layers are sharded, as "
-            "DTensor's convolutions are not to be trusted; choose model=mlp, vit or cnn_small, or strategy=fsdp"
+            f"DTensor's convolutions are not to be trusted; choose model=mlp, vit or cnn_small, or strategy=fsdp{more}"
         )
     if units % shards:
         valid = [str(n) for n in range(2, min(units, 1024) + 1) if units % n == 0]
