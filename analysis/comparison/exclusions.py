@@ -113,10 +113,11 @@ def _disturbed(runs: Runs) -> dict[str, str]:
     """Run id → what disturbed it, and the remedy, of runs whose steady times may rest on disturbed epochs."""
     columns = ("run_id", "disturbed_epochs", "steady_epochs", "largest_lost_share")
     folders = dict(runs.run.select("run_id", "folder").rows())
+    on_gpus = dict(runs.run.select("run_id", pl.col("device_type") == "cuda").rows())
     return {
-        run_id: f"{disturbed} of {steady} steady epochs, in which others took up to {share or 0:.0%} of a core or "
-        f"computed on its GPU: when the machine is free, forget the run (`{_forget([folders[run_id]])}`) and submit "
-        "again"
+        run_id: f"{disturbed} of {steady} steady epochs, in which others took up to {share or 0:.0%} of a core"
+        f"{' or computed on its GPU' if on_gpus[run_id] else ''}: when the machine is free, forget the run "
+        f"(`{_forget([folders[run_id]])}`) and submit again"
         for run_id, disturbed, steady, share in per_run(runs).select(columns).rows()
         if rests_on_disturbed(disturbed, steady)
     }
