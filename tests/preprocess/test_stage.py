@@ -140,7 +140,7 @@ def test_a_result_unlike_numpys_is_refused(tmp_path: Path, monkeypatch: pytest.M
     ("overrides", "message"),
     [
         (["epochs=0"], "epochs=0 trains nothing: choose preprocess.engine"),
-        (["preprocess.recipe=sort"], "preprocess.engine=none does nothing: choose an engine"),
+        (["preprocess.recipe=sort"], "preprocess.engine=none does nothing: choose preprocess.engine=numpy"),
         (["preprocess.engine=numpy"], "preprocess.engine=numpy needs a recipe: valid: filter, join, normalise"),
         (
             ["preprocess.engine=numpy", "preprocess.recipe=sort", "preprocess.threads=2"],
