@@ -166,7 +166,7 @@ def test_a_run_that_needs_more_time_is_not_submitted_again_unchanged(sweeps: Swe
     word = "(TIMEOUT; nothing was saved within launcher.time_limit_min=60: raise it)"
     until(lambda: word in (rows(sweeps)[0]["reason"] or ""), what="accounting knowing the end", timeout_s=60)
     assert rows(sweeps)[0]["state"] == "killed"
-    assert "1 killed (--retry killed tries again); 0 run(s) to submit" in sweeps.submit(*endless)[1]
+    assert "1 killed (--retry killed tries again); 0 runs to submit" in sweeps.submit(*endless)[1]
     with closed(sweeps.cluster):
         assert sweeps.submit(*endless, "launcher.time_limit_min=61")[0] == 0
         assert len(sweeps.queue()) == 1
@@ -221,7 +221,7 @@ def test_jobs_are_cancelled_on_a_full_disk(sweeps: Sweeps, small_disk: Path) -> 
         assert sweeps.submit()[0] == 0
         ballast = fill_disk(small_disk)
         code, text = sweeps.run("cancel", str(sweeps.results))
-        assert (code, "1 job(s) cancelled" in text) == (0, True), text
+        assert (code, "1 job cancelled" in text) == (0, True), text
         until(lambda: not sweeps.queue(), what="the end of the job", timeout_s=60)
         ballast.unlink()
         assert sweeps.submit()[0] == 0

@@ -49,13 +49,13 @@ def test_a_plugin_is_edited_while_its_run_is_queued(accounting: Cluster, tmp_pat
     then, now = changed.groups()
     sweep.over()
     said = " ".join(sweep.submit("--same-plugin", "--retry", "error").split())
-    assert f"--same-plugin: 1 run(s) count as those of {then}, though the sources are {now} now" in said
+    assert f"--same-plugin: 1 run counts as one of {then}, though the sources are {now} now" in said
     run = sweep.done()
     assert (len(run.attempts()), times_finished(run)) == (2, 1)
     (environment,) = pl.read_parquet(run.result / "run.parquet")["environment_json"]
     assert json.loads(environment)["plugin"]["sources"] == now
     sweep.over()
-    assert "not submitted: 1 done; 0 run(s) to submit" in sweep.submit("--same-plugin")
+    assert "not submitted: 1 done; 0 runs to submit" in sweep.submit("--same-plugin")
     with closed(accounting):
-        assert "1 run(s) are new, since edited_strategy has changed" in " ".join(sweep.submit().split())
+        assert "1 run is new, since edited_strategy has changed" in " ".join(sweep.submit().split())
         assert len(sweep.runs) == 2
