@@ -117,6 +117,11 @@ def test_tasks_that_were_cancelled_while_they_waited_say_so(sweeps: Sweeps) -> N
     assert sweeps.submit("sweep.repeats=8", "launcher.array_parallelism=2")[0] == 0
     (mine,) = sweeps.submissions()
     wait(sweeps.cluster, f"{mine.job}", Reason="Resources")
+
+    def recorded() -> bool:
+        return bool(sweeps.cluster.run("sacct", "--noheader", "--allocations", "--jobs", str(mine.job)).strip())
+
+    until(recorded, what="accounting knowing the job", timeout_s=120)  # it never knows one that ends before
     sweeps.cluster.run("scancel", str(mine.job))
     until(lambda: len(sweeps.queue()) == 1, what="the end of the jobs", timeout_s=60)
     told = {f"its job {mine.job}_{task} ended before the run began: CANCELLED" for task in range(8)}
