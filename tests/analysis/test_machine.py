@@ -80,7 +80,10 @@ def test_a_median_that_may_rest_on_disturbed_epochs_counts_nowhere(tmp_path: Pat
     assert "when the machine is free, forget the run" in gone["exclusion_detail"][0]
     assert "GPU" not in gone["exclusion_detail"][0], "these runs have none"
     on_gpus = sides(tmp_path / "gpus", {}, {"others_time_s": lost(0.48, {3}), "device_type": "cuda"}, epochs=3)
-    assert "48% of a core or computed on its GPU: when the machine is free, forget" in excluded(on_gpus)["exclusion_detail"][0]
+    assert (
+        "48% of a core or computed on its GPU: when the machine is free, forget"
+        in excluded(on_gpus)["exclusion_detail"][0]
+    )
     assert summary(runs).filter(configuration="ddp × 2")["speed_up"].item() is None
     assert "disturbed" in "\n".join(warnings(runs))
     with pytest.raises(ConfigError, match="disturbed"):

@@ -17,7 +17,6 @@ import torch
 from launch.preparation import check_data
 from launch.sweep import one_run
 from launch.sweep.compose import Extension
-from parallelbench import cli
 from parallelbench.errors import ConfigError
 from parallelbench.rank.metric_check import check_sums
 from parallelbench.spec.check import check_run
@@ -46,16 +45,15 @@ def me(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_missing_file_that_prepare_does_not_make_is_named_with_its_place(
-    me: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(me)
-    monkeypatch.syspath_prepend(me)
-    monkeypatch.delitem(sys.modules, "mine", raising=False)
+@pytest.mark.slow
+def test_a_missing_file_that_prepare_does_not_make_is_named_with_its_place(me: Path) -> None:
     (me / "data" / "shapes.npz").unlink()
     for verb in ("plan", "prepare"):
-        assert cli.main([verb, "--conf", "conf", "--plugin", "mine", *OWN, "batch_size=32"]) == 2
-        said = "".join("".join(capsys.readouterr()).split())  # a plan is folded at the width of the terminal
+        arguments = [verb, "--conf", "conf", "--plugin", "mine", *OWN, "batch_size=32"]
+        program = [sys.executable, "-P", "-m", "parallelbench.cli", *arguments]
+        done = subprocess.run(program, cwd=me, capture_output=True, text=True, check=False)
+        assert done.returncode == 2
+        said = "".join((done.stdout + done.stderr).split())  # a plan is folded at the width of the terminal
         message = (
             f"data=shapes: shapes.npz missing in {me / 'data'}; `parallelbench prepare` does not make it: "
             "write it there, or choose the folder that has it with site.data_dir=DIR"
