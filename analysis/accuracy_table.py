@@ -11,6 +11,7 @@ from analysis import latex, text
 from analysis.comparison.groups import component_labels, groups_across, natural, works
 from analysis.comparison.policy import IS_BASELINE
 from analysis.configurations import learned
+from parallelbench.errors import count_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -133,7 +134,7 @@ def as_latex(rows: pl.DataFrame) -> str:
 def _tabulars(each: Accuracies) -> Iterator[latex.Rows]:
     for start in range(0, len(each.epochs), MOST_COLUMNS):
         some = slice(start, start + MOST_COLUMNS)
-        head = ["Model", "Configuration", *(f"{epochs} epoch{'s'[: epochs > 1]}" for epochs in each.epochs[some])]
+        head = ["Model", "Configuration", *(count_of(epochs, "epoch") for epochs in each.epochs[some])]
         body = [[row.model, row.configuration, *row.cells[some]] for row in each.rows]
         shown = [[latex.escape(cell) for cell in row] for row in body]
         yield latex.Rows("ll" + "r" * (len(head) - 2), head, shown)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import sysconfig
 import traceback
 from typing import TYPE_CHECKING
 
@@ -101,15 +100,15 @@ def raised_at(error: Exception) -> str:
     return f"{frames[-1].filename}:{frames[-1].lineno}: {type(error).__name__}: {one_line(str(error))}"
 
 
-_SUITE = __file__.rpartition("/parallelbench/")[0]
-_NOT_OWN = tuple(f"{_SUITE}/{part}/" for part in ("parallelbench", "launch", "analysis"))
-_NOT_OWN = (*_NOT_OWN, "<", *(f"{folder}/" for folder in map(sysconfig.get_path, ("stdlib", "purelib", "platlib"))))
-
-
 def own_place(error: Exception) -> str:
     """ "FILE:LINE: " of the innermost code that is a user's, not the suite's or a library's; empty where none is."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not frame.filename.startswith(_NOT_OWN)]
+    import sysconfig  # which looks at the whole installation
+
+    suite = __file__.rpartition("/parallelbench/")[0]
+    folders = [f"{suite}/{part}" for part in ("parallelbench", "launch", "analysis")]
+    folders += map(sysconfig.get_path, ("stdlib", "purelib", "platlib"))
+    others = ("<", *(f"{folder}/" for folder in folders))
+    own = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(others)]
     return f"{own[-1].filename}:{own[-1].lineno}: " if own else ""
 
 

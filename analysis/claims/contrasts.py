@@ -57,12 +57,17 @@ def _effects(runs: Runs, claim: Claim) -> list[Effect]:
     earlier = EARLIER.get(claim.metric)
     if earlier is None:
         return found
-    most: dict[tuple[object, ...], Effect] = {}
-    for effect in (*found, *_on_metric(runs, structs.replace(claim, metric=earlier))):
-        key = effect.of.text, effect.steps, *sorted(effect.facts.items())
-        if key not in most or len(effect.values) > len(most[key].values):
-            most[key] = effect
-    return list(most.values())
+    own, other = _by_comparison(found), _by_comparison(_on_metric(runs, structs.replace(claim, metric=earlier)))
+    both = ((own.get(key, []), other.get(key, [])) for key in own | other)
+    return [effect for sides in both for effect in max(sides, key=lambda of: sum(len(each.values) for each in of))]
+
+
+def _by_comparison(effects: Iterable[Effect]) -> dict[tuple[object, ...], list[Effect]]:
+    """What was compared, whatever the metric → its effects."""
+    found: dict[tuple[object, ...], list[Effect]] = defaultdict(list)
+    for effect in effects:
+        found[effect.of.text, effect.steps, *sorted(effect.facts.items())].append(effect)
+    return found
 
 
 def _on_metric(runs: Runs, claim: Claim) -> list[Effect]:

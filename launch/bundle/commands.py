@@ -64,8 +64,8 @@ def _of_identity(launcher: dict[str, Any]) -> Iterator[str]:
 
 
 def _prepares(run: RunConfig) -> list[str]:
-    """The command that prepares its data set, where it takes files."""
-    if not run.data.missing_files(_NOWHERE):
+    """The command that prepares its data set, where that makes files."""
+    if not (run.data.made_by_prepare and run.data.missing_files(_NOWHERE)):
         return []
     usual = (shipped("site", "default") or {})["data_dir"]
     return [prepare_line(run.data.name, Path(usual), *run.data.prepare_options)]

@@ -148,5 +148,7 @@ def prepare_here(planned: PlannedRun, machine: Machine) -> Prepared:
             oversubscribe=run.launcher.oversubscribe,
         )
     except ConfigError as error:
+        if machine.suffices(devices=run.devices, device_type=run.device, cores_per_device=run.cores_per_device):
+            raise  # what is there can't be used
         raise ConfigError(f"{error}; to plan for a cluster, add launcher=slurm site=…") from None
     return checked(replace(planned, run=run), oversubscribed=oversubscribed)

@@ -10,6 +10,7 @@ from parallelbench.errors import ConfigError, choices, count_of, raised_at
 from parallelbench.spec import alternatives
 from parallelbench.spec.config import own_reference
 from parallelbench.spec.fit import check_batch, is_taken
+from parallelbench.spec.mapping import package_of
 from parallelbench.spec.settings import ENGINES, Preprocess
 from parallelbench.spec.task import RECIPES, SELECTING
 
@@ -252,14 +253,15 @@ def _check_factors(run: RunConfig) -> None:
 
 def _check_clipping(run: RunConfig) -> None:
     """Refuse to clip where updates don't."""
+    if run.clip_norm is None:
+        return
     reasons = {
         f"strategy={run.strategy.name} has updates of its own, which clip nothing; {_other_updates(run)}": (
             not run.strategy.updates_as_asked
         ),
         "graph=true captures no clipping; choose graph=false": run.graph,
     }
-    reason = next((reason for reason, applies in reasons.items() if applies), "")
-    if run.clip_norm is not None and reason:
+    if reason := next((reason for reason, applies in reasons.items() if applies), ""):
         raise ConfigError(f"clip_norm={run.clip_norm:g} is refused: {reason}, or clip_norm=null")
 
 
@@ -270,7 +272,7 @@ def _other_updates(run: RunConfig) -> str:
     cls = type(run.strategy)
     others = alternatives.strategies_that_update_as_asked(run)
     instead = f"choose strategy={others}" if others else "choose a strategy of torch that takes the rest of this run"
-    if cls.__module__.partition(".")[0] == "parallelbench":
+    if package_of(cls) == "parallelbench":
         return instead
     return (
         f"set the ClassVar updates_as_asked of {cls.__qualname__} to True if its replicas update by "
