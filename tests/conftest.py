@@ -13,10 +13,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from parallelbench.frameworks.installed import look, python_of
-from tests.compositions import once
-from tests.costs import DEAR_S, SLOW_S, known, recorded
-from tests.warm import cold, warm
+from tests.surroundings import hide_the_machine
+
+hide_the_machine()  # before a library reads the environment
+
+from parallelbench.frameworks.installed import look, python_of  # noqa: E402
+from tests.compositions import once  # noqa: E402
+from tests.costs import DEAR_S, SLOW_S, known, recorded  # noqa: E402
+from tests.warm import cold, warm  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator

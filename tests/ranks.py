@@ -6,6 +6,7 @@ import contextlib
 import faulthandler
 import multiprocessing
 import os
+import pickle
 import traceback
 import uuid
 from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
@@ -61,13 +62,15 @@ def run_ranks(function: Callable[..., Any], size: int, folder: Path, *arguments:
     context.set_forkserver_preload(list(PRELOADED))
     init = folder / f"init-{uuid.uuid4().hex}"  # of this call: that of an earlier one tells of ranks that are gone
     with ProcessPoolExecutor(size, mp_context=context) as pool:
-        futures = [pool.submit(_rank, function, rank, size, str(init), arguments) for rank in range(size)]
+        given = pickle.dumps((function, arguments))
+        futures = [pool.submit(_rank, given, rank, size, str(init)) for rank in range(size)]
         for ended in wait(futures, return_when=FIRST_EXCEPTION).done:
             ended.result()
-        return [future.result() for future in futures]
+        return [pickle.loads(future.result()) for future in futures]
 
 
-def _rank(function: Callable[..., Any], rank: int, size: int, init: str, arguments: tuple[Any, ...]) -> Any:
+def _rank(given: bytes, rank: int, size: int, init: str) -> bytes:
+    """Takes and gives pickles, which copy tensors: torch would open a file for each, and 1,024 are the usual limit."""
     import torch
     import torch.distributed as dist
 
@@ -78,7 +81,8 @@ def _rank(function: Callable[..., Any], rank: int, size: int, init: str, argumen
     timeout = timedelta(seconds=PATIENCE_S)
     dist.init_process_group("gloo", init_method=f"file://{init}", rank=rank, world_size=size, timeout=timeout)
     try:
-        result = function(rank, size, *arguments)
+        function, arguments = pickle.loads(given)
+        result = pickle.dumps(function(rank, size, *arguments))
         # Nobody leaves while others still connect to it: they would find the connection closed, or wait for ever.
         if dist.is_initialized():
             with contextlib.suppress(RuntimeError):  # another rank has failed, and says so itself

@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from parallelbench.probes.counted_bytes import CountedBytes
 from tests.ranks import run_ranks
+from tests.surroundings import program
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -75,11 +76,11 @@ def test_gloo_sends_what_is_counted(size: int, tmp_path: Path) -> None:
     code = (
         f"from pathlib import Path; from tests.test_counted_bytes import check; check(Path({str(tmp_path)!r}), {size})"
     )
-    ready = ["sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
+    ready = ["sh", "-c", f'{program("ip")} link set lo up && exec "$@"', "sh"]
     alone = ["unshare", "--net", *([] if os.geteuid() == 0 else ["--map-root-user"]), *ready]
     try:
         subprocess.run([*alone, "true"], check=True, capture_output=True)
     except (OSError, subprocess.CalledProcessError):
-        pytest.skip("no network namespace of one's own here (unshare, ip)")
+        pytest.skip("this user may make no network namespace here")
     done = subprocess.run([*alone, sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -75,7 +75,10 @@ def unpack(path: Path, into: Path) -> Path:
         top = _require_harmless(path, members, free=shutil.disk_usage(into).free)
         with storage_errors(into, option="TMPDIR=DIR"):
             for member in members:
-                archive.extract(member, into, filter="data")
+                target = into / member.name
+                target.parent.mkdir(parents=True, exist_ok=True)
+                with archive.extractfile(member) as content, target.open("wb") as file:  # type: ignore[union-attr]
+                    shutil.copyfileobj(content, file)
     _require_sums(path, into / top, {member.name.removeprefix(f"{top}/") for member in members} - {SUMS})
     return into / top
 

@@ -111,7 +111,7 @@ class Accounted:
 
 def available() -> bool:
     """Whether Slurm is installed here."""
-    return shutil.which("sbatch") is not None
+    return all(map(shutil.which, ("sbatch", "srun")))
 
 
 @contextmanager
@@ -151,6 +151,11 @@ def tell(command: Sequence[str], *, waits: bool = False, script: str = "") -> st
     return _run(command, waits=waits, script=script)
 
 
+def no_program(name: str) -> NoSlurmError:
+    """One of Slurm's programs is missing."""
+    return NoSlurmError(f"there is no {name} here: run this on the cluster's login node")
+
+
 def _run(command: Sequence[str], *, waits: bool = False, script: str = "") -> str:
     timeout_s = None if waits else TIMEOUT_S
     try:
@@ -159,7 +164,7 @@ def _run(command: Sequence[str], *, waits: bool = False, script: str = "") -> st
                 command, capture_output=True, text=True, timeout=timeout_s, check=False, input=script or None
             )
     except FileNotFoundError:
-        raise NoSlurmError(f"there is no {command[0]} here: run this on the cluster's login node") from None
+        raise no_program(command[0]) from None
     except subprocess.TimeoutExpired:
         raise NoAnswerError(f"{command[0]} gave no answer within {timeout_s:g} s: run the same command later") from None
     if done.returncode:

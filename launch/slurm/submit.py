@@ -6,6 +6,7 @@ import contextlib
 import io
 import os
 import shlex
+import shutil
 import time
 from collections import Counter
 from dataclasses import replace
@@ -214,6 +215,8 @@ def sbatch(path: Path, submission: Submission, shape: Shape) -> str:
     """One sbatch through submitit; returns the job's id. The pickles hold a function and a path, nothing else."""
     from submitit.core.utils import FailedJobError, FailedSubmissionError
 
+    if not shutil.which("srun"):  # which submitit asks for, and the batch script calls
+        raise SubmissionError(str(scheduler.no_program("srun")), NoJob.REFUSED)
     executor = _executor(path.parent, submission, shape)
     quiet = contextlib.redirect_stderr(io.StringIO())
     with scheduler.clean_environment(), record.private(), quiet, time_limit() as exceeded:

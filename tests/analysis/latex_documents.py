@@ -8,6 +8,7 @@ import subprocess
 from typing import TYPE_CHECKING, NamedTuple
 
 from analysis.latex import CLEAR, HEAD, MOST_FLOATS
+from tests.surroundings import machine_path
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -115,7 +116,7 @@ def _is_in_fonts(letter: str) -> bool:
 
 def compiler() -> str | None:
     """A TeX that is installed here."""
-    return next(filter(None, map(shutil.which, PROGRAMS)), None)
+    return next(filter(None, (shutil.which(name, path=machine_path()) for name in PROGRAMS)), None)
 
 
 def compiled(program: str, folder: Path, documents: dict[str, str]) -> tuple[Path, str]:

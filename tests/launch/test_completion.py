@@ -6,7 +6,6 @@ import fcntl
 import os
 import re
 import select
-import shutil
 import subprocess
 import sys
 import termios
@@ -21,6 +20,7 @@ from launch.completion.shell_words import read_line, written_in_bash
 from launch.sweep.compose import compose_plain, group_choices
 from launch.verbs.arguments import command_line_parser
 from parallelbench import cli
+from tests.surroundings import program
 from tests.warm import cold
 
 if TYPE_CHECKING:
@@ -208,8 +208,7 @@ def terminal(request: pytest.FixtureRequest, place: Path) -> Iterator[tuple[str,
     """A shell that waits at its prompt; its name, and the terminal's other end."""
     shell = request.param
     command, setup = SHELLS[shell]
-    if shutil.which(shell) is None:
-        pytest.skip(f"{shell} is not installed")
+    command = [program(shell), *command[1:]]
     ours, theirs = os.openpty()
     path = f"{place / 'bin'}{os.pathsep}{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "TERM": "dumb", "HOME": str(place), "XDG_CONFIG_HOME": str(place)}
@@ -261,9 +260,7 @@ def test_the_script_is_one_of_its_shell(shell: str, tmp_path: Path, capsys: pyte
     script = tmp_path / "script"
     script.write_text(capsys.readouterr().out)
     assert "parallelbench completion" in script.read_text()
-    if shutil.which(shell) is None:
-        pytest.skip(f"{shell} is not installed")
-    assert subprocess.run([shell, "-n", str(script)], check=False).returncode == 0
+    assert subprocess.run([program(shell), "-n", str(script)], check=False).returncode == 0
 
 
 def test_candidates_of_bash_are_no_patterns(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import os
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -221,11 +223,29 @@ def test_a_result_comes_back_where_its_new_intent_can_not_be_written(
     assert item.folder.result.exists()
 
 
+def srun(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program of that name, which submitit looks for."""
+    (folder / "bin").mkdir()
+    (folder / "bin" / "srun").touch(0o755)
+    monkeypatch.setenv("PATH", f"{folder / 'bin'}:{os.environ['PATH']}")
+
+
+def test_without_srun_nothing_is_submitted_and_no_run_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake: FakeSlurm
+) -> None:
+    """Nor would submitit submit, which raises an error of its own."""
+    assert shutil.which("srun") is None
+    with pytest.raises(SchedulerError, match=r"^there is no srun here: run this on the cluster's login node"):
+        submitted(tmp_path, monkeypatch, submit.sbatch)
+    assert not list((tmp_path / "adhoc" / record.FOLDER).glob("*/*"))
+
+
 @pytest.mark.parametrize("fails", ["record", "calls"])
 def test_what_can_not_be_written_for_sbatch_leaves_no_run(
     fails: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake: FakeSlurm
 ) -> None:
     """Neither the record of the submission, nor what submitit writes before it calls sbatch."""
+    srun(tmp_path, monkeypatch)
     sbatch: Sbatch = submit.sbatch if fails == "calls" else never
 
     def no_space(*_: object) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from parallelbench.models.norms import SyncBatchNorm, group_norm, norm_layer, synchronize_norms
+from tests.ranks import run_ranks
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -64,38 +64,28 @@ def _fresh(layer: nn.Module, dtype: torch.dtype) -> nn.Module:
     return layer.to(dtype)
 
 
-def _rank_main(rank: int, world_size: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{folder}/init",
-        rank=rank,
-        world_size=world_size,
-        timeout=timedelta(seconds=60),
-    )
+def _on_rank(rank: int, size: int) -> dict[Any, Any]:
+    """What one rank of a group sees, by dtype and layout."""
     group = dist.group.WORLD
     results = {}
     for dtype in (torch.float64, torch.float32, torch.bfloat16):
         for channels_last in (False, True):
             shards = []
             for step in range(STEPS):
-                x, upstream = _batch(world_size, step, dtype)
-                own = [part.split(SHARDS[world_size])[rank] for part in (x, upstream)]
+                x, upstream = _batch(size, step, dtype)
+                own = [part.split(SHARDS[size])[rank] for part in (x, upstream)]
                 shards.append((own[0], own[1]))
             parameters = torch.float32 if dtype == torch.bfloat16 else dtype
             model = nn.Sequential(_fresh(SyncBatchNorm(CHANNELS), parameters))
             synchronize_norms(model, group)
             results[dtype, channels_last] = _trained(model[0], shards, channels_last=channels_last)
-    torch.save(results, f"{folder}/{rank}.pt")
-    dist.destroy_process_group()
+    return results
 
 
 @pytest.fixture(scope="module", params=[1, 2, 3], ids=lambda n: f"{n}ranks")
 def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[Any, Any]]:
     """What every rank of a group saw."""
-    folder: Path = tmp_path_factory.mktemp("norms")
-    torch.multiprocessing.spawn(_rank_main, args=(request.param, str(folder)), nprocs=request.param)
-    return [torch.load(folder / f"{rank}.pt") for rank in range(request.param)]
+    return run_ranks(_on_rank, request.param, tmp_path_factory.mktemp("norms"))
 
 
 # fp32 sees sums of some 100 values up to 40; bf16 has 8 bits, so outputs of size 3 are off by about 0.02.

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tests.surroundings import machine_path
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -71,11 +73,11 @@ def missing_packages(*, accounting: bool) -> list[str]:
 
 def search_path() -> str:
     """Where the daemons are: the shells of some users leave the sbin folders out."""
-    return os.environ.get("PATH", os.defpath) + ":/usr/sbin:/sbin"
+    return machine_path() + ":/usr/sbin:/sbin"
 
 
 def _install(packages: list[str]) -> None:
-    if not shutil.which("apt-get"):
+    if not shutil.which("apt-get", path=search_path()):
         raise UnavailableError(f"{', '.join(packages)} missing, and there is no apt-get to install them with")
     print(f"Installing Debian's {', '.join(packages)}; none of their services is started.", flush=True)
     command = ["apt-get", "install", "--yes", "--no-install-recommends", *packages]
@@ -89,7 +91,7 @@ def _install(packages: list[str]) -> None:
 
 
 def _apt(command: list[str]) -> subprocess.CompletedProcess[str]:
-    env = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
+    env = os.environ | {"DEBIAN_FRONTEND": "noninteractive", "PATH": search_path()}
     # Another process may be installing something: wait for its lock.
     command = [command[0], "-o", "DPkg::Lock::Timeout=120", *command[1:]]
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=INSTALL_TIMEOUT_S)

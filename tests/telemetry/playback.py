@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -13,9 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from parallelbench.telemetry.sampler import SamplerSettings
+from tests.surroundings import machine_path, program
 
 SOURCE = Path(__file__).with_name("fake_nvml.c")
 
@@ -64,12 +62,13 @@ class Played:
 @functools.cache
 def library(*, old_driver: bool = False) -> Path:
     """The folder of a freshly built libnvidia-ml.so.1."""
-    if shutil.which("cc") is None:
-        pytest.skip("no C compiler to build NVML's stand-in with")
+    compiler = program("cc")  # builds NVML's stand-in
     folder = Path(tempfile.mkdtemp(prefix="fake-nvml-"))
     options = ["-DOLD_DRIVER"] if old_driver else []
-    command = ["cc", "-shared", "-fPIC", "-Wall", "-Werror", "-O1", *options]
-    subprocess.run([*command, "-o", str(folder / "libnvidia-ml.so.1"), str(SOURCE)], check=True)
+    command = [compiler, "-shared", "-fPIC", "-Wall", "-Werror", "-O1", *options]
+    subprocess.run(
+        [*command, "-o", str(folder / "libnvidia-ml.so.1"), str(SOURCE)], check=True, env={"PATH": machine_path()}
+    )
     return folder
 
 
