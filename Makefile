@@ -16,29 +16,21 @@ TENSORFLOW := .venv-tensorflow
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
 
+INSTALL = @$(PYTHON) launch/installation.py $(@D)
+
 $(STAMP): pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-		{ echo "Python 3.11 or newer is needed; $(PYTHON) is `$(PYTHON) --version`. Try: make PYTHON=python3.12"; exit 1; }
 	@echo "Installing into .venv; torch brings CUDA along (several GB), so the first time takes a minute or more."
-	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
-	@touch $@
+	$(INSTALL) --takes-gb 7 --constraint constraints.txt --editable '.[dev]'
 
 $(TENSORFLOW)/.installed: constraints-tensorflow.txt
-	$(PYTHON) -m venv $(TENSORFLOW)
-	$(TENSORFLOW)/bin/python -m pip install --disable-pip-version-check --constraint constraints-tensorflow.txt \
-		tensorflow-cpu msgspec PyYAML psutil nvidia-ml-py scikit-learn
-	@echo "$(CURDIR)" > `$(TENSORFLOW)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'`/parallelbench.pth
-	@touch $@
+	$(INSTALL) --takes-gb 2 --sees . --constraint $< tensorflow-cpu msgspec PyYAML psutil nvidia-ml-py scikit-learn
 
 tensorflow: $(TENSORFLOW)/.installed  ## TensorFlow's environment beside torch's, for strategy=tf_… (processors; about 2 GB)
 
 install: $(STAMP)  ## only install into .venv, e.g. on a login node
 
 .venv-velox/.installed: constraints-velox.txt
-	$(PYTHON) -m venv .venv-velox
-	.venv-velox/bin/python -m pip install --disable-pip-version-check --requirement constraints-velox.txt
-	@touch $@
+	$(INSTALL) --takes-gb 1 --requirement $<
 
 velox: .venv-velox/.installed  ## the environment of preprocess.engine=velox (about 600 MB, half a minute)
 
@@ -75,11 +67,7 @@ test-velox: $(STAMP) velox  ## tests of preprocess.engine=velox, in its own envi
 	$(BIN)/python -m pytest -m velox -rs --durations=5 tests/preprocess
 
 .venv-export/.installed: pyproject.toml constraints.txt $(STAMP)
-	$(PYTHON) -m venv .venv-export
-	.venv-export/bin/python -m pip install --disable-pip-version-check --constraint constraints.txt mlflow-skinny wandb tensorboard
-	@$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > \
-		`.venv-export/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'`/the_rest.pth
-	@touch $@
+	$(INSTALL) --takes-gb 0.5 --sees .venv/lib/python3*/site-packages --constraint constraints.txt mlflow-skinny wandb tensorboard
 
 test-export: .venv-export/.installed  ## tests of `parallelbench export`, in an environment with all three programs (about 400 MB)
 	.venv-export/bin/python -m pytest -rs tests/analysis/test_export.py
@@ -125,9 +113,7 @@ docs: $(STAMP)  ## regenerate the parts of docs/ that follow from the code
 	$(BIN)/python -m tests.docs
 
 .venv-site/.installed: constraints.txt
-	$(PYTHON) -m venv .venv-site
-	.venv-site/bin/python -m pip install --disable-pip-version-check --constraint constraints.txt mkdocs-material
-	@touch $@
+	$(INSTALL) --takes-gb 0.2 --constraint $< mkdocs-material
 
 site: .venv-site/.installed  ## docs/ as a site in .site/; a link or an anchor that leads nowhere ends it
 	NO_MKDOCS_2_WARNING=1 .venv-site/bin/mkdocs build --strict --clean
