@@ -10,7 +10,7 @@ import polars as pl
 
 from analysis import text
 from analysis.chosen_target import unreached
-from analysis.comparison.baseline import error_of_intervals, refused, speed_ups_and_repeats
+from analysis.comparison.baseline import against_one_device, error_of_intervals, refused, speed_ups_and_repeats
 from analysis.comparison.exclusions import Exclusion, describe, disturbed_lines, disturbed_times, folders_of, unchecked
 from analysis.comparison.policy import BASELINE, BASELINES, IS_BASELINE
 from analysis.comparison.speed import SpeedVerdict
@@ -18,10 +18,11 @@ from analysis.configurations import counted, facts, summary
 from analysis.environment_notes import environment_warnings
 from analysis.merging import replications
 from analysis.same_run import format_skipped
-from analysis.stats import ENOUGH_REPEATS, FEW_REPEATS, FEWEST_REPEATS, half_width
+from analysis.stats import ENOUGH_REPEATS, FEW_REPEATS, FEWEST_REPEATS, half_width, repeats_to_add
 from parallelbench.errors import count_of
 
 if TYPE_CHECKING:
+    from analysis.comparison.pairing import Pairing
     from analysis.reader import Runs
 
 _FLAGS = {
@@ -63,8 +64,8 @@ def answers(runs: Runs, *, most: int = 4) -> list[str]:
     rows = (ordered.unique("group", keep="first", maintain_order=True) if several else ordered).to_dicts()[:most]
     more = compared.height - len(rows)
     if several and more:
-        return [_counted(compared), *(_gain(row, named=True) for row in _extremes(ordered))]
-    return [_gain(row, named=several) for row in rows] + ([f"{more} more are in the table."] if more else [])
+        return [_counted(compared), *(_gain(runs, row, named=True) for row in _extremes(ordered))]
+    return [_gain(runs, row, named=several) for row in rows] + ([f"{more} more are in the table."] if more else [])
 
 
 def _counted(compared: pl.DataFrame) -> str:
@@ -85,7 +86,7 @@ def _compared(runs: Runs) -> pl.DataFrame:
     return summary(runs).filter(pl.col("speed_up").is_not_null(), pl.col("verdict") != SpeedVerdict.BASELINE.value)
 
 
-def _gain(row: dict[str, Any], *, named: bool) -> str:
+def _gain(runs: Runs, row: dict[str, Any], *, named: bool) -> str:
     what = f"{row['configuration']} ({row['group']})" if named else row["configuration"]
     does = "trains an epoch" if row["scaling"] == "strong" else "trains"
     steady, whole = text.percent(row["efficiency"]), text.percent(row["efficiency_with_startup"])
@@ -103,8 +104,22 @@ def _gain(row: dict[str, Any], *, named: bool) -> str:
     low, high, pairs = row["speed_up_low"], row["speed_up_high"], row["speed_up_pairs"]
     span = f"{text.interval_of_95(low, high)}, {text.repeats(pairs)}"
     if row["verdict"] == SpeedVerdict.INDISTINGUISHABLE:
-        return f"{what} is indistinguishable from one device in speed: {row['speed_up']:.2f} times as fast ({span})."
+        decides = _would_decide(runs, against_one_device(runs)[row["group"], row["configuration"]])
+        speed = f"{row['speed_up']:.2f} times as fast as one device"
+        return f"{what}: no difference was shown: {speed} ({span}); {decides}."
     return f"{what} {does} {row['speed_up']:.2f} times as fast as one device ({span}): {rest}."
+
+
+def _would_decide(runs: Runs, pairing: Pairing) -> str:
+    """How many repeats would show a difference, if the ratio and what it varies by stay as they are."""
+    ratio = pairing.speed_up()
+    assert ratio is not None
+    ratio = ratio.at(error_of_intervals(runs))
+    needed = repeats_to_add(lambda more: (ends := ratio.after(more)) is not None and not ends[0] <= 1 <= ends[1])
+    if needed is None:
+        return "more than 100 further repeats would be needed to show one"
+    repeats = pairing.highest_repeat + 1 + needed
+    return f"if it stays so, {text.repeats(repeats)} would decide (sweep.repeats={repeats})"
 
 
 def warnings(runs: Runs, *, most: int = 25) -> list[str]:

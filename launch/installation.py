@@ -55,7 +55,7 @@ def _refusal(folder: Path, *, takes_gb: float) -> str:
     except ImportError:
         return "this Python can make no environments. On Debian and Ubuntu: apt install python3-venv"
     place = folder.absolute().parent
-    if not os.access(place, os.W_OK):
+    if not os.access(place, os.W_OK, effective_ids=True):
         return f"you may not write to {place}. Clone the project into a folder of your own"
     return "" if (folder / WHOLE).exists() else _no_room(place, takes_gb)
 

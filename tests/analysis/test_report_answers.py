@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from pathlib import Path
 from typing import Any
 
@@ -231,3 +232,20 @@ def test_a_group_says_once_what_two_keys_say() -> None:
     keys = ["batch_size", "data.sequence", "model.sequence"]
     assert work_label(work, keys) == "tokens · gpt · batch size 4 · sequence 256"
     assert work_label(work | {"model.sequence": 512}, keys).endswith("batch size 4 · sequence 256 · sequence 512")
+
+
+def test_repeats_that_would_decide_do_decide(tmp_path: Path) -> None:
+    """One device, and two that are 1.2 times as fast in the middle, by 1.05 and 1.37 in turn."""
+
+    def sentence(repeats: range) -> str:
+        for repeat in repeats:
+            published(config(tmp_path, repeat=repeat, strategy="single", devices=1), steady(10.0))
+            published(config(tmp_path, repeat=repeat, strategy="ddp", devices=2), steady(10 / (1.05, 1.37)[repeat % 2]))
+        return notes.answers(load(tmp_path))[0]
+
+    told = sentence(range(4))
+    assert told.startswith("ddp × 2: no difference was shown: 1.20 times as fast as one device (")
+    would = int(re.search(r"(\d+) repeats would decide", told)[1])  # type: ignore[index]
+    assert 4 < would < 20
+    assert "no difference" in sentence(range(4, would // 2))
+    assert sentence(range(would // 2, would)).startswith("ddp × 2 trains an epoch 1.2")
