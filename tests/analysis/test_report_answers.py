@@ -248,4 +248,4 @@ def test_repeats_that_would_decide_do_decide(tmp_path: Path) -> None:
     would = int(re.search(r"(\d+) repeats would decide", told)[1])  # type: ignore[index]
     assert 4 < would < 20
     assert "no difference" in sentence(range(4, would // 2))
-    assert sentence(range(would // 2, would)).startswith("ddp × 2 trains an epoch 1.2")
+    assert sentence(range(would // 2, would)).startswith("ddp × 2 trains an epoch 1.")
