@@ -11,6 +11,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+import hypothesis
 import pytest
 
 from tests.surroundings import hide_the_machine
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
     from pathlib import Path
 
+hypothesis.settings.register_profile("no clock", deadline=None)  # the machine may be busy
+hypothesis.settings.load_profile("no clock")
 
 # Every process that a test starts would compile the suite's sources anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
