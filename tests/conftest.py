@@ -9,6 +9,7 @@ import gc
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import hypothesis
@@ -25,7 +26,6 @@ from tests.warm import cold, warm  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
-    from pathlib import Path
 
 hypothesis.settings.register_profile("no clock", deadline=None)  # the machine may be busy
 hypothesis.settings.load_profile("no clock")
@@ -35,13 +35,30 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
 
+PASSED_TO, PASSED_BEFORE = "PYTEST_PASSED_TO", "PYTEST_PASSED_BEFORE"
+"""Variables that name a file: of tests that passed, and of those that need not run again here."""
 MARKS = ("exhaustive", "always", "slow")
 BY_HAND = pytest.StashKey[str]()
 """The first of `MARKS` that the test's author gave it."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests by their cases, and by what they took when that was last recorded."""
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Keep the names of tests that passed, where that is asked for."""
+    if (file := os.environ.get(PASSED_TO)) and report.when == "call" and report.passed and not _is_worker():
+        with open(file, "a", encoding="utf-8") as passed:
+            passed.write(f"{report.nodeid}\n")
+
+
+def _is_worker() -> bool:
+    return "PYTEST_XDIST_WORKER" in os.environ
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what passed elsewhere; mark tests by their cases, and by what they took when that was last recorded."""
+    if file := os.environ.get(PASSED_BEFORE):
+        passed = set(Path(file).read_text("utf-8").splitlines())
+        config.hook.pytest_deselected(items=[item for item in items if item.nodeid in passed])
+        items[:] = [item for item in items if item.nodeid not in passed]
     _mark_by_cases(items)
     skip_without(items, "tensorflow")
     known_s = known()
