@@ -37,7 +37,7 @@ def cells(row: Mapping[str, Any], columns: Iterable[Column]) -> list[Cell]:
 
 DISTURBED_MARK = "*"
 """After the times of runs that others disturbed."""
-_OF_TIME = ("s", "samples/s", "tokens/s", "J", "W")
+_OF_TIME = ("s", "h", "samples/s", "tokens/s", "J", "W")
 _BY_TIME = ("mfu", "least_flop_per_s")
 """Units of what other programs change, and columns of other units that are made from such."""
 
@@ -64,10 +64,6 @@ def _known(*values: Any) -> str:
 
 def _milliseconds(value_s: float | None) -> str:
     return text.MISSING if value_s is None else text.number(value_s * 1e3)
-
-
-def _scientific(value: float | None) -> str:
-    return text.MISSING if value is None else f"{value:.1e}"
 
 
 def _configuration(value: str) -> str:
@@ -100,7 +96,7 @@ _WRITERS: dict[Show, Callable[..., str]] = {
     Show.MEBIBYTES: text.mebibytes,
     Show.SENT: text.sent,
     Show.MILLISECONDS: _milliseconds,
-    Show.SCIENTIFIC: _scientific,
+    Show.SCIENTIFIC: text.scientific,
     Show.CONFIGURATION: _configuration,
     Show.INTERVAL: _interval,
     Show.MEAN_AND_MAX: text.mean_and_max,

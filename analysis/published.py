@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import polars as pl
+import polars.selectors as cs
 
 from parallelbench.store.reading import read_record
 from parallelbench.store.records import TABLES, TABLES_VERSION
@@ -115,6 +116,10 @@ def _known_columns(frame: pl.DataFrame, table: str, differences: list[str]) -> p
         raise Unreadable(f"{table}.parquet lacks {', '.join(lacking)}: the run or its measurements can't be identified")
     differences += [f"{table}.{name} is missing" for name in known if name in missing]
     differences += [f"{table}.{name} is unknown" for name in frame.columns if name not in known]
-    return frame.select(
-        pl.lit(None, kind).alias(name) if name in missing else pl.col(name).cast(kind) for name, kind in known.items()
-    )
+    columns = (pl.lit(None, kind).alias(n) if n in missing else pl.col(n).cast(kind) for n, kind in known.items())
+    return finite(frame.select(columns))
+
+
+def finite(frame: pl.DataFrame) -> pl.DataFrame:
+    """The same without NaN and infinity: quotients of nothing, and what overflows, are null, as if not measured."""
+    return frame.with_columns(pl.when(cs.float().is_finite()).then(cs.float()))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import sys
 from bisect import bisect_left
 from collections import defaultdict
 from dataclasses import dataclass, replace
@@ -71,7 +72,7 @@ class Ratio:
     def after(self, more: int) -> Ends | None:
         """The interval after so many more repeats of each side, measured in turn, if the ratios vary alike."""
         ends = _interval(self.logarithms, self.error, more)
-        return ends and (min(math.exp(ends[0]), self.median), max(math.exp(ends[1]), self.median))
+        return ends and (min(_exp(ends[0]), self.median), max(_exp(ends[1]), self.median))
 
     @property
     def low(self) -> float | None:
@@ -102,7 +103,7 @@ class Ratio:
         if n < FEWEST_REPEATS:
             return None
         further = nctdtrinc(n - 1, 1 - POWER, critical(n, self.error)) / math.sqrt(n)
-        return margin * math.exp(float(further) * statistics.stdev(self.logarithms))
+        return margin * _exp(float(further) * statistics.stdev(self.logarithms))
 
 
 POWER = 0.8
@@ -180,7 +181,7 @@ class Spread:
         """The interval with this error, after so many more repeats of each side, if these vary alike."""
         reach = half_width(self.n + more, error) * self.deviation
         low, high = min(self.mean - reach, self.median), max(self.mean + reach, self.median)
-        return (math.exp(low), math.exp(high)) if self.of_logarithms else (low, high)
+        return (_exp(low), _exp(high)) if self.of_logarithms else (low, high)
 
 
 def _interval(values: tuple[float, ...], error: float, more: int) -> Ends | None:
@@ -189,6 +190,14 @@ def _interval(values: tuple[float, ...], error: float, more: int) -> Ends | None
     mean, deviation = _spread(values)
     reach = half_width(len(values) + more, error) * deviation
     return mean - reach, mean + reach
+
+
+def _exp(power: float) -> float:
+    """Infinity where nothing larger can be held: such an interval says nothing."""
+    return math.exp(power) if power < _LARGEST_POWER else math.inf
+
+
+_LARGEST_POWER = math.log(sys.float_info.max)
 
 
 @lru_cache(maxsize=4096)

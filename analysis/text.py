@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from parallelbench.errors import count_of
@@ -15,11 +16,18 @@ MIB = 2**20
 
 
 def number(value: float | None, *, digits: int = 3) -> str:
-    """Three significant digits, all digits before the point: 0.0123, 1.23, 12.3, 123, 12,345."""
+    """Three significant digits, all digits before the point: 0.0123, 1.23, 12.3, 123, 12,345; ∞, NaN."""
     if value is None:
         return MISSING
+    if not isfinite(value):
+        return fixed(value, 0)
     exponent = int(f"{value:.{digits - 1}e}".partition("e")[2])
-    return f"{value:,.{min(9, max(0, digits - 1 - exponent))}f}"
+    return fixed(value, min(9, max(0, digits - 1 - exponent)))
+
+
+def fixed(value: float, digits: int) -> str:
+    """With so many digits after the point: 12,345.60; ∞ and NaN, which a quotient or an overflow may be."""
+    return f"{value:,.{digits}f}".replace("nan", "NaN").replace("-inf", "−∞").replace("inf", "∞")
 
 
 def seconds(value: float | None) -> str:
@@ -29,7 +37,7 @@ def seconds(value: float | None) -> str:
 
 def percent(share: float | None) -> str:
     """A share from 0 to 1 in per cent, one digit after the point."""
-    return MISSING if share is None else f"{100 * share:.1f}{_THIN}%"
+    return MISSING if share is None else f"{fixed(100 * share, 1)}{_THIN}%"
 
 
 def accuracy(share: float | None) -> str:
@@ -39,7 +47,7 @@ def accuracy(share: float | None) -> str:
 
 def mebibytes(size_bytes: float | None) -> str:
     """Bytes as MiB, without the unit."""
-    return MISSING if size_bytes is None else f"{size_bytes / MIB:,.{0 if size_bytes >= 100 * MIB else 1}f}"
+    return MISSING if size_bytes is None else fixed(size_bytes / MIB, 0 if size_bytes >= 100 * MIB else 1)
 
 
 def sent(size_bytes: float | None) -> str:
@@ -47,9 +55,14 @@ def sent(size_bytes: float | None) -> str:
     return MISSING if size_bytes is None else number(size_bytes / MIB) if size_bytes else "0"
 
 
+def scientific(value: float | None) -> str:
+    """1.2e-09."""
+    return MISSING if value is None else f"{value:.1e}" if isfinite(value) else fixed(value, 0)
+
+
 def mean_and_max(mean: float | None, largest: float | None) -> str:
     """The mean, and the largest in brackets: "0.48 (2)"."""
-    return MISSING if mean is None else f"{mean:.2f} ({largest})"
+    return MISSING if mean is None else f"{fixed(mean, 2)} ({largest})"
 
 
 def parity(passed: bool | None) -> str:
@@ -86,8 +99,8 @@ def interval(value: float | None, low: float | None, high: float | None, *, digi
     if value is None:
         return MISSING
     if low is None or high is None:
-        return f"{value:.{digits}f}"
-    return f"{value:.{_telling(digits, low, high)}f} ({ends(low, high, digits=digits)})"
+        return fixed(value, digits)
+    return f"{fixed(value, _telling(digits, low, high))} ({ends(low, high, digits=digits)})"
 
 
 def ends(low: float, high: float, *, digits: int = 2) -> str:
@@ -108,7 +121,7 @@ def interval_of_95(low: float, high: float) -> str:
 def span(low: float, high: float, *, digits: int = 2) -> str:
     """ "1.38–1.49"; ends of 10 and more have three digits in all. Ends near 1 have as many as tell them from 1."""
     digits = _telling(digits, low, high)
-    return "–".join(number(end) if end >= 10 else f"{end:.{digits}f}" for end in (low, high))
+    return "–".join(number(end) if end >= 10 else fixed(end, digits) for end in (low, high))
 
 
 _MOST_DIGITS = 6

@@ -242,7 +242,7 @@ This page is generated from the tests by `make docs`. Each line is a test that i
 cluster or with real processes, and asserts the outcome. `make test-slurm` runs those in `tests/slurm/`, `make test` the
 others.
 """
-_AREAS = ("submission", "lifecycle", "workers", "storage and input")
+_AREAS = ("numbers", "submission", "lifecycle", "workers", "storage and input")
 
 
 def reliability_page() -> str:

@@ -27,7 +27,7 @@ class Fault:
 def fault(area: str, name: str, *, injection: str, outcome: str) -> Callable[[Any], Any]:
     """Mark a test as the proof that a fault is survived; all four must be plain strings, which are read, not executed.
 
-    `area` is submission, lifecycle, workers, or storage and input.
+    `area` is numbers, submission, lifecycle, workers, or storage and input.
     """
     assert all((area, name, injection, outcome))
     return lambda test: test

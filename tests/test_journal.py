@@ -10,10 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from launch.attempt.outcome import judge, publish_if_finished
 from parallelbench.errors import StorageError
+from parallelbench.store.attempt import RETRYABLE
 from parallelbench.store.journal import Journal, kept_entries, read_entries, read_entries_from, read_tables
 from parallelbench.store.records import TABLES
 from tests.analysis.factory import Fake, begin, config, write_epochs
+from tests.faults import fault
 from tests.helpers import fill_disk
 
 if TYPE_CHECKING:
@@ -123,6 +126,38 @@ def test_an_epoch_of_which_a_rank_knows_nothing_is_left_out(attempt: Attempt) ->
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(line for line in lines if json.loads(line)["row"]["epoch"] != 2))
     assert finished(attempt) == [1]
+
+
+@fault(
+    "numbers",
+    "A rank's journal that is not there",
+    injection="the journal of one of two ranks is removed, once it was trained to the end, and put back later",
+    outcome="no epoch counts as finished, in no table, and nothing is published; submitting again publishes it",
+)
+def test_an_epoch_counts_when_all_ranks_that_the_run_has_say_so(tmp_path: Path) -> None:
+    run = config(tmp_path, strategy="ddp", devices=2, epochs=EPOCHS)
+    folder, attempt = begin(run, Fake())
+    write_epochs(run, attempt, Fake(), epochs=EPOCHS)
+    journal = Journal(journal_of(attempt, 0))
+    unknown: dict[str, Any] = dict.fromkeys((column.name for column in TABLES["checks"]), None)
+    keys = {"run_id": "r", "attempt": 1, "epoch": EPOCHS, "check": "loss", "detail": "as expected"}
+    journal.write("checks", [unknown | keys])
+    journal.event("finished", outcome="ok")
+    path = journal_of(attempt, 1)
+    content = path.read_bytes()
+    path.unlink()
+    tables, _ = read_tables(attempt.path)
+    assert {table for table, rows in tables.items() if rows} <= {"parity"}, "which follows no epoch"
+    assert publish_if_finished(folder, run, attempt) is None
+    outcome, reason = judge(attempt, 2, 0)
+    assert (outcome in RETRYABLE, "rank 1" in reason) == (True, True)
+    path.write_bytes(content[: content.rindex(b'{"table":"ranks"')])
+    tables, _ = read_tables(attempt.path)
+    assert {row["epoch"] for table in ("losses", "steps", "checks") for row in tables[table]} == {1}
+    path.write_bytes(content)
+    outcome = publish_if_finished(folder, run, attempt)
+    assert outcome is not None
+    assert outcome.outcome == "ok"
 
 
 FOREIGN = (

@@ -19,7 +19,7 @@ from parallelbench.spec.mapping import completed
 from parallelbench.store.environment_match import flatten
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from analysis.reader import Runs
 
@@ -30,8 +30,8 @@ def by(runs: Runs, key: str, one: Any, other: Any, *, across: Sequence[str] = ()
     `key` may be "configuration", whose values are those of the report, e.g. "single × 1" and "ddp × 2": then strategy,
     devices and nodes may differ.
     """
-    one, other = plain(one), plain(other)
     run_ids = run_ids_by(runs, key)
+    one, other = (as_recorded(plain(value), run_ids) for value in (one, other))
     for value in (one, other):
         if value not in run_ids:
             skipped = _skipped_having(runs, key, value)
@@ -65,6 +65,19 @@ def run_ids_by(runs: Runs, key: str) -> dict[str, list[str]]:
     for run_id, value in values.items():
         run_ids.setdefault(plain(value), []).append(run_id)
     return run_ids
+
+
+def as_recorded(value: str, known: Iterable[str]) -> str:
+    """The one of these values that is equal to what was typed: 1e6 is 1000000.0, True is true; else what was typed."""
+    known = list(known)
+    return value if value in known else next((each for each in known if _read(each) == _read(value)), value)
+
+
+def _read(value: str) -> float | str:
+    try:
+        return float(value)
+    except ValueError:
+        return value.lower() if value.lower() in ("true", "false", "null") else value
 
 
 def _skipped_having(runs: Runs, key: str, value: str) -> str:

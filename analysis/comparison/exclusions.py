@@ -10,17 +10,21 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
+from analysis.comparison.compared_run import compared_runs
 from analysis.comparison.counterparts import held_against_one_device, unlike_one_device
 from analysis.comparison.groups import labels
-from analysis.comparison.machine import rests_on_disturbed
+from analysis.comparison.machine import rests_on_disturbed, unlike_contents
+from analysis.comparison.policy import format_differences
 from analysis.metrics import miscounted, per_run, resting_on_disturbed
 from analysis.metrics.epoch_metrics import AS_TEXT, numbered_epochs
 from analysis.same_run import format_skipped
 from analysis.text import listed, number_of_runs
+from parallelbench.store.environment_match import differences
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from analysis.comparison.compared_run import ComparedRun
     from analysis.reader import Runs
 
 MOST = 8
@@ -47,6 +51,8 @@ class Exclusion(Enum):
     RESUMED_ELSEWHERE = "resumed elsewhere", "an attempt ran on another device or in another environment", True
     DETERMINISTIC = "deterministic", "it used deterministic algorithms only", True
     ANOMALY_DETECTION = "anomaly detection", "autograd searched for NaNs", True
+    OTHER_DATA = "other data", "its data set holds something else than that of an earlier repeat"
+    OTHER_ENVIRONMENT = "other environment", "it ran in another environment than an earlier repeat", True
     DISTURBED = "disturbed", "others used its cores or GPUs in half of its steady epochs or more", True
     MISCOUNTED = "miscounted", "the ranks' samples don't add up to the epoch's"
     DUPLICATE = "duplicate", "another run of the same configuration and repeat counts"
@@ -106,6 +112,7 @@ def excluded(runs: Runs) -> pl.DataFrame:
     )  # fmt: skip
     rows = runs.run.with_columns(exclusion=exclusion).drop_nulls("exclusion")
     table = rows.select("run_id", "exclusion", exclusion_detail=detail)
+    table = pl.concat([table, _unlike_repeats(runs, table)])
     return pl.concat([table, _duplicates(runs, table)])
 
 
@@ -123,16 +130,40 @@ def _disturbed(runs: Runs) -> dict[str, str]:
     }
 
 
+def _unlike_repeats(runs: Runs, gone: pl.DataFrame) -> pl.DataFrame:
+    """Repeats of a configuration that are unlike the one that finished first, as two sides must not be: no median is
+    made of both. Code of plugins makes configurations of its own.
+    """
+    known, found = compared_runs(runs), []
+    firsts: dict[tuple[str, str], tuple[ComparedRun, str]] = {}
+    columns = ("run_id", "slug", "group", "configuration")
+    for run_id, slug, *configuration in _in_order(runs, gone).select(columns).rows():
+        run = known[run_id]
+        first, name = firsts.setdefault((configuration[0], configuration[1]), (run, slug))
+        member, unlike = Exclusion.OTHER_DATA, unlike_contents([(first, run)])
+        if not unlike and first.environment is not run.environment:
+            member, unlike = Exclusion.OTHER_ENVIRONMENT, differences(first.environment, run.environment)
+        if unlike:
+            remedy = "forget the runs that were measured by mistake, and submit again"
+            found.append((run_id, member.value, f"{format_differences(unlike)}, in {name} and here: {remedy}"))
+    return pl.DataFrame(found, schema=dict.fromkeys(gone.columns, pl.String), orient="row")
+
+
+def _in_order(runs: Runs, gone: pl.DataFrame) -> pl.DataFrame:
+    """The other runs, with group and configuration, the one that finished first before all others."""
+    finished = numbered_epochs(runs).group_by("run_id").agg(pl.col("finished_at").max()).with_columns(AS_TEXT)
+    rows = runs.run.select("run_id", "slug", "repeat").join(gone, on="run_id", how="anti")
+    rows = rows.join(labels(runs), on="run_id").join(finished, on="run_id", how="left")
+    return rows.sort("finished_at", "slug", nulls_last=True)
+
+
 def _duplicates(runs: Runs, gone: pl.DataFrame) -> pl.DataFrame:
     """Runs with another run's repeat, e.g. if only one checked parity. Pairs are by repeat, so only one run counts.
 
     It is the one that finished first: no later measurement can change which one counts.
     """
-    finished = numbered_epochs(runs).group_by("run_id").agg(pl.col("finished_at").max()).with_columns(AS_TEXT)
-    rows = runs.run.select("run_id", "slug", "repeat").join(gone, on="run_id", how="anti")
-    rows = rows.join(labels(runs), on="run_id").join(finished, on="run_id", how="left")
     key = ("group", "configuration", "repeat")
-    rows = rows.sort("finished_at", "slug", nulls_last=True).with_columns(first=pl.col("slug").first().over(key))
+    rows = _in_order(runs, gone).with_columns(first=pl.col("slug").first().over(key))
     detail = pl.format("{} of the same configuration and repeat counts, which finished first", "first")
     again = rows.filter(pl.int_range(pl.len()).over(key) > 0)
     return again.select("run_id", exclusion=pl.lit(Exclusion.DUPLICATE.value), exclusion_detail=detail)

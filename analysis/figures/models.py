@@ -11,7 +11,7 @@ import polars as pl
 from analysis import text
 from analysis.comparison.baseline import against_one_device, error_of_intervals, limited, refused
 from analysis.comparison.groups import component_labels, groups_across, natural
-from analysis.comparison.policy import BASELINE_LABEL, BASELINE_LABELS
+from analysis.comparison.policy import BASELINE_LABELS
 from analysis.configurations import displayed
 from analysis.figures._chart import drawn, series, with_medians
 from analysis.figures._marks import HOLLOW
@@ -100,14 +100,24 @@ def finding(runs: Runs) -> str:
 
 
 def _speeds(runs: Runs, rows: pl.DataFrame) -> str:
-    shown = []
+    """Each framework has its own configuration on one device."""
+    shown: dict[str, list[str]] = {}
     for (configuration,), members in rows.group_by("configuration", maintain_order=True):
         speed = _against_one_device(runs, members)
         memory = _against_one_device(runs, members, "peak_memory_sum_bytes")
         if speed and configuration not in BASELINE_LABELS:
             taking = f", taking {_ends(memory)} times the memory" if memory else ""
-            shown.append(f"{configuration} trains {_ends(speed)} times as fast, once warm{taking}")
-    return f"beside {BASELINE_LABEL}, {text.listed(shown, most=4, sep='; ')}" if shown else ""
+            told = f"{configuration} trains {_ends(speed)} times as fast, once warm{taking}"
+            shown.setdefault(_baseline(runs, members), []).append(told)
+    return "; ".join(f"beside {of}, {text.listed(those, most=4, sep='; ')}" for of, those in shown.items())
+
+
+def _baseline(runs: Runs, rows: pl.DataFrame) -> str:
+    """The configuration on one device that these rows, some of which have one, are compared with."""
+    pairings = against_one_device(runs)
+    found = (pairings[key].pairs for key in rows.select("group", "configuration").rows() if key in pairings)
+    strategy = next(pairs[0].runs[0].definition["strategy.name"] for pairs in found if pairs)
+    return f"{strategy} × 1"
 
 
 def _against_one_device(runs: Runs, rows: pl.DataFrame, metric: str | None = None) -> list[tuple[Ratio, str]]:

@@ -28,8 +28,6 @@ ORDER = 18
 TITLE = "Predictions by the advisor beside what was measured"
 STEPS, CURVES = "Step (ms): predicted ↑, measured →", "Samples/s ↑, devices →"
 MARKS = "Filled points: measured. Hollow points: predicted. Bars: 90 % intervals of predictions."
-_APART = 0.03
-"""By which share bars of different variants at one number of devices are drawn apart."""
 
 
 def figure(runs: Runs) -> alt.FacetChart | None:
@@ -77,17 +75,14 @@ def _curves(found: Forecast) -> Iterator[dict[str, Any]]:
     for step in found.steps:
         rate = step.run.global_batch_size / step.step_s
         yield _point(step.work, step.variant, step.strategy, step.run.devices) | {"mark": "measured", "y": rate}
-    names = list(dict.fromkeys(each.of.variant for each in found.further))
     joined: set[tuple[str, str]] = set()
     for each in found.further:
         step, batch = each.of, each.run.global_batch_size
-        point = _point(step.work, step.variant, step.strategy, each.run.devices)
-        point["x"] *= 1.0 + _APART * (names.index(step.variant) - (len(names) - 1) / 2.0)
         if (step.work, step.variant) not in joined:
             joined.add((step.work, step.variant))
             start = _point(step.work, step.variant, step.strategy, step.run.devices)
             yield start | {"mark": "start", "y": step.run.global_batch_size / step.step_s}
-        yield point | {
+        yield _point(step.work, step.variant, step.strategy, each.run.devices) | {
             "mark": "predicted",
             "y": batch / each.step_s,
             "low": batch / each.high_s,

@@ -11,6 +11,7 @@ from analysis.metrics import load
 from analysis.metrics.aggregates import aggregates
 from analysis.metrics.schema import epoch_aggregates, per_epoch_columns, run_aggregates
 from analysis.metrics.token_metrics import in_nats, perplexity
+from analysis.published import finite
 from parallelbench.store.records import TABLES
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def numbered_epochs(runs: Runs) -> pl.DataFrame:
     raw = runs.epochs.columns
     rows = _epochs(runs, *raw).join(_in_nats(runs), on="run_id", how="left", maintain_order="left")
     rows = rows.with_columns(perplexity=pl.when("in_nats").then(perplexity("test_loss")))
-    return rows.select(*raw, *derived)
+    return finite(rows.select(*raw, *derived))
 
 
 def _in_nats(runs: Runs) -> pl.DataFrame:
@@ -84,7 +85,7 @@ def _epochs(runs: Runs, *columns: str) -> pl.DataFrame:
             warm_up=pl.col("epoch") == pl.col("epoch").min().over("run_id", "attempt"),
         )
     )
-    return load.judged_in_pools(epochs, lambda: numbered(runs, "ranks", "epoch", "rank", *load.OF_POOLS))
+    return load.judged_in_pools(finite(epochs), lambda: numbered(runs, "ranks", "epoch", "rank", *load.OF_POOLS))
 
 
 @lru_cache(maxsize=2)

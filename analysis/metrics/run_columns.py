@@ -131,7 +131,8 @@ PER_RUN = (
     Column(
         "end_to_end_time_s",
         "float64",
-        "preprocess_time_s + total_time_s: from the stored training set to the end of the training",
+        "preprocess_time_s, without executions after the first, + total_time_s: from the stored training set to the "
+        "end of the training",
         "s",
         null=f"nothing was preprocessed or trained, {_SEVERAL}",
         repeats=Over.MEDIAN,
@@ -241,6 +242,7 @@ PER_RUN = (
         "gpu_hours",
         "float64",
         "devices × total_time_s ÷ 3600: start-up and training, without parity check and evaluation",
+        "h",
         null=f"no GPU, or {_SEVERAL}",
         repeats=Over.MEDIAN,
         heading="GPU-hours of a run",

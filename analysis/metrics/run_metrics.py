@@ -11,7 +11,7 @@ from analysis.metrics.aggregates import aggregate, aggregates
 from analysis.metrics.epoch_metrics import AS_TEXT, measured, numbered, run_and
 from analysis.metrics.schema import per_run_columns, row_aggregates, run_aggregates
 from analysis.metrics.token_metrics import in_nats, model_flop_per_token, peak_flop_per_s, perplexity
-from analysis.published import TYPES
+from analysis.published import TYPES, finite
 from parallelbench.store.check_tables import CLOSING
 from parallelbench.store.columns import Over
 
@@ -48,10 +48,18 @@ def per_run(runs: Runs) -> pl.DataFrame:
     )  # fmt: skip
     joined = numbered(runs, "run", *(name for name in runs.run.columns if name != "run_id"))
     of_rows = [_over_rows(runs, table, pairs) for table, pairs in row_aggregates().items()]
-    for part in (epochs, _memory(runs), _communication(runs), _parity(runs), _checks(runs), *of_rows):
+    for part in (
+        epochs,
+        _prepared_again(runs),
+        _memory(runs),
+        _communication(runs),
+        _parity(runs),
+        _checks(runs),
+        *of_rows,
+    ):
         joined = joined.join(part, on="run_id", how="left", maintain_order="left")
     typed = (pl.col(column.name).cast(TYPES[column.type]) for column in per_run_columns())
-    return _derive(joined).select(AS_TEXT, *typed)
+    return finite(_derive(finite(joined)).select(AS_TEXT, *typed))
 
 
 def _count_known(flags: pl.Expr) -> pl.Expr:
@@ -90,7 +98,7 @@ def _derive(joined: pl.DataFrame) -> pl.DataFrame:
             )
         )
         .with_columns(
-            end_to_end_time_s=pl.col("preprocess_time_s") + pl.col("total_time_s"),
+            end_to_end_time_s=pl.col("preprocess_time_s") - pl.col("_again_s").fill_null(0) + pl.col("total_time_s"),
             least_flop_per_s=pl.col("least_flop_per_sample") * pl.col("throughput_samples_per_s") / pl.col("devices"),
             throughput_with_startup_samples_per_s=pl.col("_all_samples") / pl.col("total_time_s"),
             gpu_hours=pl.when(pl.col("device_type") == "cuda").then(
@@ -112,6 +120,13 @@ def _of_tokens(rows: pl.DataFrame) -> pl.DataFrame:
         mfu=pl.col("model_flop_per_token") * pl.col("tokens_per_s") / (pl.col("devices") * pl.col("peak_flop_per_s")),
         final_perplexity=perplexity("final_loss_per_token"),
     )
+
+
+def _prepared_again(runs: Runs) -> pl.DataFrame:
+    """What a run's executions after the first took: training needs one."""
+    again = numbered(runs, "preprocess", "execution", "execution_time_s", "write_s").filter(pl.col("execution") > 1)
+    took_s = pl.col("execution_time_s") + pl.col("write_s").fill_null(0)
+    return again.group_by("run_id").agg(took_s.sum().alias("_again_s"))
 
 
 @lru_cache(maxsize=8)

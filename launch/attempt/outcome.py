@@ -107,7 +107,7 @@ def _parity_reason(rows: list[dict[str, Any]], whom: str) -> str:
     )
 
 
-def judge(attempt: Attempt, processes: int, returncode: int) -> tuple[OutcomeName, str]:
+def judge(attempt: Attempt, processes: int, returncode: int, *, nodes: int = 1) -> tuple[OutcomeName, str]:
     """Outcome and reason of processes that ended without finishing the run.
 
     Ranks that stopped on request have recorded that last. Else the earliest error of a rank counts, except errors that
@@ -117,6 +117,11 @@ def judge(attempt: Attempt, processes: int, returncode: int) -> tuple[OutcomeNam
     if (reason := stopped(attempt)) is not None:
         return "timeout", reason
     errors = sorted(rank_errors(attempt, processes), key=lambda error: error.time)
+    if not errors and (unread := _unread(attempt, processes)):
+        return "storage", (
+            f"trained to its end, but the journal of {_ranks(unread)} can't be read, or not to its end: submitting "
+            "again looks once more, and trains only where it is still so"
+        )
     own = [error for error in errors if error.kind not in ("peer", "waited", "heartbeat")]
     if own:
         where = f"rank {own[0].rank}: " if processes > 1 else ""
@@ -125,7 +130,7 @@ def judge(attempt: Attempt, processes: int, returncode: int) -> tuple[OutcomeNam
     gave_up = {error.rank for error in errors if error.kind == "heartbeat"}
     waited = {error.rank for error in errors if error.kind == "waited"} | _aborted_by_nccl(attempt) | gave_up
     silent = sorted(set(range(processes)) - {error.rank for error in errors} - waited)
-    codes = exit_codes(attempt, processes, returncode)
+    codes = exit_codes(attempt, processes, returncode, nodes=nodes)
     if waited and silent and all(codes.get(rank, 0) >= 0 for rank in silent):
         hang = "hangs" if len(silent) == 1 else "hang"
         whom = "it" if len(silent) == 1 else "them"
@@ -144,10 +149,10 @@ def judge(attempt: Attempt, processes: int, returncode: int) -> tuple[OutcomeNam
     )
 
 
-def interrupted(attempt: Attempt, processes: int, signal_name: str) -> tuple[OutcomeName, str]:
+def interrupted(attempt: Attempt, processes: int, signal_name: str, *, nodes: int = 1) -> tuple[OutcomeName, str]:
     """Outcome and reason of an attempt that was ended, perhaps because a rank had failed on another node."""
     if any(error.kind != "peer" for error in rank_errors(attempt, processes)):
-        return judge(attempt, processes, 1)
+        return judge(attempt, processes, 1, nodes=nodes)
     return "killed", f"interrupted by {signal_name}"
 
 
@@ -173,6 +178,15 @@ def rank_errors(attempt: Attempt, processes: int) -> list[RankError]:
     return errors
 
 
+def _unread(attempt: Attempt, processes: int) -> list[int]:
+    """The ranks whose journals have fewer epochs than rank 0 has finished; none where it did not come to its end."""
+    journals = [read_entries(attempt.path / f"journal-rank{rank}.jsonl") for rank in range(processes)]
+    if not any(entry.get("event") == "finished" for entry in journals[0]):
+        return []
+    epochs = sum(entry.get("table") == "epochs" for entry in journals[0])
+    return [r for r, rows in enumerate(journals) if sum(row.get("table") == "ranks" for row in rows) < epochs]
+
+
 def _aborted_by_nccl(attempt: Attempt) -> set[int]:
     return {int(rank) for log in _logs(attempt) for rank in _NCCL_WAITED.findall(log.read_bytes())}
 
@@ -193,12 +207,14 @@ def _ranks(ranks: Iterable[int]) -> str:
     return " and ".join(f"rank {rank}" for rank in sorted(ranks))
 
 
-def exit_codes(attempt: Attempt, processes: int, returncode: int) -> dict[int, int]:
-    """Exit codes per rank as far as they are known; torchrun prints those of the ranks that failed by themselves."""
+def exit_codes(attempt: Attempt, processes: int, returncode: int, *, nodes: int = 1) -> dict[int, int]:
+    """Exit codes per rank as far as they are known; torchrun prints those of the ranks that failed by themselves, on
+    each node in its log, which may be missing.
+    """
     if processes == 1:
         return {0: returncode}
     logs = {0: attempt.log} | {_node(path): path for path in attempt.path.glob("log-node*.txt")}
-    per_node = processes // len(logs)
+    per_node = processes // nodes
     return {
         node * per_node + rank: code
         for node, path in logs.items()

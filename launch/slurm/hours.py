@@ -53,10 +53,17 @@ def most_seconds(launcher: SlurmLauncher) -> float:
     return 60.0 * launcher.time_limit_min * launcher.attempts
 
 
-def used(submission: Submission, attempts: Sequence[Attempt]) -> Hours:
-    """Device-hours used by those attempts that jobs started. A job's own start and end are not included."""
-    own = [attempt for attempt in attempts if (supervisor := attempt.supervisor()) is not None and supervisor.job]
-    return Hours.of(sum(map(seconds, own)), devices=submission.devices, gpus=submission.asks_for_gpus)
+def used(submissions: Sequence[Submission], attempts: Sequence[Attempt]) -> Hours:
+    """Device-hours used by those attempts that jobs started. A job's own start and end are not included.
+
+    `submissions` are all of the run. Each attempt had the devices of its own one; if its record is gone, of the last.
+    """
+    by_token, total = {each.token: each for each in submissions}, Hours()
+    for attempt in attempts:
+        if (supervisor := attempt.supervisor()) is not None and supervisor.job:
+            own = by_token.get(supervisor.job.partition(".")[0], submissions[-1])
+            total += Hours.of(seconds(attempt), devices=own.devices, gpus=own.asks_for_gpus)
+    return total
 
 
 def left(

@@ -194,7 +194,7 @@ def _hours(tracker: Tracker, statuses: Mapping[RunFolder, JobStatus]) -> Iterato
         if latest is None:
             continue
         (submission, task), attempts = latest, folder.attempts()
-        yield used(submission, attempts), Hours()
+        yield used([each for each, _ in tracker.jobs[folder.path.name]], attempts), Hours()
         if status.live or status.label == "running":
             queued = status.queued
             running = queued.state not in WAITING if queued is not None else status.label == "running"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -21,8 +22,16 @@ VERSION = 1
 
 
 def print_json(kind: str, **fields: Any) -> None:
-    """Print one object; infinity and NaN, which JSON can't hold, are refused rather than written."""
-    print(json.dumps({"kind": kind, "version": VERSION, **fields}, allow_nan=False))
+    """Print one object; infinity and NaN, which JSON can't hold, are null."""
+    print(json.dumps({"kind": kind, "version": VERSION, **{name: _finite(value) for name, value in fields.items()}}))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if isfinite(value) else None
+    if isinstance(value, dict):
+        return {name: _finite(item) for name, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def plan_row(run: RunConfig, name: str, *, state: str, reason: str, processes: int | None) -> dict[str, Any]:

@@ -143,13 +143,13 @@ def _comparison(folders: Sequence[str], extension: Extension, *, by: str | None,
 
 def _choice(by: str, runs: Runs) -> tuple[str, str, str]:
     """The key and its two values, e.g. of `strategy=ddp,fsdp`. Values may have commas, too."""
-    from analysis.comparison.by_key import run_ids_by
+    from analysis.comparison.by_key import as_recorded, run_ids_by
 
     key, _, values = by.partition("=")
     splits = [(values[:at], values[at + 1 :]) for at, letter in enumerate(values) if letter == ","]
     if len(splits) > 1:
         known = run_ids_by(runs, key)
-        splits = [split for split in splits if known.keys() >= set(split)]
+        splits = [split for split in splits if known.keys() >= {as_recorded(value, known) for value in split}]
     one, other = splits[0] if len(splits) == 1 else ("", "")
     if not (key and one and other) or one == other:
         found = f"; values of {key} here: {', '.join(sorted(run_ids_by(runs, key)))}" if key else ""

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, NamedTuple, get_args
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 Kind = Literal["gradient", "activation", "parameter"]
 """gradient: of parameters. activation: values between layers, and their gradients. parameter: weights and buffers."""
@@ -38,6 +42,20 @@ class Traffic:
     def reduce_scatter(self, kind: Kind, size_bytes: float, ranks: int) -> None:
         """A sum of `size_bytes`, of which every rank receives an n-th: (n−1)/n · M."""
         self.send(kind, (ranks - 1) / ranks * size_bytes)
+
+    @contextmanager
+    def apart(self) -> Iterator[Traffic]:
+        """Count what is sent meanwhile in what this yields, once it ends, and not here."""
+        before, sent = replace(self), Traffic()
+        yield sent
+        for kind in KINDS:
+            sent.send(kind, getattr(self, kind) - getattr(before, kind))
+            setattr(self, kind, getattr(before, kind))
+
+    def add(self, sent: Traffic) -> None:
+        """What was counted apart."""
+        for kind in KINDS:
+            self.send(kind, getattr(sent, kind))
 
     def take(self) -> dict[str, int]:
         """Return the columns of `ranks` and reset the counts to zero."""

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from parallelbench.marks.traffic import Traffic
     from parallelbench.models.options import Norm
 
 
@@ -44,6 +45,8 @@ class SyncBatchNorm(nn.BatchNorm2d):
 
     process_group: dist.ProcessGroup | None = None
     """The ranks that share statistics; set by `synchronize_norms`."""
+    traffic: Traffic | None = None
+    """The replica's, where each message is counted as it is sent; set by `report_norms`."""
 
     def __init__(self, num_features: int) -> None:
         super().__init__(num_features)
@@ -55,7 +58,9 @@ class SyncBatchNorm(nn.BatchNorm2d):
         self._check_input_dim(x)
         # bf16 and fp16 inputs (autocast) are summed in fp32, as the native kernels do.
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        mean, squares, count = _global_moments(wide, self.process_group)
+        # Compiled code counts nothing: `count_compiled_norms` does.
+        traffic = None if torch.compiler.is_compiling() else self.traffic
+        mean, squares, count = _global_moments(wide, self.process_group, traffic)
         self._update_running(mean.detach(), squares.detach(), count)
         scale = self.weight * torch.rsqrt(squares / count + self.eps)
         return ((wide - _per_channel(mean)) * _per_channel(scale) + _per_channel(self.bias)).to(x.dtype)
@@ -80,11 +85,27 @@ def synchronize_norms(module: nn.Module, process_group: dist.ProcessGroup | None
             layer.process_group = process_group
 
 
+def report_norms(module: nn.Module, traffic: Traffic) -> None:
+    """Let all `SyncBatchNorm` layers of a module count what they send."""
+    for layer in module.modules():
+        if isinstance(layer, SyncBatchNorm):
+            layer.traffic = traffic
+
+
+def count_compiled_norms(module: nn.Module, traffic: Traffic) -> None:
+    """Count what `SyncBatchNorm` layers send in a forward and a backward pass that are compiled."""
+    for layer in module.modules():
+        if isinstance(layer, SyncBatchNorm) and layer.process_group is not None:
+            ranks = layer.process_group.size()
+            row_bytes = (2 * layer.num_features + 1) * torch.promote_types(layer.weight.dtype, torch.float32).itemsize
+            traffic.all_reduce("activation", 2 * ranks * row_bytes, ranks)
+
+
 def _per_channel(values: Tensor) -> Tensor:
     return values.view(1, -1, 1, 1)
 
 
-def _global_moments(x: Tensor, group: dist.ProcessGroup) -> tuple[Tensor, Tensor, Tensor]:
+def _global_moments(x: Tensor, group: dist.ProcessGroup, traffic: Traffic | None) -> tuple[Tensor, Tensor, Tensor]:
     """Return the mean, the sum of centred squares (both of shape (channels,)) and the count over all ranks.
 
     The difference of Σx² and (Σx)²/n would lose all digits in fp32 where the mean is large beside the spread.
@@ -98,7 +119,7 @@ def _global_moments(x: Tensor, group: dist.ProcessGroup) -> tuple[Tensor, Tensor
     row = torch.cat([mean, var * count, mean.new_full((1,), count)])
     ranks, rank = dist.get_world_size(group), dist.get_rank(group)
     table = torch.cat([row.new_zeros(rank, row.numel()), row[None], row.new_zeros(ranks - rank - 1, row.numel())])
-    table = _summed_over(table, group)
+    table = _summed_over(table, group, traffic)
     means, squares, counts = table[:, :channels], table[:, channels:-1], table[:, -1:].detach()
     total = counts.sum()
     merged = (means * counts).sum(0) / total
@@ -109,17 +130,19 @@ class _AllReduceSum(torch.autograd.Function):
     """The sum over the ranks. Each rank's input adds to each rank's output, so gradients are summed, too."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
-        ctx.group = group
+    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup, traffic: Traffic | None) -> Tensor:
+        ctx.group, ctx.traffic = group, traffic
         total = x.detach().clone(memory_format=torch.contiguous_format)
         dist.all_reduce(total, group=group)
+        if traffic is not None:
+            traffic.all_reduce("activation", total.nbytes, group.size())
         return total
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return _summed_over(grads[0], ctx.group), None
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        return _summed_over(grads[0], ctx.group, ctx.traffic), None, None
 
 
-def _summed_over(x: Tensor, group: dist.ProcessGroup) -> Tensor:
-    total: Tensor = _AllReduceSum.apply(x, group)
+def _summed_over(x: Tensor, group: dist.ProcessGroup, traffic: Traffic | None) -> Tensor:
+    total: Tensor = _AllReduceSum.apply(x, group, traffic)
     return total

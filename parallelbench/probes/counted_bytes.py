@@ -29,7 +29,8 @@ _CALLED_BY_THREADS = (
 )
 """Of torch.distributed, what threads call that are not autograd's. `isend` must stay itself: `P2POp` compares it."""
 _CONTROL_BYTES = 1024
-"""Smaller messages are statistics of norms, shapes and scalars, which the columns of bytes leave out."""
+"""Smaller messages are shapes and scalars, which the columns of bytes leave out, and statistics and biases, which they
+have."""
 
 
 class CountedBytes:

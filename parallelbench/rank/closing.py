@@ -129,7 +129,7 @@ class ClosingCheck:
     def _bytes(self, reported: float, counted: CountedBytes, *, sent: Sequence[Sent]) -> None:
         """Hold the bytes per step that strategies report, here and in every epoch, against those counted.
 
-        Small messages may be in the report or not: statistics of norms and control messages are not, biases are.
+        Small messages may be in the report or not: control messages are not, biases and statistics of norms are.
         Early epochs may have sent more (what is sent once), but not less.
         """
         gloo_bytes = math.nan if counted.gloo_bytes is None else counted.gloo_bytes

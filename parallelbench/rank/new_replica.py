@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from parallelbench.errors import ConfigError
+from parallelbench.models.norms import report_norms
 from parallelbench.models.recomputation import recomputing
 from parallelbench.spec.replica import Replica
 
@@ -24,6 +25,7 @@ _REFERENCE = ("evaluate", "full_gradients", "full_state_dict", "step")
 
 def new_replica(model: nn.Sequential, run: RunConfig, world: World) -> Replica:
     """This rank's replica of a model on the CPU, by the run's strategy; `model` is consumed."""
+    layers = list(model)  # which the strategy may take apart
     replica = run.strategy.prepare(recomputing(model, run), run, world)
     names = {*Replica.__annotations__, *(name for name in vars(Replica) if not name.startswith("_"))}
     if lacking := _lacking(replica, names - _SOMETIMES):
@@ -32,6 +34,8 @@ def new_replica(model: nn.Sequential, run: RunConfig, world: World) -> Replica:
             "replica; BaseReplica of parallelbench.strategies.parts.base_replica has most of it, ModuleReplica of "
             "parallelbench.strategies.parts.replicas all (docs/adding-a-strategy.md)"
         )
+    for layer in layers:
+        report_norms(layer, replica.traffic)
     return replica
 
 

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 CONFIGURATION_VERSION = 3
 """Version of what a configuration means; part of every run id. Results have their own, `TABLES_VERSION`."""
 
+PLACES = ("results", "launcher", "site", "sweep_name")
+"""Keys that say where a run takes place, and where its result is kept: what is measured is the same everywhere."""
+
 
 def canonical_json(value: Any) -> str:
     """JSON with sorted keys and no spaces: equal for equal configurations."""
@@ -24,7 +27,7 @@ def canonical_json(value: Any) -> str:
 def run_id(run: RunConfig) -> str:
     """sha256 of what defines the experiment, without paths, launcher, site and sweep."""
     identity = to_mapping(run)
-    for key in ("results", "launcher", "site", "sweep_name"):
+    for key in PLACES:
         del identity[key]
     identity.pop("same_plugin", None)
     del identity["measure"]["probe"]  # it measures the machine, before and after the training

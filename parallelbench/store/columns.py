@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 Type = Literal["string", "int32", "int64", "float64", "bool"]
 """As Arrow names it."""
-Unit = Literal["s", "bytes", "samples/s", "tokens/s", "bytes/s", "flop/s", "J", "W", "Hz", "°C", "share"]
+Unit = Literal["s", "h", "bytes", "samples/s", "tokens/s", "bytes/s", "flop/s", "J", "W", "Hz", "°C", "share"]
 """The name says it, too (`_s`, `_bytes`, …). A share is from 0 to 1."""
 Place = Literal["configurations", "energy", "runs"]
 """A table of the report's page."""

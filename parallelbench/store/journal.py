@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from parallelbench.store.attempt import AttemptInfo, decoded
 from parallelbench.store.durable import storage_errors
 from parallelbench.store.epoch_columns import Samples, columns
 from parallelbench.store.journals import Journals
@@ -145,22 +146,24 @@ def read_tables(attempt_dir: Path, *, with_telemetry: bool = True) -> tuple[Tabl
     """Rows per table, but for telemetry's, and events of an attempt; of epochs, only those that finished on every rank.
 
     An epoch is finished when rank 0 has written its row of `epochs`, which it does only after every rank's rows of
-    that epoch are durable; if a damaged disk has lost one of them since, the epoch is omitted. NaN and
-    infinity, which JSON can't hold, become null. Telemetry's columns are added to the rows of `epochs` unless
-    `with_telemetry` is False: the samples of a long run take a while to read.
+    that epoch are durable; if one of them can't be read since, of all ranks that the attempt was started with, the
+    epoch is omitted from every table. Journals are opened by their names: a listing may come late. NaN and infinity,
+    which JSON can't hold, become null. Telemetry's columns are added to the rows of `epochs` unless `with_telemetry`
+    is False: the samples of a long run take a while to read.
     """
     tables: Tables = {table: [] for table in TABLES if table != "telemetry"}
     events: list[Row] = []
-    journals = sorted(attempt_dir.glob("journal-rank*.jsonl"))
-    for path in journals:
-        for entry in read_entries(path):
+    info: AttemptInfo | None = decoded(attempt_dir / "attempt.json", AttemptInfo)
+    ranks = range(0 if info is None else info.processes)
+    for rank in ranks:
+        for entry in read_entries(attempt_dir / f"journal-rank{rank}.jsonl"):
             if "event" in entry:
                 events.append(entry)
             elif entry["table"] in tables:
                 tables[entry["table"]].append(entry["row"])
     reported = Counter(row["epoch"] for row in tables["ranks"])
-    finished = {row["epoch"] for row in tables["epochs"] if reported[row["epoch"]] == len(journals)}
-    for table in ("epochs", "ranks", "steps", "pushes"):
+    finished = {row["epoch"] for row in tables["epochs"] if reported[row["epoch"]] == len(ranks)}
+    for table in (table for table in tables if "epoch" in _COLUMNS[table]):
         tables[table] = [row for row in tables[table] if row["epoch"] in finished]
     if with_telemetry:
         _add_telemetry(tables, events, _telemetry(attempt_dir, tables["ranks"]))

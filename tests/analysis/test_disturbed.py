@@ -11,11 +11,12 @@ import pytest
 from rich.console import Console
 
 from analysis import load, summary_table
-from analysis.cells import DISTURBED_MARK
+from analysis.cells import DISTURBED_MARK, cells
 from analysis.comparison.exclusions import disturbed_lines, excluded, format_exclusions
 from analysis.configurations import displayed, summary
 from analysis.figures import draw
 from analysis.figures._marks import DISTURBED
+from analysis.metrics.schema import page_columns
 from analysis.notes import headline
 from analysis.report import render
 from parallelbench.cli import main
@@ -69,6 +70,12 @@ def test_times_are_shown_and_no_verdict(tmp_path: Path, busy: tuple[dict[str, An
     page = render(runs, [])
     assert page.count(first) == 2, "in the headline, and among the warnings"
     assert (f"10.2{DISTURBED_MARK}" in page, f"5.25{DISTURBED_MARK}" in page) == tuple(map(bool, busy))
+
+
+def test_hours_of_gpus_are_marked_as_the_times_that_they_are_made_of() -> None:
+    (column,) = (each for each in page_columns("energy") if each.name == "gpu_hours")
+    for disturbed, shown in ((True, f"0.250{DISTURBED_MARK}"), (False, "0.250")):
+        assert [each.shown for each in cells({"gpu_hours": 0.25, "disturbed": disturbed}, [column])] == [shown]
 
 
 def test_the_command_that_forgets_them_can_be_pasted(tmp_path: Path) -> None:

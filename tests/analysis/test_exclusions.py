@@ -8,10 +8,12 @@ import pytest
 
 from analysis import by, compare, format_exclusions, load
 from analysis.comparison import gate as gates
+from analysis.configurations import facts, learning, summary
 from parallelbench import cli
 from parallelbench.errors import ConfigError
 from tests.analysis.factory import Fake, config, failed, published
 from tests.analysis.test_compare import steady
+from tests.faults import fault
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -50,6 +52,35 @@ def whole(root: Path) -> Runs:
 
 
 # --- what does not count
+
+
+@fault(
+    "numbers",
+    "What is measured changes between repeats",
+    injection="a data set of one's own is exchanged after the first repeat; another time, torch is",
+    outcome="later repeats do not count beside the first; the report names what differs; nothing is pooled",
+)
+def test_repeats_that_are_unlike_are_not_pooled(tmp_path: Path) -> None:
+    newer = Fake.environment.replace("2.15.0", "2.16.0")
+    for repeat, share in enumerate((1.0, 0.375, 0.5)):
+        learned: dict[str, Any] = {"test_accuracy": lambda epoch, share=share: share}
+        fake = {"data_sha256": str(min(repeat, 1)) * 64, "started_at": Fake.started_at + 1e5 * repeat}
+        published(config(tmp_path / "data", repeat=repeat), Fake(**learned, **fake))  # type: ignore[arg-type]
+        fake = {"environment": newer if repeat else Fake.environment, "started_at": Fake.started_at + 1e5 * repeat}
+        published(config(tmp_path / "torch", repeat=repeat), Fake(**learned, **fake))  # type: ignore[arg-type]
+    runs = load(tmp_path / "data")
+    (row,) = summary(runs).to_dicts()
+    assert (row["repeats"], row["runs"], row["final_test_accuracy"]) == (1, 3, 1.0)
+    assert format_exclusions(runs) == ["single × 1: 2 of 3 runs do not count (2 other data)."]
+    assert set(learning(runs, test="test_accuracy", training="train_accuracy")["repeat"]) == {0}
+    (detail,) = facts(runs)["exclusion_detail"].drop_nulls().unique()
+    assert detail.startswith(f"data_sha256: {'0' * 64} and {'1' * 64}, in ")
+    assert "forget the runs that were measured by mistake" in detail
+    runs = load(tmp_path / "torch")
+    (row,) = summary(runs).to_dicts()
+    assert (row["repeats"], row["exclusions"]) == (1, "2 other environment")
+    assert facts(runs)["exclusion_detail"].drop_nulls()[0].startswith("packages.torch: 2.15.0 and 2.16.0, in ")
+    assert set(learning(runs, test="test_accuracy", training="train_accuracy")["repeat"]) == {0, 1, 2}, "times alone"
 
 
 def test_what_does_not_count_is_told_by_configuration_and_reason(tmp_path: Path) -> None:

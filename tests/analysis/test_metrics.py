@@ -327,7 +327,7 @@ def test_a_run_that_never_trained_has_nothing(tmp_path: Path) -> None:
     failed(config(tmp_path), "error", "no module", epochs=0, fake=Fake(parity_passed=None))
     row = per_run(load(tmp_path)).row(0, named=True)
     measured = {name for name, value in row.items() if value is not None}
-    assert measured == {"run_id", "epochs_finished", "startup_without_parity_s", "checks_made", "closed"}
+    assert measured == {"run_id", "epochs_finished", "startup_without_parity_s", "closed"}
     assert row["epochs_finished"] == 0
     assert [name for name in row if name != "run_id"] == [column.name for column in per_run_columns()]
 

@@ -15,6 +15,7 @@ from analysis.reader import Runs
 from parallelbench.models.layer_counts import encode
 from tests.advisor.test_sweep_evidence import LAYERS, PROBES, SECONDS, SLOWER
 from tests.analysis.factory import Fake, config, published
+from tests.faults import fault
 
 
 def measured(folder: Path, model: str, strategy: str, devices: int, **facts: Any) -> None:
@@ -57,6 +58,21 @@ def test_measured_points_are_measured_and_what_lies_beyond_is_labelled_a_predict
     assert f"{len(forecast(runs).check.steps)} of 6 measured configurations" in text
     assert "Prediction, not measured: ddp × 32" in text
     assert "their network is assumed" in text
+
+
+@fault(
+    "numbers",
+    "Several strategies at one number of devices",
+    injection="two strategies, each predicted on the same numbers of devices",
+    outcome="each point stands at, and its tooltip says, the devices that it has",
+)
+def test_predictions_stand_at_the_devices_that_they_have(tmp_path: Path) -> None:
+    for model in LAYERS:
+        for strategy, devices in (("single", 1), ("ddp", 2), ("ddp", 4), ("fsdp", 2), ("fsdp", 4)):
+            measured(tmp_path, model, strategy, devices)
+    beyond = [row for row in drawn(load(tmp_path)) if row["place"] == 1 and row["mark"] == "predicted"]
+    assert {row["variant"] for row in beyond} == {"ddp", "fsdp"}
+    assert all(row["configuration"] == f"{row['variant']} × {row['x']:g}" for row in beyond)
 
 
 def test_no_prediction_has_seen_its_own_measurement(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import csv
+import json
 import math
+import re
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
+import polars as pl
+import polars.selectors as cs
 import pytest
 
-from analysis import load, per_epoch, per_run, report, summary, write_report
+from analysis import load, per_epoch, per_run, report, summary, text, write_report
 from analysis.figures import token_rates
 from analysis.metrics.token_columns import OF_TOKENS
+from analysis.terminal_table import summary_table
+from parallelbench import cli
 from parallelbench.models.layer_counts import LayerCount, encode
+from parallelbench.store.records import TABLES_VERSION
 from tests.analysis.factory import Fake, config, published
 from tests.analysis.test_compact import rewrite
+from tests.faults import fault
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from parallelbench.store.folder import RunFolder
@@ -59,6 +69,55 @@ def language_model(root: Path, *, speeds: dict[str, Any] = SPEEDS, **changes: An
         epoch_time_s=lambda epoch, rank: 5.0 if epoch == 1 else 2.0, test_loss=losses.__getitem__, speeds=speeds, **kind
     )  # fmt: skip
     return published(run, fake)
+
+
+@fault(
+    "numbers",
+    "Numbers that are not finite",
+    injection="NaN and infinities in all tables of a result, epochs of no length, a loss that overflows",
+    outcome="they are shown as not measured, in page, figures, tables, terminal and JSON; the report is whole",
+)
+@pytest.mark.slow
+def test_numbers_that_are_not_finite_end_no_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for repeat in range(3):
+        for strategy, devices in (("single", 1), ("ddp", 2)):
+            run = config(tmp_path, model="gpt_tiny", data="tokens", epochs=4, repeat=repeat, strategy=strategy)
+            run = msgspec.structs.replace(run, devices=devices)
+            time_s = 0.0 if repeat == 2 else 2.0
+            fake = Fake(epoch_time_s=lambda epoch, rank, s=time_s: s, test_loss=lambda epoch: 1e6, speeds=SPEEDS)  # type: ignore[misc]
+            folder = published(run, fake)
+            if repeat == 1:
+                rewrite(folder, TABLES_VERSION, _not_finite)
+    runs = load(tmp_path)
+    for frame in (per_run(runs), per_epoch(runs), *runs.tables.values()):
+        assert all(column.is_finite().all() for column in frame.select(cs.float()))
+    assert columns_of(tmp_path)["final_perplexity"] is None
+    page = write_report(tmp_path, tmp_path / "report")
+    for drawn in report.draw(runs):
+        json.dumps(drawn.chart and drawn.chart.to_dict(), allow_nan=False)
+    assert not re.search(r"\b(inf|nan)\b", "".join(path.read_text() for path in page.parent.rglob("*.[ct][se][vx]")))
+    summary_table(runs)
+    assert cli.main(["compare", str(tmp_path), "--by", "configuration=single × 1,ddp × 2", "--json"]) in (0, 1, 2)
+    json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+
+
+def _not_finite(tables: dict[str, pl.DataFrame]) -> dict[str, pl.DataFrame]:
+    """NaN, infinity and its negative in turn, in place of all numbers with a fraction."""
+    odd = pl.Series([math.nan, math.inf, -math.inf])
+    return {
+        table: frame.with_columns(
+            odd.gather(np.arange(frame.height) % 3).alias(name) for name in frame.select(cs.float()).columns
+        )
+        for table, frame in tables.items()
+    }
+
+
+@pytest.mark.parametrize(
+    "written", [text.number, text.seconds, text.percent, text.mebibytes, text.sent, text.scientific]
+)
+def test_a_number_that_is_not_finite_is_written_as_it_is(written: Callable[[float], str]) -> None:
+    assert [written(value)[:3].strip("\u202f%s") for value in (math.nan, math.inf, -math.inf)] == ["NaN", "∞", "−∞"]
+    assert text.interval(math.inf, 1.0, math.inf) == "∞ (interval wider than a factor of 100)"
 
 
 def columns_of(root: Path) -> dict[str, Any]:

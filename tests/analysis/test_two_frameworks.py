@@ -9,6 +9,7 @@ import pytest
 
 from analysis import by, load, summary
 from analysis.comparison.speed import SpeedVerdict
+from analysis.figures import models
 from analysis.notes import warnings
 from tests.analysis.factory import Fake, config, published
 from tests.analysis.test_compare import steady
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 TIMES_S = {"single": 10.0, "ddp": 5.0, "tf_single": 30.0, "tf_multi_worker": 16.0}
 
 
-def measured(root: Path, *strategies: str) -> Runs:
+def measured(root: Path, *strategies: str, model: str = "cnn_small") -> Runs:
     """Six repeats; TensorFlow's workers have addresses of their own in each."""
     for repeat in range(6):
         for strategy in strategies:
@@ -34,7 +35,7 @@ def measured(root: Path, *strategies: str) -> Runs:
             if strategy == "tf_multi_worker":
                 whole["variables"]["TF_CONFIG"] = f'{{"cluster": {{"worker": ["127.0.0.1:{repeat}"]}}}}'
             devices = 1 if strategy.endswith("single") else 2
-            run = config(root, repeat=repeat, strategy=strategy, devices=devices)
+            run = config(root, repeat=repeat, strategy=strategy, devices=devices, model=model)
             published(run, steady(TIMES_S[strategy] + repeat / 10, environment=json.dumps(whole), parity_passed=True))
     return load(root)
 
@@ -56,3 +57,12 @@ def test_a_framework_without_one_device_is_named(tmp_path: Path) -> None:
     lines = [line for line in warnings(measured(tmp_path, "single", "ddp", "tf_multi_worker")) if "No speed-up" in line]
     assert len(lines) == 1
     assert "in tensorflow: no counted run of strategy=tf_single devices=1 did the same work" in lines[0]
+
+
+@pytest.mark.slow
+def test_models_are_told_beside_their_frameworks_own_device(tmp_path: Path) -> None:
+    for model in ("mlp", "cnn_small"):
+        measured(tmp_path, *TIMES_S, model=model)
+    both, other = models.finding(load(tmp_path)).splitlines()[0].split("; beside ")
+    assert both.startswith("Beside single × 1, ddp × 2 trains ")
+    assert other.startswith("tf_single × 1, tf_multi_worker × 2 trains ")

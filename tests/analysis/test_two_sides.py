@@ -188,6 +188,16 @@ def test_the_values_that_a_key_has_are_named(
     assert words in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("given", ["optimizer.lr=0.1,1e6", "optimizer.lr=1e-1,1000000", "optimizer.lr=0.10,1000000.0"])
+def test_values_are_those_that_are_equal(tmp_path: Path, capsys: pytest.CaptureFixture[str], given: str) -> None:
+    for rate in (0.1, 1e6):
+        for repeat in range(3):
+            fake = steady(10.0 if rate < 1 else 5.0, started_at=Fake.started_at + 1e5 * repeat + rate / 50)
+            published(config(tmp_path, repeat=repeat, optimizer={"name": "sgd", "lr": rate}), fake)
+    assert cli.main(["compare", str(tmp_path), "--by", given]) == 0
+    assert "faster" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("others", [{}, {"zero1": [7.0]}], ids=["none has it", "an unrelated run has it"])
 def test_a_value_that_only_skipped_runs_have_is_found_and_their_folder_compared(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], others: dict[str, list[float]]

@@ -8,6 +8,7 @@ import time
 from itertools import starmap
 from pathlib import Path
 
+import msgspec
 import pytest
 from rich.console import Console
 
@@ -22,6 +23,7 @@ from launch.sweep import one_run
 from launch.verbs.overview import ALIKE, Overview, rendered
 from parallelbench.store.attempt import Attempt, Outcome, OutcomeName
 from parallelbench.store.folder import RunFolder, State
+from tests.faults import fault
 from tests.helpers import TINY
 
 LIMIT_S = 3600.0
@@ -70,7 +72,7 @@ def test_what_a_job_may_use_yet_is_less_the_more_it_has_used(tmp_path: Path) -> 
     second = begun(tmp_path / "a", "mine.17.1", ago_s=900, took_s=600)
     attempts = [foreign, first, second]
     assert left(mine, attempts, running=True).gpu == pytest.approx(2 * (1 + 0.75), abs=0.01)
-    assert used(mine, attempts).gpu == pytest.approx(2 * (900 + 1800 + 600) / LIMIT_S, abs=0.01)
+    assert used([mine], attempts).gpu == pytest.approx(2 * (900 + 1800 + 600) / LIMIT_S, abs=0.01)
     last = begun(tmp_path / "a", "mine.17.2", ago_s=7200, took_s=600)
     assert left(mine, [*attempts, last], running=True) == Hours(), "never less than nothing"
 
@@ -135,4 +137,23 @@ def test_what_runs_may_go_on_also_where_slurm_gives_no_answer(tmp_path: Path) ->
 def test_only_what_jobs_started_is_used(tmp_path: Path) -> None:
     by_hand = begun(tmp_path / "a", "", ago_s=9000, took_s=3600)
     by_job = begun(tmp_path / "a", "mine.17.0", ago_s=900, took_s=900)
-    assert used(submission(), [by_hand, by_job]).gpu == pytest.approx(2 * 900 / 3600, rel=0.02)
+    assert used([submission()], [by_hand, by_job]).gpu == pytest.approx(2 * 900 / 3600, rel=0.02)
+
+
+@fault(
+    "numbers",
+    "A run that is submitted again for other devices",
+    injection="an hour in a job of four GPUs, then an hour in a job of one, where GPUs are asked for, and one of cores",
+    outcome="device-hours used are those of each attempt's own submission",
+)
+def test_each_attempt_is_charged_the_devices_of_its_own_submission(tmp_path: Path) -> None:
+    first, second, on_cores = (msgspec.structs.replace(submission(token), devices=n) for token, n in JOBS.items())
+    on_cores = msgspec.structs.replace(on_cores, site=msgspec.structs.replace(on_cores.site, gpus_per_node=0))
+    for number, token in enumerate(JOBS):
+        begun(tmp_path / "a", f"{token}.1{number}.0", ago_s=9e4, took_s=3600)
+    entries = {RunFolder(tmp_path / "a"): JobStatus(State("failed"), "17")}
+    spent, _ = zip(*_hours(Tracker.unanswered([first, second, on_cores]), entries), strict=True)
+    assert (sum(spent, Hours()).gpu, sum(spent, Hours()).cpu) == pytest.approx((5, 3), rel=0.01)
+
+
+JOBS = {"first": 4, "second": 1, "cores": 3}

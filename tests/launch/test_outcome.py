@@ -19,6 +19,7 @@ from parallelbench.store.durable import fill
 from parallelbench.store.journal import Journal
 from parallelbench.strategies.single import Single
 from tests.analysis.factory import Fake, begin, config, write_epochs
+from tests.faults import fault
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -164,6 +165,19 @@ def test_exit_codes_are_read_from_torchruns_log(attempt: Attempt) -> None:
     attempt.log.write_bytes(b"\xff\xfe noise\n" + TORCHRUN.format(code=-6, rank=1).encode())
     assert exit_codes(attempt, 2, 1) == {1: -6}
     assert exit_codes(attempt, 1, 77) == {0: 77}
+
+
+@fault(
+    "numbers",
+    "A node whose log is missing",
+    injection="a rank is killed on the last of three nodes, and the second one's log is not there",
+    outcome="the rank that is named is the one that was killed",
+)
+def test_ranks_are_counted_over_all_nodes_that_the_run_has(tmp_path: Path) -> None:
+    attempt = begin(config(tmp_path, strategy="ddp", devices=6, nodes=3), Fake())[1]
+    (attempt.path / "log-node2.txt").write_text(TORCHRUN.format(code=-9, rank=1))
+    assert exit_codes(attempt, 6, 1, nodes=3) == {5: -9}
+    assert judge(attempt, 6, 1, nodes=3)[1].startswith("rank 5 was killed by SIGKILL")
 
 
 def test_a_killed_rank_is_told_from_those_that_it_takes_along(tmp_path: Path, attempt: Attempt) -> None:

@@ -27,6 +27,7 @@ from parallelbench.spec.mapping import from_mapping
 from parallelbench.spec.settings import SweepBlock
 from parallelbench.world.devices import Machine, this_machine
 from tests.compositions import by_hydra
+from tests.faults import fault
 from tests.helpers import plain
 
 if TYPE_CHECKING:
@@ -322,7 +323,7 @@ def test_repeats_go_on_from_the_one_asked_for() -> None:
             "measure.parity=false",
         ],
         ["model=mlp", "strategy=model_parallel", "devices=2", "strategy.device_map={fc1:0,fc2:1,fc3:1,fc4:0},null"],
-        ["optimizer.eps=1e-9,1e-7", "launcher.timeout_s=null,2.5", "results='a b','c,d'"],
+        ["optimizer.eps=1e-9,1e-7", "launcher.timeout_s=2.5", "results='c,d'"],
     ],
 )
 def test_a_run_is_what_hydra_composes_from_its_overrides(overrides: list[str]) -> None:
@@ -341,6 +342,10 @@ def some_of(key: str, *choices: str) -> st.SearchStrategy[str]:
     return chosen.map(lambda names: f"{key}={','.join(names)}")
 
 
+def one_of(key: str, *choices: str) -> st.SearchStrategy[str]:
+    return st.sampled_from(choices).map(lambda name: f"{key}={name}")
+
+
 sweeps = st.lists(
     st.one_of(
         some_of("model", "cnn_small", "mlp", "vit_tiny", "resnet_tiny", "logistic_regression"),
@@ -348,15 +353,15 @@ sweeps = st.lists(
         some_of("optimizer", "sgd", "adam", "lbfgs"),
         some_of("data", "digits", "mnist", "synthetic"),
         some_of("measure", "default", "debug"),
-        some_of("launcher", "local", "slurm"),
-        some_of("launcher.timeout_s", "null", "1", "2.5"),
+        one_of("launcher", "local", "slurm"),
+        one_of("launcher.timeout_s", "null", "1", "2.5"),
         some_of("optimizer.lr", "0.1", "1e-3", "'0.1'", "range(1,3)", "1"),
         some_of("measure.steps_sampled", "3", "${epochs}"),
         some_of("model.name", "renamed", "'a b'"),
         some_of("channels_last", "true", "false"),
         some_of("++strategy.name", "renamed"),
         some_of("sweep.order", "listed"),
-        some_of("results", "'x,y'", "a b", "${model.name}"),
+        one_of("results", "'x,y'", "a b"),
     ),
     max_size=6,
     unique_by=lambda text: text.partition("=")[0],
@@ -423,6 +428,44 @@ def refusal(*overrides: str) -> str:
         expand(overrides)
     assert "\n" not in str(caught.value)
     return str(caught.value)
+
+
+@fault(
+    "numbers",
+    "A sweep over what says where runs take place",
+    injection="lists of launchers, sites, folders and names of sweeps, typed or in a sweep's blocks",
+    outcome="refused: no result would tell the runs apart; a value with a comma is to be quoted",
+)
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        *[
+            ([f"{key}={values}"], f"{key}={values} can't be swept")
+            for key, values in (
+                ("launcher", "inline,local"),
+                ("launcher", "slurm,inline"),
+                ("launcher.oversubscribe", "True,False"),
+                ("launcher.timeout_s", "1,2"),
+                ("site.partition", "1,a b"),
+                ("site.data_dir", "/data/a,b"),
+                ("launcher.checkpoint", "auto,never"),
+                ("results", "/data/a,b"),
+                ("sweep_name", "a,b"),
+                ("sweep.name", "a,b"),
+                ("sweep.repeats", "1,2"),
+            )
+        ],
+        (["results=/data/a,b"], """quote it: 'results="/data/a,b"'"""),
+        (["sweep.blocks=[{grid:{launcher:[inline,local]}}]"], "launcher=inline,local can't be swept"),
+        (["sweep.blocks=[{zip:{results:[a,b],epochs:[1,2]}}]"], "results=a,b can't be swept"),
+        (["sweep.blocks=[{grid:{launcher:inline}},{grid:{epochs:2}}]"], "blocks of the sweep give launcher"),
+        (["sweep.blocks=[{grid:{results:a}},{grid:{results:b,epochs:2}}]"], "blocks of the sweep give results"),
+        (["sweep.blocks=[{grid:{launcher.timeout_s:5}},{grid:{epochs:[5,6]}}]"], "blocks of the sweep give launcher"),
+        (["sweep.blocks=[{grid:{measure.probe:[true,false]}}]"], "blocks of the sweep give measure"),
+    ],
+)
+def test_places_are_not_swept(overrides: list[str], words: str) -> None:
+    assert words in refusal(*overrides)
 
 
 @pytest.mark.parametrize(
@@ -557,6 +600,11 @@ def test_no_other_error_is_taken_for_a_refusal() -> None:
     with pytest.raises(ZeroDivisionError), refused:
         _ = 1 / 0
     refused.raise_any()
+
+
+def test_blocks_may_limit_their_own_runs() -> None:
+    blocks = "sweep.blocks=[{grid:{launcher.timeout_s:5}},{grid:{epochs:[6,7]}}]"
+    assert [each.run.launcher.timeout_s for each in expand([blocks, "sweep.order=listed"])] == [5, None, None]
 
 
 def test_one_run_refuses_several() -> None:

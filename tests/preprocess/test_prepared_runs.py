@@ -16,6 +16,7 @@ from analysis.figures import draw
 from analysis.figures import preprocessing as figure
 from parallelbench.cli import main
 from parallelbench.preprocess.engine_environments import PYTHON
+from tests.faults import fault
 from tests.helpers import TINY
 from tests.preprocess.test_stage import VELOX, fake_environment
 
@@ -80,6 +81,22 @@ def test_what_engines_prepared_is_trained_on_alike(tmp_path: Path) -> None:
     assert run["outcome"] == "ok"
     (row,) = facts(load(tmp_path / "numpy")).to_dicts()
     assert row["end_to_end_time_s"] == pytest.approx(row["preprocess_time_s"] + row["total_time_s"])
+
+
+@fault(
+    "numbers",
+    "Preprocessing that is executed several times",
+    injection="three executions before a training, with preprocess.executions=3",
+    outcome="the time from end to end has one of them, which is what a training needs",
+)
+def test_a_training_needs_one_execution(tmp_path: Path) -> None:
+    ran(tmp_path, "epochs=1", "preprocess.engine=numpy", "preprocess.recipe=filter", "preprocess.executions=3")
+    first, *later = sorted(tables(tmp_path)["preprocess"], key=lambda row: row["execution"])
+    (row,) = facts(load(tmp_path)).to_dicts()
+    again_s = sum(each["execution_time_s"] + (each["write_s"] or 0) for each in later)
+    assert again_s > 0
+    assert row["end_to_end_time_s"] == pytest.approx(row["preprocess_time_s"] - again_s + row["total_time_s"])
+    assert row["end_to_end_time_s"] > first["cold_time_s"] + row["total_time_s"]
 
 
 def test_all_ranks_train_on_what_rank_0_prepared(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from parallelbench.errors import ConfigError
 from parallelbench.optimizers import Adam
+from parallelbench.rank.new_replica import new_replica
 from parallelbench.rank.session import build_model
 from parallelbench.spec.check import check_run
 from parallelbench.spec.config import RunConfig
@@ -119,6 +120,26 @@ def test_ddp_is_captured_like_one_device(tmp_path: Path) -> None:
     torch.testing.assert_close(ranks[0]["gradients"], expected["gradients"], rtol=0, atol=1e-9)
     traffic = [rank["sent"] for rank in ranks]
     assert traffic == [3 * sum(v.numel() for v in expected["gradients"].values()) * 8] * 2, "warm-up steps don't count"
+
+
+@pytest.mark.slow
+def test_what_captured_layers_send_counts_at_each_replay(tmp_path: Path) -> None:
+    run = configure(*NORMED, "model.norm=sync", "strategy=ddp", "devices=2")
+    found = run_ranks(_sent_by_layers, 2, tmp_path, run)
+    assert min(found[0]) > 0
+    assert run_ranks(_sent_by_layers, 2, tmp_path, captured(run)) == found
+
+
+def _sent_by_layers(rank: int, size: int, run: RunConfig) -> list[int]:
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        ScriptedCuda().install(monkeypatch)
+        world = World(rank=rank, size=size, local_rank=rank, devices=(CPU,))
+        replica = new_replica(build_model(run), run, world)
+        sent = []
+        for batch in islice(loader_of(replica, run).train(epoch=1), 2):
+            replica.step(batch)
+            sent.append(replica.traffic.take()["activation_bytes_sent"])
+        return sent
 
 
 def _train(rank: int, size: int, run: RunConfig) -> dict[str, Any]:

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from itertools import chain, count
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
+from parallelbench.errors import ConfigError
+from parallelbench.probes.counted_bytes import CountedBytes
+from parallelbench.rank.new_replica import new_replica
 from parallelbench.rank.session import build_model
 from parallelbench.spec.config import RunConfig
 from parallelbench.world.world import World
+from tests.faults import fault
 from tests.ranks import run_ranks
+from tests.strategies.test_parity import MODELS, OVERRIDES, SHIPPED, SYNTHETIC
 from tests.strategies.training import configure, loader_of
 
 pytestmark = pytest.mark.slow
@@ -94,3 +101,73 @@ def test_one_process_on_several_devices_counts_what_several_processes_send(
 def test_naive_model_parallelism_idles_like_one_micro_batch(devices: int) -> None:
     run = configure(*DATA, "strategy=model_parallel", f"devices={devices}")
     assert run.strategy.bubble(run) == pytest.approx((devices - 1) / devices)
+
+
+def bytes_of_norms(rank: int, size: int, runs: list[RunConfig]) -> list[dict[str, float]]:
+    """Of a step and of an evaluation, with each norm."""
+    found = []
+    for run in runs:
+        replica = new_replica(build_model(run), run, World(rank=rank, size=size, local_rank=rank))
+        loader = loader_of(replica, run)
+        batches = chain.from_iterable(map(loader.train, count(1)))
+        replica.step(next(batches))
+        replica.traffic.take()
+        with CountedBytes() as counted:
+            replica.step(next(batches))
+        step = {"reported": sum(replica.traffic.take().values()), "large": counted.sent_bytes}
+        step["counted"] = counted.sent_bytes + counted.control_bytes
+        with CountedBytes() as counted:
+            replica.evaluate(loader.test())
+        found.append(step | {"evaluation": counted.sent_bytes + counted.control_bytes})
+        replica.close()
+    return found
+
+
+@fault(
+    "numbers",
+    "Layers that send messages of their own",
+    injection="norms over all ranks (model.norm=sync) under every strategy that takes them, on 2 and on 4 ranks",
+    outcome="what they send in forward and backward is reported to the byte, and nothing is sent in evaluation",
+)
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("strategy", SHIPPED)
+@pytest.mark.cases("ddp-4", "fsdp-2")
+def test_what_norms_over_all_ranks_send_is_reported(strategy: str, size: int, tmp_path: Path) -> None:
+    asked = [*MODELS["resnet_sync"], f"strategy={strategy}", f"devices={size}", *OVERRIDES.get(strategy, [])]
+    try:
+        runs = [configure(*SYNTHETIC, *asked, f"model.norm={norm}") for norm in ("sync", "batch")]
+    except ConfigError as error:
+        pytest.skip(f"refused: {error}")
+    ranks = run_ranks(bytes_of_norms, runs[0].strategy.processes(runs[0], "cpu"), tmp_path, runs)
+    sync, batch = ({key: sum(rank[index][key] for rank in ranks) for key in ranks[0][0]} for index in (0, 1))
+    assert sync["large"] - size <= sync["reported"] <= sync["counted"] + size, "rounded on each rank"
+    assert sync["evaluation"] == batch["evaluation"]
+    if strategy != "sandblaster_lbfgs":  # whose line search evaluates as often as it needs
+        sent, reported = (sync[key] - batch[key] for key in ("counted", "reported"))
+        assert reported == pytest.approx(sent, abs=2 * size)
+        assert sent > 0 or runs[0].strategy.data_parallel_degree(runs[0]) == 1
+
+
+@pytest.mark.parametrize(
+    ("strategy", "size"), [(["strategy=ddp"], 2), (["strategy=dp_pp", "strategy.micro_batches=2"], 4)]
+)
+def test_compiled_norms_are_reported_as_they_are(strategy: list[str], size: int, tmp_path: Path) -> None:
+    model = ["model=cnn", "model.widths=[8]", "model.norm=sync", "data.image_size=8"]
+    runs = [configure(*SYNTHETIC, *model, *strategy, f"devices={size}")]
+    runs.append(msgspec.structs.replace(runs[0], compile=True))
+    for eager, compiled in run_ranks(reported_by_each, size, tmp_path, runs):
+        assert compiled == eager
+
+
+def reported_by_each(rank: int, size: int, runs: list[RunConfig]) -> list[dict[str, int]]:
+    found = []
+    for run in runs:
+        replica = new_replica(build_model(run), run, World(rank=rank, size=size, local_rank=rank))
+        batches = loader_of(replica, run).train(epoch=1)
+        batch = next(batches)
+        replica.compile_warmup(batch)
+        replica.traffic.take()
+        replica.step(batch)
+        found.append(replica.traffic.take())
+        replica.close()
+    return found

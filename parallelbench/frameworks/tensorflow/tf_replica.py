@@ -96,7 +96,8 @@ class SyncReplica:
             self._step = _local_variable(np.zeros((), np.int64))
         devices = self._run.devices
         # Of all devices that this process drives.
-        self._step_bytes = 2 * (devices - 1) / devices * self._twin.nbytes * len(self._world.device_names)
+        share = 2 * (devices - 1) / devices * len(self._world.device_names)
+        self._step_bytes, self._moments_bytes = share * self._twin.nbytes, share * self._twin.moments_bytes
 
     def step(self, batch: Batch) -> StepSums:
         """Train on the next batch of the feed."""
@@ -104,6 +105,7 @@ class SyncReplica:
             sums, gradients = self._trained_by(batch.images, keep=self.keeps_gradients)()  # type: ignore[arg-type]
         self._gradients = gradients
         self.traffic.send("gradient", self._step_bytes)
+        self.traffic.send("activation", self._moments_bytes)
         return StepSums([sums], self._world.patience)
 
     def _trained_by(self, feed: ResidentFeed, *, keep: bool) -> Callable[[], Any]:

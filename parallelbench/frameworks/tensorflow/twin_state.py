@@ -37,6 +37,10 @@ class TwinState:
         self.parameters = [name for name in self.initial if not name.endswith(BUFFERS)]
         self.nbytes = sum(self.initial[name].nbytes for name in self.parameters)
         """Bytes of all parameters."""
+        synced = getattr(run.model, "norm", None) == "sync"
+        means = [value for name, value in self.initial.items() if synced and name.endswith("running_mean")]
+        self.moments_bytes = sum(2 * (2 * mean.nbytes + mean.itemsize) for mean in means)
+        """Bytes of what norms over all replicas sum: moments and a count of each, and their gradients."""
 
     def differentiated(
         self,

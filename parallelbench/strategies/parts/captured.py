@@ -39,6 +39,7 @@ class CapturedReplica(ModuleReplica):
         self._images.copy_(batch.images, non_blocking=True)
         self._labels.copy_(batch.labels, non_blocking=True)
         self._replay()
+        self.traffic.add(self._sent)
         if self._count_step is not None:
             self._count_step(self.traffic)
         return Sums([], self._sums.clone(), samples=self._samples)  # the next replay overwrites them
@@ -50,8 +51,9 @@ class CapturedReplica(ModuleReplica):
         batch = Batch(self._images, self._labels, len(labels))
 
         def work() -> None:
-            result = self._forward_backward(batch)
-            self._update()
+            with self.traffic.apart() as self._sent:  # by layers; a replay sends as much
+                result = self._forward_backward(batch)
+                self._update()
             self._sums.copy_(result.tensor())
             self._samples = result.samples  # as captured: a replay takes the same gradients
 

@@ -17,7 +17,7 @@ from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from torch.distributed import pipelining
 
 from parallelbench.marks.spans import Phase, Spanned, waits_are_hidden
-from parallelbench.models.norms import synchronize_norms
+from parallelbench.models.norms import count_compiled_norms, synchronize_norms
 from parallelbench.spec.batch import Shard
 from parallelbench.strategies.parts.base_replica import numerics_of
 from parallelbench.strategies.parts.divided_vocabulary import divided_loss
@@ -111,6 +111,7 @@ class PipelineReplica(LayersReplica):
             )
             for index in self._own
         }
+        self._compiled = run.compile
         self._partial = norm_gradients(self._layers, run, position.tensor)
         self._optimizer = optimizer_of(self._layers.parameters(), run, world.device_type)
         self.hides_communication = position.tensor is not None and waits_are_hidden(
@@ -206,6 +207,8 @@ class PipelineReplica(LayersReplica):
         if self._partial is not None:
             self._partial.count(self.traffic)
         self.traffic.all_reduce("gradient", self._gradient_bytes, position.copies)
+        for _ in range(micro_batches if self._compiled else 0):
+            count_compiled_norms(self._layers, self.traffic)
 
     def _sent_bytes(self) -> int:
         """Bytes sent to other ranks per micro-batch: each stage's output forward, its input's gradient back."""

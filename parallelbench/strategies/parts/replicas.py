@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from parallelbench.marks.spans import Spanned
+from parallelbench.models.norms import count_compiled_norms
 from parallelbench.strategies.parts.base_replica import BaseReplica, numerics_of
 from parallelbench.strategies.parts.hooked_ddp import HookedDdp
 from parallelbench.strategies.parts.state import kept_by
@@ -57,6 +58,7 @@ class ModuleReplica(BaseReplica):
         self._optimizer = optimizer or run.optimizer.build(module.parameters(), run, world.device_type)
         self._hooked = wrapped if isinstance(wrapped, HookedDdp) else None
         self._forward: Callable[[Tensor], Tensor] = wrapped if wrapped is not None else module
+        self._compiled = run.compile
         if run.compile:
             self._forward = torch.compile(self._forward)
         self._compiles_update = run.compiles_step
@@ -94,6 +96,8 @@ class ModuleReplica(BaseReplica):
         logits, labels, loss = self._predict(images, labels)
         result = self._owned_sums(loss, logits, labels)
         self._backward(loss if self._micro_batches == 1 else loss / self._micro_batches)
+        if self._compiled:
+            count_compiled_norms(self._module, self.traffic)
         return result
 
     def _adding_up(self, *, last: bool) -> AbstractContextManager[object]:
