@@ -209,5 +209,5 @@ def _imported(name: str) -> ModuleType:
     """A plugin's module; raises `ConfigError` for a broken one."""
     try:
         return importlib.import_module(name)
-    except Exception as error:  # a user's module may raise anything
+    except (Exception, SystemExit) as error:  # a user's module may raise anything
         raise ConfigError(f"{name} can't be imported: {raised_at(error)}") from None

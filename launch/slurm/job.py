@@ -29,7 +29,7 @@ from launch.slurm.own_cores import own_cores
 from launch.slurm.preemption import heeding_preemption
 from launch.slurm.rendezvous import POLL_S, join, offer
 from launch.states import saved
-from parallelbench.errors import ConfigError, StorageError
+from parallelbench.errors import ConfigError, StorageError, ends_the_program
 from parallelbench.rank.worker import RankError
 from parallelbench.spec.identity import slug
 from parallelbench.store.attempt import PUBLISHED
@@ -151,6 +151,9 @@ def take_part(folder: RunFolder, job: Job) -> bool:
     except (ConfigError, StorageError) as error:
         say(f"{folder.path.name}: {error}")
         return False  # and the next run may succeed
+    except SystemExit as error:
+        say(f"{folder.path.name}: {ends_the_program(error)}")
+        return False
 
 
 def _over(folder: RunFolder, job: Job) -> bool:

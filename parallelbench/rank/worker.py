@@ -18,7 +18,7 @@ import msgspec
 import psutil
 
 from parallelbench.die_with_parent import die_with_parent
-from parallelbench.errors import ConfigError, EngineError, StorageError, one_line, own_place
+from parallelbench.errors import ConfigError, EngineError, StorageError, ends_the_program, one_line, own_place
 from parallelbench.frameworks import session_class
 from parallelbench.spec.identity import run_id
 from parallelbench.spec.plugin import require_sources
@@ -76,7 +76,7 @@ def work(attempt: Attempt, entered_at: float, plugin: str | None = None) -> int:
     rank = int(os.environ.get("RANK", "0"))
     try:
         _train(attempt.config(plugin), attempt, rank, entered_at)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a user's code may end the program, which is no success
         kind = record(attempt, rank, error)
         with contextlib.suppress(OSError):  # the log may be on the disk that is full
             traceback.print_exc()
@@ -86,7 +86,7 @@ def work(attempt: Attempt, entered_at: float, plugin: str | None = None) -> int:
     return 0
 
 
-def record(attempt: Attempt, rank: int, error: Exception) -> str:
+def record(attempt: Attempt, rank: int, error: BaseException) -> str:
     """Leave a rank's error file for the supervisor; returns the failure's kind."""
     kind, reason = classify(error)
     record = RankError(rank=rank, kind=kind, reason=one_line(reason), time=time.time())
@@ -102,7 +102,7 @@ def give_up(attempt: Attempt, rank: int, error: Exception) -> None:
     os._exit(1)
 
 
-def classify(error: Exception) -> tuple[str, str]:
+def classify(error: BaseException) -> tuple[str, str]:
     """Kind and reason of a failure, in words for users.
 
     gloo raises a plain `RuntimeError` for a lost rank and for a timeout alike, and torch's CPU allocator for a lack of
@@ -125,6 +125,8 @@ def classify(error: Exception) -> tuple[str, str]:
         return "storage", text
     if isinstance(error, EngineError):
         return error.kind, text
+    if isinstance(error, SystemExit):
+        return "error", ends_the_program(error)
     if isinstance(error, ConfigError):
         return "error", text
     if any(sign in text.lower() for sign in _PEER_LOST):
