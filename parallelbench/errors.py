@@ -106,8 +106,8 @@ def raised_at(error: BaseException) -> str:
 def ends_the_program(error: SystemExit) -> str:
     """What is wrong with a user's code that ended the program, which would look like success, with file and line."""
     return (
-        f"{own_place(error)}this code ended the program (SystemExit: {one_line(str(error.code))}): let it raise an error "
-        'instead, and let what it parses or runs as a script begin below `if __name__ == "__main__":`'
+        f"{own_place(error)}this code ended the program (SystemExit: {one_line(str(error.code))}): let it raise an "
+        'error instead, and let what it parses or runs as a script begin below `if __name__ == "__main__":`'
     )
 
 

@@ -241,7 +241,7 @@ def test_what_is_wrong_with_a_users_code_is_said_with_the_place(
     [
         "import sys\nsys.exit(0)\n",
         "import argparse\nargparse.ArgumentParser().parse_args(['--help'])\n",
-        CODE.replace('        return run.devices\n', '        raise SystemExit\n', 1),
+        CODE.replace("        return run.devices\n", "        raise SystemExit\n", 1),
     ],
     ids=["import", "arguments", "call"],
 )
@@ -265,7 +265,7 @@ def test_a_users_code_that_ends_the_program_is_no_success(
 @fault(
     "workers",
     "A user's code ends the program",
-    injection="sys.exit(0) where a package is imported, in what a run asks of it, and in a rank; arguments parsed at import",
+    injection="sys.exit(0) or arguments parsed at import, in what a run asks of the package, and in a rank",
     outcome="an error, with file and line, and the exit code of one",
 )
 @pytest.mark.slow
