@@ -18,12 +18,15 @@ import msgspec
 
 from launch.attempt import processes
 from launch.attempt.command import environment
+from launch.attempt.signals import heed
 from parallelbench.rank.warm import MESSAGE_BYTES, ForkRequest
 from parallelbench.rank.worker import WATCHED_BY
 
 if TYPE_CHECKING:
     from launch.attempt.processes import Process, Training
 
+POLL_S = 0.1
+"""Between two looks at what has come while a warm process begins, which takes seconds."""
 _GONE = "the warm process has ended"
 
 
@@ -90,6 +93,8 @@ class _Parent:
             self._socket.send(msgspec.json.encode(request))
         except ConnectionError:
             return _GONE
+        while not self.answers_within(POLL_S):
+            heed()
         answer = self.answer(0)
         return WarmProcess(answer, self) if isinstance(answer, int) else answer or _GONE
 

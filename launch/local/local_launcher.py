@@ -15,6 +15,7 @@ import msgspec
 from launch.attempt.command import CALIBRATION, calibration_arguments, command_line, environment
 from launch.attempt.life_cycle import carry_out
 from launch.attempt.processes import before_the_program
+from launch.attempt.signals import heed
 from launch.attempt.supervise import Interrupted, in_this_process, stoppable, supervise
 from launch.attempt.warm_workers import WarmWorkers
 from launch.launcher import Launcher
@@ -97,8 +98,9 @@ class OnThisMachine(Launcher):
             item.write_intent()
         done = len(prepared) - len(to_start) - rest.total()
         submit = secrets.token_hex(8)
-        with WarmWorkers() as workers, stoppable(), display.sweep(total=len(to_start), done=done, failed=rest):
+        with stoppable(), WarmWorkers() as workers, display.sweep(total=len(to_start), done=done, failed=rest):
             for item in to_start:
+                heed()
                 train = partial(self._train_shown, display, workers)
                 self._start(item, retry, train, submit=submit)
 
