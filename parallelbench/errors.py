@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import sys
 import traceback
 from typing import TYPE_CHECKING
@@ -128,8 +129,11 @@ def own_place(error: BaseException) -> str:
     folders = [f"{suite}/{part}" for part in ("parallelbench", "launch", "analysis")]
     folders += map(sysconfig.get_path, ("stdlib", "purelib", "platlib"))
     others = ("<", *(f"{folder}/" for folder in folders))
-    own = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(others)]
-    return f"{own[-1].filename}:{own[-1].lineno}: " if own else ""
+    places = [(frame.filename, str(frame.lineno)) for frame in traceback.extract_tb(error.__traceback__)]
+    if "Original Traceback" in str(error):  # of another process: torch's workers send theirs as text
+        places += re.findall(r'^ *File "(.+)", line (\d+)', str(error), re.MULTILINE)
+    own = [place for place in places if not place[0].startswith(others)]
+    return f"{':'.join(own[-1])}: " if own else ""
 
 
 def count_of(n: int, noun: str, plural: str = "") -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 import time
 import traceback
@@ -42,6 +43,12 @@ _LINGER_S = 5.0
 could not report it and would seem to hang."""
 _HEARTBEAT_LOST = ("stopped sending heartbeats",)
 _PEER_LOST = ("connection closed by peer", "connection reset by peer", "broken pipe", "remote process exited")
+_LOADER_DIED = re.compile(r"DataLoader worker \(pid.*?\) (?:is killed by signal: ([^.]+)|exited unexpectedly)")
+_BY_WHOM = ": by hand, or by the kernel for lack of memory"
+_LITTLE_SHARED_MEMORY = (
+    "(No space left on device: /dev/shm is too small for the batches of the loader's workers; enlarge it, e.g. "
+    "`docker run --shm-size=2g` or `mount -o remount,size=2g /dev/shm`, or choose loader.workers=0)"
+)
 
 
 class RankError(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,8 +115,16 @@ def classify(error: BaseException) -> tuple[str, str]:
     gloo raises a plain `RuntimeError` for a lost rank and for a timeout alike, and torch's CPU allocator for a lack of
     memory: only their texts tell them apart.
     """
-    text = str(error)
+    # What torch's workers send ends with what the rank would have raised.
+    text = re.split(r"\n(?: +.*\n)+(?=\S)", str(error))[-1] if "Original Traceback" in str(error) else str(error)
     name = type(error).__name__
+    text = text.removeprefix(f"{name}: ")
+    if died := _LOADER_DIED.search(text):
+        if died[1] == "Bus error":
+            return "error", f"{name}: {text.strip()} {_LITTLE_SHARED_MEMORY}"
+        return "killed", f"a worker process of the loader died ({died[1] or died[0]}){_BY_WHOM}"
+    if "unable to allocate shared memory" in text:
+        return "error", f"{text} {_LITTLE_SHARED_MEMORY}"
     lacking = name in ("OutOfMemoryError", "ResourceExhaustedError") or isinstance(error, MemoryError)
     if lacking or "can't allocate memory" in text:
         return "oom", f"out of memory: {text.splitlines()[0] if text else name}"
