@@ -21,6 +21,7 @@ from launch.attempt.warm_workers import WarmWorkers
 from launch.launcher import Launcher
 from launch.local.progress import Display
 from launch.preparation import checked
+from launch.slurm.own_cores import own_cores
 from launch.states import resumption
 from parallelbench.errors import ConfigError, one_line
 from parallelbench.world.devices import this_machine
@@ -109,14 +110,16 @@ class OnThisMachine(Launcher):
     ) -> None:
         """Run one attempt, unless another process does."""
         item.folder.write_intent(item.planned.run, item.planned.overrides)  # it may have been pruned while it waited
-        carry_out(
-            item.folder,
-            item.planned.run,
-            device_type=item.device_type,
-            skip=lambda state, _: "" if state.starts(retry) and state.state != "done" else f"is {state.label}",
-            train=train,
-            submit=submit,
-        )
+        run = item.planned.run
+        with own_cores(item.device_type, needed=run.devices * run.cores_per_device):
+            carry_out(
+                item.folder,
+                run,
+                device_type=item.device_type,
+                skip=lambda state, _: "" if state.starts(retry) and state.state != "done" else f"is {state.label}",
+                train=train,
+                submit=submit,
+            )
 
     def _train_shown(self, display: Display, workers: WarmWorkers, training: Training) -> Outcome:
         with display.run(training.folder.path.name, epochs=training.run.epochs) as watcher:
