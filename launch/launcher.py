@@ -138,6 +138,10 @@ class Launcher(ABC):
         """Files with what the latest job of a run has printed, besides the logs in the run's folder."""
         return []
 
+    def silence(self, sweep: Path, run: str) -> str:
+        """Why the latest job of a run can print nothing; empty where it has only not begun."""
+        return ""
+
     def calibrate(self, prepared: Prepared, path: Path) -> None:
         """Measure the devices and links of a run that is never trained, and write the table to `path`; waits for it.
 
@@ -209,5 +213,5 @@ def _imported(name: str) -> ModuleType:
     """A plugin's module; raises `ConfigError` for a broken one."""
     try:
         return importlib.import_module(name)
-    except Exception as error:  # a user's module may raise anything
+    except (Exception, SystemExit) as error:  # a user's module may raise anything
         raise ConfigError(f"{name} can't be imported: {raised_at(error)}") from None

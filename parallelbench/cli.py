@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb; the console script's entry point."""
-    from parallelbench.errors import ConfigError, StorageError, no_permission, refusal
+    from parallelbench.errors import ConfigError, StorageError, ends_the_program, no_permission, refusal
 
+    options = None
     try:
         options = _options(sys.argv[1:] if arguments is None else list(arguments))
         code = _verb(options.verb)(options)
@@ -25,6 +26,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return code
     except (ConfigError, StorageError) as error:
         print(refusal(str(error)), file=sys.stderr)
+        return 2
+    except SystemExit as error:
+        if options is None:  # argparse's own
+            raise
+        print(refusal(ends_the_program(error)), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130

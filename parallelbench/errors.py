@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import re
+import sys
 import traceback
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
     from types import TracebackType
 
@@ -92,15 +94,34 @@ def choices(wrong: str, valid: Iterable[str]) -> str:
     return f"{hint}valid: {', '.join(ordered)}"
 
 
-def raised_at(error: Exception) -> str:
+def raised_at(error: BaseException) -> str:
     """The error in one line, with file and line of the code that raised it."""
+    if isinstance(error, SystemExit):
+        return ends_the_program(error)
     if isinstance(error, SyntaxError):
         return f"{error.filename}:{error.lineno}: {error.msg}"
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<frozen")]
     return f"{frames[-1].filename}:{frames[-1].lineno}: {type(error).__name__}: {one_line(str(error))}"
 
 
-def own_place(error: Exception) -> str:
+def ends_the_program(error: SystemExit) -> str:
+    """What is wrong with a user's code that ended the program, which would look like success, with file and line."""
+    return (
+        f"{own_place(error)}this code ended the program (SystemExit: {one_line(str(error.code))}): let it raise an "
+        'error instead, and let what it parses or runs as a script begin below `if __name__ == "__main__":`'
+    )
+
+
+def program(main: Callable[[], int]) -> int:
+    """What a program's `main` returns; 1, with the reason on standard error, where a user's code ends the program."""
+    try:
+        return main()
+    except SystemExit as error:
+        print(ends_the_program(error), file=sys.stderr)
+        return 1
+
+
+def own_place(error: BaseException) -> str:
     """ "FILE:LINE: " of the innermost code that is a user's, not the suite's or a library's; empty where none is."""
     import sysconfig  # which looks at the whole installation
 
@@ -108,8 +129,11 @@ def own_place(error: Exception) -> str:
     folders = [f"{suite}/{part}" for part in ("parallelbench", "launch", "analysis")]
     folders += map(sysconfig.get_path, ("stdlib", "purelib", "platlib"))
     others = ("<", *(f"{folder}/" for folder in folders))
-    own = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(others)]
-    return f"{own[-1].filename}:{own[-1].lineno}: " if own else ""
+    places = [(frame.filename, str(frame.lineno)) for frame in traceback.extract_tb(error.__traceback__)]
+    if "Original Traceback" in str(error):  # of another process: torch's workers send theirs as text
+        places += re.findall(r'^ *File "(.+)", line (\d+)', str(error), re.MULTILINE)
+    own = [place for place in places if not place[0].startswith(others)]
+    return f"{':'.join(own[-1])}: " if own else ""
 
 
 def count_of(n: int, noun: str, plural: str = "") -> str:

@@ -18,6 +18,7 @@ from parallelbench import cli
 from parallelbench.errors import count_of, no_permission
 from parallelbench.store.folder import RunFolder
 from tests.analysis.factory import Fake, begin, config, failed, published
+from tests.faults import fault
 from tests.helpers import TINY
 
 CORES = len(os.sched_getaffinity(0))
@@ -536,6 +537,31 @@ def test_a_reader_that_leaves_early_is_no_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@fault(
+    "storage and input",
+    "PYTHONPATH has a package called launch, analysis or conf",
+    injection="packages of these names that can't be imported",
+    outcome="the suite's own come first, in the program, in ranks and in Slurm's jobs",
+)
+@pytest.mark.slow
+def test_others_packages_of_the_suites_names_do_not_come_first(tmp_path: Path) -> None:
+    for name in ("launch", "analysis", "conf"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise ImportError('somebody else's')\n")
+    programs: list[list[str | Path]] = [
+        [Path(sys.executable).with_name("parallelbench"), "show"],
+        [sys.executable, "-m", "parallelbench.cli", "report", "--help"],
+        [sys.executable, "-m", "parallelbench.entry", "launch.slurm.start", "nowhere"],
+        [sys.executable, "-c", "import parallelbench.rank.worker, launch, analysis, conf.model"],
+    ]
+    for program, code in zip(programs, (0, 0, 1, 0), strict=True):
+        variables = os.environ | {"PYTHONPATH": str(tmp_path)}
+        done = subprocess.run(program, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False)
+        assert done.returncode == code, done.stderr
+        assert "ImportError" not in done.stderr
+    assert done.stderr == ""
+
+
 def test_the_version(tmp_path: Path) -> None:
     code, out, _ = program(tmp_path, "--version")
     assert code == 0

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 ROOT = Path(__file__).resolve().parents[1]
-FILE_LINES = 300
-FUNCTION_LINES = 40
 POSITIONAL_PARAMETERS = 4
 DOCUMENT_COLUMNS = 120
 
@@ -122,19 +120,6 @@ def test_no_class_name_occurs_twice() -> None:
     nodes = ((node, module) for module in SOURCES for node in ast.walk(tree(module)))
     twice = occurring_twice((node.name, module) for node, module in nodes if isinstance(node, ast.ClassDef))
     assert not twice, "\n".join(twice)
-
-
-@pytest.mark.always
-def test_files_and_functions_are_short() -> None:
-    long = []
-    for module, path in SOURCES.items():
-        if (lines := path.read_text().count("\n")) > FILE_LINES:
-            long.append(f"{path.relative_to(ROOT)} has {lines} lines")
-        for place, function, _ in functions(module):
-            assert function.end_lineno is not None
-            if (length := function.end_lineno - function.lineno + 1) > FUNCTION_LINES:
-                long.append(f"{place} has {length} lines")
-    assert not long, "\n".join(long)
 
 
 @pytest.mark.always

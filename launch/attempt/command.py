@@ -54,6 +54,8 @@ def command_line(
 ) -> list[str]:
     """One process directly; several through torchrun, which on one machine picks a free port by itself.
 
+    There ranks meet at 127.0.0.1: the name localhost, which `--standalone` stands for, may be unknown.
+
     Frameworks besides torch have a starter of the suite's. `arguments` are those of `program`.
     """
     if framework != "torch":
@@ -62,7 +64,8 @@ def command_line(
     if processes == 1:
         return [sys.executable, *worker]
     if rendezvous is None:
-        torchrun = ["--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={processes}"]
+        meeting = ["--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--rdzv-conf=is_host=1"]
+        torchrun = [*meeting, "--rdzv-id=one-machine", "--local-addr=127.0.0.1", f"--nproc-per-node={processes}"]
     else:
         torchrun = [
             f"--nnodes={rendezvous.nodes}",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from launch.attempt.outcome import interrupted, judge, publish_if_finished, stopped
 from launch.attempt.processes import Process, Start, Training, end, start
+from launch.attempt.signals import heed, heeding_at_once, noting
 from parallelbench.errors import StorageError, SupersededError
 from parallelbench.spec.plugin import plugin_of
 from parallelbench.store.attempt import HEARTBEAT_S
@@ -33,27 +34,20 @@ class Watcher(Protocol):
 
 
 class Interrupted(KeyboardInterrupt):
-    """The user or the system has sent this process a signal to stop.
-
-    Another signal may come while one is dealt with, and raise this where only `KeyboardInterrupt` is expected.
-    """
+    """The user or the system has sent this process a signal to stop."""
 
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """Turn SIGINT, SIGTERM and SIGHUP into `Interrupted`, so that running ranks are ended and recorded."""
+    """Let SIGINT, SIGTERM and SIGHUP raise `Interrupted` at the next `heed`, so that ranks are ended and recorded."""
 
-    def interrupt(number: int, _frame: object) -> None:
-        raise Interrupted(signal.Signals(number).name)
+    def interrupt(number: signal.Signals) -> None:
+        raise Interrupted(number.name)
 
     # An ignored signal stays ignored, as nohup requires.
     heeded = [n for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) != signal.SIG_IGN]
-    before = {number: signal.signal(number, interrupt) for number in heeded}
-    try:
+    with noting(heeded, interrupt):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def supervise(training: Training, *, watcher: Watcher, begin: Start = start) -> Outcome:
@@ -92,7 +86,8 @@ def in_this_process(training: Training) -> Outcome:
 
     folder, run, attempt = training.folder, training.run, training.attempt
     try:
-        code = work(attempt, time.time(), *plugin_of(run)[:1])
+        with heeding_at_once():
+            code = work(attempt, time.time(), *plugin_of(run)[:1])
     except Interrupted as interruption:
         attempt.finish("killed", f"interrupted by {interruption}")
         raise
@@ -102,7 +97,8 @@ def in_this_process(training: Training) -> Outcome:
 def _watch(process: Process, training: Training, watcher: Watcher) -> bool:
     """Wait for the process; returns whether it exceeds its time limit.
 
-    Raises `SupersededError` if another supervisor considered this one dead and began the next attempt.
+    Raises `SupersededError` if another supervisor considered this one dead and began the next attempt, and
+    `Interrupted`.
     """
     tail = _Tail(training.attempt)
     deadline = time.monotonic() + (training.run.launcher.timeout_s or float("inf"))
@@ -114,6 +110,7 @@ def _watch(process: Process, training: Training, watcher: Watcher) -> bool:
             ended = False
         else:
             ended = True
+        heed()
         for event in tail.new():
             watcher.event(event)
         if ended:

@@ -18,24 +18,27 @@ import msgspec
 
 from launch.attempt import processes
 from launch.attempt.command import environment
+from launch.attempt.signals import heed
 from parallelbench.rank.warm import MESSAGE_BYTES, ForkRequest
 from parallelbench.rank.worker import WATCHED_BY
 
 if TYPE_CHECKING:
     from launch.attempt.processes import Process, Training
 
+POLL_S = 0.1
+"""Between two looks at what has come while a warm process begins, which takes seconds."""
 _GONE = "the warm process has ended"
 
 
 class WarmWorkers:
-    """One warm process per environment: a library reads its variables when it is loaded, before the forks.
+    """One warm process per environment and cores: a library reads its variables when it is loaded, before the forks.
 
     A context; at its end the warm processes are gone. `start` replaces `processes.start`, and calls it for runs that
     are not packed.
     """
 
     def __init__(self) -> None:
-        self._parents: dict[tuple[tuple[str, str], ...], _Parent] = {}
+        self._parents: dict[object, _Parent] = {}
 
     def __enter__(self) -> WarmWorkers:
         return self
@@ -58,7 +61,7 @@ class WarmWorkers:
         """The processes of one run, or why they can't be forked."""
         variables = environment(training.run, training.device_type, os.environ, cores=len(os.sched_getaffinity(0)))
         variables[WATCHED_BY] = str(os.getpid())
-        key = tuple(sorted(variables.items()))
+        key = (frozenset(variables.items()), frozenset(os.sched_getaffinity(0)))
         if key not in self._parents or not self._parents[key].alive():
             self._parents[key] = _Parent(variables)
         log = str(training.attempt.log.resolve())
@@ -90,6 +93,8 @@ class _Parent:
             self._socket.send(msgspec.json.encode(request))
         except ConnectionError:
             return _GONE
+        while not self.answers_within(POLL_S):
+            heed()
         answer = self.answer(0)
         return WarmProcess(answer, self) if isinstance(answer, int) else answer or _GONE
 

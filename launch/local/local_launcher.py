@@ -15,11 +15,13 @@ import msgspec
 from launch.attempt.command import CALIBRATION, calibration_arguments, command_line, environment
 from launch.attempt.life_cycle import carry_out
 from launch.attempt.processes import before_the_program
+from launch.attempt.signals import heed
 from launch.attempt.supervise import Interrupted, in_this_process, stoppable, supervise
 from launch.attempt.warm_workers import WarmWorkers
 from launch.launcher import Launcher
 from launch.local.progress import Display
 from launch.preparation import checked
+from launch.slurm.own_cores import own_cores
 from launch.states import resumption
 from parallelbench.errors import ConfigError, one_line
 from parallelbench.world.devices import this_machine
@@ -97,8 +99,9 @@ class OnThisMachine(Launcher):
             item.write_intent()
         done = len(prepared) - len(to_start) - rest.total()
         submit = secrets.token_hex(8)
-        with WarmWorkers() as workers, stoppable(), display.sweep(total=len(to_start), done=done, failed=rest):
+        with stoppable(), WarmWorkers() as workers, display.sweep(total=len(to_start), done=done, failed=rest):
             for item in to_start:
+                heed()
                 train = partial(self._train_shown, display, workers)
                 self._start(item, retry, train, submit=submit)
 
@@ -107,14 +110,16 @@ class OnThisMachine(Launcher):
     ) -> None:
         """Run one attempt, unless another process does."""
         item.folder.write_intent(item.planned.run, item.planned.overrides)  # it may have been pruned while it waited
-        carry_out(
-            item.folder,
-            item.planned.run,
-            device_type=item.device_type,
-            skip=lambda state, _: "" if state.starts(retry) and state.state != "done" else f"is {state.label}",
-            train=train,
-            submit=submit,
-        )
+        run = item.planned.run
+        with own_cores(item.device_type, needed=run.devices * run.cores_per_device):
+            carry_out(
+                item.folder,
+                run,
+                device_type=item.device_type,
+                skip=lambda state, _: "" if state.starts(retry) and state.state != "done" else f"is {state.label}",
+                train=train,
+                submit=submit,
+            )
 
     def _train_shown(self, display: Display, workers: WarmWorkers, training: Training) -> Outcome:
         with display.run(training.folder.path.name, epochs=training.run.epochs) as watcher:

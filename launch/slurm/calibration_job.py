@@ -1,7 +1,7 @@
 """`calibrate launcher=slurm`: the devices and links of a cluster's nodes, measured in a short job.
 
-On the nodes: `python -m launch.slurm.calibration_job FOLDER INTERFACE FILE DEVICE CONFIGURATION`; they become the
-calibration's ranks, and the first of them writes FILE.
+On the nodes: `python -m parallelbench.entry launch.slurm.calibration_job FOLDER INTERFACE FILE DEVICE CONFIGURATION`;
+they become the calibration's ranks, and the first of them writes FILE.
 """
 
 from __future__ import annotations

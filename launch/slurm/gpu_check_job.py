@@ -1,7 +1,7 @@
 """`make gpu-check LAUNCHER=slurm`: the checks of a GPU in a job, on all GPUs of one node or several.
 
-On the login node: `python -m launch.slurm.gpu_check_job [OPTION …] [OVERRIDE …]`, with gpu-check's options,
-`--conf DIR`, `site=…` and `nodes=…`. It waits for the job and shows what that prints.
+On the login node: `python -m parallelbench.entry launch.slurm.gpu_check_job [OPTION …] [OVERRIDE …]`, with
+gpu-check's options, `--conf DIR`, `site=…` and `nodes=…`. It waits for the job and shows what that prints.
 On each node: `… on-node FOLDER INTERFACE OPTION …`.
 """
 
@@ -20,6 +20,7 @@ from launch.slurm.shape import asks_for_gpus, slurm
 from launch.slurm.site_flags import as_words, site_flags
 from launch.sweep import one_run
 from launch.sweep.extension import extension
+from parallelbench.entry import ENTRY
 from parallelbench.errors import ConfigError, count_of
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ def command(run: RunConfig, folder: Path, options: Sequence[str]) -> list[str]:
         "kill-on-bad-exit": 1,
         "unbuffered": True,
     }
-    program = ["-m", "launch.slurm.gpu_check_job", _ON_NODE, str(folder), site.network_interface or "", *options]
+    program = ["-m", ENTRY, "launch.slurm.gpu_check_job", _ON_NODE, str(folder), site.network_interface or "", *options]
     folders = container.needed_folders(site, folder.parent, [])
     script = container.srun_script(site, program, gpus=bool(flags["gpus-per-node"]), folders=folders)
     return ["srun", *as_words(flags), *container.srun_flags(site, folders), "bash", "-c", script]

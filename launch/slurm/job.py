@@ -21,6 +21,7 @@ import msgspec
 from launch.attempt import processes
 from launch.attempt.life_cycle import NotBegun, carry_out, too_small
 from launch.attempt.processes import Training
+from launch.attempt.signals import heed, noting
 from launch.attempt.supervise import Interrupted, stoppable, supervise
 from launch.attempt.warm_workers import WarmWorkers
 from launch.slurm import record, scheduler
@@ -29,7 +30,7 @@ from launch.slurm.own_cores import own_cores
 from launch.slurm.preemption import heeding_preemption
 from launch.slurm.rendezvous import POLL_S, join, offer
 from launch.states import saved
-from parallelbench.errors import ConfigError, StorageError
+from parallelbench.errors import ConfigError, StorageError, ends_the_program
 from parallelbench.rank.worker import RankError
 from parallelbench.spec.identity import slug
 from parallelbench.store.attempt import PUBLISHED
@@ -83,6 +84,10 @@ class Job:
     def warn(self) -> None:
         """Ask the ranks to stop after their epoch, and begin no other run."""
         self.warned = True
+        self.save()
+
+    def save(self) -> None:
+        """Ask the ranks to save after their epoch, and end."""
         if self.attempt is not None:
             self.attempt.ask_to_stop()
 
@@ -131,17 +136,14 @@ def run_task(path: str) -> None:
 @contextmanager
 def handling_warnings(job: Job) -> Iterator[None]:
     """Handle Slurm's warnings throughout the job, instead of submitit, which does not know runs."""
-    handler = (lambda _number, _frame: job.warn()) if job.node == 0 else signal.SIG_IGN  # the head decides
-    before = signal.signal(WARNING, handler)
-    try:
-        with heeding_preemption(job.id, job.preempt):
-            yield
-    finally:
-        signal.signal(WARNING, before)
+    warn = job.warn if job.node == 0 else lambda: None  # the head decides
+    with noting([WARNING], lambda _: warn()), heeding_preemption(job.id, save=job.save, preempted=job.preempt):
+        yield
 
 
 def take_part(folder: RunFolder, job: Job) -> bool:
     """This node's share of one run; returns whether it went well, as far as this node can tell."""
+    heed()
     if job.warned:
         job.left += [] if _over(folder, job) else [folder.path.name]
         return _skip(folder, "is left to a later start of this job, whose time is nearly up", ok=True)
@@ -151,6 +153,9 @@ def take_part(folder: RunFolder, job: Job) -> bool:
     except (ConfigError, StorageError) as error:
         say(f"{folder.path.name}: {error}")
         return False  # and the next run may succeed
+    except SystemExit as error:
+        say(f"{folder.path.name}: {ends_the_program(error)}")
+        return False
 
 
 def _over(folder: RunFolder, job: Job) -> bool:
@@ -200,6 +205,7 @@ def lead(folder: RunFolder, run: RunConfig, job: Job) -> bool:
     device_type = job.submission.device_type
     submit = job.submission.submit or job.submission.token
     outcome = carry_out(folder, run, device_type=device_type, skip=skip, train=leading, job=job.start, submit=submit)
+    heed()
     if isinstance(outcome, NotBegun):
         failed = outcome.published is not None and outcome.published.outcome not in PUBLISHED
         return _skip(folder, outcome.reason, ok=run.nodes == 1 and not failed)
@@ -261,6 +267,7 @@ def follow(folder: RunFolder, run: RunConfig, job: Job) -> bool:
         process = processes.start(training, log)
         try:
             while process.poll() is None and attempt.outcome() is None:
+                heed()
                 time.sleep(POLL_S)
         finally:
             processes.end(process)

@@ -1,6 +1,7 @@
 """`doctor --bandwidth`: all-reduces between nodes, one rank on each, in a short job. The command waits for it.
 
-On the nodes: `python -m launch.slurm.node_bandwidth FOLDER DEVICE INTERFACE`; rank 0 of the probe prints JSON.
+On the nodes: `python -m parallelbench.entry launch.slurm.node_bandwidth FOLDER DEVICE INTERFACE`; rank 0 of the
+probe prints JSON.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import msgspec
 from launch.slurm import container, rendezvous, scheduler
 from launch.slurm.shape import shape_of, slurm
 from launch.slurm.site_flags import as_words, site_flags
+from parallelbench.entry import ENTRY
 from parallelbench.errors import ConfigError, count_of
 from parallelbench.spec.plugin import plugin_of
 
@@ -83,7 +85,7 @@ def short_job(run: RunConfig, device_type: str, program: Sequence[str], *, name:
         "gpus-per-node": gpus if shape.gpus_per_node else None,
     }
     folders = container.needed_folders(site, shared(run), plugin_of(run))
-    script = container.srun_script(site, ["-m", *program], gpus=bool(shape.gpus_per_node), folders=folders)
+    script = container.srun_script(site, ["-m", ENTRY, *program], gpus=bool(shape.gpus_per_node), folders=folders)
     return ["srun", *as_words(options), *container.srun_flags(site, folders), "bash", "-c", script]
 
 

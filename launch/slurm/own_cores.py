@@ -1,4 +1,4 @@
-"""Cores of a job's own, where Slurm binds jobs to none: else each job would pin its ranks to the node's first cores."""
+"""Cores of a run's own: else each job that Slurm binds to none, and each local run, would take the first cores."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def own_cores(device_type: str) -> Iterator[None]:
-    """Let this process, and those that it starts, run only on cores that no other job of this suite has taken.
+def own_cores(device_type: str, *, needed: int | None = None) -> Iterator[None]:
+    """Let this process, and those that it starts, run only on cores that no other run of this suite has taken.
 
-    For ranks on processors, which are pinned to single cores. Where Slurm has bound the job to its cores, or where too
-    few are free, everything stays as it is.
+    For ranks on processors, which are pinned to single cores, the first ones first. `needed`: so many are taken, and
+    what nobody has taken may be used, too; None: as many as Slurm gave the job, and no others. Where Slurm has bound
+    the job to its cores, or where too few are free, everything stays as it is.
     """
     before = os.sched_getaffinity(0)
-    needed = int(os.environ.get("SLURM_CPUS_PER_TASK", "0"))
+    wanted = int(os.environ.get("SLURM_CPUS_PER_TASK", "0")) if needed is None else needed
     with ExitStack() as held:
-        if device_type == "cpu" and 0 < needed < len(before):
-            taken = _taken(needed, held)
-            if len(taken) == needed:
-                os.sched_setaffinity(0, taken)
+        if device_type == "cpu" and 0 < wanted < len(before):
+            taken, others = _taken(wanted, held)
+            if len(taken) == wanted:
+                os.sched_setaffinity(0, taken if needed is None else before - others)
             else:
                 held.close()
         try:
@@ -35,12 +36,10 @@ def own_cores(device_type: str) -> Iterator[None]:
             os.sched_setaffinity(0, before)
 
 
-def _taken(needed: int, held: ExitStack) -> set[int]:
-    """Up to so many cores, on separate physical ones first; they are free again once `held` is closed."""
-    taken: set[int] = set()
+def _taken(wanted: int, held: ExitStack) -> tuple[set[int], set[int]]:
+    """Up to so many cores, on separate physical ones first, which are free again once `held` is closed; and others'."""
+    taken, others = set[int](), set[int]()
     for core in this_machine().cores:
-        if len(taken) == needed:
-            break
         claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         try:
             # A name that the kernel gives to one process of the machine at a time, and takes back when it ends; a
@@ -48,7 +47,11 @@ def _taken(needed: int, held: ExitStack) -> set[int]:
             claim.bind(f"\0parallelbench-core-{core}")
         except OSError:
             claim.close()
+            others.add(core)
+            continue
+        if len(taken) == wanted:
+            claim.close()
             continue
         held.callback(claim.close)
         taken.add(core)
-    return taken
+    return taken, others

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 import signal
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
+from launch.attempt.signals import action_of, noting
 from launch.slurm import scheduler
 from launch.slurm.scheduler import SchedulerError
+from parallelbench.errors import StorageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -18,21 +20,23 @@ _PREEMPTED_AT = re.compile(r"\bPreemptTime=(\S+)")
 
 
 @contextmanager
-def heeding_preemption(job: str, preempted: Callable[[], None]) -> Iterator[None]:
-    """Call `preempted` at the SIGTERM with which a grace begins; any other SIGTERM is handled as before."""
-    before = signal.getsignal(signal.SIGTERM)
+def heeding_preemption(job: str, *, save: Callable[[], object], preempted: Callable[[], object]) -> Iterator[None]:
+    """Call `preempted` at the SIGTERM with which a grace begins; any other SIGTERM is heeded as before.
 
-    def terminate(number: int, frame: object) -> None:
+    `save` comes first: Slurm may take as long to answer as it leaves the job.
+    """
+    before = action_of(signal.SIGTERM)
+
+    def terminate(number: signal.Signals) -> None:
+        with suppress(StorageError):
+            save()
         if is_being_preempted(job):
             preempted()
-        elif callable(before):
-            before(number, frame)  # type: ignore[arg-type]
+        elif before is not None:
+            before(number)
 
-    signal.signal(signal.SIGTERM, terminate)
-    try:
+    with noting([signal.SIGTERM], terminate):
         yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def is_being_preempted(job: str) -> bool:

@@ -12,6 +12,7 @@ import msgspec
 import psutil
 
 from launch.attempt.command import Rendezvous
+from launch.attempt.signals import heed
 from launch.slurm.record import private
 from parallelbench.store.durable import write_file
 
@@ -88,6 +89,7 @@ def join(folder: RunFolder, start: str, *, node: int, nodes: int) -> tuple[Attem
     """Wait for the head's offer; (None, None) where the head ends the attempt without one, or takes too long."""
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
+        heed()
         for attempt in reversed(folder.attempts()):
             supervisor = attempt.supervisor()
             if supervisor is None or supervisor.job != start:

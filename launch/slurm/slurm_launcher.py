@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launch.launcher import Launcher, RunStatus, SweepStatus
@@ -23,7 +24,6 @@ from parallelbench.errors import ConfigError, count_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
-    from pathlib import Path
 
     from rich.console import Console
 
@@ -110,16 +110,28 @@ class OnSlurm(Launcher):
 
     def logs(self, sweep: Path, run: str) -> list[Path]:
         """The output of a run's latest job that Slurm and submitit caught. Slurm is not queried."""
-        try:
-            latest = Tracker.unanswered(record.submissions(sweep)).of(run)
-        except ConfigError:
-            return []
+        latest = _latest(sweep, run)
         if latest is None:
             return []
         submission, task = latest
         # The job of an interrupted submission is known only by the names of its logs.
         job = submission.job_of(task) or (f"*_{task}" if len(submission.tasks) > 1 else "*")
         return sorted(record.folder_of(sweep, submission.token).glob(f"{job}_*_log.out"))
+
+    def silence(self, sweep: Path, run: str) -> str:
+        """Whether its job looks for the sweep where it was submitted, and not where it is now."""
+        latest = _latest(sweep, run)
+        folder = record.folder_of(sweep, latest[0].token) if latest else sweep
+        for script in folder.glob("*_submission.sh"):
+            (flag,) = (line for line in script.read_text().splitlines() if line.startswith("#SBATCH --output="))
+            submitted = Path(shlex.split(flag)[1].partition("=")[2]).parent
+            if not (submitted.exists() and submitted.samefile(folder)):
+                return (
+                    f"its sweep's folder was renamed after it was queued: the job looks for {submitted.parents[1]}; "
+                    f"rename it back before the job starts, or `parallelbench cancel {shlex.quote(str(sweep))}` and "
+                    "submit again"
+                )
+        return ""
 
     def calibrate(self, prepared: Prepared, path: Path) -> None:
         """In a short job on the run's nodes."""
@@ -202,3 +214,11 @@ def _hours(tracker: Tracker, statuses: Mapping[RunFolder, JobStatus]) -> Iterato
             live.setdefault((submission.token, task), (submission, [], running, paused))[1].extend(attempts)
     for submission, attempts, running, paused in live.values():
         yield Hours(), left(submission, attempts, running=running, paused=paused)
+
+
+def _latest(sweep: Path, run: str) -> tuple[Submission, int] | None:
+    """The latest submission of a run, and its task."""
+    try:
+        return Tracker.unanswered(record.submissions(sweep)).of(run)
+    except ConfigError:
+        return None

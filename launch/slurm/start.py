@@ -1,4 +1,4 @@
-"""The first program of a Slurm job, executed on each node as `python -m launch.slurm.start FOLDER`.
+"""The first program of a Slurm job, `python -m parallelbench.entry launch.slurm.start FOLDER` on each node.
 
 It lets submitit load the pickle in a submission's folder, which executes it. Others who may write to a folder above
 could have replaced it since the submission, so its owner is checked now.

@@ -28,6 +28,7 @@ from launch.slurm.shape import batch_parameters, charged_devices, shape_of, slur
 from launch.slurm.turns import in_turns
 from launch.slurm.variables import refuse_contradictions
 from launch.states import states_of
+from parallelbench.entry import ENTRY
 from parallelbench.errors import ConfigError, StorageError, count_of
 from parallelbench.spec.plugin import plugin_of
 from parallelbench.store.durable import storage_errors
@@ -247,7 +248,7 @@ def batch_script(group: JobGroup, count: int) -> str:
 def _command(folder: Path, shape: Shape, site: Site, plugin: Sequence[str]) -> str:
     """What a job executes on each of its nodes."""
     folders = container.needed_folders(site, folder.parents[1], plugin)
-    program = ["-u", "-m", "launch.slurm.start", str(folder)]
+    program = ["-u", "-m", ENTRY, "launch.slurm.start", str(folder)]
     return shlex.join(container.command(site, program, gpus=bool(shape.gpus_per_node), folders=folders))
 
 

@@ -11,7 +11,7 @@ from launch.launcher import all_launchers
 from launch.states import states_below
 from launch.verbs import following
 from launch.verbs.as_json import print_findings, print_status
-from launch.verbs.console import console, existing
+from launch.verbs.console import console, existing, say
 from launch.verbs.overview import overview, rendered
 from parallelbench.errors import ConfigError
 from parallelbench.store.folder import RunFolder
@@ -94,7 +94,8 @@ def logs(folder: str, extension: Extension, *, follow: bool) -> int:
         print(f"==> {file} <==")
         print(file.read_text(errors="replace"))
     if not found:
-        console().print("nothing was printed yet because the run has not begun")
+        why = filter(None, (launcher.silence(path.parent, path.name) for launcher in launchers))
+        say(f"nothing was printed yet because {next(why, 'the run has not begun')}")
     return 0
 
 

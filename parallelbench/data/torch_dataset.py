@@ -146,7 +146,7 @@ def _made(cls: Any, name: str, arguments: dict[str, Any], *, train: bool) -> Any
     try:
         dataset = cls(train=train, **arguments)
         len(dataset)
-    except Exception as error:  # a user's class may raise anything
+    except (Exception, SystemExit) as error:  # a user's class may raise anything
         raise ConfigError(
             f"data.dataset={name} can't be made with train={train} and data.arguments={arguments}: {raised_at(error)}"
         ) from None
@@ -175,7 +175,7 @@ def _item(dataset: Any, index: int, name: str) -> Rows:
     try:
         sample, label = dataset[index]
         return np.asarray(sample), np.asarray(label)
-    except Exception as error:  # a user's class may raise anything
+    except (Exception, SystemExit) as error:  # a user's class may raise anything
         raise ConfigError(
             f"data.dataset={name}: item {index} is no sample with a label: {raised_at(error)}; let __getitem__ return "
             "(sample, label)"

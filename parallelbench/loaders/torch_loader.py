@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import multiprocessing
+import multiprocessing.queues
+import multiprocessing.util
 import os
+import signal
+import tempfile
 import warnings
 from abc import abstractmethod
 from contextlib import contextmanager
 from functools import partial
+from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from parallelbench.die_with_parent import die_with_parent
+from parallelbench.errors import ConfigError, count_of
 from parallelbench.loaders.batch_loader import BatchLoader
 from parallelbench.marks.spans import Spanned
 from parallelbench.spec.batch import Batch
@@ -22,6 +29,7 @@ from parallelbench.spec.batch import Batch
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from multiprocessing.process import BaseProcess
+    from multiprocessing.synchronize import Semaphore
     from typing import Unpack
 
     import numpy as np
@@ -33,6 +41,12 @@ if TYPE_CHECKING:
 
 _PATIENCE_S = 10.0
 """Time that workers have to end, s."""
+_START_S = 60.0
+"""Time that each of them has to begin, s."""
+_DEATH_S = 1.0
+"""Time within which a worker that broke something by its end has ended, s."""
+_SOCKET_PATH_BYTES = 107
+"""The longest path of a socket (unix(7))."""
 Key = Any
 """What a data set's `__getitem__` takes."""
 
@@ -52,6 +66,10 @@ class _Part:
 
     def __init__(self, dataset: Dataset[Any], options: TorchLoader, *, pinned: bool) -> None:
         several = options.workers > 0
+        fork = multiprocessing.get_context("fork")
+        self._begun = fork.Semaphore(0)
+        if several:
+            _choose_socket_folder()
         self._batches = _Batches()
         with _without_advice():
             self._loader = DataLoader(
@@ -61,9 +79,9 @@ class _Part:
                 pin_memory=pinned and options.pin_memory,
                 prefetch_factor=options.prefetch_factor if several else None,
                 persistent_workers=options.persistent_workers and several,
-                worker_init_fn=partial(_end_with, os.getpid()) if several else None,
+                worker_init_fn=partial(_begin, os.getpid(), self._begun) if several else None,
                 # The data set is inherited; other ways of starting would send it to each worker.
-                multiprocessing_context="fork" if several else None,
+                multiprocessing_context=fork if several else None,
                 # Its workers' seeds must not be drawn from what a model's dropout draws from.
                 generator=torch.Generator(),
             )
@@ -76,16 +94,45 @@ class _Part:
         self._passes = this = self._passes + 1
         self._batches.keys = keys
         others = set(multiprocessing.active_children())
-        with _without_advice():
+        with _without_advice(), _without_interruption(), self._explained():
             self._pass = iter(self._loader)
-        self._workers |= set(multiprocessing.active_children()) - others
+        started = set(multiprocessing.active_children()) - others
+        self._workers |= started
+        self._wait_for(started)
         while (batch := self._next(this)) is not None:
             yield batch
 
     def _next(self, this: int) -> list[Tensor] | None:
         assert self._pass is not None, "the loader is closed"
         assert this == self._passes, "a newer iteration has ended this one"
-        return next(self._pass, None)
+        with self._explained():
+            return next(self._pass, None)
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Say that a worker was killed, whatever that broke first."""
+        try:
+            yield
+        except (OSError, EOFError, RuntimeError) as error:
+            if died := self._died():
+                raise RuntimeError(died) from error
+            raise
+
+    def _wait_for(self, started: set[BaseProcess]) -> None:
+        """Raise where workers that were started don't begin."""
+        for _ in started:
+            if not self._begun.acquire(timeout=_START_S):
+                raise ConfigError(
+                    f"not all {count_of(len(started), 'worker process', 'worker processes')} of the loader began "
+                    f"within {_START_S:g} s: choose loader.workers=0, or fewer"
+                )
+
+    def _died(self) -> str:
+        """How a worker was killed, in torch's words; empty where none was."""
+        wait([worker.sentinel for worker in self._workers], _DEATH_S)
+        killed = [worker for worker in self._workers if (worker.exitcode or 0) < 0]
+        how = [signal.strsignal(-(worker.exitcode or 0)) for worker in killed]
+        return f"DataLoader worker (pid {killed[0].pid}) is killed by signal: {how[0]}. " if killed else ""
 
     def pids(self) -> list[int]:
         """The living workers."""
@@ -111,11 +158,47 @@ def _without_advice() -> Iterator[None]:
         yield
 
 
-def _end_with(parent: int, _: int) -> None:
-    """In a worker: end when the rank does, however it ends."""
+@contextmanager
+def _without_interruption() -> Iterator[None]:
+    """Keep torch from raising between any two instructions once a worker ends: whoever waits for a batch notices."""
+    before = signal.getsignal(signal.SIGCHLD)
+    try:
+        yield
+    finally:
+        if signal.getsignal(signal.SIGCHLD) is not before:
+            signal.signal(signal.SIGCHLD, before)
+
+
+def _begin(parent: int, begun: Semaphore, _: int) -> None:
+    """In a worker: say so, end when the rank does, however it ends, and lose no batch in silence."""
     die_with_parent()
     if os.getppid() != parent:  # it ended before the kernel was asked
         os._exit(1)
+    # A batch that can't be sent would only be printed there, and the rank wait for it without end.
+    multiprocessing.queues.Queue._on_queue_feeder_error = _send_error  # type: ignore[attr-defined]
+    begun.release()
+
+
+def _send_error(queue: Any, _error: Exception, item: tuple[int, Any]) -> None:
+    """Send the error that is being handled in a batch's place."""
+    queue.put((item[0], ExceptionWrapper(where="in DataLoader worker process")))
+
+
+def _choose_socket_folder() -> None:
+    """Let workers listen where the paths of their sockets are short enough, if TMPDIR is too long for that."""
+    longest = "/pymp-12345678/listener-12345678"
+    if len(os.fsencode(tempfile.gettempdir() + longest)) <= _SOCKET_PATH_BYTES:
+        return
+    before, short = tempfile.tempdir, [each for each in ("/tmp", "/var/tmp", "/dev/shm") if os.access(each, os.W_OK)]
+    if not short:
+        raise ConfigError(
+            f"TMPDIR={before} is too long for sockets, and /tmp can't be written: choose a shorter TMPDIR"
+        )
+    tempfile.tempdir = short[0]
+    try:
+        multiprocessing.util.get_temp_dir()  # stays chosen, and is removed at the end
+    finally:
+        tempfile.tempdir = before
 
 
 class TorchBatches(BatchLoader):

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from parallelbench.errors import program
 from parallelbench.models.inputs import blank
 from parallelbench.models.layer_counts import LayerCount, encode
 from parallelbench.models.modules import parameters_by_layer
@@ -155,4 +156,4 @@ def counts_without_values(run: RunConfig) -> list[LayerCount]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(program(lambda: main(sys.argv[1:])))

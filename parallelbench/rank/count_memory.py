@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from parallelbench.errors import program
 from parallelbench.models.inputs import blank
 from parallelbench.models.layer_memory import LayerMemory, Linear, ModelMemory, encode_memory
 from parallelbench.models.modules import parameters_by_layer
@@ -182,4 +183,4 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(program(lambda: main(sys.argv[1:])))

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from parallelbench.die_with_parent import die_with_parent
-from parallelbench.errors import ConfigError
+from parallelbench.errors import ConfigError, program
 from parallelbench.frameworks import CONTROL_ADDRESS, CONTROL_FD, RENDEZVOUS
 from parallelbench.frameworks.installed import python_of
 from parallelbench.rank.exchange import Exchange
@@ -152,7 +152,7 @@ def _print_failures(ranks: Sequence[subprocess.Popen[bytes]], known: dict[int, i
 
 if __name__ == "__main__":
     try:
-        code = main(sys.argv[1:])
+        code = program(lambda: main(sys.argv[1:]))
     except ConfigError as error:
         sys.exit(str(error))
     # As a shell: a signal's number has no exit code of its own.

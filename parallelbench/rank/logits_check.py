@@ -34,7 +34,7 @@ def check_logits(run: RunConfig) -> None:
         found = _output(run, samples)
     except ConfigError:
         raise
-    except Exception as error:  # a user's model may raise anything
+    except (Exception, SystemExit) as error:  # a user's model may raise anything
         raise ConfigError(f"{called}, fails: {raised_at(error)}; mend it, or choose another model") from None
     expected = (samples, *run.data.label_shape, run.logits_per_label)
     if not isinstance(found, torch.Tensor):

@@ -52,7 +52,7 @@ def _sums(run: RunConfig, logits: torch.Tensor, labels: torch.Tensor) -> torch.T
     size = run.metric_size
     try:
         found: Any = run.metric.build()(logits, labels)
-    except Exception as error:  # a user's metric may raise anything
+    except (Exception, SystemExit) as error:  # a user's metric may raise anything
         raise ConfigError(f"{_built(run)} fails: {raised_at(error)}") from None
     if not isinstance(found, torch.Tensor) or found.shape != (size,):
         kind = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, torch.Tensor) else type(found).__name__

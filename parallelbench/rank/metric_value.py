@@ -38,7 +38,7 @@ def metric_value(run: RunConfig, sums: Sequence[float]) -> float | None:
         return None
     try:
         found = float(run.metric.value(sums))
-    except Exception as error:  # a user's metric may raise anything
+    except (Exception, SystemExit) as error:  # a user's metric may raise anything
         raise ConfigError(
             f"metric={run.metric.name}: {type(run.metric).__qualname__}.value fails: {raised_at(error)}"
         ) from None

@@ -51,7 +51,7 @@ def main(arguments: list[str]) -> int:
     try:
         run = attempt.config(plugin[0] if plugin else None)
         (make if verb == "make" else judge)(run, attempt)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if verb == "make":
             record(attempt, 0, error)
         with suppress(OSError):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from parallelbench.errors import ConfigError, one_line
+from parallelbench.errors import ConfigError, one_line, program
 from parallelbench.rank.worker import classify, pin
 from parallelbench.spec.check import check_run
 from parallelbench.spec.mapping import from_mapping
@@ -162,7 +162,7 @@ def _tried(request: TrialRequest, patch: Patch, plugin: str | None) -> Trial:
         step_s, losses = timed(run, request.device_type, steps=request.steps)
     except ConfigError as error:
         return Trial(patch=patch, refused=str(error))
-    except Exception as error:  # any error of torch: other settings may work
+    except (Exception, SystemExit) as error:  # any error of torch: other settings may work
         return Trial(patch=patch, refused=one_line(classify(error)[1]))
     return Trial(patch=patch, step_time_s=step_s, first_loss=losses[0], loss=statistics.fmean(losses))
 
@@ -225,4 +225,4 @@ def _block_s(step: Callable[[], None], steps: int, synchronize: Callable[[], Non
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(program(main))

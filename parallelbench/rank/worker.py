@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 import time
 import traceback
@@ -18,7 +19,7 @@ import msgspec
 import psutil
 
 from parallelbench.die_with_parent import die_with_parent
-from parallelbench.errors import ConfigError, EngineError, StorageError, one_line, own_place
+from parallelbench.errors import ConfigError, EngineError, StorageError, ends_the_program, one_line, own_place
 from parallelbench.frameworks import session_class
 from parallelbench.spec.identity import run_id
 from parallelbench.spec.plugin import require_sources
@@ -42,6 +43,12 @@ _LINGER_S = 5.0
 could not report it and would seem to hang."""
 _HEARTBEAT_LOST = ("stopped sending heartbeats",)
 _PEER_LOST = ("connection closed by peer", "connection reset by peer", "broken pipe", "remote process exited")
+_LOADER_DIED = re.compile(r"DataLoader worker \(pid.*?\) (?:is killed by signal: ([^.]+)|exited unexpectedly)")
+_BY_WHOM = ": by hand, or by the kernel for lack of memory"
+_LITTLE_SHARED_MEMORY = (
+    "(No space left on device: /dev/shm is too small for the batches of the loader's workers; enlarge it, e.g. "
+    "`docker run --shm-size=2g` or `mount -o remount,size=2g /dev/shm`, or choose loader.workers=0)"
+)
 
 
 class RankError(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,7 +83,7 @@ def work(attempt: Attempt, entered_at: float, plugin: str | None = None) -> int:
     rank = int(os.environ.get("RANK", "0"))
     try:
         _train(attempt.config(plugin), attempt, rank, entered_at)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a user's code may end the program, which is no success
         kind = record(attempt, rank, error)
         with contextlib.suppress(OSError):  # the log may be on the disk that is full
             traceback.print_exc()
@@ -86,7 +93,7 @@ def work(attempt: Attempt, entered_at: float, plugin: str | None = None) -> int:
     return 0
 
 
-def record(attempt: Attempt, rank: int, error: Exception) -> str:
+def record(attempt: Attempt, rank: int, error: BaseException) -> str:
     """Leave a rank's error file for the supervisor; returns the failure's kind."""
     kind, reason = classify(error)
     record = RankError(rank=rank, kind=kind, reason=one_line(reason), time=time.time())
@@ -102,14 +109,22 @@ def give_up(attempt: Attempt, rank: int, error: Exception) -> None:
     os._exit(1)
 
 
-def classify(error: Exception) -> tuple[str, str]:
+def classify(error: BaseException) -> tuple[str, str]:
     """Kind and reason of a failure, in words for users.
 
     gloo raises a plain `RuntimeError` for a lost rank and for a timeout alike, and torch's CPU allocator for a lack of
     memory: only their texts tell them apart.
     """
-    text = str(error)
+    # What torch's workers send ends with what the rank would have raised.
+    text = re.split(r"\n(?: +.*\n)+(?=\S)", str(error))[-1] if "Original Traceback" in str(error) else str(error)
     name = type(error).__name__
+    text = text.removeprefix(f"{name}: ")
+    if died := _LOADER_DIED.search(text):
+        if died[1] == "Bus error":
+            return "error", f"{name}: {text.strip()} {_LITTLE_SHARED_MEMORY}"
+        return "killed", f"a worker process of the loader died ({died[1] or died[0]}){_BY_WHOM}"
+    if "unable to allocate shared memory" in text:
+        return "error", f"{text} {_LITTLE_SHARED_MEMORY}"
     lacking = name in ("OutOfMemoryError", "ResourceExhaustedError") or isinstance(error, MemoryError)
     if lacking or "can't allocate memory" in text:
         return "oom", f"out of memory: {text.splitlines()[0] if text else name}"
@@ -125,6 +140,8 @@ def classify(error: Exception) -> tuple[str, str]:
         return "storage", text
     if isinstance(error, EngineError):
         return error.kind, text
+    if isinstance(error, SystemExit):
+        return "error", ends_the_program(error)
     if isinstance(error, ConfigError):
         return "error", text
     if any(sign in text.lower() for sign in _PEER_LOST):

@@ -178,7 +178,7 @@ def _check_metric(run: RunConfig) -> None:
     own = f"metric={run.metric.name}: {type(run.metric).__qualname__}.size"
     try:
         size = run.metric_size
-    except Exception as error:  # a user's metric may raise anything
+    except (Exception, SystemExit) as error:  # a user's metric may raise anything
         raise ConfigError(f"{own} fails: {raised_at(error)}") from None
     if type(size) is not int or size < 0:
         raise ConfigError(f"{own} is {size!r}: return how many sums there are, a whole number")
@@ -242,7 +242,7 @@ def _check_factors(run: RunConfig) -> None:
             factor = float(schedule.factor(step, run))
         except ConfigError:
             raise
-        except Exception as error:  # a user's schedule may raise anything
+        except (Exception, SystemExit) as error:  # a user's schedule may raise anything
             raise ConfigError(f"{own} fails in step {step} of {steps}: {raised_at(error)}") from None
         if not 0 < factor <= 1:
             raise ConfigError(

@@ -6,6 +6,7 @@ import gc
 import multiprocessing
 import os
 import signal
+import tempfile
 import threading
 import warnings
 from contextlib import closing
@@ -27,8 +28,10 @@ from parallelbench.data.prepare import prepare
 from parallelbench.data.synthetic import Synthetic
 from parallelbench.errors import ConfigError, StorageError
 from parallelbench.loaders import arrow as arrow_module
+from parallelbench.loaders import sample_loader, torch_loader
 from parallelbench.loaders.arrow import convert, open_arrays
 from parallelbench.loaders.batch_loader import BatchLoader
+from parallelbench.rank.worker import classify
 from parallelbench.spec.batch import Batch, Shard
 from parallelbench.spec.dataset import Arrays, Data
 from parallelbench.spec.mapping import build
@@ -275,6 +278,93 @@ def test_workers_end_with_a_rank_that_is_killed(name: str) -> None:
     rank.join()
     gone, alive = psutil.wait_procs(workers, timeout=60)
     assert (len(gone), alive) == (2, [])
+
+
+@pytest.fixture
+def fed() -> Iterator[BatchLoader]:
+    """A loader whose worker processes have not begun."""
+    data = spec()
+    ours = loader("dataloader", data, data.load(Path("nowhere")), {"workers": 2})
+    yield ours
+    ours.close()
+
+
+@fault(
+    "workers",
+    "A loader's worker process is killed",
+    injection="SIGKILL to one of two workers of torch's DataLoader",
+    outcome="killed, so submitting again tries again; said where a batch is waited for, never in between",
+)
+def test_a_worker_that_is_killed_is_said_to_be(fed: BatchLoader) -> None:
+    pass_ = fed.train(1)
+    next(pass_)
+    handler = signal.getsignal(signal.SIGCHLD)
+    os.kill(fed.worker_pids()[0], signal.SIGKILL)
+    with pytest.raises(RuntimeError) as raised:
+        list(pass_)
+    assert handler == signal.SIG_DFL, "torch raises at no other place"
+    kind, reason = classify(raised.value)
+    assert (kind, "Killed" in reason) == ("killed", True)
+
+
+def _raise(error: Exception) -> Any:
+    raise error
+
+
+@fault(
+    "storage and input",
+    "/dev/shm is too small for a loader's workers",
+    injection="the error of a worker that gets no shared memory",
+    outcome="the reason is the error itself, with what to do, and no beginning of a traceback",
+)
+def test_too_little_shared_memory_is_said_with_the_remedy(fed: BatchLoader, monkeypatch: pytest.MonkeyPatch) -> None:
+    full = "unable to allocate shared memory(shm) for file </torch_1_2_0>: No space left on device (28)"
+    monkeypatch.setattr(sample_loader._Samples, "__getitem__", lambda *_: _raise(RuntimeError(full)))
+    with pytest.raises(RuntimeError) as raised:
+        next(fed.train(1))
+    kind, reason = classify(raised.value)
+    assert kind == "error"
+    assert reason.startswith(full)
+    assert "loader.workers=0" in reason
+    assert "Traceback" not in reason
+
+
+@fault(
+    "workers",
+    "TMPDIR is longer than a socket's path may be",
+    injection="a temporary folder of 90 characters",
+    outcome="workers use a short one for their sockets; what can't be sent ends the run with the reason",
+)
+def test_workers_send_batches_however_long_the_temporary_folder_is(
+    fed: BatchLoader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = tmp_path / ("x" * 90)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    monkeypatch.delitem(multiprocessing.current_process()._config, "tempdir", raising=False)  # type: ignore[attr-defined]
+    data = spec()
+    ours = loader("dataloader", data, data.load(Path("nowhere")), {"workers": 2})
+    assert len(list(ours.train(1))) == 10
+    assert tempfile.gettempdir() == str(long)
+    ours.close()
+
+
+def test_a_batch_that_a_worker_can_not_send_is_not_waited_for(
+    fed: BatchLoader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(multiprocessing.reduction, "DupFd", lambda _: _raise(OSError("AF_UNIX path too long")))
+    with pytest.raises(OSError, match="AF_UNIX path too long"):
+        next(fed.train(1))
+
+
+def test_workers_that_do_not_begin_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_loader, "_START_S", 0.1)
+    monkeypatch.setattr(torch_loader, "_begin", lambda *_: None)
+    data = spec()
+    ours = loader("dataloader", data, data.load(Path("nowhere")), {"workers": 2})
+    with pytest.raises(ConfigError, match=r"2 worker processes .* began within 0\.1 s: choose loader\.workers=0"):
+        next(ours.train(1))
+    ours.close()
 
 
 # --- Arrow files

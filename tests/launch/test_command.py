@@ -19,7 +19,7 @@ def test_several_are_started_by_torchrun_on_this_machine_only() -> None:
     assert command[:3] == [sys.executable, "-m", "torch.distributed.run"]
     assert command[-4:] == ["-m", "parallelbench.rank.worker", "/a b/run", "3"]
     options = command[3:-4]
-    assert "--standalone" in options, "no fixed port, which another job might have"
+    assert "--rdzv-endpoint=127.0.0.1:0" in options, "no fixed port, which another job might have, and no name"
     assert "--nproc-per-node=4" in options
     assert "--max-restarts=0" in options
     assert "--local-addr=127.0.0.1" in options

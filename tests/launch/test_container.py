@@ -59,7 +59,7 @@ def test_apptainer_is_put_before_the_program_and_sees_what_the_job_needs(tmp_pat
     assert line.startswith("srun ")
     sweep, data = f"{tmp_path}/results/adhoc", f"{tmp_path}/data"
     binds = f"--bind {sweep}:{sweep} --bind {data}:{data} --bind /scratch/fast:/fast:ro"
-    assert f" apptainer exec --nv {binds} {IMAGE} /opt/bin/python -u -m launch.slurm.start " in line
+    assert f" apptainer exec --nv {binds} {IMAGE} /opt/bin/python -u -m parallelbench.entry launch.slurm.start " in line
     without_gpus = script_of(planned(tmp_path, "site.gpus_per_node=0", runtime="singularity"))
     assert " singularity exec --bind " in without_gpus
 
@@ -72,12 +72,12 @@ def test_pyxis_gets_flags_of_srun(tmp_path: Path) -> None:
     assert f"--container-image={image}" in flags
     mounts = ",".join(f"{folder}:{folder}" for folder in (f"{tmp_path}/results/adhoc", f"{tmp_path}/data"))
     assert f"--container-mounts={mounts}" in flags
-    assert program.startswith("-u -m launch.slurm.start ")
+    assert program.startswith("-u -m parallelbench.entry launch.slurm.start ")
 
 
 def test_without_a_container_nothing_changes(tmp_path: Path) -> None:
     script = script_of(one_run([*ON_SITE, f"results={tmp_path}"]))
-    assert f"{sys.executable} -u -m launch.slurm.start" in script
+    assert f"{sys.executable} -u -m parallelbench.entry launch.slurm.start" in script
     assert "requeue-" not in script
 
 
@@ -89,7 +89,7 @@ def test_short_jobs_run_in_it_too(runtime: str, tmp_path: Path) -> None:
     assert any(word.startswith("--container-image=") for word in words) == inside
     assert ("apptainer exec" in script) != inside
     assert ("module load cuda/12" in script) != inside, "modules are those of the node"
-    assert script.splitlines()[-1].endswith("/opt/bin/python -m some.module")
+    assert script.splitlines()[-1].endswith("/opt/bin/python -m parallelbench.entry some.module")
 
 
 @pytest.mark.parametrize(

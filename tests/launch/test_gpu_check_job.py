@@ -21,7 +21,7 @@ def test_the_job_has_all_gpus_of_its_nodes() -> None:
     assert words[0] == "srun"
     wanted = {"--nodes=2", "--ntasks-per-node=1", "--gpus-per-node=a100:4", "--cpus-per-task=12", "--mem=8192M"}
     assert {*wanted, "--qos=public", "--time=60"} <= set(words)
-    assert script.endswith("-m launch.slurm.gpu_check_job on-node /shared/folder ib0 --fresh")
+    assert script.endswith("-m parallelbench.entry launch.slurm.gpu_check_job on-node /shared/folder ib0 --fresh")
 
 
 def test_a_site_without_gpus_is_refused_unless_it_rehearses() -> None:

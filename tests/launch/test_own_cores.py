@@ -55,6 +55,21 @@ def test_where_too_few_are_free_all_stays_as_it_is(node: list[set[int]]) -> None
                 assert len(node[-1]) == 2, "what was taken in vain is free"
 
 
+def test_two_local_runs_of_a_machine_begin_with_other_cores(node: list[set[int]]) -> None:
+    def first_cores() -> list[int]:
+        return [core for core in CORES if core in node[-1]]
+
+    with own_cores("cpu", needed=2):
+        assert first_cores() == list(CORES), "what nobody has taken stays for the sampler"
+        node.append(set(CORES))
+        with own_cores("cpu", needed=1):
+            assert first_cores() == list(CORES[2:])
+            node.append(set(CORES))
+            with own_cores("cpu", needed=6):
+                assert first_cores() == list(CORES), "too few are free"
+    assert node[-1] == set(CORES)
+
+
 @pytest.mark.parametrize(("device_type", "needed"), [("cuda", "3"), ("cpu", "8"), ("cpu", "9"), ("cpu", "")])
 def test_who_needs_no_cores_of_its_own_takes_none(
     device_type: str, needed: str, node: list[set[int]], monkeypatch: pytest.MonkeyPatch

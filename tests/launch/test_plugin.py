@@ -14,8 +14,10 @@ import conf
 from launch.sweep import one_run
 from launch.sweep.compose import Extension, keeps_to_its_node
 from launch.sweep.extension import extension
+from parallelbench.cli import main
 from parallelbench.errors import ConfigError
 from parallelbench.spec.mapping import component_class
+from tests.faults import fault
 
 CODE = '''
 """A strategy of the user's own."""
@@ -232,6 +234,50 @@ def test_what_is_wrong_with_a_users_code_is_said_with_the_place(
         one_run(["strategy=mine"], Extension(user / "conf", "mystrategies"))
     assert len(str(caught.value).splitlines()) == 1
     sys.modules.pop("mystrategies", None)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import sys\nsys.exit(0)\n",
+        "import argparse\nargparse.ArgumentParser().parse_args(['--help'])\n",
+        CODE.replace("        return run.devices\n", "        raise SystemExit\n", 1),
+    ],
+    ids=["import", "arguments", "call"],
+)
+@pytest.mark.parametrize("verb", ["run", "submit", "plan"])
+def test_a_users_code_that_ends_the_program_is_no_success(
+    user: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], verb: str, code: str
+) -> None:
+    (user / "mystrategies" / "__init__.py").write_text(code)
+    monkeypatch.chdir(user)
+    monkeypatch.syspath_prepend(user)
+    monkeypatch.delitem(sys.modules, "mystrategies", raising=False)
+    component_class.cache_clear()
+    assert main([verb, *OWN, *SMALL, "strategy=mine"]) == 2
+    line = next(n for n, text in enumerate(code.splitlines(), 1) if "xit" in text or "parse_args" in text)
+    said = capsys.readouterr().err
+    assert f"mystrategies/__init__.py:{line}: this code ended the program" in said
+    assert len(said.splitlines()) == 1
+    sys.modules.pop("mystrategies", None)
+
+
+@fault(
+    "workers",
+    "A user's code ends the program",
+    injection="sys.exit(0) or arguments parsed at import, in what a run asks of the package, and in a rank",
+    outcome="an error, with file and line, and the exit code of one",
+)
+@pytest.mark.slow
+def test_a_rank_that_a_users_code_ends_has_failed_there(user: Path) -> None:
+    code = CODE.replace("        assert self.mark", "        raise SystemExit(0)\n        assert self.mark")
+    (user / "mystrategies" / "__init__.py").write_text(code)
+    done = program(user, "run", *OWN, *SMALL, "strategy=mine", "measure.telemetry_hz=0", "measure.parity=false")
+    assert done.returncode == 1
+    line = next(n for n, text in enumerate(code.splitlines(), 1) if "SystemExit" in text)
+    said = "".join(done.stdout.split())
+    assert "error" in said
+    assert f"mystrategies/__init__.py:{line}:thiscodeendedtheprogram(SystemExit:0)" in said
 
 
 def test_what_is_no_yaml_is_named_with_the_line(user: Path) -> None:

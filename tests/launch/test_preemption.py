@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from launch.attempt.signals import heed
+from launch.attempt.supervise import Interrupted, stoppable
 from launch.slurm.preemption import heeding_preemption
+from parallelbench.errors import StorageError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -16,37 +19,32 @@ if TYPE_CHECKING:
 IN_GRACE = "JobId=7 JobState=RUNNING PreemptTime=2026-11-23T12:26:05 Reason=None"
 
 
-class Ended(BaseException):
-    """What any other SIGTERM does."""
-
-
-def terminated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> int:
-    """Get a SIGTERM where `scontrol` is this script; returns how often the job was told of a preemption."""
+def terminated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> list[str]:
+    """Get a SIGTERM where `scontrol` is this script; returns what became of the job."""
     program = tmp_path / "scontrol"
     program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    told: list[int] = []
+    told: list[str] = []
 
-    def end(*_: object) -> None:
-        raise Ended
+    def save() -> None:
+        told.append("saves")
+        raise StorageError("the disk is full")
 
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        with heeding_preemption("7", lambda: told.append(7)):
-            os.kill(os.getpid(), signal.SIGTERM)
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    return len(told)
+    with stoppable(), heeding_preemption("7", save=save, preempted=lambda: told.append("preempted")):
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert told == [], "a handler asks nobody"
+        heed()
+    return told
 
 
 def test_a_grace_is_no_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert terminated(tmp_path, monkeypatch, f"echo '{IN_GRACE}'") == 1
+    assert terminated(tmp_path, monkeypatch, f"echo '{IN_GRACE}'") == ["saves", "preempted"]
 
 
 @pytest.mark.parametrize("answer", [IN_GRACE.replace("RUNNING", "COMPLETING"), "JobState=RUNNING PreemptTime=None"])
 def test_any_other_end_is_one(answer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(Ended):
+    with pytest.raises(Interrupted, match="SIGTERM"):
         terminated(tmp_path, monkeypatch, f"echo '{answer}'")
 
 
@@ -54,7 +52,7 @@ def test_the_question_outlives_a_sigterm_to_all_processes_of_the_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script = f"kill -TERM $$\necho '{IN_GRACE}'"
-    assert terminated(tmp_path, monkeypatch, script) == 1
+    assert terminated(tmp_path, monkeypatch, script) == ["saves", "preempted"]
 
 
 def test_a_question_that_slurm_does_not_answer_at_once_is_asked_again(
@@ -62,4 +60,4 @@ def test_a_question_that_slurm_does_not_answer_at_once_is_asked_again(
 ) -> None:
     asked = tmp_path / "asked"
     script = f"test -e {asked} && echo '{IN_GRACE}' && exit\ntouch {asked}\nexit 1"
-    assert terminated(tmp_path, monkeypatch, script) == 1
+    assert terminated(tmp_path, monkeypatch, script) == ["saves", "preempted"]

@@ -16,6 +16,7 @@ from launch.slurm.intents import Intents
 from launch.slurm.record import Submission
 from launch.slurm.scheduler import NoJob, SchedulerError, SubmissionError
 from launch.sweep import expand
+from parallelbench import cli
 from parallelbench.errors import ConfigError, StorageError
 from parallelbench.spec.config import RunConfig
 from parallelbench.store.folder import RunFolder, find_runs
@@ -261,3 +262,23 @@ def test_what_can_not_be_written_for_sbatch_leaves_no_run(
     sweep = tmp_path / "adhoc"
     assert not list((sweep / record.FOLDER).glob("*/*"))
     assert not [path for path in sweep.iterdir() if path.name != record.FOLDER]
+
+
+def test_a_queued_job_whose_sweep_was_renamed_is_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake: FakeSlurm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("sbatch", "srun"):
+        (tmp_path / name).write_text("#!/bin/sh\necho Submitted batch job 17\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    results = tmp_path / "some results"
+    plan = expand([*ON_SITE, "sweep.name=before", f"results='{results}'"])
+    submit.submit([submit.prepare_for_site(planned) for planned in plan], SubmitOptions(), lambda _: None)
+    for name, said in (
+        ("before", "the run has not begun"),
+        ("after", f"looks for {results / 'before'}; rename it back"),
+    ):
+        (results / "before").rename(results / name)
+        (run,) = find_runs(results)
+        assert cli.main(["logs", str(run.path)]) == 0
+        assert said in capsys.readouterr().out

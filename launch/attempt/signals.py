@@ -1,0 +1,71 @@
+"""Signals are noted when they arrive, and dealt with at `heed`, where this process holds nothing.
+
+A handler runs between any two instructions, also within `subprocess` while it holds a lock: what raises there leaves
+the lock taken, and what waits there may wait for itself.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections import deque
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    Action = Callable[[signal.Signals], object]
+
+_noted: deque[signal.Signals] = deque()
+_actions: dict[signal.Signals, Action] = {}
+_at_once = False
+
+
+@contextmanager
+def noting(numbers: Iterable[signal.Signals], action: Action) -> Iterator[None]:
+    """Note these signals meanwhile; `heed` calls `action` with each that has come."""
+    actions = dict(_actions)
+    before = {number: signal.signal(number, _note) for number in numbers}
+    _actions.update(dict.fromkeys(before, action))
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        _actions.clear()
+        _actions.update(actions)
+        if not _actions:
+            _noted.clear()
+
+
+def heed() -> None:
+    """Deal with the signals that have come; raises what their actions raise."""
+    while _noted:
+        number = _noted.popleft()
+        if action := _actions.get(number):
+            action(number)
+
+
+def action_of(number: signal.Signals) -> Action | None:
+    """What `heed` does about a signal; None where it is not noted."""
+    return _actions.get(number)
+
+
+@contextmanager
+def heeding_at_once() -> Iterator[None]:
+    """Deal with the first signal in its handler: for code that trains in this process, and never calls `heed`."""
+    global _at_once
+    heed()
+    _at_once = True
+    try:
+        yield
+    finally:
+        _at_once = False
+
+
+def _note(number: int, _frame: object) -> None:
+    global _at_once
+    _noted.append(signal.Signals(number))
+    if _at_once:
+        _at_once = False
+        heed()

@@ -1,0 +1,95 @@
+"""Signals that come at the worst moment: within `subprocess`, while it holds its lock."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from launch.attempt.life_cycle import carry_out
+from launch.attempt.supervise import Interrupted, stoppable, supervise
+from launch.attempt.warm_workers import _Parent
+from launch.sweep import one_run
+from parallelbench.rank.warm import ForkRequest
+from parallelbench.store.folder import RunFolder
+from tests.faults import fault
+from tests.helpers import TINY
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from launch.attempt.processes import Training
+
+
+class SignallingLock:
+    """A lock that gets this process another Ctrl-C each time that it is taken, and does not wait for itself."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    def acquire(self, blocking: bool = True) -> bool:
+        taken = self._lock.acquire(blocking=False)
+        assert taken or not blocking, "whoever holds this lock waits for it"
+        os.kill(os.getpid(), signal.SIGINT)
+        return taken
+
+    def release(self) -> None:
+        self._lock.release()
+
+    def __enter__(self) -> None:
+        self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+class Quiet:
+    def event(self, event: dict[str, Any]) -> None: ...
+
+
+@fault(
+    "lifecycle",
+    "A second Ctrl-C right after the first",
+    injection="SIGINT each time that subprocess takes the lock with which it waits for a process",
+    outcome="killed, recorded in order: handlers only note signals",
+)
+def test_each_interruption_finds_the_supervisor_able_to_end_its_run(tmp_path: Path) -> None:
+    run = one_run([*TINY, f"results={tmp_path}"]).run
+    folder, started = RunFolder.of(run), list[subprocess.Popen[bytes]]()
+
+    def begin(training: Training, log: Any) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(["sleep", "3600"], start_new_session=True)
+        process._waitpid_lock = SignallingLock()  # type: ignore[attr-defined]
+        started.append(process)
+        return process
+
+    def train(training: Training) -> Any:
+        return supervise(training, watcher=Quiet(), begin=begin)
+
+    folder.write_intent(run, [])
+    with pytest.raises(Interrupted, match="SIGINT"), stoppable():
+        carry_out(folder, run, device_type="cpu", skip=lambda *_: "", train=train)
+    assert folder.state().label == "killed"
+    assert started[0].returncode == -signal.SIGTERM
+
+
+def test_a_warm_process_that_still_imports_keeps_nobody_from_stopping(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "python"
+    program.write_text("#!/bin/sh\nexec sleep 3600\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    parent = _Parent({})
+    try:
+        with stoppable():
+            os.kill(os.getpid(), signal.SIGINT)
+            with pytest.raises(Interrupted):
+                parent.start(ForkRequest(arguments=[], processes=1, log=str(tmp_path / "log.txt")))
+    finally:
+        parent.close()
