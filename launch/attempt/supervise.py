@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from launch.attempt.outcome import interrupted, judge, publish_if_finished, stopped
 from launch.attempt.processes import Process, Start, Training, end, start
 from parallelbench.errors import StorageError, SupersededError
+from parallelbench.inherited import without_foreign
 from parallelbench.spec.plugin import plugin_of
 from parallelbench.store.attempt import HEARTBEAT_S
 from parallelbench.store.durable import storage_errors
@@ -92,7 +93,8 @@ def in_this_process(training: Training) -> Outcome:
 
     folder, run, attempt = training.folder, training.run, training.attempt
     try:
-        code = work(attempt, time.time(), *plugin_of(run)[:1])
+        with without_foreign():
+            code = work(attempt, time.time(), *plugin_of(run)[:1])
     except Interrupted as interruption:
         attempt.finish("killed", f"interrupted by {interruption}")
         raise
