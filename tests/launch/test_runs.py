@@ -140,6 +140,25 @@ def test_run_prints_the_folder_last(tmp_path: Path) -> None:
     assert "done already" in text
 
 
+@fault(
+    "workers",
+    "torchrun fails by itself",
+    injection="TORCH_LOGS=banana in the shell, for two ranks",
+    outcome="error, with torch's own words in one line; submitting again does not try the run again",
+)
+@pytest.mark.usefixtures("by_exec")
+def test_a_failure_of_torchruns_own_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_LOGS", "banana")
+    for _ in range(2):
+        code, text = completed("submit", *DDP, results=tmp_path / "results")
+        assert code == 1, text
+    folder = the_run(tmp_path / "results")
+    assert len(folder.attempts()) == 1
+    reason = outcome_of(folder).reason
+    assert reason.startswith("no rank was started (exit code 1): ValueError: Invalid log settings: banana")
+    assert "\n" not in reason
+
+
 # --- kill -9
 
 EPOCHS_UNDER_FIRE = 200
