@@ -20,6 +20,7 @@ from launch.attempt import processes
 from launch.attempt.command import environment
 from parallelbench.rank.warm import MESSAGE_BYTES, ForkRequest
 from parallelbench.rank.worker import WATCHED_BY
+from parallelbench.world.devices import threads_here
 
 if TYPE_CHECKING:
     from launch.attempt.processes import Process, Training
@@ -56,7 +57,7 @@ class WarmWorkers:
 
     def _fork(self, training: Training) -> WarmProcess | str:
         """The processes of one run, or why they can't be forked."""
-        variables = environment(training.run, training.device_type, os.environ, cores=len(os.sched_getaffinity(0)))
+        variables = environment(training.run, training.device_type, os.environ, cores=threads_here())
         variables[WATCHED_BY] = str(os.getpid())
         key = tuple(sorted(variables.items()))
         if key not in self._parents or not self._parents[key].alive():
