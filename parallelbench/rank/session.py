@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import torch
 
-from parallelbench.errors import EngineError
+from parallelbench.errors import ConfigError, EngineError
 from parallelbench.loaders.resident import Resident
 from parallelbench.probes.machine_probe import probe
 from parallelbench.probes.memory_probe import release
@@ -232,9 +232,15 @@ class Session(RankSession):
 
     def _compile(self, replica: Replica, loader: BatchLoader) -> None:
         self._phase("compile")
+        before = compiled_graphs()
         replica.compile_warmup(next(loader.train(epoch=1)))
         self._world.synchronize()
         self._startup.done("compile")
+        if not sum(self._world.total([float(compiled_graphs() - before)])):
+            raise ConfigError(
+                "compile=true, but torch.compile compiled nothing: unset TORCHDYNAMO_DISABLE and "
+                "TORCH_COMPILE_DISABLE, take torch.compiler.disable out of the model, or choose compile=false"
+            )
 
     def _loader(self, arrays: Arrays, run: RunConfig, shard: Shard) -> BatchLoader:
         return build_loader(arrays, run, self._world, shard)
@@ -244,6 +250,13 @@ class Session(RankSession):
         if arrays.train_images.nbytes + arrays.test_images.nbytes <= PLAIN_DATA_BYTES:
             run = msgspec.structs.replace(run, loader=Resident(name="resident"))
         return self._loader(arrays, run, shard)
+
+
+def compiled_graphs() -> int:
+    """Graphs that torch.compile has compiled in this process so far."""
+    from torch._dynamo.utils import counters
+
+    return int(counters["stats"]["unique_graphs"])
 
 
 def build_loader(arrays: Arrays, run: RunConfig, world: World, shard: Shard) -> BatchLoader:
