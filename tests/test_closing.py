@@ -332,6 +332,29 @@ def test_of_an_optimizer_that_keeps_other_shapes_the_reason_is_said() -> None:
     assert row["detail"].endswith("another shape than the parameter's (col_var, row_var)")
 
 
+def computes_in_fp32(replica: Any, k: int) -> None:
+    replica._numerics._autocast = None
+
+
+def updates_one_by_one(replica: Any, k: int) -> None:
+    for group in replica._optimizer.param_groups:
+        group |= {"fused": False, "foreach": False}
+
+
+@pytest.mark.parametrize(
+    ("fault", "claims", "seen"),
+    [
+        (computes_in_fp32, ["precision=bf16"], {"precision"}),
+        (updates_one_by_one, ["optimizer.implementation=fused"], {"implementation"}),
+        (updates_one_by_one, ["optimizer.implementation=foreach"], {"implementation"}),
+    ],
+)
+def test_what_a_run_claims_is_observed(fault: Fault, claims: list[str], seen: set[str]) -> None:
+    run = configure(*SMALL, "epochs=1", *claims)
+    assert seen <= passed(closed(World(), run))
+    assert failed(closed(World(), run, fault)) == seen
+
+
 IN_BF16 = {("ddp", "resnet_batch"), ("ddp", "vit_tiny"), ("pipeline", "resnet_batch"), ("tensor_parallel", "vit_tiny")}
 PAIRS = [
     (strategy, model, precision)
@@ -375,7 +398,7 @@ def test_every_shipped_strategy_passes(strategy: str, model: str, precision: str
     assert ("settled" in passed(rows)) == (strategy in HELD_TWICE)
     assert ("exchanges" in passed(rows)) == (strategy not in UNEVEN)
     if run.strategy.equals_one_device(run):
-        assert {"loss", "bytes"} <= passed(rows)
+        assert {"loss", "bytes", "precision"} <= passed(rows)
         assert strategy == "sandblaster_lbfgs" or {"gradients", "update", "rounding"} <= passed(rows)
     else:
         assert {row["check"]: row["passed"] for row in rows if row["check"] in ("steps", "bytes")} == {

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import itertools
 import json
 import subprocess
 import sys
@@ -236,7 +237,7 @@ def test_what_was_trained_is_checked_and_a_finding_decides(weak: Ran) -> None:
     steps = [("loss", 2), ("gradients", 2), ("update", 2)]
     after = [name for name, epoch in steps for _ in range(3) if epoch == 2]
     rest = ["evaluation loss", "evaluation accuracy", "rounding", "bytes", "samples", "settled", "exchanges"]
-    rest += ["initial", "settings"]
+    rest += ["initial", "settings", "precision"]
     assert sorted(weak.of("checks", "check")) == sorted(["copies", "copies", *after, *rest])
     assert set(weak.of("checks", "run_id", "attempt")) == {(weak.run["run_id"], 1)}
     # Two epochs of three steps have been trained.
@@ -378,6 +379,8 @@ def plant(monkeypatch: pytest.MonkeyPatch, clock: Clock, run: RunConfig) -> None
     monkeypatch.setattr(loader_module, "ResidentLoader", turning(clock, 0.5, ResidentLoader))
     monkeypatch.setattr(Single, "prepare", turning(clock, 8.0, Single.prepare))
     monkeypatch.setattr(torch, "compile", lambda module: module)
+    graphs = itertools.count()
+    monkeypatch.setattr(session, "compiled_graphs", lambda: next(graphs))
     monkeypatch.setattr(ModuleReplica, "compile_warmup", turning(clock, 9.0, ModuleReplica.compile_warmup))
     monkeypatch.setattr(ModuleReplica, "evaluate", turning(clock, 0.5, ModuleReplica.evaluate))
     monkeypatch.setattr(rank_session, "Trainer", turning(clock, 1.5, rank_session.Trainer))

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from launch.attempt.life_cycle import too_small
 from parallelbench.errors import ConfigError
 from parallelbench.rank import worker
 from parallelbench.world import cuda_driver, devices, gpus
 from parallelbench.world.devices import Machine
 from parallelbench.world.gpus import Gpu
+from tests.faults import fault
 from tests.helpers import configured
 from tests.telemetry.playback import environment, library
 
@@ -59,6 +63,36 @@ def test_a_lost_gpu_of_the_run_is_refused_with_the_remedy(tmp_path: Path) -> Non
     found = gpus_of(tmp_path, "device GPU-a\ndevice GPU-b lost\n")
     with pytest.raises(ConfigError, match=r"GPU 1 can't be used \(GPU is lost\): hide it with CUDA_VISIBLE_DEVICES"):
         machine(*found).require(devices=2, device_type="cuda", cores_per_device=1, oversubscribe=False)
+
+
+@pytest.mark.parametrize(("quota", "most"), [(None, 8), (2.0, 2), (2.5, 2), (0.5, 0), (64.0, 8)])
+def test_a_quota_is_held_against_the_cores_of_a_run(quota: float | None, most: int) -> None:
+    here = dataclasses.replace(machine(), quota_cores=quota)
+    for count, cores in ((1, 1), (2, 1), (1, 2), (3, 1), (8, 1), (2, 4), (9, 1)):
+        share = {"devices": count, "device_type": "cpu", "cores_per_device": cores}
+        fits = count * cores <= most
+        assert here.suffices(**share) == fits, "what is recorded as oversubscribed"
+        assert here.require(**share, oversubscribe=True) != fits
+        if not fits:
+            words = f"8 cores, of which a quota (cgroup) allows {quota:g}" if most < 8 else "8 cores: "
+            with pytest.raises(ConfigError, match=re.escape(words)):
+                here.require(**share, oversubscribe=False)
+    assert here.suffices(devices=0, device_type="cuda", cores_per_device=1), "on GPUs, cores are no devices"
+
+
+@fault(
+    "workers",
+    "A container's quota of processor time",
+    injection="a cgroup's cpu.max of one core, for two devices of one core each, on a machine with enough cores",
+    outcome="the run is refused before it starts, with the quota; with launcher.oversubscribe=true it is recorded",
+)
+def test_a_run_beyond_the_quota_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "cpu_quota_cores", lambda: 1.0)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
+    assert devices.threads_here() == 1
+    run = configured("devices=2", "strategy=ddp", "device=cpu")
+    assert "4 cores, of which a quota (cgroup) allows 1: " in (too_small(run, "cpu") or "")
+    assert too_small(configured("devices=1", "device=cpu"), "cpu") is None
 
 
 def test_gpus_that_others_compute_on_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

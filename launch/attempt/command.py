@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from parallelbench.frameworks import RENDEZVOUS
+from parallelbench.inherited import inherited
 from parallelbench.spec.identity import canonical_json
 from parallelbench.spec.mapping import to_mapping
 
@@ -86,9 +87,9 @@ def calibration_arguments(prepared: Prepared, path: Path) -> list[str]:
 
 
 def environment(
-    run: RunConfig, device_type: str, inherited: Mapping[str, str], *, cores: int, rendezvous: Rendezvous | None = None
+    run: RunConfig, device_type: str, shell: Mapping[str, str], *, cores: int, rendezvous: Rendezvous | None = None
 ) -> dict[str, str]:
-    """Environment variables of the training processes on a machine with `cores` usable cores."""
+    """Environment variables of the training processes, from this process's, on a machine with `cores` usable cores."""
     own = {
         # A stray conf.py or analysis/ in the working directory must not shadow ours.
         "PYTHONSAFEPATH": "1",
@@ -111,8 +112,7 @@ def environment(
         own["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"
     if run.measure.deterministic:
         own["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
-    leaked = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    return {name: value for name, value in inherited.items() if name not in leaked} | own
+    return inherited(shell) | own
 
 
 def _network(run: RunConfig, rendezvous: Rendezvous | None) -> dict[str, str]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from parallelbench.errors import StorageError, SupersededError, count_of
+from parallelbench.errors import StorageError, SupersededError, count_of, one_line
 from parallelbench.rank.worker import RankError
 from parallelbench.spec.config import own_reference
 from parallelbench.store.attempt import OUTCOMES, Outcome
@@ -41,6 +41,9 @@ _EXITS = (
 )
 """How torchrun tells of one failed rank at once, and of all in a table at its end. Of ranks that fail within a tenth of
 a second, the first line may name the wrong one, so both are read."""
+_RAISED = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Exception|Exit)\b", re.MULTILINE)
+"""The line of a traceback that names the exception."""
+_MOST_WORDS = 200
 _CLOSED = re.compile(rb"Sending process (\d+) closing signal")
 """A rank that torchrun ended because another had failed."""
 
@@ -138,6 +141,9 @@ def judge(attempt: Attempt, processes: int, returncode: int, *, nodes: int = 1) 
         return "timeout", f"{_ranks(silent)} {hang}: {_ranks(waited)} waited for {whom} longer than {limit}"
     if (never_met := _never_met(attempt)) is not None:
         return "killed", f"no rank was started: {never_met}"
+    if returncode > 0 and _none_began(attempt) and all(code >= 0 for code in codes.values()):
+        # What starts ranks has failed by itself, and will again: nobody killed it.
+        return "error", f"no rank was started (exit code {returncode}){_last_words(attempt)}"
     for rank in sorted(silent, key=lambda rank: codes.get(rank, 0) >= 0):
         name = f"rank {rank}" if processes > 1 else "the process"
         return "killed", f"{name} {_death(codes.get(rank))}"
@@ -193,10 +199,23 @@ def _aborted_by_nccl(attempt: Attempt) -> set[int]:
 
 def _never_met(attempt: Attempt) -> str | None:
     """Why the nodes did not meet; None where they did, or where the reason is not known."""
-    if any(attempt.path.glob("journal-rank*.jsonl")):
+    if not _none_began(attempt):
         return None
     printed = b"".join(log.read_bytes() for log in _logs(attempt))
     return next((reason for sign, reason in _NEVER_MET.items() if sign in printed), None)
+
+
+def _none_began(attempt: Attempt) -> bool:
+    """Whether no rank has opened its journal, which is the first that it does."""
+    return not any(attempt.path.glob("journal-rank*.jsonl"))
+
+
+def _last_words(attempt: Attempt) -> str:
+    """The last exception that was printed, or the last line; empty where nothing was."""
+    printed = attempt.log.read_text(errors="replace").strip() if attempt.log.exists() else ""
+    raised = [found.start() for found in _RAISED.finditer(printed)]
+    said = printed[raised[-1] :] if raised else printed.rpartition("\n")[2]
+    return f": {one_line(said, _MOST_WORDS)}" if said else ""
 
 
 def _logs(attempt: Attempt) -> list[Path]:

@@ -13,6 +13,7 @@ from launch.attempt.command import command_line, environment
 from parallelbench.die_with_parent import die_with_parent
 from parallelbench.rank.worker import WATCHED_BY
 from parallelbench.spec.plugin import plugin_of
+from parallelbench.world.devices import threads_here
 
 if TYPE_CHECKING:
     from launch.attempt.command import Rendezvous
@@ -69,7 +70,7 @@ class Start(Protocol):
 
 def start(training: Training, log: Any) -> subprocess.Popen[bytes]:
     """Start this node's share of a run's processes."""
-    run, cores = training.run, len(os.sched_getaffinity(0))
+    run, cores = training.run, threads_here()
     variables = environment(run, training.device_type, os.environ, cores=cores, rendezvous=training.rendezvous)
     return subprocess.Popen(
         command_line(training.arguments, training.processes, training.rendezvous, framework=run.strategy.framework),

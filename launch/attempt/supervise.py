@@ -12,6 +12,7 @@ from launch.attempt.outcome import interrupted, judge, publish_if_finished, stop
 from launch.attempt.processes import Process, Start, Training, end, start
 from launch.attempt.signals import heed, heeding_at_once, noting
 from parallelbench.errors import StorageError, SupersededError
+from parallelbench.inherited import without_foreign
 from parallelbench.spec.plugin import plugin_of
 from parallelbench.store.attempt import HEARTBEAT_S
 from parallelbench.store.durable import storage_errors
@@ -86,7 +87,7 @@ def in_this_process(training: Training) -> Outcome:
 
     folder, run, attempt = training.folder, training.run, training.attempt
     try:
-        with heeding_at_once():
+        with heeding_at_once(), without_foreign():
             code = work(attempt, time.time(), *plugin_of(run)[:1])
     except Interrupted as interruption:
         attempt.finish("killed", f"interrupted by {interruption}")

@@ -21,6 +21,7 @@ from launch.attempt.command import environment
 from launch.attempt.signals import heed
 from parallelbench.rank.warm import MESSAGE_BYTES, ForkRequest
 from parallelbench.rank.worker import WATCHED_BY
+from parallelbench.world.devices import threads_here
 
 if TYPE_CHECKING:
     from launch.attempt.processes import Process, Training
@@ -59,7 +60,7 @@ class WarmWorkers:
 
     def _fork(self, training: Training) -> WarmProcess | str:
         """The processes of one run, or why they can't be forked."""
-        variables = environment(training.run, training.device_type, os.environ, cores=len(os.sched_getaffinity(0)))
+        variables = environment(training.run, training.device_type, os.environ, cores=threads_here())
         variables[WATCHED_BY] = str(os.getpid())
         key = (frozenset(variables.items()), frozenset(os.sched_getaffinity(0)))
         if key not in self._parents or not self._parents[key].alive():

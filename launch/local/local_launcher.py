@@ -24,7 +24,7 @@ from launch.preparation import checked
 from launch.slurm.own_cores import own_cores
 from launch.states import resumption
 from parallelbench.errors import ConfigError, one_line
-from parallelbench.world.devices import this_machine
+from parallelbench.world.devices import this_machine, threads_here
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -79,7 +79,7 @@ class OnThisMachine(Launcher):
         """In processes of their own, as runs are measured."""
         run, words = prepared.planned.run, calibration_arguments(prepared, path)
         processes = run.strategy.processes(run, prepared.device_type)
-        variables = environment(run, prepared.device_type, os.environ, cores=len(self._machine.cores))
+        variables = environment(run, prepared.device_type, os.environ, cores=threads_here())
         done = subprocess.run(
             command_line(words, processes, program=CALIBRATION),
             env=variables,

@@ -19,6 +19,7 @@ from launch.slurm import scheduler
 from launch.slurm.node_bandwidth import met, shared, short_job
 from parallelbench.errors import ConfigError, count_of
 from parallelbench.spec.mapping import from_mapping
+from parallelbench.world.devices import threads_here
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,7 +63,7 @@ def main(arguments: Sequence[str]) -> int:
     meeting = Rendezvous(node=int(os.environ["SLURM_PROCID"]), nodes=run.nodes, host=host, port=port, id=start)
     processes = run.strategy.processes(run, device_type)
     words = command_line(rest, processes, meeting, program=CALIBRATION)
-    cores = len(os.sched_getaffinity(0))
+    cores = threads_here()
     os.execve(words[0], words, environment(run, device_type, os.environ, cores=cores, rendezvous=meeting))
 
 

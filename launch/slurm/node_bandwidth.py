@@ -20,6 +20,7 @@ from launch.slurm.shape import shape_of, slurm
 from launch.slurm.site_flags import as_words, site_flags
 from parallelbench.entry import ENTRY
 from parallelbench.errors import ConfigError, count_of
+from parallelbench.inherited import inherited
 from parallelbench.spec.plugin import plugin_of
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ def main(arguments: Sequence[str]) -> int:
         os.environ |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
     host, port = met(folder, interface)
     probe = [sys.executable, "-m", "parallelbench.probes.link_bandwidth"]
-    os.execv(sys.executable, [*probe, f"tcp://{host}:{port}", rank, size, device_type])
+    os.execve(sys.executable, [*probe, f"tcp://{host}:{port}", rank, size, device_type], inherited(os.environ))
 
 
 def met(folder: Path, interface: str | None) -> tuple[str, int]:

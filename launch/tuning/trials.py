@@ -25,7 +25,7 @@ from parallelbench.rank.tuning import Findings, Patch, TrialRequest
 from parallelbench.spec.identity import canonical_json
 from parallelbench.spec.mapping import build, to_mapping
 from parallelbench.spec.plugin import plugin_of
-from parallelbench.world.devices import this_machine
+from parallelbench.world.devices import this_machine, threads_here
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -85,7 +85,7 @@ def _carried_out(request: TrialRequest, alone: RunConfig, work: str) -> Findings
         [sys.executable, "-m", "parallelbench.rank.tuning"],
         input=msgspec.json.encode(request),
         capture_output=True,
-        env=environment(alone, request.device_type, os.environ, cores=len(os.sched_getaffinity(0))),
+        env=environment(alone, request.device_type, os.environ, cores=threads_here()),
         preexec_fn=before_the_program,
         check=False,
     )

@@ -68,6 +68,8 @@ def _cores(machine: Machine) -> str:
     cores = f"{count_of(len(machine.cores), 'core')} usable of {os.cpu_count()}"
     if machine.physical_cores < len(machine.cores):
         cores += f", on {machine.physical_cores} physical ones: two threads of one core are not two devices"
+    if machine.usable_cores < len(machine.cores):
+        cores += f"; a quota (cgroup) allows {machine.quota_cores:g} of them"
     return cores
 
 
@@ -96,8 +98,8 @@ def _gpus(machine: Machine) -> Iterator[tuple[str, str]]:
 
 def _devices(machine: Machine) -> str:
     if machine.gpus:
-        return f"devices=1 … {len(machine.gpus)} with device=cuda; device=cpu: 1 … {len(machine.cores)}"
-    return f"devices=1 … {len(machine.cores)} with cores_per_device=1"
+        return f"devices=1 … {len(machine.gpus)} with device=cuda; device=cpu: 1 … {machine.usable_cores}"
+    return f"devices=1 … {machine.usable_cores} with cores_per_device=1"
 
 
 def _folders(run: RunConfig) -> Iterator[tuple[str, str]]:

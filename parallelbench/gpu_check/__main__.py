@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from parallelbench.errors import count_of
+from parallelbench.inherited import without_foreign
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -36,6 +37,7 @@ REHEARSED, REHEARSED_STRATEGIES = 2, 4
 """Processes that take the place of a node's GPUs; strategies that need more than the first number get the second."""
 
 
+@without_foreign()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Check this machine's GPUs, or those of all nodes of a job, of which this one is the first."""
     options = _options(arguments)

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from parallelbench.inherited import inherited
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -106,7 +108,7 @@ def main(arguments: list[str]) -> int:
 def _follow(launch: _Launch, node: int, *, over: Path) -> None:
     process = subprocess.Popen(
         launch.command(node),
-        env=os.environ | launch.variables,
+        env=inherited(os.environ) | launch.variables,
         stdout=subprocess.DEVNULL,  # the first rank that fails leaves its error in a file
         stderr=subprocess.DEVNULL,
         start_new_session=True,

@@ -20,6 +20,7 @@ from parallelbench.gpu_check.ranks import Result, has_parity, waits_by_design
 from parallelbench.gpu_check.small_runs import names_of, run_of
 from parallelbench.gpu_check.variants import PLAIN
 from parallelbench.gpu_check.variants import runs as runs_of
+from parallelbench.inherited import inherited
 from parallelbench.spec.mapping import to_mapping
 from parallelbench.spec.settings import Nccl
 
@@ -128,7 +129,7 @@ def output_of(command: list[str], timeout_s: float, variables: dict[str, str] | 
     """Exit code and output; after `timeout_s` all processes of the command are ended."""
     with subprocess.Popen(
         command,
-        env=os.environ | (variables or {}),
+        env=inherited(os.environ) | (variables or {}),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -17,6 +17,7 @@ import numpy as np
 
 from parallelbench.die_with_parent import die_with_parent
 from parallelbench.errors import EngineError, one_line
+from parallelbench.inherited import inherited
 from parallelbench.preprocess import tables
 from parallelbench.preprocess.engine_environments import OWN_ENVIRONMENT, interpreter
 from parallelbench.preprocess.reference import Columns, prepare
@@ -128,7 +129,10 @@ def run_process(request: Request) -> tuple[dict[str, Any], float]:
     """Start the engine's process and wait for it; returns its report, and the clock's reading at its start."""
     folder = Path(request.folder)
     python, path, log = interpreter(request.engine), folder / "request.json", folder / "log.txt"
-    variables = os.environ | {"OMP_NUM_THREADS": str(request.threads), "POLARS_MAX_THREADS": str(request.threads)}
+    variables = inherited(os.environ) | {
+        "OMP_NUM_THREADS": str(request.threads),
+        "POLARS_MAX_THREADS": str(request.threads),
+    }
     with log.open("wb") as stream:
         began = time.perf_counter()
         Request(**{**vars(request), "launched_at": time.time()}).write(path)

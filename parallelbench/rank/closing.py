@@ -17,6 +17,7 @@ import torch
 
 from parallelbench.optimizers import Lbfgs
 from parallelbench.probes.counted_bytes import CountedBytes
+from parallelbench.probes.observed_work import ObservedWork
 from parallelbench.rank.findings import Finding
 from parallelbench.rank.judge import Judge, Taken, pieces_of
 from parallelbench.rank.parity import endless
@@ -42,6 +43,15 @@ STEPS = 3
 """Further steps that are compared: a strategy that idles every other step idles in one of them."""
 BYTES_LIMIT = 0.01
 """Largest share by which bytes that a strategy reports may differ from those that are counted."""
+
+FORMATS = {
+    "fp64": torch.float64,
+    "fp32": torch.float32,
+    "tf32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+}
+"""Format that products of a precision are in; TF32 is fp32 to whoever looks from outside."""
 
 EXCHANGES = "exchanges"
 LEAST_EXCHANGES = 0.75
@@ -91,7 +101,7 @@ class ClosingCheck:
 
     def _steps(self, state: Mapping[str, Tensor], sent: Sequence[Sent]) -> None:
         """Train further steps, and let rank 0 judge each."""
-        counted, reported_bytes = CountedBytes(), 0.0
+        counted, observed, reported_bytes = CountedBytes(), ObservedWork(), 0.0
         self._take_optimizer()
         self._replica.traffic.take()
         batches = endless(self._loader, first=self._run.epochs + 1)
@@ -102,7 +112,7 @@ class ClosingCheck:
             if self._run.compile:
                 result = self._replica.step(batch)
             else:
-                with counted:
+                with counted, observed:
                     result = self._replica.step(batch)
             self._exchanges.append(exchanges() - began)
             reported_bytes += sum(self._replica.traffic.take().values())
@@ -116,8 +126,26 @@ class ClosingCheck:
             state = after
         if self._judge is not None:
             self._findings += self._judge.rounding()
+        self._claims(observed)
         self._bytes(reported_bytes / STEPS, counted, sent=sent)
         self._held_exchanges(sent)
+
+    def _claims(self, observed: ObservedWork) -> None:
+        """Hold what the steps computed with against what the run says of itself."""
+        run, wanted = self._run, FORMATS[self._run.precision]
+        way = getattr(run.optimizer, "implementation", "auto")
+        seen = [bool(observed.products), wanted in observed.products, way in observed.updates]
+        products, in_format, updated = self._over_ranks(list(map(float, seen)))
+        if run.graph:
+            what = "graph=true, but torch launched the products of a step one by one"
+            self._findings.append(Finding("graph", what, difference=float(products > 0), limit=0.0))
+        elif products:  # compiled steps show none
+            formats = ", ".join(sorted(str(each).removeprefix("torch.") for each in observed.products))
+            what = f"precision={run.precision}: products were in {formats or 'other formats'} on rank 0"
+            self._findings.append(Finding("precision", what, difference=float(not in_format), limit=0.0))
+            if way in ("fused", "foreach") and run.precision != "fp16":  # whose scaler may skip steps
+                what = f"optimizer.implementation={way}: no update was seen to be"
+                self._findings.append(Finding("implementation", what, difference=float(not updated), limit=0.0))
 
     def _take_optimizer(self) -> None:
         """Give rank 0's optimizer the state of the replica's: once, so that it shows if later steps lose theirs."""

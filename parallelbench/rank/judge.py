@@ -13,6 +13,7 @@ parity check's matter.
 from __future__ import annotations
 
 import math
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -110,6 +111,25 @@ class Judge:
             Finding("evaluation accuracy", what, difference=abs(accuracy - expected[1]), limit=floor + tie),
         ]
 
+    def threads(self, state: Mapping[str, Tensor]) -> list[Finding]:
+        """Hold one step from `state` on all threads of this process against the same step on one, in fp64 too."""
+        precision = self._run.precision
+        self._loader = self._loader_of(self._run, Shard())
+        batch = next(endless(self._loader))
+
+        def step(precision: str) -> PlainStep:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(0)  # all steps draw the same numbers
+                return self._plain.step(state, batch, precision=precision)
+
+        several = step(precision)
+        with _one_thread():
+            exact, own = step("fp64"), step(precision)
+        taken = Taken(1, several.loss, several.gradients, state, state, 1.0)
+        off, rounded = (loss_difference(each.loss, exact.loss) for each in (several, own))
+        loss = self._finding("loss", 1, off, rounded=rounded, floor=self._least_loss)
+        return [loss, self._held_gradients(taken, exact=exact, own=own)]
+
     def begin_updates(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Update as the run's optimizer does from here on, from its gathered state: key → parameter → tensor."""
         examples, why = kept_of_one(self._run)
@@ -197,6 +217,16 @@ class Judge:
         off, rounded = min(self._gradients)
         found = self._finding("rounding", None, off, rounded=rounded, floor=self._least_gradient)
         return [found._replace(detail=f"gradients of the best of {len(self._gradients)} steps: {found.detail}")]
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def pieces_of(run: RunConfig) -> int | None:

@@ -53,6 +53,12 @@ def checks_parity(run: RunConfig) -> bool:
     return run.measure.parity and has_reference and not isinstance(run.strategy, Single)
 
 
+def checks_arithmetic(run: RunConfig, device_type: str) -> bool:
+    """Whether to hold all threads against one: a GPU has no threads of the host, and one thread is like itself."""
+    torch_trains = run.strategy.framework == "torch"
+    return run.measure.parity and torch_trains and device_type == "cpu" and run.cores_per_device > 1
+
+
 def parity_reference(run: RunConfig) -> str | None:
     """The class of the author's own reference that parity is checked against; None: one device, or not checked."""
     reference = own_reference(run) if checks_parity(run) else None

@@ -10,16 +10,17 @@ from typing import TYPE_CHECKING
 import msgspec
 import torch
 
-from parallelbench.errors import EngineError
+from parallelbench.errors import ConfigError, EngineError
 from parallelbench.loaders.resident import Resident
 from parallelbench.probes.machine_probe import probe
 from parallelbench.probes.memory_probe import release
 from parallelbench.rank import provenance
+from parallelbench.rank.arithmetic import check_arithmetic
 from parallelbench.rank.checked_run import as_checked
 from parallelbench.rank.closing import ClosingCheck
 from parallelbench.rank.count_layers import count_facts
 from parallelbench.rank.initial import Initial
-from parallelbench.rank.likeness import checks_parity
+from parallelbench.rank.likeness import checks_arithmetic, checks_parity
 from parallelbench.rank.logits_check import check_logits
 from parallelbench.rank.loss_check import check_mean
 from parallelbench.rank.metric_check import check_sums
@@ -80,6 +81,7 @@ class Session(RankSession):
             return
         self._check_parts()
         parity_passed = self._check_parity(arrays) if resumed is None and checks_parity(run) else None
+        self._check_arithmetic(arrays)
         self._phase("model")
         set_precision(run.precision)
         model = build_model(run)
@@ -220,11 +222,25 @@ class Session(RankSession):
             self._warnings.append("parity was not checked: one device has too little memory to train this model alone")
         return None if unchecked else not failed
 
+    def _check_arithmetic(self, arrays: Arrays) -> None:
+        """Once on each node, outside the start-up: its ranks load the same libraries."""
+        if self._world.local_rank == 0 and checks_arithmetic(self._run, self._world.device_type):
+            self._startup.done("model")
+            check_arithmetic(build_model(self._run), self._run, functools.partial(self._plain_loader, arrays))
+            release()
+            self._startup.skip()
+
     def _compile(self, replica: Replica, loader: BatchLoader) -> None:
         self._phase("compile")
+        before = compiled_graphs()
         replica.compile_warmup(next(loader.train(epoch=1)))
         self._world.synchronize()
         self._startup.done("compile")
+        if not sum(self._world.total([float(compiled_graphs() - before)])):
+            raise ConfigError(
+                "compile=true, but torch.compile compiled nothing: unset TORCHDYNAMO_DISABLE and "
+                "TORCH_COMPILE_DISABLE, take torch.compiler.disable out of the model, or choose compile=false"
+            )
 
     def _loader(self, arrays: Arrays, run: RunConfig, shard: Shard) -> BatchLoader:
         return build_loader(arrays, run, self._world, shard)
@@ -234,6 +250,13 @@ class Session(RankSession):
         if arrays.train_images.nbytes + arrays.test_images.nbytes <= PLAIN_DATA_BYTES:
             run = msgspec.structs.replace(run, loader=Resident(name="resident"))
         return self._loader(arrays, run, shard)
+
+
+def compiled_graphs() -> int:
+    """Graphs that torch.compile has compiled in this process so far."""
+    from torch._dynamo.utils import counters
+
+    return int(counters["stats"]["unique_graphs"])
 
 
 def build_loader(arrays: Arrays, run: RunConfig, world: World, shard: Shard) -> BatchLoader:

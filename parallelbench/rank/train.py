@@ -16,6 +16,7 @@ from parallelbench.probes.memory_probe import MemoryProbe
 from parallelbench.probes.processor_share import ProcessorShare
 from parallelbench.rank.expert_balance import ExpertBalance
 from parallelbench.rank.findings import Finding
+from parallelbench.rank.likeness import checks_arithmetic
 from parallelbench.rank.metric_value import metric_column, metric_sums
 from parallelbench.rank.settled import Settled
 from parallelbench.rank.step_losses import by_step, rows_of
@@ -211,14 +212,24 @@ class Trainer:
         self.sent.append(Sent(sent_bytes / steps, min(each, default=0)))
         if not (math.isfinite(train_loss) and math.isfinite(test_loss)):
             which = "training" if not math.isfinite(train_loss) else "test"
-            coarse = self._run.precision not in ("fp32", "fp64")
-            advice = "lower optimizer.lr" + (", or choose precision=fp32" if coarse else "")
-            raise NotFiniteError(f"the {which} loss was not finite in epoch {epoch}: {advice}")
+            raise NotFiniteError(f"the {which} loss was not finite in epoch {epoch}: {self._advice()}")
         if self._boundary is not None and save:
             self._boundary.save(epoch, self._replica)
         if self._boundary is not None and stop:
             self._boundary.stop(epoch)
         return bool(stop)
+
+    def _advice(self) -> str:
+        """What to try after a loss that is not finite, and what was looked at before the rate is blamed."""
+        run = self._run
+        coarse = ", or choose precision=fp32" if run.precision not in ("fp32", "fp64") else ""
+        looked_at = "before training, this rank had the threads that it asks for"
+        if checks_arithmetic(run, self._world.device_type):
+            looked_at += f", and a step in {run.precision} on them was like one thread's"
+        elif not run.measure.parity:
+            looked_at += "; measure.parity=true would have checked more"
+        known = f" ({looked_at})" if run.strategy.framework == "torch" else ""
+        return f"lower optimizer.lr{coarse}{known}"
 
     def _further(self, summed: list[float]) -> dict[str, float | None]:
         """Columns of `epochs` about the metric and the experts, from their sums over all ranks."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from parallelbench.errors import ConfigError, choices, count_of
+from parallelbench.probes.processor_share import cpu_quota_cores
 from parallelbench.world import gpus
 from parallelbench.world.gpus import Gpu, require_usable, visible_gpus
 
@@ -30,6 +31,13 @@ class Machine:
     gpus: tuple[Gpu, ...]
     node_cores: int = 0
     """Logical cores of the whole machine, those of other jobs included; 0: not known."""
+    quota_cores: float | None = None
+    """How many cores' time the cgroups of this process allow it (a container's limit); None: as many as there are."""
+
+    @property
+    def usable_cores(self) -> int:
+        """Cores that can compute all the time; 0 where the quota is less than one."""
+        return len(self.cores) if self.quota_cores is None else min(len(self.cores), int(self.quota_cores))
 
     def device_type(self, device: str) -> str:
         """Resolve `auto`; raises `ConfigError` for CUDA where there is none."""
@@ -68,7 +76,7 @@ class Machine:
         """Whether each of `devices` devices has its own cores, or its own GPU."""
         if device_type == "cuda":
             return devices <= len(self.gpus)
-        return devices * cores_per_device <= len(self.cores)
+        return devices * cores_per_device <= self.usable_cores
 
     def require(self, *, devices: int, device_type: str, cores_per_device: int, oversubscribe: bool) -> bool:
         """Refuse more devices than there are, and GPUs that can't be used; returns whether cores are oversubscribed
@@ -85,12 +93,15 @@ class Machine:
             )
         if oversubscribe:
             return True
-        most = len(self.cores) // cores_per_device
-        advice = f"choose devices={most} or fewer" if most else f"choose cores_per_device={len(self.cores)} or fewer"
+        here, most = self.usable_cores, self.usable_cores // cores_per_device
+        advice = f"choose devices={most} or fewer" if most else f"choose cores_per_device={here} or fewer"
+        has = f"this machine has {count_of(len(self.cores), 'core')}"
+        if self.quota_cores is not None and self.quota_cores < len(self.cores):
+            has += f", of which a quota (cgroup) allows {self.quota_cores:g}"
+            advice = f"raise it (--cpus of a container), or {advice}" if here else "raise it (--cpus of a container)"
         raise ConfigError(
-            f"devices={devices} with cores_per_device={cores_per_device}, but this machine has "
-            f"{count_of(len(self.cores), 'core')}: {advice} (or launcher.oversubscribe=true, which keeps the "
-            "run out of timing figures)"
+            f"devices={devices} with cores_per_device={cores_per_device}, but {has}: {advice} (or "
+            "launcher.oversubscribe=true, which keeps the run out of timing figures)"
         )
 
 
@@ -107,8 +118,18 @@ def this_machine() -> Machine:
     siblings = [_siblings(core) for core in allowed]
     order = sorted(allowed, key=lambda core: (sorted(_siblings(core)).index(core), core))
     return Machine(
-        cores=tuple(order), physical_cores=len(set(siblings)), gpus=visible_gpus(), node_cores=os.cpu_count() or 0
+        cores=tuple(order),
+        physical_cores=len(set(siblings)),
+        gpus=visible_gpus(),
+        node_cores=os.cpu_count() or 0,
+        quota_cores=cpu_quota_cores(),
     )
+
+
+def threads_here() -> int:
+    """Threads that can compute at the same time in this process: its cores, or those that a quota leaves of them."""
+    cores = len(os.sched_getaffinity(0))
+    return max(1, min(cores, int(cpu_quota_cores() or cores)))
 
 
 def _siblings(core: int) -> frozenset[int]:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import ast
+import os
+import re
 import sys
+from pathlib import Path
 
 import pytest
+import torch.distributed
+from torch.distributed.run import get_args_parser
 
 from launch.attempt.command import MALLOC, command_line, environment
+from parallelbench.inherited import foreign
 from tests.helpers import configured
 
 
@@ -30,6 +37,59 @@ def test_the_environment_is_inherited_but_for_the_marks_of_another_job() -> None
     found = environment(configured(), "cpu", inherited, cores=16)
     assert {key: found.get(key) for key in inherited} == dict.fromkeys(inherited) | {"PATH": "/bin", "HOME": "/root"}
     assert inherited["RANK"] == "7", "nothing is changed in place"
+
+
+def read_by_distributed() -> set[str]:
+    """Names of variables that torch.distributed reads from the environment, as its Python sources have them."""
+    found = set()
+    for path in Path(torch.distributed.__file__).parent.rglob("*.py"):
+        tree = ast.parse(path.read_text())
+        named = {
+            target.id: node.value.value
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
+            for target in node.targets
+            if isinstance(target, ast.Name)
+        }
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Subscript) and ast.unparse(node.value).endswith("environ"):
+                key: ast.expr = node.slice
+            elif isinstance(node, ast.Call) and node.args and _READS.search(ast.unparse(node.func)):
+                key = node.args[0]
+            else:
+                continue
+            name = named.get(key.id) if isinstance(key, ast.Name) else getattr(key, "value", None)
+            found |= {name} if isinstance(name, str) else set()
+    return found
+
+
+_READS = re.compile(r"environ\.(get|pop|setdefault)$|getenv$|get_env$")
+PASSED = {
+    *("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"),  # which GPUs a job has
+    *("NCCL_HOME", "NCCL_EP_HOME", "NVSHMEM_LIB_DIR", "ROCM_PATH", "ROCSHMEM_LIB_DIR"),  # where libraries are
+    "PYTORCH_NO_CUDA_MEMORY_CACHING",  # how torch computes: recorded, and sides that are compared must agree in it
+    "FR_TRACE_VERBOSE_OUTPUT",  # of a program that nobody starts here
+}
+"""What torch.distributed reads and the user's shell may say."""
+
+
+def test_every_variable_of_torch_distributed_is_decided() -> None:
+    names = read_by_distributed()
+    assert {"MASTER_ADDR", "TORCHELASTIC_RUN_ID", "TORCH_WORKER_SERVER_SOCKET"} <= names
+    passed = {name for name in names if not foreign(name)}
+    assert passed <= PASSED, "decide: passed on purpose, or left out by parallelbench.inherited"
+
+
+def test_no_option_of_torchrun_comes_from_the_shell(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = [action.dest for action in get_args_parser()._actions if type(action).__name__ in ("env", "check_env")]
+    assert {"nnodes", "no_python"} <= set(options)
+    shell = {f"PET_{option.upper()}": "7" for option in options}
+    words = command_line(["run", "1"], 2)[3:]
+    parsed = []
+    for variables in ({}, shell):
+        monkeypatch.setattr(os, "environ", environment(configured(), "cpu", variables, cores=2))
+        parsed.append(vars(get_args_parser().parse_args(words)))
+    assert parsed[0] == parsed[1]
 
 
 def test_malloc_and_threads_are_set_for_cpus() -> None:

@@ -82,9 +82,24 @@ def test_the_rank_that_torchrun_saw_die_is_named_first(attempt: Attempt) -> None
 
 def test_a_single_process_has_the_exit_code_of_its_own(attempt: Attempt) -> None:
     assert judge(attempt, 1, -9)[1].startswith("the process was killed by SIGKILL")
+    Journal(attempt.path / "journal-rank0.jsonl").close()
     assert judge(attempt, 1, 3) == ("killed", "the process ended without a record (exit code 3)")
     say(attempt, 0, "error", "ValueError: no", 1.0)
     assert judge(attempt, 1, 1) == ("error", "ValueError: no")
+
+
+def test_what_starts_ranks_and_fails_by_itself_is_not_tried_again(attempt: Attempt) -> None:
+    attempt.log.write_text(
+        'Traceback (most recent call last):\n  File "torch/_logging/_internal.py", line 875\n'
+        "ValueError: \nInvalid log settings: banana, must be a comma separated list\n"
+    )
+    outcome, reason = judge(attempt, 3, 1)
+    assert outcome == "error" not in RETRYABLE
+    assert reason.startswith("no rank was started (exit code 1): ValueError: Invalid log settings: banana")
+    assert judge(attempt, 3, -9)[0] == "killed"
+    assert judge(attempt, 1, 1)[0] == "error"
+    Journal(attempt.path / "journal-rank0.jsonl").close()
+    assert judge(attempt, 3, 1)[0] == "killed", "a rank had begun"
 
 
 def test_real_time_signals_have_no_name_and_are_still_reported(attempt: Attempt) -> None:

@@ -140,6 +140,42 @@ def test_run_prints_the_folder_last(tmp_path: Path) -> None:
     assert "done already" in text
 
 
+@fault(
+    "workers",
+    "torch.compile is switched off",
+    injection="TORCHDYNAMO_DISABLE=1 or TORCH_COMPILE_DISABLE=1 in the shell, and compile=true",
+    outcome="error, with both variables in the reason: nothing is recorded as compiled that is not",
+)
+@pytest.mark.parametrize("variable", ["TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE"])
+@pytest.mark.usefixtures("by_exec")
+def test_a_run_that_compiles_nothing_is_refused(variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(variable, "1")
+    code, text = completed("submit", *QUICK, "compile=true", results=tmp_path / "results")
+    assert code == 1, text
+    outcome = outcome_of(the_run(tmp_path / "results"))
+    assert outcome.outcome == "error"
+    assert outcome.reason.startswith("compile=true, but torch.compile compiled nothing: unset TORCHDYNAMO_DISABLE")
+
+
+@fault(
+    "workers",
+    "torchrun fails by itself",
+    injection="TORCH_LOGS=banana in the shell, for two ranks",
+    outcome="error, with torch's own words in one line; submitting again does not try the run again",
+)
+@pytest.mark.usefixtures("by_exec")
+def test_a_failure_of_torchruns_own_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_LOGS", "banana")
+    for _ in range(2):
+        code, text = completed("submit", *DDP, results=tmp_path / "results")
+        assert code == 1, text
+    folder = the_run(tmp_path / "results")
+    assert len(folder.attempts()) == 1
+    reason = outcome_of(folder).reason
+    assert reason.startswith("no rank was started (exit code 1): ValueError: Invalid log settings: banana")
+    assert "\n" not in reason
+
+
 # --- kill -9
 
 EPOCHS_UNDER_FIRE = 200
