@@ -240,10 +240,11 @@ _WORDS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
 
 def checksum(tensors: Iterable[torch.Tensor]) -> int:
     """A number of 64 bits that depends on all bits of all values of torch's tensors, and on their places."""
-    total: torch.Tensor | int = 0
+    total = torch.tensor(0)
     with torch.no_grad():
         for tensor in filter(torch.numel, tensors):  # a rank may hold no row of a small parameter
             flat = tensor.detach().contiguous().view(-1)
+            total = total.to(tensor.device)  # one process may drive several devices
             for piece in flat.view(getattr(torch, _WORDS[flat.element_size()])).split(_PIECE):
                 # Odd factors lose no bit; sums of integers wrap around, and don't depend on their order.
                 factors = torch.arange(1, 2 * len(piece), 2, device=piece.device)
