@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 ROOT = Path(__file__).resolve().parents[1]
-FILE_LINES = 300
-FUNCTION_LINES = 40
+FILE_LINES = 320
+FUNCTION_LINES = 50
 POSITIONAL_PARAMETERS = 4
 DOCUMENT_COLUMNS = 120
 

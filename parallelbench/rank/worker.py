@@ -18,7 +18,7 @@ import msgspec
 import psutil
 
 from parallelbench.die_with_parent import die_with_parent
-from parallelbench.errors import ConfigError, EngineError, StorageError, one_line, own_place
+from parallelbench.errors import LEFT_OUT, ConfigError, EngineError, StorageError, one_line, own_place
 from parallelbench.frameworks import session_class
 from parallelbench.spec.identity import run_id
 from parallelbench.spec.plugin import require_sources
@@ -127,6 +127,8 @@ def classify(error: Exception) -> tuple[str, str]:
         return error.kind, text
     if isinstance(error, ConfigError):
         return "error", text
+    if "find_unused_parameters" in text:  # DDP's advice, by an option that is none of the suite's
+        return "error", LEFT_OUT
     if any(sign in text.lower() for sign in _PEER_LOST):
         return "peer", f"lost another rank: {text}"
     if any(sign in text.lower() for sign in _PATIENCE_LOST):

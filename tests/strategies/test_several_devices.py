@@ -99,13 +99,13 @@ def train(model: nn.Sequential, run: RunConfig) -> None:
     """Two steps, an evaluation, and every check and record of them that walks over parameters."""
     devices = tuple(torch.device("cuda", index) for index in range(GPUS))
     world = World(device_type="cuda", devices=devices)
-    initial = Initial(model, world)
+    initial = Initial(model, run, world)
     replica = run.strategy.prepare(model, run, world)
     assert isinstance(replica, ModuleReplica)
     module, _ = replica.trained()
     assert {parameter.device for parameter in module.parameters()} == set(devices)
     initial.finding(replica)
-    with mock.patch.object(replica, "_backward", lambda _loss: put_gradients(module)):
+    with mock.patch.object(replica, "_backward", side_effect=lambda _loss: put_gradients(module)):
         results = [replica.step(batch_of(run)) for _ in range(2)]
     assert results[0] is not None
     assert results[1] is not None
