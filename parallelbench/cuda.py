@@ -119,6 +119,14 @@ def release() -> None:
         torch.cuda.empty_cache()
 
 
+def seed(seed: int, device: torch.device) -> None:
+    """Begin the device's random numbers anew, from this seed."""
+    import torch
+
+    with torch.cuda.device(device):
+        torch.cuda.manual_seed(seed)
+
+
 def rng_state(device: torch.device) -> Tensor:
     """The state of the device's random numbers."""
     import torch

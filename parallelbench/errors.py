@@ -18,6 +18,13 @@ class ConfigError(Exception):
     """A request that can't be carried out. The message names the value, the constraint and the fix."""
 
 
+LEFT_OUT = (
+    "a step left parameters without a gradient, which other ranks wait for: let each parameter take part in each step, "
+    "or choose strategy=single with devices=1"
+)
+"""Of a model whose values choose what takes part; what never does is known before training."""
+
+
 class Refusals:
     """Collects what is refused, so that all of it is told at once: `with refusals:` notes a `ConfigError`, and goes on.
 

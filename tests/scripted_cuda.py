@@ -89,6 +89,7 @@ class ScriptedCuda:
     """Memory of other processes."""
     calls: list[str] = field(default_factory=list)
     random: torch.Tensor = field(default_factory=lambda: torch.zeros(1, dtype=torch.uint8))
+    seeds: dict[torch.device, int] = field(default_factory=dict)
     captured: int = 0
     """Graphs."""
     replayed: int = 0
@@ -165,6 +166,9 @@ class ScriptedCuda:
 
     def release(self) -> None:
         self.calls.append("release")
+
+    def seed(self, seed: int, device: torch.device) -> None:
+        self.seeds[device] = seed
 
     def rng_state(self, device: torch.device) -> torch.Tensor:
         return self.random.clone()

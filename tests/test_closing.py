@@ -20,11 +20,12 @@ from parallelbench.rank.copies import _unlike
 from parallelbench.rank.differences import relative_difference, unmoved
 from parallelbench.rank.initial import Initial
 from parallelbench.rank.judge import MARGIN
-from parallelbench.rank.session import build_model
+from parallelbench.rank.session import build_model, draw_apart
 from parallelbench.rank.torch_settings import configure_torch
 from parallelbench.rank.train import Trainer
 from parallelbench.spec.batch import Batch
 from parallelbench.spec.config import RunConfig
+from parallelbench.spec.traits import TRAITS, Traits
 from parallelbench.strategies.single import Single
 from parallelbench.world.numerics import checksum
 from parallelbench.world.world import World
@@ -89,18 +90,21 @@ class Rows:
     def commit(self) -> None: ...
 
 
-def closed(world: World, run: RunConfig, fault: Fault | None = None, k: int = 0) -> list[Row]:
+def closed(
+    world: World, run: RunConfig, fault: Fault | None = None, k: int = 0, *, traits: Traits = TRAITS
+) -> list[Row]:
     """Train a run, with a fault or without; the rows of `checks` on rank 0."""
     configure_torch(run, "cpu")
-    initial = Initial(model := build_model(run), world)
+    initial = Initial(model := build_model(run), run, world)
     replica = run.strategy.prepare(model, run, world)
+    draw_apart(run, world)
     if fault is not None:
         fault(replica, k)
     began = initial.finding(replica)
     loader, rows = shard_loader(run, replica.data_shard), Rows()
     trainer = Trainer(replica, loader, run=run, world=world, journal=rows, keys={})  # type: ignore[arg-type]
     trainer.train()
-    closing = ClosingCheck(replica, loader, run=run, world=world, loader_of=shard_loader)
+    closing = ClosingCheck(replica, loader, run=run, world=world, loader_of=shard_loader, traits=traits)
     loss, accuracy = trainer.evaluated
     found = closing.findings(build_model(run), loss=loss, accuracy=accuracy, sent=trainer.sent)
     replica.close()

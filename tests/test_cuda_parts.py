@@ -34,6 +34,7 @@ from parallelbench.strategies import ring_ddp
 from parallelbench.strategies.parts import hooked_ddp, state
 from parallelbench.world import world
 from parallelbench.world.devices import Machine
+from parallelbench.world.world import World
 from tests.cuda_branches import ROOT, places
 from tests.helpers import TINY, configured
 from tests.scripted_cuda import CPU, WORLD, ScriptedCuda, functions
@@ -177,6 +178,17 @@ def test_a_checkpoint_holds_the_devices_random_numbers(device: ScriptedCuda) -> 
     device.random = torch.tensor([8], dtype=torch.uint8)
     WORLD.set_random_state(saved)
     assert device.random.tolist() == [7]
+
+
+def test_each_gpu_of_a_rank_draws_numbers_of_its_own(device: ScriptedCuda) -> None:
+    gpus = tuple(torch.device("cuda", index) for index in range(2))
+    several = World(device_type="cuda", devices=gpus)
+    several.draw_from("0 0")
+    first = dict(device.seeds)
+    assert first.keys() == set(gpus)
+    assert len({*first.values(), torch.initial_seed()}) == 3
+    several.draw_from("0 1")
+    assert set(device.seeds.values()).isdisjoint(first.values())
 
 
 # --- ranks

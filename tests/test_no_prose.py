@@ -30,8 +30,8 @@ EXCEPTIONS = {
     # sbatch exits with 1 whatever it refuses: only its text says what that was.
     ("launch/slurm/scheduler.py", "refusal"): 3,
     # gloo raises a plain RuntimeError for a lost rank and for a timeout, torch's CPU allocator for a lack of memory;
-    # TensorFlow says only in words that it has given a rank up.
-    ("parallelbench/rank/worker.py", "classify"): 5,
+    # TensorFlow says only in words that it has given a rank up, and DDP that it misses a gradient.
+    ("parallelbench/rank/worker.py", "classify"): 6,
     # NCCL's watchdog aborts a process, and torchrun reports ranks' exit codes, by printing alone.
     ("launch/attempt/outcome.py", ""): 4,
     # gpu-check checks the text: whether it names the rank that hangs.

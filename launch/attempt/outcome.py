@@ -91,7 +91,7 @@ def _unlike(
     for row in tables["checks"]:
         if row["passed"] is False:
             step = "" if row["step"] is None else f", step {row['step']}"
-            found = "NaN" if row["difference"] is None else format(row["difference"], ".2g")
+            found = "no number" if row["difference"] is None else format(row["difference"], ".2g")
             return (
                 f"{row['check']} after epoch {row['epoch']}{step}: {found}, limit {row['limit']:.2g} ({row['detail']})"
             )
@@ -101,7 +101,7 @@ def _unlike(
 def _parity_reason(rows: list[dict[str, Any]], whom: str) -> str:
     worst = next(row for row in rows if not row["passed"])
     parts = [
-        f"{what} by {'NaN' if worst[f'{what}_difference'] is None else format(worst[f'{what}_difference'], '.1e')}"
+        f"{what} by {'no number' if (by := worst[f'{what}_difference']) is None else format(by, '.1e')}"
         for what in ("loss", "gradient", "parameter", "evaluation")
     ]
     return (

@@ -5,12 +5,31 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor, nn
 
 from parallelbench.errors import ConfigError, count_of
+from parallelbench.world.numerics import in_arithmetic
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from parallelbench.spec.config import RunConfig
+
+
+def built(run: RunConfig, dtype: torch.dtype | None = None) -> nn.Sequential:
+    """A run's model as torch's current seed gives it, on the CPU; moved to an arithmetic where `dtype` is given.
+
+    A default type that its code sets is not left to the process.
+    """
+    before = torch.get_default_dtype()
+    try:
+        model = run.model.build(**run.data.model_input, num_classes=run.data.num_classes)
+    finally:
+        torch.set_default_dtype(before)
+    if dtype is not None:
+        in_arithmetic(model, dtype)
+    return model
 
 
 def sequence(names: Iterable[str], layers: Iterable[nn.Module]) -> nn.Sequential:

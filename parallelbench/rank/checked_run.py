@@ -13,6 +13,7 @@ from parallelbench.strategies.single import Single
 
 if TYPE_CHECKING:
     from parallelbench.spec.config import Optimizer, RunConfig
+    from parallelbench.spec.traits import Traits
 
 _LEAST_EPS = 1e-6
 _SAMPLES = 32
@@ -94,6 +95,44 @@ def statistics_pieces(run: RunConfig) -> int | None:
     if norm == "batch":
         return run.strategy.data_parallel_degree(run) * micro_batches
     return None if norm == "sync" and micro_batches > 1 else 1
+
+
+def cut_statistics(run: RunConfig, traits: Traits) -> bool:
+    """Whether a model of one's own mixes the samples of each of several pieces of a global batch: see `pieces_of`."""
+    pieces = run.strategy.data_parallel_degree(run) * run.strategy.micro_batches_per_step(run)
+    return traits.mixes_samples and pieces > 1 and not _says_its_norm(run)
+
+
+def _says_its_norm(run: RunConfig) -> bool:
+    return getattr(run.model, "norm", None) in ("batch", "sync")
+
+
+def pieces_of(run: RunConfig, traits: Traits) -> int | None:
+    """Slices of a global batch that plain code computes one after the other.
+
+    Where batch statistics are local, each slice has its own, as in training; None where they can't be had so.
+    Elsewhere slices only save memory.
+    """
+    if _says_its_norm(run):
+        return statistics_pieces(run)
+    if traits.mixes_samples:
+        return run.strategy.data_parallel_degree(run) * run.strategy.micro_batches_per_step(run)
+    return math.gcd(run.global_batch_size, run.devices)
+
+
+def why_in_evaluation(run: RunConfig, traits: Traits) -> str:
+    """Why a model can be compared in evaluation mode only; empty: it is compared as it trains."""
+    if traits.draws:
+        return f"model={run.model.name} draws random numbers in training"
+    if cut_statistics(run, traits):
+        piece = "data shard" if run.strategy.micro_batches_per_step(run) == 1 else "micro-batch"
+        return f"model={run.model.name} mixes the samples of each {piece}, so training differs from one device"
+    return ""
+
+
+def uncompared(run: RunConfig, traits: Traits) -> tuple[str, ...]:
+    """Buffers that no split can leave as one device does: they count micro-batches."""
+    return traits.counters if run.strategy.micro_batches_per_step(run) > 1 else ()
 
 
 def local_statistics(run: RunConfig) -> bool:

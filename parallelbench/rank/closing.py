@@ -11,30 +11,36 @@ What is compared, and how closely: `parallelbench/rank/judge.py`.
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import torch
+from torch import nn
 
 from parallelbench.optimizers import Lbfgs
 from parallelbench.probes.counted_bytes import CountedBytes
 from parallelbench.probes.observed_work import ObservedWork
+from parallelbench.rank.checked_run import pieces_of
+from parallelbench.rank.evaluation_mode import in_evaluation, stay_in_evaluation
 from parallelbench.rank.findings import Finding
-from parallelbench.rank.judge import Judge, Taken, pieces_of
+from parallelbench.rank.judge import DRAWS_ALWAYS, Judge, Taken
 from parallelbench.rank.parity import endless
 from parallelbench.rank.plain_optimizer import kept_of_one
 from parallelbench.rank.torch_settings import changed_settings
 from parallelbench.spec.config import EXACT, own_reference
+from parallelbench.spec.traits import TRAITS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from torch import Tensor, nn
+    from torch import Tensor
 
     from parallelbench.loaders.batch_loader import BatchLoader
     from parallelbench.marks.traffic import Sent
     from parallelbench.spec.batch import Shard
     from parallelbench.spec.config import RunConfig
     from parallelbench.spec.replica import Replica
+    from parallelbench.spec.traits import Traits
     from parallelbench.world.world import World
 
     LoaderOf = Callable[[RunConfig, Shard], BatchLoader]
@@ -62,9 +68,17 @@ class ClosingCheck:
     """One rank's part."""
 
     def __init__(
-        self, replica: Replica, loader: BatchLoader, *, run: RunConfig, world: World, loader_of: LoaderOf
+        self,
+        replica: Replica,
+        loader: BatchLoader,
+        *,
+        run: RunConfig,
+        world: World,
+        loader_of: LoaderOf,
+        traits: Traits = TRAITS,
     ) -> None:
         self._replica, self._loader, self._run, self._world, self._loader_of = replica, loader, run, world, loader_of
+        self._traits = traits
         self._findings: list[Finding] = []
         self._judge: Judge | None = None
         self._exchanges: list[int] = []
@@ -79,17 +93,38 @@ class ClosingCheck:
         """
         self._settings()
         state = self._replica.full_state_dict()
+        if self._traits.draws:
+            stay_in_evaluation(model)
         if self._world.rank == 0:
-            self._judge = Judge(model, self._run, self._world, self._loader_of)
+            self._judge = Judge(model, self._run, self._world, self._loader_of, traits=self._traits)
             self._findings += self._judge.evaluation(state, loss=loss, accuracy=accuracy)
-        reason = why_no_steps(self._run)
+        reason = why_no_steps(self._run, self._traits) or self._why_not_in_evaluation()
         if reason is None:
-            self._steps(state, sent)
+            with in_evaluation(self._module) if self._traits.draws else nullcontext():
+                self._steps(state, sent)
         else:
             self._findings += [Finding(check, reason) for check in ("steps", "bytes", EXCHANGES)]
         if self._judge is not None:
             self._judge.close()
         return self._findings if self._world.rank == 0 else []
+
+    @property
+    def _module(self) -> nn.Module:
+        """What this rank's replica computes with."""
+        module, _ = self._replica.trained()  # type: ignore[attr-defined]
+        assert isinstance(module, nn.Module)
+        return module
+
+    def _why_not_in_evaluation(self) -> str | None:
+        """Why a model that draws can't take its steps in evaluation mode; None: it can, or need not."""
+        if not self._traits.draws:
+            return None
+        reasons = {
+            DRAWS_ALWAYS: self._traits.draws_in_evaluation,
+            "the model draws random numbers, as it was compiled or captured": self._run.compile or self._run.graph,
+            "the model draws random numbers, and its replica has no `trained`": not hasattr(self._replica, "trained"),
+        }
+        return next((reason for reason, applies in reasons.items() if applies), None)
 
     def _settings(self) -> None:
         """Whether torch still computes as the run asks for: what a library sets holds for the plain code here, too."""
@@ -221,12 +256,14 @@ class ClosingCheck:
         return self._world.sum(torch.tensor(values, dtype=torch.float64)).tolist()
 
 
-def why_no_steps(run: RunConfig) -> str | None:
+def why_no_steps(run: RunConfig, traits: Traits = TRAITS) -> str | None:
     """Why further steps can't be compared with plain code; None where they can."""
     if not run.strategy.equals_one_device(run):
         compared = "" if own_reference(run) is None else ": its own reference is compared before training only"
         return f"the strategy does not train like one device{compared}"
-    return None if pieces_of(run) is not None else f"model.norm={getattr(run.model, 'norm', '')} under micro-batches"
+    if pieces_of(run, traits) is None:
+        return f"model.norm={getattr(run.model, 'norm', '')} under micro-batches"
+    return None
 
 
 def _scale(replica: Replica) -> float:

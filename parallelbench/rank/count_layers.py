@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from parallelbench.errors import program
 from parallelbench.models.inputs import blank
 from parallelbench.models.layer_counts import LayerCount, encode
-from parallelbench.models.modules import parameters_by_layer
+from parallelbench.models.modules import built, parameters_by_layer
 from parallelbench.models.tensor_plans import planned
 from parallelbench.rank.least_flop import LEFT, least_flop_per_sample
 from parallelbench.spec.mapping import from_mapping
@@ -40,7 +40,7 @@ def count_facts(run: RunConfig) -> dict[str, Any]:
 def layer_counts(run: RunConfig) -> list[LayerCount]:
     """One row per layer, counted while one sample passes on the CPU."""
     with torch.random.fork_rng(devices=[]), torch.no_grad():
-        model = run.model.build(**run.data.model_input, num_classes=run.data.num_classes).eval()
+        model = built(run, torch.float32).eval()
         values = blank(run.data, 1)
         plan, rows = run.model.tensor_plan(), []
         for (name, layer), own in zip(model.named_children(), parameters_by_layer(model), strict=True):

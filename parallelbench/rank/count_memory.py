@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 from parallelbench.errors import program
 from parallelbench.models.inputs import blank
 from parallelbench.models.layer_memory import LayerMemory, Linear, ModelMemory, encode_memory
-from parallelbench.models.modules import parameters_by_layer
+from parallelbench.models.modules import built, parameters_by_layer
 from parallelbench.models.recomputation import recomputing
 from parallelbench.spec.mapping import from_mapping
 from parallelbench.world.numerics import Numerics
@@ -46,7 +46,7 @@ def model_memory(run: RunConfig) -> ModelMemory:
     with FakeTensorMode(allow_non_fake_inputs=True):
         torch.set_default_dtype(numerics.dtype)
         try:
-            model = run.model.build(**run.data.model_input, num_classes=run.data.num_classes).train()
+            model = built(run, numerics.dtype).train()
             model = recomputing(model, run)
         finally:
             torch.set_default_dtype(usual)

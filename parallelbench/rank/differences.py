@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from parallelbench.world.numerics import wide
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -23,10 +25,11 @@ def relative_difference(values: Mapping[str, Tensor], expected: Mapping[str, Ten
 
     A tensor smaller than 1 % of all together counts as 1 %. NaN where any value is NaN.
     """
+    values, expected = _wide(values), _wide(expected)
     if not _alike(values, expected):
         return float("inf")
-    norms = torch.stack([tensor.double().norm() for tensor in expected.values()])
-    errors = torch.stack([(values[name].double() - expected[name].double()).norm() for name in expected])
+    norms = torch.stack([tensor.norm() for tensor in expected.values()])
+    errors = torch.stack([(values[name] - expected[name]).norm() for name in expected])
     return (errors / norms.clamp(min=max(_LEAST_SHARE * norms.norm().item(), 1e-300))).max().item()
 
 
@@ -35,25 +38,26 @@ def size_difference(values: Mapping[str, Tensor], expected: Mapping[str, Tensor]
 
     Infinite where names or shapes differ; NaN where any value is NaN.
     """
+    values, expected = _wide(values), _wide(expected)
     if not _alike(values, expected):
         return float("inf")
-    along = sum((values[name].double() * expected[name].double()).sum().item() for name in expected)
-    square = sum(expected[name].double().square().sum().item() for name in expected)
+    along = sum((values[name] * expected[name]).sum().item() for name in expected)
+    square = sum(each.square().sum().item() for each in expected.values())
     return abs(along - square) / max(square, 1e-300)
 
 
 def update_difference(updates: Mapping[str, tuple[Tensor, Tensor, Tensor]], *, limit: float) -> float:
     """Over all tensors the largest ‖after − expected‖ ÷ (‖expected − before‖ + 2ε ‖after‖ ÷ limit).
 
-    `updates`: of each tensor its values before and after a step, and those expected after it. ε, the unit roundoff of
-    what is stored, bounds what rounding does to `after`. So it alone never makes a difference of more than half of
-    `limit`, however small the step. NaN where any value is NaN.
+    `updates`: of each tensor its values before and after a step, and those expected after it, in fp64. ε, the unit
+    roundoff of what is stored, bounds what rounding does to `after`. So it alone never makes a difference of more than
+    half of `limit`, however small the step. NaN where any value is NaN.
     """
     differences = []
     for before, after, expected in updates.values():
-        unseen = torch.finfo(after.dtype).eps * after.double().norm() / limit
-        size = (expected - before.double()).norm() + unseen
-        differences.append((after.double() - expected).norm() / size.clamp(min=1e-300))
+        unseen = torch.finfo(after.dtype).eps * wide(after).norm() / limit
+        size = (expected - wide(before)).norm() + unseen
+        differences.append((wide(after) - expected).norm() / size.clamp(min=1e-300))
     return torch.stack(differences).max().item() if differences else 0.0
 
 
@@ -61,14 +65,19 @@ def unmoved(
     before: Mapping[str, Tensor], after: Mapping[str, Tensor], gradients: Mapping[str, Tensor], lr: float
 ) -> int:
     """Tensors that a step left as they were, though the rate times their gradient is far above their last bit."""
-    stayed, largest = 0, max((gradient.abs().max().item() for gradient in gradients.values()), default=0.0)
-    for name, gradient in gradients.items():
+    filled = {name: gradient for name, gradient in gradients.items() if gradient.numel()}
+    stayed, largest = 0, max((gradient.abs().max().item() for gradient in filled.values()), default=0.0)
+    for name, gradient in filled.items():
         if gradient.abs().max().item() <= _NOISE * largest:
             continue
         visible = 1024 * torch.finfo(before[name].dtype).eps * before[name].abs().max().item()
         if lr * gradient.abs().max().item() > visible:
             stayed += torch.equal(before[name], after[name])
     return stayed
+
+
+def _wide(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: wide(tensor) for name, tensor in tensors.items()}
 
 
 def _alike(values: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> bool:

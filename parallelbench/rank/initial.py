@@ -8,10 +8,12 @@ import torch
 
 from parallelbench.rank.findings import Finding
 from parallelbench.store.check_tables import INITIAL
+from parallelbench.world.numerics import dtype_of, matching, wide
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from parallelbench.spec.config import RunConfig
     from parallelbench.spec.replica import Replica
     from parallelbench.world.world import World
 
@@ -19,10 +21,11 @@ if TYPE_CHECKING:
 class Initial:
     """Rank 0's copy of the model as the seed gives it."""
 
-    def __init__(self, model: nn.Module, world: World) -> None:
+    def __init__(self, model: nn.Module, run: RunConfig, world: World) -> None:
         """`model`: as it is built; a strategy may change it afterwards."""
         state = model.state_dict() if world.rank == 0 else {}
         self._state = {name: tensor.detach().clone() for name, tensor in state.items()}
+        self._dtype = dtype_of(run.precision)
 
     def finding(self, replica: Replica) -> Finding:
         """Hold what a replica has before its first step against it; means nothing but on rank 0. A collective."""
@@ -32,6 +35,8 @@ class Initial:
         return Finding(INITIAL, what, difference=float(len(unlike)), limit=0.0)
 
     def _is_held(self, name: str, held: torch.Tensor | None) -> bool:
-        """In fp64 runs, too: what is converted to fp64 stays as it is."""
+        """As the run's arithmetic has it."""
         own = self._state.get(name)
-        return own is not None and held is not None and torch.equal(own.double(), held.double())
+        if own is None or held is None:
+            return False
+        return torch.equal(wide(own.to(matching(own.dtype, self._dtype))), wide(held))

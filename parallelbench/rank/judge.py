@@ -12,14 +12,13 @@ parity check's matter.
 
 from __future__ import annotations
 
-import math
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from parallelbench.optimizers import Lbfgs
-from parallelbench.rank.checked_run import granted_tolerance, statistics_pieces
+from parallelbench.rank.checked_run import granted_tolerance, pieces_of
 from parallelbench.rank.differences import relative_difference, size_difference, unmoved, update_difference
 from parallelbench.rank.findings import Finding
 from parallelbench.rank.parity import endless
@@ -27,6 +26,8 @@ from parallelbench.rank.plain import PlainModel
 from parallelbench.rank.plain_optimizer import PlainOptimizer, clipped, kept_of_one
 from parallelbench.rank.step_differences import loss_difference
 from parallelbench.spec.batch import Shard
+from parallelbench.spec.traits import TRAITS
+from parallelbench.world.numerics import as_real
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -37,9 +38,12 @@ if TYPE_CHECKING:
     from parallelbench.rank.plain import PlainStep
     from parallelbench.spec.batch import Batch
     from parallelbench.spec.config import RunConfig
+    from parallelbench.spec.traits import Traits
     from parallelbench.world.world import World
 
     LoaderOf = Callable[[RunConfig, Shard], BatchLoader]
+
+DRAWS_ALWAYS = "the model draws random numbers in evaluation, too"
 
 MARGIN = 8.0
 LARGEST_LIMIT = 0.4
@@ -72,12 +76,16 @@ class Taken(NamedTuple):
 class Judge:
     """Rank 0's plain code, on the first of its devices. What doesn't fit its memory is not checked."""
 
-    def __init__(self, model: nn.Module, run: RunConfig, world: World, loader_of: LoaderOf) -> None:
-        self._run, self._loader_of = run, loader_of
+    def __init__(
+        self, model: nn.Module, run: RunConfig, world: World, loader_of: LoaderOf, *, traits: Traits = TRAITS
+    ) -> None:
+        self._run, self._loader_of, self._traits = run, loader_of, traits
         loss = run.model.with_own_loss(run.loss.build())
-        self._plain = PlainModel(model, loss, device=world.device, pieces=pieces_of(run) or 1)
+        self._plain = PlainModel(model, loss, device=world.device, pieces=pieces_of(run, traits) or 1)
         formats = " and ".join(dict.fromkeys(("fp64", run.precision)))
         self._what = f"{run.global_batch_size} samples in {run.precision}, against one device in {formats}"
+        if traits.draws:
+            self._what += "; in evaluation mode, since the model draws random numbers"
         granted = granted_tolerance(run)
         self._least_gradient = max(GRADIENT_FLOORS[run.precision], granted)
         self._least_loss = max(LOSS_FLOORS[run.precision], granted)
@@ -102,6 +110,8 @@ class Judge:
             expected = self._plain.evaluate(state, self._loader.test(), precision=run.precision)
         except torch.OutOfMemoryError:
             return [Finding("evaluation", "one device has too little memory")]
+        if self._traits.draws_in_evaluation:
+            return [Finding("evaluation", DRAWS_ALWAYS)]
         what = f"{run.data.test_samples} test samples in {run.precision}, gathered parameters"
         floor = LOSS_FLOORS[run.precision]
         off = abs(loss - expected[0]) / max(1.0, abs(expected[0]))
@@ -166,9 +176,13 @@ class Judge:
             why = "a line search leaves the gradient and statistics of its last point"
             return [*findings, Finding("gradients", why, taken.number), Finding("update", why, taken.number)]
         findings += [self._held_gradients(taken, exact=exact, own=own), self._update(taken, exact)]
-        if exact.buffers and run.strategy.micro_batches_per_step(run) == 1:
-            after = {name: taken.after[name].double() for name in exact.buffers}
-            off, rounded = (relative_difference(each, exact.buffers) for each in (after, own.buffers))
+        gathered = exact.buffers.keys() & taken.after.keys()  # what is not persistent is in no state
+        if gathered and run.strategy.micro_batches_per_step(run) == 1:
+            expected, after, rounding = (
+                {name: each[name] for name in gathered} for each in (exact.buffers, taken.after, own.buffers)
+            )
+            off = relative_difference({name: as_real(each) for name, each in after.items()}, expected)
+            rounded = relative_difference(rounding, expected)
             findings.append(self._finding("buffers", taken.number, off, rounded=rounded, floor=self._least_loss))
         return findings
 
@@ -227,17 +241,6 @@ def _one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
-
-
-def pieces_of(run: RunConfig) -> int | None:
-    """Slices of a global batch that plain code computes one after the other.
-
-    Where batch statistics are local, each slice has its own, as in training; None where they can't be had so.
-    Elsewhere slices only save memory.
-    """
-    if getattr(run.model, "norm", None) in ("batch", "sync"):
-        return statistics_pieces(run)
-    return math.gcd(run.global_batch_size, run.devices)
 
 
 def _unscaled(gradients: Mapping[str, Tensor], scale: float, expected: Mapping[str, Tensor]) -> Mapping[str, Tensor]:

@@ -8,6 +8,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from parallelbench.models.inputs import blank
+from parallelbench.models.modules import built
 
 if TYPE_CHECKING:
     from parallelbench.spec.config import RunConfig
@@ -29,7 +30,7 @@ def least_flop_per_sample(run: RunConfig) -> float | None:
     """
     # Meta tensors would need no memory, but load sympy, for seconds.
     with torch.random.fork_rng(devices=[]), torch.no_grad():
-        model = run.model.build(**run.data.model_input, num_classes=run.data.num_classes).eval()
+        model = built(run, torch.float32).eval()
         with _Counter() as counted:
             model(blank(run.data, 1))
     return 3 * sum(counted.flop) - counted.flop[0] if counted.flop else None

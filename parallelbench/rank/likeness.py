@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from parallelbench.rank.checked_run import WIDEST_TOLERANCE, as_checked, granted_tolerance, local_statistics
+from parallelbench.rank.checked_run import (
+    WIDEST_TOLERANCE,
+    as_checked,
+    granted_tolerance,
+    local_statistics,
+    uncompared,
+    why_in_evaluation,
+)
 from parallelbench.spec.config import EXACT, own_reference
+from parallelbench.spec.traits import TRAITS
 from parallelbench.strategies.single import Single
 
 if TYPE_CHECKING:
     from parallelbench.spec.config import RunConfig
+    from parallelbench.spec.traits import Traits
 
 UNIT_ROUNDOFF = {"fp64": 2.0**-53, "fp32": 2.0**-24, "tf32": 2.0**-11, "fp16": 2.0**-11, "bf16": 2.0**-8}
 """Largest relative error of rounding to the format that products are computed in (IEEE 754; 8 bits in bf16)."""
@@ -36,12 +45,31 @@ def tolerance_warnings(run: RunConfig) -> list[str]:
     return [f"parity was checked with the tolerance {asked:g} that the strategy asks for, not {EXACT:g}{granted}"]
 
 
-def rounding(run: RunConfig) -> float | None:
+def traits_warnings(run: RunConfig, traits: Traits) -> list[str]:
+    """What a reader must know of a model of one's own."""
+    texts = []
+    if why := why_in_evaluation(run, traits):
+        checked = "parity was not checked, as it does so in evaluation, too"
+        if not traits.draws_in_evaluation:
+            checked = f"{'parity' if checks_parity(run) else 'the closing check'} compared it in evaluation mode"
+        texts.append(f"{why}; {checked}")
+    if left_out := uncompared(run, traits):
+        texts.append(f"{', '.join(left_out)} count micro-batches, so they were not compared with one device's")
+    if held := (*traits.complex_parameters, *traits.complex_buffers):
+        kind = "complex128" if run.precision == "fp64" else "complex64"
+        texts.append(f"{', '.join(held)} of model={run.model.name} are complex: they are {kind} in training")
+    return texts
+
+
+def rounding(run: RunConfig, traits: Traits = TRAITS) -> float | None:
     """Relative rounding of the coarsest format that a run's gradients pass through.
 
-    None where the run does not train like one device: by its strategy, or by batch statistics of its own.
+    None where the run does not train like one device: by its strategy, by batch statistics of its own, or because its
+    ranks draw random numbers of their own.
     """
     if not run.strategy.equals_one_device(run) or local_statistics(run):
+        return None
+    if why_in_evaluation(run, traits) and not isinstance(run.strategy, Single):
         return None
     granted = granted_tolerance(run)
     return max(UNIT_ROUNDOFF[run.precision], granted if granted > EXACT else 0.0)

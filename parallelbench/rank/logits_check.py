@@ -9,6 +9,7 @@ import torch
 
 from parallelbench.errors import ConfigError, count_of, raised_at
 from parallelbench.models.inputs import blank
+from parallelbench.models.modules import built
 
 if TYPE_CHECKING:
     from torch import nn
@@ -68,4 +69,4 @@ def _output(run: RunConfig, samples: int) -> Any:
 
 
 def _built(run: RunConfig) -> nn.Sequential:
-    return run.model.build(**run.data.model_input, num_classes=run.data.num_classes).eval()
+    return built(run, torch.float32).eval()

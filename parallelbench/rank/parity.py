@@ -16,17 +16,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from parallelbench.probes.memory_probe import release
-from parallelbench.rank.checked_run import PARITY_TEST_SAMPLES, as_reference
+from parallelbench.rank.checked_run import PARITY_TEST_SAMPLES, as_reference, uncompared, why_in_evaluation
+from parallelbench.rank.evaluation_mode import stay_in_evaluation
 from parallelbench.rank.metric_value import metric_sums
 from parallelbench.rank.new_replica import new_reference, new_replica
 from parallelbench.rank.parity_hint import gradient_hint
 from parallelbench.rank.step_differences import ComparedStep, parity_row
 from parallelbench.spec.batch import Shard
+from parallelbench.spec.traits import TRAITS
 from parallelbench.world.numerics import set_precision
 from parallelbench.world.world import World
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Container, Iterator, Mapping
 
     import numpy as np
     from numpy.typing import NDArray
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from parallelbench.spec.batch import Batch
     from parallelbench.spec.config import RunConfig
     from parallelbench.spec.replica import Replica
+    from parallelbench.spec.traits import Traits
 
     LoaderOf = Callable[[RunConfig, Shard], BatchLoader]
 
@@ -47,14 +50,19 @@ def check_parity(
     loader_of: LoaderOf,
     *,
     hint: Callable[[str], None] | None = None,
+    traits: Traits = TRAITS,
 ) -> list[dict[str, Any]] | None:
     """Compare the strategy of `run` (see `as_checked`) with its reference (see `as_reference`).
 
     Returns the rows of `parity` on rank 0 and an empty list elsewhere; None where the model doesn't fit one device, so
     that there is no reference. `model` is the initial state, on the CPU and identical on every rank; it is
-    left as it is. `hint` is called with what a wrong gradient is, where that is known.
+    left as it is, but for its mode (`why_in_evaluation`). `hint` is called with what a wrong gradient is, where that is
+    known.
     """
     set_precision(run.precision)
+    if why_in_evaluation(run, traits):
+        stay_in_evaluation(model)
+    left_out = uncompared(run, traits)
     replica = new_replica(deepcopy(model), run, world)
     reference = Reference(model, run, world, loader_of) if world.rank == 0 else None
     rows: list[dict[str, Any]] = []
@@ -69,7 +77,8 @@ def check_parity(
         expected = None if reference is None else reference.step()
         if expected is not None:
             loss = loss_sum / run.global_batch_size
-            observed = ComparedStep(loss, on_the_host(gradients), on_the_host(state), evaluated)
+            observed = ComparedStep(loss, on_the_host(gradients), _without(left_out, on_the_host(state)), evaluated)
+            expected = expected._replace(state=_without(left_out, expected.state))
             rows.append(parity_row(step, observed, expected, run=run))
             if step == 1 and hint is not None and rows[-1]["gradient_difference"] > rows[-1]["tolerance"]:
                 found = gradient_hint(model, batch, observed=observed, expected=expected, run=run, world=world)
@@ -147,6 +156,10 @@ def _over_ranks(result: Tensor | None, world: World, *, size: int) -> list[float
     """Loss, correct predictions and what follows them, summed over all ranks."""
     total: list[float] = world.sum(torch.zeros(size, dtype=torch.float64) if result is None else result.cpu()).tolist()
     return total
+
+
+def _without(names: Container[str], arrays: Mapping[str, NDArray[np.generic]]) -> dict[str, NDArray[np.generic]]:
+    return {name: array for name, array in arrays.items() if name not in names}
 
 
 def endless(loader: BatchLoader, *, first: int = 1) -> Iterator[Batch]:

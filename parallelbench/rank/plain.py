@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from parallelbench.world.numerics import dtype_of, in_arithmetic, wide
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
@@ -26,7 +28,7 @@ class PlainStep(NamedTuple):
     loss: float
     """Mean over the global batch."""
     gradients: dict[str, Tensor]
-    """On the CPU, in fp64."""
+    """On the CPU, in fp64, real and imaginary parts beside each other."""
     buffers: dict[str, Tensor]
     """After the step, as the first data shard has them; likewise. Counters are left out."""
 
@@ -56,7 +58,9 @@ class PlainModel:
             (loss * (scale / len(labels))).backward()
             loss_sum += loss.item()
             buffers = buffers or {
-                name: _wide(buffer) for name, buffer in model.named_buffers() if buffer.is_floating_point()
+                name: _wide(each)
+                for name, each in model.named_buffers()
+                if each.is_floating_point() or each.is_complex()
             }
         gradients = {name: _wide(p.grad) / scale for name, p in model.named_parameters() if p.grad is not None}
         return PlainStep(loss_sum / len(labels), gradients, buffers)
@@ -79,7 +83,7 @@ class PlainModel:
         return loss_sum / samples, correct / predictions
 
     def _at(self, state: Mapping[str, Tensor], precision: str) -> nn.Module:
-        model = self._model.to(self._device, torch.float64 if precision == "fp64" else torch.float32)
+        model = in_arithmetic(self._model, dtype_of(precision), self._device)
         self._load(model, state)
         return model
 
@@ -92,18 +96,18 @@ class PlainModel:
     def _inputs(self, batch: Batch, precision: str) -> tuple[Tensor, Tensor]:
         assert batch.images is not None
         assert batch.labels is not None
-        dtype = torch.float64 if precision == "fp64" else torch.float32
+        dtype = dtype_of(precision)
         kept = batch.images.dtype if not batch.images.is_floating_point() else dtype  # tokens are whole numbers
         return batch.images.to(self._device, kept), batch.labels.to(self._device)
 
 
 def _logits(model: nn.Module, images: Tensor, precision: str) -> Tensor:
-    """Logits, in the parameters' dtype."""
+    """Logits, in fp64 or fp32."""
     if precision not in HALF:
         return model(images)  # type: ignore[no-any-return]
     with torch.autocast(images.device.type, dtype=HALF[precision]):
-        return model(images).to(next(model.parameters()).dtype)  # type: ignore[no-any-return]
+        return model(images).to(torch.float32)  # type: ignore[no-any-return]
 
 
 def _wide(tensor: Tensor) -> Tensor:
-    return tensor.detach().to("cpu", torch.float64, copy=True)
+    return wide(tensor.detach().to("cpu", copy=True))

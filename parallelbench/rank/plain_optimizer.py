@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from parallelbench.errors import ConfigError
+from parallelbench.world.numerics import wide
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -38,16 +39,17 @@ class PlainOptimizer:
         self._kept: dict[str, dict[str, Any]] = {}
         for key, tensors in state.items():
             for name, tensor in tensors.items():
-                value: Any = tensor.double()
+                value: Any = wide(tensor)
                 if _is_number(examples[key]):
-                    number = float(tensor.flatten()[0] if steps is None or key != "step" else steps)
+                    first = float(tensor.flatten()[0].real) if tensor.numel() else 0.0
+                    number = first if steps is None or key != "step" else float(steps)
                     value = _like(examples[key], number)
                 self._kept.setdefault(name, {})[key] = value
 
     def step(self, name: str, before: Tensor, gradient: Tensor) -> Tensor:
-        """A parameter after an update at the full rate, in fp64."""
-        parameter = nn.Parameter(before.to(torch.float64, copy=True))
-        parameter.grad = gradient.double()
+        """A parameter after an update at the full rate, in fp64, real and imaginary parts beside each other."""
+        parameter = nn.Parameter(wide(before).clone())
+        parameter.grad = wide(gradient)
         optimizer = self._run.optimizer.build([parameter], self._run, "cpu")
         if name in self._kept:
             optimizer.state[parameter] = self._kept[name]
@@ -58,9 +60,9 @@ class PlainOptimizer:
 
 def clipped(gradients: Mapping[str, Tensor], most: float | None) -> dict[str, Tensor]:
     """Gradients in fp64, scaled down by torch's own function where their norm exceeds `most`; None: nothing does."""
-    parameters = {name: nn.Parameter(torch.zeros_like(each, dtype=torch.float64)) for name, each in gradients.items()}
+    parameters = {name: nn.Parameter(torch.zeros_like(wide(each))) for name, each in gradients.items()}
     for name, parameter in parameters.items():
-        parameter.grad = gradients[name].to(torch.float64, copy=True)
+        parameter.grad = wide(gradients[name]).clone()
     if most is not None:
         nn.utils.clip_grad_norm_(parameters.values(), most)
     return {name: parameter.grad for name, parameter in parameters.items() if parameter.grad is not None}

@@ -16,6 +16,7 @@ from parallelbench.rank.likeness import (
 from parallelbench.rank.train import Trainer
 from parallelbench.spec.identity import run_id
 from parallelbench.spec.plugin import training_plugin
+from parallelbench.spec.traits import TRAITS
 
 if TYPE_CHECKING:
     from parallelbench.frameworks.contract import RankWorld
@@ -39,6 +40,7 @@ class RankSession:
         info = attempt.info()
         self._warnings = [*(info.warnings if info else ()), *statistics_warnings(run), *tolerance_warnings(run)]
         self._warnings += reference_warnings(run)
+        self._traits = TRAITS
         self._keys = {"run_id": run_id(run), "attempt": attempt.number}
         self._trained_with: dict[str, Any] = {"framework": run.strategy.framework, "plugin": training_plugin(run)}
 
@@ -71,7 +73,7 @@ class RankSession:
         self._facts(
             parity_passed=parity_passed,
             parity_reference=None if parity_passed is None else parity_reference(self._run),
-            rounding=rounding(self._run),
+            rounding=rounding(self._run, self._traits),
             parameters=parameters,
             theoretical_state_bytes=self._run.strategy.state_bytes(self._run, parameters),
             device_name=provenance.device_name(self._world),

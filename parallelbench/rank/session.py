@@ -12,6 +12,7 @@ import torch
 
 from parallelbench.errors import ConfigError, EngineError
 from parallelbench.loaders.resident import Resident
+from parallelbench.models.modules import built
 from parallelbench.probes.machine_probe import probe
 from parallelbench.probes.memory_probe import release
 from parallelbench.rank import provenance
@@ -20,10 +21,11 @@ from parallelbench.rank.checked_run import as_checked
 from parallelbench.rank.closing import ClosingCheck
 from parallelbench.rank.count_layers import count_facts
 from parallelbench.rank.initial import Initial
-from parallelbench.rank.likeness import checks_arithmetic, checks_parity
+from parallelbench.rank.likeness import checks_arithmetic, checks_parity, traits_warnings
 from parallelbench.rank.logits_check import check_logits
 from parallelbench.rank.loss_check import check_mean
 from parallelbench.rank.metric_check import check_sums
+from parallelbench.rank.model_traits import check_traits, traits_of
 from parallelbench.rank.new_replica import new_replica
 from parallelbench.rank.parity import check_parity
 from parallelbench.rank.plain_optimizer import check_rate
@@ -111,8 +113,9 @@ class Session(RankSession):
 
     def _prepare(self, model: nn.Sequential, *, checks: bool) -> Replica:
         """The strategy's replica; whether it begins with the seed's parameters is found out beside the start-up."""
-        initial = Initial(model, self._world) if checks else None
+        initial = Initial(model, self._run, self._world) if checks else None
         replica = new_replica(model, self._run, self._world)
+        draw_apart(self._run, self._world)
         self._startup.done("model")
         if initial is not None:
             finding = initial.finding(replica)
@@ -173,7 +176,7 @@ class Session(RankSession):
         self._phase("closing check")
         run, start = self._run, time.perf_counter()
         loader_of = functools.partial(self._plain_loader, arrays)
-        closing = ClosingCheck(replica, loader, run=run, world=self._world, loader_of=loader_of)
+        closing = ClosingCheck(replica, loader, run=run, world=self._world, loader_of=loader_of, traits=self._traits)
         loss, accuracy = trainer.evaluated
         findings = closing.findings(build_model(run), loss=loss, accuracy=accuracy, sent=trainer.sent)
         self._journal.write("checks", [{**self._keys, **finding.row(run.epochs)} for finding in findings])
@@ -205,15 +208,23 @@ class Session(RankSession):
         check_rate(self._run)
         if package_of(type(self._run.model)) != "parallelbench":
             check_logits(self._run)  # a test holds shipped models to it: calling one would add to the peak of memory
+        self._traits = traits_of(self._run)
+        check_traits(self._run, self._traits)
+        self._warnings = [*dict.fromkeys([*self._warnings, *traits_warnings(self._run, self._traits)])]
 
     def _check_parity(self, arrays: Arrays) -> bool | None:
-        """The verdict of the parity check, the same on every rank; None where one device can't train the model."""
+        """The verdict of the parity check, the same on every rank.
+
+        None where one device can't train the model, and of a model that draws random numbers in evaluation, too.
+        """
+        if self._traits.draws_in_evaluation:
+            return None
         self._phase("parity")
         checked = as_checked(self._run)
         loader_of = functools.partial(self._loader, arrays)
         said = functools.partial(self._journal.event, "parity_hint")
         hint = None if own_reference(checked) else lambda text: said(text=text)
-        rows = check_parity(build_model(checked), checked, self._world, loader_of, hint=hint)
+        rows = check_parity(build_model(checked), checked, self._world, loader_of, hint=hint, traits=self._traits)
         self._journal.write("parity", [{**self._keys, **row} for row in rows or ()])
         problems = [sum(not row["passed"] for row in rows or ()), rows is None]
         failed, unchecked = self._world.sum(torch.tensor(problems, dtype=torch.float64)).tolist()
@@ -277,4 +288,11 @@ def build_loader(arrays: Arrays, run: RunConfig, world: World, shard: Shard) -> 
 def build_model(run: RunConfig) -> nn.Sequential:
     """The initial model of a run, on the CPU: the same bits on every rank and device."""
     torch.manual_seed(run.effective_seed)
-    return run.model.build(**run.data.model_input, num_classes=run.data.num_classes)
+    return built(run)
+
+
+def draw_apart(run: RunConfig, world: World) -> None:
+    """Give a rank the random numbers that its steps draw (dropout): those of no other rank, but of ranks that compute
+    the same values (`Strategy.draws_alike`).
+    """
+    world.draw_from(f"{run.effective_seed} {world.rank // run.strategy.draws_alike(run)}")

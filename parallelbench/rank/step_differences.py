@@ -90,11 +90,15 @@ def largest_difference(values: Arrays, expected: Arrays, *, floor: float) -> flo
     """
     if values.keys() != expected.keys() or any(values[name].shape != expected[name].shape for name in expected):
         return float("inf")
-    floats = [name for name in expected if np.issubdtype(expected[name].dtype, np.floating)]
+    floats = [name for name in expected if np.issubdtype(expected[name].dtype, np.inexact)]
     if any(not np.array_equal(values[name], expected[name]) for name in expected.keys() - set(floats)):
         return float("inf")
     # numpy's max, unlike Python's, keeps a NaN.
-    pairs = [(values[name].astype(np.float64, copy=False), expected[name].astype(np.float64)) for name in floats]
-    worst = float(np.max([np.abs(value - reference).max() for value, reference in pairs]))
-    scale = max(floor, float(np.max([np.abs(reference).max() for _, reference in pairs])))
+    pairs = [(_wide(values[name]), _wide(expected[name])) for name in floats]
+    worst = float(np.max([np.abs(value - reference).max(initial=0.0) for value, reference in pairs]))
+    scale = max(floor, float(np.max([np.abs(reference).max(initial=0.0) for _, reference in pairs])))
     return worst / scale if scale else worst
+
+
+def _wide(values: NDArray[Any]) -> NDArray[Any]:
+    return values.astype(np.result_type(values.dtype, np.float64), copy=False)

@@ -21,6 +21,7 @@ def configure_torch(run: RunConfig, device_type: str) -> None:
         torch.set_num_threads(run.cores_per_device)
     require_threads()
     set_precision(run.precision)
+    torch.set_default_dtype(torch.float32)  # importing one's own code may have changed it
     torch.backends.cudnn.benchmark = run.cudnn_benchmark
     torch.use_deterministic_algorithms(run.measure.deterministic)
     torch.autograd.set_detect_anomaly(run.measure.detect_anomaly)
@@ -34,6 +35,7 @@ def changed_settings(run: RunConfig, device_type: str) -> list[str]:
     tf32 = run.precision == "tf32"
     settings: list[tuple[str, Callable[[], object], object]] = [
         ("float32_matmul_precision", torch.get_float32_matmul_precision, "high" if tf32 else "highest"),
+        ("default type", torch.get_default_dtype, torch.float32),
         ("cudnn.allow_tf32", lambda: torch.backends.cudnn.allow_tf32, tf32),
         ("cudnn.benchmark", lambda: torch.backends.cudnn.benchmark, run.cudnn_benchmark),
         ("deterministic algorithms", torch.are_deterministic_algorithms_enabled, run.measure.deterministic),

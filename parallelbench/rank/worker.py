@@ -19,7 +19,15 @@ import msgspec
 import psutil
 
 from parallelbench.die_with_parent import die_with_parent
-from parallelbench.errors import ConfigError, EngineError, StorageError, ends_the_program, one_line, own_place
+from parallelbench.errors import (
+    LEFT_OUT,
+    ConfigError,
+    EngineError,
+    StorageError,
+    ends_the_program,
+    one_line,
+    own_place,
+)
 from parallelbench.frameworks import session_class
 from parallelbench.spec.identity import run_id
 from parallelbench.spec.plugin import require_sources
@@ -144,6 +152,8 @@ def classify(error: BaseException) -> tuple[str, str]:
         return "error", ends_the_program(error)
     if isinstance(error, ConfigError):
         return "error", text
+    if "find_unused_parameters" in text:  # DDP's advice, by an option that is none of the suite's
+        return "error", LEFT_OUT
     if any(sign in text.lower() for sign in _PEER_LOST):
         return "peer", f"lost another rank: {text}"
     if any(sign in text.lower() for sign in _PATIENCE_LOST):

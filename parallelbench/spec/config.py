@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from parallelbench.spec.metric import Metric
     from parallelbench.spec.model import Model
     from parallelbench.spec.replica import Replica
+    from parallelbench.spec.traits import Traits
     from parallelbench.world.world import World
 
 
@@ -174,6 +175,14 @@ class Strategy(Component, frozen=True, kw_only=True):
     def micro_batches_per_step(self, run: RunConfig) -> int:
         """Micro-batches that each data shard's batch is cut into."""
         return 1
+
+    def draws_alike(self, run: RunConfig) -> int:
+        """How many neighbouring ranks compute the same values, and so must draw the same random numbers (dropout)."""
+        return 1
+
+    def why_not_model(self, run: RunConfig, traits: Traits) -> str:
+        """Why it can't train a model that is so, and what to do about it; empty: it can."""
+        return ""
 
     def why_no_recomputation(self, run: RunConfig) -> str:
         """Why backward can't compute layers again (`activation_recomputation`), and what to choose; empty: it can."""

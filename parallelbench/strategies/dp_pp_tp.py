@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from parallelbench.spec.structure import Count  # noqa: TC001 - msgspec reads the annotations
-from parallelbench.strategies.parts.meshes import Mesh, check_tensor_plan
+from parallelbench.strategies.parts.meshes import Mesh, check_tensor_plan, why_half_planned
 from parallelbench.strategies.parts.pipeline_base import PipelineStrategy
+from parallelbench.strategies.parts.refusals import first_of
 
 if TYPE_CHECKING:
     from parallelbench.spec.config import RunConfig
+    from parallelbench.spec.traits import Traits
 
 
 class DpPpTp(PipelineStrategy, frozen=True, kw_only=True):
@@ -33,6 +35,14 @@ class DpPpTp(PipelineStrategy, frozen=True, kw_only=True):
     def mesh(self, run: RunConfig) -> Mesh:
         """Copies × stages × shards."""
         return Mesh(run.devices, {"stages": self.stages, "tensor": self.tensor})
+
+    def why_not_model(self, run: RunConfig, traits: Traits) -> str:
+        """Stages are cut by the model's plan besides."""
+        return first_of(super().why_not_model(run, traits), why_half_planned(run, traits))
+
+    def draws_alike(self, run: RunConfig) -> int:
+        """Those that share a stage's linear layers."""
+        return self.tensor
 
     def check(self, run: RunConfig, device_type: str) -> None:
         """Refuse sizes that don't divide the devices, stages that don't fit, and wrong numbers of micro-batches."""

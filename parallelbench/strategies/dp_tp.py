@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, ClassVar
 from parallelbench.spec.batch import Shard
 from parallelbench.spec.config import Strategy
 from parallelbench.spec.structure import Count  # noqa: TC001 - msgspec reads the annotations
-from parallelbench.strategies.parts.meshes import Mesh, check_tensor_plan, device_mesh
+from parallelbench.strategies.parts.meshes import Mesh, check_tensor_plan, device_mesh, why_half_planned
+from parallelbench.strategies.parts.refusals import (
+    first_of,
+    why_complex,
+    why_shared,
+    why_uncut,
+    why_untouched,
+)
 
 if TYPE_CHECKING:
     from torch import nn
@@ -15,6 +22,7 @@ if TYPE_CHECKING:
     from parallelbench.marks.traffic import Traffic
     from parallelbench.spec.config import RunConfig
     from parallelbench.spec.replica import Replica
+    from parallelbench.spec.traits import Traits
     from parallelbench.world.world import World
 
 
@@ -47,6 +55,20 @@ class DpTp(Strategy, frozen=True, kw_only=True):
         self._mesh(run).check(run, least_data=2)
         check_tensor_plan(run, shards=self.tensor, option=f"strategy.tensor={self.tensor}")
 
+    def why_not_model(self, run: RunConfig, traits: Traits) -> str:
+        """Layers are cut one by one, each parameter along its first dimension."""
+        return first_of(
+            why_untouched(traits),
+            why_uncut(traits),
+            why_complex(traits),
+            why_half_planned(run, traits),
+            why_shared(run, traits),
+        )
+
+    def draws_alike(self, run: RunConfig) -> int:
+        """Those that share a group's linear layers."""
+        return self.tensor
+
     def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Replica:
         """Shard the linear layers over the tensor dimension, then every layer over the data dimension."""
         from parallelbench.models.norms import synchronize_norms
@@ -72,7 +94,7 @@ class DpTp(Strategy, frozen=True, kw_only=True):
         def count_step(traffic: Traffic) -> None:
             exchanged.count(traffic, tensor.size())
             traffic.all_gather("parameter", padded.gathered_bytes(self.reshard_after_forward), shard.count)
-            traffic.reduce_scatter("gradient", padded.total_bytes, shard.count)
+            traffic.reduce_scatter("gradient", padded.gradient_bytes, shard.count)
 
         return TensorReplica(
             model,

@@ -7,6 +7,8 @@ Either way the arithmetic is that of one device, bit for bit; the speed-up is at
 
 from __future__ import annotations
 
+import operator
+from itertools import accumulate
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from msgspec import Meta
@@ -15,7 +17,7 @@ from parallelbench.errors import ConfigError
 from parallelbench.spec.batch import Shard
 from parallelbench.spec.config import Strategy
 from parallelbench.strategies.parts.partition import assign, check_split, size_bytes, values_between
-from parallelbench.strategies.parts.refusals import SCALES_ALONE, check_no_fp16
+from parallelbench.strategies.parts.refusals import SCALES_ALONE, check_no_fp16, first_of, why_shared, why_untouched
 
 if TYPE_CHECKING:
     import torch
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
     from parallelbench.spec.config import RunConfig
     from parallelbench.spec.replica import Replica
+    from parallelbench.spec.traits import Traits
     from parallelbench.world.world import World
 
 
@@ -52,6 +55,10 @@ class ModelParallel(Strategy, frozen=True, kw_only=True):
         if device_type == "cpu":
             check_no_fp16(run, f"on CPUs {SCALES_ALONE}")
 
+    def why_not_model(self, run: RunConfig, traits: Traits) -> str:
+        """Each part waits for the gradient of what it sent."""
+        return first_of(why_untouched(traits), why_shared(run, traits))
+
     def bubble(self, run: RunConfig) -> float:
         """(p−1)/p on p devices: one works while the others wait, as under GPipe with one micro-batch."""
         return 1 - 1 / run.devices
@@ -75,9 +82,13 @@ class ModelParallel(Strategy, frozen=True, kw_only=True):
 
 
 def crossing_bytes(model: nn.Sequential, layers: dict[str, int], run: RunConfig, world: World) -> int:
-    """Bytes that a step moves from device to device: at each cut the activation onwards, its gradient back."""
+    """Bytes that a step moves from device to device: at each cut the activation onwards, and its gradient back where
+    there is one.
+    """
     values, parts = values_between(model, run, world.device, run.global_batch_size), list(layers.values())
-    return 2 * sum(size_bytes(values[i]) for i in range(1, len(parts)) if parts[i] != parts[i - 1])
+    trained = list(accumulate((any(p.requires_grad for p in layer.parameters()) for layer in model), operator.or_))
+    cuts = [i for i in range(1, len(parts)) if parts[i] != parts[i - 1]]
+    return sum(size_bytes(values[i]) * (2 if trained[i - 1] else 1) for i in cuts)
 
 
 def spread(

@@ -9,13 +9,14 @@ from msgspec import Meta
 from parallelbench.errors import ConfigError
 from parallelbench.optimizers import Adagrad, Sgd
 from parallelbench.spec.config import Strategy
-from parallelbench.strategies.parts.refusals import check_no_fp16
+from parallelbench.strategies.parts.refusals import check_no_fp16, first_of, why_complex, why_untouched
 
 if TYPE_CHECKING:
     from torch import nn
 
     from parallelbench.spec.config import RunConfig
     from parallelbench.spec.replica import Replica
+    from parallelbench.spec.traits import Traits
     from parallelbench.world.world import World
 
 
@@ -105,6 +106,10 @@ class ParameterServer(Strategy, frozen=True, kw_only=True):
                 "model.norm=sync with strategy.mode=async is refused: workers would wait for each other in every "
                 "layer; choose model.norm=batch or model.norm=group"
             )
+
+    def why_not_model(self, run: RunConfig, traits: Traits) -> str:
+        """All parameters are one real vector."""
+        return first_of(why_untouched(traits), why_complex(traits))
 
     @property
     def _in_sync(self) -> str:

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, ClassVar
 from parallelbench.errors import ConfigError
 from parallelbench.optimizers import Lbfgs
 from parallelbench.strategies.parts.data_parallel_base import DataParallelStrategy
-from parallelbench.strategies.parts.refusals import check_two_devices
+from parallelbench.strategies.parts.refusals import check_two_devices, first_of, why_complex, why_untouched
 
 if TYPE_CHECKING:
     from torch import nn
 
     from parallelbench.spec.config import RunConfig
     from parallelbench.spec.replica import Replica
+    from parallelbench.spec.traits import Traits
     from parallelbench.world.world import World
 
 
@@ -41,6 +42,10 @@ class SandblasterLbfgs(DataParallelStrategy, frozen=True, kw_only=True):
                 f"strategy={self.name} with optimizer={run.optimizer.name} is refused: the strategy is an optimizer "
                 f"itself; choose optimizer=lbfgs and batch_size={batch_size}, the whole training set"
             )
+
+    def why_not_model(self, run: RunConfig, traits: Traits) -> str:
+        """All parameters are one real vector."""
+        return first_of(why_untouched(traits), why_complex(traits))
 
     def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Replica:
         """This rank's slice and shard."""

@@ -6,14 +6,15 @@ from typing import TYPE_CHECKING, ClassVar
 
 from parallelbench.spec.batch import Shard
 from parallelbench.spec.config import Strategy
-from parallelbench.strategies.parts.meshes import check_tensor_plan, device_mesh
-from parallelbench.strategies.parts.refusals import check_two_devices
+from parallelbench.strategies.parts.meshes import check_tensor_plan, device_mesh, why_half_planned
+from parallelbench.strategies.parts.refusals import check_two_devices, first_of, why_complex
 
 if TYPE_CHECKING:
     from torch import nn
 
     from parallelbench.spec.config import RunConfig
     from parallelbench.spec.replica import Replica
+    from parallelbench.spec.traits import Traits
     from parallelbench.world.world import World
 
 
@@ -41,6 +42,14 @@ class TensorParallel(Strategy, frozen=True, kw_only=True):
         """Refuse one device, models with nothing to shard, and sizes that the devices don't divide."""
         check_two_devices(run)
         check_tensor_plan(run, shards=run.devices, option=f"devices={run.devices}")
+
+    def draws_alike(self, run: RunConfig) -> int:
+        """All: they compute on the same values."""
+        return run.devices
+
+    def why_not_model(self, run: RunConfig, traits: Traits) -> str:
+        """Messages hold real numbers."""
+        return first_of(why_complex(traits), why_half_planned(run, traits))
 
     def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Replica:
         """Keep this rank's shards."""

@@ -57,7 +57,7 @@ def _sharded_optimizer(module: nn.Module, run: RunConfig, world: World) -> ZeroR
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
     return ZeroRedundancyOptimizer(
-        module.parameters(),
+        [parameter for parameter in module.parameters() if parameter.requires_grad],
         optimizer_class=lambda owned: run.optimizer.build(owned, run, world.device_type),  # type: ignore[arg-type]
         # One message per owner instead of one per tensor; but a bucket would make channels-last weights contiguous.
         parameters_as_bucket_view=not run.channels_last,

@@ -13,6 +13,8 @@ from torch.nn import functional as F
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from torch import nn
+
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -45,7 +47,7 @@ class Numerics:
         compiles_loss: bool = False,
     ) -> None:
         """`loss`: the mean over a batch, of logits and labels."""
-        self.dtype = torch.float64 if precision == "fp64" else torch.float32
+        self.dtype = dtype_of(precision)
         self._device_type, self._mean_loss, self._metric = device_type, loss, metric
         self._autocast = _AUTOCAST.get(precision)
         self._scaler = torch.amp.GradScaler(device_type) if precision == "fp16" else None
@@ -99,6 +101,35 @@ class Numerics:
         """Go on with that."""
         if self._scaler is not None:
             self._scaler.load_state_dict(state)
+
+
+def dtype_of(precision: str) -> torch.dtype:
+    """Of parameters and of the loss."""
+    return torch.float64 if precision == "fp64" else torch.float32
+
+
+def matching(held: torch.dtype, dtype: torch.dtype) -> torch.dtype:
+    """What a tensor of type `held` has in an arithmetic: whole numbers stay, complex ones are as wide as real ones."""
+    return dtype.to_complex() if held.is_complex else dtype if held.is_floating_point else held
+
+
+def in_arithmetic(module: nn.Module, dtype: torch.dtype, device: torch.device | str | None = None) -> nn.Module:
+    """Move a module, in place, to an arithmetic and to a device; `Module.to` would drop imaginary parts."""
+    held = (*module.parameters(), *module.buffers())
+    if device is None and all(each.dtype == matching(each.dtype, dtype) for each in held):
+        return module  # also one without values, which torch can't move
+    module._apply(lambda tensor: tensor.to(device, matching(tensor.dtype, dtype)))
+    return module
+
+
+def as_real(tensor: Tensor) -> Tensor:
+    """Real and imaginary parts as numbers beside each other; a real tensor as it is."""
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+
+
+def wide(tensor: Tensor) -> Tensor:
+    """In fp64, real and imaginary parts beside each other."""
+    return as_real(tensor.detach()).double()
 
 
 def set_precision(precision: str) -> None:
@@ -240,10 +271,11 @@ _WORDS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
 
 def checksum(tensors: Iterable[torch.Tensor]) -> int:
     """A number of 64 bits that depends on all bits of all values of torch's tensors, and on their places."""
-    total: torch.Tensor | int = 0
+    total = torch.tensor(0)
     with torch.no_grad():
         for tensor in filter(torch.numel, tensors):  # a rank may hold no row of a small parameter
-            flat = tensor.detach().contiguous().view(-1)
+            flat = as_real(tensor.detach()).contiguous().view(-1)
+            total = total.to(tensor.device)  # one process may drive several devices
             for piece in flat.view(getattr(torch, _WORDS[flat.element_size()])).split(_PIECE):
                 # Odd factors lose no bit; sums of integers wrap around, and don't depend on their order.
                 factors = torch.arange(1, 2 * len(piece), 2, device=piece.device)

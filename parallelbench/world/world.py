@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -95,8 +96,14 @@ class World:
         numbers = [group._get_sequence_number_for_group for group, (backend, _) in groups if backend == "gloo"]
         return lambda: sum(number() for number in numbers)
 
+    def draw_from(self, stream: str) -> None:
+        """Begin the stream of random numbers of this name; each of this rank's GPUs has one of its own."""
+        torch.manual_seed(_seed_of(stream))
+        for index, device in enumerate(self.devices if self.device_type == "cuda" else ()):
+            cuda.seed(_seed_of(f"{stream} {index}"), device)
+
     def random_state(self) -> list[torch.Tensor]:
-        """States of torch's generators: the suite's models draw nothing while they train, a user's may (dropout)."""
+        """States of torch's generators: the suite's models draw nothing while they train, one's own may (dropout)."""
         devices = self.devices if self.device_type == "cuda" else ()
         return [torch.get_rng_state(), *(cuda.rng_state(device) for device in devices)]
 
@@ -172,3 +179,7 @@ def _devices(device_type: str, local_rank: int, *, per_process: int) -> tuple[to
     if device_type == "cpu":
         return (torch.device("cpu"),)
     return tuple(torch.device("cuda", local_rank * per_process + i) for i in range(per_process))
+
+
+def _seed_of(stream: str) -> int:
+    return int.from_bytes(hashlib.sha256(stream.encode()).digest()[:8], "big") >> 1

@@ -258,6 +258,7 @@ class NotFiniteError(Exception):
         (RuntimeError("Broken pipe"), "peer", "lost another rank"),
         (RuntimeError("[gloo/tcp/unbound_buffer.cc:78] Timed out waiting 5000ms for recv"), "waited", "another rank"),
         (RuntimeError("wait timeout after 5000ms, keys: /default_pg/0//cpu//0/1"), "waited", "collective_timeout_s"),
+        (RuntimeError("passing the keyword argument `find_unused_parameters=True` to"), "error", "or choose strategy="),
         (KeyError("x"), "error", "KeyError: 'x'"),
     ],
 )

@@ -208,6 +208,74 @@ def test_a_run_that_is_asked_to_stop_goes_on_later(
     assert run["resumed_elsewhere"] is None
 
 
+DROPS = '''
+"""A model that drops half of what it sees, and notes which half."""
+import os
+
+from parallelbench.spec.model import Model
+
+
+class Drops(Model, frozen=True, kw_only=True):
+    notes: str
+
+    layer_names = property(lambda self: ("drop", "out"))
+
+    def build(self, *, in_channels, image_size, num_classes):
+        import torch
+        from torch import nn
+
+        from parallelbench.models.modules import Dense, sequence
+
+        class Drop(nn.Module):
+            notes = self.notes
+
+            def forward(self, x):
+                y = nn.functional.dropout(torch.ones_like(x[0]), 0.5, self.training)
+                if self.training:
+                    with open(f"{self.notes}/rank{os.environ.get('RANK')}.txt", "a") as file:
+                        print((y > 0).int().flatten().tolist(), file=file)
+                return x * y
+
+        return sequence(self.layer_names, [Drop(), Dense(in_channels * image_size**2, num_classes, relu=False)])
+'''
+
+
+@fault(
+    "lifecycle",
+    "A run whose model draws random numbers is stopped",
+    injection="a model of one's own with dropout under ddp is asked to stop, and submitted again",
+    outcome="each rank goes on with its own random numbers, and no two ranks drop alike; losses are bitwise those of "
+    "an undisturbed run",
+)
+def test_ranks_drop_values_of_their_own_and_go_on_with_the_numbers_that_were_saved(tmp_path: Path) -> None:
+    (tmp_path / "conf" / "model").mkdir(parents=True)
+    (tmp_path / "conf" / "model" / "drops.yaml").write_text("_target_: dropping.Drops\nname: drops\nnotes: unset\n")
+    (tmp_path / "dropping").mkdir()
+    (tmp_path / "dropping" / "__init__.py").write_text(DROPS)
+    own = ("run", "--conf", str(tmp_path / "conf"), "--plugin", str(tmp_path / "dropping"), *DDP[1:], "model=drops")
+    own = tuple(word for word in own if not word.startswith("model.hidden") and word != "model=mlp")
+
+    def noted(name: str) -> tuple[str, ...]:
+        (tmp_path / name).mkdir(exist_ok=True)
+        return (*own, f"model.notes={tmp_path / name}")
+
+    whole, parts = noted("whole"), noted("parts")
+    finished(*whole, results=tmp_path / "undisturbed")
+    stopped(*parts, results=tmp_path / "results", after=3)
+    finished(*parts, results=tmp_path / "results")
+    both = [rows(the_run(tmp_path / name)) for name in ("undisturbed", "results")]
+    losses = [[(row["train_loss"], row["test_loss"]) for row in content["epochs"]] for content in both]
+    assert losses[0] == losses[1]
+    (run,) = both[1]["run"]
+    assert run["resumed_after"] is not None
+    assert (run["outcome"], run["parity_passed"], run["rounding"]) == ("ok", True, None)
+    assert run["warnings"].count("draws random numbers in training; parity compared it in evaluation mode") == 1
+    masks = [(tmp_path / "whole" / f"rank{rank}.txt").read_text().splitlines() for rank in range(2)]
+    steps = 2 * len(losses[0])
+    trained = [each[-steps:] for each in masks]
+    assert len(set(trained[0]) | set(trained[1])) == 2 * steps, "each rank and step has a mask of its own"
+
+
 def test_a_run_that_resumes_in_another_environment_is_not_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

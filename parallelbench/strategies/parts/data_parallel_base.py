@@ -17,7 +17,15 @@ from parallelbench.errors import ConfigError
 from parallelbench.spec.batch import Shard
 from parallelbench.spec.config import StateShards, Strategy
 from parallelbench.spec.structure import Count  # noqa: TC001 - msgspec reads the annotations
-from parallelbench.strategies.parts.refusals import check_no_fp16, check_two_devices
+from parallelbench.strategies.parts.refusals import (
+    check_no_fp16,
+    check_two_devices,
+    first_of,
+    why_complex,
+    why_shared,
+    why_uncut,
+    why_untouched,
+)
 
 if TYPE_CHECKING:
     from torch import nn
@@ -25,6 +33,7 @@ if TYPE_CHECKING:
 
     from parallelbench.spec.config import RunConfig
     from parallelbench.spec.replica import Replica
+    from parallelbench.spec.traits import Traits
     from parallelbench.strategies.parts.replicas import ModuleReplica
     from parallelbench.world.world import World
 
@@ -77,6 +86,10 @@ class DdpStrategy(DataParallelStrategy, frozen=True, kw_only=True):
     def state_shards(self, run: RunConfig) -> StateShards:
         """A copy of everything."""
         return StateShards.even(1)
+
+    def why_not_model(self, run: RunConfig, traits: Traits) -> str:
+        """DDP waits for each gradient."""
+        return first_of(why_untouched(traits), why_complex(traits))
 
     def in_ddp(
         self, model: nn.Sequential, run: RunConfig, world: World, *, static_graph: bool = False
@@ -181,6 +194,10 @@ class ShardedStrategy(DataParallelStrategy, frozen=True, kw_only=True):
                 "precision=bf16, or strategy.gather=stored"
             )
         check_no_fp16(run, "a rank would check only its own shard of the gradients for infinities")
+
+    def why_not_model(self, run: RunConfig, traits: Traits) -> str:
+        """Layers are cut one by one, each parameter along its first dimension."""
+        return first_of(why_untouched(traits), why_uncut(traits), why_complex(traits), why_shared(run, traits))
 
     def state_shards(self, run: RunConfig) -> StateShards:
         """A shard of everything, but whole gradients while micro-batches add up; a layer's gathered parameters come

@@ -73,8 +73,9 @@ def new_replica(wrapped: DistributedDataParallel, run: RunConfig, world: World, 
         if groups is not None:
             stacked.register_post_accumulate_grad_hook(groups.begin)
         setattr(experts, name, stacked)
-    own_bytes = sum(size_bytes(local(each)) for each in module.parameters() if isinstance(each, DTensor))
-    copied_bytes = sum(size_bytes(each) for each in module.parameters() if not isinstance(each, DTensor))
+    trained = [each for each in module.parameters() if each.requires_grad]
+    own_bytes = sum(size_bytes(local(each)) for each in trained if isinstance(each, DTensor))
+    copied_bytes = sum(size_bytes(each) for each in trained if not isinstance(each, DTensor))
 
     def count_step(traffic: Traffic) -> None:
         traffic.all_reduce("gradient", copied_bytes, world.size)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from parallelbench.errors import LEFT_OUT, ConfigError
+
 
 class FlatParameters:
     """One vector of a module's trainable parameters, which become views of it.
@@ -27,7 +29,8 @@ class FlatParameters:
     def gather_gradient(self) -> None:
         """Copy the parameters' gradients into `gradient`."""
         gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
-        assert len(gradients) == len(self._gradients), "every parameter takes part in every step"
+        if len(gradients) < len(self._gradients):
+            raise ConfigError(LEFT_OUT)
         torch._foreach_copy_(self._gradients, gradients)
 
     def named_views(self, vector: Tensor, module: nn.Module) -> dict[str, Tensor]:

@@ -64,8 +64,8 @@ def shard_layers(
 
     def count_step(traffic: Traffic) -> None:
         traffic.all_gather("parameter", micro_batches * gathered_bytes, shards)
-        traffic.reduce_scatter("gradient", padded.total_bytes, shards)
-        traffic.all_reduce("gradient", padded.total_bytes / shards, copies)
+        traffic.reduce_scatter("gradient", padded.gradient_bytes, shards)
+        traffic.all_reduce("gradient", padded.gradient_bytes / shards, copies)
 
     return (kind or ShardedReplica)(
         model,
@@ -102,19 +102,26 @@ def shard_one_by_one(
     policy = MixedPrecisionPolicy()
     if gather == "bf16":
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    shards, layer_bytes = mesh.size(mesh.ndim - 1), 0
+    shards, once_bytes, again_bytes, gradient_bytes, trained = mesh.size(mesh.ndim - 1), 0, 0, 0, False
     for name, layer in model.named_children():
         to_device(layer, contiguous, device)
         if first is not None:
             first(name, layer)
-        parameters = [local(parameter) for parameter in layer.parameters()]
-        if parameters and name not in tied:
-            layer_bytes += sum(_padded_bytes(values, shards) for values in parameters)
+        padded = [
+            (_padded_bytes(local(parameter), shards), parameter.requires_grad) for parameter in layer.parameters()
+        ]
+        trained = trained or any(trains for _, trains in padded)
+        if padded and name not in tied:
+            layer_bytes = sum(size for size, _ in padded)
+            once_bytes += layer_bytes
+            again_bytes += layer_bytes if trained else 0  # no gradient passes a layer that only frozen ones precede
+            gradient_bytes += sum(size for size, trains in padded if trains)
             fully_shard(layer, mesh=mesh, reshard_after_forward=reshard_after_forward, mp_policy=policy)
     left = nn.ModuleDict({name: layer for name, layer in model.named_children() if name in tied})
     tied_bytes = sum(_padded_bytes(local(parameter), shards) for parameter in left.parameters())
+    gradient_bytes += sum(_padded_bytes(local(each), shards) for each in left.parameters() if each.requires_grad)
     fully_shard(model, mesh=mesh, reshard_after_forward=False, mp_policy=policy if tied else MixedPrecisionPolicy())
-    return PaddedBytes(layer_bytes, tied_bytes)
+    return PaddedBytes(once_bytes, again_bytes, tied_bytes, gradient_bytes)
 
 
 class PaddedBytes(NamedTuple):
@@ -122,23 +129,22 @@ class PaddedBytes(NamedTuple):
 
     layer_bytes: int
     """Of layers that are gathered one by one."""
+    backward_bytes: int
+    """Of those among them that have a backward pass."""
     tied_bytes: int
     """Of those that share parameters with each other: gathered once for the whole model, whatever the option says."""
-
-    @property
-    def total_bytes(self) -> int:
-        """Of the whole model."""
-        return self.layer_bytes + self.tied_bytes
+    gradient_bytes: int
+    """Of all parameters that are trained."""
 
     def gathered_bytes(self, reshard_after_forward: bool) -> int:
         """What a step gathers, in the parameters' own dtype."""
-        return self.layer_bytes * (2 if reshard_after_forward else 1) + self.tied_bytes
+        return self.layer_bytes + (self.backward_bytes if reshard_after_forward else 0) + self.tied_bytes
 
 
 def _padded_bytes(values: Tensor, shards: int) -> int:
     """Bytes of all shards of a tensor together."""
     rows = values.shape[0]
-    return size_bytes(values) // rows * ceil(rows / shards) * shards
+    return size_bytes(values) // max(1, rows) * ceil(rows / shards) * shards
 
 
 def _replicated_over(parameter: Tensor) -> DeviceMesh | None:

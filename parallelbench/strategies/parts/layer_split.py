@@ -6,8 +6,9 @@ next, its gradient comes back the same way. A rank may own several segments (fc1
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import accumulate, groupby
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from parallelbench.spec.config import RunConfig
     from parallelbench.world.world import World
 
-_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.complex128, torch.complex64)
 _HEADER_LENGTH = 8
 
 
@@ -86,6 +87,12 @@ class LayerSplitReplica(LayersReplica):
         """Keep this rank's layers; `layers` names the rank of each, in order."""
         self._numerics = numerics_of(run, "cpu")
         self._segments = segments_of(layers)
+        trains = {
+            name: any(each.requires_grad for each in layer.parameters()) for name, layer in model.named_children()
+        }
+        trained = [any(trains[name] for name in segment.names) for segment in self._segments]
+        self._gets_gradient = list(accumulate(trained, operator.or_))
+        """Of each segment, whether it or one before it has parameters that need a gradient."""
         first, last = self._segments[0].owner, self._segments[-1].owner
         shard = Shard(images=first == world.rank, labels=last == world.rank)
         super().__init__(model, layers, data_shard=shard, rank=world.rank, run=run)
@@ -118,7 +125,8 @@ class LayerSplitReplica(LayersReplica):
                 result = sums(output, logits, batch.labels)
             values.append((segment, value, output))
         for segment, value, output in reversed(values):
-            self._backward(segment, value, output)
+            if self._gets_gradient[segment.index]:
+                self._backward(segment, value, output)
         return result
 
     def _run(self, segment: Segment, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -129,7 +137,7 @@ class LayerSplitReplica(LayersReplica):
         else:
             before = self._segments[segment.index - 1]
             value = self._channel.receive(before.owner, segment=before.index, batch_size=batch.size)
-            value.requires_grad_(torch.is_grad_enabled())
+            value.requires_grad_(self._gets_gradient[before.index] and torch.is_grad_enabled())
         output = self._compute(segment, value)
         if segment is not self._segments[-1]:
             self._channel.send(output.detach(), self._segments[segment.index + 1].owner, segment=segment.index)
@@ -161,7 +169,7 @@ class LayerSplitReplica(LayersReplica):
             gradient = torch.empty_like(output, memory_format=torch.contiguous_format)
             dist.recv(gradient, after.owner)
             self._differentiate(output, gradient)
-        if segment.index > 0:
+        if value.requires_grad:
             assert value.grad is not None
             dist.send(value.grad.contiguous(), self._segments[segment.index - 1].owner)
             self.traffic.send("activation", value.grad.numel() * value.grad.element_size())

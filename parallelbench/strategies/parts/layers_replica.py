@@ -10,6 +10,7 @@ from torch import nn
 
 from parallelbench.strategies.parts.base_replica import BaseReplica
 from parallelbench.strategies.parts.state import kept_by, whole
+from parallelbench.world.numerics import dtype_of, matching
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -34,13 +35,13 @@ class LayersReplica(BaseReplica):
     ) -> None:
         super().__init__(data_shard, run)
         self._compiles_update = run.compiles_step
-        dtype = torch.float64 if run.precision == "fp64" else torch.float32
+        dtype = dtype_of(run.precision)
         self._owners, self._rank = owners, rank
         self._layers = nn.ModuleDict({name: layer for name, layer in model.named_children() if owners[name] == rank})
         self._parameter_names = [name for name, _ in model.named_parameters()]
+        self._trainable_names = [name for name, each in model.named_parameters() if each.requires_grad]
         self._template = {
-            name: tensor.to("meta", dtype if tensor.is_floating_point() else None)
-            for name, tensor in model.state_dict().items()
+            name: tensor.to("meta", matching(tensor.dtype, dtype)) for name, tensor in model.state_dict().items()
         }
         """Parameters and buffers of the whole model: meta tensors."""
 
@@ -71,7 +72,7 @@ class LayersReplica(BaseReplica):
     def full_gradients(self) -> dict[str, Tensor]:
         """As the last step left them, before it clipped them."""
         gradients = {name: p.grad for name, p in self._layers.named_parameters() if p.grad is not None}
-        return self._gather(self._unclipped(gradients), self._parameter_names)
+        return self._gather(self._unclipped(gradients), self._trainable_names)
 
     def full_optimizer_state(self, key: str) -> dict[str, Tensor] | None:
         """Likewise."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from parallelbench.errors import ConfigError
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from parallelbench.spec.config import RunConfig
     from parallelbench.spec.model import Split
+    from parallelbench.spec.traits import Traits
     from parallelbench.world.world import World
 
 
@@ -99,6 +101,19 @@ def divides_sequence(run: RunConfig) -> bool:
 def plan_of(run: RunConfig) -> dict[str, Split]:
     """All that a run's tensor ranks cut."""
     return run.model.tensor_plan() | (run.model.vocabulary_plan() if divides_vocabulary(run) else {})
+
+
+def why_half_planned(run: RunConfig, traits: Traits) -> str:
+    """Why a strategy that cuts the layers of a plan can't; empty: it can."""
+    for names in traits.shared:
+        modules = [name.rpartition(".")[0] for name in names]
+        cut = [any(fnmatchcase(module, path) for path in plan_of(run)) for module in modules]
+        if any(cut) and not all(cut):
+            return (
+                f"{' and '.join(modules)} share a parameter, and the model's `tensor_plan` cuts only some of them: cut "
+                "all of them or none, or choose strategy=ddp"
+            )
+    return ""
 
 
 def _check_vocabulary(run: RunConfig, *, shards: int) -> None:

@@ -62,8 +62,18 @@ def check_tied(run: RunConfig, layers: Mapping[str, int] | None, *, part: str) -
     if tied and (layers is None or len({layers[name] for name in tied}) > 1):
         raise ConfigError(
             f"strategy={run.strategy.name} puts {' and '.join(tied)} of model={run.model.name} on one {part} each, but "
-            "they share their weights, so their gradients would have to be summed: choose model.tied=false"
+            f"they share their weights, so their gradients would have to be summed: {_instead_of_tied(run, part)}"
         )
+
+
+def _instead_of_tied(run: RunConfig, part: str) -> str:
+    """What to choose: a model of one's own need not have the option."""
+    if "tied" in run.model.__struct_fields__:
+        return "choose model.tied=false"
+    return (
+        f"put them on one {part} by strategy.{'stage' if part == 'stage' else 'device'}_map, give each layer weights "
+        "of its own, or choose strategy=ddp"
+    )
 
 
 def assign(
@@ -82,12 +92,13 @@ def layer_costs(model: nn.Sequential, run: RunConfig) -> list[float]:
     from torch.utils.flop_counter import FlopCounterMode
 
     from parallelbench.models.inputs import blank
+    from parallelbench.world.numerics import in_arithmetic
 
-    value = blank(run.data, 1, device="meta")
+    value = blank(run.data, 1, dtype=torch.float32, device="meta")
     costs = []
     for layer in model:
         with torch.no_grad(), FlopCounterMode(display=False) as counter:
-            value = deepcopy(layer).to("meta").float().eval()(value)
+            value = in_arithmetic(deepcopy(layer), torch.float32, "meta").eval()(value)
         parameters = sum(parameter.numel() for parameter in layer.parameters())
         costs.append(counter.get_total_flops() + 1e-6 * parameters)
     return costs
@@ -128,28 +139,36 @@ def values_between(model: nn.Sequential, run: RunConfig, device: torch.device, b
     from parallelbench.models.inputs import blank
     from parallelbench.world.numerics import Numerics
 
-    numerics = Numerics(run.precision, device.type)
+    numerics, modes = Numerics(run.precision, device.type), [(each, each.training) for each in model.modules()]
+    for module, _ in modes:
+        module.training = False  # a layer may decide by what it draws, which has no value here
     with FakeTensorMode(allow_non_fake_inputs=True), torch.enable_grad(), numerics.autocast():
         value = blank(run.data, batch_size, dtype=numerics.dtype, device=device)
         values = [value]
         for layer in model:
             value = functional_call(layer, _empty_state(layer, numerics.dtype, device), (value,))
             values.append(value)
+    for module, training in modes:
+        module.training = training
     return [torch.empty(value.shape, dtype=value.dtype, device="meta") for value in values]
 
 
 def _empty_state(layer: nn.Module, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
     import torch
 
-    trained = dict(layer.named_parameters())
+    from parallelbench.world.numerics import matching
+
     return {
         name: torch.empty(
             tensor.shape,
-            dtype=dtype if tensor.is_floating_point() else tensor.dtype,
+            dtype=matching(tensor.dtype, dtype),
             device=device,
-            requires_grad=name in trained,
+            requires_grad=tensor.requires_grad,
         )
-        for name, tensor in layer.state_dict().items()
+        for name, tensor in (
+            *layer.named_parameters(remove_duplicate=False),
+            *layer.named_buffers(remove_duplicate=False),
+        )
     }
 
 

@@ -13,12 +13,14 @@ from parallelbench.spec.structure import Count  # noqa: TC001 - msgspec reads th
 from parallelbench.strategies.parts.meshes import position_in
 from parallelbench.strategies.parts.partition import assign
 from parallelbench.strategies.parts.pipeline_schedules import Pipeline, Schedule, StageMap
+from parallelbench.strategies.parts.refusals import first_of, why_complex, why_shared, why_untouched
 
 if TYPE_CHECKING:
     from torch import nn
 
     from parallelbench.spec.config import RunConfig
     from parallelbench.spec.replica import Replica
+    from parallelbench.spec.traits import Traits
     from parallelbench.strategies.parts.meshes import Mesh
     from parallelbench.world.world import World
 
@@ -49,6 +51,10 @@ class PipelineStrategy(Strategy, frozen=True, kw_only=True):
     def check(self, run: RunConfig, device_type: str) -> None:
         """Refuse stages that don't fit, and numbers of micro-batches that the schedule can't take."""
         self.pipeline(run).check(run, self.stage_map, batch_size=run.global_batch_size // self.mesh(run).data)
+
+    def why_not_model(self, run: RunConfig, traits: Traits) -> str:
+        """Each stage waits for the gradient of what it sent."""
+        return first_of(why_untouched(traits), why_complex(traits), why_shared(run, traits))
 
     def micro_batches_per_step(self, run: RunConfig) -> int:
         """As the option says."""

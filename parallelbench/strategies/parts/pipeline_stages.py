@@ -24,7 +24,7 @@ from parallelbench.strategies.parts.divided_vocabulary import divided_loss
 from parallelbench.strategies.parts.layers_replica import LayersReplica
 from parallelbench.strategies.parts.meshes import plan_of
 from parallelbench.strategies.parts.partition import example_of, piece_sizes, size_bytes, values_between
-from parallelbench.strategies.parts.replicas import share, to_device
+from parallelbench.strategies.parts.replicas import gradient_bytes, share, to_device
 from parallelbench.strategies.parts.sequence_parts import norm_gradients, parts_between
 from parallelbench.strategies.parts.state import local
 from parallelbench.strategies.parts.tensor_shards import (
@@ -71,8 +71,10 @@ class Stage(nn.Module):
         if x.requires_grad:
             x.register_hook(torch.Tensor.contiguous)
         with self._numerics.autocast():
-            y: Tensor = self.body(x)
-        return y.contiguous()
+            y: Tensor = self.body(x).contiguous()
+        if torch.is_grad_enabled() and not y.requires_grad:
+            y.requires_grad_()  # of frozen layers: schedules send its gradient back all the same
+        return y
 
 
 class PipelineReplica(LayersReplica):
@@ -145,7 +147,7 @@ class PipelineReplica(LayersReplica):
             to_device(self._layers, run, device)
         else:
             place_shards(self._layers, run, device, position.tensor)
-        self._gradient_bytes = sum(size_bytes(local(parameter)) for parameter in self._layers.parameters())
+        self._gradient_bytes = gradient_bytes(self._layers)
 
     def _new_schedule(self) -> Any:
         self._torch_stages = stages = [
@@ -238,6 +240,8 @@ class PipelineReplica(LayersReplica):
     def _average(self) -> None:
         """Average the gradients over the copies of these stages, in one message."""
         grads = [local(p.grad) for p in self._layers.parameters() if p.grad is not None]
+        if not grads:
+            return  # these stages are frozen, on each of the copies
         flat = _flatten_dense_tensors(grads).div_(self._position.copies)
         dist.all_reduce(flat, group=self._position.data)
         for grad, mean in zip(grads, _unflatten_dense_tensors(flat, grads), strict=True):

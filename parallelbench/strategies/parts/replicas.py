@@ -13,8 +13,8 @@ from parallelbench.marks.spans import Spanned
 from parallelbench.models.norms import count_compiled_norms
 from parallelbench.strategies.parts.base_replica import BaseReplica, numerics_of
 from parallelbench.strategies.parts.hooked_ddp import HookedDdp
-from parallelbench.strategies.parts.state import kept_by
-from parallelbench.world.numerics import Numerics, Sums
+from parallelbench.strategies.parts.state import kept_by, local
+from parallelbench.world.numerics import Sums, dtype_of, in_arithmetic
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -190,7 +190,7 @@ class ModuleReplica(BaseReplica):
 
 def to_device(module: nn.Module, run: RunConfig, device: torch.device) -> nn.Module:
     """Move a module to a device, in the run's dtype and memory format."""
-    module = module.to(device=device, dtype=Numerics(run.precision, device.type).dtype)
+    module = in_arithmetic(module, dtype_of(run.precision), device)
     return module.to(memory_format=torch.channels_last) if run.channels_last else module
 
 
@@ -212,5 +212,5 @@ def share(tensors: Iterable[Tensor], group: dist.ProcessGroup | None = None) -> 
 
 
 def gradient_bytes(module: nn.Module) -> int:
-    """Bytes of the gradients of all trainable parameters."""
-    return sum(p.numel() * p.element_size() for p in module.parameters() if p.requires_grad)
+    """Bytes of the gradients of all trainable parameters, or of this rank's shards of them."""
+    return sum(local(p).numel() * p.element_size() for p in module.parameters() if p.requires_grad)

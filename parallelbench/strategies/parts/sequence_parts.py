@@ -86,13 +86,15 @@ class NormGradients:
     def __init__(self, module: nn.Module, run: RunConfig, mesh: DeviceMesh) -> None:
         norms = set(matching(module, run.model.sequence_norms))
         named = module.named_parameters()
-        self._parameters = [each for name, each in named if name.rpartition(".")[0] in norms]
+        self._parameters = [each for name, each in named if name.rpartition(".")[0] in norms and each.requires_grad]
         self._mesh = mesh
 
     @torch.no_grad()
     def sum_over_ranks(self) -> None:
         """Add them up, in one message."""
         gradients = [local(each.grad) for each in self._parameters if each.grad is not None]
+        if not gradients:
+            return
         flat = _flatten_dense_tensors(gradients)
         dist.all_reduce(flat, group=self._mesh.get_group())
         for gradient, total in zip(gradients, _unflatten_dense_tensors(flat, gradients), strict=True):

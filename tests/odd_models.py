@@ -1,0 +1,121 @@
+"""Small models of one's own, each with something that plain ones lack."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from parallelbench.models.modules import Dense, sequence
+from parallelbench.spec.model import Model, Split
+
+Oddity = Literal[
+    "dropout",
+    "stochastic_depth",
+    "draws_always",
+    "float64_buffer",
+    "float64_model",
+    "default_dtype",
+    "batch_norm",
+    "frozen_first",
+    "frozen_middle",
+    "unused",
+    "scalar",
+    "empty",
+    "counter",
+    "complex_buffer",
+    "complex_parameter",
+    "tied",
+    "tied_and_said",
+    "tuple_in_training",
+]
+WIDTH = 16
+
+
+class Odd(Model, frozen=True, kw_only=True):
+    """Four layers, the third of which is odd; the first two are a pair that can be sharded."""
+
+    oddity: Oddity
+
+    @property
+    def layer_names(self) -> tuple[str, ...]:
+        return ("inputs", "hidden", "odd", "out")
+
+    @property
+    def tied_layers(self) -> tuple[str, ...]:
+        return ("hidden", "odd") if self.oddity == "tied_and_said" else ()
+
+    def tensor_plan(self) -> dict[str, Split]:
+        return {"inputs.linear": "column", "hidden.linear": "row"}
+
+    @property
+    def tensor_units(self) -> int:
+        return WIDTH
+
+    def build(self, *, in_channels: int, image_size: int, num_classes: int) -> nn.Sequential:
+        if self.oddity == "default_dtype":
+            torch.set_default_dtype(torch.float64)
+        inputs = Dense(in_channels * image_size**2, WIDTH, relu=True)
+        hidden, out = Dense(WIDTH, WIDTH, relu=True), Dense(WIDTH, num_classes, relu=False)
+        middle: nn.Module = OddLayer(self.oddity)
+        if self.oddity == "batch_norm":
+            middle = nn.BatchNorm1d(WIDTH)
+        if self.oddity in ("tied", "tied_and_said"):
+            middle = Dense(WIDTH, WIDTH, relu=True)
+            middle.linear.weight = hidden.linear.weight
+        if self.oddity == "frozen_first":
+            inputs.requires_grad_(False)
+            hidden.requires_grad_(False)
+        model = sequence(self.layer_names, [inputs, hidden, middle, out])
+        return model.double() if self.oddity == "float64_model" else model
+
+
+class OddLayer(nn.Module):
+    """(batch, width) → the same."""
+
+    buffer: Tensor
+
+    def __init__(self, oddity: Oddity) -> None:
+        super().__init__()
+        self.oddity = oddity
+        self.linear = nn.Linear(WIDTH, WIDTH)
+        if oddity == "float64_buffer":
+            self.register_buffer("buffer", torch.linspace(0.1, 1.0, WIDTH, dtype=torch.float64) / 3)
+        if oddity == "counter":
+            self.register_buffer("buffer", torch.zeros((), dtype=torch.int64))
+        if oddity == "complex_buffer":
+            self.register_buffer("buffer", torch.polar(torch.ones(WIDTH // 2), torch.linspace(0.1, 1.0, WIDTH // 2)))
+        if oddity == "complex_parameter":
+            self.more = nn.Parameter(torch.polar(torch.ones(WIDTH // 2), torch.linspace(0.1, 1.0, WIDTH // 2)))
+        if oddity == "unused":
+            self.more = nn.Parameter(torch.ones(3, 3))
+        if oddity == "scalar":
+            self.more = nn.Parameter(torch.tensor(1.5))
+        if oddity == "empty":
+            self.more = nn.Parameter(torch.ones(0, 3))
+        if oddity == "frozen_middle":
+            self.linear.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        """Linear, and what is odd."""
+        y: Tensor = self.linear(x).relu()
+        if self.oddity == "dropout":
+            return nn.functional.dropout(y, 0.5, self.training)
+        if self.oddity == "draws_always":
+            return y + 0.1 * torch.randn_like(y)
+        if self.oddity == "stochastic_depth":
+            return x if self.training and torch.rand(()) < 0.5 else x + y
+        if self.oddity == "counter":
+            self.buffer += self.training
+        if self.oddity == "float64_buffer":
+            return y * self.buffer.to(y.dtype)
+        if self.oddity in ("complex_buffer", "complex_parameter"):
+            turned = torch.view_as_complex(y.view(-1, WIDTH // 2, 2))
+            turned = turned * (self.buffer if self.oddity == "complex_buffer" else self.more)
+            return torch.view_as_real(turned).flatten(1)
+        if self.oddity == "scalar":
+            return y * self.more
+        if self.oddity == "empty":
+            return y + self.more.sum()
+        return (y, x) if self.oddity == "tuple_in_training" and self.training else y

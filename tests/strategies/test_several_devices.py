@@ -1,0 +1,128 @@
+"""One process that drives several GPUs: what is on which device, on CUDA tensors without values.
+
+torch has no backward pass for these without a GPU, so gradients are put where backward would leave them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import msgspec
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from launch.sweep import one_run
+from parallelbench.rank.initial import Initial
+from parallelbench.rank.session import build_model
+from parallelbench.rank.settled import Settled
+from parallelbench.spec.batch import Batch
+from parallelbench.spec.check import check_run
+from parallelbench.spec.config import RunConfig
+from parallelbench.strategies.model_parallel import ModelParallel
+from parallelbench.strategies.parts.partition import assign
+from parallelbench.strategies.parts.replicas import ModuleReplica
+from parallelbench.world.world import World
+
+GPUS = 2
+
+
+class AnyNumber(TorchDispatchMode):
+    """The host reads 1 wherever it asks a tensor for a number: there are no values."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func._schema.name == "aten::_local_scalar_dense":
+            return 1.0 if args[0].is_floating_point() else 1
+        return True if func._schema.name == "aten::equal" else func(*args, **(kwargs or {}))
+
+
+def moved(module: nn.Module, function: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+    """In place of `Module._apply`, which wants to swap the memory of parameters that have none."""
+    for child in module.children():
+        moved(child, function)
+    for name, parameter in module.named_parameters(recurse=False):
+        module.register_parameter(name, nn.Parameter(function(parameter.detach()), parameter.requires_grad))
+    for name, buffer in module.named_buffers(recurse=False):
+        setattr(module, name, function(buffer))
+    return module
+
+
+@contextmanager
+def without_values() -> Iterator[None]:
+    with (
+        mock.patch.object(nn.Module, "_apply", moved),
+        FakeTensorMode(allow_non_fake_inputs=True),
+        AnyNumber(),
+    ):
+        yield
+
+
+def on_gpus(*overrides: str) -> RunConfig:
+    chosen = ["strategy=model_parallel", f"devices={GPUS}", "batch_size=8", "data=synthetic", "data.channels=1"]
+    run = one_run([*chosen, "optimizer.implementation=foreach", *overrides]).run
+    check_run(run, "cuda")
+    assert run.strategy.processes(run, "cuda") == 1
+    assert isinstance(run.strategy, ModelParallel)
+    layers = assign(build_model(run), run, run.strategy.device_map)  # counted on tensors of their own kind
+    return msgspec.structs.replace(run, strategy=msgspec.structs.replace(run.strategy, device_map=layers))
+
+
+def batch_of(run: RunConfig) -> Batch:
+    samples = torch.zeros(run.global_batch_size, *run.data.shape, device="cuda:0")
+    return Batch(samples, torch.zeros(len(samples), dtype=torch.int64, device="cuda:0"), len(samples))
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["model=mlp", "strategy=model_parallel_tutorial"],
+        ["model=resnet_tiny", "data.image_size=32", "model.norm=batch"],
+        ["model=vit_tiny", "data.image_size=32", "precision=bf16", "clip_norm=1.0"],
+        ["model=cnn_small", "data.image_size=28", "clip_norm=1.0"],
+    ],
+    ids=["mlp", "resnet", "vit", "cnn"],
+)
+def test_nothing_adds_numbers_of_two_devices(overrides: list[str], optimizer: str) -> None:
+    run = on_gpus(*overrides, f"optimizer={optimizer}")
+    model = build_model(run)
+    with without_values():
+        train(model, run)
+
+
+def train(model: nn.Sequential, run: RunConfig) -> None:
+    """Two steps, an evaluation, and every check and record of them that walks over parameters."""
+    devices = tuple(torch.device("cuda", index) for index in range(GPUS))
+    world = World(device_type="cuda", devices=devices)
+    initial = Initial(model, run, world)
+    replica = run.strategy.prepare(model, run, world)
+    assert isinstance(replica, ModuleReplica)
+    module, _ = replica.trained()
+    assert {parameter.device for parameter in module.parameters()} == set(devices)
+    initial.finding(replica)
+    with mock.patch.object(replica, "_backward", side_effect=lambda _loss: put_gradients(module)):
+        results = [replica.step(batch_of(run)) for _ in range(2)]
+    assert results[0] is not None
+    assert results[1] is not None
+    (results[0] + results[1]).tolist()
+    settled = Settled(replica, world, checks=True)
+    settled.window_ended()
+    replica.evaluate([batch_of(run)])
+    settled.evaluated()
+    settled.findings(is_last=True)
+    for tensors in (replica.full_state_dict(), replica.full_gradients(), replica.full_optimizer_state("exp_avg")):
+        assert tensors
+        assert {tensor.device.type for tensor in tensors.values()} == {"cpu"}
+    replica.take_norms()
+    replica.load_local_state(replica.local_state())
+
+
+def put_gradients(module: nn.Module) -> None:
+    """As backward would leave them."""
+    for parameter in module.parameters():
+        parameter.grad = torch.ones_like(parameter)
