@@ -1,4 +1,4 @@
-"""Tables without what looks like a token."""
+"""Tables without what looks like a token, and as CSV that a spreadsheet shows, but does not compute."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from parallelbench.redaction import MARKS, redacted
 if TYPE_CHECKING:
     from pathlib import Path
 
+_FORMULA = r"^[=@\t\r]|^[+-].*[A-Za-z=@(|]"
+"""Text that spreadsheets compute; a number with its sign is none."""
+
 
 def without_tokens(frame: pl.DataFrame, *, but: tuple[str, ...] = ("run_id", "folder")) -> pl.DataFrame:
     """The same table, redacted, `but` for these columns: run ids and folders are what runs are found by."""
@@ -21,5 +24,7 @@ def without_tokens(frame: pl.DataFrame, *, but: tuple[str, ...] = ("run_id", "fo
 
 
 def write_csv(frame: pl.DataFrame, path: Path) -> None:
-    """Write a table."""
-    without_tokens(frame, but=("run_id",)).write_csv(path)
+    """Write a table; text that a spreadsheet would take for a formula begins with an apostrophe."""
+    text = pl.col(pl.String)
+    harmless = pl.when(text.str.contains(_FORMULA)).then("'" + text).otherwise(text).name.keep()
+    without_tokens(frame, but=("run_id",)).with_columns(harmless).write_csv(path)
