@@ -24,6 +24,7 @@ import msgspec
 import numpy as np
 import polars as pl
 
+from analysis.csv_file import without_tokens
 from analysis.published import LOADED, Frames, Published, table_schema
 from parallelbench.store.folder import RunFolder
 
@@ -40,6 +41,9 @@ SETTLED_S = 2.0
 """A younger result is not copied: some file systems store times in whole seconds, which could hide a change."""
 ABANDONED_S = 3600.0
 """A temporary file of this age was left by a process that was killed."""
+
+_WITH_TEXT = ("run", "checks")
+"""Tables with more than numbers and names of devices."""
 
 Read = Callable[[RunFolder], Published]
 
@@ -149,7 +153,8 @@ class Collection:
 
     def _rows(self, table: str, names: list[set[str]], columns: Sequence[str]) -> pl.DataFrame:
         parts = [sweep.rows(table, kept, self._read, columns) for sweep, kept in zip(self._sweeps, names, strict=True)]
-        return _in_order(parts) if parts else pl.DataFrame(schema=table_schema(table)).select(columns)
+        frame = _in_order(parts) if parts else pl.DataFrame(schema=table_schema(table)).select(columns)
+        return without_tokens(frame) if table in _WITH_TEXT else frame  # older releases recorded what they found
 
 
 class Tables(Mapping[str, pl.DataFrame]):

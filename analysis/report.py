@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import gc
 import json
 import os
@@ -23,6 +22,7 @@ from analysis.cells import Shown, cells
 from analysis.claims import page
 from analysis.comparison.require import require_finished
 from analysis.configurations import facts, summary
+from analysis.csv_file import write_csv
 from analysis.environment_notes import environment
 from analysis.figures import draw, specification, svg
 from analysis.loading import load
@@ -31,6 +31,7 @@ from analysis.metrics import per_epoch, require_accuracy
 from analysis.metrics.schema import explained_columns, page_columns, tables_columns
 from analysis.vega_bundle import packed, packed_vega
 from parallelbench.errors import ConfigError, count_of
+from parallelbench.redaction import redacted
 from parallelbench.store.durable import storage_errors
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ def write_report_of(runs: Runs, out: Path | str | None = None) -> Path:
             (temporary / "tables").mkdir()
             drawn = [_write_figure(figure, temporary / "figures") for figure in draw(runs)]
             _write_tables(runs, temporary / "tables")
-            (temporary / "index.html").write_text(render(runs, drawn), encoding="utf-8")
+            (temporary / "index.html").write_text(redacted(render(runs, drawn)), encoding="utf-8")
             _swap(temporary, final)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -157,35 +158,33 @@ def script_json(value: Any) -> str:
 
 def _write_tables(runs: Runs, folder: Path) -> None:
     configurations = summary(runs)
-    configurations.write_csv(folder / "configurations.csv")
+    write_csv(configurations, folder / "configurations.csv")
     shown: dict[Place, pl.DataFrame] = {"configurations": configurations, "energy": _with_energy(configurations)}
     for name, rows in shown.items():
         text = latex.tables(_grouped(rows, name), _columns(rows, name), name=name)
         (folder / f"{name}.tex").write_text(text, encoding="utf-8")
     reached = accuracy_table.accuracies(runs)
-    accuracy_table.as_csv(reached).write_csv(folder / "accuracy.csv")
+    write_csv(accuracy_table.as_csv(reached), folder / "accuracy.csv")
     (folder / "accuracy.tex").write_text(accuracy_table.as_latex(reached), encoding="utf-8")
     setting = experiment.experiment(runs)
-    experiment.as_rows(setting).write_csv(folder / "experiment.csv")
+    write_csv(experiment.as_rows(setting), folder / "experiment.csv")
     (folder / "experiment.tex").write_text(experiment.as_tabular(setting), encoding="utf-8")
     per_run = facts(runs).drop("config_json", "environment_json")
-    per_run.write_csv(folder / "runs.csv")
+    write_csv(per_run, folder / "runs.csv")
     epochs = per_epoch(runs)
     if epochs.height <= MOST_EPOCHS:
-        epochs.write_csv(folder / "epochs.csv")
+        write_csv(epochs, folder / "epochs.csv")
     else:
         epochs.write_parquet(folder / "epochs.parquet")
     judgements = page.judged(runs)
-    page.table(judgements).write_csv(folder / "claims.csv")
+    write_csv(page.table(judgements), folder / "claims.csv")
     (folder / "claims.tex").write_text(page.tabular(judgements), encoding="utf-8")
     settings = hyperparameters.hyperparameters(runs)
-    hyperparameters.table(settings).write_csv(folder / "hyperparameters.csv")
+    write_csv(hyperparameters.table(settings), folder / "hyperparameters.csv")
     (folder / "hyperparameters.tex").write_text(hyperparameters.tabulars(settings), encoding="utf-8")
-    with (folder / "columns.csv").open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(("table", "column", "unit", "meaning"))
-        for table, columns in tables_columns().items():
-            writer.writerows((table, column.name, column.unit, column.doc) for column in columns)
+    names = ("table", "column", "unit", "meaning")
+    columns = [(table, c.name, c.unit, c.doc) for table, listed in tables_columns().items() for c in listed]
+    write_csv(pl.DataFrame(columns, dict.fromkeys(names, pl.String), orient="row"), folder / "columns.csv")
 
 
 def render(runs: Runs, drawn: list[Drawn]) -> str:

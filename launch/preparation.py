@@ -6,11 +6,15 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from parallelbench.errors import ConfigError, Refusals
+from parallelbench.errors import ConfigError, Refusals, refuse_token
 from parallelbench.frameworks.installed import require
 from parallelbench.preprocess.engine_environments import interpreter
+from parallelbench.redaction import kind_of_token
 from parallelbench.spec.check import check_run
+from parallelbench.spec.identity import canonical_json
 from parallelbench.spec.launchers import expanded
+from parallelbench.spec.mapping import to_mapping
+from parallelbench.store.environment_match import flatten
 from parallelbench.store.folder import RunFolder
 
 if TYPE_CHECKING:
@@ -48,11 +52,20 @@ class Prepared:
 def checked(planned: PlannedRun, *, oversubscribed: bool = False) -> Prepared:
     """The checks of every launcher, for a run whose device type is decided; raises `ConfigError`. Writes nothing."""
     run = planned.run
+    _refuse_secrets(run)
     check_run(run, run.device)
     check_data(run)
     require(run.strategy.framework, run.device)
     check_engine(run)
     return Prepared(planned, RunFolder.of(run), run.device, oversubscribed)
+
+
+def _refuse_secrets(run: RunConfig) -> None:
+    """Refuse a configuration that holds a token; it would be in every run's folder, in reports and in bundles."""
+    plain = to_mapping(run)
+    if kind_of_token(canonical_json(plain)):
+        for key, value in flatten(plain).items():
+            refuse_token(str(value), where=key)
 
 
 def prepare_all(plan: Sequence[PlannedRun], prepare: Callable[[PlannedRun], Prepared]) -> list[Prepared]:

@@ -48,9 +48,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _options(words: list[str]) -> argparse.Namespace:
     """The parsed command line. Options and overrides may be in any order, which argparse can't do below subcommands."""
     from launch.verbs.arguments import command_line_parser
-    from parallelbench.errors import ConfigError
+    from parallelbench.errors import ConfigError, refuse_token
 
     for word in words:
+        refuse_token(word, where="the command line")
         if odd := next((letter for letter in word if _steers(letter, word)), None):
             raise ConfigError(f"{word!r} holds the character {odd!r}, which no name or value may have")
     parser, verbs = command_line_parser()

@@ -8,6 +8,8 @@ import sys
 import traceback
 from typing import TYPE_CHECKING
 
+from parallelbench.redaction import kind_of_token, redacted
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
@@ -83,6 +85,15 @@ class SupersededError(Exception):
 
     def __init__(self) -> None:
         super().__init__("a newer attempt took over")
+
+
+def refuse_token(text: str, *, where: str) -> None:
+    """Raise `ConfigError` for what would be written into files that others read."""
+    if kind := kind_of_token(text):
+        raise ConfigError(
+            f"{where} holds what looks like a secret ({kind}), and is written into files that others read: keep it in "
+            "a file or an environment variable that your code reads, and out of names of files and folders"
+        )
 
 
 def no_permission(error: PermissionError) -> str:
@@ -164,9 +175,12 @@ LONGEST_WORD, LONGEST_LINE = 400, 3000
 def tellable(text: str) -> str:
     """A message of one or more lines as a terminal may get it.
 
-    Characters that would steer the terminal, or can't be written, are escaped; what is very long loses its middle.
+    Characters that would steer the terminal, or can't be written, are escaped; what is very long loses its middle; what
+    looks like a token is redacted.
     """
-    lines = [" ".join(_shortened(word, LONGEST_WORD) for word in line.split(" ")) for line in text.split("\n")]
+    lines = [
+        " ".join(_shortened(word, LONGEST_WORD) for word in line.split(" ")) for line in redacted(text).split("\n")
+    ]
     return "\n".join(_shortened(line, LONGEST_LINE) for line in lines)
 
 
@@ -184,6 +198,6 @@ def _shortened(text: str, limit: int) -> str:
 
 
 def one_line(text: str, limit: int = 600) -> str:
-    """`text` on one line of at most `limit` characters, all of which can be written to a file."""
-    line = " ".join(text.encode(errors="replace").decode().split())
+    """`text` on one line of at most `limit` characters, all of which can be written to a file; tokens are redacted."""
+    line = " ".join(redacted(text).encode(errors="replace").decode().split())
     return line if len(line) <= limit else line[: limit - 1] + "…"

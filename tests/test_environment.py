@@ -51,12 +51,18 @@ def test_a_machine_is_known_by_a_hash_of_its_id(tmp_path: Path) -> None:
 
 
 def test_only_listed_variables_are_kept_and_no_secret_among_them() -> None:
-    variables = {"NCCL_DEBUG": "INFO", "SLURM_JWT_TOKEN": "x", "CUDA_API_KEY": "y", "HOME": "/me", "RANK": "0"}
-    assert environment.allowed_variables(variables) == {
+    variables = {"NCCL_DEBUG": "INFO", "HOME": "/me", "RANK": "0", "SLURM_JOB_ID": "7", "TF_XLA_FLAGS": "2"}
+    secret = {"SLURM_JWT": "a", "SLURM_EXPORT_ENV": "A=b", "SLURM_SPANK_X": "c", "TF_VAR_db": "d", "TF_TOKEN_app": "e"}
+    secret |= {"TRITON_AWS_MOUNT_DIRECTORY": "f", "SLURM_JOB_COMMENT": "g", "CUDA_API_KEY": "h"}
+    secret |= {"NCCL_NET_PLUGIN": "hf_" + "a1B2" * 9}
+    assert environment.allowed_variables(variables | secret) == {
         "CUDA_API_KEY": "redacted",
         "NCCL_DEBUG": "INFO",
+        "NCCL_NET_PLUGIN": "redacted-Hugging-Face-token",
         "RANK": "0",
-        "SLURM_JWT_TOKEN": "redacted",
+        "SLURM_JOB_COMMENT": "redacted",
+        "SLURM_JOB_ID": "7",
+        "TF_XLA_FLAGS": "2",
     }
 
 

@@ -11,6 +11,7 @@ import polars as pl
 from analysis.configurations import facts
 from analysis.metrics import per_epoch
 from analysis.metrics.schema import facts_columns, tables_columns
+from parallelbench.redaction import redacted
 from parallelbench.spec.mapping import completed
 
 if TYPE_CHECKING:
@@ -94,11 +95,11 @@ def _tags(row: Mapping[str, Any]) -> dict[str, str]:
         if column.type not in _NUMBERS and not column.name.endswith("_json") and column.name not in _NO_TAGS
     ]
     tags = {name: _word(row[name]) for name in kept if row[name] is not None}
-    return tags | {"counts": _word(row["exclusion"] is None), "folder": row["folder"]}
+    return tags | {"counts": _word(row["exclusion"] is None), "folder": redacted(row["folder"])}
 
 
 def _word(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return str(value).lower() if isinstance(value, bool) else redacted(str(value))
 
 
 def _flat(node: Any, above: str = "") -> Iterable[tuple[str, Any]]:

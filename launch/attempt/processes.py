@@ -5,17 +5,23 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from contextlib import suppress
+import threading
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
 from launch.attempt.command import command_line, environment
 from parallelbench.die_with_parent import die_with_parent
 from parallelbench.rank.worker import WATCHED_BY
+from parallelbench.redaction import redacted
 from parallelbench.spec.plugin import plugin_of
+from parallelbench.store.durable import storage_errors
 from parallelbench.world.devices import threads_here
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
     from launch.attempt.command import Rendezvous
     from parallelbench.spec.config import RunConfig
     from parallelbench.store.attempt import Attempt
@@ -106,3 +112,49 @@ def end(process: Process) -> None:
 def _signal_group(process: Process, number: signal.Signals) -> None:
     with suppress(ProcessLookupError):
         os.killpg(process.pid, number)
+
+
+_CHUNK_BYTES = 65_536
+"""A line that is longer than this is written in pieces."""
+
+
+@contextmanager
+def redacted_log(path: Path) -> Iterator[BinaryIO]:
+    """A pipe for processes to print to, whose text appears in the file `path`, line by line and redacted.
+
+    At the end it waits for those who still hold the pipe, but not for long: what was started may outlive its parents.
+    On a full disk the rest of the log is lost, and nobody waits for it.
+    """
+    with storage_errors(path):
+        log = path.open("wb", buffering=0)
+    reading, writing = os.pipe()
+    pump = threading.Thread(target=_copy_lines, args=(reading, log), daemon=True)
+    pump.start()
+    try:
+        with os.fdopen(writing, "wb", buffering=0) as pipe:
+            yield pipe
+    finally:
+        pump.join(timeout=GRACE_S)
+
+
+def _copy_lines(reading: int, log: BinaryIO) -> None:
+    """Copy until the pipe has no writer, then close both."""
+    held = b""
+    with os.fdopen(reading, "rb", buffering=0) as pipe, log:
+        while chunk := pipe.read(_CHUNK_BYTES):
+            held += chunk
+            end = max(held.rfind(b"\n"), held.rfind(b"\r")) + 1
+            if (key := held.rfind(b"-----BEGIN", 0, end)) >= 0 and b"-----END" not in held[key:end]:
+                end = key  # a key has many lines
+            if not end and len(held) > _CHUNK_BYTES:
+                end = len(held)
+            _write_redacted(log, held[:end])
+            held = held[end:]
+        _write_redacted(log, held)
+
+
+def _write_redacted(log: BinaryIO, lines: bytes) -> None:
+    content = memoryview(redacted(lines.decode(errors="surrogateescape")).encode(errors="surrogateescape"))
+    with suppress(OSError):
+        while content:
+            content = content[log.write(content) :]

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from launch.attempt.outcome import interrupted, judge, publish_if_finished, stopped
-from launch.attempt.processes import Process, Start, Training, end, start
+from launch.attempt.processes import Process, Start, Training, end, redacted_log, start
 from launch.attempt.signals import heed, heeding_at_once, noting
 from parallelbench.errors import StorageError, SupersededError
 from parallelbench.inherited import without_foreign
@@ -60,12 +60,12 @@ def supervise(training: Training, *, watcher: Watcher, begin: Start = start) -> 
     """
     folder, run, attempt = training.folder, training.run, training.attempt
     try:
-        with storage_errors(attempt.log), attempt.log.open("wb") as log:
+        with redacted_log(attempt.log) as log:
             process = begin(training, log)
-        try:
-            timed_out = _watch(process, training, watcher)
-        finally:
-            end(process)
+            try:
+                timed_out = _watch(process, training, watcher)
+            finally:
+                end(process)
     except Interrupted as interruption:
         if publish_if_finished(folder, run, attempt) is None:
             attempt.finish(*interrupted(attempt, training.processes, str(interruption), nodes=run.nodes))

@@ -51,23 +51,21 @@ class WarmWorkers:
 
     def start(self, training: Training, log: Any) -> Process:
         """Start the processes of a run; cold ones where a warm process can't be forked."""
-        refusal = self._fork(training) if training.run.launcher.packed else None
+        refusal = self._fork(training, log) if training.run.launcher.packed else None
         if isinstance(refusal, WarmProcess):
             return refusal
         if refusal is not None:
             print(f"parallelbench: {training.folder.path.name} is started cold: {refusal}", flush=True)
         return processes.start(training, log)
 
-    def _fork(self, training: Training) -> WarmProcess | str:
+    def _fork(self, training: Training, log: Any) -> WarmProcess | str:
         """The processes of one run, or why they can't be forked."""
         variables = environment(training.run, training.device_type, os.environ, cores=threads_here())
         variables[WATCHED_BY] = str(os.getpid())
         key = (frozenset(variables.items()), frozenset(os.sched_getaffinity(0)))
         if key not in self._parents or not self._parents[key].alive():
             self._parents[key] = _Parent(variables)
-        log = str(training.attempt.log.resolve())
-        request = ForkRequest(arguments=training.arguments, processes=training.processes, log=log)
-        return self._parents[key].start(request)
+        return self._parents[key].start(ForkRequest(arguments=training.arguments, processes=training.processes), log)
 
 
 class _Parent:
@@ -88,10 +86,10 @@ class _Parent:
     def alive(self) -> bool:
         return self.process.poll() is None
 
-    def start(self, request: ForkRequest) -> WarmProcess | str:
-        """The processes of one run, or why they can't be forked."""
+    def start(self, request: ForkRequest, log: Any) -> WarmProcess | str:
+        """The processes of one run, which print to the file `log`, or why they can't be forked."""
         try:
-            self._socket.send(msgspec.json.encode(request))
+            socket.send_fds(self._socket, [msgspec.json.encode(request)], [log.fileno()])
         except ConnectionError:
             return _GONE
         while not self.answers_within(POLL_S):

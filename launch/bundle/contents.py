@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -11,9 +13,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import polars as pl
 
+from analysis.csv_file import without_tokens
 from launch.bundle.citation import citation
 from launch.bundle.commands import commands
 from parallelbench.errors import ConfigError, count_of
+from parallelbench.redaction import kind_of_token, redacted
 from parallelbench.spec.identity import CONFIGURATION_VERSION
 from parallelbench.store.folder import RunFolder
 from parallelbench.store.reading import read_record
@@ -76,6 +80,40 @@ def left_out(runs: Runs) -> list[str]:
     skipped = [each for each in runs.skipped if str(each.path) not in set(measured["folder"])]
     lines = (*(f"{folder}: {state}" for folder, state in unended), *(f"{each.path}: {each.reason}" for each in skipped))
     return [f"left out: {line}" for line in lines]
+
+
+def without_secrets(files: Files) -> tuple[Files, list[str]]:
+    """The same files without what looks like a token, and what was replaced or left out, in lines."""
+    kept = {name: content for name, content in files.items() if not kind_of_token(name)}
+    lines = [f"left out: {redacted(name)}: its name looks like a secret" for name in files.keys() - kept.keys()]
+    changed = {name: clean for name, content in kept.items() if (clean := _redacted(name, content)) is not None}
+    for name in [each for each in changed if each.startswith(f"{RESULTS}/") and each.endswith(".parquet")]:
+        folder, _, table = name.removesuffix(".parquet").rpartition("/")
+        manifest = msgspec.json.decode(
+            changed.get(f"{folder}/manifest.json") or _bytes(kept[f"{folder}/manifest.json"])
+        )
+        of_table = {"bytes": len(changed[name]), "sha256": hashlib.sha256(changed[name]).hexdigest()}
+        manifest["tables"][table] |= of_table
+        changed[f"{folder}/manifest.json"] = msgspec.json.encode(manifest)
+    lines += [f"replaced in {name}: what looks like a secret" for name in changed if not name.endswith("manifest.json")]
+    return kept | changed, sorted(lines)
+
+
+def _redacted(name: str, content: Path | bytes) -> bytes | None:
+    """A file's content without what looks like a token; None where there is nothing like it."""
+    if not name.endswith(".parquet"):
+        text = _bytes(content).decode(errors="surrogateescape")
+        return None if (clean := redacted(text)) == text else clean.encode(errors="surrogateescape")
+    texts = pl.scan_parquet(content).select(pl.col(pl.String)).collect()
+    if without_tokens(texts, but=()).equals(texts):
+        return None
+    written = io.BytesIO()
+    without_tokens(pl.read_parquet(content), but=()).write_parquet(written)
+    return written.getvalue()
+
+
+def _bytes(content: Path | bytes) -> bytes:
+    return content if isinstance(content, bytes) else content.read_bytes()
 
 
 def _of_run(run: RunFolder) -> Iterator[tuple[str, Path]]:

@@ -32,6 +32,7 @@ from launch.slurm.rendezvous import POLL_S, join, offer
 from launch.states import saved
 from parallelbench.errors import ConfigError, StorageError, ends_the_program
 from parallelbench.rank.worker import RankError
+from parallelbench.redaction import redacted
 from parallelbench.spec.identity import slug
 from parallelbench.store.attempt import PUBLISHED
 from parallelbench.store.durable import fill, storage_errors
@@ -263,7 +264,7 @@ def follow(folder: RunFolder, run: RunConfig, job: Job) -> bool:
         error = RankError(rank=rank, kind="error", reason=f"on node {job.node}: {refusal}", time=time.time())
         fill(attempt.error_file(rank), msgspec.json.encode(error))
         return False  # and srun ends the other nodes' tasks
-    with (attempt.path / f"log-node{job.node}.txt").open("wb") as log:
+    with processes.redacted_log(attempt.path / f"log-node{job.node}.txt") as log:
         process = processes.start(training, log)
         try:
             while process.poll() is None and attempt.outcome() is None:
@@ -301,4 +302,4 @@ class _Quiet:
 def say(text: str) -> None:
     """A line in the job's log."""
     with suppress(OSError):  # the log may be on the disk that is full
-        print(f"parallelbench: {text}", flush=True)
+        print(f"parallelbench: {redacted(text)}", flush=True)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from parallelbench.errors import ConfigError
+from parallelbench.spec.plugin import package_path
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,17 +34,32 @@ def proposal_of(question: Question, rows: Sequence[Row], objective: Objective, b
     if found.rows:
         import yaml
 
+        _copy_conf(question.extension.conf, folder)
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text(yaml.safe_dump(sweep_of(found, _plain(common), name="next_runs"), sort_keys=False))
     return {
         "file": str(place) if found.rows else None,
-        "command": f"parallelbench submit --conf {folder} sweep=next_runs" if found.rows else None,
+        "command": shlex.join(_submit(folder, question.extension.plugin)) if found.rows else None,
         "runs": [
             {"strategy": row.strategy, "options": list(row.options), "devices": row.devices} for row in found.rows
         ],
         "device_hours": found.device_s / 3600.0,
         "left_out": found.left_out,
     }
+
+
+def _copy_conf(conf: Path | None, folder: Path) -> None:
+    """Put a user's own configuration files beside the sweep's: `submit` takes one folder of them."""
+    for file in sorted(conf.glob("*/*.yaml")) if conf else ():
+        content, copy = file.read_bytes(), folder / file.parent.name / file.name
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes(content)
+
+
+def _submit(folder: Path, plugin: str | None) -> list[str]:
+    """The command, which finds the user's package from any folder."""
+    own = ["--plugin", str(package_path(plugin))] if plugin else []
+    return ["parallelbench", "submit", "--conf", str(folder), *own, "sweep=next_runs"]
 
 
 def _plain(pairs: Sequence[tuple[str, str]]) -> list[tuple[str, Any]]:

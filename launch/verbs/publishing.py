@@ -29,7 +29,7 @@ def bundle(
     from analysis.report import write_report_of
     from launch.bundle.archive import SUFFIX, write
     from launch.bundle.citation import usual_author
-    from launch.bundle.contents import contents, left_out
+    from launch.bundle.contents import contents, left_out, without_secrets
 
     runs = load(existing(folder), plugin=extension.plugin)
     require_finished(runs)
@@ -40,9 +40,9 @@ def bundle(
     with tempfile.TemporaryDirectory() as temporary:
         page = write_report_of(runs, Path(temporary) / "report")
         name, titled = path.name.removesuffix(SUFFIX), title or f"Measurements with parallelbench: {sweeps}"
-        files = contents(runs, page.parent, name=name, title=titled, authors=names)
+        files, secrets = without_secrets(contents(runs, page.parent, name=name, title=titled, authors=names))
         checksum = write(path, files)
-    for line in left_out(runs):
+    for line in (*left_out(runs), *secrets):
         say(line)
     if not authors:
         say(f'CITATION.cff names {names[0]} as author: --author "Family, Given" names others')

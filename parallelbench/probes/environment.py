@@ -15,7 +15,7 @@ from typing import Any
 from parallelbench.frameworks import entries_of
 from parallelbench.probes.processor_share import cpu_quota_cores
 from parallelbench.spec.plugin import folders, source_files, sources_now
-from parallelbench.store.environment_match import ENTRIES_VERSION, FRAMEWORK, PLUGIN, VERSION
+from parallelbench.store.environment_match import ENTRIES_VERSION, FRAMEWORK, PLUGIN, VERSION, recorded_variables
 from parallelbench.world.devices import cpu_name
 
 _PACKAGES = (
@@ -26,13 +26,7 @@ _PACKAGES = (
     "pyarrow",
     "nvidia-ml-py",
 )
-_ALLOWED = re.compile(
-    r"^(NCCL|TF|XLA|GLOO|OMP|MKL|SLURM|CUDA|TORCH|MALLOC|PYTORCH|ATEN|ONEDNN|DNNL|KMP|GOMP|CUBLAS|CUBLASLT|CUDNN"
-    r"|TORCHINDUCTOR|TORCHDYNAMO|TRITON|OPENBLAS|BLIS|TCMALLOC)_\w+$"
-    r"|^(RANK|LOCAL_RANK|WORLD_SIZE|GLIBC_TUNABLES|LD_PRELOAD|NVIDIA_TF32_OVERRIDE|PYTHON(MALLOC|DEVMODE|TRACEMALLOC))$"
-)
 _POLICIES = {getattr(os, f"SCHED_{name}"): name.lower() for name in ("OTHER", "BATCH", "IDLE", "FIFO", "RR")}
-_SECRET = re.compile(r"TOKEN|KEY|SECRET|PASS|AUTH|CREDENTIAL", re.IGNORECASE)
 
 
 def capture(framework: str = "torch", *, plugin: str | None = None) -> dict[str, Any]:
@@ -74,12 +68,9 @@ def machine(path: str = "/etc/machine-id") -> str | None:
 
 
 def allowed_variables(variables: dict[str, str]) -> dict[str, str]:
-    """The variables that may change a number, without those whose name hints at a secret."""
-    return {
-        name: "redacted" if _SECRET.search(name) else _file_names(value) if name == "LD_PRELOAD" else value
-        for name, value in sorted(variables.items())
-        if _ALLOWED.match(name)
-    }
+    """`recorded_variables`, of LD_PRELOAD only the libraries."""
+    found = recorded_variables(variables)
+    return found | ({"LD_PRELOAD": _file_names(found["LD_PRELOAD"])} if "LD_PRELOAD" in found else {})
 
 
 def _file_names(paths: str) -> str:

@@ -2,9 +2,9 @@
 `python -m parallelbench.rank.warm FD`.
 
 A fork copies one thread only, so this process never computes: no thread pool, no autograd engine, no CUDA. Each rank
-begins as a cold one is after its imports, and does the same from there. The supervisor sends one `ForkRequest` per run
-through the socket FD. The answers are the process id of the run's leader (or the reason why nothing was forked, as
-text), and, once the run is over, its exit code. Closing the socket ends this process.
+begins as a cold one is after its imports, and does the same from there. The supervisor sends one `ForkRequest` per run,
+with the descriptor of its log, through the socket FD. The answers are the process id of the run's leader (or the reason
+why nothing was forked, as text), and, once the run is over, its exit code. Closing the socket ends this process.
 """
 
 from __future__ import annotations
@@ -49,8 +49,6 @@ class ForkRequest(msgspec.Struct, frozen=True, kw_only=True):
     arguments: list[str]
     """Those of `parallelbench.rank.worker`."""
     processes: int
-    log: str
-    """Absolute path of the file for all output."""
 
 
 def main(descriptor: int) -> int:
@@ -62,18 +60,19 @@ def main(descriptor: int) -> int:
     gc.collect()
     gc.freeze()
     with socket.socket(fileno=descriptor) as supervisor:
-        while content := supervisor.recv(MESSAGE_BYTES):
-            _serve(msgspec.json.decode(content, type=ForkRequest), supervisor)
+        while (received := socket.recv_fds(supervisor, MESSAGE_BYTES, 1))[0]:
+            content, (log,), *_ = received
+            _serve(msgspec.json.decode(content, type=ForkRequest), log, supervisor)
+            os.close(log)
     return 0
 
 
-def _serve(request: ForkRequest, supervisor: socket.socket) -> None:
-    """Start one run and wait for its end."""
+def _serve(request: ForkRequest, log: int, supervisor: socket.socket) -> None:
+    """Start one run, with all its output to the descriptor `log`, and wait for its end."""
 
     def begin() -> int:
         os.setsid()
         die_with_parent()
-        log = os.open(request.log, os.O_WRONLY | os.O_APPEND)
         os.dup2(log, 1)
         os.dup2(log, 2)
         os.close(log)

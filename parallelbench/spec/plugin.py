@@ -50,6 +50,11 @@ def folders(package: str) -> list[Path]:
     return [Path(str(module.__file__)).absolute().parent]
 
 
+def package_path(package: str) -> Path:
+    """What `--plugin` may name instead of an imported package: its folder, or the file of a single module."""
+    return folders(package)[0] if _is_package(package) else Path(str(sys.modules[package].__file__)).absolute()
+
+
 def _is_package(package: str) -> bool:
     return hasattr(sys.modules[package], "__path__")
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
+from parallelbench.redaction import redacted
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
@@ -29,6 +31,42 @@ OF_FRAMEWORK = (
 )
 """Entries that must match between runs of one framework. Runs of two are compared in spite of them: each framework has
 an environment of its own, which is what is compared."""
+_LIBRARIES = (
+    *("NCCL", "GLOO", "OMP", "MKL", "CUDA", "TORCH", "MALLOC", "PYTORCH", "ATEN", "ONEDNN", "DNNL", "KMP", "GOMP"),
+    *("CUBLAS", "CUBLASLT", "CUDNN", "TORCHINDUCTOR", "TORCHDYNAMO", "OPENBLAS", "BLIS", "TCMALLOC"),
+)
+"""Libraries that own their prefix, and read no secret by such a name."""
+_OF_SHARED_PREFIX = (
+    # TF_ is Terraform's, too, whose variables (TF_VAR_*, TF_TOKEN_*) are secrets.
+    r"TF_(ENABLE|DISABLE|FORCE|XLA|CPP|GPU|NUM|CUDNN|CUBLAS|DETERMINISTIC|USE|PS|ONEDNN|MKL|AUTOTUNE|LAYOUT|THREAD|OP"
+    r"|INTRA|INTER|GRAPPLER|JIT|BATCHNORM|CUDA|ALLOW|SYNC|DATA|CONV)(_\w+)?",
+    r"TF_(CONFIG|OVERRIDE_GLOBAL_THREADPOOL|FUNCTION_JIT_COMPILE_DEFAULT|EXTRA_PTXAS_FLAGS|EXTRA_PTX_OPTIONS)",
+    r"XLA_(FLAGS|(PYTHON|IR|HLO|USE|GPU|CPU|SAVE|DISABLE|ENABLE|PARAMETER|TARGET|CLIENT)_\w+)",
+    # TRITON_ is an inference server's, too.
+    r"TRITON_(ALLOW|ALWAYS|CACHE|CUDACRT|CUDART|CUPTI|DEBUG|DEFAULT|DISABLE|DUMP|ENABLE|F32|FORCE|FRONT|HOME|INTERPRET"
+    r"|KERNEL|LIBCUDA|LIBDEVICE|MOCK|OVERRIDE|PRINT|PTXAS|STORE|SWAP)(_\w+)?",
+    # Slurm's own token is SLURM_JWT; SLURM_EXPORT_ENV and SLURM_SPANK_* hold what the user put there.
+    r"SLURM_(ARRAY|JOB|STEP|CPUS?|MEM|NTASKS|TASKS|GPUS?|THREADS|TOPOLOGY|DIST|SRUN_COMM|LAUNCH_NODE|TASK)(_\w+)?",
+    r"SLURM_(NNODES|NODELIST|NODEID|NODE_ALIASES|NPROCS|PROCID|LOCALID|GTIDS|CLUSTER_NAME|CONF|DISTRIBUTION|HINT|PRIO_"
+    r"PROCESS|RESTART_COUNT|OVERCOMMIT|SUBMIT_(DIR|HOST)|SHARDS_ON_NODE|PROFILE|UMASK)",
+    r"RANK|LOCAL_RANK|WORLD_SIZE|GLIBC_TUNABLES|LD_PRELOAD|NVIDIA_TF32_OVERRIDE|PYTHON(MALLOC|DEVMODE|TRACEMALLOC)",
+)
+_RECORDED = re.compile(rf"(?:{'|'.join(_LIBRARIES)})_\w+|{'|'.join(_OF_SHARED_PREFIX)}")
+_SECRET = re.compile(r"TOKEN|KEY|SECRET|PASS|AUTH|CREDENTIAL|JWT|COMMENT|_PAT$", re.IGNORECASE)
+
+
+def recorded_variables(variables: Mapping[str, str]) -> dict[str, str]:
+    """The environment variables that may change a number, without those whose name or value hints at a secret.
+
+    They are recorded by their name, or by a prefix whose every name is known to be harmless.
+    """
+    return {
+        name: "redacted" if _SECRET.search(name) else redacted(value)
+        for name, value in sorted(variables.items())
+        if _RECORDED.fullmatch(name)
+    }
+
+
 _VARIABLES = ("NCCL_", "GLOO_", "OMP_", "MKL_", "MALLOC_", "TORCH_", "PYTORCH_", "TF_", "XLA_")
 """Prefixes of environment variables that must match, too."""
 _ADDED_VARIABLES = (
@@ -75,7 +113,6 @@ _NO_EFFECT = (
     "variables.TORCH_NCCL_ASYNC_ERROR_HANDLING",  # set by torchrun, not for a single process: what follows an error
     "variables.TF_CONFIG",  # TensorFlow's addresses, with ports drawn anew for each run
     "variables.TF_CPP_MIN_LOG_LEVEL",  # how much TensorFlow logs
-    "variables.TF_CLI_CONFIG_FILE",  # Terraform's
     "variables.KMP_DUPLICATE_LIB_OK",  # set by scikit-learn, which Keras loads: whether two OpenMPs are an error
     "variables.KMP_INIT_AT_FORK",  # likewise: what a fork copies
 )
@@ -94,8 +131,8 @@ def must_match(key: str) -> bool:
 def _is_variable(key: str, prefixes: tuple[str, ...]) -> bool:
     """Whether an entry is a variable of these, one that may change a speed."""
     root, _, name = key.partition(".")
-    is_one = root == "variables" and name.startswith(prefixes)
-    return is_one and key not in _NO_EFFECT and not _ELSEWHERE.search(name)
+    is_one = root == "variables" and name.startswith(prefixes) and _RECORDED.fullmatch(name)
+    return bool(is_one) and key not in _NO_EFFECT and not _ELSEWHERE.search(name)
 
 
 def is_reported(key: str) -> bool:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from parallelbench.redaction import redacted
 from parallelbench.store.attempt import AttemptInfo, decoded
 from parallelbench.store.durable import storage_errors
 from parallelbench.store.epoch_columns import Samples, columns
@@ -76,7 +77,8 @@ class Journal:
         self._file.close()
 
     def _append(self, entries: list[Row]) -> None:
-        content = memoryview(b"".join(msgspec.json.encode(entry) + b"\n" for entry in entries))
+        lines = b"".join(msgspec.json.encode(entry) + b"\n" for entry in entries)
+        content = memoryview(redacted(lines.decode()).encode())
         with storage_errors(self._path):
             while content:  # an unbuffered write may be partial, e.g. on a disk that fills up
                 content = content[self._file.write(content) :]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,7 @@ from launch.verbs.asking import asked
 from parallelbench.cli import main
 from parallelbench.errors import ConfigError
 from tests.advisor.machine import PLAIN, layers, machine
+from tests.faults import fault
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -311,6 +313,38 @@ def test_the_proposed_runs_are_a_sweep_that_submit_takes(
     # The counts are kept: the second question starts no process.
     monkeypatch.setattr(sys, "executable", "/nowhere")
     assert answer(capsys, *MLP, "devices=2")["rows"]
+
+
+@fault(
+    "submission",
+    "A proposal for what is one's own",
+    injection="advise --budget with --conf and --plugin, in folders with spaces; the printed submit is run elsewhere",
+    outcome="the command names both, quoted, and finds the user's model",
+)
+@pytest.mark.slow
+def test_the_printed_submit_finds_what_is_ones_own_from_anywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    mine, elsewhere = tmp_path / "mine here", tmp_path / "elsewhere"
+    (mine / "conf" / "model").mkdir(parents=True)
+    (mine / "conf" / "model" / "own_mlp.yaml").write_text("_target_: ownmodels.Own\nname: own_mlp\nhidden: [8]\n")
+    (mine / "ownmodels").mkdir()
+    (mine / "ownmodels" / "__init__.py").write_text(
+        "from parallelbench.models.mlp import Mlp\n\n\nclass Own(Mlp, frozen=True, kw_only=True):\n    pass\n"
+    )
+    elsewhere.mkdir()
+    monkeypatch.chdir(mine)
+    own = ["model=own_mlp", *MLP[1:], "--conf", "conf", "--plugin", "ownmodels"]
+    found = answer(capsys, *own, f"results='{tmp_path}/my results'", "devices=1,2", "--budget", "20h")
+    program, verb, *words = shlex.split(found["next_runs"]["command"])
+    assert (program, verb) == ("parallelbench", "submit")
+    monkeypatch.chdir(elsewhere)
+    command = [sys.executable, "-m", "parallelbench.cli", "plan", *words, "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "own_mlp" in done.stdout
 
 
 def test_a_site_files_figures_are_shares_of_its_data_sheet() -> None:

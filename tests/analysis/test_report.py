@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 import pytest
+from msgspec import structs
 
 from analysis import configurations as configurations_module
 from analysis import figures as figures_module
@@ -30,6 +31,7 @@ from analysis.metrics.schema import page_columns
 from parallelbench.errors import ConfigError, StorageError
 from tests.analysis.factory import MIB, Fake, config, failed, foreign, published
 from tests.analysis.test_compare import pair, steady
+from tests.faults import fault
 
 if TYPE_CHECKING:
     from analysis import Runs
@@ -295,6 +297,25 @@ def test_nulls_are_dashes_and_never_zero(tmp_path: Path) -> None:
     assert not any(re.fullmatch(r"(<data.*>)?0(\.0+)?(</data>)?", cell.strip()) for cell in cells)
     table = csv.DictReader(io.StringIO((tmp_path / "report" / "tables" / "runs.csv").read_text(encoding="utf-8")))
     assert next(table)["peak_memory_max_bytes"] == ""
+
+
+@fault(
+    "storage and input",
+    "A name or an option that a spreadsheet takes for a formula",
+    injection="strategies, options and sweeps that begin with =, @, + or -",
+    outcome="in each CSV file of a report they begin with an apostrophe; numbers stay as they are",
+)
+def test_no_cell_of_a_csv_file_is_a_formula(tmp_path: Path) -> None:
+    """Names and options of one's own may be anything: a spreadsheet shows them, and executes none."""
+    hostile = ("=1+1", "@SUM(A1)", "+cmd|' C calc'!A0", "-2+3+cmd|' C calc'!A0")
+    for name in hostile:
+        run = foreign(config(tmp_path, devices=2), name)
+        published(structs.replace(run, optimizer=structs.replace(run.optimizer, name=name), sweep_name=name))
+    tables = write_report(tmp_path, tmp_path / "page").parent / "tables"
+    cells = [cell for file in tables.glob("*.csv") for row in csv.reader(file.read_text().splitlines()) for cell in row]
+    assert {name for name in hostile if any(name in cell for cell in cells)} == {*hostile}
+    numbers = re.compile(r"[+-][\d.e+ %×-]+")
+    assert [cell for cell in cells if cell.startswith(("=", "@", "+", "-")) and not numbers.fullmatch(cell)] == []
 
 
 def test_many_groups_and_devices_are_drawn(tmp_path: Path) -> None:

@@ -1,0 +1,96 @@
+"""What looks like a token is written nowhere: one table of shapes, and one function that every writer of text calls."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+
+class Shape(NamedTuple):
+    """How one kind of token looks."""
+
+    marks: tuple[str, ...]
+    """Any of them is in every such token: a search for them is much faster than the pattern's."""
+    kind: str
+    pattern: str
+    """Its group `secret`, or all of it without one, is the token."""
+
+    def removed(self, found: re.Match[str]) -> str:
+        """What is written instead of what was found: without quotes, brackets and spaces, for it may stand in code."""
+        whole, secret = found.group(), found.groupdict().get("secret")
+        return f"redacted-{self.kind}" if secret is None else whole.replace(secret, f"redacted-{self.kind}")
+
+
+_WITH_DIGIT = r"(?=[A-Za-z_-]*[0-9])[A-Za-z0-9_-]{20,}"
+"""Names of files and functions may be as long, and of the same characters, but hardly have such a start and digits."""
+_PLAIN = "[A-Za-z0-9]{20,}"
+
+
+def _prefixed(kind: str, *starts: str, then: str = _WITH_DIGIT) -> Shape:
+    """Tokens that begin with one of these, and go on as `then`."""
+    return Shape(starts, kind, rf"(?<![A-Za-z0-9])(?:{'|'.join(map(re.escape, starts))}){then}")
+
+
+_BODY = r"[A-Za-z0-9+/=\s\\:,.-]"
+_NAMES = (
+    *("TOKEN", "SECRET", "PASSWORD", "PASSWD", "API_KEY", "APIKEY", "ACCESS_KEY", "SECRET_KEY", "PRIVATE_KEY", "_JWT"),
+    *("access_token", "auth_token", "api_key", "password", "passwd", "secret_key", "AccountKey", "SharedAccessKey"),
+    *("X-Amz-Signature", "X-Amz-Security-Token"),
+)
+_SHAPES = (
+    Shape(
+        ("PRIVATE KEY",),
+        "private-key",
+        r"-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----"
+        rf"(?:{_BODY}*?-----END [A-Z ]*PRIVATE KEY(?: BLOCK)?-----|{_BODY}*)",
+    ),
+    Shape(("eyJ",), "JWT", r"eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*"),
+    _prefixed("Hugging-Face-token", "hf_", "api_org_", then=_PLAIN),
+    _prefixed("GitHub-token", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", then=_PLAIN),
+    _prefixed("GitHub-token", "github_pat_"),
+    _prefixed("GitLab-token", "glpat-", "glrt-", "gldt-", "glptt-", "glcbt-", "glsoat-"),
+    _prefixed("AWS-key", "AKIA", "ASIA", then=r"[A-Z0-9]{16}(?![A-Za-z0-9])"),
+    _prefixed("API-key", "sk-", "gsk_", "xai-", "pplx-", "nvapi-", then=r"[A-Za-z0-9]{20,}[A-Za-z0-9_-]*"),
+    _prefixed("API-key", "sk-proj-", "sk-ant-", "sk-svcacct-", "sk-admin-", "sk-or-v1-", "nvapi-", "wandb_v1_"),
+    _prefixed("Stripe-key", "sk_live_", "rk_live_", "sk_test_", "rk_test_", "whsec_", then=_PLAIN),
+    _prefixed("Slack-token", "xoxb-", "xoxp-", "xoxa-", "xoxr-", "xoxs-", "xoxe-", "xapp-", then="[A-Za-z0-9-]{10,}"),
+    _prefixed("webhook", "hooks.slack.com/services/", "discord.com/api/webhooks/", then="[A-Za-z0-9/_-]{20,}"),
+    _prefixed("Google-key", "AIza", then=r"[A-Za-z0-9_-]{35}(?![A-Za-z0-9_-])"),
+    _prefixed("Google-token", "ya29.", "GOCSPX-"),
+    _prefixed("package-token", "npm_", "rubygems_", then=_PLAIN),
+    _prefixed("package-token", "pypi-AgE", "dckr_pat_", "figd_"),
+    _prefixed("cloud-token", "dop_v1_", "doo_v1_", "hvs.", "hvb.", "tskey-", "shpat_", "lin_api_", "glsa_", "ATATT"),
+    _prefixed("Databricks-token", "dapi", then=r"[0-9a-f]{32}(?![A-Za-z0-9])"),
+    _prefixed("Replicate-token", "r8_", then="[A-Za-z0-9]{37}"),
+    _prefixed("SendGrid-key", "SG.", then=r"[A-Za-z0-9_-]{16,}\.[A-Za-z0-9_-]{16,}"),
+    _prefixed("age-key", "AGE-SECRET-KEY-1", then="[A-Z0-9]{40,}"),
+    _prefixed("munge-credential", "MUNGE:", then="[A-Za-z0-9+/=]{20,}:?"),
+    Shape((".atlasv1.",), "Terraform-token", r"[A-Za-z0-9]{10,}\.atlasv1\.[A-Za-z0-9_-]{20,}"),
+    Shape(("://",), "password", r"""://[^\s/:"'\\]*:(?P<secret>(?!redacted-)[^\s/"'\\]+)@"""),
+    Shape(
+        ("Bearer ", "bearer ", "Basic "),
+        "authorization",
+        r"(?:[Bb]earer|Authorization: Basic) (?P<secret>(?!redacted-)[A-Za-z0-9._~+/=-]{16,})",
+    ),
+    Shape(
+        (*_NAMES, "TF_VAR_"),
+        "value",
+        rf"""(?:{"|".join(_NAMES)}|TF_VAR_\w+)\\?["']?\s?[=:]\s?\\?["']?(?P<secret>(?!redacted-)[^\s"'\\,;&<>]{{6,}})""",
+    ),
+)
+_BY_MARK = tuple((mark, shape) for shape in _SHAPES for mark in shape.marks)
+MARKS = tuple(dict.fromkeys(mark for mark, _ in _BY_MARK))
+"""Texts without any of these hold nothing that looks like a token."""
+
+
+def redacted(text: str) -> str:
+    """The same text with `redacted-<kind>` for all that looks like a token."""
+    for mark, shape in _BY_MARK:
+        if mark in text:
+            text = re.sub(shape.pattern, shape.removed, text)
+    return text
+
+
+def kind_of_token(text: str) -> str:
+    """What kind of token a text seems to hold; empty: none."""
+    return next((shape.kind for mark, shape in _BY_MARK if mark in text and re.search(shape.pattern, text)), "")
