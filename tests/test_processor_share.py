@@ -11,7 +11,8 @@ import psutil
 import pytest
 
 from parallelbench.probes import processor_share
-from parallelbench.probes.processor_share import ProcessorShare, cpu_quota_cores
+from parallelbench.probes.processor_share import ProcessorShare
+from parallelbench.world.devices import cpu_quota_cores
 
 if TYPE_CHECKING:
     from pathlib import Path

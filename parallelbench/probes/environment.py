@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from parallelbench.frameworks import entries_of
-from parallelbench.probes.processor_share import cpu_quota_cores
 from parallelbench.spec.plugin import folders, source_files, sources_now
 from parallelbench.store.environment_match import ENTRIES_VERSION, FRAMEWORK, PLUGIN, VERSION, recorded_variables
-from parallelbench.world.devices import cpu_name
+from parallelbench.world.devices import cpu_name, cpu_quota_cores
 
 _PACKAGES = (
     "parallelbench",

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from parallelbench.errors import ConfigError, choices, count_of
-from parallelbench.probes.processor_share import cpu_quota_cores
 from parallelbench.world import gpus
 from parallelbench.world.gpus import Gpu, require_usable, visible_gpus
 
@@ -165,3 +164,37 @@ def cpu_name() -> str:
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return "unknown CPU"
+
+
+def cpu_quota_cores(root: Path = Path("/")) -> float | None:
+    """How many cores' time the cgroups of this process allow it; None: as much as there is, or not known.
+
+    The least of all its cgroups up to the root counts (cgroup v2: `cpu.max`; v1: `cpu.cfs_quota_us`).
+    """
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return None
+    quotas = []
+    for _, controllers, path in (line.split(":", 2) for line in lines):
+        if controllers == "":
+            places = [root / "sys/fs/cgroup", root / "sys/fs/cgroup/unified"]
+        elif "cpu" in controllers.split(","):
+            places = [root / "sys/fs/cgroup" / name for name in ("cpu", controllers)]
+        else:
+            continue
+        parts = Path(path.lstrip("/")).parts
+        folders = [place.joinpath(*parts[:depth]) for place in places for depth in range(len(parts) + 1)]
+        quotas += [quota for folder in folders if (quota := _quota(folder)) is not None]
+    return min(quotas, default=None)
+
+
+def _quota(folder: Path) -> float | None:
+    try:
+        if (folder / "cpu.max").exists():
+            quota, period = (folder / "cpu.max").read_text().split()
+        else:
+            quota, period = ((folder / f"cpu.cfs_{name}_us").read_text().strip() for name in ("quota", "period"))
+        return None if quota in ("max", "-1") else int(quota) / int(period)
+    except (OSError, ValueError):
+        return None
