@@ -32,6 +32,7 @@ from analysis.metrics.schema import explained_columns, page_columns, tables_colu
 from analysis.vega_bundle import packed, packed_vega
 from parallelbench.errors import ConfigError, count_of
 from parallelbench.store.durable import storage_errors
+from parallelbench.world.allowance import require_figures
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -80,6 +81,7 @@ def write_report(
 
 def write_report_of(runs: Runs, out: Path | str | None = None) -> Path:
     """The same of runs that are loaded already."""
+    require_figures()
     require_finished(runs)
     if out is None and runs.folders:
         raise ConfigError("the report of several folders is in none of them: name its folder with --out DIR")
