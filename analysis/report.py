@@ -33,6 +33,7 @@ from analysis.vega_bundle import packed, packed_vega
 from parallelbench.errors import ConfigError, count_of
 from parallelbench.redaction import redacted
 from parallelbench.store.durable import storage_errors
+from parallelbench.world.allowance import require_figures
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -81,6 +82,7 @@ def write_report(
 
 def write_report_of(runs: Runs, out: Path | str | None = None) -> Path:
     """The same of runs that are loaded already."""
+    require_figures()
     require_finished(runs)
     if out is None and runs.folders:
         raise ConfigError("the report of several folders is in none of them: name its folder with --out DIR")

@@ -17,10 +17,14 @@ if TYPE_CHECKING:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb; the console script's entry point."""
     from parallelbench.errors import ConfigError, StorageError, ends_the_program, no_permission, refusal
+    from parallelbench.world.allowance import limit_pools, require_home
 
     options = None
     try:
         options = _options(sys.argv[1:] if arguments is None else list(arguments))
+        if options.verb != "completion":
+            require_home()
+            limit_pools()
         code = _verb(options.verb)(options)
         sys.stdout.flush()
         return code

@@ -10,6 +10,7 @@ from parallelbench.frameworks import RENDEZVOUS
 from parallelbench.inherited import inherited
 from parallelbench.spec.identity import canonical_json
 from parallelbench.spec.mapping import to_mapping
+from parallelbench.world.allowance import MEETING_HERE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -55,8 +56,6 @@ def command_line(
 ) -> list[str]:
     """One process directly; several through torchrun, which on one machine picks a free port by itself.
 
-    There ranks meet at 127.0.0.1: the name localhost, which `--standalone` stands for, may be unknown.
-
     Frameworks besides torch have a starter of the suite's. `arguments` are those of `program`.
     """
     if framework != "torch":
@@ -65,8 +64,7 @@ def command_line(
     if processes == 1:
         return [sys.executable, *worker]
     if rendezvous is None:
-        meeting = ["--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--rdzv-conf=is_host=1"]
-        torchrun = [*meeting, "--rdzv-id=one-machine", "--local-addr=127.0.0.1", f"--nproc-per-node={processes}"]
+        torchrun = [*MEETING_HERE, f"--nproc-per-node={processes}"]
     else:
         torchrun = [
             f"--nnodes={rendezvous.nodes}",

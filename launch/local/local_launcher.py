@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from launch.attempt.command import CALIBRATION, calibration_arguments, command_line, environment
-from launch.attempt.life_cycle import carry_out
+from launch.attempt.life_cycle import carry_out, require_allowed
 from launch.attempt.processes import before_the_program
 from launch.attempt.signals import heed
 from launch.attempt.supervise import Interrupted, in_this_process, stoppable, supervise
@@ -156,4 +156,6 @@ def prepare_here(planned: PlannedRun, machine: Machine) -> Prepared:
         if machine.suffices(devices=run.devices, device_type=run.device, cores_per_device=run.cores_per_device):
             raise  # what is there can't be used
         raise ConfigError(f"{error}; to plan for a cluster, add launcher=slurm site=…") from None
-    return checked(replace(planned, run=run), oversubscribed=oversubscribed)
+    prepared = checked(replace(planned, run=run), oversubscribed=oversubscribed)
+    require_allowed(run, run.device)
+    return prepared

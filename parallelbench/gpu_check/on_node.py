@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from parallelbench.inherited import inherited
+from parallelbench.world.allowance import MEETING_HERE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,7 +33,7 @@ _END = "end"
 
 def torchrun(program: list[str], processes: int, *, options: list[str] | None = None) -> list[str]:
     """The command that starts ranks of a program (a module and its arguments) on this node."""
-    meeting = options or ["--standalone"]
+    meeting = options or [*MEETING_HERE]
     return [
         *(sys.executable, "-m", "torch.distributed.run", *meeting, f"--nproc-per-node={processes}", "-m"),
         *program,

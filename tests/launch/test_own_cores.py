@@ -12,6 +12,7 @@ import pytest
 from launch.slurm import own_cores as module
 from launch.slurm.own_cores import own_cores
 from parallelbench.world.devices import Machine
+from tests.faults import fault
 
 CORES = tuple(range(900, 908))
 """Of a made-up node; no process of this machine has taken them."""
@@ -55,6 +56,12 @@ def test_where_too_few_are_free_all_stays_as_it_is(node: list[set[int]]) -> None
                 assert len(node[-1]) == 2, "what was taken in vain is free"
 
 
+@fault(
+    "workers",
+    "Two local runs at once",
+    injection="a run begins while another one has taken its cores",
+    outcome="it takes the next free cores, as Slurm's unbound jobs do; where too few are free, all stays as it was",
+)
 def test_two_local_runs_of_a_machine_begin_with_other_cores(node: list[set[int]]) -> None:
     def first_cores() -> list[int]:
         return [core for core in CORES if core in node[-1]]

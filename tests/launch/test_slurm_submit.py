@@ -20,6 +20,7 @@ from parallelbench import cli
 from parallelbench.errors import ConfigError, StorageError
 from parallelbench.spec.config import RunConfig
 from parallelbench.store.folder import RunFolder, find_runs
+from tests.faults import fault
 from tests.launch.fake_slurm import DONE, MISSING, ON_SITE, FakeSlurm
 
 TEXTS = {
@@ -264,6 +265,12 @@ def test_what_can_not_be_written_for_sbatch_leaves_no_run(
     assert not [path for path in sweep.iterdir() if path.name != record.FOLDER]
 
 
+@fault(
+    "submission",
+    "A sweep's folder is renamed while its jobs wait",
+    injection="the folder has another name when the run's logs are asked for",
+    outcome="logs names the folder that the job looks for, and what to do",
+)
 def test_a_queued_job_whose_sweep_was_renamed_is_told_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake: FakeSlurm, capsys: pytest.CaptureFixture[str]
 ) -> None:
