@@ -25,17 +25,17 @@ from launch.sweep.compose import (
     values_of,
 )
 from launch.sweep.habits import unknown_key
-from launch.sweep.points import Point, check_exclusions, points_of, without
+from launch.sweep.points import Point, check_exclusions, check_place, points_of, refuse_places, without
 from launch.sweep.sources import Sources
 from parallelbench.errors import ConfigError, Refusals
 from parallelbench.spec.fit import check_fit
-from parallelbench.spec.identity import PLACES, run_id
+from parallelbench.spec.identity import run_id
 from parallelbench.spec.mapping import build, from_mapping
 from parallelbench.spec.settings import Sweep
 from parallelbench.spec.structure import structure
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from parallelbench.spec.config import RunConfig, Strategy
@@ -64,7 +64,7 @@ def one_run(
     `instead` is the advice for several runs.
     """
     swept = [override for override in parse(overrides, extension.conf) if override.is_sweep_override()]
-    _refuse_places({override.key_or_group: values_of(override) for override in swept})
+    refuse_places({override.key_or_group: values_of(override) for override in swept})
     if lists := [override.input_line for override in swept]:
         raise ConfigError(f"{lists[0]} asks for several runs: {instead}, or choose one value")
     plan = expand(overrides, extension)
@@ -85,29 +85,15 @@ def expand(overrides: Sequence[str], extension: Extension = NOTHING, *, tell: Te
     axes = {override.key_or_group: values_of(override) for override in parsed if override.is_sweep_override()}
     if "sweep" in axes:
         raise ConfigError(f"sweep={','.join(map(str, axes['sweep']))} names several sweeps: choose one at a time")
-    _refuse_places(axes)
+    refuse_places(axes)
     composer = _Composer(fixed, extension, later=[key for key in axes if key not in group_choices(extension.conf)])
     sweep: Sweep = structure(composer.sweep(), Sweep, "sweep")
     given = {override.key_or_group: values_of(override) for override in parsed}
     for block in sweep.blocks:
-        _refuse_places(block.grid | block.zip)
+        refuse_places(block.grid | block.zip)
         check_exclusions(block, given, groups=group_choices(extension.conf), sweep=sweep.name)
     points = [point for block in sweep.blocks for point in points_of(without(block, set(given)), axes)]
     return _ordered(sweep, composer, points, tell)
-
-
-def _refuse_places(axes: Mapping[str, Any]) -> None:
-    """Refuse several values for what says where runs take place: no result would tell them apart."""
-    refused = Refusals()
-    for key, values in axes.items():
-        if key.partition(".")[0] in (*PLACES, "sweep") and isinstance(values, list) and len(values) > 1:
-            text = ",".join(map(str, values))
-            quoted = "" if key in ("launcher", "site") else f"""; if it is one value, quote it: '{key}="{text}"'"""
-            refused.add(
-                f"{key}={text} can't be swept: all runs of a sweep share their launcher, site and folders: give a "
-                f"command for each value{quoted}"
-            )
-    refused.raise_any()
 
 
 def _as_published(overrides: Sequence[str], conf: Path | None) -> list[str]:
@@ -155,7 +141,7 @@ def _ordered(sweep: Sweep, composer: _Composer, points: list[Point], tell: Tell)
                 _check_setup(run, composer.extension)
                 overrides = [*composer.fixed, *_as_overrides(point, plain["repeat"])]
                 same = planned.setdefault((run_id(run), tune), PlannedRun(run, overrides, tune))
-                _check_place(run, same.run, next(iter(planned.values())).run)
+                check_place(run, same.run, next(iter(planned.values())).run)
         refused.raise_any()
     if left_out and not planned:
         raise ConfigError("\n".join([f"sweep={sweep.name} has no configuration that fits:", *left_out]))
@@ -175,22 +161,6 @@ def _fitting(plain: Plain, point: Point, sweep: Sweep, plugin: str | None) -> Ru
             raise
         return f"left out, {plain['strategy']['name']} × {plain['devices']}: {error}"
     return run
-
-
-def _check_place(run: RunConfig, planned: RunConfig, first: RunConfig) -> None:
-    """Refuse blocks that disagree about where runs take place.
-
-    `planned` is the same run as some block asks for it: chance would choose one of them. `first`: of the sweep.
-    """
-    differing = [key for key in (*PLACES, "measure") if getattr(run, key) != getattr(planned, key)]
-    places = ((each.launcher.name, each.results, each.sweep_name) for each in (run, first))
-    names = ("launcher", "results", "sweep.name")
-    differing += [key for key, here, there in zip(names, *places, strict=True) if here != there]
-    if differing:
-        raise ConfigError(
-            f"blocks of the sweep give {' and '.join(dict.fromkeys(differing))} differently, which no result would "
-            "tell apart: give them once, for the sweep"
-        )
 
 
 def _check_setup(run: RunConfig, extension: Extension) -> None:

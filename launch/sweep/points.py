@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from parallelbench.errors import ConfigError, Refusals, choices
+from parallelbench.spec.identity import PLACES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from parallelbench.spec.config import RunConfig
     from parallelbench.spec.settings import SweepBlock
 
 Point = dict[str, Any]
@@ -46,6 +48,36 @@ def check_exclusions(
         elif key not in axes and value not in (there := [*groups.get(key, [value]), *given[key]]):
             refused.add(f"{where} is no choice: {_nearest(value, there)}")
     refused.raise_any()
+
+
+def refuse_places(axes: Mapping[str, Any]) -> None:
+    """Refuse several values for what says where runs take place: no result would tell them apart."""
+    refused = Refusals()
+    for key, values in axes.items():
+        if key.partition(".")[0] in (*PLACES, "sweep") and isinstance(values, list) and len(values) > 1:
+            text = ",".join(map(str, values))
+            quoted = "" if key in ("launcher", "site") else f"""; if it is one value, quote it: '{key}="{text}"'"""
+            refused.add(
+                f"{key}={text} can't be swept: all runs of a sweep share their launcher, site and folders: give a "
+                f"command for each value{quoted}"
+            )
+    refused.raise_any()
+
+
+def check_place(run: RunConfig, planned: RunConfig, first: RunConfig) -> None:
+    """Refuse blocks that disagree about where runs take place.
+
+    `planned` is the same run as some block asks for it: chance would choose one of them. `first`: of the sweep.
+    """
+    differing = [key for key in (*PLACES, "measure") if getattr(run, key) != getattr(planned, key)]
+    places = ((each.launcher.name, each.results, each.sweep_name) for each in (run, first))
+    names = ("launcher", "results", "sweep.name")
+    differing += [key for key, here, there in zip(names, *places, strict=True) if here != there]
+    if differing:
+        raise ConfigError(
+            f"blocks of the sweep give {' and '.join(dict.fromkeys(differing))} differently, which no result would "
+            "tell apart: give them once, for the sweep"
+        )
 
 
 def _nearest(value: Any, there: list[Any]) -> str:

@@ -92,13 +92,13 @@ def report_norms(module: nn.Module, traffic: Traffic) -> None:
             layer.traffic = traffic
 
 
-def count_compiled_norms(module: nn.Module, traffic: Traffic) -> None:
-    """Count what `SyncBatchNorm` layers send in a forward and a backward pass that are compiled."""
+def count_compiled_norms(module: nn.Module, traffic: Traffic, *, passes: int = 1) -> None:
+    """Count what `SyncBatchNorm` layers send in so many forward and backward passes that are compiled."""
     for layer in module.modules():
         if isinstance(layer, SyncBatchNorm) and layer.process_group is not None:
             ranks = layer.process_group.size()
             row_bytes = (2 * layer.num_features + 1) * torch.promote_types(layer.weight.dtype, torch.float32).itemsize
-            traffic.all_reduce("activation", 2 * ranks * row_bytes, ranks)
+            traffic.all_reduce("activation", 2 * passes * ranks * row_bytes, ranks)
 
 
 def _per_channel(values: Tensor) -> Tensor:

@@ -214,6 +214,7 @@ def test_epochs_of_an_earlier_attempt_keep_their_energy(two_nodes: tuple[RunFold
     attempt.finish("killed", "by a test")
     later = folder.claim(after=1)
     assert later is not None
+    later.describe(processes=2, device_type="cuda", oversubscribed=False)
     for rank in range(2):
         Journal(later.path / f"journal-rank{rank}.jsonl").take_over(
             read_entries(attempt.path / f"journal-rank{rank}.jsonl")

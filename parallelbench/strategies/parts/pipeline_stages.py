@@ -93,7 +93,7 @@ class PipelineReplica(LayersReplica):
         position: Position,
     ) -> None:
         """Keep this rank's layers; `stage_of` names the stage of each layer, in order."""
-        self._pipeline, self._world, self._position = pipeline, world, position
+        self._pipeline, self._world, self._position, self._compiled = pipeline, world, position, run.compile
         self._numerics = numerics_of(run, world.device_type, loss=divided_loss(run, position.tensor))
         self._ranks = [position.ranks[index] for index in pipeline.stage_devices()]
         """The rank of every stage."""
@@ -113,7 +113,6 @@ class PipelineReplica(LayersReplica):
             )
             for index in self._own
         }
-        self._compiled = run.compile
         self._partial = norm_gradients(self._layers, run, position.tensor)
         self._optimizer = optimizer_of(self._layers.parameters(), run, world.device_type)
         self.hides_communication = position.tensor is not None and waits_are_hidden(
@@ -209,8 +208,7 @@ class PipelineReplica(LayersReplica):
         if self._partial is not None:
             self._partial.count(self.traffic)
         self.traffic.all_reduce("gradient", self._gradient_bytes, position.copies)
-        for _ in range(micro_batches if self._compiled else 0):
-            count_compiled_norms(self._layers, self.traffic)
+        count_compiled_norms(self._layers, self.traffic, passes=micro_batches * self._compiled)
 
     def _sent_bytes(self) -> int:
         """Bytes sent to other ranks per micro-batch: each stage's output forward, its input's gradient back."""
