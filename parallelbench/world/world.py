@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from parallelbench import cuda
 from parallelbench.errors import ConfigError
+from parallelbench.world.generators import Generators
 from parallelbench.world.numerics import checksum
 
 if TYPE_CHECKING:
@@ -95,16 +96,17 @@ class World:
         numbers = [group._get_sequence_number_for_group for group, (backend, _) in groups if backend == "gloo"]
         return lambda: sum(number() for number in numbers)
 
-    def random_state(self) -> list[torch.Tensor]:
-        """States of torch's generators: the suite's models draw nothing while they train, a user's may (dropout)."""
-        devices = self.devices if self.device_type == "cuda" else ()
-        return [torch.get_rng_state(), *(cuda.rng_state(device) for device in devices)]
+    def random_state(self) -> dict[str, Any]:
+        """States of all generators: the suite's models draw nothing while they train, a user's may (dropout)."""
+        return self._generators.state()
 
-    def set_random_state(self, states: list[torch.Tensor]) -> None:
-        """Go on with that."""
-        torch.set_rng_state(states[0])
-        for device, state in zip(self.devices, states[1:], strict=False):  # a CPU run has saved none of a device
-            cuda.set_rng_state(state, device)
+    def set_random_state(self, states: dict[str, Any] | list[torch.Tensor]) -> None:
+        """Go on with that; earlier releases saved a list of torch's."""
+        self._generators.restore({"torch": states} if isinstance(states, list) else states)
+
+    @property
+    def _generators(self) -> Generators:
+        return Generators(self.devices if self.device_type == "cuda" else ())
 
     def write_state(self, state: dict[str, Any], file: BinaryIO) -> None:
         """Write a training state; raises `OSError` where the disk is full."""
