@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import json
+import os
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from parallelbench.store.attempt import Attempt
 from parallelbench.world.numerics import Numerics
 from parallelbench.world.world import World
 from tests.analysis.factory import Fake, begin, component, config
+from tests.faults import fault
 from tests.helpers import torchs_strategies
 from tests.ranks import run_ranks
 from tests.strategies.training import configure, loader_of
@@ -288,6 +291,31 @@ def failing_save(rank: int, world: World, folder: Path) -> int:
 class Unwritable(dict[str, Any]):
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise OSError(28, "No space left on device")
+
+
+@fault(
+    "storage and input",
+    "What was written can't be read again, listed or deleted (a stale NFS handle)",
+    injection="every reading, listing and deleting of checkpoints raises ESTALE while one is saved",
+    outcome="training goes on; the checkpoint is whole, for its sha256 is that of the bytes that were written",
+)
+def test_saving_reads_nothing_back(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, ALONE)
+    for epoch in (1, 2):
+        checkpoints.save(Key(1, epoch), STATE)
+    stale = mock.patch.multiple("parallelbench.rank.checkpoint", file_sha256=_stale)
+    with stale, mock.patch.object(Path, "glob", _stale):
+        assert checkpoints.save(Key(1, 3), STATE) is None
+        with mock.patch.object(Path, "unlink", _stale), mock.patch.object(World, "write_state", _stale):
+            assert "Stale" in (checkpoints.save(Key(1, 4), STATE) or ""), "said in words, not raised"
+    found = checkpoints.newest(lambda key: True)
+    assert found is not None
+    assert (found[0], checkpoints.damaged) == (Key(1, 3), [])
+    assert equal(flat(found[1]), flat(STATE))
+
+
+def _stale(*_: Any, **__: Any) -> Any:
+    raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
 
 
 # --- when

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -327,16 +326,9 @@ def test_each_branch_on_cuda_is_reached_by_some_test(tmp_path: Path) -> None:
     assert len(reached) > 50, "the search finds places"
 
 
-def test_a_warm_up_restores_the_generators_of_the_modules_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu, host = torch.device("cuda", 0), torch.device("cpu")
-    forked: list[list[torch.device]] = []
-
-    def fork_rng(devices: list[torch.device]) -> nullcontext[None]:
-        forked.append(devices)
-        return nullcontext()
-
-    monkeypatch.setattr(torch.random, "fork_rng", fork_rng)
-    parameters = [SimpleNamespace(device=device) for device in (gpu, host, gpu)]
+def test_a_warm_up_restores_the_generators_of_the_modules_gpus(device: ScriptedCuda) -> None:
+    parameters = [SimpleNamespace(device=torch.device(name)) for name in ("cuda:0", "cpu", "cuda:0")]
+    device.random = torch.tensor([7], dtype=torch.uint8)
     with state.undrawn_numbers(SimpleNamespace(parameters=lambda: parameters)):  # type: ignore[arg-type]
-        pass
-    assert forked == [[gpu]]
+        device.random = torch.tensor([8], dtype=torch.uint8)
+    assert device.random.tolist() == [7]

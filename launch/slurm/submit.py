@@ -25,6 +25,7 @@ from launch.slurm.record import Submission
 from launch.slurm.sbatch_limit import no_answer, time_limit
 from launch.slurm.scheduler import NoJob, SchedulerError, SubmissionError
 from launch.slurm.shape import batch_parameters, charged_devices, shape_of, slurm
+from launch.slurm.site_flags import site_flags
 from launch.slurm.turns import in_turns
 from launch.slurm.variables import refuse_contradictions
 from launch.states import states_of
@@ -55,6 +56,7 @@ def device_type_of(run: RunConfig) -> str:
 def prepare_for_site(planned: PlannedRun) -> Prepared:
     """Check a run as far as the login node can, and fix its device type."""
     refuse_contradictions(planned.run.site, os.environ)
+    site_flags(planned.run.site)  # refuses options that the suite sets
     run = msgspec.structs.replace(planned.run, device=device_type_of(planned.run))
     shape_of(run, run.device)
     if run.launcher.packed and run.nodes > 1:

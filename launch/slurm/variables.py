@@ -18,6 +18,7 @@ _KEYS = {
     "SBATCH_CONSTRAINT": "constraint",
     "SBATCH_WCKEY": "wckey",
     "SBATCH_RESERVATION": "reservation",
+    "SBATCH_COMMENT": "sbatch.comment",
 }
 """Variable → the key of the site that says the same."""
 _WITHOUT_KEY = ("SBATCH_CLUSTERS",)
@@ -31,8 +32,9 @@ def refuse_contradictions(site: Site, environment: Mapping[str, str]) -> None:
     its jobs have to go to the same place; so the site decides, and the environment is not passed on.
     """
     for name, key in _KEYS.items():
-        asked, own = environment.get(name), getattr(site, key)
-        if asked and asked != own:
+        of, _, option = key.partition(".")
+        asked, own = environment.get(name), (getattr(site, of) or {}).get(option) if option else getattr(site, of)
+        if asked and asked != (own if own is None else str(own)):
             says = f"site.{key}={own}" if own is not None else f"site.{key} is not set"
             raise ConfigError(f"{name}={asked!r} in the environment, but {says}: set site.{key}, or unset {name}")
     for name in _WITHOUT_KEY:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import shlex
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -89,6 +90,10 @@ def _parsed(text: str) -> Override:
     try:
         return OverridesParser.create().parse_override(text)
     except HydraException as error:
+        key, _, value = text.partition("=")
+        if "token recognition error" in str(error) and value and value[0] not in "[{'\"" and '"' not in value:
+            quoted = shlex.quote(f'{key}="{value}"')
+            raise ConfigError(f"can't read the override {text!r}: quote it: {quoted}") from None
         raise ConfigError(f"can't read the override {text!r}: {one_line(str(error))}; write it as key=value") from None
     except RecursionError:
         raise ConfigError(f"can't read the override {text!r}: its value is nested too deeply") from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -127,6 +128,8 @@ def _read(name: str, arguments: str) -> ReadItems:
     for part, rows in ((True, (train, train_labels)), (False, (test, test_labels))):
         _check_again(made(train=part), rows, name)
     kind = _kind(train, name)
+    if train_labels.shape[1:] != train.shape[1:] and _one_hot(train_labels):
+        raise ConfigError(f"data.dataset={name} has one-hot labels: return the number of the class, label.argmax()")
     if kind == "images" and train.ndim == 3:
         train, test = train[:, np.newaxis], test[:, np.newaxis]
     if kind == "vectors":
@@ -145,11 +148,13 @@ def _read(name: str, arguments: str) -> ReadItems:
 def _made(cls: Any, name: str, arguments: dict[str, Any], *, train: bool) -> Any:
     try:
         dataset = cls(train=train, **arguments)
-        len(dataset)
+        items = len(dataset)
     except (Exception, SystemExit) as error:  # a user's class may raise anything
         raise ConfigError(
             f"data.dataset={name} can't be made with train={train} and data.arguments={arguments}: {raised_at(error)}"
         ) from None
+    if not items:
+        raise ConfigError(f"data.dataset={name} has no items with train={train}: give it at least one")
     return dataset
 
 
@@ -173,13 +178,17 @@ def _item(dataset: Any, index: int, name: str) -> Rows:
     import numpy as np
 
     try:
-        sample, label = dataset[index]
-        return np.asarray(sample), np.asarray(label)
+        item = dataset[index]
+        if not isinstance(item, Mapping):
+            sample, label = item
+            return np.asarray(sample), np.asarray(label)
+        problem = f"it is a {type(item).__name__} of {', '.join(map(str, item))}"
     except (Exception, SystemExit) as error:  # a user's class may raise anything
-        raise ConfigError(
-            f"data.dataset={name}: item {index} is no sample with a label: {raised_at(error)}; let __getitem__ return "
-            "(sample, label)"
-        ) from None
+        problem = raised_at(error)
+    raise ConfigError(
+        f"data.dataset={name}: item {index} is no sample with a label: {problem}; let __getitem__ return "
+        "(sample, label)"
+    )
 
 
 def _check_again(dataset: Any, rows: Rows, name: str) -> None:
@@ -212,6 +221,10 @@ def _kind(samples: NDArray[Any], name: str) -> Kind:
             "integers (positions,)"
         )
     return found
+
+
+def _one_hot(labels: NDArray[Any]) -> bool:
+    return labels.ndim == 2 and bool((((labels == 0) | (labels == 1)).all(1) & (labels.sum(1) == 1)).all())
 
 
 def _scale(samples: NDArray[Any], kind: Kind) -> tuple[tuple[float, ...], tuple[float, ...]]:

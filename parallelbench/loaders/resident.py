@@ -46,6 +46,7 @@ class ResidentLoader(BatchLoader):
         import torch
 
         super().__init__(arrays, data, **arguments)
+        self._tokens = data.kind == "tokens"
         self._train_images: Tensor | None = None
         self._test_images: Tensor | None = None
         self._train_labels: Tensor | None = None
@@ -94,7 +95,8 @@ class ResidentLoader(BatchLoader):
             yield self._normalise(windows.at(start, flip))
 
     def _test(self, slices: list[tuple[int, int]]) -> Iterator[Batch]:
+        # A model may change its batch in place, so none is the stored memory: normalising copies, but tokens stay.
         for start, stop in slices:
             images = None if self._test_images is None else self._normalise(self._test_images[start:stop])
-            labels = None if self._test_labels is None else self._test_labels[start:stop]
-            yield Batch(images, labels, stop - start)
+            labels = None if self._test_labels is None else self._test_labels[start:stop].clone()
+            yield Batch(images.clone() if images is not None and self._tokens else images, labels, stop - start)

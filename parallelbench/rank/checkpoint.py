@@ -10,10 +10,13 @@ Attempts share no files: one that was taken for dead and comes back damages no o
 
 from __future__ import annotations
 
+import hashlib
+import io
 import re
 import shutil
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import msgspec
 
@@ -81,10 +84,11 @@ class Checkpoints:
         Returns the reason if it failed, on rank 0 at least; then nothing of it remains. Tensors may be those
         that training goes on with: they are written before this returns.
         """
-        problem = self._write(key, state)
-        digests = self._digests(self._file(key) if problem is None else None)
+        digest, problem = self._write(key, state)
+        digests = self._digests(digest)
         if "" in digests:
-            self._file(key).unlink(missing_ok=True)
+            with suppress(OSError):  # without a manifest it is no checkpoint
+                self._file(key).unlink(missing_ok=True)
             problem = problem or f"rank {digests.index('')} failed"
         if self.world.rank == 0:
             problem = problem or self._conclude(key, digests)
@@ -92,24 +96,26 @@ class Checkpoints:
                 shutil.rmtree(self.folder / key.name, ignore_errors=True)
         return problem
 
-    def _write(self, key: Key, state: State) -> str | None:
+    def _write(self, key: Key, state: State) -> tuple[bytes | None, str | None]:
+        """The sha256 of what was written, never read back; or the reason if it failed."""
         path = self._file(key)
         try:
             with storage_errors(path):
                 path.parent.mkdir(parents=True, exist_ok=True)
             with new_file(path) as file:
-                self.world.write_state(state, file)
+                hashed = _Hashed(file)
+                self.world.write_state(state, hashed)
         except StorageError as error:
-            return one_line(str(error))
-        return None
+            return None, one_line(str(error))
+        return hashed.sha256.digest(), None
 
-    def _digests(self, path: Path | None) -> list[str]:
+    def _digests(self, own: bytes | None) -> list[str]:
         """sha256 of every rank's file, in hex; empty where writing failed."""
         width = _DIGEST_BYTES + 1
         table = [0.0] * (self.world.size * width)
-        if path is not None:
+        if own is not None:
             start = self.world.rank * width
-            table[start : start + width] = [1.0, *map(float, bytes.fromhex(file_sha256(path)))]
+            table[start : start + width] = [1.0, *map(float, own)]
         numbers = list(map(int, self.world.total(table)))
         rows = [numbers[start : start + width] for start in range(0, len(numbers), width)]
         return [bytes(digest).hex() if there else "" for there, *digest in rows]
@@ -123,11 +129,12 @@ class Checkpoints:
                 sync(self.folder)  # before the older ones go
         except StorageError as error:
             return str(error)
-        finished = self._finished()
-        for old in self._all():
-            # A later attempt's checkpoints are not this one's to delete: this one may have been taken for dead.
-            if old not in finished[:KEPT] and old < key:
-                shutil.rmtree(self.folder / old.name, ignore_errors=True)
+        with suppress(OSError):  # the older ones may stay
+            finished = self._finished()
+            for old in self._all():
+                # A later attempt's checkpoints are not this one's to delete: this one may have been taken for dead.
+                if old not in finished[:KEPT] and old < key:
+                    shutil.rmtree(self.folder / old.name, ignore_errors=True)
         return None
 
     def _all(self) -> list[Key]:
@@ -167,3 +174,14 @@ class Checkpoints:
 
     def _count(self, holds: bool) -> int:
         return int(self.world.total([float(holds)])[0])
+
+
+class _Hashed(io.BufferedIOBase, BinaryIO):
+    """A file that is only written, from start to end, and the sha256 of that."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self.sha256 = file, hashlib.sha256()
+
+    def write(self, data: Any) -> int:
+        self.sha256.update(data)
+        return self._file.write(data)

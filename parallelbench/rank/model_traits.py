@@ -18,6 +18,7 @@ from parallelbench.models.inputs import blank
 from parallelbench.models.modules import built
 from parallelbench.spec.mapping import package_of
 from parallelbench.spec.traits import Traits
+from parallelbench.world.generators import Generators
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,12 +43,12 @@ def traits_of(run: RunConfig) -> Traits:
     if package_of(type(run.model)) == "parallelbench":
         return Traits()
     called = f"model={run.model.name}, called in training on {_SAMPLES} samples,"
-    with torch.random.fork_rng(devices=[]), _kept_generators():
+    with Generators().unchanged():
         try:
             return _asked(run)
         except ConfigError as error:
             raise ConfigError(f"{called} {error}") from None
-        except Exception as error:  # a user's model may raise anything
+        except (Exception, SystemExit) as error:  # a user's model may raise anything
             raise ConfigError(f"{called} fails: {raised_at(error)}; mend it, or choose another model") from None
 
 
@@ -193,14 +194,3 @@ def _generators() -> dict[str, object]:
         "numpy": (algorithm, np.asarray(key).tobytes(), *rest),
         "random": random.getstate(),
     }
-
-
-@contextlib.contextmanager
-def _kept_generators() -> Iterator[None]:
-    """Leave NumPy's and Python's random numbers as they were."""
-    of_numpy, of_python = np.random.get_state(), random.getstate()
-    try:
-        yield
-    finally:
-        np.random.set_state(of_numpy)
-        random.setstate(of_python)

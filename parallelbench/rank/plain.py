@@ -98,7 +98,8 @@ class PlainModel:
         assert batch.labels is not None
         dtype = dtype_of(precision)
         kept = batch.images.dtype if not batch.images.is_floating_point() else dtype  # tokens are whole numbers
-        return batch.images.to(self._device, kept), batch.labels.to(self._device)
+        # Copies: a model may change them in place, and a batch is computed in two formats.
+        return batch.images.to(self._device, kept, copy=True), batch.labels.to(self._device, copy=True)
 
 
 def _logits(model: nn.Module, images: Tensor, precision: str) -> Tensor:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from parallelbench.errors import ConfigError
+from parallelbench.world.generators import Generators
 from parallelbench.world.numerics import wide
 
 if TYPE_CHECKING:
@@ -113,8 +114,9 @@ def _two_updates(run: RunConfig, factor: float) -> Tensor:
     """A small parameter after two updates, of which the second has this multiple of the rate; the same at each call."""
     plain = _in_a_loop(run)
     parameter = nn.Parameter(torch.linspace(1.0, 2.0, 6).reshape(2, 3).double())
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    generators = Generators()
+    with generators.unchanged():
+        generators.seed(0)
         optimizer = plain.optimizer.build([parameter], plain, "cpu")
         for share in (1.0, factor):
             for group in optimizer.param_groups:

@@ -33,6 +33,7 @@ from parallelbench.rank.rank_session import RankSession
 from parallelbench.rank.torch_settings import configure_torch
 from parallelbench.spec.config import own_reference
 from parallelbench.spec.mapping import package_of
+from parallelbench.world.generators import Generators
 from parallelbench.world.numerics import Numerics, set_precision
 from parallelbench.world.world import World, join
 
@@ -287,7 +288,7 @@ def build_loader(arrays: Arrays, run: RunConfig, world: World, shard: Shard) -> 
 
 def build_model(run: RunConfig) -> nn.Sequential:
     """The initial model of a run, on the CPU: the same bits on every rank and device."""
-    torch.manual_seed(run.effective_seed)
+    Generators().seed(run.effective_seed)
     return built(run)
 
 

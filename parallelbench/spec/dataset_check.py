@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 _CHUNK = 256
 """Images that are looked at together, until one has a pixel above 1; for most data sets, the first ones."""
+_MOST_CHANNELS = 4
+"""Where an image's last dimension is at most this, and its first is more, the channels come last."""
 
 
 def checked(data: Data, arrays: Any) -> Arrays:
@@ -59,10 +61,11 @@ def _check_declaration(data: Data) -> None:
             raise ConfigError(
                 f"{name} has {len(values)} values for {data.shape[0]} {what}s: give one, or one per {what}"
             )
-        if data.kind == "images" and not (all(0 <= value <= 1 for value in values) and (name == "mean" or all(values))):
-            raise ConfigError(f"{name}={values} is not on the scale from 0 to 1: divide what you have by 255")
         if name == "std" and not all(value > 0 for value in values):
-            raise ConfigError(f"std={values} is not above 0: leave a feature out that is the same in all samples")
+            alike = "leave a feature out" if data.kind == "vectors" else "give 1 for a channel"
+            raise ConfigError(f"std={values} is not above 0: {alike} that is the same in all samples")
+        if data.kind == "images" and not all(0 <= value <= 1 for value in values):
+            raise ConfigError(f"{name}={values} is not on the scale from 0 to 1: divide what you have by 255")
 
 
 def _check_shape(data: Data) -> None:
@@ -72,7 +75,12 @@ def _check_shape(data: Data) -> None:
         needed = count_of(dimensions, "number")
         raise ConfigError(f"shape={data.shape} is none of {data.kind}: it needs {needed} of at least 1")
     if data.kind == "images" and data.shape[1] != data.shape[2]:
-        _, height, width = data.shape
+        channels, height, width = data.shape
+        if width <= _MOST_CHANNELS < channels:
+            raise ConfigError(
+                f"shape={data.shape} seems to be (height, width, channels): give images as (channels, height, width), "
+                f"image.transpose(2, 0, 1), here {(width, channels, height)}"
+            )
         raise ConfigError(f"shape={data.shape} declares images of {height}×{width}: pad or crop them to squares")
     if data.kind == "tokens" and data.vocabulary < 1:
         raise ConfigError("vocabulary=0 declares no token: declare how many different tokens there are")
@@ -84,6 +92,8 @@ def _check_samples(part: str, samples: NDArray[Any], data: Data) -> None:
     """Refuse other types, shapes, and scales or values."""
     name = f"{part}_images"
     _check_array(name, samples)
+    if not len(samples):
+        raise ConfigError(f"{name} are empty, with shape {samples.shape}: give at least one sample")
     {"images": _check_images, "vectors": _check_vectors, "tokens": _check_tokens}[data.kind](name, samples, data)
 
 
@@ -95,8 +105,10 @@ def _check_images(name: str, images: NDArray[Any], data: Data) -> None:
         times = "(255 * images).round()" if images.dtype.kind == "f" and images.size and images.max() <= 1 else "images"
         raise ConfigError(f"{name} are {images.dtype}{span}; uint8 from 0 to 255 is expected: {times}.astype(np.uint8)")
     if images.shape[1:] != data.shape:
+        last = images.ndim == 4 and (images.shape[3], *images.shape[1:3]) == data.shape
         raise ConfigError(
             f"{name} have shape {images.shape}; (n, channels, height, width) is expected, with shape={data.shape}"
+            + (": images.transpose(0, 3, 1, 2)" if last else "")
         )
     if not any(images[start : start + _CHUNK].max() > 1 for start in range(0, len(images), _CHUNK)):
         raise ConfigError(

@@ -54,6 +54,16 @@ Nodes = Annotated[
 """Names of nodes, safe as a word of a batch script."""
 
 
+SbatchText = Annotated[
+    str,
+    Meta(
+        pattern=r"^[^\x00-\x1f\x7f'\"\\]{1,1024}\Z",
+        description="1 to 1024 characters without quotes, backslashes and line breaks",
+    ),
+]
+"""The value of a further option of sbatch, safe in quotes in a batch script."""
+
+
 class LauncherOptions(Node, frozen=True, kw_only=True, tag_field="name"):
     """How processes are started; never part of a run's identity. `name` in the YAML chooses the kind.
 
@@ -188,6 +198,9 @@ class Site(Node, frozen=True, kw_only=True):
     """How much lower the jobs' priority is than that of one's other jobs; null: as Slurm has it."""
     mail_user: MailAddress | None
     """To whom Slurm sends mail when the report of `submit --then report` is written, or has failed; null: to nobody."""
+    sbatch: dict[str, SbatchText | int | bool | None] | None
+    """Further options of sbatch that jobs need here, e.g. {comment: thesis}; true: one without a value. Not those that
+    the suite sets."""
     max_time_min: Count | None
     """Longest job the partition allows, in minutes; null: not known here, Slurm decides."""
     max_nodes: Count | None

@@ -123,7 +123,10 @@ def _problems(value: Any, kind: Any, key: str) -> Iterator[str]:
     if options := [option for m in members if typing.get_origin(m) is Literal for option in typing.get_args(m)]:
         yield f"{key}={value} is no choice: {choices(str(value), map(str, options))}"
     else:
-        yield f"{key or 'configuration'}={value!r} is not valid: expected {in_words(kind)}"
+        # A number, or true: Hydra and YAML read it so, where a text was meant.
+        unquoted = isinstance(value, (int, float)) and _fits(str(value), kind)
+        advice = f"; quotes make it a text: '{key}=\"…\"'" if unquoted else ""
+        yield f"{key or 'configuration'}={value!r} is not valid: expected {in_words(kind)}{advice}"
 
 
 def _problems_of_struct(value: dict[Any, Any], structs: list[type[Struct]], key: str) -> Iterator[str]:

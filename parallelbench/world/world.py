@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from parallelbench import cuda
 from parallelbench.errors import ConfigError
+from parallelbench.world.generators import Generators
 from parallelbench.world.numerics import checksum
 
 if TYPE_CHECKING:
@@ -98,20 +99,21 @@ class World:
 
     def draw_from(self, stream: str) -> None:
         """Begin the stream of random numbers of this name; each of this rank's GPUs has one of its own."""
-        torch.manual_seed(_seed_of(stream))
+        self._generators.seed(_seed_of(stream))
         for index, device in enumerate(self.devices if self.device_type == "cuda" else ()):
             cuda.seed(_seed_of(f"{stream} {index}"), device)
 
-    def random_state(self) -> list[torch.Tensor]:
-        """States of torch's generators: the suite's models draw nothing while they train, one's own may (dropout)."""
-        devices = self.devices if self.device_type == "cuda" else ()
-        return [torch.get_rng_state(), *(cuda.rng_state(device) for device in devices)]
+    def random_state(self) -> dict[str, Any]:
+        """States of all generators: the suite's models draw nothing while they train, a user's may (dropout)."""
+        return self._generators.state()
 
-    def set_random_state(self, states: list[torch.Tensor]) -> None:
-        """Go on with that."""
-        torch.set_rng_state(states[0])
-        for device, state in zip(self.devices, states[1:], strict=False):  # a CPU run has saved none of a device
-            cuda.set_rng_state(state, device)
+    def set_random_state(self, states: dict[str, Any] | list[torch.Tensor]) -> None:
+        """Go on with that; earlier releases saved a list of torch's."""
+        self._generators.restore({"torch": states} if isinstance(states, list) else states)
+
+    @property
+    def _generators(self) -> Generators:
+        return Generators(self.devices if self.device_type == "cuda" else ())
 
     def write_state(self, state: dict[str, Any], file: BinaryIO) -> None:
         """Write a training state; raises `OSError` where the disk is full."""
@@ -182,4 +184,4 @@ def _devices(device_type: str, local_rank: int, *, per_process: int) -> tuple[to
 
 
 def _seed_of(stream: str) -> int:
-    return int.from_bytes(hashlib.sha256(stream.encode()).digest()[:8], "big") >> 1
+    return int.from_bytes(hashlib.sha256(stream.encode()).digest()[:4], "big")  # NumPy takes no more

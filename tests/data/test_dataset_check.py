@@ -77,6 +77,7 @@ def test_labels_of_any_integer_type_are_the_same_data_set(tmp_path: Path, loader
         ({"train_samples": 100}, "60 train_images; .*train_samples, declares 100: declare 60"),
         ({"train_samples": 30}, "60 train_images; .*train_samples, declares 30: declare 60"),
         ({"shape": (1, 8, 9)}, "8×9: pad or crop"),
+        ({"shape": (8, 8, 3)}, r"seems to be \(height, width, channels\).*transpose\(2, 0, 1\), here \(3, 8, 8\)"),
         ({"shape": (1, 9, 9)}, r"have shape \(60, 1, 8, 8\).* with shape=\(1, 9, 9\)"),
         ({"num_classes": 3}, "go from 0 to 3; num_classes=3 allows 0 to 2"),
     ],
@@ -92,7 +93,12 @@ def test_a_declaration_of_something_else_is_refused(declared: dict[str, Any], pr
         ("images", lambda a: (a / 255).astype(np.uint8), "no pixel above 1.*Multiply by 255"),
         ("images", lambda a: (a > 127).astype(np.uint8), "no pixel above 1"),
         ("images", lambda a: a.astype(np.int16) - 128, "int16 from -128 to 127; uint8 from 0 to 255"),
-        ("images", lambda a: a.transpose(0, 2, 3, 1), r"have shape \(\d+, 8, 8, 1\)"),
+        (
+            "images",
+            lambda a: a.transpose(0, 2, 3, 1),
+            r"have shape \(\d+, 8, 8, 1\).*: images\.transpose\(0, 3, 1, 2\)",
+        ),
+        ("images", lambda a: a[:0], r"are empty, with shape \(0, 1, 8, 8\): give at least one sample"),
         ("images", lambda a: a.tolist(), "is a list, not a NumPy array"),
         ("labels", lambda a: np.eye(CLASSES)[a], r"one-hot; .*argmax\(1\)"),
         ("labels", lambda a: np.eye(CLASSES, dtype=np.int64)[a], "one-hot"),
@@ -115,7 +121,7 @@ def test_other_things_than_arrays_and_impossible_scales_are_refused() -> None:
     refused(own(("images", "labels")), "load returns tuple: return")
     refused(own(declares={"mean": (0.5, 0.5)}), "mean has 2 values for 1 channels")
     refused(own(declares={"mean": (127.5,)}), "mean=.* not on the scale from 0 to 1: divide")
-    refused(own(declares={"std": (0.0,)}), "std=")
+    refused(own(declares={"std": (0.0,)}), r"std=\(0\.0,\) is not above 0: give 1 for a channel that is the same")
 
 
 def test_a_repeated_training_set_is_declared() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from copy import deepcopy
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,6 +19,7 @@ from parallelbench.errors import ConfigError
 from parallelbench.rank.count_layers import layer_counts
 from parallelbench.rank.count_memory import model_memory
 from parallelbench.rank.least_flop import least_flop_per_sample
+from parallelbench.rank.plain import PlainModel
 from parallelbench.rank.session import build_loader, build_model
 from parallelbench.rank.train import Trainer
 from parallelbench.spec.batch import Shard
@@ -215,6 +217,40 @@ def test_models_of_tokens_are_counted() -> None:
 
 
 # --- refusals
+
+
+class CountsOn(Embedded, frozen=True, kw_only=True):
+    """Its forward pass changes the tokens that it is given, in place."""
+
+    def build(self, **arguments: Any) -> torch.nn.Sequential:
+        model = super().build(**arguments)
+        model[0].register_forward_pre_hook(lambda _, inputs: (inputs[0].add_(1).remainder_(VOCABULARY),))
+        return model
+
+
+class StoredAsFed(NextTokens, frozen=True, kw_only=True):
+    """Of 64 bits, so that nothing has to convert them."""
+
+    def load(self, data_dir: Path) -> Arrays:
+        arrays = super().load(data_dir)
+        train, test = (images.astype(np.int64) for images in (arrays.train_images, arrays.test_images))
+        return Arrays(train, arrays.train_labels, test, arrays.test_labels)
+
+
+@pytest.mark.parametrize("precision", ["fp64", "fp32"])
+def test_a_model_that_changes_its_batch_in_place_trains_and_is_checked_as_any(precision: str) -> None:
+    run = on_tokens(f"precision={precision}", "epochs=3", "strategy=single")
+    data = StoredAsFed(name="stored_as_fed", augment=False)
+    models = (Embedded(name="plain"), CountsOn(name="counts_on"))
+    plain, changed = (closed(World(), msgspec.structs.replace(run, data=data, model=model)) for model in models)
+    assert failed(plain) == failed(changed) == set()
+    assert passed(plain) == passed(changed)
+    batch = next(shard_loader(run := msgspec.structs.replace(run, data=data, model=models[1]), Shard()).train(1))
+    assert batch.images is not None
+    before, model = batch.images.clone(), build_model(run)
+    judge = PlainModel(model, run.loss.build(), device=torch.device("cpu"), pieces=1)
+    judge.step(deepcopy(model.state_dict()), batch, precision="fp64")
+    assert torch.equal(batch.images, before), "plain code computes it once more, in the run's own precision"
 
 
 @pytest.mark.parametrize(

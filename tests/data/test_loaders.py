@@ -36,7 +36,7 @@ from parallelbench.spec.batch import Batch, Shard
 from parallelbench.spec.dataset import Arrays, Data
 from parallelbench.spec.mapping import build
 from tests.faults import fault
-from tests.helpers import fill_disk, plain
+from tests.helpers import configured, fill_disk, plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -179,15 +179,31 @@ def test_nothing_is_drawn_from_the_generator_of_the_model(name: str) -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-@pytest.mark.parametrize("name", LOADERS)
-def test_batches_are_their_own_memory(name: str) -> None:
-    data = spec()
-    ours = loader(name, data, data.load(Path("nowhere")))
-    first, second = list(ours.train(1))[:2]
-    kept = first.images.clone()
-    second.images.zero_()
-    assert torch.equal(first.images, kept)
-    assert torch.equal(next(ours.train(1)).images, kept)
+KINDS = {"images": (), "vectors": ("data=breast_cancer",), "tokens": ("data=tokens", "data.train_samples=130")}
+
+
+@fault(
+    "storage and input",
+    "A model changes the batches that it is given, in place",
+    injection="every image, vector, token and label of each loader's batches is overwritten",
+    outcome="the next epoch and evaluation are fed as if nothing had happened: batches are memory of their own",
+)
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [(name, kind) for name in LOADERS for kind in build(plain(f"loader={name}")["loader"], "loader").feeds],
+)
+def test_batches_are_their_own_memory(name: str, kind: str) -> None:
+    data = configured(*KINDS[kind]).data if KINDS[kind] else spec()
+    arrays = data.load(Path("nowhere"))
+    with closing(loader(name, data, arrays)) as ours:
+        first, second = list(ours.train(1))[:2]
+        kept = first.images.clone()
+        second.images.zero_()
+        assert torch.equal(first.images, kept)
+        for batch in (*ours.train(1), *ours.test()):
+            batch.images.add_(1)
+            batch.labels.add_(1)
+        assert_equal([*ours.train(1), *ours.test()], batches(loader(name, data, arrays))[: 10 + len(list(ours.test()))])
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -17,10 +17,12 @@ from parallelbench.errors import ConfigError
 from parallelbench.rank.session import build_model
 from parallelbench.spec.check import check_run
 from parallelbench.spec.config import RunConfig
+from parallelbench.spec.dataset_check import checked
 from parallelbench.spec.identity import run_id
 from parallelbench.spec.mapping import component_class, from_mapping, to_mapping
 from parallelbench.spec.plugin import plugin_of, training_plugin
 from parallelbench.world.world import World
+from tests.faults import fault
 from tests.ranks import run_ranks
 from tests.strategies.training import drive
 
@@ -75,6 +77,26 @@ class Ragged(Images):
 class Alone(Images):
     def __getitem__(self, index):
         return self.images[index]
+
+
+class Named(Images):
+    def __getitem__(self, index):
+        return {"image": self.images[index], "label": int(self.labels[index])}
+
+
+class OneHot(Images):
+    def __getitem__(self, index):
+        return self.images[index], np.eye(4)[self.labels[index]]
+
+
+class Last(Images):
+    def __getitem__(self, index):
+        return self.images[index].permute(1, 2, 0), int(self.labels[index])
+
+
+class Untested(Images):
+    def __len__(self):
+        return len(self.labels) if len(self.labels) > 37 else 0
 
 
 class Draws(Images):
@@ -172,6 +194,12 @@ def test_its_package_is_the_runs_plugin(own: Extension, tmp_path: Path) -> None:
     assert to_mapping(run)["data"]["plugin_sources"] == run.plugin_sources, "so a change of its code is another run"
 
 
+@fault(
+    "storage and input",
+    "A data set of one's own has other items than a sample and a label: dicts, one-hot labels, none at all",
+    injection="classes with such items",
+    outcome="refused before anything starts, with what helps",
+)
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -207,6 +235,9 @@ def test_a_class_must_be_chosen() -> None:
         ("Scaled", r"samples of float32 \(3, 8, 8\): return images of uint8.*without ToTensor"),
         ("Ragged", "every sample needs one shape and type"),
         ("Alone", r"item 0 is no sample with a label.*return \(sample, label\)"),
+        ("Named", r"item 0 is no sample with a label: it is a dict of image, label; let __getitem__ return \(sample, "),
+        ("OneHot", r"has one-hot labels: .*label\.argmax\(\)"),
+        ("Untested", "has no items with train=False"),
         ("Draws", "has another item .* each time it is made: give its random numbers a seed"),
         ("Fails", r"can't be made with train=True.*OSError: no such file"),
     ],
@@ -214,6 +245,12 @@ def test_a_class_must_be_chosen() -> None:
 def test_other_items_are_refused_in_words(name: str, message: str, own: Extension) -> None:
     with pytest.raises(ConfigError, match=message):
         check_run(configured(own, name), "cpu")
+
+
+def test_channels_that_come_last_are_refused_with_the_remedy(own: Extension) -> None:
+    data = configured(own, "Last").data
+    with pytest.raises(ConfigError, match=r"seems to be \(height, width, channels\): .*transpose\(2, 0, 1\)"):
+        checked(data, data.load(Path("nowhere")))
 
 
 def test_arguments_that_it_does_not_take_are_refused(own: Extension) -> None:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import functools
 import json
+import random
 import re
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -19,6 +21,7 @@ import torch
 from analysis import excluded, load
 from analysis.comparison.exclusions import Exclusion
 from parallelbench.cli import main
+from parallelbench.models.mlp import Mlp
 from parallelbench.rank.epoch_boundary import Policy
 from parallelbench.store.journal import read_tables
 from parallelbench.store.records import TABLES
@@ -50,6 +53,7 @@ DDP = (
     "measure.probe=false",
 )
 ALWAYS = ("launcher.checkpoint=always", "launcher.checkpoint_every_s=0.001")
+MLP = Mlp.build
 NAME = re.compile(r"attempt-(\d+)-epoch-(\d+)")
 
 
@@ -274,6 +278,39 @@ def test_ranks_drop_values_of_their_own_and_go_on_with_the_numbers_that_were_sav
     steps = 2 * len(losses[0])
     trained = [each[-steps:] for each in masks]
     assert len(set(trained[0]) | set(trained[1])) == 2 * steps, "each rank and step has a mask of its own"
+
+
+def noisy(self: Mlp, **arguments: Any) -> torch.nn.Sequential:
+    """A multilayer perceptron that draws its first weights from NumPy, and noise from NumPy and Python as it trains."""
+    model = MLP(self, **arguments)
+
+    def disturbed(_: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        noise = torch.from_numpy(np.random.standard_normal(inputs[0].shape) * random.random()).to(inputs[0].dtype)
+        return inputs[0] + 0.1 * noise
+
+    first = next(model.parameters())
+    first.data.copy_(torch.from_numpy(0.1 * np.random.standard_normal(first.shape)))
+    model[0].register_forward_pre_hook(disturbed)
+    return model
+
+
+@fault(
+    "workers",
+    "A model of one's own draws weights and noise from NumPy and Python's `random`, and its run is interrupted",
+    injection="both generators stand elsewhere when an attempt starts; a stop after three epochs",
+    outcome="all generators begin from the run's seed and are in checkpoints: losses are bitwise the same",
+)
+def test_what_a_model_draws_from_any_generator_goes_on_bitwise(tmp_path: Path) -> None:
+    with mock.patch.object(Mlp, "build", noisy):
+        for name in ("straight", "stopped"):
+            random.seed(name)
+            np.random.seed(len(name))
+            if name == "stopped":
+                stopped(*HERE, results=tmp_path / name, after=3)
+            finished(*HERE, results=tmp_path / name)
+    straight, went_on = (measured(the_run(tmp_path / name)) for name in ("straight", "stopped"))
+    assert rows(the_run(tmp_path / "stopped"))["run"][0]["resumed_after"] == "3"
+    assert went_on == straight
 
 
 def test_a_run_that_resumes_in_another_environment_is_not_compared(

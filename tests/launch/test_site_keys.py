@@ -8,16 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from launch.slurm import node_bandwidth
+from launch.slurm import node_bandwidth, report_job
 from launch.slurm.cluster_limits import ClusterLimits
 from launch.slurm.hostlist import hosts
 from launch.slurm.hours import Hours
 from launch.slurm.job_group import job_groups
 from launch.slurm.limits import Allowed, Association, Limit
 from launch.slurm.partitions import Partition, Reservation, partitions, reservations
+from launch.slurm.site_flags import OWN
 from launch.slurm.submit import batch_script, prepare_for_site
 from launch.sweep import expand, one_run
 from parallelbench.errors import ConfigError
+from tests.faults import fault
 from tests.launch.fake_slurm import ON_SITE
 
 if TYPE_CHECKING:
@@ -77,6 +79,9 @@ def test_more_nodes_than_any_cluster_has_are_refused() -> None:
         ("site.nodelist=n[1-2],m1", "--nodelist='n[1-2],m1'"),
         ("site.exclude=n3,n7", "--exclude=n3,n7"),
         ("site.exclusive=true", "--exclusive"),
+        ("site.sbatch={comment: my thesis, hold-off: false}", "--comment='my thesis'"),
+        ("site.sbatch={comment: 2026}", "--comment=2026"),
+        ("site.sbatch={spread-job: true}", "--spread-job"),
     ],
 )
 def test_a_sites_key_reaches_sbatch_and_srun(override: str, line: str, results: Path) -> None:
@@ -98,6 +103,46 @@ def test_a_sites_key_reaches_sbatch_and_srun(override: str, line: str, results: 
 def test_what_is_no_word_of_slurms_is_refused(override: str) -> None:
     with pytest.raises(ConfigError, match=r"^site\.\w+=.* is not valid: expected "):
         one_run([*ON_SITE, override])
+
+
+@fault(
+    "submission",
+    "A site's further option of sbatch is one that the suite sets, in full or shortened",
+    injection="each of them in site.sbatch, where a cluster's --comment belongs",
+    outcome="refused with the key that sets it; others reach every job",
+)
+@pytest.mark.parametrize("option", [option for option in OWN if option != "exclusive"])
+def test_a_further_option_is_none_that_the_suite_sets(option: str) -> None:
+    for name in (option, option[:-1]):  # sbatch takes the beginning of a name for the name
+        with pytest.raises(ConfigError, match=rf"^site\.sbatch\.{name} is refused, as --[a-z-]+ is the suite's: "):
+            prepare_for_site(one_run([*ON_SITE, f"site.sbatch={{{name}: x}}"]))
+
+
+def test_every_option_of_a_job_is_known_as_the_suites(results: Path) -> None:
+    """So that a further one can't replace it."""
+    sets = [
+        "site.mail_user=me",
+        BOTH,
+        "site.exclusive=true",
+        "site.nice=1",
+        "site.gpu_type=a100",
+        "launcher.pack=false",
+    ]
+    batch, run = group(results, *sets), one_run([*ON_SITE, f"results={results}", *sets]).run
+    written = [line.partition(" ")[2] for line in batch_script(batch, 2).splitlines() if line.startswith("#SBATCH")]
+    written += [*report_job.command(run, ["7"]), *node_bandwidth.short_job(run, "cpu", ["x"], name="x", minutes=1)]
+    options = {word.partition("=")[0] for word in written if word.startswith("--")}
+    assert len(options) > 15
+    assert {option.removeprefix("--") for option in options} <= OWN.keys()
+
+
+def test_what_is_no_further_option_is_refused() -> None:
+    for name in ("Comment", "--comment", "c", "job_name"):
+        with pytest.raises(ConfigError, match=r"site\.sbatch\..* is no option: name a long one"):
+            prepare_for_site(one_run([*ON_SITE, f"site.sbatch={{{name}: x}}"]))
+    for value in ("'a\\nb'", '"it\'s"', "[1]", "''"):
+        with pytest.raises(ConfigError, match=r"site\.sbatch\.comment=.* expected 1 to 1024 characters without quotes"):
+            one_run([*ON_SITE, f"site.sbatch={{comment: {value}}}"])
 
 
 def test_several_partitions_are_one_value_and_no_sweep() -> None:

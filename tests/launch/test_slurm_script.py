@@ -98,6 +98,15 @@ def test_a_variable_of_sbatchs_that_contradicts_the_site_is_refused(
     prepare_for_site(one_run([*ON_SITE, f"site.{key}=theirs"]))
 
 
+def test_a_comment_that_the_environment_has_is_the_sites_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SBATCH_COMMENT", "2026")
+    with pytest.raises(
+        ConfigError, match=r"SBATCH_COMMENT='2026' .* site\.sbatch\.comment is not set: set site\.sbatch\.c"
+    ):
+        prepare_for_site(one_run(ON_SITE))
+    prepare_for_site(one_run([*ON_SITE, "site.sbatch={comment: 2026}"]))
+
+
 def test_a_cluster_that_jobs_would_not_go_to_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SBATCH_CLUSTERS", "other")
     with pytest.raises(ConfigError, match="SBATCH_CLUSTERS='other' in the environment has no effect"):

@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from parallelbench.world.generators import Generators
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+    from contextlib import AbstractContextManager
 
     from torch import Tensor, nn
 
@@ -111,12 +114,10 @@ def unchanged_buffers(module: nn.Module) -> Iterator[None]:
             buffer.copy_(old)
 
 
-@contextmanager
-def undrawn_numbers(module: nn.Module) -> Iterator[None]:
+def undrawn_numbers(module: nn.Module) -> AbstractContextManager[None]:
     """Restore the generators of the host and of the module's GPUs at the end."""
     gpus = {parameter.device for parameter in module.parameters() if parameter.device.type == "cuda"}
-    with torch.random.fork_rng(devices=list(gpus)):
-        yield
+    return Generators(list(gpus)).unchanged()
 
 
 @contextmanager
