@@ -203,7 +203,11 @@ def test_clocks_that_cannot_be_compared_are_trusted_to_the_hour(
     folder, attempt = begin(config(tmp_path), Fake())
     write_supervisor(attempt, machine="another")
     unlock(attempt)
-    monkeypatch.setattr(liveness, "file_system_time", lambda _: None)  # another user's folder
+
+    def touch(_: Path) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(liveness.Path, "touch", touch)  # another user's folder
     age(attempt, liveness.CLOCKS_S)
     assert folder.state().state == "running"
     age(attempt, liveness.CLOCKS_S + ABSENCE_S + 1)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 CLOCKS_S = 3600.0
-"""How far clocks may be apart that can't be compared, because the folder is another user's: it is only looked at."""
+"""How far clocks may be apart that can't be compared; mostly in another user's folder, which is only looked at."""
 _LOOK_S = 0.5
 
 
@@ -70,44 +70,45 @@ def alive(path: Path, machine: str, *, absence_s: float) -> bool:
     alone, since not every file system shows locks to others; there, a file untouched for `absence_s` seconds does.
     """
     try:
-        descriptor = _opened(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    try:
-        locked = _locked(descriptor)
+        locked = _locked(path)
         if locked or (locked is False and machine and machine == boot()):
             return locked
-        now = file_system_time(path.parent)
-        return (time.time() - CLOCKS_S if now is None else now) - os.fstat(descriptor).st_mtime < absence_s
-    finally:
-        os.close(descriptor)
+        return age_s(path) < absence_s
+    except (FileNotFoundError, NotADirectoryError):
+        return False
 
 
-def _opened(path: Path) -> int:
-    """A descriptor, for which NFS asks its server for the file's times; a pipe keeps nobody waiting."""
-    return os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-
-
-def _locked(descriptor: int) -> bool | None:
+def _locked(path: Path) -> bool | None:
     """Whether somebody holds a file's lock; None where the file system has no locks."""
+    descriptor = _opened(path)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
     except OSError:
         return None
+    finally:
+        os.close(descriptor)
     return False
 
 
-def file_system_time(folder: Path) -> float | None:
-    """What a file that is touched in a folder now has as its time, Unix time, s; None where none can be written."""
+def age_s(path: Path) -> float:
+    """How long ago a file was touched, s, by the clock of its file system; raises `OSError` where there is none."""
+    return file_system_time(path.parent) - _touched_at(path)
+
+
+def file_system_time(folder: Path) -> float:
+    """The time by the clock of a folder's file system, Unix time, s.
+
+    Where nothing can be written there, it is this machine's less `CLOCKS_S`, so that nothing counts as too old.
+    """
     probe = folder / f".clock.{uuid.uuid4().hex}.tmp"
     try:
         probe.touch()
         os.utime(probe)
         return probe.stat().st_mtime
     except OSError:
-        return None
+        return time.time() - CLOCKS_S
     finally:
         with suppress(OSError):
             probe.unlink()
@@ -115,20 +116,24 @@ def file_system_time(folder: Path) -> float | None:
 
 def stirs(path: Path, *, within_s: float) -> bool:
     """Whether a file is touched within so many seconds from now, by this process's own clock."""
-    first, deadline = _touched_at(path), time.monotonic() + within_s
-    while time.monotonic() < deadline:
-        time.sleep(_LOOK_S)
-        if _touched_at(path) != first:
-            return True
+    deadline = time.monotonic() + within_s
+    with suppress(OSError):  # a file that is gone is kept by nobody
+        first = _touched_at(path)
+        while time.monotonic() < deadline:
+            time.sleep(_LOOK_S)
+            if _touched_at(path) != first:
+                return True
     return False
 
 
-def _touched_at(path: Path) -> float | None:
-    try:
-        descriptor = _opened(path)
-    except OSError:
-        return None
+def _touched_at(path: Path) -> float:
+    descriptor = _opened(path)
     try:
         return os.fstat(descriptor).st_mtime
     finally:
         os.close(descriptor)
+
+
+def _opened(path: Path) -> int:
+    """A descriptor, for which NFS asks its server for the file's times; a pipe keeps nobody waiting."""
+    return os.open(path, os.O_RDONLY | os.O_NONBLOCK)
