@@ -80,11 +80,16 @@ class Job:
         supervisor = attempt.supervisor()
         return supervisor is not None and supervisor.job.rpartition(".")[0] == f"{self.submission.token}.{self.id}"
 
+    def save(self) -> None:
+        """Ask the ranks to save their state after their epoch, and to stop."""
+        if self.attempt is not None:
+            with suppress(StorageError):
+                self.attempt.ask_to_stop()
+
     def warn(self) -> None:
         """Ask the ranks to stop after their epoch, and begin no other run."""
         self.warned = True
-        if self.attempt is not None:
-            self.attempt.ask_to_stop()
+        self.save()
 
     def preempt(self) -> None:
         """The same as a warning, except that what is not over is queued again in any case; only the head decides."""
@@ -134,7 +139,7 @@ def handling_warnings(job: Job) -> Iterator[None]:
     handler = (lambda _number, _frame: job.warn()) if job.node == 0 else signal.SIG_IGN  # the head decides
     before = signal.signal(WARNING, handler)
     try:
-        with heeding_preemption(job.id, job.preempt):
+        with heeding_preemption(job.id, save=job.save, preempted=job.preempt):
             yield
     finally:
         signal.signal(WARNING, before)

@@ -4,25 +4,33 @@ from __future__ import annotations
 
 import re
 import signal
+import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from launch.slurm import scheduler
-from launch.slurm.scheduler import SchedulerError
+from launch.slurm.scheduler import NoSlurmError, SchedulerError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+ANSWER_S = 10.0
+"""How long Slurm may take to say whether this is a preemption; by default, it kills a job 30 s after SIGTERM."""
+_PAUSE_S = 0.5
 _STATE = re.compile(r"\bJobState=(\S+)")
 _PREEMPTED_AT = re.compile(r"\bPreemptTime=(\S+)")
 
 
 @contextmanager
-def heeding_preemption(job: str, preempted: Callable[[], None]) -> Iterator[None]:
-    """Call `preempted` at the SIGTERM with which a grace begins; any other SIGTERM is handled as before."""
+def heeding_preemption(job: str, *, save: Callable[[], None], preempted: Callable[[], None]) -> Iterator[None]:
+    """Call `preempted` at the SIGTERM with which a grace begins; any other SIGTERM is handled as before.
+
+    `save` is called first, at any SIGTERM: ranks save their state while Slurm is asked.
+    """
     before = signal.getsignal(signal.SIGTERM)
 
     def terminate(number: int, frame: object) -> None:
+        save()
         if is_being_preempted(job):
             preempted()
         elif callable(before):
@@ -36,12 +44,18 @@ def heeding_preemption(job: str, preempted: Callable[[], None]) -> Iterator[None
 
 
 def is_being_preempted(job: str) -> bool:
-    """Whether Slurm will take a running job's nodes; false where it gives no answer."""
-    try:
-        with _spared():
-            return in_grace(scheduler.ask(["scontrol", "--oneliner", "show", "job", job], patient=True))
-    except SchedulerError:
-        return False
+    """Whether Slurm will take a running job's nodes; false where it gives no answer within `ANSWER_S`."""
+    deadline = time.monotonic() + ANSWER_S
+    while (left_s := deadline - time.monotonic()) > 0:
+        try:
+            with _spared():
+                shown = scheduler.ask(["scontrol", "--oneliner", "show", "job", job], timeout_s=left_s)
+            return in_grace(shown)
+        except NoSlurmError:
+            return False
+        except SchedulerError:
+            time.sleep(_PAUSE_S)
+    return False
 
 
 @contextmanager
