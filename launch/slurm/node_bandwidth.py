@@ -16,7 +16,6 @@ import msgspec
 
 from launch.slurm import container, rendezvous, scheduler
 from launch.slurm.shape import shape_of, slurm
-from launch.slurm.site_flags import as_words, site_flags
 from parallelbench.errors import ConfigError, count_of
 from parallelbench.spec.plugin import plugin_of
 
@@ -70,21 +69,12 @@ def command(run: RunConfig, device_type: str, folder: Path) -> list[str]:
 
 def short_job(run: RunConfig, device_type: str, program: Sequence[str], *, name: str, minutes: int) -> list[str]:
     """The srun command that runs a module with its arguments once on each of a run's nodes, with the run's devices."""
-    shape, site = shape_of(run, device_type), run.site
-    gpus = f"{site.gpu_type}:{shape.gpus_per_node}" if site.gpu_type else str(shape.gpus_per_node)
-    options = {
+    folders = container.needed_folders(run.site, shared(run), plugin_of(run))
+    options: dict[str, str | int | bool] = {
         "job-name": f"parallelbench-{name}",
-        "nodes": shape.nodes,
-        "ntasks-per-node": 1,
-        "cpus-per-task": shape.cpus_per_node,
-        "mem": f"{shape.memory_mib_per_node}M",
         "time": min(minutes, slurm(run).time_limit_min),
-        **site_flags(site),
-        "gpus-per-node": gpus if shape.gpus_per_node else None,
     }
-    folders = container.needed_folders(site, shared(run), plugin_of(run))
-    script = container.srun_script(site, ["-m", *program], gpus=bool(shape.gpus_per_node), folders=folders)
-    return ["srun", *as_words(options), *container.srun_flags(site, folders), "bash", "-c", script]
+    return container.srun_command(run.site, shape_of(run, device_type), program, options=options, folders=folders)
 
 
 def main(arguments: Sequence[str]) -> int:
