@@ -22,6 +22,7 @@ from parallelbench.spec.plugin import plugin_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from launch.attempt.command import Rendezvous
     from parallelbench.spec.config import RunConfig
 
 JOB_MINUTES = 2
@@ -83,19 +84,17 @@ def main(arguments: Sequence[str]) -> int:
     rank, size = os.environ["SLURM_PROCID"], os.environ["SLURM_NTASKS"]
     if interface:
         os.environ |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
-    host, port = met(folder, interface)
+    meeting = met(folder, interface)
     probe = [sys.executable, "-m", "parallelbench.probes.link_bandwidth"]
-    os.execv(sys.executable, [*probe, f"tcp://{host}:{port}", rank, size, device_type])
+    os.execv(sys.executable, [*probe, f"tcp://{meeting.host}:{meeting.port}", rank, size, device_type])
 
 
-def met(folder: Path, interface: str | None) -> tuple[str, int]:
-    """Host and port of the first of a job's nodes, which tells the others through the folder."""
-    nodes, start = int(os.environ["SLURM_NTASKS"]), os.environ["SLURM_JOB_ID"]
-    if os.environ["SLURM_PROCID"] == "0":
-        own = rendezvous.offer(folder, start, nodes=nodes, interface=interface)
-        return own.host, own.port
-    theirs = _wait(folder)
-    return theirs.host, theirs.port
+def met(folder: Path, interface: str | None) -> Rendezvous:
+    """Where a job's nodes meet: the first of them tells the others through the folder."""
+    nodes, node = int(os.environ["SLURM_NTASKS"]), int(os.environ["SLURM_PROCID"])
+    if node == 0:
+        return rendezvous.offer(folder, os.environ["SLURM_JOB_ID"], nodes=nodes, interface=interface)
+    return _wait(folder).meeting(node=node, nodes=nodes)
 
 
 def _wait(folder: Path) -> rendezvous.Offer:
