@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import os
 import shutil
-import time
 import uuid
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from parallelbench.store.folder import FORGOTTEN, RunFolder
+from parallelbench.store.liveness import file_system_time
 from parallelbench.store.named_folder import is_configuration_of_run
 
 if TYPE_CHECKING:
@@ -94,17 +94,17 @@ def stale(runs: Mapping[RunFolder, RunStatus]) -> Iterator[Stale]:
             yield Stale(folder.path, status.reason or "nobody queued it", _size(folder.path), folder)
             continue
         done = status.state.state == "done"
-        for path in _old(_leftovers(folder, done=done)):
+        for path in _old(_leftovers(folder, done=done), folder.path.parent):
             yield Stale(path, f"left by an attempt; the run is {status.label}", _size(path))
     for sweep in sorted({folder.path.parent for folder in runs}):
-        for path in _old(path for pattern in _OF_SWEEPS for path in sorted(sweep.glob(pattern))):
+        for path in _old((path for pattern in _OF_SWEEPS for path in sorted(sweep.glob(pattern))), sweep):
             yield Stale(path, "was being written", _size(path))
 
 
 def _never_begun(folder: RunFolder) -> bool:
     """Also not lately submitted again; what a symbolic link points to belongs elsewhere."""
     own = not folder.path.is_symlink() and untouched(folder) and is_configuration_of_run(folder.path)
-    return own and bool(list(_old([folder.path])))
+    return own and bool(list(_old([folder.path], folder.path.parent)))
 
 
 def _leftovers(folder: RunFolder, *, done: bool) -> Iterator[Path]:
@@ -117,12 +117,13 @@ def _leftovers(folder: RunFolder, *, done: bool) -> Iterator[Path]:
         yield from (path for path in sorted(checkpoints.glob("*")) if not (path / "manifest.json").exists())
 
 
-def _old(paths: Iterable[Path]) -> Iterator[Path]:
-    """Those that belong to this user, and were not touched lately."""
+def _old(paths: Iterable[Path], sweep: Path) -> Iterator[Path]:
+    """Those that belong to this user, and were not touched lately, by the clock of their sweep's file system."""
+    now = file_system_time(sweep)  # asked there, for it touches the folder
     for path in paths:
         with suppress(OSError):
             status = path.lstat()
-            if status.st_uid == os.geteuid() and time.time() - status.st_mtime > YOUNG_S:
+            if status.st_uid == os.geteuid() and now - status.st_mtime > YOUNG_S:
                 yield path
 
 

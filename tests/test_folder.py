@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import multiprocessing
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,9 +20,11 @@ from analysis import load
 from parallelbench.errors import ConfigError, StorageError
 from parallelbench.spec.identity import run_id
 from parallelbench.spec.launchers import LocalLauncher, Site
-from parallelbench.store.attempt import ABSENCE_S, OUTCOMES, PUBLISHED, RETRYABLE, Attempt, Supervisor
+from parallelbench.store import liveness
+from parallelbench.store.attempt import ABSENCE_S, OUTCOMES, PUBLISHED, RETRYABLE, Attempt
 from parallelbench.store.folder import RunFolder, State, find_runs
 from tests.analysis.factory import Fake, begin, component, config, failed, published
+from tests.faults import fault
 from tests.helpers import fill_disk
 
 UNIDENTIFYING = {"launcher": LocalLauncher.__struct_fields__, "site": Site.__struct_fields__}
@@ -34,9 +36,19 @@ if TYPE_CHECKING:
 
 
 def write_supervisor(attempt: Attempt, **changes: Any) -> None:
-    me = Supervisor.this_process()
-    plain = {"host": me.host, "pid": me.pid, "process_started_at": me.process_started_at}
-    (attempt.path / "supervisor.json").write_text(json.dumps(plain | changes))
+    path = attempt.path / "supervisor.json"
+    path.write_text(json.dumps(json.loads(path.read_bytes()) | changes))
+
+
+def unlock(attempt: Attempt) -> None:
+    """What the kernel does when a supervisor ends."""
+    assert attempt.lock is not None
+    os.close(attempt.lock)
+
+
+def age(attempt: Attempt, seconds: float) -> None:
+    old = time.time() - seconds
+    os.utime(attempt.heartbeat, (old, old))
 
 
 # --- states
@@ -82,17 +94,40 @@ def test_an_attempt_is_running_from_its_claim_on(tmp_path: Path) -> None:
     assert attempt is not None
     assert attempt.info() is None
     assert folder.state().state == "running"
-    write_supervisor(attempt, process_started_at=1.0)
-    assert folder.state().label == "killed", "known at once, without waiting for a heartbeat"
+    unlock(attempt)
+    state = folder.state()
+    assert (state.state, state.label, state.attempt) == ("failed", "killed", 1), "known at once, without waiting"
+    assert state.to_run
 
 
-@pytest.mark.parametrize("change", [{"process_started_at": 1.0}, {"pid": 2**22 + 1}, {"pid": -1}, {"pid": 2**70}])
-def test_an_attempt_whose_supervisor_is_gone_was_killed(tmp_path: Path, change: dict[str, Any]) -> None:
+@pytest.mark.parametrize("change", [{"pid": 2**22 + 1}, {"pid": -1}, {"pid": 1}, {"host": "another"}, {"machine": "m"}])
+def test_a_lock_shows_life_whatever_the_processes_and_machines_are_called(
+    tmp_path: Path, change: dict[str, Any]
+) -> None:
     folder, attempt = begin(config(tmp_path), Fake())
     write_supervisor(attempt, **change)
-    state = folder.state()
-    assert (state.state, state.label, state.attempt) == ("failed", "killed", 1)
-    assert state.to_run
+    age(attempt, 10 * ABSENCE_S)
+    assert folder.state().state == "running"
+
+
+@fault(
+    "lifecycle",
+    "A look from another container",
+    injection="status from another namespace of process ids on the machine where an attempt runs",
+    outcome="the attempt is running: its lock says so, not a process id",
+)
+@pytest.mark.slow
+def test_a_supervisor_is_seen_from_another_container_of_its_machine(tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root may make a namespace of process ids")
+    folder, _ = begin(config(tmp_path), Fake())
+    program = (
+        "import sys; from pathlib import Path; from parallelbench.store.folder import RunFolder\n"
+        "print(RunFolder(Path(sys.argv[1])).state().label)"
+    )
+    namespace = ["unshare", "--pid", "--fork", "--mount-proc"]
+    seen = subprocess.run([*namespace, sys.executable, "-c", program, folder.path], capture_output=True, check=True)
+    assert seen.stdout.decode().strip() == "running"
 
 
 @pytest.mark.slow
@@ -117,23 +152,75 @@ def test_without_a_readable_supervisor_the_heartbeat_decides(tmp_path: Path, con
     folder, attempt = begin(config(tmp_path), Fake())
     path = attempt.path / "supervisor.json"
     path.unlink() if content is None else path.write_bytes(content)
+    unlock(attempt)
     assert folder.state().state == "running"
-    old = time.time() - ABSENCE_S - 1
-    os.utime(attempt.path, (old, old))
+    age(attempt, ABSENCE_S + 1)
     assert folder.state().label == "killed"
 
 
-def test_on_another_host_the_heartbeat_decides(tmp_path: Path) -> None:
+@pytest.mark.parametrize("machine", ["another", ""])
+def test_where_no_lock_can_be_seen_the_heartbeat_decides(tmp_path: Path, machine: str) -> None:
     folder, attempt = begin(config(tmp_path), Fake())
-    write_supervisor(attempt, host=f"not-{socket.gethostname()}", pid=1)
-    old = time.time() - ABSENCE_S - 1
-    os.utime(attempt.path, (old, old))
-    assert folder.state().label == "killed"
-    attempt.heartbeat.touch()
-    os.utime(attempt.path, (old, old))
+    write_supervisor(attempt, machine=machine)
+    unlock(attempt)
     assert folder.state().state == "running"
-    os.utime(attempt.heartbeat, (old, old))
+    age(attempt, ABSENCE_S + 1)
     assert folder.state().label == "killed"
+
+
+def test_a_file_system_without_locks_gives_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def flock(*_: object) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(liveness.fcntl, "flock", flock)
+    folder, attempt = begin(config(tmp_path), Fake())
+    supervisor = attempt.supervisor()
+    assert (supervisor is not None and supervisor.machine, folder.state().state) == ("", "running")
+    age(attempt, ABSENCE_S + 1)
+    assert folder.state().label == "killed"
+
+
+@fault(
+    "lifecycle",
+    "Clocks that differ",
+    injection="a clock ahead by 90 s or two hours, or behind, on the machine that looks at another one's attempt",
+    outcome="the attempt is running: its heartbeat's age is that by the file system's own clock",
+)
+@pytest.mark.parametrize("ahead_s", [-7200.0, 90.0, 7200.0])
+def test_an_observers_clock_does_not_end_an_attempt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead_s: float
+) -> None:
+    folder, attempt = begin(config(tmp_path), Fake())
+    write_supervisor(attempt, machine="another")
+    unlock(attempt)
+    monkeypatch.setattr(time, "time", lambda now=time.time: now() + ahead_s)
+    assert folder.state().state == "running"
+
+
+def test_clocks_that_cannot_be_compared_are_trusted_to_the_hour(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, attempt = begin(config(tmp_path), Fake())
+    write_supervisor(attempt, machine="another")
+    unlock(attempt)
+
+    def touch(_: Path) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(liveness.Path, "touch", touch)  # another user's folder
+    age(attempt, liveness.CLOCKS_S)
+    assert folder.state().state == "running"
+    age(attempt, liveness.CLOCKS_S + ABSENCE_S + 1)
+    assert folder.state().label == "killed"
+
+
+def test_looking_for_life_leaves_nothing_behind(tmp_path: Path) -> None:
+    folder, attempt = begin(config(tmp_path), Fake())
+    write_supervisor(attempt, machine="another")
+    unlock(attempt)
+    before = set(os.listdir(attempt.path))
+    assert folder.state().state == "running"
+    assert set(os.listdir(attempt.path)) == before
 
 
 @pytest.mark.parametrize("outcome", [name for name in OUTCOMES if name not in PUBLISHED])

@@ -120,7 +120,7 @@ def test_what_torch_and_nccl_are_told(choice: str, variables: dict[str, str]) ->
         found = environment(run, device_type, {}, cores=4, rendezvous=rendezvous)
         return {name: found[name] for name in names if name in found}
 
-    nodes = Rendezvous(node=0, nodes=2, host="head", port=1, id="x")
+    nodes = Rendezvous(node=0, nodes=2, host="head", port=1, id="x", secret="s")
     assert told("cuda", None) == variables
     assert told("cuda", nodes) == {"NCCL_SOCKET_IFNAME": "ib0"} | variables
     assert told("cpu", None) == {}

@@ -40,6 +40,8 @@ class Rendezvous:
     port: int
     id: str
     """Identifies this start of this job: processes of another job on the same port are refused."""
+    secret: str
+    """Known to this job's nodes alone: what the suite itself listens with refuses everybody else."""
 
 
 WORKER, CALIBRATION = "parallelbench.rank.worker", "parallelbench.rank.calibrate"
@@ -104,7 +106,7 @@ def environment(
     if run.strategy.framework != "torch":
         own["TF_CPP_MIN_LOG_LEVEL"] = "2"  # errors only
         if rendezvous is not None:
-            own[RENDEZVOUS] = f"{rendezvous.node} {rendezvous.host}:{rendezvous.port}"
+            own[RENDEZVOUS] = f"{rendezvous.node} {rendezvous.host}:{rendezvous.port} {rendezvous.secret}"
     if run.compile:
         # Code that an earlier run compiled must not shorten this run's start.
         own["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"

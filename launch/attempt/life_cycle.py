@@ -50,17 +50,27 @@ def carry_out(
         return NotBegun(reason)
     if attempts and (outcome := publish_if_finished(folder, run, attempts[-1])):
         return NotBegun(f"had finished: {outcome.outcome}: {outcome.reason}", outcome)
+    if attempts and _lives(attempts[-1], job):
+        return NotBegun("runs elsewhere: its heartbeat goes on")
     attempt = folder.claim(after=attempts[-1].number if attempts else 0, job=job)
     if attempt is None:
         return NotBegun("was begun by another process")
     training = Training(folder, run, attempt, device_type)
-    try:
-        _describe(training, submit)
-    except StorageError:
-        attempt.withdraw()
-        raise
-    refusal = too_small(run, device_type)
-    return train(training) if refusal is None else attempt.finish("error", refusal)
+    with attempt.kept():
+        try:
+            _describe(training, submit)
+        except StorageError:
+            attempt.withdraw()
+            raise
+        refusal = too_small(run, device_type)
+        return train(training) if refusal is None else attempt.finish("error", refusal)
+
+
+def _lives(attempt: Attempt, job: str) -> bool:
+    """Whether the attempt before shows a sign of life after all; one of the same job was ended by the cluster."""
+    supervisor = attempt.supervisor()
+    of_this_job = bool(job) and supervisor is not None and supervisor.job.rpartition(".")[0] == job.rpartition(".")[0]
+    return attempt.outcome() is None and not of_this_job and attempt.stirs()
 
 
 def too_small(run: RunConfig, device_type: str) -> str | None:

@@ -15,14 +15,12 @@ from parallelbench.errors import StorageError, SupersededError
 from parallelbench.inherited import without_foreign
 from parallelbench.spec.plugin import plugin_of
 from parallelbench.store.attempt import HEARTBEAT_S
-from parallelbench.store.durable import storage_errors
 from parallelbench.store.journal import read_entries_from
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from parallelbench.store.attempt import Attempt, Outcome
-    from parallelbench.store.folder import RunFolder
 
 POLL_S = 0.1
 
@@ -103,7 +101,7 @@ def _watch(process: Process, training: Training, watcher: Watcher) -> bool:
     """
     tail = _Tail(training.attempt)
     deadline = time.monotonic() + (training.run.launcher.timeout_s or float("inf"))
-    next_beat = 0.0
+    next_look = 0.0
     while True:
         try:
             process.wait(timeout=POLL_S)
@@ -118,17 +116,10 @@ def _watch(process: Process, training: Training, watcher: Watcher) -> bool:
             return False
         if time.monotonic() > deadline:
             return True
-        if time.monotonic() > next_beat:
-            _beat(training.folder, training.attempt)
-            next_beat = time.monotonic() + HEARTBEAT_S
-
-
-def _beat(folder: RunFolder, attempt: Attempt) -> None:
-    """Show others that this supervisor is alive; raises `SupersededError` if a newer attempt has begun."""
-    with storage_errors(attempt.heartbeat):
-        attempt.heartbeat.touch()
-    if folder.superseded(attempt):
-        raise SupersededError
+        if time.monotonic() > next_look:
+            if training.folder.superseded(training.attempt):
+                raise SupersededError
+            next_look = time.monotonic() + HEARTBEAT_S
 
 
 class _Tail:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from launch.attempt.command import CALIBRATION, Rendezvous, calibration_arguments, command_line, environment
+from launch.attempt.command import CALIBRATION, calibration_arguments, command_line, environment
 from launch.slurm import scheduler
 from launch.slurm.node_bandwidth import met, shared, short_job
 from parallelbench.errors import ConfigError, count_of
@@ -58,9 +58,7 @@ def main(arguments: Sequence[str]) -> int:
     """On each node, under srun: meet the others, then become the calibration."""
     folder, interface, rest = Path(arguments[0]), arguments[1] or None, list(arguments[2:])
     device_type, run = rest[1], from_mapping(msgspec.json.decode(rest[2]))
-    host, port = met(folder, interface)
-    start = os.environ["SLURM_JOB_ID"]
-    meeting = Rendezvous(node=int(os.environ["SLURM_PROCID"]), nodes=run.nodes, host=host, port=port, id=start)
+    meeting = met(folder, interface)
     processes = run.strategy.processes(run, device_type)
     words = command_line(rest, processes, meeting, program=CALIBRATION)
     cores = threads_here()

@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from launch.slurm.shape import setup_lines
+from launch.slurm.shape import END_TOGETHER, setup_lines, typed_gpus
+from launch.slurm.site_flags import as_words, site_flags
+from parallelbench.entry import ENTRY
 from parallelbench.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
+    from launch.slurm.shape import Shape
     from parallelbench.spec.config import RunConfig
     from parallelbench.spec.launchers import Site
 
@@ -42,7 +45,34 @@ def srun_flags(site: Site, folders: Sequence[Path]) -> list[str]:
     return [f"--container-image={container.image}", f"--container-mounts={','.join(_mounts(site, folders))}"]
 
 
-def srun_script(site: Site, program: Sequence[str], *, gpus: bool, folders: Sequence[Path]) -> str:
+def srun_command(
+    site: Site,
+    shape: Shape,
+    program: Sequence[str],
+    *,
+    options: Mapping[str, str | int | bool],
+    folders: Sequence[Path],
+) -> list[str]:
+    """What runs a module with its arguments once on each of a job's nodes, and waits for all.
+
+    For jobs that are no runs'; with some options of its own. The first node that fails ends the others, which may be
+    waiting for it.
+    """
+    flags = {
+        **options,
+        "nodes": shape.nodes,
+        "ntasks-per-node": 1,
+        "cpus-per-task": shape.cpus_per_node,
+        "mem": f"{shape.memory_mib_per_node}M",
+        **site_flags(site),
+        "gpus-per-node": typed_gpus(shape, site) if shape.gpus_per_node else None,
+        **END_TOGETHER,
+    }
+    script = _srun_script(site, ["-m", ENTRY, *program], gpus=bool(shape.gpus_per_node), folders=folders)
+    return ["srun", *as_words(flags), *srun_flags(site, folders), "bash", "-c", script]
+
+
+def _srun_script(site: Site, program: Sequence[str], *, gpus: bool, folders: Sequence[Path]) -> str:
     """What bash executes under srun: the site's set-up, then the program. With Pyxis all of it is in the container."""
     inside = site.container is not None and site.container.runtime == _PYXIS
     own = msgspec.structs.replace(site, modules=[], setup=[]) if inside else site

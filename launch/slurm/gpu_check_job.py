@@ -16,11 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launch.slurm import container, rendezvous, scheduler
-from launch.slurm.shape import asks_for_gpus, slurm
-from launch.slurm.site_flags import as_words, site_flags
+from launch.slurm.shape import Shape, asks_for_gpus, slurm
 from launch.sweep import one_run
 from launch.sweep.extension import extension
-from parallelbench.entry import ENTRY
 from parallelbench.errors import ConfigError, count_of
 
 if TYPE_CHECKING:
@@ -73,23 +71,13 @@ def command(run: RunConfig, folder: Path, options: Sequence[str]) -> list[str]:
     devices = _REHEARSED if rehearsed else site.gpus_per_node
     cores = devices if rehearsed else devices * launcher.cpus_per_gpu
     memory_gib = launcher.memory_gib_per_device or site.memory_gib_per_device
-    gpus = f"{site.gpu_type}:{site.gpus_per_node}" if site.gpu_type else str(site.gpus_per_node)
-    flags = {
-        "job-name": "parallelbench-gpu-check",
-        "nodes": run.nodes,
-        "ntasks-per-node": 1,
-        "cpus-per-task": cores,
-        "mem": f"{round(1024 * memory_gib * devices)}M",
-        "time": min(_MINUTES, launcher.time_limit_min),
-        **site_flags(site),
-        "gpus-per-node": gpus if asks_for_gpus(site, "cpu" if rehearsed else "cuda") else None,
-        "kill-on-bad-exit": 1,
-        "unbuffered": True,
-    }
-    program = ["-m", ENTRY, "launch.slurm.gpu_check_job", _ON_NODE, str(folder), site.network_interface or "", *options]
+    gpus = site.gpus_per_node if asks_for_gpus(site, "cpu" if rehearsed else "cuda") else 0
+    shape = Shape(run.nodes, devices, gpus, cores, round(1024 * memory_gib * devices))
+    program = ["launch.slurm.gpu_check_job", _ON_NODE, str(folder), site.network_interface or "", *options]
     folders = container.needed_folders(site, folder.parent, [])
-    script = container.srun_script(site, program, gpus=bool(flags["gpus-per-node"]), folders=folders)
-    return ["srun", *as_words(flags), *container.srun_flags(site, folders), "bash", "-c", script]
+    minutes = min(_MINUTES, launcher.time_limit_min)
+    its_own: dict[str, str | int | bool] = {"job-name": "parallelbench-gpu-check", "time": minutes, "unbuffered": True}
+    return container.srun_command(site, shape, program, options=its_own, folders=folders)
 
 
 def _on_node(folder: Path, interface: str | None, options: list[str]) -> int:

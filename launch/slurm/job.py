@@ -82,15 +82,16 @@ class Job:
         supervisor = attempt.supervisor()
         return supervisor is not None and supervisor.job.rpartition(".")[0] == f"{self.submission.token}.{self.id}"
 
+    def save(self) -> None:
+        """Ask the ranks to save their state after their epoch, and to stop."""
+        if self.attempt is not None:
+            with suppress(StorageError):
+                self.attempt.ask_to_stop()
+
     def warn(self) -> None:
         """Ask the ranks to stop after their epoch, and begin no other run."""
         self.warned = True
         self.save()
-
-    def save(self) -> None:
-        """Ask the ranks to save after their epoch, and end."""
-        if self.attempt is not None:
-            self.attempt.ask_to_stop()
 
     def preempt(self) -> None:
         """The same as a warning, except that what is not over is queued again in any case; only the head decides."""

@@ -17,8 +17,6 @@ import msgspec
 
 from launch.slurm import container, rendezvous, scheduler
 from launch.slurm.shape import shape_of, slurm
-from launch.slurm.site_flags import as_words, site_flags
-from parallelbench.entry import ENTRY
 from parallelbench.errors import ConfigError, count_of
 from parallelbench.inherited import inherited
 from parallelbench.spec.plugin import plugin_of
@@ -26,6 +24,7 @@ from parallelbench.spec.plugin import plugin_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from launch.attempt.command import Rendezvous
     from parallelbench.spec.config import RunConfig
 
 JOB_MINUTES = 2
@@ -73,21 +72,12 @@ def command(run: RunConfig, device_type: str, folder: Path) -> list[str]:
 
 def short_job(run: RunConfig, device_type: str, program: Sequence[str], *, name: str, minutes: int) -> list[str]:
     """The srun command that runs a module with its arguments once on each of a run's nodes, with the run's devices."""
-    shape, site = shape_of(run, device_type), run.site
-    gpus = f"{site.gpu_type}:{shape.gpus_per_node}" if site.gpu_type else str(shape.gpus_per_node)
-    options = {
+    folders = container.needed_folders(run.site, shared(run), plugin_of(run))
+    options: dict[str, str | int | bool] = {
         "job-name": f"parallelbench-{name}",
-        "nodes": shape.nodes,
-        "ntasks-per-node": 1,
-        "cpus-per-task": shape.cpus_per_node,
-        "mem": f"{shape.memory_mib_per_node}M",
         "time": min(minutes, slurm(run).time_limit_min),
-        **site_flags(site),
-        "gpus-per-node": gpus if shape.gpus_per_node else None,
     }
-    folders = container.needed_folders(site, shared(run), plugin_of(run))
-    script = container.srun_script(site, ["-m", ENTRY, *program], gpus=bool(shape.gpus_per_node), folders=folders)
-    return ["srun", *as_words(options), *container.srun_flags(site, folders), "bash", "-c", script]
+    return container.srun_command(run.site, shape_of(run, device_type), program, options=options, folders=folders)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -96,19 +86,18 @@ def main(arguments: Sequence[str]) -> int:
     rank, size = os.environ["SLURM_PROCID"], os.environ["SLURM_NTASKS"]
     if interface:
         os.environ |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
-    host, port = met(folder, interface)
+    meeting = met(folder, interface)
     probe = [sys.executable, "-m", "parallelbench.probes.link_bandwidth"]
-    os.execve(sys.executable, [*probe, f"tcp://{host}:{port}", rank, size, device_type], inherited(os.environ))
+    address = f"tcp://{meeting.host}:{meeting.port}"
+    os.execve(sys.executable, [*probe, address, rank, size, device_type], inherited(os.environ))
 
 
-def met(folder: Path, interface: str | None) -> tuple[str, int]:
-    """Host and port of the first of a job's nodes, which tells the others through the folder."""
-    nodes, start = int(os.environ["SLURM_NTASKS"]), os.environ["SLURM_JOB_ID"]
-    if os.environ["SLURM_PROCID"] == "0":
-        own = rendezvous.offer(folder, start, nodes=nodes, interface=interface)
-        return own.host, own.port
-    theirs = _wait(folder)
-    return theirs.host, theirs.port
+def met(folder: Path, interface: str | None) -> Rendezvous:
+    """Where a job's nodes meet: the first of them tells the others through the folder."""
+    nodes, node = int(os.environ["SLURM_NTASKS"]), int(os.environ["SLURM_PROCID"])
+    if node == 0:
+        return rendezvous.offer(folder, os.environ["SLURM_JOB_ID"], nodes=nodes, interface=interface)
+    return _wait(folder).meeting(node=node, nodes=nodes)
 
 
 def _wait(folder: Path) -> rendezvous.Offer:

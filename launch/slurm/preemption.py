@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import re
 import signal
-from contextlib import contextmanager, suppress
+import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from launch.attempt.signals import action_of, noting
 from launch.slurm import scheduler
-from launch.slurm.scheduler import SchedulerError
-from parallelbench.errors import StorageError
+from launch.slurm.scheduler import NoSlurmError, SchedulerError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+ANSWER_S = 10.0
+"""How long Slurm may take to say whether this is a preemption; by default, it kills a job 30 s after SIGTERM."""
+_PAUSE_S = 0.5
 _STATE = re.compile(r"\bJobState=(\S+)")
 _PREEMPTED_AT = re.compile(r"\bPreemptTime=(\S+)")
 
@@ -28,8 +31,7 @@ def heeding_preemption(job: str, *, save: Callable[[], object], preempted: Calla
     before = action_of(signal.SIGTERM)
 
     def terminate(number: signal.Signals) -> None:
-        with suppress(StorageError):
-            save()
+        save()
         if is_being_preempted(job):
             preempted()
         elif before is not None:
@@ -40,12 +42,18 @@ def heeding_preemption(job: str, *, save: Callable[[], object], preempted: Calla
 
 
 def is_being_preempted(job: str) -> bool:
-    """Whether Slurm will take a running job's nodes; false where it gives no answer."""
-    try:
-        with _spared():
-            return in_grace(scheduler.ask(["scontrol", "--oneliner", "show", "job", job], patient=True))
-    except SchedulerError:
-        return False
+    """Whether Slurm will take a running job's nodes; false where it gives no answer within `ANSWER_S`."""
+    deadline = time.monotonic() + ANSWER_S
+    while (left_s := deadline - time.monotonic()) > 0:
+        try:
+            with _spared():
+                shown = scheduler.ask(["scontrol", "--oneliner", "show", "job", job], timeout_s=left_s)
+            return in_grace(shown)
+        except NoSlurmError:
+            return False
+        except SchedulerError:
+            time.sleep(_PAUSE_S)
+    return False
 
 
 @contextmanager

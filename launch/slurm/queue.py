@@ -6,7 +6,6 @@ the others leave open. However many sweeps there are, `track` asks the queue onc
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -272,7 +271,7 @@ class _Adoption:
     def without_lost(self, sweep: Path, submissions: Iterable[Submission]) -> Iterator[Submission]:
         """The same less those that never reached Slurm, whose jobs had the time to appear in one of its answers."""
         for submission in self.of(sweep, submissions):
-            if submission.job is not None or time.time() - submission.created_at <= UNSEEN_S:
+            if submission.job is not None or record.age_s(sweep, submission) <= UNSEEN_S:
                 yield submission
             elif self.locked:
                 record.withdraw(sweep, submission)

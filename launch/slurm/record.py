@@ -12,17 +12,16 @@ import secrets
 import shlex
 import shutil
 import socket
-import threading
 import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import msgspec
-import psutil
 
 from launch.slurm.shape import asks_for_gpus
 from parallelbench.errors import ConfigError
 from parallelbench.spec.launchers import Site, SlurmLauncher, with_new_options
+from parallelbench.store import liveness
 from parallelbench.store.durable import storage_errors, write_file
 from parallelbench.store.reading import read_record
 
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 
 FOLDER = "submissions"
 LOCK_ABSENCE_S = 120.0
-"""A lock of a process on another host counts as abandoned after this time without a touch."""
+"""A lock whose process can't be seen to live from here counts as abandoned after this time without a touch."""
 
 
 class Submission(msgspec.Struct, frozen=True, kw_only=True):
@@ -140,6 +139,14 @@ def submissions(sweep: Path) -> list[Submission]:
     return sorted(records, key=lambda submission: (submission.created_at, submission.token))
 
 
+def age_s(sweep: Path, submission: Submission) -> float:
+    """How long ago a submission was written, s; not by `created_at`, which another login node's clock may have told."""
+    try:
+        return liveness.age_s(folder_of(sweep, submission.token) / "submission.json")
+    except FileNotFoundError:
+        return 0.0  # another process withdraws it now
+
+
 def belongs_to_another(sweep: Path) -> bool:
     """Whether somebody else has submitted a sweep: only that user may read the submissions."""
     try:
@@ -171,8 +178,7 @@ def require_own(path: Path) -> None:
 def lock(sweep: Path) -> Iterator[None]:
     """Let one process at a time submit a sweep; raises `ConfigError` while another one does.
 
-    A file made exclusively rather than flock, which some cluster file systems ignore. One left by a process that
-    died is taken over.
+    A file made exclusively, since some cluster file systems ignore flock; one that a dead process left is taken over.
     """
     path = sweep / FOLDER / "lock"
     with storage_errors(path), private(readable_by_others()):
@@ -180,55 +186,45 @@ def lock(sweep: Path) -> Iterator[None]:
     require_own(sweep)
     require_own(path.parent)
     _take_over_abandoned(path)
-    held = f"{socket.gethostname()} {os.getpid()} {psutil.Process().create_time()} {secrets.token_hex(4)}\n"
-    _take(path, held)
-    done = threading.Event()
-    keeper = threading.Thread(target=_keep, args=(path, done), daemon=True)
-    keeper.start()
+    descriptor, held = _take(path)
     try:
-        yield
+        with liveness.touched(path, every_s=LOCK_ABSENCE_S / 4):  # Slurm may take its time to answer
+            yield
     finally:
-        done.set()
-        keeper.join()
         _remove(path, held)
+        os.close(descriptor)
 
 
-def _take(path: Path, held: str) -> None:
+def _take(path: Path) -> tuple[int, str]:
+    """Make the file; returns the descriptor that locks it, and its content."""
     own = path.with_name(f"lock.{secrets.token_hex(4)}")
-    with storage_errors(path):
+    with storage_errors(path), contextlib.ExitStack() as undo:
+        undo.callback(own.unlink, missing_ok=True)
+        own.touch()
+        descriptor, machine = liveness.hold(own)
+        undo.callback(os.close, descriptor)
+        held = f"{socket.gethostname()} {os.getpid()} {machine or '-'} {secrets.token_hex(4)}\n"
+        own.write_text(held)
         try:
-            own.write_text(held)
             os.link(own, path)  # whole, or not at all
         except FileExistsError:
             raise ConfigError(
                 f"another process is submitting this sweep ({_holder(path)}): wait for it, "
                 f"or remove {path} if there is none"
             ) from None
-        finally:
-            own.unlink(missing_ok=True)
-
-
-def _keep(path: Path, done: threading.Event) -> None:
-    """Show other hosts that the holder lives: Slurm may take its time to answer."""
-    while not done.wait(LOCK_ABSENCE_S / 4):
-        with contextlib.suppress(OSError):
-            os.utime(path)
+        undo.pop_all()
+        own.unlink()
+    return descriptor, held
 
 
 def _take_over_abandoned(path: Path) -> None:
     try:
         held = path.read_text()
-        host, pid, started_at, _ = held.split()
-        age_s = time.time() - path.stat().st_mtime
+        _, _, machine, _ = held.split()
+        abandoned = not liveness.alive(path, machine, absence_s=LOCK_ABSENCE_S)
     except (OSError, ValueError):
         return
-    if host == socket.gethostname():
-        alive = False
-        with contextlib.suppress(psutil.Error):
-            alive = abs(psutil.Process(int(pid)).create_time() - float(started_at)) < 1.0
-    else:
-        alive = age_s < LOCK_ABSENCE_S
-    if not alive:
+    if abandoned:
         _remove(path, held)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import socket
 import time
 from contextlib import suppress
@@ -34,6 +35,11 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     """The start of the job that meets here."""
     host: str
     port: int
+    secret: str
+
+    def meeting(self, *, node: int, nodes: int) -> Rendezvous:
+        """It, as one of the nodes takes part."""
+        return Rendezvous(node=node, nodes=nodes, host=self.host, port=self.port, id=self.start, secret=self.secret)
 
 
 def offer(folder: Path, start: str, *, nodes: int, interface: str | None = None) -> Rendezvous:
@@ -42,9 +48,10 @@ def offer(folder: Path, start: str, *, nodes: int, interface: str | None = None)
     with socket.socket() as probe:
         probe.bind((host, 0))
         port = probe.getsockname()[1]
-    with private():  # anybody who knows the port and the id could join the ranks
-        write_file(folder / "rendezvous.json", msgspec.json.encode(Offer(start=start, host=host, port=port)))
-    return Rendezvous(node=0, nodes=nodes, host=host, port=port, id=start)
+    offered = Offer(start=start, host=host, port=port, secret=secrets.token_hex(32))
+    with private():  # anybody who knows it could join the ranks
+        write_file(folder / "rendezvous.json", msgspec.json.encode(offered))
+    return offered.meeting(node=0, nodes=nodes)
 
 
 def address_of(interface: str | None, *, nodes: int) -> str:
@@ -97,7 +104,7 @@ def join(folder: RunFolder, start: str, *, node: int, nodes: int) -> tuple[Attem
             if attempt.outcome() is not None:
                 return None, None
             if (offered := read(attempt.path)) is not None:
-                return attempt, Rendezvous(node=node, nodes=nodes, host=offered.host, port=offered.port, id=start)
+                return attempt, offered.meeting(node=node, nodes=nodes)
         time.sleep(POLL_S)
     return None, None
 

@@ -131,16 +131,16 @@ def _leaks(name: str) -> bool:
     return name.startswith(_LEAKING) and name != "SLURM_CONF"
 
 
-def ask(command: Sequence[str], *, patient: bool = False) -> str:
-    """The output of a query; raises `SchedulerError` where Slurm gives none."""
+def ask(command: Sequence[str], *, patient: bool = False, timeout_s: float | None = None) -> str:
+    """The output of a query; raises `SchedulerError` where Slurm gives none within `timeout_s` (None: `TIMEOUT_S`)."""
     for pause_s in PAUSES_S if patient else ():
         try:
-            return _run(command)
+            return _run(command, timeout_s=timeout_s)
         except (NoSlurmError, NoAnswerError):
             raise
         except SchedulerError:
             time.sleep(pause_s)
-    return _run(command)
+    return _run(command, timeout_s=timeout_s)
 
 
 def tell(command: Sequence[str], *, waits: bool = False, script: str = "") -> str:
@@ -156,17 +156,18 @@ def no_program(name: str) -> NoSlurmError:
     return NoSlurmError(f"there is no {name} here: run this on the cluster's login node")
 
 
-def _run(command: Sequence[str], *, waits: bool = False, script: str = "") -> str:
-    timeout_s = None if waits else TIMEOUT_S
+def _run(command: Sequence[str], *, waits: bool = False, script: str = "", timeout_s: float | None = None) -> str:
+    limit_s = None if waits else timeout_s or TIMEOUT_S
+    # Not `clean_environment`: a signal's handler may ask while something else reads `os.environ`.
+    own = {name: value for name, value in os.environ.items() if not _leaks(name)}
     try:
-        with clean_environment():
-            done = subprocess.run(
-                command, capture_output=True, text=True, timeout=timeout_s, check=False, input=script or None
-            )
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=limit_s, check=False, input=script or None, env=own
+        )
     except FileNotFoundError:
         raise no_program(command[0]) from None
     except subprocess.TimeoutExpired:
-        raise NoAnswerError(f"{command[0]} gave no answer within {timeout_s:g} s: run the same command later") from None
+        raise NoAnswerError(f"{command[0]} gave no answer within {limit_s:g} s: run the same command later") from None
     if done.returncode:
         raise SchedulerError(f"{command[0]}: {explain(done.stderr or done.stdout or f'exit code {done.returncode}')}")
     return done.stdout

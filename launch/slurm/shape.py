@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from launch.slurm.site_flags import site_flags
+from launch.slurm.site_flags import as_words, site_flags
 from parallelbench.errors import ConfigError, count_of
 from parallelbench.spec.launchers import SlurmLauncher
 
@@ -15,9 +15,8 @@ if TYPE_CHECKING:
     from parallelbench.spec.config import RunConfig
     from parallelbench.spec.launchers import Site
 
-_END_WITHIN_S = 60
-"""Once the first task of a job has ended, the others get this long."""
-_TO_THE_END = ("--kill-on-bad-exit=1", f"--wait={_END_WITHIN_S}")
+END_TOGETHER = {"kill-on-bad-exit": 1, "wait": 60}
+"""Options of every srun: the first task that fails ends the others; once the first has ended, they get so many s."""
 _WARNING_OFF_BY_S = 60
 """Slurm looks at its jobs' times about once a minute (sbatch's manual, --signal)."""
 
@@ -108,14 +107,18 @@ def _too_many(run: RunConfig, devices: int) -> str:
     )
 
 
+def typed_gpus(shape: Shape, site: Site) -> str:
+    """The GPUs of each node, as Slurm takes them."""
+    return f"{site.gpu_type}:{shape.gpus_per_node}" if site.gpu_type else str(shape.gpus_per_node)
+
+
 def batch_parameters(
     shape: Shape, launcher: SlurmLauncher, site: Site, *, name: str, srun: Sequence[str] = ()
 ) -> dict[str, Any]:
     """The parameters of submitit's batch script. All values come from checked fields; `srun`: further flags of it."""
     gpus: dict[str, Any] = {}
     if shape.gpus_per_node:
-        typed = f"{site.gpu_type}:{shape.gpus_per_node}" if site.gpu_type else str(shape.gpus_per_node)
-        gpus = {"gpus-per-node": typed}
+        gpus = {"gpus-per-node": typed_gpus(shape, site)}
     return {
         "job_name": name,
         "time": launcher.time_limit_min,
@@ -128,7 +131,7 @@ def batch_parameters(
         "stderr_to_stdout": True,
         "setup": setup_lines(site),
         # Since 22.05 srun doesn't take the number of cores from the job by itself.
-        "srun_args": [f"--cpus-per-task={shape.cpus_per_node}", *_TO_THE_END, *srun],
+        "srun_args": [f"--cpus-per-task={shape.cpus_per_node}", *as_words(END_TOGETHER), *srun],
         "additional_parameters": {**site_flags(site), **gpus, "mem": f"{shape.memory_mib_per_node}M", "requeue": True},
     }
 

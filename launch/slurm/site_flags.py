@@ -61,6 +61,6 @@ def site_flags(site: Site) -> dict[str, str | int | bool]:
     return flags | further | ({"exclusive": True} if site.exclusive else {})
 
 
-def as_words(flags: dict[str, str | int | bool | None]) -> list[str]:
+def as_words(flags: Mapping[str, str | int | bool | None]) -> list[str]:
     """Options as a command has them; those that are None are left out."""
     return [f"--{key}" if value is True else f"--{key}={value}" for key, value in flags.items() if value is not None]

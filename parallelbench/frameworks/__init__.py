@@ -28,8 +28,11 @@ CONTROL_FD = "PARALLELBENCH_CONTROL_FD"
 """Environment variable of rank 0: the descriptor of the socket on which it waits for the other ranks."""
 CONTROL_ADDRESS = "PARALLELBENCH_CONTROL_ADDRESS"
 """Environment variable of the other ranks: host:port of that socket."""
+CONTROL_SECRET = "PARALLELBENCH_CONTROL_SECRET"
+"""Environment variable of all ranks: by what they know each other when they meet there."""
 RENDEZVOUS = "PARALLELBENCH_RENDEZVOUS"
-"""Environment variable of the ranks' starter, with several nodes: the node's number, and the first node's host:port."""
+"""Environment variable of the ranks' starter, with several nodes: its node's number, the first one's host:port, and the
+secret."""
 
 
 def session_class(framework: str) -> Any:

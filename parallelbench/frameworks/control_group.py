@@ -1,12 +1,16 @@
 """The ranks of a framework that lacks torch.distributed meet here: sums of a few numbers over TCP, through rank 0.
 
 Only what the training loop itself needs goes this way (sums between epochs, addresses at the start), never gradients.
+Before both sides have proved that they know the attempt's secret, nothing is read but so many bytes of a proof.
 """
 
 from __future__ import annotations
 
+import hmac
+import secrets
 import socket
 import struct
+import threading
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -17,6 +21,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _LENGTH = struct.Struct("!I")
+_NONCE_BYTES = _PROOF_BYTES = 32
+_ANSWER = struct.Struct(f"!I{_NONCE_BYTES}s{_PROOF_BYTES}s")
+"""Who a rank is, what rank 0 must prove itself by, and the rank's own proof."""
+_SILENCE_S = 60.0
+"""How long somebody who has connected may take for the proof; nobody waits for it."""
+_LOOK_S = 0.05
 _KEEP_ALIVE = {
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE): 1,
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE): 60,
@@ -83,32 +93,47 @@ class ControlGroup:
                 connection.close()
 
 
-def host_group(listening: socket.socket, size: int, *, timeout_s: float) -> ControlGroup:
-    """Rank 0's side: waits until ranks 1 … `size` − 1 have connected, and lets them begin.
+def host_group(listening: socket.socket, size: int, *, secret: str, timeout_s: float) -> ControlGroup:
+    """Rank 0's side: waits until ranks 1 … `size` − 1 have proved to know the secret, and lets them begin.
 
     Raises `PatienceError` that names who has not.
     """
-    connections: dict[int, socket.socket] = {}
+    joined: dict[int, tuple[socket.socket, bytes]] = {}
     deadline = time.monotonic() + timeout_s
+    listening.settimeout(_LOOK_S)
     with listening:
-        while len(connections) < size - 1:
-            listening.settimeout(max(0.01, deadline - time.monotonic()))
-            try:
+        while len(joined) < size - 1:
+            if time.monotonic() > deadline:
+                lacking = " and ".join(f"rank {rank}" for rank in range(1, size) if rank not in joined)
+                raise PatienceError(f"{lacking} did not join within {timeout_s:g} s")
+            with suppress(TimeoutError):
                 connection, _ = listening.accept()
-            except TimeoutError:
-                lacking = " and ".join(f"rank {rank}" for rank in range(1, size) if rank not in connections)
-                raise PatienceError(f"{lacking} did not join within {timeout_s:g} s") from None
-            connection.settimeout(timeout_s)
-            with suppress(OSError, ValueError, msgspec.DecodeError):  # somebody else who found the port
-                rank = _receive(connection)
-                if isinstance(rank, int) and 0 < rank < size:
-                    connections[rank] = connection
-    for connection in connections.values():
-        _send(connection, size)
-    return ControlGroup(0, size, [connections[rank] for rank in range(1, size)], timeout_s=timeout_s)
+                # Beside the others, so that a stranger who says nothing keeps nobody waiting.
+                threading.Thread(target=_examine, args=(connection, secret, joined), daemon=True).start()
+    for connection, nonce in joined.values():
+        connection.settimeout(timeout_s)
+        connection.sendall(_proof(secret, b"begin", nonce))
+    return ControlGroup(0, size, [joined[rank][0] for rank in range(1, size)], timeout_s=timeout_s)
 
 
-def join_group(rank: int, size: int, address: tuple[str, int], *, timeout_s: float) -> ControlGroup:
+def _examine(connection: socket.socket, secret: str, joined: dict[int, tuple[socket.socket, bytes]]) -> None:
+    """Let somebody who has connected join as the rank that it proves to be; else close the connection."""
+    challenge = secrets.token_bytes(_NONCE_BYTES)
+    connection.settimeout(_SILENCE_S)
+    with suppress(OSError):
+        connection.sendall(challenge)
+        rank, nonce, proof = _ANSWER.unpack(_exactly(connection, _ANSWER.size))
+        if hmac.compare_digest(proof, _proof(secret, challenge, nonce, rank.to_bytes(4))):
+            joined[rank] = connection, nonce
+            return
+    connection.close()
+
+
+def _proof(secret: str, *parts: bytes) -> bytes:
+    return hmac.digest(secret.encode(), b"".join(parts), "sha256")
+
+
+def join_group(rank: int, size: int, address: tuple[str, int], *, secret: str, timeout_s: float) -> ControlGroup:
     """The side of every other rank: connects as soon as the first node listens, and waits until rank 0 has met all.
 
     Only the first has a time limit: torch's part, which may take long, comes between them. Where the first node ends
@@ -123,11 +148,14 @@ def join_group(rank: int, size: int, address: tuple[str, int], *, timeout_s: flo
             if time.monotonic() > deadline:
                 raise PatienceError(f"rank 0 did not listen at {address[0]} within {timeout_s:g} s") from None
             time.sleep(0.05)
-    _send(connection, rank)
     connection.settimeout(None)
     for option, value in _KEEP_ALIVE.items():
         connection.setsockopt(*option, value)
-    _receive(connection)
+    nonce = secrets.token_bytes(_NONCE_BYTES)
+    challenge = _exactly(connection, _NONCE_BYTES)
+    connection.sendall(_ANSWER.pack(rank, nonce, _proof(secret, challenge, nonce, rank.to_bytes(4))))
+    if not hmac.compare_digest(_exactly(connection, _PROOF_BYTES), _proof(secret, b"begin", nonce)):
+        raise ConnectionError(f"who listens at {address[0]}:{address[1]} is not rank 0 of this attempt")
     return ControlGroup(rank, size, [connection], timeout_s=timeout_s)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+import secrets
 import shutil
 import socket
 import subprocess
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from parallelbench.die_with_parent import die_with_parent
 from parallelbench.errors import ConfigError, program
-from parallelbench.frameworks import CONTROL_ADDRESS, CONTROL_FD, RENDEZVOUS
+from parallelbench.frameworks import CONTROL_ADDRESS, CONTROL_FD, CONTROL_SECRET, RENDEZVOUS
 from parallelbench.frameworks.installed import python_of
 from parallelbench.rank.exchange import Exchange
 from parallelbench.rank.worker import LAUNCHED_AT
@@ -43,7 +44,8 @@ def main(arguments: list[str]) -> int:
     run = attempt.config(arguments[2] if len(arguments) > 2 else None)
     info = attempt.info()
     assert info is not None, "the supervisor describes an attempt before it starts ranks"
-    node, _, address = os.environ.get(RENDEZVOUS, "0").partition(" ")
+    alone = f"0  {secrets.token_hex(32)}"
+    node, address, secret = os.environ.pop(RENDEZVOUS, alone).split(" ")
     listening = None
     if node == "0":
         # Before torch's part, which takes seconds: the other nodes' ranks connect meanwhile.
@@ -53,7 +55,7 @@ def main(arguments: list[str]) -> int:
         _remove_leftovers(attempt)
         if code := _torch("make", arguments):
             return code
-    meeting = Meeting(info.processes, int(node), address, listening)
+    meeting = Meeting(info.processes, int(node), address, listening, secret)
     code = _ranks(run, arguments, meeting)
     if node == "0":
         if not code and Exchange.of(attempt).has("closing-0"):
@@ -83,11 +85,13 @@ class Meeting(NamedTuple):
     """host:port at which node 0 is reached; empty where there is no other node."""
     listening: socket.socket | None
     """On node 0: where rank 0 waits for the others."""
+    secret: str
+    """By what they know each other."""
 
 
 def _ranks(run: RunConfig, arguments: Sequence[str], meeting: Meeting) -> int:
     """Start this node's ranks and wait for them; once one fails, the others are ended."""
-    processes, node, address, listening = meeting
+    processes, node, address, listening, secret = meeting
     here = processes // run.nodes
     if listening is not None and not address:
         address = ":".join(map(str, listening.getsockname()[:2]))
@@ -99,6 +103,7 @@ def _ranks(run: RunConfig, arguments: Sequence[str], meeting: Meeting) -> int:
         variables = {name: str(value) for name, value in names.items()} | {LAUNCHED_AT: str(time.time())}
         passed = [listening.fileno()] if listening is not None and rank == 0 else []
         variables |= {CONTROL_FD: str(passed[0])} if passed else {CONTROL_ADDRESS: address}
+        variables[CONTROL_SECRET] = secret
         ranks.append(_started(command, variables, passed))
     if listening is not None:
         listening.close()

@@ -9,7 +9,8 @@ import os
 import shutil
 import socket
 import time
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import msgspec
@@ -19,11 +20,12 @@ from parallelbench.errors import ConfigError, no_permission, one_line
 from parallelbench.spec.launchers import with_new_options
 from parallelbench.spec.mapping import from_mapping, to_mapping
 from parallelbench.spec.plain_yaml import load_yaml
+from parallelbench.store import liveness
 from parallelbench.store.durable import fill, reserve, storage_errors, write_file
 from parallelbench.store.reading import read_record
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from parallelbench.spec.config import RunConfig
@@ -38,7 +40,9 @@ RETRYABLE = ("timeout", "killed", "storage")
 HEARTBEAT_S = 5.0
 """Interval at which the supervisor touches the heartbeat."""
 ABSENCE_S = 60.0
-"""Age of the heartbeat after which a supervisor on another host counts as dead."""
+"""Age of the heartbeat after which a supervisor counts as dead whose lock can't be seen from here."""
+WATCH_S = 3 * HEARTBEAT_S
+"""How long such a heartbeat is then watched before the next attempt begins: a file server may have stood still."""
 _RECORD_BYTES = 4096
 """Reserved size of an outcome or of a rank's error file."""
 
@@ -53,22 +57,14 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Supervisor(msgspec.Struct, frozen=True, kw_only=True):
-    """The process that supervises an attempt, identified so that others can tell whether it is alive."""
+    """The process that supervises an attempt; host and process id are for people, for several may have the same."""
 
     host: str
     pid: int
-    process_started_at: float
-    """Unix time, s; the process id alone may have been given to another process since."""
+    machine: str = ""
+    """The machine (`liveness.boot`) whose lock on the heartbeat shows that it lives; empty: there is no lock."""
     job: str = ""
     """The cluster's job that it is a part of, with how often that was restarted; empty where there is no such job."""
-
-    @classmethod
-    def this_process(cls, job: str = "") -> Supervisor:
-        """The calling process."""
-        import psutil  # only where runs are supervised: gpu-check does without
-
-        me = psutil.Process()
-        return cls(host=socket.gethostname(), pid=me.pid, process_started_at=me.create_time(), job=job)
 
 
 class AttemptInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,6 +86,8 @@ class Attempt:
     """The folder of one start of a run."""
 
     path: Path
+    lock: int | None = field(default=None, compare=False, repr=False)
+    """The descriptor that locks the heartbeat, in the process that has claimed the attempt."""
 
     @property
     def number(self) -> int:
@@ -103,7 +101,7 @@ class Attempt:
 
     @property
     def heartbeat(self) -> Path:
-        """Touched by the supervisor every `HEARTBEAT_S`."""
+        """Locked by the supervisor while it lives, and touched every `HEARTBEAT_S`."""
         return self.path / "heartbeat"
 
     @property
@@ -181,27 +179,38 @@ class Attempt:
         supervisor: Supervisor | None = decoded(self.path / "supervisor.json", Supervisor)
         return supervisor
 
+    def occupy(self, job: str) -> int:
+        """Make the calling process the supervisor of a folder that nobody else sees yet; returns the lock."""
+        self.heartbeat.touch()
+        lock, machine = liveness.hold(self.heartbeat)
+        me = Supervisor(host=socket.gethostname(), pid=os.getpid(), machine=machine, job=job)
+        try:
+            write_file(self.path / "supervisor.json", msgspec.json.encode(me))
+        except BaseException:
+            os.close(lock)
+            raise
+        return lock
+
     def supervised(self) -> bool:
         """Whether this attempt's supervisor is alive."""
         supervisor = self.supervisor()
-        if supervisor is None or supervisor.host != socket.gethostname():
-            return self._fresh()
-        import psutil
+        return liveness.alive(self.heartbeat, supervisor.machine if supervisor else "", absence_s=ABSENCE_S)
 
-        try:
-            process = psutil.Process(supervisor.pid)
-            started_at: float = process.create_time()
-            gone: bool = process.status() == psutil.STATUS_ZOMBIE
-        except (psutil.Error, ValueError, OverflowError):
-            return False
-        return abs(started_at - supervisor.process_started_at) < 1.0 and not gone
+    def stirs(self) -> bool:
+        """Whether a supervisor that seems dead goes on; watches the heartbeat where a lock on it could be unseen."""
+        supervisor = self.supervisor()
+        seen = supervisor is not None and supervisor.machine and supervisor.machine == liveness.boot()
+        return not seen and liveness.stirs(self.heartbeat, within_s=WATCH_S)
 
-    def _fresh(self) -> bool:
-        """Judge by the heartbeat: another host's processes can't be seen from here."""
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Show others that the calling process, which has claimed this attempt, is alive; at the end no longer."""
         try:
-            return time.time() - max(_mtime(self.heartbeat), _mtime(self.path)) < ABSENCE_S
-        except FileNotFoundError:
-            return False
+            with liveness.touched(self.heartbeat, every_s=HEARTBEAT_S):
+                yield
+        finally:
+            if self.lock is not None:
+                os.close(self.lock)
 
 
 def write_config(path: Path, run: RunConfig) -> None:
@@ -238,7 +247,3 @@ def decoded(path: Path, kind: Any) -> Any:
         raise
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # a ValidationError is a DecodeError
         return None
-
-
-def _mtime(path: Path) -> float:
-    return os.stat(path).st_mtime if path.exists() else 0.0

@@ -18,7 +18,7 @@ import os
 import re
 import shutil
 import uuid
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -33,12 +33,11 @@ from parallelbench.store.attempt import (
     RETRYABLE,
     Attempt,
     Outcome,
-    Supervisor,
     decoded,
     read_config,
     write_config,
 )
-from parallelbench.store.durable import storage_errors, sync, write_file
+from parallelbench.store.durable import storage_errors, sync
 from parallelbench.store.reading import open_regular
 from parallelbench.store.records import TABLES, TABLES_VERSION
 
@@ -167,26 +166,27 @@ class RunFolder:
         """Begin the attempt that follows number `after` (default: the last one there is), for the calling process.
 
         `job` is the cluster's job that the process belongs to. None where somebody else has begun the attempt: of all
-        that try, exactly one gets it, and it never exists without its supervisor. A caller that decides by the state
-        of the last attempt passes that attempt's number.
+        that try, exactly one gets it, and it never exists without its supervisor and the lock on its heartbeat. A
+        caller that decides by the state of the last attempt passes that attempt's number.
         """
         if after is None:
             after = max((attempt.number for attempt in self.attempts()), default=0)
         path = self.path / "attempts" / str(after + 1)
         temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
-        with storage_errors(path):
+        with storage_errors(path), ExitStack() as undo:
+            undo.callback(shutil.rmtree, temporary, ignore_errors=True)
+            temporary.mkdir(parents=True)
+            lock = Attempt(temporary).occupy(job)
+            undo.callback(os.close, lock)
             try:
-                temporary.mkdir(parents=True)
-                write_file(temporary / "supervisor.json", msgspec.json.encode(Supervisor.this_process(job)))
                 os.rename(temporary, path)  # fails where the folder exists, for it is never empty
             except OSError as error:
                 if error.errno in (errno.EEXIST, errno.ENOTEMPTY):
                     return None
                 raise
-            finally:
-                shutil.rmtree(temporary, ignore_errors=True)
+            undo.pop_all()
             sync(path.parent)
-        return Attempt(path)
+        return Attempt(path, lock)
 
     def manifest(self) -> dict[str, Any] | None:
         """The manifest, if every table it lists has its size; None otherwise."""

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
 
+from launch.attempt.processes import GRACE_S
 from launch.attempt.signals import heed
 from launch.attempt.supervise import Interrupted, stoppable
-from launch.slurm.preemption import heeding_preemption
-from parallelbench.errors import StorageError
+from launch.slurm import preemption
+from launch.slurm.preemption import ANSWER_S, heeding_preemption
+from tests.faults import fault
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,12 +29,8 @@ def terminated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> 
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     told: list[str] = []
-
-    def save() -> None:
-        told.append("saves")
-        raise StorageError("the disk is full")
-
-    with stoppable(), heeding_preemption("7", save=save, preempted=lambda: told.append("preempted")):
+    saves, preempted = (partial(told.append, word) for word in ("saves", "preempted"))
+    with stoppable(), heeding_preemption("7", save=saves, preempted=preempted):
         os.kill(os.getpid(), signal.SIGTERM)
         assert told == [], "a handler asks nobody"
         heed()
@@ -61,3 +60,16 @@ def test_a_question_that_slurm_does_not_answer_at_once_is_asked_again(
     asked = tmp_path / "asked"
     script = f"test -e {asked} && echo '{IN_GRACE}' && exit\ntouch {asked}\nexit 1"
     assert terminated(tmp_path, monkeypatch, script) == ["saves", "preempted"]
+
+
+@fault(
+    "lifecycle",
+    "Slurm is silent while it ends a job",
+    injection="a SIGTERM, and a scontrol that never answers",
+    outcome="the ranks are asked to save at once, and the attempt ends as killed long before Slurm's SIGKILL",
+)
+def test_a_silent_slurm_does_not_hold_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preemption, "ANSWER_S", 0.1)
+    with pytest.raises(Interrupted):
+        terminated(tmp_path, monkeypatch, "exec sleep 1000")
+    assert ANSWER_S + 2 * GRACE_S < 30

@@ -238,3 +238,10 @@ def test_what_was_being_removed_is_no_run_and_goes_later(tmp_path: Path) -> None
     assert find_runs(tmp_path) == [other]
     os.utime(other.path)
     assert listed({other: RunStatus(MISSING, "missing")}) == [left]
+
+
+def test_a_clock_that_is_ahead_makes_nothing_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (run,) = intents(tmp_path)
+    os.utime(run.path)
+    monkeypatch.setattr(time, "time", lambda now=time.time: now() + 2 * OLD)
+    assert listed({run: RunStatus(MISSING, "missing", "", "")}) == []

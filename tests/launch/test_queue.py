@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import time
 from pathlib import Path
 
@@ -234,8 +235,9 @@ def test_accounting_is_asked_only_where_folders_and_queue_leave_something_open(t
 def test_what_slurm_never_got_is_forgotten_after_a_while_by_who_holds_the_lock(
     tmp_path: Path, fake: FakeSlurm, age_s: float, locked: bool, label: str, kept: bool
 ) -> None:
-    mine = submission(created_at=time.time() - age_s)
-    record.write(tmp_path, mine)
+    mine = submission(created_at=time.time() + 3600)  # on another login node, whose clock is ahead
+    written = record.write(tmp_path, mine)
+    os.utime(written, (written.stat().st_mtime - age_s,) * 2)
     tracker = track({tmp_path: [mine]}, locked=locked)[tmp_path]
     assert fake.asked == ["squeue", "sacct"]
     assert tracker.status(RunFolder(tmp_path / "a"), MISSING).label == label
@@ -246,7 +248,7 @@ def test_what_slurm_never_got_is_forgotten_after_a_while_by_who_holds_the_lock(
 def test_only_who_would_lose_something_asks_again(monkeypatch: pytest.MonkeyPatch, patient: bool, tries: int) -> None:
     calls = []
 
-    def down(command: list[str], *_: object) -> str:
+    def down(command: list[str], **_: object) -> str:
         calls.append(command)
         raise scheduler.SchedulerError("Unable to contact slurm controller")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 from launch.slurm import record
@@ -58,17 +58,37 @@ def test_one_process_at_a_time_submits(tmp_path: Path) -> None:
 def test_the_lock_of_a_dead_process_is_taken_over(tmp_path: Path) -> None:
     path = tmp_path / "submissions" / "lock"
     with record.lock(tmp_path):
-        host, pid, started_at, _ = path.read_text().split()
-    path.write_text(f"{host} {os.getpid()} {psutil.Process().create_time() - 100} x\n")
+        left = path.read_text()
+    path.write_text(left)
     with record.lock(tmp_path):
-        assert path.read_text().split()[:3] == [host, pid, started_at]
+        assert path.read_text().split()[:3] == left.split()[:3]
+        assert path.read_text() != left
+
+
+def test_a_lock_is_believed_whatever_its_process_and_its_machine_are_called(tmp_path: Path) -> None:
+    path = tmp_path / "submissions" / "lock"
+    with record.lock(tmp_path):
+        host, _, _, token = path.read_text().split()
+        path.write_text(f"{host} {2**22 + 1} another {token}\n")  # as seen from another container
+        os.utime(path, (0, 0))
+        with pytest.raises(ConfigError, match="is submitting this sweep"), record.lock(tmp_path):
+            pass
+
+
+def test_a_clock_that_is_ahead_abandons_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "submissions" / "lock"
+    path.parent.mkdir(mode=0o700)
+    path.write_text("elsewhere 1 another x\n")
+    monkeypatch.setattr(time, "time", lambda now=time.time: now() + 2 * record.LOCK_ABSENCE_S)
+    with pytest.raises(ConfigError, match="process 1 on elsewhere"), record.lock(tmp_path):
+        pass
 
 
 def test_the_lock_of_another_host_is_believed_while_it_is_fresh(tmp_path: Path) -> None:
     path = tmp_path / "submissions" / "lock"
     with record.lock(tmp_path):
         pass
-    path.write_text("elsewhere 1 1.0 x\n")
+    path.write_text("elsewhere 1 another x\n")
     with pytest.raises(ConfigError, match="process 1 on elsewhere"), record.lock(tmp_path):
         pass
     os.utime(path, (0, 0))

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import socket
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
 
+from launch.slurm import calibration_job, gpu_check_job, rendezvous, start
 from launch.slurm import node_bandwidth as bandwidth
-from launch.slurm import rendezvous, start
-from launch.slurm.shape import STOP_AT_FAILURE
+from launch.slurm.shape import STOP_AT_FAILURE, batch_parameters, shape_of, slurm
 from parallelbench.errors import ConfigError
+from tests.faults import fault
 from tests.helpers import configured
 
 if TYPE_CHECKING:
@@ -91,3 +93,24 @@ def test_the_bandwidth_probe_starts_like_any_job(tmp_path: Path) -> None:
     assert (shell, option) == ("bash", "-c")
     own = [*STOP_AT_FAILURE, "module load cuda/12.4", "source it", "trap - ERR"]
     assert script.splitlines()[:7] == ["umask 077", "export PYTHONSAFEPATH=1", *own]
+
+
+@fault(
+    "workers",
+    "A node fails in a short job",
+    injection="the commands of a calibration, of the bandwidths and of the checks of GPUs on two nodes",
+    outcome="Slurm ends the nodes that wait for the one that failed, as it does in the jobs of runs",
+)
+def test_nodes_of_short_jobs_do_not_outlive_one_that_fails(tmp_path: Path) -> None:
+    run = configured(
+        "launcher=slurm", "site=local_cluster", "strategy=ddp", "nodes=2", "devices=2", f"results={tmp_path}"
+    )
+    prepared: Any = SimpleNamespace(planned=SimpleNamespace(run=run), device_type="cpu")
+    commands = (
+        bandwidth.command(run, "cpu", tmp_path),
+        calibration_job.command(prepared, tmp_path, tmp_path / "table"),
+        gpu_check_job.command(run, tmp_path, ["--rehearse"]),
+    )
+    own = batch_parameters(shape_of(run, "cpu"), slurm(run), run.site, name="x")["srun_args"]
+    for words in (*commands, own):
+        assert {"--kill-on-bad-exit=1", "--wait=60"} <= set(words)

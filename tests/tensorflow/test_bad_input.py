@@ -21,8 +21,10 @@ from parallelbench.rank.exchange import Exchange
 from parallelbench.rank.worker import classify
 from parallelbench.spec.check import check_run
 from parallelbench.store.attempt import Attempt
+from tests.faults import fault
 from tests.helpers import TINY, configured
 
+SECRET = "of the attempt"
 WORKERS = ("strategy=tf_multi_worker", "devices=2")
 REFUSED = {
     "model=vit has no twin in TensorFlow": ("model=vit", "strategy=tf_single"),
@@ -160,14 +162,14 @@ def test_ranks_add_up_and_a_rank_that_never_joins_is_named() -> None:
     address, found = listening.getsockname(), {}
 
     def other(rank: int) -> None:
-        group = join_group(rank, 3, address, timeout_s=20)
+        group = join_group(rank, 3, address, secret=SECRET, timeout_s=20)
         found[rank] = group.total([0.1 * rank, 1.0])
         group.close()
 
     threads = [threading.Thread(target=other, args=(rank,)) for rank in (2, 1)]
     for thread in threads:
         thread.start()
-    group = host_group(listening, 3, timeout_s=20)
+    group = host_group(listening, 3, secret=SECRET, timeout_s=20)
     found[0] = group.total([0.0, 1.0])
     for thread in threads:
         thread.join()
@@ -177,7 +179,7 @@ def test_ranks_add_up_and_a_rank_that_never_joins_is_named() -> None:
     assert classify(lost.value)[0] == "peer"
     group.close()
     with pytest.raises(PatienceError, match="rank 1 and rank 2 did not join within") as late:
-        host_group(socket.create_server(("127.0.0.1", 0)), 3, timeout_s=0.01)
+        host_group(socket.create_server(("127.0.0.1", 0)), 3, secret=SECRET, timeout_s=0.01)
     assert classify(late.value)[0] == "waited"
 
 
@@ -186,7 +188,7 @@ def test_other_nodes_wait_for_a_first_node_that_prepares_for_longer_than_ranks_m
     listening, limit_s, found = socket.create_server(("127.0.0.1", 0)), 1.0, []
 
     def other() -> None:
-        group = join_group(1, 2, listening.getsockname(), timeout_s=limit_s)
+        group = join_group(1, 2, listening.getsockname(), secret=SECRET, timeout_s=limit_s)
         found.append(group.total([1.0]))
         group.close()
 
@@ -194,7 +196,7 @@ def test_other_nodes_wait_for_a_first_node_that_prepares_for_longer_than_ranks_m
     thread.start()
     thread.join(2 * limit_s)
     assert thread.is_alive(), "it waits longer than its limit"
-    group = host_group(listening, 2, timeout_s=20)
+    group = host_group(listening, 2, secret=SECRET, timeout_s=20)
     group.total([2.0])
     thread.join()
     group.close()
@@ -203,17 +205,18 @@ def test_other_nodes_wait_for_a_first_node_that_prepares_for_longer_than_ranks_m
 
 def test_a_first_node_that_ends_while_it_prepares_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     listening, found, connected = socket.create_server(("127.0.0.1", 0)), [], threading.Event()
-    genuine = control_group._send
+    genuine = socket.create_connection
 
-    def send(connection: socket.socket, value: Any) -> None:
-        genuine(connection, value)
+    def connect(*arguments: Any, **named: Any) -> socket.socket:
+        connection = genuine(*arguments, **named)
         connected.set()
+        return connection
 
-    monkeypatch.setattr(control_group, "_send", send)
+    monkeypatch.setattr(control_group.socket, "create_connection", connect)
 
     def other() -> None:
         try:
-            join_group(1, 2, listening.getsockname(), timeout_s=20)
+            join_group(1, 2, listening.getsockname(), secret=SECRET, timeout_s=20)
         except OSError as error:
             found.append(classify(error)[0])
 
@@ -223,6 +226,61 @@ def test_a_first_node_that_ends_while_it_prepares_is_noticed(monkeypatch: pytest
     listening.close()
     thread.join()
     assert found == ["peer"]
+
+
+STRANGERS = {"silent": b"", "a browser": b"GET / HTTP/1.1\r\n", "long": bytes(1 << 16), "a length": b"\xff" * 4}
+
+
+@fault(
+    "workers",
+    "A stranger finds TensorFlow's meeting",
+    injection="connections to rank 0 that say nothing, too little, too much, or have another secret",
+    outcome="the ranks meet at once; nobody else joins, and nothing of theirs is read but the bytes of a proof",
+)
+def test_strangers_neither_join_nor_hold_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control_group, "_SILENCE_S", 1e6)
+    listening, found = socket.create_server(("127.0.0.1", 0)), []
+    address = listening.getsockname()
+    strangers = [socket.create_connection(address) for _ in STRANGERS]
+    for stranger, words in zip(strangers, STRANGERS.values(), strict=True):
+        stranger.sendall(words)
+    impostor = threading.Thread(target=lambda: found.append(_refused(address, secret="another's")))
+    impostor.start()
+    rank = threading.Thread(
+        target=lambda: found.append(join_group(1, 2, address, secret=SECRET, timeout_s=1e6).total([1.0]))
+    )
+    rank.start()
+    group = host_group(listening, 2, secret=SECRET, timeout_s=1e6)
+    assert group.total([2.0]) == [3.0]
+    for thread in (rank, impostor):
+        thread.join()
+    assert len(found) == 2
+    assert "refused" in found
+    assert [3.0] in found
+    group.close()
+
+
+def test_a_rank_joins_nobody_but_rank_0_of_its_attempt() -> None:
+    def host() -> None:
+        connection, _ = impostor.accept()
+        connection.sendall(bytes(control_group._NONCE_BYTES + control_group._PROOF_BYTES))
+        connection.recv(1)
+
+    impostor = socket.create_server(("127.0.0.1", 0))
+    thread = threading.Thread(target=host)
+    thread.start()
+    with pytest.raises(ConnectionError, match="is not rank 0 of this attempt"):
+        join_group(1, 2, impostor.getsockname(), secret=SECRET, timeout_s=20)
+    thread.join()
+    impostor.close()
+
+
+def _refused(address: tuple[str, int], *, secret: str) -> str:
+    try:
+        join_group(1, 2, address, secret=secret, timeout_s=20)
+    except OSError:
+        return "refused"
+    return "joined"
 
 
 def test_who_waits_inside_a_runtime_for_too_long_is_ended() -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from parallelbench.errors import ConfigError, count_of
-from parallelbench.frameworks import CONTROL_ADDRESS, CONTROL_FD
+from parallelbench.frameworks import CONTROL_ADDRESS, CONTROL_FD, CONTROL_SECRET
 from parallelbench.frameworks.control_group import ControlGroup, host_group, join_group
 
 if TYPE_CHECKING:
@@ -131,7 +131,9 @@ def _devices(run: RunConfig, device_type: str, *, local_rank: int, count: int) -
 def _meet(rank: int, size: int, *, timeout_s: float) -> ControlGroup:
     if size == 1:
         return ControlGroup(0, 1, [], timeout_s=timeout_s)
+    secret = os.environ.pop(CONTROL_SECRET)
     if rank == 0:
-        return host_group(socket.socket(fileno=int(os.environ[CONTROL_FD])), size, timeout_s=timeout_s)
+        listening = socket.socket(fileno=int(os.environ[CONTROL_FD]))
+        return host_group(listening, size, secret=secret, timeout_s=timeout_s)
     host, _, port = os.environ[CONTROL_ADDRESS].rpartition(":")
-    return join_group(rank, size, (host, int(port)), timeout_s=timeout_s)
+    return join_group(rank, size, (host, int(port)), secret=secret, timeout_s=timeout_s)

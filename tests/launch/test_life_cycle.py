@@ -1,0 +1,118 @@
+"""When the next attempt of a run may begin, and how long an attempt shows that it is alive."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+from launch.attempt.life_cycle import NotBegun, carry_out
+from parallelbench.store import attempt as attempts
+from parallelbench.store import liveness
+from parallelbench.store.attempt import ABSENCE_S, Attempt, Outcome
+from parallelbench.store.folder import RunFolder
+from tests.faults import fault
+from tests.helpers import configured
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from launch.attempt.processes import Training
+
+
+def carried_out(folder: RunFolder, train: Callable[[Training], Outcome], *, job: str = "") -> Outcome | NotBegun:
+    run = configured(f"results={folder.path.parent}", "launcher=inline")
+    return carry_out(folder, run, device_type="cpu", skip=lambda *_: "", train=train, job=job)
+
+
+def failing(training: Training) -> Outcome:
+    return training.attempt.finish("error", "made up")
+
+
+def seemingly_dead(folder: RunFolder, job: str = "") -> Attempt:
+    """The attempt of a supervisor on another machine, whose lock can't be seen from here."""
+    attempt = folder.claim(job=job)
+    assert attempt is not None
+    assert attempt.lock is not None
+    os.close(attempt.lock)
+    supervisor = attempt.supervisor()
+    assert supervisor is not None
+    elsewhere = msgspec.structs.replace(supervisor, machine="another")
+    (attempt.path / "supervisor.json").write_bytes(msgspec.json.encode(elsewhere))
+    old = time.time() - ABSENCE_S - 1
+    os.utime(attempt.heartbeat, (old, old))
+    assert folder.state().label == "killed"
+    return attempt
+
+
+@fault(
+    "lifecycle",
+    "A file server stands still for minutes",
+    injection="an attempt of another machine whose heartbeat is too old, and goes on when somebody looks",
+    outcome="it is watched before the next attempt begins, seen to live, and let live",
+)
+def test_an_attempt_whose_heartbeat_goes_on_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = RunFolder(tmp_path)
+    first = seemingly_dead(folder)
+    monkeypatch.setattr(liveness.time, "sleep", lambda _: first.heartbeat.touch())
+    outcome = carried_out(folder, failing)
+    assert isinstance(outcome, NotBegun)
+    assert "heartbeat goes on" in outcome.reason
+    assert [each.number for each in folder.attempts()] == [1]
+
+
+def test_the_next_attempt_follows_one_that_is_dead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = RunFolder(tmp_path)
+    seemingly_dead(folder)
+    monkeypatch.setattr(attempts, "WATCH_S", 0.0)
+    assert isinstance(carried_out(folder, failing), Outcome)
+    assert [each.number for each in folder.attempts()] == [1, 2]
+
+
+def test_nobody_waits_for_what_the_cluster_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stirs(_: Attempt) -> bool:
+        raise AssertionError("watched")
+
+    folder = RunFolder(tmp_path)
+    seemingly_dead(folder, job="token.17.0")
+    monkeypatch.setattr(Attempt, "stirs", stirs)
+    assert isinstance(carried_out(folder, failing, job="token.17.1"), Outcome)
+
+
+@fault(
+    "lifecycle",
+    "A supervisor that is busy",
+    injection="one that trains in its own process, or publishes, and does nothing else for long",
+    outcome="its heartbeat goes on, so no other host takes it for dead",
+)
+def test_a_heartbeat_goes_on_whatever_its_supervisor_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    beaten, beat = threading.Event(), os.utime
+
+    def utime(path: Any, *times: Any) -> None:
+        beat(path, *times)
+        beaten.set()
+
+    def busy(training: Training) -> Outcome:
+        assert beaten.wait(timeout=60)
+        assert folder.state().state == "running"
+        return training.attempt.finish("error", "made up")
+
+    folder = RunFolder(tmp_path)
+    monkeypatch.setattr(attempts, "HEARTBEAT_S", 0.001)
+    monkeypatch.setattr(liveness.os, "utime", utime)
+    assert isinstance(carried_out(folder, busy), Outcome)
+
+
+def test_an_attempt_without_a_record_is_over_when_it_is_left(tmp_path: Path) -> None:
+    def interrupted(_: Training) -> Outcome:
+        raise KeyboardInterrupt
+
+    folder = RunFolder(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        carried_out(folder, interrupted)
+    assert folder.state().label == "killed", "although the process that claimed it lives"
