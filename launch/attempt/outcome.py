@@ -141,7 +141,7 @@ def judge(attempt: Attempt, processes: int, returncode: int, *, nodes: int = 1) 
         return "timeout", f"{_ranks(silent)} {hang}: {_ranks(waited)} waited for {whom} longer than {limit}"
     if (never_met := _never_met(attempt)) is not None:
         return "killed", f"no rank was started: {never_met}"
-    if returncode > 0 and _none_began(attempt) and all(code >= 0 for code in codes.values()):
+    if returncode > 0 and not errors and _none_began(attempt) and all(code >= 0 for code in codes.values()):
         # What starts ranks has failed by itself, and will again: nobody killed it.
         return "error", f"no rank was started (exit code {returncode}){_last_words(attempt)}"
     for rank in sorted(silent, key=lambda rank: codes.get(rank, 0) >= 0):
