@@ -12,6 +12,7 @@ import pytest
 from analysis import UnlikeWork, by, load, notebook, notes, summary
 from analysis.claims import Publication, judge, judge_all
 from analysis.comparison.baseline import against_one_device
+from analysis.comparison.baseline import refused as refused_beside_one_device
 from analysis.comparison.compared_run import compared_runs
 from analysis.comparison.exclusions import excluded
 from analysis.comparison.pairing import paired
@@ -137,11 +138,18 @@ def test_what_must_match_is_refused_everywhere(
     refused(runs, capsys, monkeypatch, f"the sides differ in {key}: one and {'null' if missing else 'another'}")
 
 
-def test_one_repeat_in_another_environment_is_enough(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    runs = measured(tmp_path, {}, {"packages.torch": "2.11.0"}, repeats=[3])
-    refused(runs, capsys, monkeypatch, "the sides differ in packages.torch: 2.15.0 and 2.11.0")
+def test_where_the_repeat_that_counts_is_in_another_environment_nothing_is_compared(tmp_path: Path) -> None:
+    """A side's first repeat counts, and those that are like it."""
+    runs = measured(tmp_path, {}, {"packages.torch": "2.11.0"}, repeats=[0])
+    assert summary(runs).row(1, named=True)["verdict"] == SpeedVerdict.NOT_COMPARABLE.value
+    (line,) = refused_beside_one_device(runs)
+    assert "the sides differ in packages.torch: 2.15.0 and 2.11.0" in line
+
+
+def test_a_later_repeat_in_another_environment_does_not_count(tmp_path: Path) -> None:
+    row = summary(measured(tmp_path, {}, {"packages.torch": "2.11.0"}, repeats=[3])).row(1, named=True)
+    assert (row["verdict"], row["speed_up_pairs"]) == (SpeedVerdict.FASTER.value, row["runs"] - 1)
+    assert row["exclusions"] == "1 other environment"
 
 
 ASYNC_ERRORS = "variables.TORCH_NCCL_ASYNC_ERROR_HANDLING"
@@ -277,13 +285,15 @@ def test_accuracies_that_do_not_count_are_left_out_of_the_finding(tmp_path: Path
 
 
 def test_repeats_without_a_partner_must_have_the_same_environment(tmp_path: Path) -> None:
-    """Their times are in the medians beside the speed-up."""
-    measured(tmp_path, {}, {})
+    """Else their times are not in the medians beside the speed-up."""
+    before = summary(measured(tmp_path, {}, {})).row(1, named=True)
     for repeat in range(6, 10):
         run = config(tmp_path, repeat=repeat, strategy="ddp", devices=2)
         published(run, steady(5.0, environment=environment(**{"packages.torch": "2.11.0"})))
     row = summary(load(tmp_path)).row(1, named=True)
-    assert (row["verdict"], row["speed_up"]) == (SpeedVerdict.NOT_COMPARABLE.value, None)
+    assert row["exclusions"] == "4 other environment"
+    alike = ("repeats", "verdict", "speed_up", "steady_epoch_time_s")
+    assert [row[name] for name in alike] == [before[name] for name in alike]
 
 
 def test_data_of_one_name_and_another_size_is_refused_everywhere(alike: Runs) -> None:
@@ -474,12 +484,12 @@ def test_a_choice_that_lacks_a_candidate_in_one_repeat_is_judged(tmp_path: Path)
     asked = claim(contrasts=[{"rising": "batch_size"}], best_of="optimizer.lr")
     (case,) = judge(load(tmp_path), asked, seed="0").cases
     assert (case.verdict, len(case.effects)) == ("reproduced", 7)
-    # What stands alone in its repeat must have the same environment all the same.
+    # What stands alone in its repeat must have the same environment all the same, or it does not count.
     run = config(tmp_path, repeat=7, batch_size=128, optimizer={"name": "sgd", "lr": 0.1})
     published(run, steady(5.0, environment=environment(**{"packages.torch": "2.11.0"})))
     published(config(tmp_path, repeat=7, batch_size=64, optimizer={"name": "sgd", "lr": 0.1}), steady(10.0))
     (case,) = judge(load(tmp_path), asked, seed="0").cases
-    assert (case.verdict, "packages.torch" in case.lacks) == ("inconclusive", True)
+    assert (case.verdict, len(case.effects)) == ("reproduced", 7)
 
 
 def test_a_run_that_is_wrong_does_not_count_for_what_it_learned_because_its_times_are_invalid(tmp_path: Path) -> None:
