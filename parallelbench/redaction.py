@@ -6,7 +6,7 @@ import re
 from typing import NamedTuple
 
 
-class Shape(NamedTuple):
+class TokenShape(NamedTuple):
     """How one kind of token looks."""
 
     marks: tuple[str, ...]
@@ -26,9 +26,9 @@ _WITH_DIGIT = r"(?=[A-Za-z_-]*[0-9])[A-Za-z0-9_-]{20,}"
 _PLAIN = "[A-Za-z0-9]{20,}"
 
 
-def _prefixed(kind: str, *starts: str, then: str = _WITH_DIGIT) -> Shape:
+def _prefixed(kind: str, *starts: str, then: str = _WITH_DIGIT) -> TokenShape:
     """Tokens that begin with one of these, and go on as `then`."""
-    return Shape(starts, kind, rf"(?<![A-Za-z0-9])(?:{'|'.join(map(re.escape, starts))}){then}")
+    return TokenShape(starts, kind, rf"(?<![A-Za-z0-9])(?:{'|'.join(map(re.escape, starts))}){then}")
 
 
 _BODY = r"[A-Za-z0-9+/=\s\\:,.-]"
@@ -38,13 +38,13 @@ _NAMES = (
     *("X-Amz-Signature", "X-Amz-Security-Token"),
 )
 _SHAPES = (
-    Shape(
+    TokenShape(
         ("PRIVATE KEY",),
         "private-key",
         r"-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----"
         rf"(?:{_BODY}*?-----END [A-Z ]*PRIVATE KEY(?: BLOCK)?-----|{_BODY}*)",
     ),
-    Shape(("eyJ",), "JWT", r"eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*"),
+    TokenShape(("eyJ",), "JWT", r"eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*"),
     _prefixed("Hugging-Face-token", "hf_", "api_org_", then=_PLAIN),
     _prefixed("GitHub-token", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", then=_PLAIN),
     _prefixed("GitHub-token", "github_pat_"),
@@ -65,14 +65,14 @@ _SHAPES = (
     _prefixed("SendGrid-key", "SG.", then=r"[A-Za-z0-9_-]{16,}\.[A-Za-z0-9_-]{16,}"),
     _prefixed("age-key", "AGE-SECRET-KEY-1", then="[A-Z0-9]{40,}"),
     _prefixed("munge-credential", "MUNGE:", then="[A-Za-z0-9+/=]{20,}:?"),
-    Shape((".atlasv1.",), "Terraform-token", r"[A-Za-z0-9]{10,}\.atlasv1\.[A-Za-z0-9_-]{20,}"),
-    Shape(("://",), "password", r"""://[^\s/:"'\\]*:(?P<secret>(?!redacted-)[^\s/"'\\]+)@"""),
-    Shape(
+    TokenShape((".atlasv1.",), "Terraform-token", r"[A-Za-z0-9]{10,}\.atlasv1\.[A-Za-z0-9_-]{20,}"),
+    TokenShape(("://",), "password", r"""://[^\s/:"'\\]*:(?P<secret>(?!redacted-)[^\s/"'\\]+)@"""),
+    TokenShape(
         ("Bearer ", "bearer ", "Basic "),
         "authorization",
         r"(?:[Bb]earer|Authorization: Basic) (?P<secret>(?!redacted-)[A-Za-z0-9._~+/=-]{16,})",
     ),
-    Shape(
+    TokenShape(
         (*_NAMES, "TF_VAR_"),
         "value",
         rf"""(?:{"|".join(_NAMES)}|TF_VAR_\w+)\\?["']?\s?[=:]\s?\\?["']?(?P<secret>(?!redacted-)[^\s"'\\,;&<>]{{6,}})""",
