@@ -31,7 +31,12 @@ EXCEPTIONS = {
     ("launch/slurm/scheduler.py", "refusal"): 3,
     # gloo raises a plain RuntimeError for a lost rank and for a timeout, torch's CPU allocator for a lack of memory;
     # TensorFlow says only in words that it has given a rank up, and DDP that it misses a gradient.
-    ("parallelbench/rank/worker.py", "classify"): 6,
+    ("parallelbench/rank/worker.py", "classify"): 5,
+    # torch's DataLoader says only in words that a worker died, and sends a worker's traceback as text.
+    ("parallelbench/rank/worker.py", ""): 1,
+    ("parallelbench/errors.py", "own_place"): 2,
+    # Hydra's grammar says only in words that it stopped at a character.
+    ("launch/sweep/compose.py", "_parsed"): 1,
     # NCCL's watchdog aborts a process, and torchrun reports ranks' exit codes, by printing alone.
     ("launch/attempt/outcome.py", ""): 4,
     # gpu-check checks the text: whether it names the rank that hangs.

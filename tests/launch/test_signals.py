@@ -90,6 +90,6 @@ def test_a_warm_process_that_still_imports_keeps_nobody_from_stopping(
         with stoppable():
             os.kill(os.getpid(), signal.SIGINT)
             with pytest.raises(Interrupted):
-                parent.start(ForkRequest(arguments=[], processes=1, log=str(tmp_path / "log.txt")))
+                parent.start(ForkRequest(arguments=[], processes=1), sys.__stdout__)
     finally:
         parent.close()
