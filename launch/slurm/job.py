@@ -102,8 +102,7 @@ class Job:
     @contextmanager
     def leads(self, attempt: Attempt) -> Iterator[None]:
         """Pass a warning on to this attempt, also one that came before it was claimed."""
-        self.attempt = attempt
-        self.led += 1
+        self.attempt, self.led = attempt, self.led + 1
         if self.warned:
             attempt.ask_to_stop()
         try:
@@ -120,11 +119,10 @@ def run_task(path: str) -> None:
     if job.restarts >= (most := submission.launcher.attempts):  # else device-hours would have no bound
         say(f"not started again: it was started {job.restarts} times, and launcher.attempts={most}")
         sys.exit(1)
-    sweep = Path(path).parents[2]
     try:
         cores = own_cores(submission.device_type)
         with record.private(submission.umask), stoppable(), handling_warnings(job), cores, job.workers:
-            folders = [RunFolder(sweep / name) for name in submission.tasks[job.task]]
+            folders = [RunFolder(Path(path).parents[2] / name) for name in submission.tasks[job.task]]
             went_well = [take_part(folder, job) for folder in folders]
             if job.left:
                 _requeue(job, Path(path).parent)

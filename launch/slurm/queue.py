@@ -17,6 +17,7 @@ from launch.slurm import record, scheduler
 from launch.slurm.hopeless import remedy
 from launch.slurm.hours import may_hold
 from parallelbench.errors import StorageError
+from parallelbench.store.attempt import Attempt
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 UNSEEN_S = 60.0
 """A submission whose answer was lost, and whose job has not appeared for this time, never reached Slurm."""
 WAITING = {"PENDING", "REQUEUED", "REQUEUE_HOLD", "PREEMPTED", "SPECIAL_EXIT", "RESV_DEL_HOLD", "CONFIGURING"}
-
 PAUSED = {"SUSPENDED", "STOPPED"}
 """A job has begun, and does nothing until Slurm lets it go on."""
 
@@ -52,7 +52,7 @@ class JobStatus:
     packed: bool = False
     """Its job works through several runs."""
     tried: bool = False
-    """The outcome in its folder is later than the submission of its job."""
+    """The outcome in its folder is that of an attempt of its job's."""
     needs: str = ""
     """What must change before another try can end otherwise; empty: nothing that is known."""
 
@@ -159,7 +159,7 @@ class Tracker:
             return JobStatus(state)
         submission, task = latest
         job = submission.job_of(task)
-        tried = state.outcome is not None and state.outcome.finished_at > submission.created_at
+        tried = _tried(folder, state, submission)
         if job is None or not self.answered:
             over = tried and (self.answered or not _may_start_again(folder, state, submission))
             return JobStatus(state, job or "", unknown=state.state in ("missing", "failed") and not over)
@@ -246,6 +246,14 @@ def _worked_through(folder: RunFolder, state: State, submission: Submission, que
     if state.state != "failed" or queued.state in WAITING:
         return False
     return not _may_start_again(folder, state, submission)
+
+
+def _tried(folder: RunFolder, state: State, submission: Submission) -> bool:
+    """Whether a failed run's recorded outcome is of an attempt that the submission's job began."""
+    if state.state != "failed" or state.outcome is None or not state.outcome.finished_at:
+        return False
+    supervisor = Attempt(folder.path / "attempts" / str(state.attempt)).supervisor()
+    return supervisor is not None and supervisor.job.startswith(f"{submission.token}.")
 
 
 def _may_start_again(folder: RunFolder, state: State, submission: Submission) -> bool:

@@ -54,11 +54,14 @@ def test_a_job_knows_its_own_attempts_although_ids_are_given_out_again(tmp_path:
         (DONE, None, "ok", False),
     ],
 )
-def test_the_folder_comes_before_the_queue(state: State, job_state: str | None, label: str, wanted: bool) -> None:
+def test_the_folder_comes_before_the_queue(
+    state: State, job_state: str | None, label: str, wanted: bool, tmp_path: Path
+) -> None:
     mine = submission(job="17")
+    RunFolder(tmp_path / "a").claim(job=f"{mine.token}.17.0")
     jobs = {"17_0": QueuedJob("17_0", job_state, "Resources", "", mine.name)} if job_state else {}
     tracker = Tracker({"a": [(mine, 0)]}, jobs)
-    status = tracker.status(RunFolder(Path("sweep/a")), state)
+    status = tracker.status(RunFolder(tmp_path / "a"), state)
     assert (status.label, status.starts(frozenset())) == (label, wanted)
 
 
@@ -84,15 +87,16 @@ def test_a_submission_without_a_known_job_is_not_repeated() -> None:
 
 
 @pytest.mark.parametrize("outcome", ["oom", "killed", "timeout", "storage"])
-@pytest.mark.parametrize(("created_at", "label"), [(3.0, "unknown"), (1.0, "")])
+@pytest.mark.parametrize(("own", "label"), [(False, "unknown"), (True, "")])
 @pytest.mark.parametrize("job", [None, "17"])
 def test_a_retry_of_which_slurm_says_nothing_is_not_repeated_unless_it_has_ended(
-    outcome: OutcomeName, created_at: float, label: str, job: str | None
+    outcome: OutcomeName, own: bool, label: str, job: str | None, tmp_path: Path
 ) -> None:
     failed = State("failed", Outcome(outcome=outcome, reason="so it was", finished_at=2.0), 1)
-    again = submission(created_at=created_at, job=job)
-    tracker = Tracker({"a": [(submission(job="5"), 0), (again, 0)]}, {}, answered=job is None)
-    status = tracker.status(RunFolder(Path("sweep/a")), failed)
+    first, again = submission(job="5"), submission(job=job)
+    tracker = Tracker({"a": [(first, 0), (again, 0)]}, {}, answered=job is None)
+    RunFolder(tmp_path / "a").claim(job=f"{(again if own else first).token}.5.0")
+    status = tracker.status(RunFolder(tmp_path / "a"), failed)
     if job is not None and outcome != "oom":  # it may wait for its next start, and nobody can be asked
         label = "unknown"
     assert status.label == (label or outcome)
@@ -110,23 +114,26 @@ def test_the_job_of_an_earlier_submission_counts_while_it_is_in_the_queue() -> N
 
 
 @pytest.mark.parametrize(
-    ("state", "job_state", "created_at", "label", "reason"),
+    ("state", "job_state", "own", "label", "reason"),
     [
-        (MISSING, "RUNNING", 1.0, "queued", "waits in its packed job"),
-        (State("running"), "RUNNING", 1.0, "running", ""),
-        (KILLED, "RUNNING", 1.0, "queued", "waits in its packed job"),
-        (FAILED, "RUNNING", 3.0, "queued", "waits in its packed job"),
-        (FAILED, "RUNNING", 1.0, "oom", "out of memory"),
-        (TIMEOUT, "RUNNING", 1.0, "timeout", "too slow"),
-        (MISSING, "PENDING", 1.0, "queued", "Resources"),
+        (MISSING, "RUNNING", True, "queued", "waits in its packed job"),
+        (State("running"), "RUNNING", True, "running", ""),
+        (KILLED, "RUNNING", True, "queued", "waits in its packed job"),
+        (FAILED, "RUNNING", False, "queued", "waits in its packed job"),
+        (FAILED, "RUNNING", True, "oom", "out of memory"),
+        (TIMEOUT, "RUNNING", True, "timeout", "too slow"),
+        (MISSING, "PENDING", True, "queued", "Resources"),
     ],
 )
+@pytest.mark.parametrize("created_at", [1.0, 3.0])
 def test_runs_of_a_packed_job_run_one_by_one(
-    state: State, job_state: str, created_at: float, label: str, reason: str
+    state: State, job_state: str, own: bool, label: str, reason: str, created_at: float, tmp_path: Path
 ) -> None:
+    """Which attempt is whose, its job says; the clock of a node may differ from that of the login node."""
     packed = submission(created_at=created_at, job="17", tasks=[["a", "b"]])
     queue = {"17": QueuedJob("17", job_state, "Resources", "", packed.name)}
-    status = Tracker({"a": [(packed, 0)]}, queue).status(RunFolder(Path("sweep/a")), state)
+    RunFolder(tmp_path / "a").claim(job=f"{packed.token if own else 'another'}.17.0")
+    status = Tracker({"a": [(packed, 0)]}, queue).status(RunFolder(tmp_path / "a"), state)
     assert (status.label, status.reason) == (label, reason)
     assert not status.starts(frozenset()), "its job may still come to it"
 
