@@ -55,5 +55,7 @@ class Generators:
     def unchanged(self) -> Iterator[None]:
         """Restore them at the end."""
         before = self.state()
-        yield
-        self.restore(before)
+        try:
+            yield
+        finally:
+            self.restore(before)
