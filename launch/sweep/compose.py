@@ -91,7 +91,7 @@ def _parsed(text: str) -> Override:
         return OverridesParser.create().parse_override(text)
     except HydraException as error:
         key, _, value = text.partition("=")
-        if "token recognition error" in str(error) and value and value[0] not in "[{'\"" and '"' not in value:
+        if value.isprintable() and value and value[0] not in "[{'\"" and '"' not in value:
             quoted = shlex.quote(f'{key}="{value}"')
             raise ConfigError(f"can't read the override {text!r}: quote it: {quoted}") from None
         raise ConfigError(f"can't read the override {text!r}: {one_line(str(error))}; write it as key=value") from None
