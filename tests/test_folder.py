@@ -43,7 +43,7 @@ def write_supervisor(attempt: Attempt, **changes: Any) -> None:
 def unlock(attempt: Attempt) -> None:
     """What the kernel does when a supervisor ends."""
     assert attempt.lock is not None
-    os.close(attempt.lock)
+    attempt.lock.release()
 
 
 def age(attempt: Attempt, seconds: float) -> None:
@@ -135,7 +135,7 @@ def test_a_supervisor_that_nobody_buried_is_gone_too(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     program = (
         "import sys; from pathlib import Path; from parallelbench.store.folder import RunFolder\n"
-        "RunFolder(Path(sys.argv[1])).claim(); print(1, flush=True); input()"
+        "kept = RunFolder(Path(sys.argv[1])).claim(); print(1, flush=True); input()"
     )
     command = [sys.executable, "-c", program, tmp_path]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:

@@ -186,24 +186,23 @@ def lock(sweep: Path) -> Iterator[None]:
     require_own(sweep)
     require_own(path.parent)
     _take_over_abandoned(path)
-    descriptor, held = _take(path)
+    own, held = _take(path)
     try:
         with liveness.touched(path, every_s=LOCK_ABSENCE_S / 4):  # Slurm may take its time to answer
             yield
     finally:
         _remove(path, held)
-        os.close(descriptor)
+        own.release()
 
 
-def _take(path: Path) -> tuple[int, str]:
-    """Make the file; returns the descriptor that locks it, and its content."""
+def _take(path: Path) -> tuple[liveness.Lock, str]:
+    """Make the file; returns the lock on it, and its content."""
     own = path.with_name(f"lock.{secrets.token_hex(4)}")
     with storage_errors(path), contextlib.ExitStack() as undo:
         undo.callback(own.unlink, missing_ok=True)
         own.touch()
-        descriptor, machine = liveness.hold(own)
-        undo.callback(os.close, descriptor)
-        held = f"{socket.gethostname()} {os.getpid()} {machine or '-'} {secrets.token_hex(4)}\n"
+        lock = liveness.Lock(own)
+        held = f"{socket.gethostname()} {os.getpid()} {lock.machine or '-'} {secrets.token_hex(4)}\n"
         own.write_text(held)
         try:
             os.link(own, path)  # whole, or not at all
@@ -214,7 +213,7 @@ def _take(path: Path) -> tuple[int, str]:
             ) from None
         undo.pop_all()
         own.unlink()
-    return descriptor, held
+    return lock, held
 
 
 def _take_over_abandoned(path: Path) -> None:

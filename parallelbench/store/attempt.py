@@ -86,8 +86,8 @@ class Attempt:
     """The folder of one start of a run."""
 
     path: Path
-    lock: int | None = field(default=None, compare=False, repr=False)
-    """The descriptor that locks the heartbeat, in the process that has claimed the attempt."""
+    lock: liveness.Lock | None = field(default=None, compare=False, repr=False)
+    """The lock on the heartbeat, in the process that has claimed the attempt."""
 
     @property
     def number(self) -> int:
@@ -179,16 +179,12 @@ class Attempt:
         supervisor: Supervisor | None = decoded(self.path / "supervisor.json", Supervisor)
         return supervisor
 
-    def occupy(self, job: str) -> int:
+    def occupy(self, job: str) -> liveness.Lock:
         """Make the calling process the supervisor of a folder that nobody else sees yet; returns the lock."""
         self.heartbeat.touch()
-        lock, machine = liveness.hold(self.heartbeat)
-        me = Supervisor(host=socket.gethostname(), pid=os.getpid(), machine=machine, job=job)
-        try:
-            write_file(self.path / "supervisor.json", msgspec.json.encode(me))
-        except BaseException:
-            os.close(lock)
-            raise
+        lock = liveness.Lock(self.heartbeat)
+        me = Supervisor(host=socket.gethostname(), pid=os.getpid(), machine=lock.machine, job=job)
+        write_file(self.path / "supervisor.json", msgspec.json.encode(me))
         return lock
 
     def supervised(self) -> bool:
@@ -210,7 +206,7 @@ class Attempt:
                 yield
         finally:
             if self.lock is not None:
-                os.close(self.lock)
+                self.lock.release()
 
 
 def write_config(path: Path, run: RunConfig) -> None:

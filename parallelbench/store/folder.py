@@ -177,7 +177,6 @@ class RunFolder:
             undo.callback(shutil.rmtree, temporary, ignore_errors=True)
             temporary.mkdir(parents=True)
             lock = Attempt(temporary).occupy(job)
-            undo.callback(os.close, lock)
             try:
                 os.rename(temporary, path)  # fails where the folder exists, for it is never empty
             except OSError as error:

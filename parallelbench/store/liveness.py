@@ -31,17 +31,27 @@ def boot() -> str:
         return ""
 
 
-def hold(path: Path) -> tuple[int, str]:
-    """Lock a file that nobody else knows yet, until its descriptor is closed or this process ends.
+class Lock:
+    """A lock on a file that nobody else knows yet: until it is released, or forgotten, or this process ends."""
 
-    Returns the descriptor, and the lock's machine: empty where the file system has no locks.
-    """
-    descriptor = os.open(path, os.O_RDWR)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return descriptor, ""
-    return descriptor, boot()
+    def __init__(self, path: Path) -> None:
+        self._descriptor = os.open(path, os.O_RDWR)
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self.machine = boot()
+            """Where it is held; empty where the file system has no locks."""
+        except OSError:
+            self.machine = ""
+
+    def release(self) -> None:
+        """Let it go; once is enough."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def __del__(self) -> None:
+        if hasattr(self, "_descriptor"):  # else the file could not be opened
+            self.release()
 
 
 @contextmanager
@@ -64,7 +74,7 @@ def touched(path: Path, *, every_s: float) -> Iterator[None]:
 
 
 def alive(path: Path, machine: str, *, absence_s: float) -> bool:
-    """Whether the process lives that keeps a file; `machine` is what `hold` said there.
+    """Whether the process lives that keeps a file; `machine` is what its `Lock` said.
 
     A lock that can be seen proves life, on any machine. That none can be seen proves the end on the lock's own machine
     alone, since not every file system shows locks to others; there, a file untouched for `absence_s` seconds does.

@@ -39,7 +39,7 @@ def seemingly_dead(folder: RunFolder, job: str = "") -> Attempt:
     attempt = folder.claim(job=job)
     assert attempt is not None
     assert attempt.lock is not None
-    os.close(attempt.lock)
+    attempt.lock.release()
     supervisor = attempt.supervisor()
     assert supervisor is not None
     elsewhere = msgspec.structs.replace(supervisor, machine="another")
