@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import hypothesis
 import pytest
 
-from tests.surroundings import hide_the_machine
+from tests.surroundings import hide_the_machine, machine_path, program
 
 hide_the_machine()  # before a library reads the environment
 
@@ -145,6 +145,13 @@ def keep_cores() -> Iterator[None]:
     cores = os.sched_getaffinity(0)
     yield
     os.sched_setaffinity(0, cores)
+
+
+@pytest.fixture
+def compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let torch.compile find the machine's C++ compiler, and what that calls; skips where there is none."""
+    program("c++")
+    monkeypatch.setenv("PATH", machine_path())
 
 
 @pytest.fixture

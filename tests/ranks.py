@@ -62,7 +62,7 @@ def run_ranks(function: Callable[..., Any], size: int, folder: Path, *arguments:
     context.set_forkserver_preload(list(PRELOADED))
     init = folder / f"init-{uuid.uuid4().hex}"  # of this call: that of an earlier one tells of ranks that are gone
     with ProcessPoolExecutor(size, mp_context=context) as pool:
-        given = pickle.dumps((function, arguments))
+        given = pickle.dumps((function, arguments, os.environ["PATH"]))
         futures = [pool.submit(_rank, given, rank, size, str(init)) for rank in range(size)]
         for ended in wait(futures, return_when=FIRST_EXCEPTION).done:
             ended.result()
@@ -81,7 +81,7 @@ def _rank(given: bytes, rank: int, size: int, init: str) -> bytes:
     timeout = timedelta(seconds=PATIENCE_S)
     dist.init_process_group("gloo", init_method=f"file://{init}", rank=rank, world_size=size, timeout=timeout)
     try:
-        function, arguments = pickle.loads(given)
+        function, arguments, os.environ["PATH"] = pickle.loads(given)
         result = pickle.dumps(function(rank, size, *arguments))
         # Nobody leaves while others still connect to it: they would find the connection closed, or wait for ever.
         if dist.is_initialized():

@@ -173,8 +173,18 @@ class Fake:
     """Which ranks own samples; the last stage of a pipeline owns all, the others none."""
 
 
+_RUNNING: list[Attempt] = []
+"""An attempt that nobody refers to has ended."""
+
+
 def begin(run: RunConfig, fake: Fake) -> tuple[RunFolder, Attempt]:
-    """The intent and a claimed attempt."""
+    """The intent and a claimed attempt, which goes on."""
+    folder, attempt = _claimed(run, fake)
+    _RUNNING.append(attempt)
+    return folder, attempt
+
+
+def _claimed(run: RunConfig, fake: Fake) -> tuple[RunFolder, Attempt]:
     folder = RunFolder.of(run)
     folder.write_intent(run, ["made=up"])
     attempt = folder.claim()
@@ -268,7 +278,7 @@ def _write(journal: Journal, table: str, rows: list[dict[str, Any]]) -> None:
 def published(run: RunConfig, fake: Fake | None = None) -> RunFolder:
     """A run that trained to its end and was published."""
     fake = fake or Fake()
-    folder, attempt = begin(run, fake)
+    folder, attempt = _claimed(run, fake)
     write_epochs(run, attempt, fake, epochs=run.epochs)
     failed = fake.parity_passed is False
     outcome = attempt.finish(
@@ -281,7 +291,7 @@ def published(run: RunConfig, fake: Fake | None = None) -> RunFolder:
 def failed(run: RunConfig, outcome: Any, reason: str, *, epochs: int, fake: Fake | None = None) -> RunFolder:
     """A run that ended early, with a word."""
     fake = fake or Fake()
-    folder, attempt = begin(run, fake)
+    folder, attempt = _claimed(run, fake)
     write_epochs(run, attempt, fake, epochs=epochs)
     attempt.finish(outcome, reason)
     return folder

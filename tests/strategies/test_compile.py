@@ -69,6 +69,7 @@ def train_compiled(rank: int, size: int, run: RunConfig) -> dict[str, Any]:
     return {**drive(replica, run), "graphs": first, "later": later - first}
 
 
+@pytest.mark.usefixtures("compiler")
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", DEVICES)
 @pytest.mark.cases("ddp", "dp_pp_tp")

@@ -148,6 +148,7 @@ def test_what_norms_over_all_ranks_send_is_reported(strategy: str, size: int, tm
         assert sent > 0 or runs[0].strategy.data_parallel_degree(runs[0]) == 1
 
 
+@pytest.mark.usefixtures("compiler")
 @pytest.mark.parametrize(
     ("strategy", "size"), [(["strategy=ddp"], 2), (["strategy=dp_pp", "strategy.micro_batches=2"], 4)]
 )
