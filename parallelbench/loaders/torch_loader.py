@@ -129,7 +129,10 @@ class _Part:
 
     def _died(self) -> str:
         """How a worker was killed, in torch's words; empty where none was."""
-        wait([worker.sentinel for worker in self._workers], _DEATH_S)
+        ended = wait([worker.sentinel for worker in self._workers], _DEATH_S)
+        for worker in self._workers:
+            if worker.sentinel in ended:
+                worker.join(_DEATH_S)  # a process that dies closes its files before it has an exit code
         killed = [worker for worker in self._workers if (worker.exitcode or 0) < 0]
         how = [signal.strsignal(-(worker.exitcode or 0)) for worker in killed]
         return f"DataLoader worker (pid {killed[0].pid}) is killed by signal: {how[0]}. " if killed else ""
