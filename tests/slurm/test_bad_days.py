@@ -166,7 +166,7 @@ def test_a_run_that_needs_more_time_is_not_submitted_again_unchanged(sweeps: Swe
     job = running(sweeps)
     (run,) = find_runs(sweeps.results)
     until(lambda: bool(list(run.path.glob("attempts/1/journal-rank0.jsonl"))), what="training", timeout_s=PATIENCE_S)
-    sweeps.cluster.run("scontrol", "update", f"JobId={job}", "EndTime=now")  # Slurm looks at limits every 30 s
+    sweeps.cluster.run("scontrol", "update", f"JobId={job}", "EndTime=now+5")  # Slurm looks at limits every 30 s
     sweeps.until_queue_is_empty()
     word = "(TIMEOUT; nothing was saved within launcher.time_limit_min=60: raise it)"
     until(lambda: word in (rows(sweeps)[0]["reason"] or ""), what="accounting knowing the end", timeout_s=60)

@@ -47,7 +47,8 @@ def test_two_jobs_of_torch_fit_side_by_side(cluster: Cluster) -> None:
 def test_an_array_of_submitit(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in set(os.environ) - set(cluster.env):
         monkeypatch.delenv(name)
-    monkeypatch.setenv("SLURM_CONF", cluster.env["SLURM_CONF"])
+    for name in ("SLURM_CONF", "PATH"):
+        monkeypatch.setenv(name, cluster.env[name])
     executor = submitit.AutoExecutor(folder=tmp_path, cluster="slurm")
     executor.update_parameters(mem_gb=1, timeout_min=2)
     jobs = executor.map_array(math.factorial, range(6))
