@@ -36,7 +36,6 @@ EXCEPTIONS = {
     ("parallelbench/rank/worker.py", ""): 1,
     ("parallelbench/errors.py", "own_place"): 2,
     # Hydra's grammar says only in words that it stopped at a character.
-    ("launch/sweep/compose.py", "_parsed"): 1,
     # NCCL's watchdog aborts a process, and torchrun reports ranks' exit codes, by printing alone.
     ("launch/attempt/outcome.py", ""): 4,
     # gpu-check checks the text: whether it names the rank that hangs.

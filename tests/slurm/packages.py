@@ -73,7 +73,7 @@ def missing_packages(*, accounting: bool) -> list[str]:
 
 def search_path() -> str:
     """Where the daemons are: the shells of some users leave the sbin folders out."""
-    return machine_path() + ":/usr/sbin:/sbin"
+    return f"{os.environ['PATH']}:{machine_path()}:/usr/sbin:/sbin"
 
 
 def _install(packages: list[str]) -> None:
