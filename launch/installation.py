@@ -37,7 +37,7 @@ def main(arguments: "list[str]") -> int:  # in quotes, since an older Python wou
             refusal = _install(asked.folder, pip, sees=asked.sees)
     except KeyboardInterrupt:
         refusal = "interrupted. The same command begins again, and removes what is half installed"
-    except OSError as error:
+    except (OSError, subprocess.CalledProcessError) as error:
         refusal = str(error)
     if refusal:
         print(f"Not installed: {refusal}.", file=sys.stderr)
@@ -57,6 +57,9 @@ def _refusal(folder: Path, *, takes_gb: float) -> str:
     place = folder.absolute().parent
     if not os.access(place, os.W_OK, effective_ids=True):
         return f"you may not write to {place}. Clone the project into a folder of your own"
+    if (folder / BEGUN).exists():
+        print(f"An installation into {folder} was interrupted: it begins again.", flush=True)
+        shutil.rmtree(str(folder))
     return "" if (folder / WHOLE).exists() else _no_room(place, takes_gb)
 
 
@@ -75,9 +78,6 @@ def _no_room(place: Path, takes_gb: float) -> str:
 
 def _install(folder: Path, pip: "list[str]", *, sees: "Path | None") -> str:
     """Why it failed; empty where it did not."""
-    if (folder / BEGUN).exists():
-        print(f"An installation into {folder} was interrupted: it begins again.", flush=True)
-        shutil.rmtree(folder)
     folder.mkdir(exist_ok=True)
     (folder / BEGUN).touch()
     (folder / WHOLE).unlink(missing_ok=True)

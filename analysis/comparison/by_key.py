@@ -32,6 +32,8 @@ def by(runs: Runs, key: str, one: Any, other: Any, *, across: Sequence[str] = ()
     """
     run_ids = run_ids_by(runs, key)
     one, other = (as_recorded(plain(value), run_ids) for value in (one, other))
+    if one == other:
+        raise ConfigError(f"--by {key}: both sides are {key}={one}; {choices(one, set(run_ids) - {one})}")
     for value in (one, other):
         if value not in run_ids:
             skipped = _skipped_having(runs, key, value)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from launch.attempt.outcome import publish_if_finished
 from launch.attempt.processes import Training
+from launch.attempt.signals import heed
 from parallelbench.errors import ConfigError, StorageError
 from parallelbench.world.allowance import require_run
 from parallelbench.world.devices import require_interface, this_machine
@@ -52,6 +53,7 @@ def carry_out(
         return NotBegun(f"had finished: {outcome.outcome}: {outcome.reason}", outcome)
     if attempts and _lives(attempts[-1], job):
         return NotBegun("runs elsewhere: its heartbeat goes on")
+    heed()  # looking may have taken a while
     attempt = folder.claim(after=attempts[-1].number if attempts else 0, job=job)
     if attempt is None:
         return NotBegun("was begun by another process")

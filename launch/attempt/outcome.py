@@ -35,6 +35,8 @@ _NEVER_MET = {
     b"RendezvousConnectionError": "the nodes could not reach each other",
 }
 """Errors that torchrun prints on a node whose rendezvous failed → the reason."""
+_SIGNALLED = b"SignalException"
+"""What torchrun raises where it is ended by a signal before its ranks begin, as at a preemption."""
 _EXITS = (
     re.compile(rb"failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<rank>\d+)(?: \(pid: (?P<pid>\d+)\))?"),
     re.compile(rb"\(local_rank: (?P<rank>\d+)\)\s+exitcode +: (?P<code>-?\d+) \(pid: (?P<pid>\d+)\)"),
@@ -120,7 +122,9 @@ def judge(attempt: Attempt, processes: int, returncode: int, *, nodes: int = 1) 
     if (reason := stopped(attempt)) is not None:
         return "timeout", reason
     errors = sorted(rank_errors(attempt, processes), key=lambda error: error.time)
-    if not errors and (unread := _unread(attempt, processes)):
+    codes = exit_codes(attempt, processes, returncode, nodes=nodes)
+    was_killed = any(code < 0 for code in codes.values())
+    if not errors and not was_killed and (unread := _unread(attempt, processes)):
         return "storage", (
             f"trained to its end, but the journal of {_ranks(unread)} can't be read, or not to its end: submitting "
             "again looks once more, and trains only where it is still so"
@@ -133,7 +137,6 @@ def judge(attempt: Attempt, processes: int, returncode: int, *, nodes: int = 1) 
     gave_up = {error.rank for error in errors if error.kind == "heartbeat"}
     waited = {error.rank for error in errors if error.kind == "waited"} | _aborted_by_nccl(attempt) | gave_up
     silent = sorted(set(range(processes)) - {error.rank for error in errors} - waited)
-    codes = exit_codes(attempt, processes, returncode, nodes=nodes)
     if waited and silent and all(codes.get(rank, 0) >= 0 for rank in silent):
         hang = "hangs" if len(silent) == 1 else "hang"
         whom = "it" if len(silent) == 1 else "them"
@@ -141,6 +144,8 @@ def judge(attempt: Attempt, processes: int, returncode: int, *, nodes: int = 1) 
         return "timeout", f"{_ranks(silent)} {hang}: {_ranks(waited)} waited for {whom} longer than {limit}"
     if (never_met := _never_met(attempt)) is not None:
         return "killed", f"no rank was started: {never_met}"
+    if _none_began(attempt) and any(_SIGNALLED in log.read_bytes() for log in _logs(attempt)):
+        return "killed", f"no rank was started{_last_words(attempt)}"
     if returncode > 0 and not errors and _none_began(attempt) and all(code >= 0 for code in codes.values()):
         # What starts ranks has failed by itself, and will again: nobody killed it.
         return "error", f"no rank was started (exit code {returncode}){_last_words(attempt)}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import threading
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from parallelbench.store.attempt import Attempt
     from parallelbench.store.folder import RunFolder
 
+_KEY = re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY")
 GRACE_S = 3.0
 """How long processes may take to end after SIGTERM, before SIGKILL; less than Slurm gives a job (its KillWait)."""
 
@@ -144,13 +146,18 @@ def _copy_lines(reading: int, log: BinaryIO) -> None:
         while chunk := pipe.read(_CHUNK_BYTES):
             held += chunk
             end = max(held.rfind(b"\n"), held.rfind(b"\r")) + 1
-            if (key := held.rfind(b"-----BEGIN", 0, end)) >= 0 and b"-----END" not in held[key:end]:
-                end = key  # a key has many lines
+            if (key := _last_key(held[:end])) >= 0 and b"-----END" not in held[key:end]:
+                end = key  # it has many lines
             if not end and len(held) > _CHUNK_BYTES:
                 end = len(held)
             _write_redacted(log, held[:end])
             held = held[end:]
         _write_redacted(log, held)
+
+
+def _last_key(text: bytes) -> int:
+    """Where the last private key begins; -1: there is none."""
+    return max((found.start() for found in _KEY.finditer(text)), default=-1)
 
 
 def _write_redacted(log: BinaryIO, lines: bytes) -> None:

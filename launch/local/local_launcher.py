@@ -101,7 +101,7 @@ class OnThisMachine(Launcher):
         submit = secrets.token_hex(8)
         with stoppable(), WarmWorkers() as workers, display.sweep(total=len(to_start), done=done, failed=rest):
             for item in to_start:
-                heed()
+                heed()  # also what came while the run before was judged
                 train = partial(self._train_shown, display, workers)
                 self._start(item, retry, train, submit=submit)
 

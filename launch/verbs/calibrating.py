@@ -63,7 +63,7 @@ def _devices(run: RunConfig, launcher: Launcher, overrides: Sequence[str]) -> in
         return run.site.devices_per_node * run.nodes
     machine = this_machine()
     gpus = machine.device_type(run.device) == "cuda"
-    return max(1, min(MOST_HERE, len(machine.gpus) if gpus else len(machine.cores) // run.cores_per_device))
+    return max(1, min(MOST_HERE, len(machine.gpus) if gpus else machine.usable_cores // run.cores_per_device))
 
 
 def _default(run: RunConfig) -> Path:

@@ -76,4 +76,4 @@ def _most_devices(run: RunConfig) -> int | None:
     from parallelbench.world.devices import this_machine
 
     machine = this_machine()
-    return len(machine.gpus) or max(1, len(machine.cores) // run.cores_per_device)
+    return len(machine.gpus) or max(1, machine.usable_cores // run.cores_per_device)

@@ -42,7 +42,7 @@ def figures_of_site(run: RunConfig) -> tuple[MachineFigures, list[str]]:
     machine = this_machine()
     here = run.site.name == "default"
     kind = machine.device_type(run.device) if here else run.site.device if run.device == "auto" else run.device
-    own = len(machine.gpus) if kind == "cuda" else max(1, len(machine.cores) // run.cores_per_device)
+    own = len(machine.gpus) if kind == "cuda" else max(1, machine.usable_cores // run.cores_per_device)
     count = max(1, own) if here else run.site.devices_per_node
     figures = assumed_figures(
         "cuda" if kind == "cuda" else "cpu",

@@ -67,9 +67,9 @@ class _Part:
     def __init__(self, dataset: Dataset[Any], options: TorchLoader, *, pinned: bool) -> None:
         several = options.workers > 0
         fork = multiprocessing.get_context("fork")
-        self._begun = fork.Semaphore(0)
         if several:
             _choose_socket_folder()
+            self._begun = fork.Semaphore(0)
         self._batches = _Batches()
         with _without_advice():
             self._loader = DataLoader(

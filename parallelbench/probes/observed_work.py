@@ -29,6 +29,6 @@ class ObservedWork(TorchDispatchMode):
         if func.namespace == "aten":
             name = func._schema.name.partition("::")[2]
             if name in _PRODUCTS:
-                self.products.add(result.dtype)
+                self.products.add(result.dtype.to_real())
             self.updates.update(way for way in _WAYS if name.startswith(f"_{way}_"))
         return result

@@ -27,6 +27,7 @@ from parallelbench.rank.plain_optimizer import PlainOptimizer, clipped, kept_of_
 from parallelbench.rank.step_differences import loss_difference
 from parallelbench.spec.batch import Shard
 from parallelbench.spec.traits import TRAITS
+from parallelbench.world.generators import Generators
 from parallelbench.world.numerics import as_real
 
 if TYPE_CHECKING:
@@ -128,8 +129,9 @@ class Judge:
         batch = next(endless(self._loader))
 
         def step(precision: str) -> PlainStep:
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(0)  # all steps draw the same numbers
+            generators = Generators()
+            with generators.unchanged():
+                generators.seed(0)  # all steps draw the same numbers
                 return self._plain.step(state, batch, precision=precision)
 
         several = step(precision)

@@ -31,8 +31,8 @@ _STEPS_THAT_DRAW = 16
 """Steps of a model that draws: what it leaves out now and then shows in one of them."""
 _MIXED = 1e-3
 """Share of the largest output by which others in a batch change it: rounding, in whatever arithmetic, changes less."""
-_LARGE = 100_000_000
-"""Parameters from which a model is asked on tensors without values."""
+_LARGE = 10_000_000
+"""Parameters from which a model is asked on tensors without values: with them, its steps would take minutes."""
 
 
 def traits_of(run: RunConfig) -> Traits:
@@ -66,15 +66,18 @@ def _asked(run: RunConfig) -> Traits:
     with contextlib.suppress(Exception), FakeTensorMode(allow_non_fake_inputs=True):
         model = built(run, torch.float32)
         if sum(each.numel() for each in model.parameters()) >= _LARGE:
-            return _of_steps(model, run, has_values=False)
-    torch.manual_seed(run.effective_seed)
-    return _of_steps(built(run, torch.float64), run, has_values=True)
+            return _of_steps(model, run, dtype=torch.float32, has_values=False)
+    try:
+        torch.manual_seed(run.effective_seed)
+        return _of_steps(built(run, torch.float64), run, dtype=torch.float64)
+    except RuntimeError:  # it may make tensors of its own, in fp32
+        torch.manual_seed(run.effective_seed)
+        return _of_steps(built(run, torch.float32), run, dtype=torch.float32)
 
 
-def _of_steps(model: nn.Sequential, run: RunConfig, *, has_values: bool) -> Traits:
+def _of_steps(model: nn.Sequential, run: RunConfig, *, dtype: torch.dtype, has_values: bool = True) -> Traits:
     if not any(each.requires_grad for each in model.parameters()):
         raise ConfigError("has no parameter that needs a gradient: let some keep requires_grad=True")
-    dtype = torch.float64 if has_values else torch.float32
     batch = _batch(run, _SAMPLES, dtype)
 
     def copied() -> nn.Sequential:

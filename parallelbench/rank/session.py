@@ -209,7 +209,9 @@ class Session(RankSession):
         check_rate(self._run)
         if package_of(type(self._run.model)) != "parallelbench":
             check_logits(self._run)  # a test holds shipped models to it: calling one would add to the peak of memory
+        self._startup.done("model")
         self._traits = traits_of(self._run)
+        self._startup.skip()
         check_traits(self._run, self._traits)
         self._warnings = [*dict.fromkeys([*self._warnings, *traits_warnings(self._run, self._traits)])]
 
@@ -244,6 +246,7 @@ class Session(RankSession):
 
     def _compile(self, replica: Replica, loader: BatchLoader) -> None:
         self._phase("compile")
+        torch._dynamo.reset()  # in a process that has trained before, nothing alike is compiled again
         before = compiled_graphs()
         replica.compile_warmup(next(loader.train(epoch=1)))
         self._world.synchronize()

@@ -49,7 +49,8 @@ def limit_pools() -> None:
     require_threads(REST, "a command")
     for name in ("POLARS_MAX_THREADS", "RAYON_NUM_THREADS", "TOKIO_WORKER_THREADS"):
         most = min(POOL, (left - REST) // 4 + 1)
-        os.environ[name] = str(min(int(os.environ.get(name, most)), most))
+        own = os.environ.get(name, "")
+        os.environ[name] = str(min(int(own), most) if own.isdecimal() else most)
 
 
 def require_threads(needed: int, what: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import shutil
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,6 +10,7 @@ from PIL import Image
 
 from analysis import write_report
 from tests.analysis.factory import MIB, Fake, config, failed, published
+from tests.surroundings import machine_path, program
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,11 +24,6 @@ STRATEGIES = ("ddp", "fsdp", "model_parallel")
 DRAWN = "figure[data-figure]"
 DRAWN_MS = 300_000
 """The machine may be busy with other tests."""
-
-
-def chromium() -> str:
-    """The path of Chromium; skips where there is none."""
-    return shutil.which("chromium") or pytest.skip("chromium is not installed: apt-get install chromium runs this test")
 
 
 @pytest.fixture(scope="module")
@@ -49,10 +44,10 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    program = chromium()
+    browser, environment = program("chromium"), {"PATH": machine_path()}  # it may be a script that calls others
     with sync_api.sync_playwright() as playwright:
         # Root needs --no-sandbox; the page is our own.
-        started = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        started = playwright.chromium.launch(executable_path=browser, args=["--no-sandbox"], env=environment)
         yield started
         started.close()
 

@@ -60,12 +60,14 @@ def test_a_full_disk_is_told_in_gb_before_anything_is_fetched(
 
 @pytest.mark.slow
 def test_what_failed_or_was_interrupted_is_removed_and_begun_again(
-    tmp_path: Path, room: None, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, room: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """The room that the half takes is room for the whole."""
     env = tmp_path / "umlauts ä and spaces"
     line = refused(capsys, env, "--no-index", "parallelbench-that-is-nowhere")
     assert "no package index answers, or none has the package" in line
     (env / "half").touch()
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1e12 if not env.exists() else 0))
     (tmp_path / "seen").mkdir()
     (tmp_path / "seen" / "own_module.py").touch()
     whole = [str(env), "--takes-gb", "7", "--sees", str(tmp_path / "seen"), "--no-index", "pip"]

@@ -314,3 +314,11 @@ def test_what_was_held_against_an_authors_reference_is_not_said_to_be_like_one_d
     assert outcome.reason.endswith(found) == passes
     wrong = "training differs from the strategy's own reference, Single, after step 1: loss by"
     assert outcome.reason.startswith(wrong) == (not passes)
+
+
+def test_a_signal_to_what_starts_ranks_is_no_error_of_theirs(attempt: Attempt) -> None:
+    """As at a preemption: the run is queued again."""
+    attempt.log.write_text("torch.distributed.elastic.multiprocessing.api.SignalException: Process 7 got signal: 15\n")
+    outcome, reason = judge(attempt, 3, 1)
+    assert outcome == "killed"
+    assert "got signal: 15" in reason

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.surroundings import machine_path
+from tests.surroundings import machine_path, machine_proxies
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -91,7 +91,7 @@ def _install(packages: list[str]) -> None:
 
 
 def _apt(command: list[str]) -> subprocess.CompletedProcess[str]:
-    env = os.environ | {"DEBIAN_FRONTEND": "noninteractive", "PATH": search_path()}
+    env = os.environ | {"DEBIAN_FRONTEND": "noninteractive", "PATH": search_path()} | machine_proxies()
     # Another process may be installing something: wait for its lock.
     command = [command[0], "-o", "DPkg::Lock::Timeout=120", *command[1:]]
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=INSTALL_TIMEOUT_S)
