@@ -10,6 +10,7 @@ import atexit
 import os
 import resource
 import shutil
+import signal
 import tempfile
 from pathlib import Path
 
@@ -131,6 +132,9 @@ def hide_the_machine() -> None:
     os.environ |= {"PATH": str(folder / "bin"), "HOME": str(folder / "home"), "LC_ALL": "C.UTF-8", "TERM": "dumb"}
     os.environ[_SEEN] = path
     os.umask(0o022)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # ignored in the background of a shell
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CORES])
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (OPEN_FILES, hard))
