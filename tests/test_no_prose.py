@@ -35,7 +35,8 @@ EXCEPTIONS = {
     # torch's DataLoader says only in words that a worker died, and sends a worker's traceback as text.
     ("parallelbench/rank/worker.py", ""): 1,
     ("parallelbench/errors.py", "own_place"): 2,
-    # Hydra's grammar says only in words that it stopped at a character.
+    # What ranks print may hold a private key, of many lines.
+    ("launch/attempt/processes.py", ""): 1,
     # NCCL's watchdog aborts a process, and torchrun reports ranks' exit codes, by printing alone.
     ("launch/attempt/outcome.py", ""): 4,
     # gpu-check checks the text: whether it names the rank that hangs.
