@@ -196,7 +196,7 @@ def test_a_block_is_the_product_of_its_grid_and_its_zip(
 def test_demo_is_exactly_these_twelve_runs() -> None:
     runs = described("sweep=demo")
     assert sorted(runs) == sorted(
-        ("digits", "cnn_small", strategy, devices, 5, repeat)
+        ("digits", "cnn_small", strategy, devices, 15, repeat)
         for strategy, devices in (("single", 1), ("ddp", 2), ("model_parallel", 2))
         for repeat in range(4)
     )
