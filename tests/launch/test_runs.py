@@ -157,6 +157,15 @@ def test_a_run_that_compiles_nothing_is_refused(variable: str, tmp_path: Path, m
     assert outcome.reason.startswith("compile=true, but torch.compile compiled nothing: unset TORCHDYNAMO_DISABLE")
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("by_exec", "compiler")
+def test_the_second_run_of_one_process_is_compiled_too(tmp_path: Path) -> None:
+    """What the first has compiled would serve it, and it would count as a run that compiles nothing."""
+    inline = ("compile=true", "launcher=inline", "sweep.repeats=2")
+    code, text = completed("submit", *QUICK, *inline, results=tmp_path / "results")
+    assert code == 0, text
+
+
 @fault(
     "workers",
     "torchrun fails by itself",
