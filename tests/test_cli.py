@@ -409,7 +409,7 @@ def test_status_names_every_run_whatever_its_state(here: Path, capsys: pytest.Ca
     assert "[red]this[/] or [/that] are text: [enforce fail at a.cc:1]" in text
     assert "[red]foreign" in text
     assert "missing or damaged" in text
-    assert text.startswith("1 error, 2 missing, 1 ok, 2 running, 1 storage")
+    assert text.startswith("1 error, 1 killed, 2 missing, 1 ok, 1 running, 1 storage")
     assert listing(here) == before
 
 
