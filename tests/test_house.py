@@ -6,31 +6,38 @@ import ast
 from collections import defaultdict
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from tests.test_imports import SOURCES, imported
+from tests.test_imports import SOURCES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
-@cache
-def tree(module: str) -> ast.Module:
-    return ast.parse(SOURCES[module].read_text())
-
-
 def needed(module: str) -> set[str]:
-    """Modules that a module takes something from; a package counts for what is defined in it, not for its modules."""
-    names = imported(SOURCES[module]) & SOURCES.keys() - {module}
-    return {name for name in names if not any(other.startswith(f"{name}.") for other in names)}
+    """Modules that a module takes something from when it runs; a package counts for what is defined in it itself."""
+    nodes = [node for node in ast.walk(_without_type_checking(module)) if isinstance(node, ast.ImportFrom)]
+    found = {
+        f"{node.module}.{alias.name}" for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names
+    }
+    found = {name if name in SOURCES else name.rpartition(".")[0] for name in found}
+    return found & SOURCES.keys() - {module}
+
+
+@cache
+def _without_type_checking(module: str) -> ast.Module:
+    class Without(ast.NodeTransformer):
+        def visit_If(self, node: ast.If) -> ast.If | None:
+            return None if ast.unparse(node.test) == "TYPE_CHECKING" else node
+
+    return cast("ast.Module", Without().visit(ast.parse(SOURCES[module].read_text())))
 
 
 OWN_ROOMS = ("parallelbench.frameworks.tensorflow",)
 """Folders in a room's folder that are rooms of their own."""
 BACKWARDS = {
-    ("parallelbench.spec.loader", "parallelbench.loaders.batch_loader"): "names the type of what a loader builds",
     ("parallelbench.rank.checked_run", "parallelbench.strategies.single"): "a check's reference is one device",
     ("parallelbench.rank.likeness", "parallelbench.strategies.single"): "one device is not held against itself",
 }
