@@ -54,11 +54,7 @@ def _is_worker() -> bool:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what passed elsewhere; mark tests by their cases, and by what they took when that was last recorded."""
-    if file := os.environ.get(PASSED_BEFORE):
-        passed = set(Path(file).read_text("utf-8").splitlines())
-        config.hook.pytest_deselected(items=[item for item in items if item.nodeid in passed])
-        items[:] = [item for item in items if item.nodeid not in passed]
+    """Mark tests by their cases, and by what they took when that was last recorded; leave out what passed elsewhere."""
     _mark_by_cases(items)
     skip_without(items, "tensorflow")
     known_s = known()
@@ -71,6 +67,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker("by_cost")
         if taken_s >= DEAR_S:
             item.add_marker("exhaustive")
+    if file := os.environ.get(PASSED_BEFORE):
+        passed = set(Path(file).read_text("utf-8").splitlines())
+        config.hook.pytest_deselected(items=[item for item in items if item.nodeid in passed])
+        items[:] = [item for item in items if item.nodeid not in passed]
 
 
 def pytest_collection_finish() -> None:
