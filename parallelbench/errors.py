@@ -69,7 +69,7 @@ class FormatError(ConfigError):
 
 
 class StorageError(Exception):
-    """A file could not be written: disk full, quota reached, or no permission."""
+    """A file could not be written or read: disk full, quota reached, no permission, or a server that is away."""
 
 
 class EngineError(Exception):

@@ -15,13 +15,16 @@ from unittest import mock
 import pytest
 import torch
 
-from parallelbench.errors import ConfigError
+from parallelbench.errors import ConfigError, StorageError
 from parallelbench.rank.checkpoint import Checkpoints, Key
-from parallelbench.rank.epoch_boundary import AUTO_MARGIN, Policy
+from parallelbench.rank.epoch_boundary import AUTO_MARGIN, EpochBoundary, Policy
 from parallelbench.rank.session import build_model
+from parallelbench.rank.worker import classify
 from parallelbench.spec.config import RunConfig
 from parallelbench.spec.replica import Replica
 from parallelbench.store.attempt import Attempt
+from parallelbench.store.folder import file_sha256
+from parallelbench.store.journal import kept_entries
 from parallelbench.world.numerics import Numerics
 from parallelbench.world.world import World
 from tests.analysis.factory import Fake, begin, component, config
@@ -304,7 +307,7 @@ def test_saving_reads_nothing_back(tmp_path: Path) -> None:
     for epoch in (1, 2):
         checkpoints.save(Key(1, epoch), STATE)
     stale = mock.patch.multiple("parallelbench.rank.checkpoint", file_sha256=_stale)
-    with stale, mock.patch.object(Path, "glob", _stale):
+    with stale, mock.patch.object(os, "listdir", _stale):
         assert checkpoints.save(Key(1, 3), STATE) is None
         with mock.patch.object(Path, "unlink", _stale), mock.patch.object(World, "write_state", _stale):
             assert "Stale" in (checkpoints.save(Key(1, 4), STATE) or ""), "said in words, not raised"
@@ -316,6 +319,56 @@ def test_saving_reads_nothing_back(tmp_path: Path) -> None:
 
 def _stale(*_: Any, **__: Any) -> Any:
     raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+
+@fault(
+    "storage and input",
+    "What a run goes on from can't be listed or read for the moment (a stale NFS handle)",
+    injection="ESTALE for the folder of checkpoints, a manifest, a rank's file, or an earlier attempt's journal",
+    outcome="storage, so submitting again tries again; the run neither ends as an error nor begins anew",
+)
+@pytest.mark.parametrize("name", ["checkpoints", "manifest.json", "rank0.pt", "journal-rank0.jsonl"])
+def test_what_cannot_be_reached_when_a_run_goes_on_is_a_storage_error(tmp_path: Path, name: str) -> None:
+    run = config(tmp_path, launcher=component("launcher", {"name": "local", "checkpoint": "always"}))
+    _, attempt = begin(run, Fake())
+    assert Checkpoints(attempt.checkpoints, ALONE).save(Key(1, 1), STATE) is None
+    warned: list[str] = []
+    boundary = EpochBoundary(run, attempt, ALONE, journal=mock.Mock(), warn=warned.append)
+
+    def stale_there(genuine: Any) -> Any:
+        return lambda path, *rest, **named: (_stale if Path(path).name == name else genuine)(path, *rest, **named)
+
+    def read_and_taken(path: Path, *, through: int) -> list[Any]:
+        kept_entries(path, through=through)
+        return []
+
+    with contextlib.ExitStack() as faults:
+        faults.enter_context(mock.patch("parallelbench.rank.epoch_boundary.kept_entries", read_and_taken))
+        for each in ("stat", "listdir", "scandir"):
+            faults.enter_context(mock.patch.object(os, each, stale_there(getattr(os, each))))
+        with pytest.raises(StorageError, match=f"can't read .*/{name}: Stale file handle") as caught:
+            boundary.resume()
+    assert (classify(caught.value)[0], warned) == ("storage", [])
+
+
+def test_a_file_of_a_checkpoint_that_the_disk_has_lost_is_passed_over(tmp_path: Path) -> None:
+    """Trying again would not help: the checkpoint before it does."""
+    checkpoints = Checkpoints(tmp_path, ALONE)
+    for epoch in (1, 2, 3):
+        with mock.patch("parallelbench.rank.checkpoint.KEPT", 3):
+            checkpoints.save(Key(1, epoch), STATE)
+    (tmp_path / "attempt-1-epoch-3" / "rank0.pt").unlink()
+    spoiled = tmp_path / "attempt-1-epoch-2" / "rank0.pt"
+
+    def bad_sector(path: Path) -> str:
+        if path == spoiled:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        return file_sha256(path)
+
+    with mock.patch("parallelbench.rank.checkpoint.file_sha256", bad_sector):
+        found = checkpoints.newest(lambda key: True)
+    assert found is not None
+    assert (found[0], checkpoints.damaged) == (Key(1, 1), [Key(1, 3), Key(1, 2)])
 
 
 # --- when

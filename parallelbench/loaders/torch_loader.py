@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
 import multiprocessing.queues
 import multiprocessing.util
@@ -11,7 +12,6 @@ import tempfile
 import warnings
 from abc import abstractmethod
 from contextlib import contextmanager
-from functools import partial
 from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any
 
@@ -19,15 +19,16 @@ import torch
 from torch import Tensor
 from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data._utils.fetch import _MapDatasetFetcher
 
 from parallelbench.die_with_parent import die_with_parent
-from parallelbench.errors import ConfigError, count_of
+from parallelbench.errors import ConfigError, count_of, ends_the_program
 from parallelbench.loaders.batch_loader import BatchLoader
 from parallelbench.marks.spans import Spanned
 from parallelbench.spec.batch import Batch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from multiprocessing.process import BaseProcess
     from multiprocessing.synchronize import Semaphore
     from typing import Unpack
@@ -79,7 +80,7 @@ class _Part:
                 pin_memory=pinned and options.pin_memory,
                 prefetch_factor=options.prefetch_factor if several else None,
                 persistent_workers=options.persistent_workers and several,
-                worker_init_fn=partial(_begin, os.getpid(), self._begun) if several else None,
+                worker_init_fn=functools.partial(_begin, os.getpid(), self._begun) if several else None,
                 # The data set is inherited; other ways of starting would send it to each worker.
                 multiprocessing_context=fork if several else None,
                 # Its workers' seeds must not be drawn from what a model's dropout draws from.
@@ -179,7 +180,21 @@ def _begin(parent: int, begun: Semaphore, _: int) -> None:
         os._exit(1)
     # A batch that can't be sent would only be printed there, and the rank wait for it without end.
     multiprocessing.queues.Queue._on_queue_feeder_error = _send_error  # type: ignore[attr-defined]
+    _MapDatasetFetcher.fetch = _fetched(_MapDatasetFetcher.fetch)  # type: ignore[method-assign]
     begun.release()
+
+
+def _fetched(genuine: Callable[..., Any]) -> Callable[..., Any]:
+    """The same, where code that ends the program raises an error: torch sends errors only, and the worker would end."""
+
+    @functools.wraps(genuine)
+    def fetch(*arguments: Any) -> Any:
+        try:
+            return genuine(*arguments)
+        except SystemExit as error:
+            raise ConfigError(ends_the_program(error)) from error
+
+    return fetch
 
 
 def _send_error(queue: Any, _error: Exception, item: tuple[int, Any]) -> None:

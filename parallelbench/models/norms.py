@@ -48,6 +48,9 @@ class SyncBatchNorm(nn.BatchNorm2d):
     traffic: Traffic | None = None
     """The replica's, where each message is counted as it is sent; set by `report_norms`."""
 
+    counts_itself: bool = False
+    """Whether it has just run uncompiled and counted what it sent, as layers do that backward computes again."""
+
     def __init__(self, num_features: int) -> None:
         super().__init__(num_features)
 
@@ -59,7 +62,9 @@ class SyncBatchNorm(nn.BatchNorm2d):
         # bf16 and fp16 inputs (autocast) are summed in fp32, as the native kernels do.
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         # Compiled code counts nothing: `count_compiled_norms` does.
-        traffic = None if torch.compiler.is_compiling() else self.traffic
+        traffic = None
+        if not torch.compiler.is_compiling():
+            traffic, self.counts_itself = self.traffic, True
         mean, squares, count = _global_moments(wide, self.process_group, traffic)
         self._update_running(mean.detach(), squares.detach(), count)
         scale = self.weight * torch.rsqrt(squares / count + self.eps)
@@ -93,9 +98,15 @@ def report_norms(module: nn.Module, traffic: Traffic) -> None:
 
 
 def count_compiled_norms(module: nn.Module, traffic: Traffic, *, passes: int = 1) -> None:
-    """Count what `SyncBatchNorm` layers send in so many forward and backward passes that are compiled."""
+    """Count what `SyncBatchNorm` layers send in so many forward and backward passes that are compiled.
+
+    Not what torch.compile has left uncompiled in them, such as layers under `activation_recomputation`.
+    """
     for layer in module.modules():
-        if isinstance(layer, SyncBatchNorm) and layer.process_group is not None:
+        if not isinstance(layer, SyncBatchNorm) or not passes:
+            continue
+        counted, layer.counts_itself = layer.counts_itself, False
+        if layer.process_group is not None and not counted:
             ranks = layer.process_group.size()
             row_bytes = (2 * layer.num_features + 1) * torch.promote_types(layer.weight.dtype, torch.float32).itemsize
             traffic.all_reduce("activation", 2 * passes * ranks * row_bytes, ranks)

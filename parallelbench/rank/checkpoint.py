@@ -10,8 +10,10 @@ Attempts share no files: one that was taken for dead and comes back damages no o
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
+import os
 import re
 import shutil
 from contextlib import suppress
@@ -21,9 +23,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import msgspec
 
 from parallelbench.errors import StorageError, one_line
-from parallelbench.store.attempt import decoded
 from parallelbench.store.durable import new_file, storage_errors, sync, write_file
 from parallelbench.store.folder import file_sha256
+from parallelbench.store.reading import read_record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -35,6 +37,8 @@ KEPT = 2
 """Checkpoints kept: a second one in case the newest is damaged."""
 _NAME = re.compile("attempt-([0-9]{1,9})-epoch-([0-9]{1,9})")
 _DIGEST_BYTES = 32
+_LOST = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EINVAL, errno.EFBIG, errno.EIO, None}
+"""What a file of a checkpoint that is damaged for good may say; others, such as ESTALE, may say so for a moment."""
 
 State = dict[str, Any]
 
@@ -69,7 +73,10 @@ class Checkpoints:
     """Checkpoints that `newest` could not use."""
 
     def newest(self, usable: Callable[[Key], bool]) -> tuple[Key, State] | None:
-        """The newest checkpoint whose files all ranks can read and call `usable`, with this rank's state."""
+        """The newest checkpoint whose files all ranks can read and call `usable`, with this rank's state.
+
+        Raises `StorageError` where the disk does not answer: what is there may be whole, and a later attempt read it.
+        """
         for key in self._proposals():
             state = self._read(key) if usable(key) else None
             if self._count(state is None) == 0:
@@ -122,14 +129,12 @@ class Checkpoints:
 
     def _conclude(self, key: Key, digests: list[str]) -> str | None:
         try:
-            write_file(
-                self.folder / key.name / "manifest.json", msgspec.json.encode(CheckpointManifest(sha256=digests))
-            )
+            write_file(self._manifest(key), msgspec.json.encode(CheckpointManifest(sha256=digests)))
             with storage_errors(self.folder):
                 sync(self.folder)  # before the older ones go
         except StorageError as error:
             return str(error)
-        with suppress(OSError):  # the older ones may stay
+        with suppress(OSError, StorageError):  # the older ones may stay
             finished = self._finished()
             for old in self._all():
                 # A later attempt's checkpoints are not this one's to delete: this one may have been taken for dead.
@@ -139,11 +144,26 @@ class Checkpoints:
 
     def _all(self) -> list[Key]:
         """Newest first, finished or not."""
-        names = [_NAME.fullmatch(path.name) for path in self.folder.glob("attempt-*")]
+        try:
+            names = list(map(_NAME.fullmatch, os.listdir(self.folder)))
+        except FileNotFoundError:
+            return []
         return sorted((Key(int(name[1]), int(name[2])) for name in names if name), reverse=True)
 
     def _finished(self) -> list[Key]:
-        return [key for key in self._all() if (self.folder / key.name / "manifest.json").exists()]
+        """Likewise; raises `StorageError` where it is unknown what there is."""
+        with storage_errors(self.folder, verb="read"):
+            keys = self._all()
+        return [key for key in keys if self._has_manifest(key)]
+
+    def _has_manifest(self, key: Key) -> bool:
+        # `Path.exists` takes more errors for a file that is not there, the more the later the Python.
+        with storage_errors(self._manifest(key), verb="read"):
+            try:
+                os.stat(self._manifest(key))
+            except (FileNotFoundError, NotADirectoryError):
+                return False
+        return True
 
     def _proposals(self) -> Iterator[Key]:
         """The checkpoints that rank 0 sees, newest first: other nodes may see the folder's content later."""
@@ -157,17 +177,27 @@ class Checkpoints:
             yield key
 
     def _read(self, key: Key) -> State | None:
-        """This rank's state; None where its file is not what was written, or belongs to another number of ranks."""
-        manifest: CheckpointManifest | None = decoded(self.folder / key.name / "manifest.json", CheckpointManifest)
-        if manifest is None or len(manifest.sha256) != self.world.size:
-            return None
+        """This rank's state; None where its file is not what was written, or belongs to another number of ranks.
+
+        Raises `StorageError` where it can't be read for the moment.
+        """
+        path = self._file(key)
         try:
-            if file_sha256(self._file(key)) != manifest.sha256[self.world.rank]:
+            manifest = msgspec.json.decode(read_record(self._manifest(key)), type=CheckpointManifest)
+            if len(manifest.sha256) != self.world.size or file_sha256(path) != manifest.sha256[self.world.rank]:
                 return None
-            state: State = self.world.read_state(self._file(key))
+            state: State = self.world.read_state(path)
+        except OSError as error:
+            if error.errno in _LOST:
+                return None
+            with storage_errors(path, verb="read"):
+                raise
         except Exception:  # e.g. of another version of the framework: the checkpoint before it may be readable
             return None
         return state
+
+    def _manifest(self, key: Key) -> Path:
+        return self.folder / key.name / "manifest.json"
 
     def _file(self, key: Key) -> Path:
         return self.folder / key.name / f"rank{self.world.rank}.pt"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from parallelbench.probes.memory_probe import release
 from parallelbench.rank.checkpoint import Checkpoints, Key
+from parallelbench.store.durable import storage_errors
 from parallelbench.store.journal import kept_entries
 
 if TYPE_CHECKING:
@@ -90,7 +91,8 @@ class EpochBoundary:
     def resume(self) -> Resumed | None:
         """The newest state of an earlier attempt that all ranks can resume from; None: start at the beginning.
 
-        Copies the measurements up to there into this rank's journal.
+        Copies the measurements up to there into this rank's journal. Raises `StorageError` where the disk does not
+        answer.
         """
         if self._run.launcher.checkpoint == "never":
             return None
@@ -98,7 +100,8 @@ class EpochBoundary:
 
         def usable(key: Key) -> bool:
             path = self._attempt.path.with_name(str(key.attempt)) / f"journal-rank{self._world.rank}.jsonl"
-            kept = kept_entries(path, through=key.epoch)
+            with storage_errors(path, verb="read"):
+                kept = kept_entries(path, through=key.epoch)
             entries[:] = kept or ()
             return kept is not None
 

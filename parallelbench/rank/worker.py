@@ -126,7 +126,7 @@ def classify(error: BaseException) -> tuple[str, str]:
     # What torch's workers send ends with what the rank would have raised.
     text = re.split(r"\n(?: +.*\n)+(?=\S)", str(error))[-1] if "Original Traceback" in str(error) else str(error)
     name = type(error).__name__
-    text = text.removeprefix(f"{name}: ")
+    text = re.sub(rf"^(?:\w+\.)*{name}: ", "", text)
     if died := _LOADER_DIED.search(text):
         if died[1] == "Bus error":
             return "error", f"{name}: {text.strip()} {_LITTLE_SHARED_MEMORY}"

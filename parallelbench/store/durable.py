@@ -25,13 +25,15 @@ _ADVICE = {
 
 
 @contextmanager
-def storage_errors(path: Path, *, option: str = "results=DIR") -> Iterator[None]:
-    """Turn an `OSError` on `path` into a `StorageError` that names the fix; `option` chooses the folder."""
+def storage_errors(path: Path, *, option: str = "results=DIR", verb: str = "write") -> Iterator[None]:
+    """Turn an `OSError` on `path` into a `StorageError` that names the fix; `option` chooses the folder, and `verb` is
+    what could not be done.
+    """
     try:
         yield
     except OSError as error:
         advice = _ADVICE.get(error.errno or 0, "").format(option=option) or error.strerror or str(error)
-        raise StorageError(f"can't write {path}: {advice}") from error
+        raise StorageError(f"can't {verb} {path}: {advice}") from error
 
 
 def write_file(path: Path, content: bytes) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from parallelbench.spec.structure import Count  # noqa: TC001 - msgspec reads the annotations
-from parallelbench.strategies.parts.meshes import Mesh, check_tensor_plan, why_half_planned
+from parallelbench.strategies.parts.meshes import Mesh, check_tensor_plan, why_drawn_in_parts, why_half_planned
 from parallelbench.strategies.parts.pipeline_base import PipelineStrategy
 from parallelbench.strategies.parts.refusals import first_of
 
@@ -38,7 +38,9 @@ class DpPpTp(PipelineStrategy, frozen=True, kw_only=True):
 
     def why_not_model(self, run: RunConfig, traits: Traits) -> str:
         """Stages are cut by the model's plan besides."""
-        return first_of(super().why_not_model(run, traits), why_half_planned(run, traits))
+        return first_of(
+            super().why_not_model(run, traits), why_half_planned(run, traits), why_drawn_in_parts(run, traits)
+        )
 
     def draws_alike(self, run: RunConfig) -> int:
         """Those that share a stage's linear layers."""

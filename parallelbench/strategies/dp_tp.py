@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING, ClassVar
 from parallelbench.spec.batch import Shard
 from parallelbench.spec.config import Strategy
 from parallelbench.spec.structure import Count  # noqa: TC001 - msgspec reads the annotations
-from parallelbench.strategies.parts.meshes import Mesh, check_tensor_plan, device_mesh, why_half_planned
+from parallelbench.strategies.parts.meshes import (
+    Mesh,
+    check_tensor_plan,
+    device_mesh,
+    why_drawn_in_parts,
+    why_half_planned,
+)
 from parallelbench.strategies.parts.refusals import (
     first_of,
     why_complex,
@@ -62,6 +68,7 @@ class DpTp(Strategy, frozen=True, kw_only=True):
             why_uncut(traits),
             why_complex(traits),
             why_half_planned(run, traits),
+            why_drawn_in_parts(run, traits),
             why_shared(run, traits),
         )
 

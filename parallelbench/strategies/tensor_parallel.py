@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from parallelbench.spec.batch import Shard
 from parallelbench.spec.config import Strategy
-from parallelbench.strategies.parts.meshes import check_tensor_plan, device_mesh, why_half_planned
+from parallelbench.strategies.parts.meshes import check_tensor_plan, device_mesh, why_drawn_in_parts, why_half_planned
 from parallelbench.strategies.parts.refusals import check_two_devices, first_of, why_complex
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class TensorParallel(Strategy, frozen=True, kw_only=True):
 
     def why_not_model(self, run: RunConfig, traits: Traits) -> str:
         """Messages hold real numbers."""
-        return first_of(why_complex(traits), why_half_planned(run, traits))
+        return first_of(why_complex(traits), why_half_planned(run, traits), why_drawn_in_parts(run, traits))
 
     def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Replica:
         """Keep this rank's shards."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
+import runpy
 import signal
 import tempfile
 import threading
@@ -321,6 +322,27 @@ def test_a_worker_that_is_killed_is_said_to_be(fed: BatchLoader) -> None:
     assert handler == signal.SIG_DFL, "torch raises at no other place"
     kind, reason = classify(raised.value)
     assert (kind, "Killed" in reason) == ("killed", True)
+
+
+@fault(
+    "workers",
+    "A user's code ends the program in a loader's worker",
+    injection="sys.exit in what a worker of torch's DataLoader calls, with a code, without, and with words",
+    outcome="an error, with the user's file and line; it was taken for a worker that was killed, and tried again",
+)
+@pytest.mark.parametrize("argument", ["0", "", "'no such sample'"])
+def test_code_that_ends_the_program_in_a_worker_is_named(
+    fed: BatchLoader, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, argument: str
+) -> None:
+    own = tmp_path / "own.py"
+    own.write_text(f"import sys\n\ndef item(*_):\n    sys.exit({argument})\n")
+    monkeypatch.setattr(sample_loader._Samples, "__getitem__", runpy.run_path(str(own))["item"])
+    with pytest.raises(ConfigError) as raised:
+        next(fed.train(1))
+    kind, reason = classify(raised.value)
+    code = argument.strip("'") or "None"
+    assert kind == "error"
+    assert reason.startswith(f"{own}:4: this code ended the program (SystemExit: {code}): let it raise an error")
 
 
 def _raise(error: Exception) -> Any:

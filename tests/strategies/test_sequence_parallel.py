@@ -7,10 +7,14 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import msgspec
 import pytest
 import torch
+from torch import nn
 
 from parallelbench.errors import ConfigError
+from parallelbench.models.gpt import Gpt
+from parallelbench.rank.model_traits import check_traits, traits_of
 from parallelbench.rank.session import build_model
 from parallelbench.spec.config import RunConfig
 from parallelbench.spec.identity import run_id
@@ -20,7 +24,7 @@ from parallelbench.world.world import World
 from tests.ranks import run_ranks
 from tests.strategies.recorded import Recorded
 from tests.strategies.test_fake_groups import failures
-from tests.strategies.test_gpt_parity import LLAMA, TIED, assert_like_one_device
+from tests.strategies.test_gpt_parity import LLAMA, TIED, assert_like_one_device, small
 from tests.strategies.test_vocabulary_parallel import DEVICES, DIVIDED, ZBV, continued, on_least
 from tests.strategies.training import configure, loader_of
 from tests.test_parity_gate import gate
@@ -160,3 +164,31 @@ def test_runs_without_it_keep_their_ids() -> None:
     assert "sequence_parallel" not in to_mapping(plain)["strategy"]
     assert run_id(plain) != run_id(by_tokens)
     assert from_mapping(to_mapping(by_tokens)) == by_tokens
+
+
+class Dropping(Gpt, frozen=True, kw_only=True):
+    """A model of one's own: GPT with dropout behind its embedding."""
+
+    def build(self, *, in_channels: int, image_size: int, num_classes: int) -> nn.Sequential:
+        model = super().build(in_channels=in_channels, image_size=image_size, num_classes=num_classes)
+        first = next(iter(model))
+        first.register_forward_hook(lambda layer, _, values: nn.functional.dropout(values, 0.5, layer.training))
+        return model
+
+
+@pytest.mark.parametrize("strategy", ["tensor_parallel", "dp_tp", "dp_pp_tp"])
+def test_ranks_with_other_tokens_do_not_drop_alike(strategy: str) -> None:
+    """Tensor ranks draw the same numbers, as they compute the same values; not so where tokens are divided."""
+    devices = {"tensor_parallel": 2, "dp_tp": 4, "dp_pp_tp": 8}[strategy]
+    for divided in ("true", "false"):
+        run = small(strategy, devices, f"strategy.sequence_parallel={divided}")
+        check_traits(run, traits_of(run))
+        options = {name: getattr(run.model, name) for name in run.model.__struct_fields__}
+        run = msgspec.structs.replace(run, model=Dropping(**options))
+        traits = traits_of(run)
+        assert traits.draws
+        if divided == "false":
+            check_traits(run, traits)
+        else:
+            with pytest.raises(ConfigError, match=r"drop alike.* choose strategy\.sequence_parallel=false"):
+                check_traits(run, traits)

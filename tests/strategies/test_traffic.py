@@ -152,7 +152,12 @@ def test_what_norms_over_all_ranks_send_is_reported(strategy: str, size: int, tm
 @pytest.mark.parametrize(
     ("strategy", "size"), [(["strategy=ddp"], 2), (["strategy=dp_pp", "strategy.micro_batches=2"], 4)]
 )
-def test_compiled_norms_are_reported_as_they_are(strategy: list[str], size: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("recomputation", ["none", "full"])
+def test_compiled_norms_are_reported_as_they_are(
+    strategy: list[str], size: int, recomputation: str, tmp_path: Path
+) -> None:
+    """As many messages are sent as by uncompiled code, also where backward computes layers again."""
+    strategy = [*strategy, f"activation_recomputation={recomputation}"]
     model = ["model=cnn", "model.widths=[8]", "model.norm=sync", "data.image_size=8"]
     runs = [configure(*SYNTHETIC, *model, *strategy, f"devices={size}")]
     runs.append(msgspec.structs.replace(runs[0], compile=True))
@@ -163,12 +168,15 @@ def test_compiled_norms_are_reported_as_they_are(strategy: list[str], size: int,
 def reported_by_each(rank: int, size: int, runs: list[RunConfig]) -> list[dict[str, int]]:
     found = []
     for run in runs:
-        replica = new_replica(build_model(run), run, World(rank=rank, size=size, local_rank=rank))
+        world = World(rank=rank, size=size, local_rank=rank)
+        replica = new_replica(build_model(run), run, world)
         batches = loader_of(replica, run).train(epoch=1)
         batch = next(batches)
         replica.compile_warmup(batch)
         replica.traffic.take()
+        exchanges = world.exchange_counter()
+        before = exchanges()
         replica.step(batch)
-        found.append(replica.traffic.take())
+        found.append(replica.traffic.take() | {"messages": exchanges() - before})
         replica.close()
     return found

@@ -116,6 +116,20 @@ def why_half_planned(run: RunConfig, traits: Traits) -> str:
     return ""
 
 
+def why_drawn_in_parts(run: RunConfig, traits: Traits) -> str:
+    """Why a strategy that divides tokens can't have a model that draws random numbers; empty: it can, or none are.
+
+    Ranks would have to draw apart where they have parts of the tokens, and alike where they have all of them (in the
+    first layer, and behind each norm); they have one stream of numbers each.
+    """
+    if not divides_sequence(run) or not traits.draws:
+        return ""
+    return (
+        "strategy.sequence_parallel=true gives each rank other tokens, and all of them would drop alike, but the model "
+        "draws random numbers in training: choose strategy.sequence_parallel=false, or a model without dropout"
+    )
+
+
 def _check_vocabulary(run: RunConfig, *, shards: int) -> None:
     """Refuse to divide what isn't there or can't be divided, and losses that need all logits at once."""
     if not divides_vocabulary(run):
