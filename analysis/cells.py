@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from analysis import text
 from analysis.comparison.exclusions import Exclusion, describe
 from analysis.comparison.speed import SpeedVerdict
-from parallelbench.store.columns import Show
+from parallelbench.results.tables import Show
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from parallelbench.store.columns import Column
+    from parallelbench.results.tables import Column
 
 
 class Cell(NamedTuple):

@@ -26,7 +26,7 @@ import polars as pl
 
 from analysis.csv_file import without_tokens
 from analysis.published import LOADED, Frames, Published, table_schema
-from parallelbench.store.folder import RunFolder
+from parallelbench.results.folder import RunFolder
 
 if TYPE_CHECKING:
     from pathlib import Path

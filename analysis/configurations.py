@@ -16,13 +16,13 @@ from analysis.metrics import accuracy_target, energy_to_accuracy, per_run, summa
 from analysis.metrics.aggregates import aggregate
 from analysis.metrics.schema import repeated_columns
 from analysis.published import TYPES
-from parallelbench.store.columns import Over
+from parallelbench.results.tables import Over
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from analysis.reader import Runs
-    from parallelbench.store.columns import Column
+    from parallelbench.results.tables import Column
 
 MOST_POINTS, FEWEST_EPOCHS = 6_000, 10
 """Most points of all curves over epochs on each side; fewest points of one curve."""

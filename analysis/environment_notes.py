@@ -10,7 +10,7 @@ from analysis.comparison.baseline import beside_others, limited, told_of_pairs
 from analysis.comparison.environments import environments_of
 from analysis.comparison.policy import Caveat
 from analysis.configurations import counted, facts
-from parallelbench.store.environment_match import flatten, is_volatile
+from parallelbench.measure.environment_match import flatten, is_volatile
 
 if TYPE_CHECKING:
     from analysis.reader import Runs

@@ -14,8 +14,8 @@ import polars as pl
 from analysis import latex, text
 from analysis.comparison.policy import CIRCUMSTANCES
 from analysis.comparison.work import is_below, plain
-from parallelbench.spec.mapping import LATER_COMPONENTS, LATER_OPTIONS, completed
-from parallelbench.store.environment_match import flatten
+from parallelbench.config.build import LATER_COMPONENTS, LATER_OPTIONS, completed
+from parallelbench.measure.environment_match import flatten
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

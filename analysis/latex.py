@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from analysis.cells import Shown
-    from parallelbench.store.columns import Column
+    from parallelbench.results.tables import Column
 
 _APART = "\u2063"
 """Stands between two characters that T1 fonts would make one of."""

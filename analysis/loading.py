@@ -13,7 +13,7 @@ from analysis.comparison.exclusions import excluded
 from analysis.reader import Runs, read_runs
 from analysis.same_run import Skipped
 from analysis.text import listed
-from parallelbench.store.environment_match import differences
+from parallelbench.measure.environment_match import differences
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

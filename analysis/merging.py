@@ -22,7 +22,7 @@ from analysis.compact import Tables
 from analysis.loading import load
 from analysis.reader import Runs
 from parallelbench.errors import ConfigError
-from parallelbench.store.named_folder import no_runs, require_folder
+from parallelbench.results.folder import no_runs, require_folder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from analysis.figures import draw, specification, svg
 from parallelbench.errors import ConfigError
-from parallelbench.store.folder import find_runs
+from parallelbench.results.folder import find_runs
 
 if TYPE_CHECKING:
     from analysis.reader import Runs

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from analysis.figures import draw, specification, svg
 from analysis.figures._panels import only
 from parallelbench.errors import ConfigError
-from parallelbench.store.durable import storage_errors
+from parallelbench.results.files import storage_errors
 from parallelbench.world.allowance import require_figures
 
 if TYPE_CHECKING:

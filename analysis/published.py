@@ -11,13 +11,13 @@ import msgspec
 import polars as pl
 import polars.selectors as cs
 
-from parallelbench.store.reading import read_record
-from parallelbench.store.records import TABLES, TABLES_VERSION
+from parallelbench.results.files import read_record
+from parallelbench.results.tables import TABLES, TABLES_VERSION
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from parallelbench.store.folder import RunFolder
+    from parallelbench.results.folder import RunFolder
 
 Frames = dict[str, pl.DataFrame]
 

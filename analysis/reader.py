@@ -16,11 +16,10 @@ from analysis.published import LATER, LOADED, Frames, Published, Unreadable, rea
 from analysis.same_run import Skipped, without_twins
 from analysis.text import number_of_runs
 from parallelbench.errors import ConfigError, no_permission
-from parallelbench.store.attempt import Outcome, read_config
-from parallelbench.store.folder import WITHOUT_RUNS, RunFolder, find_runs
-from parallelbench.store.journal import read_tables, read_telemetry
-from parallelbench.store.named_folder import require_folder
-from parallelbench.store.publish import configured_columns, run_row
+from parallelbench.results.attempt import Outcome, read_config
+from parallelbench.results.folder import WITHOUT_RUNS, RunFolder, find_runs, require_folder
+from parallelbench.results.journal import read_tables, read_telemetry
+from parallelbench.results.publish import configured_columns, run_row
 
 if TYPE_CHECKING:
     from collections.abc import Collection as Container
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Runs:
-    """The raw tables: one polars frame per table of `parallelbench.store.records`.
+    """The raw tables: one polars frame per table of `parallelbench.results.tables`.
 
     All frames are keyed by `run_id`; types, units and meanings are those of the declared columns. Unfinished runs are
     included, with the epochs that they finished and null for what they did not reach.

@@ -32,7 +32,7 @@ from analysis.metrics.schema import explained_columns, page_columns, tables_colu
 from analysis.vega_bundle import packed, packed_vega
 from parallelbench.errors import ConfigError, count_of
 from parallelbench.redaction import redacted
-from parallelbench.store.durable import storage_errors
+from parallelbench.results.files import storage_errors
 from parallelbench.world.allowance import require_figures
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from analysis.figures import Figure
     from analysis.reader import Runs
-    from parallelbench.store.columns import Column, Place
+    from parallelbench.results.tables import Column, Place
 
 GENERATOR = '<meta name="generator" content="parallelbench">'
 """Marks a page as a report: only a folder with such a page is replaced."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from analysis.text import listed
-from parallelbench.store.reading import read_record
+from parallelbench.results.files import read_record
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from analysis.reader import Runs
-    from parallelbench.store.columns import Column
+    from parallelbench.results.tables import Column
 
 _BREAKS = str.maketrans({"\u00a0": " ", "\u2060": None, "\u00ad": None})
 """Marks for optional line breaks, which a terminal would show."""

@@ -1,6 +1,6 @@
 """The launcher interface: where runs are executed, and how they are started, watched and ended there.
 
-A launcher is a subclass of `Launcher`, options (a subclass of `parallelbench.spec.launchers.LauncherOptions`), and a
+A launcher is a subclass of `Launcher`, options (a subclass of `parallelbench.config.sites.LauncherOptions`), and a
 YAML file in conf/launcher. The suite's are in `SUITE`. A plugin's class and options are in any modules of its package.
 """
 
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from launch.states import Look
     from launch.sweep import PlannedRun
     from launch.sweep.compose import Extension
-    from parallelbench.spec.config import RunConfig
-    from parallelbench.store.folder import RunFolder, State
+    from parallelbench.config.run import RunConfig
+    from parallelbench.results.folder import RunFolder, State
 
 SUITE = {
     "local": "launch.local.local_launcher.OnThisMachine",

@@ -6,23 +6,23 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from parallelbench.config.build import to_mapping
+from parallelbench.config.check import check_run
+from parallelbench.config.identity import canonical_json
+from parallelbench.config.sites import expanded
 from parallelbench.errors import ConfigError, Refusals, refuse_token
 from parallelbench.frameworks.installed import require
+from parallelbench.measure.environment_match import flatten
 from parallelbench.preprocess.engine_environments import interpreter
 from parallelbench.redaction import kind_of_token
-from parallelbench.spec.check import check_run
-from parallelbench.spec.identity import canonical_json
-from parallelbench.spec.launchers import expanded
-from parallelbench.spec.mapping import to_mapping
-from parallelbench.store.environment_match import flatten
-from parallelbench.store.folder import RunFolder
+from parallelbench.results.folder import RunFolder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from launch.sweep import PlannedRun
-    from parallelbench.spec.config import RunConfig
+    from parallelbench.config.run import RunConfig
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from parallelbench.store.folder import FORGOTTEN, RunFolder
-from parallelbench.store.liveness import file_system_time
-from parallelbench.store.named_folder import is_configuration_of_run
+from parallelbench.results.folder import FORGOTTEN, RunFolder, is_configuration_of_run
+from parallelbench.results.liveness import file_system_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from parallelbench.errors import count_of
-from parallelbench.store.folder import Manifest, RunFolder, State, find_runs
-from parallelbench.store.reading import read_record
+from parallelbench.results.files import read_record
+from parallelbench.results.folder import Manifest, RunFolder, State, find_runs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

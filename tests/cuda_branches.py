@@ -1,4 +1,4 @@
-"""Which branches on CUDA, and which calls of `parallelbench.cuda`, some tests reach: `python -m tests.cuda_branches`.
+"""Which branches on CUDA, and which calls of `world.cuda`, some tests reach: `python -m tests.cuda_branches`.
 
 It runs those tests in one process, where each comparison of a device's type with "cuda" and each use of the module
 `cuda` notes that it was reached. Coverage by lines can't tell: most are parts of an expression.
@@ -21,7 +21,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 _PACKAGES = ("parallelbench", "launch")
 _ELSEWHERE = (
-    *("parallelbench/gpu_check", "parallelbench/cuda.py"),
+    *("parallelbench/gpu_check", "parallelbench/world/cuda.py"),
     *("parallelbench/frameworks/tensorflow/tf_world.py", "parallelbench/strategies/tf_mirrored.py"),
 )
 """Runs on GPUs only; what a script replaces; and what needs TensorFlow, which is not where these tests run."""

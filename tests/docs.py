@@ -23,11 +23,11 @@ from analysis.metrics.schema import (
 from launch.sweep import one_run
 from launch.sweep.compose import NOTHING, group_choices
 from launch.verbs.helping import KeyHelp, chosen_by_default, keys
+from parallelbench.config.check import check_run
+from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError
-from parallelbench.spec.check import check_run
-from parallelbench.spec.config import RunConfig
-from parallelbench.store.attempt import OUTCOMES
-from parallelbench.store.records import TABLES, TABLES_VERSION
+from parallelbench.results.attempt import OUTCOMES
+from parallelbench.results.tables import TABLES, TABLES_VERSION
 from tests import published_figures
 from tests.cuda_branches import places
 from tests.faults import faults
@@ -36,7 +36,7 @@ from tests.gpu_findings import BAD_INPUT, BY_CONSTRUCTION, FINDINGS
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from parallelbench.store.columns import Column
+    from parallelbench.results.tables import Column
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 
@@ -289,7 +289,7 @@ minutes under them."""
 _BRANCHES_INTRO = """### Branches on CUDA
 
 Tests without a GPU reach each of these: where the suite asks whether a device is CUDA, and where it uses the module
-`parallelbench/cuda.py`, in whose place tests put a scripted device.
+`parallelbench/world/cuda.py`, in whose place tests put a scripted device.
 `tests/test_cuda_parts.py::test_each_branch_on_cuda_is_reached_by_some_test` measures that. What torch itself does on a
 GPU is seen by gpu-check only.
 

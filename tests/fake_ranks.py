@@ -29,16 +29,16 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from launch.sweep import one_run
+from parallelbench.config.check import check_run
+from parallelbench.config.components import Batch
+from parallelbench.config.replica import Replica
+from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError
 from parallelbench.gpu_check.ranks import waits_by_design
-from parallelbench.optimizers import FirstOrder
-from parallelbench.rank.session import build_model
-from parallelbench.spec.batch import Batch
-from parallelbench.spec.check import check_run
-from parallelbench.spec.config import RunConfig
-from parallelbench.spec.replica import Replica
+from parallelbench.optim.optimizers import FirstOrder
 from parallelbench.strategies.parts import meshes
 from parallelbench.strategies.parts.data_parallel_base import DdpStrategy
+from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
 from tests.compositions import once
 

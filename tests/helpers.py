@@ -13,8 +13,8 @@ import yaml
 
 import conf
 from launch.sweep.compose import compose_plain, group_choices, resolve
-from parallelbench.spec.config import RunConfig
-from parallelbench.spec.mapping import build, from_mapping
+from parallelbench.config.build import build, from_mapping
+from parallelbench.config.run import RunConfig
 
 TINY = (
     "data=synthetic",

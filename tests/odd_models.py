@@ -7,8 +7,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from parallelbench.config.components import Model, Split
 from parallelbench.models.modules import Dense, sequence
-from parallelbench.spec.model import Model, Split
 
 Oddity = Literal[
     "dropout",

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from parallelbench.spec.batch import Batch
+from parallelbench.config.components import Batch
 from parallelbench.world.numerics import Sums, sums
 
 Fault = Callable[[Any, int], None]

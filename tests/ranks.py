@@ -39,7 +39,7 @@ PRELOADED = (
     "torch.utils.cpp_extension",
     "torch.utils.flop_counter",
     "torchvision",
-    "parallelbench.rank.session",
+    "parallelbench.training.torch_session",
     "parallelbench.strategies.parts.captured",
     "parallelbench.strategies.parts.fsdp_shards",
     "parallelbench.strategies.parts.pipeline_stages",

@@ -1,4 +1,4 @@
-"""A GPU that does what a test says, in the place of `parallelbench.cuda`: a clock, streams, memory, a graph.
+"""A GPU that does what a test says, in the place of `parallelbench.world.cuda`: a clock, streams, memory, a graph.
 
 Tensors stay on the CPU. A test that uses it sees the suite's CUDA branches at work: `World(device_type="cuda")`.
 """
@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from parallelbench import cuda
+from parallelbench.world import cuda
 from parallelbench.world.world import World
 
 CPU = torch.device("cpu")
@@ -80,7 +80,7 @@ class Held:
 
 @dataclass
 class ScriptedCuda:
-    """One clock, and the memory of several devices; `install` puts it in the place of all of `parallelbench.cuda`."""
+    """One clock, and the memory of several devices; `install` puts it in the place of all of `world.cuda`."""
 
     now_s: float = 0.0
     """The host's time."""

@@ -9,8 +9,8 @@ import pytest
 
 from launch.sweep import one_run
 from launch.sweep.compose import group_choices
+from parallelbench.config.check import check_run
 from parallelbench.errors import ConfigError
-from parallelbench.spec.check import check_run
 from tests.docs import OPTIMIZERS, model_and_devices
 
 PLAIN = ("data=synthetic", "data.channels=1", "data.train_samples=96", "batch_size=96", "epochs=2", "model=mlp")

@@ -10,11 +10,11 @@ import pytest
 
 from launch.sweep import one_run
 from launch.sweep.compose import group_choices
+from parallelbench.config import alternatives
+from parallelbench.config.check import check_run
+from parallelbench.config.components import Kind
 from parallelbench.errors import ConfigError
 from parallelbench.models.mlp import Mlp
-from parallelbench.spec import alternatives
-from parallelbench.spec.check import check_run
-from parallelbench.spec.dataset import Kind
 
 SMALL = ("batch_size=24", "epochs=1")
 OWN_DATA = {"torch_dataset"}

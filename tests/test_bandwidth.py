@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from parallelbench.probes.link_bandwidth import OPERATIONS, Collective, all_reduces, collectives
+from parallelbench.measure.bandwidth import OPERATIONS, Collective, all_reduces, collectives
 from tests.ranks import run_ranks
 
 

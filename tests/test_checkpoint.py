@@ -15,16 +15,15 @@ from unittest import mock
 import pytest
 import torch
 
+from parallelbench.config.replica import Replica
+from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError, StorageError
-from parallelbench.rank.checkpoint import Checkpoints, Key
-from parallelbench.rank.epoch_boundary import AUTO_MARGIN, EpochBoundary, Policy
-from parallelbench.rank.session import build_model
-from parallelbench.rank.worker import classify
-from parallelbench.spec.config import RunConfig
-from parallelbench.spec.replica import Replica
-from parallelbench.store.attempt import Attempt
-from parallelbench.store.folder import file_sha256
-from parallelbench.store.journal import kept_entries
+from parallelbench.results.attempt import Attempt
+from parallelbench.results.folder import file_sha256
+from parallelbench.results.journal import kept_entries
+from parallelbench.training.checkpoint import AUTO_MARGIN, Checkpoints, EpochBoundary, Key, Policy
+from parallelbench.training.torch_session import build_model
+from parallelbench.training.worker import classify
 from parallelbench.world.numerics import Numerics
 from parallelbench.world.world import World
 from tests.analysis.factory import Fake, begin, component, config
@@ -271,7 +270,7 @@ def disagreeing(rank: int, size: int, folder: Path) -> tuple[int, list[int], int
     world = World(rank=rank, size=size)
     checkpoints = Checkpoints(folder, world)
     for epoch in (1, 2, 3):
-        with mock.patch("parallelbench.rank.checkpoint.KEPT", 3):
+        with mock.patch("parallelbench.training.checkpoint.KEPT", 3):
             assert checkpoints.save(Key(1, epoch), {"epoch": epoch, "rank": rank}) is None
     world.barrier()
     (folder / f"attempt-1-epoch-{3 - rank}" / f"rank{rank}.pt").write_bytes(b"spoiled")
@@ -306,7 +305,7 @@ def test_saving_reads_nothing_back(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, ALONE)
     for epoch in (1, 2):
         checkpoints.save(Key(1, epoch), STATE)
-    stale = mock.patch.multiple("parallelbench.rank.checkpoint", file_sha256=_stale)
+    stale = mock.patch.multiple("parallelbench.training.checkpoint", file_sha256=_stale)
     with stale, mock.patch.object(os, "listdir", _stale):
         assert checkpoints.save(Key(1, 3), STATE) is None
         with mock.patch.object(Path, "unlink", _stale), mock.patch.object(World, "write_state", _stale):
@@ -343,7 +342,7 @@ def test_what_cannot_be_reached_when_a_run_goes_on_is_a_storage_error(tmp_path: 
         return []
 
     with contextlib.ExitStack() as faults:
-        faults.enter_context(mock.patch("parallelbench.rank.epoch_boundary.kept_entries", read_and_taken))
+        faults.enter_context(mock.patch("parallelbench.training.checkpoint.kept_entries", read_and_taken))
         for each in ("stat", "listdir", "scandir"):
             faults.enter_context(mock.patch.object(os, each, stale_there(getattr(os, each))))
         with pytest.raises(StorageError, match=f"can't read .*/{name}: Stale file handle") as caught:
@@ -355,7 +354,7 @@ def test_a_file_of_a_checkpoint_that_the_disk_has_lost_is_passed_over(tmp_path: 
     """Trying again would not help: the checkpoint before it does."""
     checkpoints = Checkpoints(tmp_path, ALONE)
     for epoch in (1, 2, 3):
-        with mock.patch("parallelbench.rank.checkpoint.KEPT", 3):
+        with mock.patch("parallelbench.training.checkpoint.KEPT", 3):
             checkpoints.save(Key(1, epoch), STATE)
     (tmp_path / "attempt-1-epoch-3" / "rank0.pt").unlink()
     spoiled = tmp_path / "attempt-1-epoch-2" / "rank0.pt"
@@ -365,7 +364,7 @@ def test_a_file_of_a_checkpoint_that_the_disk_has_lost_is_passed_over(tmp_path: 
             raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
         return file_sha256(path)
 
-    with mock.patch("parallelbench.rank.checkpoint.file_sha256", bad_sector):
+    with mock.patch("parallelbench.training.checkpoint.file_sha256", bad_sector):
         found = checkpoints.newest(lambda key: True)
     assert found is not None
     assert (found[0], checkpoints.damaged) == (Key(1, 1), [Key(1, 3), Key(1, 2)])

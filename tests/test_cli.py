@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from launch.slurm.queue import Tracker
 from parallelbench import cli
 from parallelbench.errors import count_of, no_permission
-from parallelbench.store.folder import RunFolder
+from parallelbench.results.folder import RunFolder
 from tests.analysis.factory import Fake, begin, config, failed, published
 from tests.faults import fault
 from tests.helpers import TINY
@@ -34,7 +34,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "here"
     folder.mkdir()
     monkeypatch.chdir(folder)
-    monkeypatch.setattr("parallelbench.world.devices.visible_gpus", lambda: ())
+    monkeypatch.setattr("parallelbench.world.machine.visible_gpus", lambda: ())
     return folder
 
 
@@ -362,7 +362,7 @@ def test_plan_says_what_is_done_what_failed_and_what_is_refused(here: Path, caps
 
 def test_show_says_the_configuration_the_id_and_the_choices(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from launch.sweep import one_run
-    from parallelbench.spec.identity import run_id
+    from parallelbench.config.identity import run_id
 
     assert cli.main(["show", "model=mlp", "epochs=7"]) == 0
     text = capsys.readouterr().out
@@ -557,7 +557,7 @@ def test_others_packages_of_the_suites_names_do_not_come_first(tmp_path: Path) -
         [Path(sys.executable).with_name("parallelbench"), "show"],
         [sys.executable, "-m", "parallelbench.cli", "report", "--help"],
         [sys.executable, "-m", "parallelbench.entry", "launch.slurm.start", "nowhere"],
-        [sys.executable, "-c", "import parallelbench.rank.worker, launch, analysis, conf.model"],
+        [sys.executable, "-c", "import parallelbench.training.worker, launch, analysis, conf.model"],
     ]
     for program, code in zip(programs, (0, 0, 1, 0), strict=True):
         variables = os.environ | {"PYTHONPATH": str(tmp_path)}

@@ -12,22 +12,20 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from parallelbench.config.components import TRAITS, Batch, Traits
+from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError
 from parallelbench.loaders.tensor_loader import TensorLoader
-from parallelbench.optimizers import FirstOrder
-from parallelbench.rank.closing import STEPS, ClosingCheck
-from parallelbench.rank.copies import _unlike
-from parallelbench.rank.differences import relative_difference, unmoved
-from parallelbench.rank.initial import Initial
-from parallelbench.rank.judge import MARGIN
-from parallelbench.rank.session import build_model, draw_apart
-from parallelbench.rank.torch_settings import configure_torch
-from parallelbench.rank.train import Trainer
-from parallelbench.spec.batch import Batch
-from parallelbench.spec.config import RunConfig
-from parallelbench.spec.traits import TRAITS, Traits
+from parallelbench.optim.optimizers import FirstOrder
 from parallelbench.strategies.single import Single
+from parallelbench.training.checks.closing import STEPS, ClosingCheck
+from parallelbench.training.checks.judge import MARGIN, relative_difference, unmoved
+from parallelbench.training.checks.parts import Initial
+from parallelbench.training.loop import Trainer
+from parallelbench.training.observers import _unlike
+from parallelbench.training.torch_session import build_model, draw_apart
 from parallelbench.world.numerics import checksum
+from parallelbench.world.settings import configure_torch
 from parallelbench.world.world import World
 from tests.planted import (
     Fault,

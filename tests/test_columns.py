@@ -23,27 +23,29 @@ import torch
 from torch.nn import functional as F
 
 from launch.attempt.outcome import _unlike
+from parallelbench.config.build import to_mapping
+from parallelbench.config.components import Shard
+from parallelbench.config.identity import canonical_json, run_id, slug
+from parallelbench.config.replica import Push
+from parallelbench.config.run import RunConfig
 from parallelbench.loaders import resident as loader_module
 from parallelbench.loaders.batch_loader import generator
 from parallelbench.loaders.resident import ResidentLoader
-from parallelbench.probes import clock as clock_module
-from parallelbench.probes import environment, memory_probe
-from parallelbench.probes.memory_probe import MemoryProbe
-from parallelbench.rank import rank_session, session, train
-from parallelbench.rank.parity import check_parity
-from parallelbench.rank.session import Session, build_model
-from parallelbench.spec.batch import Shard
-from parallelbench.spec.config import RunConfig
-from parallelbench.spec.identity import canonical_json, run_id, slug
-from parallelbench.spec.mapping import to_mapping
-from parallelbench.spec.replica import Push
-from parallelbench.store.folder import RunFolder
-from parallelbench.store.journal import Journal
-from parallelbench.store.publish import publish
-from parallelbench.store.records import TABLES
+from parallelbench.measure import clock as clock_module
+from parallelbench.measure import environment, memory
+from parallelbench.measure.clock import StartUp
+from parallelbench.measure.memory import MemoryProbe
+from parallelbench.results.folder import RunFolder
+from parallelbench.results.journal import Journal
+from parallelbench.results.publish import publish
+from parallelbench.results.tables import TABLES
 from parallelbench.strategies.parts.replicas import ModuleReplica
 from parallelbench.strategies.single import Single
-from parallelbench.world.devices import cpu_name, node_name
+from parallelbench.training import loop, torch_session
+from parallelbench.training import session as session_module
+from parallelbench.training.checks.parity import check_parity
+from parallelbench.training.torch_session import Session, build_model
+from parallelbench.world.machine import cpu_name, node_name
 from parallelbench.world.numerics import Sums
 from parallelbench.world.world import World
 from tests.helpers import TINY, configured
@@ -368,22 +370,22 @@ def turning(clock: Clock, seconds: float, function: Any) -> Any:
 def plant(monkeypatch: pytest.MonkeyPatch, clock: Clock, run: RunConfig) -> None:
     """What everything takes, and what it finds."""
     monkeypatch.setattr(clock_module, "time", clock)
-    monkeypatch.setattr(train, "time", clock)
+    monkeypatch.setattr(loop, "time", clock)
     takes = {"configure_torch": 2.0, "join": 3.0, "build_model": 7.0, "check_parity": 6.0}
     for name, seconds in takes.items():
-        monkeypatch.setattr(session, name, turning(clock, seconds, getattr(session, name)))
-    monkeypatch.setattr(session, "check_parity", turning(clock, 6.0, lambda *_, **__: [dict(PARITY_ROW)]))
-    monkeypatch.setattr(session, "checks_parity", lambda _: True)
+        monkeypatch.setattr(torch_session, name, turning(clock, seconds, getattr(torch_session, name)))
+    monkeypatch.setattr(torch_session, "check_parity", turning(clock, 6.0, lambda *_, **__: [dict(PARITY_ROW)]))
+    monkeypatch.setattr(torch_session, "checks_parity", lambda _: True)
     monkeypatch.setattr(environment, "capture", turning(clock, 100.0, lambda *_, **__: {"known": 1}))
     monkeypatch.setattr(type(run.data), "load", turning(clock, 4.0, type(run.data).load))
     monkeypatch.setattr(loader_module, "ResidentLoader", turning(clock, 0.5, ResidentLoader))
     monkeypatch.setattr(Single, "prepare", turning(clock, 8.0, Single.prepare))
     monkeypatch.setattr(torch, "compile", lambda module: module)
     graphs = itertools.count()
-    monkeypatch.setattr(session, "compiled_graphs", lambda: next(graphs))
+    monkeypatch.setattr(torch_session, "compiled_graphs", lambda: next(graphs))
     monkeypatch.setattr(ModuleReplica, "compile_warmup", turning(clock, 9.0, ModuleReplica.compile_warmup))
     monkeypatch.setattr(ModuleReplica, "evaluate", turning(clock, 0.5, ModuleReplica.evaluate))
-    monkeypatch.setattr(rank_session, "Trainer", turning(clock, 1.5, rank_session.Trainer))
+    monkeypatch.setattr(session_module, "Trainer", turning(clock, 1.5, loop.Trainer))
     monkeypatch.setattr(ModuleReplica, "take_pushes", lambda _: [Push(step=2, staleness=3)])
     step, steps = ModuleReplica.step, iter(range(100))
 
@@ -421,7 +423,7 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Ran, Clock]:
     with pytest.MonkeyPatch.context() as monkeypatch:
         plant(monkeypatch, clock, run)
         journal = Journal(attempt.path / "journal-rank0.jsonl")
-        startup = clock_module.StartUp(990.0, 995.0)
+        startup = StartUp(990.0, 995.0)
         whole = Session(run, attempt, device_type="cpu", journal=journal, startup=startup)
         whole.train()
         whole.leave()
@@ -509,8 +511,8 @@ def test_memory_of_an_evaluation_is_given_back_without_touching_a_gpus_cache(
     device_type: str, grown_mib: int, given_back: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held_bytes, trimmed = [100 * 2**20], []
-    monkeypatch.setattr(memory_probe, "_status_bytes", lambda field: held_bytes[0] if field == "VmRSS" else None)
-    monkeypatch.setattr(memory_probe, "_trim", lambda: trimmed.append(True))
+    monkeypatch.setattr(memory, "_status_bytes", lambda field: held_bytes[0] if field == "VmRSS" else None)
+    monkeypatch.setattr(memory, "_trim", lambda: trimmed.append(True))
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: pytest.fail("the next window would ask for it again"))
     devices = (torch.device("cuda", 0),) if device_type == "cuda" else (torch.device("cpu"),)
     probe = MemoryProbe(World(device_type=device_type, devices=devices))

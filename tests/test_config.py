@@ -21,12 +21,12 @@ from hypothesis import strategies as st
 import parallelbench
 from launch.sweep import one_run
 from launch.sweep.compose import group_choices
+from parallelbench.config.build import COMPONENTS, LATER_OPTIONS, from_mapping, to_mapping
+from parallelbench.config.identity import canonical_json, run_id, slug
+from parallelbench.config.run import RunConfig
+from parallelbench.config.sites import LocalLauncher, SlurmLauncher
+from parallelbench.config.structure import Component, Name, Node, structure
 from parallelbench.errors import ConfigError, choices, one_line
-from parallelbench.spec.config import RunConfig
-from parallelbench.spec.identity import canonical_json, run_id, slug
-from parallelbench.spec.launchers import LocalLauncher, SlurmLauncher
-from parallelbench.spec.mapping import COMPONENTS, LATER_OPTIONS, from_mapping, to_mapping
-from parallelbench.spec.structure import Component, Name, Node, structure
 from tests.helpers import configured, plain
 
 BASE = plain()
@@ -327,11 +327,11 @@ def refusal(node: Any) -> str:
         "builtins.eval",
         "subprocess.Popen",
         "parallelbench.errors.ConfigError",
-        "parallelbench.spec.config.Component",
-        "parallelbench.spec.structure.structure",
-        "parallelbench.store.folder.os.system",
-        "parallelbench.spec.config.importlib.import_module",
-        "parallelbench.spec.model.Model",
+        "parallelbench.config.run.Component",
+        "parallelbench.config.structure.structure",
+        "parallelbench.results.folder.os.system",
+        "parallelbench.config.run.importlib.import_module",
+        "parallelbench.config.components.Model",
         "parallelbench.strategies.ddp.Ddp",
         "parallelbench.models.nothing.Here",
         "parallelbench.models.cnn.Nothing",

@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import nn
 
+from parallelbench.config.build import to_mapping
+from parallelbench.config.identity import canonical_json
+from parallelbench.measure.layers import counts_without_values, layer_counts
 from parallelbench.models.layer_counts import decode, encode
-from parallelbench.rank.count_layers import counts_without_values, layer_counts
-from parallelbench.rank.session import build_model
-from parallelbench.spec.identity import canonical_json
-from parallelbench.spec.mapping import to_mapping
 from parallelbench.strategies.parts.partition import layer_costs
+from parallelbench.training.torch_session import build_model
 from tests.strategies.training import configure
 
 MPT = ("data=tokens", "data.sequence=2048", "data.vocabulary=50257", "data.train_samples=64", "precision=bf16")
@@ -61,7 +61,7 @@ def test_grouped_convolutions_are_counted_apart() -> None:
 
 def test_a_program_counts_for_those_who_load_no_torch() -> None:
     run = configure(*IMAGES, "model=mlp", "model.hidden=[64]")
-    words = [sys.executable, "-m", "parallelbench.rank.count_layers"]
+    words = [sys.executable, "-m", "parallelbench.measure.layers"]
     done = subprocess.run(words, input=canonical_json(to_mapping(run)).encode(), capture_output=True, check=True)
     assert decode(done.stdout.decode()) == layer_counts(run)
 
@@ -97,7 +97,7 @@ def test_a_model_that_fits_nowhere_is_counted() -> None:
     run = configure(*MPT, "model=mpt_70b")
     limits = (12 * 2**30, 12 * 2**30)
     done = subprocess.run(
-        [sys.executable, "-m", "parallelbench.rank.count_layers"],
+        [sys.executable, "-m", "parallelbench.measure.layers"],
         input=canonical_json(to_mapping(run)).encode(),
         capture_output=True,
         check=True,

@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from parallelbench.probes.counted_bytes import CountedBytes
+from parallelbench.measure.counted_bytes import CountedBytes
 from tests.ranks import run_ranks
 from tests.surroundings import program
 

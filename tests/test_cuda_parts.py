@@ -19,20 +19,20 @@ import torch.distributed as dist
 from launch.slurm.shape import shape_of
 from launch.sweep import expand
 from launch.tuning import trials
+from parallelbench.config.check import check_run
+from parallelbench.config.components import Shard
 from parallelbench.errors import ConfigError
 from parallelbench.frameworks.tensorflow.tf_options import check_all_reduce
 from parallelbench.loaders import arrow_loader
-from parallelbench.marks.spans import waits_are_hidden
-from parallelbench.probes import link_bandwidth, machine_probe, memory_probe, step_attribution
-from parallelbench.probes.step_attribution import AttributionPass
-from parallelbench.rank import tuning, worker
-from parallelbench.rank.session import build_loader, build_model
-from parallelbench.spec.batch import Shard
-from parallelbench.spec.check import check_run
+from parallelbench.measure import attribution, bandwidth, machine, memory
+from parallelbench.measure.attribution import AttributionPass
+from parallelbench.measure.spans import waits_are_hidden
 from parallelbench.strategies import ring_ddp
 from parallelbench.strategies.parts import hooked_ddp, state
+from parallelbench.training import tuning, worker
+from parallelbench.training.torch_session import build_loader, build_model
 from parallelbench.world import world
-from parallelbench.world.devices import Machine
+from parallelbench.world.machine import Machine
 from parallelbench.world.world import World
 from tests.cuda_branches import ROOT, places
 from tests.helpers import TINY, configured
@@ -113,37 +113,37 @@ def test_host_memory_is_page_locked_for_a_gpu_only(loader: str, monkeypatch: pyt
 
 
 def test_memory_is_given_back_to_the_device(device: ScriptedCuda) -> None:
-    memory_probe.release()
+    memory.release()
     assert device.calls == ["release"]
 
 
 def test_an_all_reduce_is_timed_until_the_device_has_done_it(
     device: ScriptedCuda, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(link_bandwidth.time, "perf_counter", lambda: device.now_s)
+    monkeypatch.setattr(bandwidth.time, "perf_counter", lambda: device.now_s)
     monkeypatch.setattr(dist, "all_reduce", lambda values, **_: device.launch(2.0 if hasattr(values, "is_mine") else 0))
     mine, cuda = SimpleNamespace(is_mine=True), SimpleNamespace(type="cuda")
-    assert link_bandwidth._timed(lambda: dist.all_reduce(mine), cuda, None) == 2.0  # type: ignore[arg-type]
+    assert bandwidth._timed(lambda: dist.all_reduce(mine), cuda, None) == 2.0  # type: ignore[arg-type]
     joined: dict[str, Any] = {}
     monkeypatch.setattr(dist, "init_process_group", lambda backend, **_: joined.update(backend=backend))
     monkeypatch.setattr(dist, "destroy_process_group", lambda: None)
-    monkeypatch.setattr(link_bandwidth, "all_reduces", lambda on: joined.update(device=on) or [])
-    link_bandwidth.main(["tcp://here:1", "0", "2", "cuda"])
+    monkeypatch.setattr(bandwidth, "all_reduces", lambda on: joined.update(device=on) or [])
+    bandwidth.main(["tcp://here:1", "0", "2", "cuda"])
     assert joined == {"backend": "cpu:gloo,cuda:nccl", "device": torch.device("cuda", 0)}
     assert capsys.readouterr().out == "[]\n"
 
 
 def test_a_gpus_speed_is_measured_in_fp16(device: ScriptedCuda, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine_probe, "_SIDES", {"cuda": 8})
-    monkeypatch.setattr(machine_probe, "_COPIED_BYTES", {"cuda": 64})
+    monkeypatch.setattr(machine, "_SIDES", {"cuda": 8})
+    monkeypatch.setattr(machine, "_COPIED_BYTES", {"cuda": 64})
     types = []
 
     def fastest(pieces: Any, _: Any) -> float:
         types.extend([piece() for piece in pieces])
         return 2.0
 
-    monkeypatch.setattr(machine_probe, "fastest_s", fastest)
-    assert machine_probe._measured(WORLD) == (8**3, 64.0)
+    monkeypatch.setattr(machine, "fastest_s", fastest)
+    assert machine._measured(WORLD) == (8**3, 64.0)
     assert [values.dtype for values in types] == [torch.float16, torch.uint8]
 
 
@@ -162,7 +162,7 @@ def test_a_trace_holds_what_the_gpu_does(device: ScriptedCuda, tmp_path: Path, m
         def export_chrome_trace(self, path: str) -> None:
             Path(path).touch()
 
-    monkeypatch.setattr(step_attribution.torch.profiler, "profile", Profile)
+    monkeypatch.setattr(attribution.torch.profiler, "profile", Profile)
     run = configured(*TINY)
     replica = run.strategy.prepare(build_model(run), run, WORLD)
     loader = build_loader(run.data.load(Path("nowhere")), run, world.World(), Shard())

@@ -14,17 +14,16 @@ import pytest
 
 from launch.attempt.life_cycle import too_small
 from parallelbench.errors import ConfigError
-from parallelbench.rank import worker
-from parallelbench.world import cuda_driver, devices, gpus
-from parallelbench.world.devices import Machine
-from parallelbench.world.gpus import Gpu
+from parallelbench.training import worker
+from parallelbench.world import machine as machine_module
+from parallelbench.world.machine import Gpu, Machine, pin, threads_here, torch_cuda
 from tests.faults import fault
 from tests.helpers import configured
 from tests.telemetry.playback import environment, library
 
 _LOOK = """
 import dataclasses, json
-from parallelbench.world.gpus import visible_gpus
+from parallelbench.world.machine import visible_gpus
 print(json.dumps([dataclasses.asdict(gpu) for gpu in visible_gpus()], default=sorted))
 """
 
@@ -87,16 +86,16 @@ def test_a_quota_is_held_against_the_cores_of_a_run(quota: float | None, most: i
     outcome="the run is refused before it starts, with the quota; with launcher.oversubscribe=true it is recorded",
 )
 def test_a_run_beyond_the_quota_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "cpu_quota_cores", lambda: 1.0)
+    monkeypatch.setattr(machine_module, "cpu_quota_cores", lambda: 1.0)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
-    assert devices.threads_here() == 1
+    assert threads_here() == 1
     run = configured("devices=2", "strategy=ddp", "device=cpu")
     assert "4 cores, of which a quota (cgroup) allows 1: " in (too_small(run, "cpu") or "")
     assert too_small(configured("devices=1", "device=cpu"), "cpu") is None
 
 
 def test_gpus_that_others_compute_on_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "others_running", lambda: 0)
+    monkeypatch.setattr(machine_module, "others_running", lambda: 0)
     found = gpus_of(tmp_path, "device GPU-a\nprocesses 0\ndevice GPU-b\nprocesses 3\n")
     assert [gpu.other_processes for gpu in found] == [0, 3]
     assert caveats(machine(*found), "cuda", 1) == []
@@ -107,7 +106,7 @@ def test_gpus_that_others_compute_on_are_named(tmp_path: Path, monkeypatch: pyte
 
 
 def test_on_a_shared_node_load_is_held_against_all_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "others_running", lambda: 20)
+    monkeypatch.setattr(machine_module, "others_running", lambda: 20)
     assert caveats(machine(cores=4, node_cores=64), "cpu", 4) == [], "others may run on the 60 cores that are not ours"
     (caveat,) = caveats(machine(cores=4, node_cores=22), "cpu", 4)
     assert caveat.startswith("20 other processes kept the machine's 22 cores busy")
@@ -140,11 +139,11 @@ def test_torchs_cuda_is_read_without_importing_it() -> None:
     import torch
 
     built_for = None if torch.version.cuda is None else tuple(map(int, torch.version.cuda.split(".")[:2]))
-    assert cuda_driver.torch_cuda() == built_for
+    assert torch_cuda() == built_for
 
 
 def test_a_run_on_gpus_is_refused_where_the_driver_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpus, "driver_problem", lambda: "the driver supports CUDA 12.8")
+    monkeypatch.setattr(machine_module, "driver_problem", lambda: "the driver supports CUDA 12.8")
     gpu = Gpu(name="A100", uuid="GPU-a", memory_bytes=1)
     with pytest.raises(ConfigError, match="the driver supports"):
         machine(gpu).require(devices=1, device_type="cuda", cores_per_device=1, oversubscribe=False)
@@ -201,7 +200,7 @@ def test_what_only_slows_a_run_down_or_is_not_known_refuses_none(profile: str, t
 
 
 def test_gpus_without_peer_access_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "others_running", lambda: 0)
+    monkeypatch.setattr(machine_module, "others_running", lambda: 0)
     found = gpus_of(tmp_path, "device GPU-a\npeers 0\ndevice GPU-b\npeers 5\ndevice GPU-c\npeers 0\n")
     assert [sorted(gpu.unreachable) for gpu in found] == [[], ["GPU-a", "GPU-c"], []]
     assert caveats(machine(*found), "cuda", 1) == []
@@ -228,9 +227,9 @@ def test_a_rank_is_pinned_beside_its_gpu(local_rank: str, cores: set[int], monke
     near = [Gpu(name="A100", uuid=f"GPU-{core}", memory_bytes=1, cores=frozenset({core})) for core in allowed[:2]]
     monkeypatch.setattr(worker, "this_machine", lambda: Machine(tuple(allowed), len(allowed), tuple(near)))
     monkeypatch.setenv("LOCAL_RANK", local_rank)
-    assert worker.pin(configured("strategy=ddp", "devices=2"), "cuda") == []
+    assert pin(configured("strategy=ddp", "devices=2"), "cuda") == []
     assert os.sched_getaffinity(0) == {allowed[core] for core in cores}
     os.sched_setaffinity(0, allowed)
     monkeypatch.setenv("LOCAL_RANK", "0")
-    assert worker.pin(configured("strategy=model_parallel", "devices=2", "model=mlp"), "cuda") == []
+    assert pin(configured("strategy=model_parallel", "devices=2", "model=mlp"), "cuda") == []
     assert os.sched_getaffinity(0) == set(allowed[:2]), "one process drives both"

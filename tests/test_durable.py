@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from parallelbench.errors import StorageError
-from parallelbench.store.durable import fill, reserve, storage_errors, write_file
+from parallelbench.results.files import fill, reserve, storage_errors, write_file
 from tests.faults import fault
 from tests.helpers import fill_disk
 
@@ -74,7 +74,7 @@ def test_a_writer_that_is_killed_leaves_the_old_or_the_new_content(tmp_path: Pat
     contents = [bytes([letter]) * 300_000 for letter in b"ab"]
     write_file(path, contents[0])
     program = (
-        "import sys, itertools; from pathlib import Path; from parallelbench.store.durable import write_file\n"
+        "import sys, itertools; from pathlib import Path; from parallelbench.results.files import write_file\n"
         "for n in itertools.count():\n"
         "    write_file(Path(sys.argv[1]), b'ab'[n % 2 : n % 2 + 1] * 300_000)\n"
         "    print(n, flush=True)"

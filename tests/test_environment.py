@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from parallelbench.probes import environment
-from parallelbench.store.environment_match import differences, entries, is_of_program, is_set_by_launcher
+from parallelbench.measure import environment
+from parallelbench.measure.environment_match import differences, entries, is_of_program, is_set_by_launcher
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -78,7 +78,7 @@ def test_what_may_halve_a_speed_is_recorded() -> None:
 
 @pytest.mark.slow
 def test_how_the_system_schedules_this_process_is_recorded() -> None:
-    program = "from parallelbench.probes.environment import capture; import json; print(json.dumps(capture()))"
+    program = "from parallelbench.measure.environment import capture; import json; print(json.dumps(capture()))"
     usual, nice = (
         json.loads(subprocess.run([*prefix, sys.executable, "-c", program], capture_output=True, check=True).stdout)
         for prefix in ([], ["nice", "-n", "7"])

@@ -17,12 +17,12 @@ import pytest
 import yaml
 
 from analysis import load
+from parallelbench.config.identity import run_id
+from parallelbench.config.sites import LocalLauncher, Site
 from parallelbench.errors import ConfigError, StorageError
-from parallelbench.spec.identity import run_id
-from parallelbench.spec.launchers import LocalLauncher, Site
-from parallelbench.store import liveness
-from parallelbench.store.attempt import ABSENCE_S, OUTCOMES, PUBLISHED, RETRYABLE, Attempt
-from parallelbench.store.folder import RunFolder, State, find_runs
+from parallelbench.results import liveness
+from parallelbench.results.attempt import ABSENCE_S, OUTCOMES, PUBLISHED, RETRYABLE, Attempt
+from parallelbench.results.folder import RunFolder, State, find_runs
 from tests.analysis.factory import Fake, begin, component, config, failed, published
 from tests.faults import fault
 from tests.helpers import fill_disk
@@ -122,7 +122,7 @@ def test_a_supervisor_is_seen_from_another_container_of_its_machine(tmp_path: Pa
         pytest.skip("only root may make a namespace of process ids")
     folder, _ = begin(config(tmp_path), Fake())
     program = (
-        "import sys; from pathlib import Path; from parallelbench.store.folder import RunFolder\n"
+        "import sys; from pathlib import Path; from parallelbench.results.folder import RunFolder\n"
         "print(RunFolder(Path(sys.argv[1])).state().label)"
     )
     namespace = ["unshare", "--pid", "--fork", "--mount-proc"]
@@ -134,7 +134,7 @@ def test_a_supervisor_is_seen_from_another_container_of_its_machine(tmp_path: Pa
 def test_a_supervisor_that_nobody_buried_is_gone_too(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     program = (
-        "import sys; from pathlib import Path; from parallelbench.store.folder import RunFolder\n"
+        "import sys; from pathlib import Path; from parallelbench.results.folder import RunFolder\n"
         "kept = RunFolder(Path(sys.argv[1])).claim(); print(1, flush=True); input()"
     )
     command = [sys.executable, "-c", program, tmp_path]

@@ -25,13 +25,13 @@ from parallelbench.gpu_check.kept_results import KeptResults
 from parallelbench.gpu_check.on_node import Nodes
 from parallelbench.gpu_check.ranks import Result, has_parity
 from parallelbench.gpu_check.small_runs import run_of
-from parallelbench.store.attempt import Attempt
-from parallelbench.store.journal import Journal
-from parallelbench.store.records import TABLES
+from parallelbench.results.attempt import Attempt
+from parallelbench.results.journal import Journal
+from parallelbench.results.tables import TABLES
 from parallelbench.strategies.parts.pipeline_schedules import Schedule
 from parallelbench.strategies.parts.replicas import ModuleReplica
 from parallelbench.telemetry.nvml import WAYS
-from parallelbench.world.gpus import Gpu
+from parallelbench.world.machine import Gpu
 from parallelbench.world.numerics import Numerics
 from parallelbench.world.world import World
 from tests.telemetry.playback import environment, library

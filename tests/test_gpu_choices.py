@@ -17,14 +17,14 @@ from analysis import load
 from analysis.comparison.by_key import by
 from launch.attempt.command import Rendezvous, environment
 from launch.attempt.life_cycle import too_small
+from parallelbench.config.build import LATER_OPTIONS, from_mapping, to_mapping, whole_mapping
+from parallelbench.config.check import check_run
+from parallelbench.config.components import Strategy
+from parallelbench.config.identity import run_id
+from parallelbench.config.run import Nccl, Preprocess, Settings
 from parallelbench.data.mnist import Mnist
 from parallelbench.errors import ConfigError
-from parallelbench.spec.check import check_run
-from parallelbench.spec.config import Strategy
-from parallelbench.spec.identity import run_id
-from parallelbench.spec.mapping import LATER_OPTIONS, from_mapping, to_mapping, whole_mapping
-from parallelbench.spec.settings import Nccl, Preprocess, Settings
-from parallelbench.store.environment_match import flatten, is_set_by_launcher, must_match
+from parallelbench.measure.environment_match import flatten, is_set_by_launcher, must_match
 from parallelbench.strategies.expert_parallel import ExpertParallel
 from parallelbench.strategies.fsdp import Fsdp
 from parallelbench.strategies.tensor_parallel import TensorParallel

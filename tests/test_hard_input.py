@@ -12,9 +12,9 @@ import pytest
 
 from launch.states import glance
 from parallelbench import cli
+from parallelbench.config.build import DEEPEST, MOST_NODES, load_yaml
 from parallelbench.errors import LONGEST_LINE, tellable
-from parallelbench.spec.plain_yaml import DEEPEST, MOST_NODES, load_yaml
-from parallelbench.store.reading import read_record
+from parallelbench.results.files import read_record
 from tests.analysis.factory import config, published
 from tests.helpers import TINY
 from tests.test_cli import here, listing, refused

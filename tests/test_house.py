@@ -38,14 +38,13 @@ def _without_type_checking(module: str) -> ast.Module:
 OWN_ROOMS = ("parallelbench.frameworks.tensorflow",)
 """Folders in a room's folder that are rooms of their own."""
 BACKWARDS = {
-    ("parallelbench.rank.checked_run", "parallelbench.strategies.single"): "a check's reference is one device",
-    ("parallelbench.rank.likeness", "parallelbench.strategies.single"): "one device is not held against itself",
+    ("parallelbench.training.checks.likeness", "parallelbench.strategies.single"): "a check's reference is one device",
 }
 """Imports that go against the order of the rooms, each with its reason."""
 
 
 def room(module: str) -> str:
-    """The folder of a module, such as parallelbench.rank; a module outside of such a folder is its own room."""
+    """The folder of a module, such as parallelbench.training; a module outside of such a folder is its own room."""
     return next((own for own in OWN_ROOMS if f"{module}.".startswith(f"{own}.")), ".".join(module.split(".")[:2]))
 
 

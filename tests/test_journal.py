@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from launch.attempt.outcome import judge, publish_if_finished
 from parallelbench.errors import StorageError
-from parallelbench.store.attempt import RETRYABLE
-from parallelbench.store.journal import Journal, kept_entries, read_entries, read_entries_from, read_tables
-from parallelbench.store.records import TABLES
+from parallelbench.results.attempt import RETRYABLE
+from parallelbench.results.journal import Journal, kept_entries, read_entries, read_entries_from, read_tables
+from parallelbench.results.tables import TABLES
 from tests.analysis.factory import Fake, begin, config, write_epochs
 from tests.faults import fault
 from tests.helpers import fill_disk
@@ -22,7 +22,7 @@ from tests.helpers import fill_disk
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from parallelbench.store.attempt import Attempt
+    from parallelbench.results.attempt import Attempt
 
 EPOCHS = 2
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from parallelbench.rank.least_flop import WINOGRAD, least_flop_per_sample
+from parallelbench.measure.layers import WINOGRAD, least_flop_per_sample
 from tests.strategies.training import configure
 
 

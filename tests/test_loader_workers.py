@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from launch.sweep.compose import group_choices
+from parallelbench.config.components import Shard
 from parallelbench.loaders.batch_loader import BatchLoader
 from parallelbench.loaders.sample_loader import _Samples
-from parallelbench.probes.loader_workers import WorkerProbe
-from parallelbench.spec.batch import Shard
+from parallelbench.measure.processor import WorkerProbe
 from tests.helpers import TINY, configured
 
 BUSY_S = 0.02

@@ -13,8 +13,8 @@ from torch import nn
 from launch.sweep import one_run
 from parallelbench.errors import ConfigError
 from parallelbench.models.linear import LogisticRegression
-from parallelbench.rank.logits_check import check_logits
-from parallelbench.rank.session import Session
+from parallelbench.training.checks.parts import check_logits
+from parallelbench.training.torch_session import Session
 from tests.strategies.training import configure
 
 pytestmark = pytest.mark.slow

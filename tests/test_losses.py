@@ -11,15 +11,15 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from parallelbench.config.build import from_mapping, to_mapping
+from parallelbench.config.components import Batch
+from parallelbench.config.identity import run_id
+from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError
-from parallelbench.losses import CrossEntropy, MeanSquaredError
-from parallelbench.rank.loss_check import check_mean
-from parallelbench.rank.plain import PlainModel
-from parallelbench.rank.session import build_model
-from parallelbench.spec.batch import Batch
-from parallelbench.spec.config import RunConfig
-from parallelbench.spec.identity import run_id
-from parallelbench.spec.mapping import from_mapping, to_mapping
+from parallelbench.optim.losses import CrossEntropy, MeanSquaredError
+from parallelbench.training.checks.parts import check_mean
+from parallelbench.training.checks.plain import PlainModel
+from parallelbench.training.torch_session import build_model
 from parallelbench.world.numerics import Numerics, sums
 from parallelbench.world.world import World
 from tests.helpers import configured

@@ -9,18 +9,18 @@ import msgspec
 import pytest
 import torch
 
+from parallelbench.config.build import from_mapping, to_mapping
+from parallelbench.config.check import check_run
+from parallelbench.config.components import Shard
+from parallelbench.config.identity import run_id
 from parallelbench.errors import ConfigError
-from parallelbench.metrics import CalibrationError, MacroF1, NoMetric, TopK
-from parallelbench.rank.metric_check import check_sums
-from parallelbench.rank.metric_value import metric_value
-from parallelbench.rank.parity import check_parity
-from parallelbench.rank.session import build_model
-from parallelbench.rank.train import NotFiniteError, Trainer
-from parallelbench.spec.batch import Shard
-from parallelbench.spec.check import check_run
-from parallelbench.spec.identity import run_id
-from parallelbench.spec.mapping import from_mapping, to_mapping
+from parallelbench.optim.metrics import CalibrationError, MacroF1, NoMetric, TopK
 from parallelbench.strategies.single import Single
+from parallelbench.training.checks.parity import check_parity
+from parallelbench.training.checks.parts import check_sums
+from parallelbench.training.loop import NotFiniteError, Trainer
+from parallelbench.training.observers import metric_value
+from parallelbench.training.torch_session import build_model
 from parallelbench.world.numerics import MetricSums, Numerics
 from parallelbench.world.world import World
 from tests.helpers import configured
@@ -35,8 +35,8 @@ from tests.strategies.training import configure, loader_of, one_device, shard_lo
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from parallelbench.spec.config import RunConfig
-    from parallelbench.spec.metric import Metric
+    from parallelbench.config.components import Metric
+    from parallelbench.config.run import RunConfig
 
 TOP = TopK(name="x", k=2)
 F1 = MacroF1(name="x")

@@ -8,10 +8,10 @@ import pytest
 
 from launch.sweep import one_run
 from parallelbench.errors import ConfigError
-from parallelbench.rank.new_replica import new_reference, new_replica
-from parallelbench.rank.session import build_model
-from parallelbench.rank.settled import Settled
 from parallelbench.strategies.single import Single
+from parallelbench.training.observers import Settled
+from parallelbench.training.replica import new_reference, new_replica
+from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
 from tests.helpers import TINY
 

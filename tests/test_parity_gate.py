@@ -13,15 +13,20 @@ import pytest
 import torch
 from torch import nn
 
+from parallelbench.config.components import Shard
+from parallelbench.config.run import RunConfig
 from parallelbench.loaders.resident import ResidentLoader
-from parallelbench.rank.checked_run import WIDEST_TOLERANCE, as_checked, as_reference
-from parallelbench.rank.likeness import rounding, tolerance_warnings
-from parallelbench.rank.parity import check_parity
-from parallelbench.rank.session import build_model
-from parallelbench.spec.batch import Shard
-from parallelbench.spec.config import RunConfig
 from parallelbench.strategies.ddp import Ddp
 from parallelbench.strategies.model_parallel import ModelParallel
+from parallelbench.training.checks.likeness import (
+    WIDEST_TOLERANCE,
+    as_checked,
+    as_reference,
+    rounding,
+    tolerance_warnings,
+)
+from parallelbench.training.checks.parity import check_parity
+from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
 from tests.ranks import run_ranks
 from tests.strategies.training import configure
@@ -353,7 +358,7 @@ def test_the_reference_does_the_same_work_on_one_device() -> None:
 
 
 def test_an_evaluation_differs_by_its_loss_or_by_a_single_prediction() -> None:
-    from parallelbench.rank.step_differences import _evaluation_difference, _verdict
+    from parallelbench.training.checks.differences import _evaluation_difference, _verdict
 
     others = {"loss_difference": 0.0, "gradient_difference": 0.0, "parameter_difference": 0.0}
     same = _evaluation_difference([80.0, 12.0], [80.0, 12.0], 37)
@@ -371,7 +376,7 @@ def test_an_evaluation_differs_by_its_loss_or_by_a_single_prediction() -> None:
 
 
 def test_a_difference_of_names_shapes_counters_or_nan_is_never_small() -> None:
-    from parallelbench.rank.step_differences import _verdict, largest_difference
+    from parallelbench.training.checks.differences import _verdict, largest_difference
 
     one = {"w": np.ones(2), "n": np.array(3)}
     difference = functools.partial(largest_difference, floor=1.0)

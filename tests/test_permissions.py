@@ -9,7 +9,7 @@ import pytest
 from analysis import load
 from launch.states import glance, states_below
 from parallelbench import cli
-from parallelbench.store.folder import RunFolder
+from parallelbench.results.folder import RunFolder
 from tests.analysis.factory import config, failed, published
 
 if TYPE_CHECKING:

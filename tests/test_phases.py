@@ -13,16 +13,16 @@ import torch
 
 from analysis import load
 from parallelbench.cli import main
-from parallelbench.marks.spans import Spanned
-from parallelbench.probes import step_attribution as attribution
-from parallelbench.probes.clock import StartUp
-from parallelbench.probes.link_bandwidth import Collective
-from parallelbench.probes.step_attribution import TRACED_STEPS, ring
-from parallelbench.rank.session import Session
-from parallelbench.store.folder import RunFolder
-from parallelbench.store.journal import Journal
-from parallelbench.store.publish import publish
+from parallelbench.measure import attribution
+from parallelbench.measure.attribution import TRACED_STEPS, ring
+from parallelbench.measure.bandwidth import Collective
+from parallelbench.measure.clock import StartUp
+from parallelbench.measure.spans import Spanned
+from parallelbench.results.folder import RunFolder
+from parallelbench.results.journal import Journal
+from parallelbench.results.publish import publish
 from parallelbench.strategies.parts.replicas import ModuleReplica
+from parallelbench.training.torch_session import Session
 from parallelbench.world.world import World
 from tests.helpers import TINY, configured
 

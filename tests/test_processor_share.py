@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from parallelbench.probes import processor_share
-from parallelbench.probes.processor_share import ProcessorShare
-from parallelbench.world.devices import cpu_quota_cores
+from parallelbench.measure import processor
+from parallelbench.measure.processor import ProcessorShare
+from parallelbench.world.machine import cpu_quota_cores
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,7 +42,7 @@ class Machine:
         self.ticks = {core: dict.fromkeys(NAMES, 10_000) for core in (2, 3)}
         self.delay_ns = 7
         (proc / "thread-self").mkdir()
-        monkeypatch.setattr(processor_share, "time", self.clock)
+        monkeypatch.setattr(processor, "time", self.clock)
         self.passes(0.0, 0.0)
 
     def passes(self, seconds: float, own_s: float, **spent_s: float) -> None:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from parallelbench.probes import environment
-from parallelbench.rank.provenance import first_facts, later_facts
-from parallelbench.world.devices import cpu_name
+from parallelbench.measure import environment
+from parallelbench.training.session import first_facts, later_facts
+from parallelbench.world.machine import cpu_name
 from parallelbench.world.world import World
 
 

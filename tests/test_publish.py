@@ -11,12 +11,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from launch.attempt.outcome import publish_if_finished
+from parallelbench.config.identity import run_id
 from parallelbench.errors import StorageError, SupersededError
-from parallelbench.spec.identity import run_id
-from parallelbench.store.attempt import Outcome
-from parallelbench.store.journal import Journal, read_entries
-from parallelbench.store.publish import publish
-from parallelbench.store.records import TABLES, schema
+from parallelbench.results.attempt import Outcome
+from parallelbench.results.journal import Journal, read_entries
+from parallelbench.results.publish import publish
+from parallelbench.results.tables import TABLES, schema
 from tests.analysis.factory import Fake, begin, config, published, write_epochs
 from tests.faults import fault
 from tests.helpers import fill_disk
@@ -24,9 +24,9 @@ from tests.helpers import fill_disk
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from parallelbench.spec.config import RunConfig
-    from parallelbench.store.attempt import Attempt
-    from parallelbench.store.folder import RunFolder
+    from parallelbench.config.run import RunConfig
+    from parallelbench.results.attempt import Attempt
+    from parallelbench.results.folder import RunFolder
 
 OK = Outcome(outcome="ok", reason="trained 3 epochs", finished_at=1.0)
 
@@ -194,7 +194,7 @@ def test_an_attempt_that_is_superseded_while_it_publishes_leaves_no_result(
         assert folder.claim() is not None
         path.write_bytes(content)
 
-    monkeypatch.setattr("parallelbench.store.publish.write_file", claim_and_write)
+    monkeypatch.setattr("parallelbench.results.publish.write_file", claim_and_write)
     with pytest.raises(SupersededError):
         publish(folder, run, attempt, OK)
     assert not folder.result.exists()
@@ -219,7 +219,7 @@ def test_a_crash_while_publishing_leaves_no_result(tmp_path: Path, step: str, mo
     where = {
         "mkdir": "pathlib.Path.mkdir",
         "parquet": "pyarrow.parquet.write_table",
-        "manifest": "parallelbench.store.publish.write_file",
+        "manifest": "parallelbench.results.publish.write_file",
         "rename": "os.rename",
     }
     child = os.fork()

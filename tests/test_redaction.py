@@ -28,7 +28,7 @@ from launch.verbs.exporting import TRACKERS
 from parallelbench import cli
 from parallelbench.errors import one_line, refusal
 from parallelbench.redaction import redacted
-from parallelbench.store import journal
+from parallelbench.results import journal
 from tests.analysis.factory import Fake, config, published
 from tests.faults import fault
 from tests.helpers import TINY

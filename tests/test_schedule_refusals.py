@@ -9,13 +9,13 @@ import msgspec
 import pytest
 import torch
 
+from parallelbench.config.check import check_run
+from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError
-from parallelbench.optimizers import Sgd
-from parallelbench.rank.plain_optimizer import check_rate
-from parallelbench.schedules import Cosine
-from parallelbench.spec.check import check_run
-from parallelbench.spec.config import RunConfig
+from parallelbench.optim.optimizers import Sgd
+from parallelbench.optim.schedules import Cosine
 from parallelbench.strategies.single import Single
+from parallelbench.training.checks.plain import check_rate
 from tests.strategies.training import configure
 
 RUN = ("data=synthetic", "data.train_samples=96", "batch_size=24", "epochs=5")

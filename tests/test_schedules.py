@@ -13,15 +13,15 @@ import pytest
 import torch
 from torch.optim import lr_scheduler
 
+from parallelbench.config.build import from_mapping, to_mapping
+from parallelbench.config.check import check_run
+from parallelbench.config.identity import run_id
+from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError
-from parallelbench.rank.checked_run import as_checked
-from parallelbench.schedules import Cosine, LinearWarmup, StepDecay
-from parallelbench.spec.check import check_run
-from parallelbench.spec.config import RunConfig
-from parallelbench.spec.identity import run_id
-from parallelbench.spec.mapping import from_mapping, to_mapping
+from parallelbench.optim.schedules import Cosine, LinearWarmup, StepDecay
 from parallelbench.strategies.ddp import Ddp
 from parallelbench.strategies.parts.scheduled_rate import ScheduledRate
+from parallelbench.training.checks.likeness import as_checked
 from parallelbench.world.world import World
 from tests.helpers import configured, plain
 from tests.ranks import run_ranks

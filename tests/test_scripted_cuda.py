@@ -10,16 +10,17 @@ from typing import Any
 import pytest
 import torch
 
+from parallelbench.config.components import Batch, Shard
+from parallelbench.config.run import RunConfig
 from parallelbench.loaders.arrow_loader import StreamedLoader, _Fetched
-from parallelbench.probes.clock import StepClock, TimedWindow
-from parallelbench.probes.memory_probe import MemoryProbe
-from parallelbench.rank import parity, tuning
-from parallelbench.rank.checked_run import as_checked
-from parallelbench.rank.parity import check_parity
-from parallelbench.rank.session import build_loader, build_model
-from parallelbench.rank.train import device_uuid
-from parallelbench.spec.batch import Batch, Shard
-from parallelbench.spec.config import RunConfig
+from parallelbench.measure.clock import StepClock, TimedWindow
+from parallelbench.measure.memory import MemoryProbe
+from parallelbench.training import tuning
+from parallelbench.training.checks import parity
+from parallelbench.training.checks.likeness import as_checked
+from parallelbench.training.checks.parity import check_parity
+from parallelbench.training.loop import device_uuid
+from parallelbench.training.torch_session import build_loader, build_model
 from parallelbench.world.world import World
 from tests.helpers import TINY, configured
 from tests.scripted_cuda import CPU, WORLD, ScriptedCuda, complete, functions

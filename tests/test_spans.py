@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parallelbench.marks.spans import PHASES, Spans
+from parallelbench.measure.spans import PHASES, Spans
 
 
 class Clock:

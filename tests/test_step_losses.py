@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from parallelbench.rank.session import build_model
-from parallelbench.rank.step_losses import BLOCK, by_step, rows_of
-from parallelbench.rank.train import Trainer
-from parallelbench.spec.batch import Shard
+from parallelbench.config.components import Shard
+from parallelbench.training.loop import Trainer
+from parallelbench.training.observers import BLOCK, by_step, rows_of
+from parallelbench.training.torch_session import build_model
 from parallelbench.world.numerics import Sums, sums
 from parallelbench.world.world import World
 from tests.ranks import run_ranks
@@ -21,7 +21,7 @@ from tests.test_closing import SMALL, Rows
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from parallelbench.spec.config import RunConfig
+    from parallelbench.config.run import RunConfig
 
 
 class Losses(Rows):

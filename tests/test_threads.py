@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from parallelbench.errors import ConfigError
-from parallelbench.rank.arithmetic import check_arithmetic
-from parallelbench.rank.session import build_model
-from parallelbench.store.journal import read_tables
+from parallelbench.results.journal import read_tables
+from parallelbench.training.checks.parts import check_arithmetic
+from parallelbench.training.torch_session import build_model
 from tests.faults import fault
 from tests.helpers import TINY
 from tests.launch.programs import completed, the_run

@@ -10,10 +10,9 @@ import pytest
 
 from analysis import load, published
 from launch.states import glance
-from parallelbench.spec import identity
-from parallelbench.spec.identity import run_id
-from parallelbench.store import folder as folder_module
-from parallelbench.store import records
+from parallelbench.config import identity
+from parallelbench.config.identity import run_id
+from parallelbench.results import folder, tables
 from tests.analysis import factory
 from tests.helpers import TINY, configured
 
@@ -52,8 +51,8 @@ def test_another_meaning_of_configurations_is_another_run(monkeypatch: pytest.Mo
 def test_a_new_version_of_the_tables_reruns_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = factory.config(tmp_path)
     before = factory.published(run)
-    known, state, version = run_id(run), glance(before), records.TABLES_VERSION
-    for module in (records, folder_module, published):
+    known, state, version = run_id(run), glance(before), tables.TABLES_VERSION
+    for module in (tables, folder, published):
         monkeypatch.setattr(module, "TABLES_VERSION", version + 1)
     assert (run_id(run), glance(before)) == (known, state)
     after = factory.published(factory.config(tmp_path, repeat=1))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import parallelbench
 
-FILES = {"CONFIGURATION_VERSION": "spec/identity.py", "TABLES_VERSION": "store/records.py"}
+FILES = {"CONFIGURATION_VERSION": "config/identity.py", "TABLES_VERSION": "results/tables.py"}
 
 
 def other_version(folder: Path, **versions: int) -> dict[str, str]:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from analysis.advisor.machine_figures import Precision, TierName
-    from parallelbench.spec.launchers import Site
+    from parallelbench.config.sites import Site
 
 WHY = "nothing was measured here, and no site file describes it"
 CORE_FLOPS_PER_S, CORE_BYTES_PER_S, CORE_LAUNCH_S = 3e10, 5e9, 1e-5

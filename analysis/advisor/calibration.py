@@ -10,7 +10,7 @@ import numpy as np
 from analysis.advisor.links import Group, Links, all_reduce_s, gather_s, send_s
 from analysis.advisor.machine_figures import Known, MachineFigures, RateCurve, Sharding, TierFigures
 from parallelbench.errors import ConfigError, count_of
-from parallelbench.store.calibration_table import read_calibration
+from parallelbench.results.calibration import read_calibration
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from parallelbench.spec.config import StateShards
+from parallelbench.config.components import StateShards
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -18,8 +18,8 @@ from analysis.advisor.suite_parameters import ASSUMED_FACTOR
 from analysis.advisor.suite_splits import most_devices
 from analysis.advisor.sweep_evidence import sweep_evidence
 from analysis.configurations import counted
+from parallelbench.config.check import check_run
 from parallelbench.errors import ConfigError
-from parallelbench.spec.check import check_run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from analysis.advisor.suite_fit import SuiteFit
     from analysis.advisor.sweep_evidence import MeasuredStep
     from analysis.reader import Runs
-    from parallelbench.spec.config import RunConfig
+    from parallelbench.config.run import RunConfig
 
 MOST_STEPS = 60
 """A report fits to no more configurations than this: each takes every fit about 30 ms."""

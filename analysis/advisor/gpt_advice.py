@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from analysis.advisor.layouts import Layouts, Values
     from analysis.advisor.machine_figures import MachineFigures
-    from parallelbench.spec.hardware import Hardware
+    from parallelbench.config.sites import Hardware
 
 MEASURED_DEVICES = 256
 """Most devices that any published step was measured on."""

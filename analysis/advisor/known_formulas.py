@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from parallelbench.errors import ConfigError
-from parallelbench.optimizers import Lbfgs
+from parallelbench.optim.optimizers import Lbfgs
 from parallelbench.strategies.fsdp_cp import FsdpCp
 from parallelbench.strategies.parts.meshes import divides_sequence, divides_vocabulary
 
 if TYPE_CHECKING:
-    from parallelbench.spec.config import RunConfig
+    from parallelbench.config.run import RunConfig
 
 
 def check_formula(run: RunConfig) -> None:

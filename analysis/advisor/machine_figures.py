@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from parallelbench.spec.hardware import Hardware
+    from parallelbench.config.sites import Hardware
 
 Origin = Literal["measured", "site", "assumed"]
 """measured: on this machine. site: stands in a site file, from public sources. assumed: nobody knows."""

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from analysis.advisor.layouts import Values
-    from parallelbench.spec.hardware import Hardware
+    from parallelbench.config.sites import Hardware
 
 
 @dataclass(frozen=True, kw_only=True)

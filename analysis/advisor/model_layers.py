@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from parallelbench.config.build import to_mapping
+from parallelbench.config.identity import canonical_json
 from parallelbench.errors import ConfigError
 from parallelbench.models.layer_counts import decode
 from parallelbench.models.layer_memory import decode_memory
-from parallelbench.spec.identity import canonical_json
-from parallelbench.spec.mapping import to_mapping
 
 if TYPE_CHECKING:
+    from parallelbench.config.run import RunConfig
     from parallelbench.models.layer_counts import LayerCount
     from parallelbench.models.layer_memory import ModelMemory
-    from parallelbench.spec.config import RunConfig
 
 
 def model_layers(run: RunConfig, *, plugin: str | None = None) -> list[LayerCount]:
@@ -32,7 +32,7 @@ def model_layers(run: RunConfig, *, plugin: str | None = None) -> list[LayerCoun
 
     The first question about a model takes as long as loading torch; the answer is kept in the user's cache folder.
     """
-    return decode(counted_by("parallelbench.rank.count_layers", run, plugin=plugin))
+    return decode(counted_by("parallelbench.measure.layers", run, plugin=plugin))
 
 
 def counted_by(program: str, run: RunConfig, *, plugin: str | None) -> str:
@@ -105,4 +105,4 @@ def _sources() -> str:
 
 def model_memory(run: RunConfig, *, plugin: str | None = None) -> ModelMemory:
     """What the layers of a run's model hold; like `model_layers`."""
-    return decode_memory(counted_by("parallelbench.rank.count_memory", run, plugin=plugin))
+    return decode_memory(counted_by("parallelbench.measure.layer_memory", run, plugin=plugin))

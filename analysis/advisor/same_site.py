@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from analysis.advisor.machine_figures import MachineFigures
-    from parallelbench.spec.launchers import Site
+    from parallelbench.config.sites import Site
 
 UNLIKE_MEMORY = 0.15
 """Share by which a device's memory may differ from the site file's: drivers take some."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 from msgspec import Meta
 
-from parallelbench.spec.structure import Node
+from parallelbench.config.structure import Node
 
 if TYPE_CHECKING:
     from analysis.advisor.layouts import Values

@@ -11,9 +11,9 @@ from analysis.advisor.advice import Impossible, Row
 from analysis.advisor.suite_memory import suite_peak_bytes
 from analysis.advisor.suite_step import SuiteJob
 from analysis.advisor.suite_strategies import suite_phases
+from parallelbench.config.build import to_mapping
+from parallelbench.config.identity import canonical_json
 from parallelbench.errors import ConfigError
-from parallelbench.spec.identity import canonical_json
-from parallelbench.spec.mapping import to_mapping
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from analysis.advisor.suite_candidates import SuiteCandidate
     from analysis.advisor.suite_parameters import Learnt
     from analysis.advisor.suite_step import Phases
+    from parallelbench.config.run import RunConfig
     from parallelbench.models.layer_counts import LayerCount
     from parallelbench.models.layer_memory import ModelMemory
-    from parallelbench.spec.config import RunConfig
 
 
 MEASURED_WIDTH = 1.05

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from parallelbench.config.check import check_run
 from parallelbench.errors import ConfigError
-from parallelbench.spec.check import check_run
 from parallelbench.strategies.single import Single
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from parallelbench.spec.config import RunConfig
+    from parallelbench.config.run import RunConfig
 
 SIZES = (2, 4, 8, 16, 32, 64)
 """Sizes of groups that are tried."""

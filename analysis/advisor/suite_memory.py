@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from analysis.advisor.device_memory import WHOLE, DeviceMemory, Left
-from parallelbench.spec.config import StateShards
+from parallelbench.config.components import StateShards
 from parallelbench.strategies.model_parallel import ModelParallel
 from parallelbench.strategies.parameter_server import ParameterServer
 from parallelbench.strategies.parts.data_parallel_base import DdpStrategy, ShardedStrategy

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from analysis.advisor.parameters import Parameter
-from parallelbench.spec.identity import canonical_json
+from parallelbench.config.identity import canonical_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from parallelbench.spec.config import RunConfig
+    from parallelbench.config.run import RunConfig
 
 Scales = dict[str, float]
 """Name of a parameter → its value."""

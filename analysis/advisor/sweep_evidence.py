@@ -19,10 +19,10 @@ from analysis.comparison.policy import PROBED, format_differences
 from analysis.configurations import counted
 from analysis.loading import load
 from analysis.metrics import phase_times
+from parallelbench.config.build import from_mapping
+from parallelbench.config.sites import with_new_options
 from parallelbench.errors import ConfigError
 from parallelbench.models.layer_counts import decode
-from parallelbench.spec.launchers import with_new_options
-from parallelbench.spec.mapping import from_mapping
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from analysis.comparison.compared_run import ComparedRun
     from analysis.comparison.work import Differences
     from analysis.reader import Runs
+    from parallelbench.config.run import RunConfig
     from parallelbench.models.layer_counts import LayerCount
-    from parallelbench.spec.config import RunConfig
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -17,7 +17,7 @@ from analysis.comparison.compared_run import compared_runs
 from analysis.comparison.groups import varying_keys, work_label
 from analysis.comparison.repeats import in_both
 from analysis.comparison.sweeps import in_one_sweep
-from parallelbench.spec.mapping import COMPONENTS
+from parallelbench.config.build import COMPONENTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from msgspec import Meta, field
 
 from analysis.comparison.work import plain
+from parallelbench.config.build import load_yaml
+from parallelbench.config.run import RunConfig
+from parallelbench.config.structure import Name, Node, structure
 from parallelbench.errors import ConfigError, choices
-from parallelbench.spec.config import RunConfig
-from parallelbench.spec.plain_yaml import load_yaml
-from parallelbench.spec.structure import Name, Node, structure
-from parallelbench.store.reading import read_record
+from parallelbench.results.files import read_record
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -17,7 +17,7 @@ from analysis.comparison.pairing import Pairing, RepeatPair, paired
 from analysis.comparison.policy import Blocker, Caveat, Issue, format_differences, is_baseline
 from analysis.comparison.speed import SpeedVerdict, of_several, of_speed
 from analysis.metrics import efficiency
-from parallelbench.store.environment_match import FRAMEWORK
+from parallelbench.measure.environment_match import FRAMEWORK
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence

@@ -14,9 +14,9 @@ from analysis.comparison.require import require_counted
 from analysis.comparison.sides import Side
 from analysis.comparison.two_sides import CONFIGURATION, Comparison, compare
 from analysis.comparison.work import plain
+from parallelbench.config.build import completed
 from parallelbench.errors import ConfigError, choices
-from parallelbench.spec.mapping import completed
-from parallelbench.store.environment_match import flatten
+from parallelbench.measure.environment_match import flatten
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

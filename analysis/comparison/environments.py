@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import polars as pl
 
-from parallelbench.store import environment_match
+from parallelbench.measure import environment_match
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -19,7 +19,7 @@ from analysis.metrics import miscounted, per_run, resting_on_disturbed
 from analysis.metrics.epoch_metrics import AS_TEXT, numbered_epochs
 from analysis.same_run import format_skipped
 from analysis.text import listed, number_of_runs
-from parallelbench.store.environment_match import differences
+from parallelbench.measure.environment_match import differences
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

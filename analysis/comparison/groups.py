@@ -11,8 +11,8 @@ import polars as pl
 
 from analysis.comparison.policy import CIRCUMSTANCES, COMPARED, DEVICE, MACHINE
 from analysis.comparison.work import Work, canonical, plain, without
-from parallelbench.spec.mapping import LATER_COMPONENTS, LATER_OPTIONS, completed
-from parallelbench.store.environment_match import flatten
+from parallelbench.config.build import LATER_COMPONENTS, LATER_OPTIONS, completed
+from parallelbench.measure.environment_match import flatten
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

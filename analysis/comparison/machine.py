@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from analysis.comparison.policy import PROBE_TOLERANCE, PROBED, Caveat, Issue
 from analysis.metrics import beyond_own_cores
 from analysis.metrics.disturbed_times import partly_unmeasured
-from parallelbench.store import environment_match
+from parallelbench.measure import environment_match
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -27,7 +27,7 @@ from analysis.comparison.speed_up import PER_EPOCH, WITH_STARTUP, scaling
 from analysis.comparison.sweeps import in_one_sweep
 from analysis.comparison.work import is_below
 from analysis.stats import is_apart
-from parallelbench.store import environment_match
+from parallelbench.measure import environment_match
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -12,7 +12,7 @@ import polars as pl
 from analysis.comparison.work import Differences, plain
 from analysis.stats import FEWEST_REPEATS
 from parallelbench.errors import ConfigError, count_of
-from parallelbench.store import environment_match
+from parallelbench.measure import environment_match
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

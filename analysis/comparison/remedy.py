@@ -15,8 +15,8 @@ from analysis.comparison.matching import are_comparable
 from analysis.comparison.policy import COMPARED, WAYS, Remedies
 from analysis.comparison.work import is_below, plain, work_differences
 from analysis.stats import ENOUGH_REPEATS
-from parallelbench.spec.launchers import shipped
-from parallelbench.spec.mapping import COMPONENTS, completed
+from parallelbench.config.build import COMPONENTS, completed
+from parallelbench.config.sites import shipped
 
 if TYPE_CHECKING:
     from analysis.comparison.work import Work

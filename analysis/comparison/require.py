@@ -11,7 +11,7 @@ import polars as pl
 from analysis import text
 from analysis.comparison.exclusions import describe, excluded
 from parallelbench.errors import ConfigError
-from parallelbench.store.named_folder import instead_of, no_runs
+from parallelbench.results.folder import instead_of, no_runs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -18,7 +18,7 @@ from analysis.comparison.policy import PROBED, WAYS, Caveat, Issue, format_diffe
 from analysis.comparison.work import canonical, is_below, without
 from analysis.text import listed
 from parallelbench.errors import ConfigError
-from parallelbench.store.environment_match import VERSION
+from parallelbench.measure.environment_match import VERSION
 
 if TYPE_CHECKING:
     from analysis.comparison.work import Differences, Work

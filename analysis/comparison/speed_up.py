@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from analysis.comparison.policy import COMPARED
 from analysis.comparison.work import without
-from parallelbench.store.environment_match import FRAMEWORK
+from parallelbench.measure.environment_match import FRAMEWORK
 
 if TYPE_CHECKING:
     from analysis.comparison.compared_run import ComparedRun

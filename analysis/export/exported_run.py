@@ -11,14 +11,14 @@ import polars as pl
 from analysis.configurations import facts
 from analysis.metrics import per_epoch
 from analysis.metrics.schema import facts_columns, tables_columns
+from parallelbench.config.build import completed
 from parallelbench.redaction import redacted
-from parallelbench.spec.mapping import completed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from analysis.reader import Runs
-    from parallelbench.store.columns import Column
+    from parallelbench.results.tables import Column
 
 _NUMBERS = ("int32", "int64", "float64")
 _NO_TAGS = ("displayed",)

@@ -13,8 +13,8 @@ from analysis.configurations import learned, learning
 from analysis.figures._chart import EPOCHS, SIDE, lines
 from analysis.figures._panels import panel
 from analysis.figures._sentences import per_group
-from parallelbench.spec.identity import canonical_json
-from parallelbench.spec.mapping import LATER_COMPONENTS
+from parallelbench.config.build import LATER_COMPONENTS
+from parallelbench.config.identity import canonical_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

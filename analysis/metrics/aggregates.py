@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from parallelbench.store.columns import Over
+from parallelbench.results.tables import Over
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from parallelbench.store.columns import Column
+    from parallelbench.results.tables import Column
 
 
 def aggregates(pairs: Iterable[tuple[Column, Column]], *, steady: pl.Expr | None = None) -> list[pl.Expr]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from parallelbench.store.columns import Column, Over, Show
+from parallelbench.results.tables import Column, Over, Show
 
 PER_FACT = (
     Column("group", "string", "runs of the same work: only within it are runs compared", repeats=Over.SAME),

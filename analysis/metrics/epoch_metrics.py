@@ -12,7 +12,7 @@ from analysis.metrics.aggregates import aggregates
 from analysis.metrics.schema import epoch_aggregates, per_epoch_columns, run_aggregates
 from analysis.metrics.token_metrics import in_nats, perplexity
 from analysis.published import finite
-from parallelbench.store.records import TABLES
+from parallelbench.results.tables import TABLES
 
 if TYPE_CHECKING:
     from analysis.reader import Runs

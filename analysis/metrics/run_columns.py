@@ -1,11 +1,11 @@
 """The numbers of each epoch and run that take a formula. Plain aggregates are declared beside their raw column
-(`parallelbench.store.records`).
+(`parallelbench.results.tables`).
 """
 
 from __future__ import annotations
 
 from analysis.metrics.token_columns import OF_TOKENS, PERPLEXITY
-from parallelbench.store.columns import Column, Over, Show
+from parallelbench.results.tables import Column, Over, Show
 
 PER_EPOCH = (
     Column(

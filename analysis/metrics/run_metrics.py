@@ -12,17 +12,16 @@ from analysis.metrics.epoch_metrics import AS_TEXT, measured, numbered, run_and
 from analysis.metrics.schema import per_run_columns, row_aggregates, run_aggregates
 from analysis.metrics.token_metrics import in_nats, model_flop_per_token, peak_flop_per_s, perplexity
 from analysis.published import TYPES, finite
-from parallelbench.store.check_tables import CLOSING
-from parallelbench.store.columns import Over
+from parallelbench.results.tables import CLOSING, Over
 
 if TYPE_CHECKING:
     from analysis.reader import Runs
-    from parallelbench.store.columns import Column
+    from parallelbench.results.tables import Column
 
 
 SECONDS_PER_HOUR = 3600
 KINDS_SENT = ("gradient", "activation", "parameter")
-"""What the bytes are that ranks send: see `parallelbench.marks.traffic.Kind`."""
+"""What the bytes are that ranks send: see `parallelbench.measure.traffic.Kind`."""
 
 
 @lru_cache(maxsize=8)

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from analysis.metrics.configuration_columns import PER_CONFIGURATION, PER_FACT
 from analysis.metrics.run_columns import PER_EPOCH, PER_RUN
-from parallelbench.store.columns import Column, Over, Place
-from parallelbench.store.records import TABLES
+from parallelbench.results.tables import TABLES, Column, Over, Place
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

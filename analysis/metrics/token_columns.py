@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from parallelbench.store.columns import Column, Over
+from parallelbench.results.tables import Column, Over
 
 _OTHERWISE = "the data are not tokens, or an older release measured it"
 _NO_NATS = f"{_OTHERWISE}, or `loss` is not cross entropy with whole labels"

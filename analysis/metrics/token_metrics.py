@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 FORWARD_AND_BACKWARD = 3
 """Backward does twice the forward's work."""
-_NATS = "parallelbench.losses.CrossEntropy"
+_NATS = "parallelbench.optim.losses.CrossEntropy"
 """The loss that is nats per token, and what all runs had before there were others."""
 _PROBED = ("cpu fp32", "cuda fp16", "cuda bf16")
 """Kinds of devices and arithmetic whose peak the probe measures."""

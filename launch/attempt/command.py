@@ -6,10 +6,10 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from parallelbench.config.build import to_mapping
+from parallelbench.config.identity import canonical_json
 from parallelbench.frameworks import RENDEZVOUS
-from parallelbench.inherited import inherited
-from parallelbench.spec.identity import canonical_json
-from parallelbench.spec.mapping import to_mapping
+from parallelbench.processes import inherited
 from parallelbench.world.allowance import MEETING_HERE
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from launch.preparation import Prepared
-    from parallelbench.spec.config import RunConfig
+    from parallelbench.config.run import RunConfig
 
 _JOIN_S = 300
 """How long the first node waits for the others."""
@@ -44,7 +44,7 @@ class Rendezvous:
     """Known to this job's nodes alone: what the suite itself listens with refuses everybody else."""
 
 
-WORKER, CALIBRATION = "parallelbench.rank.worker", "parallelbench.rank.calibrate"
+WORKER, CALIBRATION = "parallelbench.training.worker", "parallelbench.measure.calibration"
 """What each rank executes: a run, or a calibration."""
 
 
@@ -61,7 +61,7 @@ def command_line(
     Frameworks besides torch have a starter of the suite's. `arguments` are those of `program`.
     """
     if framework != "torch":
-        return [sys.executable, "-m", "parallelbench.rank.lead", *arguments]
+        return [sys.executable, "-m", "parallelbench.training.starter", *arguments]
     worker = ["-m", program, *arguments]
     if processes == 1:
         return [sys.executable, *worker]

@@ -10,14 +10,14 @@ from launch.attempt.processes import Training
 from launch.attempt.signals import heed
 from parallelbench.errors import ConfigError, StorageError
 from parallelbench.world.allowance import require_run
-from parallelbench.world.devices import require_interface, this_machine
+from parallelbench.world.machine import require_interface, this_machine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from parallelbench.spec.config import RunConfig
-    from parallelbench.store.attempt import Attempt, Outcome
-    from parallelbench.store.folder import RunFolder, State
+    from parallelbench.config.run import RunConfig
+    from parallelbench.results.attempt import Attempt, Outcome
+    from parallelbench.results.folder import RunFolder, State
 
 
 @dataclass(frozen=True)

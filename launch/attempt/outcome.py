@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from parallelbench.config.run import own_reference
 from parallelbench.errors import StorageError, SupersededError, count_of, one_line
-from parallelbench.rank.worker import RankError
-from parallelbench.spec.config import own_reference
-from parallelbench.store.attempt import OUTCOMES, Outcome
-from parallelbench.store.journal import read_entries, read_tables
-from parallelbench.store.publish import publish, was_closed
+from parallelbench.results.attempt import OUTCOMES, Outcome
+from parallelbench.results.journal import read_entries, read_tables
+from parallelbench.results.publish import publish, was_closed
+from parallelbench.training.worker import RankError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-    from parallelbench.spec.config import RunConfig
-    from parallelbench.store.attempt import Attempt, OutcomeName
-    from parallelbench.store.folder import RunFolder
+    from parallelbench.config.run import RunConfig
+    from parallelbench.results.attempt import Attempt, OutcomeName
+    from parallelbench.results.folder import RunFolder
 
 _NCCL_WAITED = re.compile(
     rb"\[rank(\d+)\][^\n]*"

@@ -12,21 +12,21 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
 from launch.attempt.command import command_line, environment
-from parallelbench.die_with_parent import die_with_parent
-from parallelbench.rank.worker import WATCHED_BY
+from parallelbench.config.plugin import plugin_of
+from parallelbench.processes import die_with_parent
 from parallelbench.redaction import redacted
-from parallelbench.spec.plugin import plugin_of
-from parallelbench.store.durable import storage_errors
-from parallelbench.world.devices import threads_here
+from parallelbench.results.files import storage_errors
+from parallelbench.training.worker import WATCHED_BY
+from parallelbench.world.machine import threads_here
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
     from launch.attempt.command import Rendezvous
-    from parallelbench.spec.config import RunConfig
-    from parallelbench.store.attempt import Attempt
-    from parallelbench.store.folder import RunFolder
+    from parallelbench.config.run import RunConfig
+    from parallelbench.results.attempt import Attempt
+    from parallelbench.results.folder import RunFolder
 
 _KEY = re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY")
 GRACE_S = 3.0
@@ -51,7 +51,7 @@ class Training:
 
     @property
     def arguments(self) -> list[str]:
-        """Those of `parallelbench.rank.worker`."""
+        """Those of `parallelbench.training.worker`."""
         return [str(self.folder.path.resolve()), str(self.attempt.number), *plugin_of(self.run)]
 
 

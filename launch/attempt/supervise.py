@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any, Protocol
 from launch.attempt.outcome import interrupted, judge, publish_if_finished, stopped
 from launch.attempt.processes import Process, Start, Training, end, redacted_log, start
 from launch.attempt.signals import heed, heeding_at_once, noting
+from parallelbench.config.plugin import plugin_of
 from parallelbench.errors import StorageError, SupersededError
-from parallelbench.inherited import without_foreign
-from parallelbench.spec.plugin import plugin_of
-from parallelbench.store.attempt import HEARTBEAT_S
-from parallelbench.store.journal import read_entries_from
+from parallelbench.processes import without_foreign
+from parallelbench.results.attempt import HEARTBEAT_S
+from parallelbench.results.journal import read_entries_from
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from parallelbench.store.attempt import Attempt, Outcome
+    from parallelbench.results.attempt import Attempt, Outcome
 
 POLL_S = 0.1
 
@@ -81,7 +81,7 @@ def supervise(training: Training, *, watcher: Watcher, begin: Start = start) -> 
 
 def in_this_process(training: Training) -> Outcome:
     """The same in this process, for debuggers. Its threads, cores and seeds stay changed."""
-    from parallelbench.rank.worker import work
+    from parallelbench.training.worker import work
 
     folder, run, attempt = training.folder, training.run, training.attempt
     try:

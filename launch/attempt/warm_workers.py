@@ -19,9 +19,9 @@ import msgspec
 from launch.attempt import processes
 from launch.attempt.command import environment
 from launch.attempt.signals import heed
-from parallelbench.rank.warm import MESSAGE_BYTES, ForkRequest
-from parallelbench.rank.worker import WATCHED_BY
-from parallelbench.world.devices import threads_here
+from parallelbench.training.warm import MESSAGE_BYTES, ForkRequest
+from parallelbench.training.worker import WATCHED_BY
+from parallelbench.world.machine import threads_here
 
 if TYPE_CHECKING:
     from launch.attempt.processes import Process, Training
@@ -75,7 +75,7 @@ class _Parent:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "parallelbench.rank.warm", str(theirs.fileno())],
+                [sys.executable, "-m", "parallelbench.training.warm", str(theirs.fileno())],
                 env=variables,
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
@@ -133,7 +133,7 @@ class WarmProcess:
         """Wait for the end; raises `subprocess.TimeoutExpired`."""
         if self.returncode is None:
             if not self._parent.answers_within(timeout):
-                raise subprocess.TimeoutExpired("parallelbench.rank.warm", timeout or 0.0)
+                raise subprocess.TimeoutExpired("parallelbench.training.warm", timeout or 0.0)
             # The answer is removed after it is stored: if a signal interrupts this line, the next call still gets it.
             code = self._parent.answer(socket.MSG_PEEK)
             # Without an answer the warm process has ended, and its forks with it.

@@ -11,9 +11,9 @@ from msgspec import structs
 from launch.launcher import SubmitOptions, launcher_of
 from launch.preparation import prepare_all
 from launch.sweep import PlannedRun, one_run
+from parallelbench.config.sites import LocalLauncher, SlurmLauncher
 from parallelbench.errors import ConfigError
-from parallelbench.spec.launchers import LocalLauncher, SlurmLauncher
-from parallelbench.store.folder import RunFolder
+from parallelbench.results.folder import RunFolder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from analysis.reader import Runs
     from launch.sweep.compose import Extension
-    from parallelbench.spec.config import RunConfig
+    from parallelbench.config.run import RunConfig
 
 INTERRUPTED = 130
 """Exit code of a launcher that was interrupted."""

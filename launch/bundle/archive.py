@@ -15,8 +15,8 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from parallelbench.errors import ConfigError, no_permission, one_line
-from parallelbench.store.durable import storage_errors
-from parallelbench.store.folder import file_sha256
+from parallelbench.results.files import storage_errors
+from parallelbench.results.folder import file_sha256
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

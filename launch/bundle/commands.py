@@ -10,15 +10,15 @@ import msgspec
 
 from analysis.comparison.remedy import as_overrides
 from launch.sweep import one_run
+from parallelbench.config.identity import run_id
+from parallelbench.config.sites import prepare_line, shipped
 from parallelbench.errors import ConfigError
-from parallelbench.spec.identity import run_id
-from parallelbench.spec.launchers import prepare_line, shipped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from analysis.reader import Runs
-    from parallelbench.spec.config import RunConfig
+    from parallelbench.config.run import RunConfig
 
 _NOWHERE = Path("/nonexistent")
 

@@ -16,12 +16,12 @@ import polars as pl
 from analysis.csv_file import without_tokens
 from launch.bundle.citation import citation
 from launch.bundle.commands import commands
+from parallelbench.config.identity import CONFIGURATION_VERSION
 from parallelbench.errors import ConfigError, count_of
 from parallelbench.redaction import kind_of_token, redacted
-from parallelbench.spec.identity import CONFIGURATION_VERSION
-from parallelbench.store.folder import RunFolder
-from parallelbench.store.reading import read_record
-from parallelbench.store.records import TABLES_VERSION
+from parallelbench.results.files import read_record
+from parallelbench.results.folder import RunFolder
+from parallelbench.results.tables import TABLES_VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -40,7 +40,7 @@ def own_keys(group: str, name: str, own: Path | None) -> list[str]:
     file = own / group / f"{name}.yaml" if own else None
     if file is None or not file.is_file():
         return []
-    from parallelbench.spec.plain_yaml import load_yaml  # takes longer than all the rest
+    from parallelbench.config.build import load_yaml  # takes longer than all the rest
 
     try:
         content = load_yaml(file.read_bytes())

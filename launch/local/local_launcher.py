@@ -24,7 +24,7 @@ from launch.preparation import checked
 from launch.slurm.own_cores import own_cores
 from launch.states import resumption
 from parallelbench.errors import ConfigError, one_line
-from parallelbench.world.devices import this_machine, threads_here
+from parallelbench.world.machine import this_machine, threads_here
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from launch.local.progress import RunWatcher
     from launch.preparation import Prepared
     from launch.sweep import PlannedRun
-    from parallelbench.spec.config import RunConfig
-    from parallelbench.store.attempt import Outcome
-    from parallelbench.world.devices import Machine
+    from parallelbench.config.run import RunConfig
+    from parallelbench.results.attempt import Outcome
+    from parallelbench.world.machine import Machine
 
 EXIT_FAILED, EXIT_INTERRUPTED = 1, 130
 

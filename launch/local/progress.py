@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import TaskID
 
-    from parallelbench.store.attempt import Outcome
+    from parallelbench.results.attempt import Outcome
 
 _STYLES = {"ok": "green", "parity_failed": "yellow"}
 

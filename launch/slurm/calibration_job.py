@@ -17,9 +17,9 @@ import msgspec
 from launch.attempt.command import CALIBRATION, calibration_arguments, command_line, environment
 from launch.slurm import scheduler
 from launch.slurm.node_bandwidth import met, shared, short_job
+from parallelbench.config.build import from_mapping
 from parallelbench.errors import ConfigError, count_of
-from parallelbench.spec.mapping import from_mapping
-from parallelbench.world.devices import threads_here
+from parallelbench.world.machine import threads_here
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -11,7 +11,7 @@ from launch.slurm.queue import Tracker, track
 from launch.slurm.report_job import reports
 from launch.states import resumption, states_of
 from parallelbench.errors import ConfigError, StorageError, count_of
-from parallelbench.store.folder import RunFolder
+from parallelbench.results.folder import RunFolder
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from launch.slurm.shape import Shape
-    from parallelbench.spec.config import RunConfig
-    from parallelbench.spec.launchers import Site
+    from parallelbench.config.run import RunConfig
+    from parallelbench.config.sites import Site
 
 _PYXIS = "pyxis"
 

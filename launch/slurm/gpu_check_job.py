@@ -24,7 +24,7 @@ from parallelbench.errors import ConfigError, count_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from parallelbench.spec.config import RunConfig
+    from parallelbench.config.run import RunConfig
 
 _ON_NODE = "on-node"
 _MINUTES = 60

@@ -9,9 +9,9 @@ from launch.states import saved
 
 if TYPE_CHECKING:
     from launch.slurm.record import Submission
-    from parallelbench.spec.config import RunConfig
-    from parallelbench.spec.launchers import Site, SlurmLauncher
-    from parallelbench.store.folder import RunFolder
+    from parallelbench.config.run import RunConfig
+    from parallelbench.config.sites import Site, SlurmLauncher
+    from parallelbench.results.folder import RunFolder
 
 
 def remedy(folder: RunFolder, ended: str, submission: Submission, run: RunConfig | None) -> str:

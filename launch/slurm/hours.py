@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from parallelbench.store.attempt import HEARTBEAT_S
+from parallelbench.results.attempt import HEARTBEAT_S
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     from launch.slurm.record import Submission
     from launch.states import Look
-    from parallelbench.spec.launchers import SlurmLauncher
-    from parallelbench.store.attempt import Attempt
+    from parallelbench.config.sites import SlurmLauncher
+    from parallelbench.results.attempt import Attempt
 
 STUCK_S = 120.0
 """A job that is still there so long after the end of its last run is stuck; ending takes it seconds."""

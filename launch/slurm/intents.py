@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from launch.preparation import Prepared
-    from parallelbench.store.folder import RunFolder
+    from parallelbench.results.folder import RunFolder
 
 _WRITERS = 16
 

@@ -30,21 +30,21 @@ from launch.slurm.own_cores import own_cores
 from launch.slurm.preemption import heeding_preemption
 from launch.slurm.rendezvous import POLL_S, join, offer
 from launch.states import saved
+from parallelbench.config.identity import slug
 from parallelbench.errors import ConfigError, StorageError, ends_the_program
-from parallelbench.rank.worker import RankError
 from parallelbench.redaction import redacted
-from parallelbench.spec.identity import slug
-from parallelbench.store.attempt import PUBLISHED
-from parallelbench.store.durable import fill, storage_errors
-from parallelbench.store.folder import RunFolder
+from parallelbench.results.attempt import PUBLISHED
+from parallelbench.results.files import fill, storage_errors
+from parallelbench.results.folder import RunFolder
+from parallelbench.training.worker import RankError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from launch.slurm.record import Submission
-    from parallelbench.spec.config import RunConfig
-    from parallelbench.store.attempt import Attempt, Outcome
-    from parallelbench.store.folder import State
+    from parallelbench.config.run import RunConfig
+    from parallelbench.results.attempt import Attempt, Outcome
+    from parallelbench.results.folder import State
 
 WARNING = signal.SIGUSR2
 """The signal that Slurm sends some time before a job's limit, as submitit asks it to."""

@@ -10,7 +10,7 @@ import msgspec
 from launch.slurm import record
 from launch.slurm.hours import Hours, most_seconds
 from launch.slurm.shape import Shape, charged_devices, shape_of, slurm
-from parallelbench.spec.plugin import plugin_of
+from parallelbench.config.plugin import plugin_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

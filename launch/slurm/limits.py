@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from launch.slurm.job_group import JobGroup
-    from parallelbench.spec.launchers import Site
+    from parallelbench.config.sites import Site
 
 _ASSOCIATION = ("Cluster", "DefaultAccount", "Account", "Partition", "QOS", "DefaultQOS")
 _OF_BOTH = ("MaxWall", "MaxTRES", "GrpTRES")

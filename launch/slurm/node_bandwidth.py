@@ -17,15 +17,15 @@ import msgspec
 
 from launch.slurm import container, rendezvous, scheduler
 from launch.slurm.shape import shape_of, slurm
+from parallelbench.config.plugin import plugin_of
 from parallelbench.errors import ConfigError, count_of
-from parallelbench.inherited import inherited
-from parallelbench.spec.plugin import plugin_of
+from parallelbench.processes import inherited
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from launch.attempt.command import Rendezvous
-    from parallelbench.spec.config import RunConfig
+    from parallelbench.config.run import RunConfig
 
 JOB_MINUTES = 2
 """The time limit of the job; the measurement itself takes seconds."""
@@ -87,7 +87,7 @@ def main(arguments: Sequence[str]) -> int:
     if interface:
         os.environ |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
     meeting = met(folder, interface)
-    probe = [sys.executable, "-m", "parallelbench.probes.link_bandwidth"]
+    probe = [sys.executable, "-m", "parallelbench.measure.bandwidth"]
     address = f"tcp://{meeting.host}:{meeting.port}"
     os.execve(sys.executable, [*probe, address, rank, size, device_type], inherited(os.environ))
 

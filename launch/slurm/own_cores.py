@@ -7,7 +7,7 @@ import socket
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
-from parallelbench.world.devices import this_machine
+from parallelbench.world.machine import this_machine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

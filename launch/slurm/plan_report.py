@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from launch.preparation import Prepared
     from launch.slurm.queue import JobStatus
-    from parallelbench.store.folder import State
+    from parallelbench.results.folder import State
 
 
 def show_plan(prepared: Sequence[Prepared], states: Sequence[State], console: Console) -> bool:

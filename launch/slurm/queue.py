@@ -17,7 +17,7 @@ from launch.slurm import record, scheduler
 from launch.slurm.hopeless import remedy
 from launch.slurm.hours import may_hold
 from parallelbench.errors import StorageError
-from parallelbench.store.attempt import Attempt
+from parallelbench.results.attempt import Attempt
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from launch.slurm.record import Submission
     from launch.slurm.scheduler import QueuedJob
     from launch.states import Look
-    from parallelbench.spec.config import RunConfig
-    from parallelbench.store.folder import RunFolder, State
+    from parallelbench.config.run import RunConfig
+    from parallelbench.results.folder import RunFolder, State
 
 UNSEEN_S = 60.0
 """A submission whose answer was lost, and whose job has not appeared for this time, never reached Slurm."""

@@ -19,11 +19,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from launch.slurm.shape import asks_for_gpus
+from parallelbench.config.sites import Site, SlurmLauncher, with_new_options
 from parallelbench.errors import ConfigError
-from parallelbench.spec.launchers import Site, SlurmLauncher, with_new_options
-from parallelbench.store import liveness
-from parallelbench.store.durable import storage_errors, write_file
-from parallelbench.store.reading import read_record
+from parallelbench.results import liveness
+from parallelbench.results.files import read_record, storage_errors, write_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

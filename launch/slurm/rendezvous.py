@@ -15,13 +15,13 @@ import psutil
 from launch.attempt.command import Rendezvous
 from launch.attempt.signals import heed
 from launch.slurm.record import private
-from parallelbench.store.durable import write_file
+from parallelbench.results.files import write_file
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from parallelbench.store.attempt import Attempt
-    from parallelbench.store.folder import RunFolder
+    from parallelbench.results.attempt import Attempt
+    from parallelbench.results.folder import RunFolder
 
 POLL_S = 0.2
 PATIENCE_S = 600.0

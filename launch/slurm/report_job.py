@@ -12,14 +12,14 @@ from launch.slurm.queue import track
 from launch.slurm.scheduler import SchedulerError
 from launch.slurm.shape import setup_lines
 from launch.slurm.site_flags import as_words, site_flags
-from parallelbench.spec.plugin import plugin_of
+from parallelbench.config.plugin import plugin_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
     from launch.slurm.scheduler import QueuedJob
-    from parallelbench.spec.config import RunConfig
+    from parallelbench.config.run import RunConfig
 
 MINUTES = 30
 """Time limit of the job, unless the site's is shorter; the report of ten thousand runs takes less than one."""

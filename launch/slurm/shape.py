@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from launch.slurm.site_flags import as_words, site_flags
+from parallelbench.config.sites import SlurmLauncher
 from parallelbench.errors import ConfigError, count_of
-from parallelbench.spec.launchers import SlurmLauncher
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from parallelbench.spec.config import RunConfig
-    from parallelbench.spec.launchers import Site
+    from parallelbench.config.run import RunConfig
+    from parallelbench.config.sites import Site
 
 END_TOGETHER = {"kill-on-bad-exit": 1, "wait": 60}
 """Options of every srun: the first task that fails ends the others; once the first has ended, they get so many s."""

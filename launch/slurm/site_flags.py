@@ -10,7 +10,7 @@ from parallelbench.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from parallelbench.spec.launchers import Site
+    from parallelbench.config.sites import Site
 
 _KEYS = (
     *("partition", "qos", "account", "wckey", "constraint"),

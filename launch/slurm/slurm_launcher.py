@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from launch.states import Look
     from launch.sweep import PlannedRun
     from launch.sweep.compose import Extension
-    from parallelbench.spec.config import RunConfig
-    from parallelbench.store.attempt import Attempt
-    from parallelbench.store.folder import RunFolder, State
+    from parallelbench.config.run import RunConfig
+    from parallelbench.results.attempt import Attempt
+    from parallelbench.results.folder import RunFolder, State
 
 
 class OnSlurm(Launcher):

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from launch.slurm.queue import Tracker
     from launch.slurm.record import Submission
     from launch.slurm.scheduler import QueuedJob
-    from parallelbench.store.folder import RunFolder, State
+    from parallelbench.results.folder import RunFolder, State
 
 _HOLDING = {"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "STAGE_OUT"}
 

@@ -29,10 +29,10 @@ from launch.slurm.site_flags import site_flags
 from launch.slurm.turns import in_turns
 from launch.slurm.variables import refuse_contradictions
 from launch.states import states_of
+from parallelbench.config.plugin import plugin_of
 from parallelbench.entry import ENTRY
 from parallelbench.errors import ConfigError, StorageError, count_of
-from parallelbench.spec.plugin import plugin_of
-from parallelbench.store.durable import storage_errors
+from parallelbench.results.files import storage_errors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from launch.slurm.shape import Shape
     from launch.slurm.turns import Turn
     from launch.sweep import PlannedRun
-    from parallelbench.spec.config import RunConfig
-    from parallelbench.spec.launchers import Site, SlurmLauncher
+    from parallelbench.config.run import RunConfig
+    from parallelbench.config.sites import Site, SlurmLauncher
 
 
 def device_type_of(run: RunConfig) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from launch.sweep.compose import group_choices
 from launch.verbs.console import say
 from parallelbench.errors import ConfigError
-from parallelbench.store.durable import storage_errors
+from parallelbench.results.files import storage_errors
 
 if TYPE_CHECKING:
     import numpy as np

@@ -27,18 +27,19 @@ from launch.sweep.compose import (
 from launch.sweep.habits import unknown_key
 from launch.sweep.points import Point, check_exclusions, check_place, points_of, refuse_places, without
 from launch.sweep.sources import Sources
+from parallelbench.config.build import build, from_mapping
+from parallelbench.config.check import check_fit
+from parallelbench.config.identity import run_id
+from parallelbench.config.run import Sweep
+from parallelbench.config.structure import structure
 from parallelbench.errors import ConfigError, Refusals
-from parallelbench.spec.fit import check_fit
-from parallelbench.spec.identity import run_id
-from parallelbench.spec.mapping import build, from_mapping
-from parallelbench.spec.settings import Sweep
-from parallelbench.spec.structure import structure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from parallelbench.spec.config import RunConfig, Strategy
+    from parallelbench.config.components import Strategy
+    from parallelbench.config.run import RunConfig
 
     Tell = Callable[[str], object]
 

@@ -9,9 +9,9 @@ from importlib import resources
 from pathlib import Path
 
 from launch.sweep.compose import EXPERIMENT, Extension, group_choices
+from parallelbench.config.build import require_bearable
 from parallelbench.errors import ConfigError
-from parallelbench.spec.plain_yaml import require_bearable
-from parallelbench.store.reading import read_record
+from parallelbench.results.files import read_record
 
 _OURS = ("parallelbench", "launch", "analysis", "conf")
 """The suite's own packages."""

@@ -7,8 +7,8 @@ from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
+from parallelbench.config.build import load_yaml
 from parallelbench.errors import ConfigError, choices
-from parallelbench.spec.plain_yaml import load_yaml
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

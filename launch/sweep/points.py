@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from parallelbench.config.identity import PLACES
 from parallelbench.errors import ConfigError, Refusals, choices
-from parallelbench.spec.identity import PLACES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from parallelbench.spec.config import RunConfig
-    from parallelbench.spec.settings import SweepBlock
+    from parallelbench.config.run import RunConfig, SweepBlock
 
 Point = dict[str, Any]
 """The keys that one configuration of a sweep sets."""

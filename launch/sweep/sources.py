@@ -7,17 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from parallelbench.spec.mapping import COMPONENTS, PLUGIN_SOURCES
-from parallelbench.spec.plain_yaml import load_yaml
-from parallelbench.spec.plugin import imported_sources, training_plugin
-from parallelbench.store.folder import find_runs
-from parallelbench.store.reading import read_record
+from parallelbench.config.build import COMPONENTS, PLUGIN_SOURCES, load_yaml
+from parallelbench.config.plugin import imported_sources, training_plugin
+from parallelbench.results.files import read_record
+from parallelbench.results.folder import find_runs
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from launch.sweep.compose import Extension
-    from parallelbench.spec.config import RunConfig
+    from parallelbench.config.run import RunConfig
 
 
 class Sources:

@@ -6,12 +6,12 @@ from collections import Counter
 from functools import cache
 from typing import TYPE_CHECKING
 
-from parallelbench.store.reading import read_record
+from parallelbench.results.files import read_record
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from parallelbench.store.folder import RunFolder
+    from parallelbench.results.folder import RunFolder
 
 _IN_NAME = ("data", "model", "strategy", "devices", "repeat")
 """Parts of a run's name."""

@@ -13,21 +13,20 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from launch.launcher import launcher_of
+from parallelbench.config.build import from_mapping, to_mapping
+from parallelbench.config.check import check_run
+from parallelbench.config.identity import canonical_json, run_id
+from parallelbench.config.plugin import plugin_of
 from parallelbench.errors import ConfigError, count_of, one_line
-from parallelbench.rank.tuning import Findings, Patch, patched
-from parallelbench.spec.check import check_run
-from parallelbench.spec.identity import canonical_json, run_id
-from parallelbench.spec.mapping import from_mapping, to_mapping
-from parallelbench.spec.plugin import plugin_of
-from parallelbench.store.durable import storage_errors, write_file
-from parallelbench.store.reading import read_record
+from parallelbench.results.files import read_record, storage_errors, write_file
+from parallelbench.training.tuning import Findings, Patch, patched
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from launch.sweep import PlannedRun
-    from parallelbench.spec.config import RunConfig
+    from parallelbench.config.run import RunConfig
 
 FILE = "tuned.json"
 OPEN = ("precision", "channels_last", "optimizer.implementation", "loader")

@@ -20,18 +20,18 @@ from launch.preparation import check_data
 from launch.sweep.compose import compose_plain, group_choices, resolve
 from launch.sweep.expansion import single
 from launch.tuning.choices import Choice, open_keys, refusal_of
+from parallelbench.config.build import build, to_mapping
+from parallelbench.config.identity import canonical_json
+from parallelbench.config.plugin import plugin_of
 from parallelbench.errors import ConfigError, one_line
-from parallelbench.rank.tuning import Findings, Patch, TrialRequest
-from parallelbench.spec.identity import canonical_json
-from parallelbench.spec.mapping import build, to_mapping
-from parallelbench.spec.plugin import plugin_of
-from parallelbench.world.devices import this_machine, threads_here
+from parallelbench.training.tuning import Findings, Patch, TrialRequest
+from parallelbench.world.machine import this_machine, threads_here
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from launch.sweep import PlannedRun
-    from parallelbench.spec.config import RunConfig
+    from parallelbench.config.run import RunConfig
 
 PRECISIONS = {"cpu": ("fp32", "bf16"), "cuda": ("fp32", "tf32", "bf16", "fp16")}
 IMPLEMENTATIONS = ("for_loop", "foreach", "fused")
@@ -82,7 +82,7 @@ def try_out_here(members: Sequence[PlannedRun]) -> Choice:
 
 def _carried_out(request: TrialRequest, alone: RunConfig, work: str) -> Findings:
     done = subprocess.run(
-        [sys.executable, "-m", "parallelbench.rank.tuning"],
+        [sys.executable, "-m", "parallelbench.training.tuning"],
         input=msgspec.json.encode(request),
         capture_output=True,
         env=environment(alone, request.device_type, os.environ, cores=threads_here()),

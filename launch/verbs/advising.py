@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from analysis.advisor.evidence import Evidence
     from analysis.advisor.measurements import Measured
     from launch.sweep.compose import Extension
-    from parallelbench.spec.hardware import Hardware
+    from parallelbench.config.sites import Hardware
 
 
 def advise(

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from analysis.stats import Ratio
     from launch.verbs.estimate import Estimate
     from launch.verbs.overview import Overview
-    from parallelbench.spec.config import RunConfig
+    from parallelbench.config.run import RunConfig
 
 VERSION = 1
 """Rises when a field is renamed or removed, or changes its meaning; new fields don't raise it."""

@@ -9,9 +9,9 @@ import msgspec
 
 from launch.sweep import expand
 from launch.sweep.compose import group_choices, keeps_to_its_node, parse, values_of
+from parallelbench.config.build import build
+from parallelbench.config.sites import shipped
 from parallelbench.errors import ConfigError, choices
-from parallelbench.spec.launchers import shipped
-from parallelbench.spec.mapping import build
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
 
     from launch.sweep.compose import Extension
-    from parallelbench.spec.config import RunConfig
+    from parallelbench.config.run import RunConfig
 
 GPT = "gpt"
 """The model that is predicted by formula."""

@@ -13,9 +13,9 @@ from launch.sweep import one_run
 from launch.sweep.compose import parse
 from launch.verbs.console import console, say
 from launch.verbs.listing import listing
+from parallelbench.config.sites import expanded
 from parallelbench.errors import ConfigError, choices
-from parallelbench.spec.launchers import expanded
-from parallelbench.world.devices import this_machine
+from parallelbench.world.machine import this_machine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from analysis.advisor.machine_figures import MachineFigures
     from launch.launcher import Launcher
     from launch.sweep.compose import Extension
-    from parallelbench.spec.config import RunConfig
+    from parallelbench.config.run import RunConfig
 
 _KEYS = ("site", "launcher", "devices", "nodes", "device", "cores_per_device", "nccl", "results")
 MOST_HERE = 8

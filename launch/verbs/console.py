@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from parallelbench.store.named_folder import require_folder
+from parallelbench.results.folder import require_folder
 
 WIDTH = 160
 """Columns of output that goes to no terminal, which rich would cut to 80."""

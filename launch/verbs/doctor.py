@@ -14,20 +14,18 @@ import psutil
 from launch.launcher import all_launchers
 from launch.sweep import one_run
 from launch.sweep.compose import NOTHING, group_choices
+from parallelbench.config.sites import prepare_line
 from parallelbench.errors import ConfigError, count_of
 from parallelbench.frameworks.installed import look, python_of
 from parallelbench.preprocess.engine_environments import engine_states
-from parallelbench.spec.launchers import prepare_line
-from parallelbench.world import gpus
-from parallelbench.world.cuda_driver import driver_problem
-from parallelbench.world.devices import cpu_name, this_machine
+from parallelbench.world.machine import cpu_name, driver_problem, gpu_caveats, problems, this_machine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from launch.sweep.compose import Extension
-    from parallelbench.spec.config import RunConfig
-    from parallelbench.world.devices import Machine
+    from parallelbench.config.run import RunConfig
+    from parallelbench.world.machine import Machine
 
 _SHARED = {"nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "fuse.ceph", "panfs", "wekafs", "afs", "cifs"}
 _PACKAGES = (
@@ -90,7 +88,7 @@ def _gpus(machine: Machine) -> Iterator[tuple[str, str]]:
         )
     elif problem := driver_problem():
         yield "driver", problem
-    for text in (*gpus.problems(machine.gpus), *gpus.caveats(machine.gpus)):
+    for text in (*problems(machine.gpus), *gpu_caveats(machine.gpus)):
         yield "GPUs", text
     if machine.gpus and (topology := _output(["nvidia-smi", "topo", "-m"])):
         yield "topology", topology

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from parallelbench.config.identity import run_id
 from parallelbench.errors import count_of, duration
-from parallelbench.spec.identity import run_id
-from parallelbench.store.attempt import Attempt
+from parallelbench.results.attempt import Attempt
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from launch.preparation import Prepared
-    from parallelbench.store.folder import State
+    from parallelbench.results.folder import State
 
 
 class Estimate(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from launch.verbs.console import existing, say
 from parallelbench.errors import ConfigError, count_of, one_line
-from parallelbench.store.durable import storage_errors
+from parallelbench.results.files import storage_errors
 
 if TYPE_CHECKING:
     from launch.sweep.compose import Extension

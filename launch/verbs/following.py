@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from launch.launcher import Launcher
     from launch.verbs.overview import Overview
-    from parallelbench.store.folder import RunFolder
+    from parallelbench.results.folder import RunFolder
 
 PAUSE_S, MOST_PAUSE_S = 5.0, 60.0
 """Between two updates of states, at first and at most: each one queries the scheduler."""

@@ -15,12 +15,11 @@ from msgspec import Struct
 
 from launch.sweep.compose import group_choices
 from launch.sweep.habits import unknown_key
+from parallelbench.config.build import component_class, load_yaml
+from parallelbench.config.run import Measure, Settings, Sweep
+from parallelbench.config.sites import Site, SuiteLauncher
+from parallelbench.config.structure import in_words, listed, structs_in
 from parallelbench.errors import ConfigError, choices
-from parallelbench.spec.launchers import Site, SuiteLauncher
-from parallelbench.spec.mapping import component_class
-from parallelbench.spec.plain_yaml import load_yaml
-from parallelbench.spec.settings import Measure, Settings, Sweep
-from parallelbench.spec.structure import in_words, listed, structs_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -15,8 +15,8 @@ from launch.launcher import RunStatus
 from launch.sweep.varying import overrides_of, varying
 from launch.verbs.listing import listing
 from parallelbench.errors import count_of, duration
-from parallelbench.store.journal import read_entries
-from parallelbench.store.named_folder import is_configuration_of_run
+from parallelbench.results.folder import is_configuration_of_run
+from parallelbench.results.journal import read_entries
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from launch.launcher import Launcher
     from launch.states import Look
-    from parallelbench.store.folder import RunFolder, State
+    from parallelbench.results.folder import RunFolder, State
 
 _ORDER = ("unknown", "running", "queued", "missing", "ok")
 CALM = ("queued", "missing", "ok")

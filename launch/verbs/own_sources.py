@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from launch.sweep.sources import recorded
+from parallelbench.config.plugin import training_plugin
 from parallelbench.errors import count_of
-from parallelbench.spec.plugin import training_plugin
-from parallelbench.store.folder import RunFolder
+from parallelbench.results.folder import RunFolder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from launch.sweep import PlannedRun
     from launch.sweep.compose import Extension
-    from parallelbench.spec.config import RunConfig
+    from parallelbench.config.run import RunConfig
 
 
 def notes_on_sources(plan: Sequence[PlannedRun], extension: Extension) -> Iterator[str]:

@@ -25,11 +25,11 @@ from launch.verbs.estimate import estimate
 from launch.verbs.helping import explain
 from launch.verbs.listing import listing
 from launch.verbs.own_sources import notes_on_sources
+from parallelbench.config.build import whole_mapping
+from parallelbench.config.identity import run_id, slug
+from parallelbench.config.sites import expanded
 from parallelbench.errors import ConfigError, count_of
-from parallelbench.spec.identity import run_id, slug
-from parallelbench.spec.launchers import expanded
-from parallelbench.spec.mapping import whole_mapping
-from parallelbench.store.folder import RunFolder
+from parallelbench.results.folder import RunFolder
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from launch.preparation import Prepared
     from launch.sweep import PlannedRun
     from launch.sweep.compose import Extension
-    from parallelbench.spec.config import RunConfig
-    from parallelbench.store.folder import State
+    from parallelbench.config.run import RunConfig
+    from parallelbench.results.folder import State
 
 
 def show(overrides: Sequence[str], extension: Extension, *, help_keys: bool = False) -> int:

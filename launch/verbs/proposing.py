@@ -6,15 +6,15 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from parallelbench.config.plugin import package_path
 from parallelbench.errors import ConfigError
-from parallelbench.spec.plugin import package_path
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from analysis.advisor.advice import Objective, Row
     from launch.verbs.asking import Question
-    from parallelbench.spec.config import RunConfig
+    from parallelbench.config.run import RunConfig
 
 
 def proposal_of(question: Question, rows: Sequence[Row], objective: Objective, budget_h: float) -> dict[str, Any]:
@@ -73,7 +73,7 @@ def _most_devices(run: RunConfig) -> int | None:
     """Devices that runs can be measured on: this machine's, or a site's."""
     if run.site.name != "default":
         return None if run.site.max_nodes is None else run.site.max_nodes * run.site.devices_per_node
-    from parallelbench.world.devices import this_machine
+    from parallelbench.world.machine import this_machine
 
     machine = this_machine()
     return len(machine.gpus) or max(1, machine.usable_cores // run.cores_per_device)

@@ -15,8 +15,7 @@ from launch.verbs.console import console, existing, say
 from launch.verbs.listing import listing
 from launch.verbs.overview import overview
 from parallelbench.errors import ConfigError, count_of
-from parallelbench.store.folder import find_runs
-from parallelbench.store.named_folder import no_runs
+from parallelbench.results.folder import find_runs, no_runs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launch.verbs.console import console, existing, say
+from parallelbench.config.identity import run_id
 from parallelbench.errors import ConfigError, count_of
-from parallelbench.spec.identity import run_id
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from analysis.advisor.machine_figures import MachineFigures
     from launch.sweep.compose import Extension
     from launch.verbs.asking import Question
-    from parallelbench.spec.config import RunConfig
+    from parallelbench.config.run import RunConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ def figures_of_site(run: RunConfig) -> tuple[MachineFigures, list[str]]:
 
     if (found := site_figures(run.site)) is not None:
         return found, [f"speeds are shares of data sheets (site={run.site.name}): nothing was calibrated there"]
-    from parallelbench.world.devices import this_machine
+    from parallelbench.world.machine import this_machine
 
     machine = this_machine()
     here = run.site.name == "default"

@@ -15,8 +15,8 @@ from launch.verbs.console import console, say
 from launch.verbs.own_sources import notes_on_sources
 from launch.verbs.results import report
 from parallelbench.errors import ConfigError, choices, count_of
-from parallelbench.store.attempt import OUTCOMES, PUBLISHED
-from parallelbench.store.folder import FORGOTTEN
+from parallelbench.results.attempt import OUTCOMES, PUBLISHED
+from parallelbench.results.folder import FORGOTTEN
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -62,7 +62,7 @@ def simulate(
 def assumptions_of(words: Sequence[str]) -> Assumptions:
     """The defaults with what `--assume KEY=VALUE` changes; raises `ConfigError` for unknown keys and bad values."""
     from analysis.advisor.simulation import Assumptions
-    from parallelbench.spec.structure import structure
+    from parallelbench.config.structure import structure
 
     given: dict[str, Any] = {}
     for word in words:

@@ -14,8 +14,7 @@ from launch.verbs.as_json import print_findings, print_status
 from launch.verbs.console import console, existing, say
 from launch.verbs.overview import overview, rendered
 from parallelbench.errors import ConfigError
-from parallelbench.store.folder import RunFolder
-from parallelbench.store.named_folder import no_runs
+from parallelbench.results.folder import RunFolder, no_runs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -10,11 +10,11 @@ import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+from parallelbench.config.components import Arrays, Data
 from parallelbench.errors import ConfigError
-from parallelbench.spec.dataset import Arrays, Data
 
 if TYPE_CHECKING:
-    from parallelbench.spec.dataset import Kind
+    from parallelbench.config.components import Kind
 
 SAMPLES, FEATURES = 569, 30
 TEST_SAMPLES = 113

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta
 
+from parallelbench.config.components import Arrays
 from parallelbench.data.corpus import TOKENS, OwnText, is_text_name, joined, library_files
 from parallelbench.data.sequences import Sequences
 from parallelbench.errors import ConfigError, count_of
-from parallelbench.spec.dataset import Arrays
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,14 +9,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from parallelbench.store.durable import write_file
-from parallelbench.store.folder import file_sha256
-from parallelbench.store.reading import read_record
+from parallelbench.results.files import read_record, write_file
+from parallelbench.results.folder import file_sha256
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from parallelbench.spec.dataset import Arrays, Data
+    from parallelbench.config.components import Arrays, Data
 
 CACHE = "content-sha256.json"
 """File in the data folder: which memory-mapped files were read already, and their sha256."""

@@ -10,14 +10,14 @@ import msgspec
 from parallelbench.data.own_files import CONTENT_DIGITS, OwnFiles
 from parallelbench.data.prepared import MANIFEST, PREPARED_VERSION, ArrayEntry, DatasetManifest
 from parallelbench.errors import ConfigError, FormatError
-from parallelbench.store.durable import sync
+from parallelbench.results.files import sync
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from parallelbench.config.components import Arrays
     from parallelbench.data.prepared import PreparedData
-    from parallelbench.spec.dataset import Arrays
 
 
 def with_sizes(data: PreparedData, arrays: Arrays, content: str = "0" * CONTENT_DIGITS) -> PreparedData:

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from parallelbench.config.sites import prepare_line
 from parallelbench.data.own_files import CONTENT_DIGITS
 from parallelbench.errors import ConfigError
-from parallelbench.spec.launchers import prepare_line
-from parallelbench.store.durable import write_file
-from parallelbench.store.reading import read_record
+from parallelbench.results.files import read_record, write_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

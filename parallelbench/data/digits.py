@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from msgspec import Meta
 
+from parallelbench.config.components import Arrays, Data
 from parallelbench.errors import ConfigError
-from parallelbench.spec.dataset import Arrays, Data
 
 if TYPE_CHECKING:
     import numpy as np

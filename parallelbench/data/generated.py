@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from parallelbench.spec.identity import canonical_json
+from parallelbench.config.identity import canonical_json
 
 if TYPE_CHECKING:
-    from parallelbench.spec.dataset import Data
+    from parallelbench.config.components import Data
 
 
 def fingerprint_of(data: Data, generator: str) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from parallelbench.config.components import Arrays
 from parallelbench.data.prepared import PreparedData, RawFile
-from parallelbench.spec.dataset import Arrays
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -17,19 +17,19 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from parallelbench.config.sites import prepare_line
 from parallelbench.data.byte_text import Text
 from parallelbench.data.conversion import file_digest, parsed, with_sizes, write
 from parallelbench.data.corpus import OwnText, is_text_name, write_text
 from parallelbench.data.own_files import is_name
 from parallelbench.data.prepared import MANIFEST, PreparedData, RawFile, fingerprint_of, read_manifest
 from parallelbench.errors import ConfigError, FormatError, StorageError
-from parallelbench.spec.launchers import prepare_line
-from parallelbench.store.durable import sync
+from parallelbench.results.files import sync
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from parallelbench.spec.dataset import Data
+    from parallelbench.config.components import Data
 
 STALE_AGE_S = 24 * 3600
 """Older temporary folders are removed; younger ones may belong to a living process on another machine."""

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import msgspec
 
+from parallelbench.config.components import Arrays, Data
+from parallelbench.config.sites import prepare_line
 from parallelbench.data.own_files import OwnFiles
 from parallelbench.errors import ConfigError
-from parallelbench.spec.dataset import Arrays, Data
-from parallelbench.spec.launchers import prepare_line
-from parallelbench.store.reading import read_record
+from parallelbench.results.files import read_record
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

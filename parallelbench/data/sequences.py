@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
-from parallelbench.spec.dataset import Data, Kind
+from parallelbench.config.components import Data, Kind
 
 
 class Sequences(Data, frozen=True, kw_only=True):

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from msgspec import Meta
 
+from parallelbench.config.components import Arrays, Data
 from parallelbench.data.generated import fingerprint_of
-from parallelbench.spec.dataset import Arrays, Data
 
 if TYPE_CHECKING:
     from pathlib import Path

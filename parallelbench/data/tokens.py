@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta
 
+from parallelbench.config.components import Arrays
 from parallelbench.data.generated import fingerprint_of
 from parallelbench.data.markov import MOST_BRANCHES, chain, entropy
 from parallelbench.data.sequences import Sequences
 from parallelbench.errors import ConfigError
-from parallelbench.spec.dataset import Arrays
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from parallelbench.config.components import Arrays, Data
+from parallelbench.config.structure import Count  # noqa: TC001 - msgspec reads the annotations
 from parallelbench.errors import ConfigError, raised_at
-from parallelbench.spec.dataset import Arrays, Data
-from parallelbench.spec.structure import Count  # noqa: TC001 - msgspec reads the annotations
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from parallelbench.spec.dataset import Kind
+    from parallelbench.config.components import Kind
 
     Rows = tuple[NDArray[Any], NDArray[Any]]
     """All samples, and all labels."""

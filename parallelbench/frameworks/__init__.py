@@ -16,7 +16,9 @@ class Framework(NamedTuple):
 
 
 FRAMEWORKS = {
-    "torch": Framework("parallelbench.rank.session.Session", "parallelbench.probes.torch_environment.entries"),
+    "torch": Framework(
+        "parallelbench.training.torch_session.Session", "parallelbench.measure.torch_environment.entries"
+    ),
     "tensorflow": Framework(
         "parallelbench.frameworks.tensorflow.tf_session.TensorFlowSession",
         "parallelbench.frameworks.tensorflow.tf_environment.entries",

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from parallelbench.errors import count_of
-from parallelbench.inherited import without_foreign
+from parallelbench.processes import without_foreign
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -134,7 +134,7 @@ def _is_installed(module: str) -> bool:
 
 def without_a_gpu() -> int:
     """Say why torch shows no GPU."""
-    from parallelbench.world.gpus import visible_gpus
+    from parallelbench.world.machine import visible_gpus
 
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if gpus := visible_gpus():

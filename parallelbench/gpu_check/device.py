@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn import functional as F
 
+from parallelbench.config.components import Batch
 from parallelbench.gpu_check.check_result import FailedError, SkippedError, at_most, between
-from parallelbench.probes.clock import StepClock, TimedWindow
-from parallelbench.probes.memory_probe import MemoryProbe, host_peak_bytes, release, reset_host_peak
-from parallelbench.spec.batch import Batch
+from parallelbench.measure.clock import StepClock, TimedWindow
+from parallelbench.measure.memory import MemoryProbe, host_peak_bytes, release, reset_host_peak
 from parallelbench.world.numerics import set_precision
 
 if TYPE_CHECKING:

@@ -13,13 +13,13 @@ from torch.nn import functional as F
 from parallelbench.gpu_check.check_result import at_most
 from parallelbench.gpu_check.small_runs import loader_of, replica_of
 from parallelbench.gpu_check.training import small_run, training_difference
-from parallelbench.rank.checked_run import as_checked
-from parallelbench.rank.session import build_model
+from parallelbench.training.checks.likeness import as_checked
+from parallelbench.training.torch_session import build_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from parallelbench.spec.config import RunConfig
+    from parallelbench.config.run import RunConfig
     from parallelbench.world.world import World
 
 _STEPS = 200

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from parallelbench.inherited import inherited
+from parallelbench.processes import inherited
 from parallelbench.world.allowance import MEETING_HERE
 
 if TYPE_CHECKING:

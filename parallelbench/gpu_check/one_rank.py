@@ -13,8 +13,8 @@ import torch.distributed as dist
 from parallelbench.gpu_check.check_result import at_most
 from parallelbench.gpu_check.small_runs import loader_of, replica_of
 from parallelbench.gpu_check.training import small_run
-from parallelbench.rank.session import build_model
 from parallelbench.strategies.parts.fsdp_shards import shard_layers
+from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import backends, group_kinds
 
 if TYPE_CHECKING:

@@ -12,24 +12,24 @@ from typing import TYPE_CHECKING
 import msgspec
 import torch
 
+from parallelbench.config.build import from_mapping
 from parallelbench.errors import one_line
 from parallelbench.gpu_check.small_runs import loader_of
 from parallelbench.gpu_check.training import EPOCHS, train_watched
-from parallelbench.optimizers import Lbfgs
-from parallelbench.rank.checked_run import as_checked
-from parallelbench.rank.closing import ClosingCheck
-from parallelbench.rank.new_replica import new_replica
-from parallelbench.rank.parity import check_parity
-from parallelbench.rank.session import build_model
-from parallelbench.rank.step_differences import DIFFERENCES
-from parallelbench.rank.torch_settings import configure_torch
-from parallelbench.spec.mapping import from_mapping
+from parallelbench.optim.optimizers import Lbfgs
+from parallelbench.training.checks.closing import ClosingCheck
+from parallelbench.training.checks.differences import DIFFERENCES
+from parallelbench.training.checks.likeness import as_checked
+from parallelbench.training.checks.parity import check_parity
+from parallelbench.training.replica import new_replica
+from parallelbench.training.torch_session import build_model
+from parallelbench.world.settings import configure_torch
 from parallelbench.world.world import World, join
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from parallelbench.spec.config import RunConfig
+    from parallelbench.config.run import RunConfig
 
 
 class Result(msgspec.Struct):

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from parallelbench.rank.new_replica import new_replica
-from parallelbench.rank.session import build_loader, build_model
-from parallelbench.spec.batch import Shard
-from parallelbench.spec.mapping import from_mapping
+from parallelbench.config.build import from_mapping
+from parallelbench.config.components import Shard
+from parallelbench.training.replica import new_replica
+from parallelbench.training.torch_session import build_loader, build_model
 
 if TYPE_CHECKING:
+    from parallelbench.config.replica import Replica
+    from parallelbench.config.run import RunConfig
     from parallelbench.loaders.batch_loader import BatchLoader
-    from parallelbench.spec.config import RunConfig
-    from parallelbench.spec.replica import Replica
     from parallelbench.world.world import World
 
 STEPS = 10

@@ -14,20 +14,20 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from parallelbench.config.build import to_mapping
+from parallelbench.config.run import Nccl
 from parallelbench.gpu_check.check_result import FailedError
 from parallelbench.gpu_check.on_node import Nodes, torchrun
 from parallelbench.gpu_check.ranks import Result, has_parity, waits_by_design
 from parallelbench.gpu_check.small_runs import names_of, run_of
 from parallelbench.gpu_check.variants import PLAIN
 from parallelbench.gpu_check.variants import runs as runs_of
-from parallelbench.inherited import inherited
-from parallelbench.spec.mapping import to_mapping
-from parallelbench.spec.settings import Nccl
+from parallelbench.processes import inherited
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from parallelbench.spec.config import RunConfig
+    from parallelbench.config.run import RunConfig
 
 WAYS = {
     "nccl.backend=lazy": Nccl(backend="lazy"),

@@ -13,17 +13,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from parallelbench.gpu_check.check_result import FailedError, SkippedError, between
-from parallelbench.store.epoch_columns import Samples, columns
-from parallelbench.store.journal import Journal, read_entries
+from parallelbench.results.journal import Journal, read_entries
+from parallelbench.results.telemetry import Samples, columns
 from parallelbench.telemetry.nvml import WAYS, Gpus
-from parallelbench.telemetry.process import sampling
-from parallelbench.telemetry.sampler import SamplerSettings
-from parallelbench.world.gpus import visible_gpus
+from parallelbench.telemetry.sampler import SamplerSettings, sampling
+from parallelbench.world.machine import visible_gpus
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from parallelbench.world.gpus import Gpu
+    from parallelbench.world.machine import Gpu
     from parallelbench.world.world import World
 
 Row = dict[str, Any]

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import torch
 
+from parallelbench.config.components import Shard
 from parallelbench.gpu_check.check_result import FailedError, SkippedError, at_most
 from parallelbench.gpu_check.small_runs import STEPS, loader_of, replica_of, run_of
-from parallelbench.rank.checked_run import as_checked
-from parallelbench.rank.session import build_loader
-from parallelbench.rank.train import Trainer
-from parallelbench.spec.batch import Shard
+from parallelbench.training.checks.likeness import as_checked
+from parallelbench.training.loop import Trainer
+from parallelbench.training.torch_session import build_loader
 from parallelbench.world.numerics import set_precision
 from parallelbench.world.world import World
 
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from parallelbench.config.components import Batch
+    from parallelbench.config.replica import Replica
+    from parallelbench.config.run import RunConfig
     from parallelbench.loaders.batch_loader import BatchLoader
-    from parallelbench.spec.batch import Batch
-    from parallelbench.spec.config import RunConfig
-    from parallelbench.spec.replica import Replica
 
     Mode = Callable[[str], None]
 

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import msgspec
 
+from parallelbench.config.check import check_run
 from parallelbench.errors import ConfigError
 from parallelbench.gpu_check.check_result import SkippedError
 from parallelbench.gpu_check.small_runs import BATCH_SIZE, run_of
-from parallelbench.spec.check import check_run
 from parallelbench.strategies.parts.pipeline_schedules import Schedule
 
 if TYPE_CHECKING:
-    from parallelbench.spec.config import RunConfig
+    from parallelbench.config.run import RunConfig
 
 MODELS: tuple[dict[str, Any], ...] = (
     {"model": "vit_tiny"},

@@ -18,15 +18,15 @@ from parallelbench.gpu_check.check_result import FailedError, SkippedError
 from parallelbench.gpu_check.small_runs import BATCH_SIZE
 from parallelbench.gpu_check.strategies import output_of
 from parallelbench.gpu_check.telemetry import samples
-from parallelbench.store.folder import find_runs
-from parallelbench.store.journal import read_entries, read_tables
-from parallelbench.world.gpus import visible_gpus
+from parallelbench.results.folder import find_runs
+from parallelbench.results.journal import read_entries, read_tables
+from parallelbench.world.machine import visible_gpus
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from parallelbench.store.attempt import Attempt
-    from parallelbench.store.folder import RunFolder
+    from parallelbench.results.attempt import Attempt
+    from parallelbench.results.folder import RunFolder
 
 _SMALL = ("data=synthetic", "data.train_samples=960", "data.test_samples=74", f"batch_size={BATCH_SIZE}", "epochs=2")
 _NEEDED = ("hydra", "submitit", "pyarrow", "psutil")

@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from msgspec import Meta
 
+from parallelbench.config.components import Arrays, Loader
+from parallelbench.config.dataset_check import checked
+from parallelbench.config.sites import prepare_line
 from parallelbench.data.content import digest
 from parallelbench.data.prepare import remove_stale, storage_errors, temporary_folder
 from parallelbench.errors import ConfigError
-from parallelbench.spec.dataset import Arrays
-from parallelbench.spec.dataset_check import checked
-from parallelbench.spec.launchers import prepare_line
-from parallelbench.spec.loader import Loader
-from parallelbench.store.durable import sync
+from parallelbench.results.files import sync
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,9 +27,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from parallelbench.config.components import Data, LoaderArgs
     from parallelbench.loaders.batch_loader import BatchLoader
-    from parallelbench.spec.batch import LoaderArgs
-    from parallelbench.spec.dataset import Data
 
 FOLDER = "arrow"
 """Folder of these files below the data folder."""

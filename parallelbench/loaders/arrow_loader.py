@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from parallelbench import cuda
+from parallelbench.config.components import Batch
 from parallelbench.loaders.batch_loader import BatchLoader, Plan
 from parallelbench.loaders.images import laid_out
-from parallelbench.marks.spans import Spanned
-from parallelbench.spec.batch import Batch
+from parallelbench.measure.spans import Spanned
+from parallelbench.world import cuda
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from parallelbench.spec.batch import LoaderArgs
-    from parallelbench.spec.dataset import Arrays, Data
+    from parallelbench.config.components import Arrays, Data, LoaderArgs
 
     Rows = NDArray[np.int64]
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from itertools import repeat
 from typing import TYPE_CHECKING
 
+from parallelbench.config.components import Batch
 from parallelbench.errors import ConfigError
-from parallelbench.spec.batch import Batch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -21,10 +21,9 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from parallelbench.config.components import Arrays, Data, Shard
     from parallelbench.loaders.images import Normalise
-    from parallelbench.marks.spans import Spanned
-    from parallelbench.spec.batch import Shard
-    from parallelbench.spec.dataset import Arrays, Data
+    from parallelbench.measure.spans import Spanned
 
 TEST_BATCH_SIZE = 1024
 """Most test samples in one batch of one rank."""

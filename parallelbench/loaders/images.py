@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 if TYPE_CHECKING:
-    from parallelbench.spec.dataset import Data
+    from parallelbench.config.components import Data
 
 
 class Normalise:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from parallelbench.config.components import (
+    Batch,
+    Kind,
+    Loader,
+)
 from parallelbench.loaders.batch_loader import BatchLoader
-from parallelbench.spec.batch import Batch
-from parallelbench.spec.dataset import Kind  # noqa: TC001 - msgspec reads the annotations
-from parallelbench.spec.loader import Loader
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -17,9 +19,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
+    from parallelbench.config.components import Arrays, Data, LoaderArgs
     from parallelbench.loaders.batch_loader import Plan
-    from parallelbench.spec.batch import LoaderArgs
-    from parallelbench.spec.dataset import Arrays, Data
 
 
 class Resident(Loader, frozen=True, kw_only=True):

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from parallelbench.config.components import Batch
 from parallelbench.loaders.torch_loader import Key, TorchBatches
-from parallelbench.spec.batch import Batch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from parallelbench.spec.loader import TorchLoader
+from parallelbench.config.components import TorchLoader
 
 if TYPE_CHECKING:
     from typing import Unpack
 
+    from parallelbench.config.components import Arrays, Data, LoaderArgs
     from parallelbench.loaders.batch_loader import BatchLoader
-    from parallelbench.spec.batch import LoaderArgs
-    from parallelbench.spec.dataset import Arrays, Data
 
 
 class TensorDataset(TorchLoader, frozen=True, kw_only=True):

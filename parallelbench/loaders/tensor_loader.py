@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, TensorDataset
 
+from parallelbench.config.components import Batch
 from parallelbench.loaders.images import laid_out
 from parallelbench.loaders.torch_loader import Key, TorchBatches
-from parallelbench.spec.batch import Batch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

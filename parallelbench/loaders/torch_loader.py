@@ -21,11 +21,11 @@ from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader, Dataset, Sampler
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
 
-from parallelbench.die_with_parent import die_with_parent
+from parallelbench.config.components import Batch
 from parallelbench.errors import ConfigError, count_of, ends_the_program
 from parallelbench.loaders.batch_loader import BatchLoader
-from parallelbench.marks.spans import Spanned
-from parallelbench.spec.batch import Batch
+from parallelbench.measure.spans import Spanned
+from parallelbench.processes import die_with_parent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -36,9 +36,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from parallelbench.spec.batch import LoaderArgs
-    from parallelbench.spec.dataset import Arrays, Data
-    from parallelbench.spec.loader import TorchLoader
+    from parallelbench.config.components import Arrays, Data, LoaderArgs, TorchLoader
 
 _PATIENCE_S = 10.0
 """Time that workers have to end, s."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from parallelbench.config.components import Model, Split
 from parallelbench.models.options import Counts, Norm, dense_plan, halved
-from parallelbench.spec.model import Model, Split
 
 if TYPE_CHECKING:
     from torch import nn

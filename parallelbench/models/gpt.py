@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, ClassVar
 
+from parallelbench.config.components import (
+    Kind,  # noqa: TC001 - msgspec reads the annotations
+    Split,  # noqa: TC001 - msgspec reads the annotations
+)
 from parallelbench.errors import ConfigError
 from parallelbench.models.gpt_options import GptOptions
-from parallelbench.spec.dataset import Kind  # noqa: TC001 - msgspec reads the annotations
-from parallelbench.spec.model import Split  # noqa: TC001 - msgspec reads the annotations
 
 if TYPE_CHECKING:
     from torch import nn

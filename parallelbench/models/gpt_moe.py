@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from msgspec import Meta
 
+from parallelbench.config.structure import Count  # noqa: TC001 - msgspec reads the annotations
 from parallelbench.errors import ConfigError
 from parallelbench.models.gpt import Gpt
-from parallelbench.spec.structure import Count  # noqa: TC001 - msgspec reads the annotations
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from parallelbench.spec.mean_loss import MeanLoss
-    from parallelbench.spec.model import Split
+    from parallelbench.config.components import MeanLoss, Split
 
 
 class GptMoe(Gpt, frozen=True, kw_only=True):

@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
+from parallelbench.config.components import Model
+from parallelbench.config.structure import Count  # noqa: TC001 - msgspec reads the annotations
 from parallelbench.errors import ConfigError
-from parallelbench.spec.model import Model
-from parallelbench.spec.structure import Count  # noqa: TC001 - msgspec reads the annotations
 
 Positions = Literal["learned", "rope"]
 Mlp = Literal["gelu", "swiglu"]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from parallelbench.spec.dataset import Data
+    from parallelbench.config.components import Data
 
 
 def blank(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from parallelbench.spec.dataset import Kind  # noqa: TC001 - msgspec reads the annotations
-from parallelbench.spec.model import Model
+from parallelbench.config.components import (
+    Kind,
+    Model,
+)
 
 if TYPE_CHECKING:
     from torch import nn

@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, ClassVar
 
+from parallelbench.config.components import (
+    Kind,
+    Model,
+    Split,
+)
 from parallelbench.models.options import Counts, dense_plan
-from parallelbench.spec.dataset import Kind  # noqa: TC001 - msgspec reads the annotations
-from parallelbench.spec.model import Model, Split
 
 if TYPE_CHECKING:
     from torch import nn

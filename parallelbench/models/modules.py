@@ -14,7 +14,7 @@ from parallelbench.world.numerics import in_arithmetic
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from parallelbench.spec.config import RunConfig
+    from parallelbench.config.run import RunConfig
 
 
 def built(run: RunConfig, dtype: torch.dtype | None = None) -> nn.Sequential:

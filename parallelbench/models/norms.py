@@ -11,7 +11,7 @@ from torch import Tensor, nn
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from parallelbench.marks.traffic import Traffic
+    from parallelbench.measure.traffic import Traffic
     from parallelbench.models.options import Norm
 
 

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from msgspec import Meta
 
+from parallelbench.config.structure import Count
 from parallelbench.errors import ConfigError
-from parallelbench.spec.structure import Count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from parallelbench.spec.model import Split
+    from parallelbench.config.components import Split
 
 Norm = Literal["batch", "sync", "group"]
 """batch: BatchNorm over the samples of one process. sync: over those of all replicas. group: GroupNorm."""

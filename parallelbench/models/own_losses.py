@@ -10,7 +10,7 @@ import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from parallelbench.spec.mean_loss import MeanLoss
+    from parallelbench.config.components import MeanLoss
 
 
 class _Left(threading.local):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-    from parallelbench.spec.config import RunConfig
+    from parallelbench.config.run import RunConfig
 
 
 def recomputing(model: nn.Sequential, run: RunConfig) -> nn.Sequential:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
+from parallelbench.config.components import Model
+from parallelbench.config.structure import Count  # noqa: TC001 - msgspec reads the annotations
 from parallelbench.models.options import Counts, Norm  # noqa: TC001 - msgspec reads the annotations
-from parallelbench.spec.model import Model
-from parallelbench.spec.structure import Count  # noqa: TC001 - msgspec reads the annotations
 
 if TYPE_CHECKING:
     from torch import nn

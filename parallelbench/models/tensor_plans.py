@@ -10,7 +10,7 @@ from torch import nn
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from parallelbench.spec.model import Split
+    from parallelbench.config.components import Split
 
 
 def matching(model: nn.Module, patterns: Iterable[str]) -> list[str]:

@@ -13,7 +13,7 @@ from importlib import import_module, metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from parallelbench.spec.task import Request
+from parallelbench.config.task import Request
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from parallelbench.spec.dataset import Arrays, Data
+from parallelbench.config.components import Arrays, Data
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from parallelbench.spec.task import HASH_FACTOR, HASH_MASK, HASH_TERM, SUBSET_BOUND
+from parallelbench.config.task import HASH_FACTOR, HASH_MASK, HASH_TERM, SUBSET_BOUND
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from parallelbench.spec.task import Task
+    from parallelbench.config.task import Task
 
 Columns = dict[str, "NDArray[Any]"]
 """Name → values, one per row; pixels have the shape (rows, pixels)."""

@@ -15,22 +15,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from parallelbench.die_with_parent import die_with_parent
+from parallelbench.config.task import Request, Task
 from parallelbench.errors import EngineError, one_line
-from parallelbench.inherited import inherited
 from parallelbench.preprocess import tables
 from parallelbench.preprocess.engine_environments import OWN_ENVIRONMENT, interpreter
 from parallelbench.preprocess.reference import Columns, prepare
-from parallelbench.spec.task import Request, Task
-from parallelbench.store.durable import storage_errors
+from parallelbench.processes import die_with_parent, inherited
+from parallelbench.results.files import storage_errors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import pyarrow as pa
 
-    from parallelbench.spec.config import RunConfig
-    from parallelbench.spec.dataset import Arrays
+    from parallelbench.config.components import Arrays
+    from parallelbench.config.run import RunConfig
 
 _ROUNDED = {"statistics": 1e-12}
 _ROUNDED_BY = {("normalise", "polars"): 1e-6}

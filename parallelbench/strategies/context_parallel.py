@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from parallelbench.spec.batch import Shard
+from parallelbench.config.components import Shard
 from parallelbench.strategies.parts.context_checks import Exchange, check_context
 from parallelbench.strategies.parts.data_parallel_base import DdpStrategy
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from parallelbench.spec.config import RunConfig
-    from parallelbench.spec.replica import Replica
+    from parallelbench.config.replica import Replica
+    from parallelbench.config.run import RunConfig
     from parallelbench.world.world import World
 
 

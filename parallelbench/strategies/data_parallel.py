@@ -8,16 +8,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
+from parallelbench.config.components import Shard, Strategy
 from parallelbench.errors import ConfigError
-from parallelbench.spec.batch import Shard
-from parallelbench.spec.config import Strategy
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from parallelbench.marks.traffic import Traffic
-    from parallelbench.spec.config import RunConfig
-    from parallelbench.spec.replica import Replica
+    from parallelbench.config.replica import Replica
+    from parallelbench.config.run import RunConfig
+    from parallelbench.measure.traffic import Traffic
     from parallelbench.world.world import World
 
 

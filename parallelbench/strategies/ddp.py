@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.nn.parallel import DistributedDataParallel
 
-    from parallelbench.spec.config import RunConfig
-    from parallelbench.spec.replica import Replica
+    from parallelbench.config.replica import Replica
+    from parallelbench.config.run import RunConfig
     from parallelbench.world.world import World
 
 

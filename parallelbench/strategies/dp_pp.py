@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from parallelbench.spec.structure import Count  # noqa: TC001 - msgspec reads the annotations
+from parallelbench.config.structure import Count  # noqa: TC001 - msgspec reads the annotations
 from parallelbench.strategies.parts.meshes import Mesh
 from parallelbench.strategies.parts.pipeline_base import PipelineStrategy
 
 if TYPE_CHECKING:
-    from parallelbench.spec.config import RunConfig
+    from parallelbench.config.run import RunConfig
 
 
 class DpPp(PipelineStrategy, frozen=True, kw_only=True):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from parallelbench.spec.structure import Count  # noqa: TC001 - msgspec reads the annotations
+from parallelbench.config.structure import Count  # noqa: TC001 - msgspec reads the annotations
 from parallelbench.strategies.parts.meshes import Mesh, check_tensor_plan, why_drawn_in_parts, why_half_planned
 from parallelbench.strategies.parts.pipeline_base import PipelineStrategy
 from parallelbench.strategies.parts.refusals import first_of
 
 if TYPE_CHECKING:
-    from parallelbench.spec.config import RunConfig
-    from parallelbench.spec.traits import Traits
+    from parallelbench.config.components import Traits
+    from parallelbench.config.run import RunConfig
 
 
 class DpPpTp(PipelineStrategy, frozen=True, kw_only=True):

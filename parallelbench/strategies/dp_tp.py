@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from parallelbench.spec.batch import Shard
-from parallelbench.spec.config import Strategy
-from parallelbench.spec.structure import Count  # noqa: TC001 - msgspec reads the annotations
+from parallelbench.config.components import Shard, Strategy
+from parallelbench.config.structure import Count  # noqa: TC001 - msgspec reads the annotations
 from parallelbench.strategies.parts.meshes import (
     Mesh,
     check_tensor_plan,
@@ -25,10 +24,10 @@ from parallelbench.strategies.parts.refusals import (
 if TYPE_CHECKING:
     from torch import nn
 
-    from parallelbench.marks.traffic import Traffic
-    from parallelbench.spec.config import RunConfig
-    from parallelbench.spec.replica import Replica
-    from parallelbench.spec.traits import Traits
+    from parallelbench.config.components import Traits
+    from parallelbench.config.replica import Replica
+    from parallelbench.config.run import RunConfig
+    from parallelbench.measure.traffic import Traffic
     from parallelbench.world.world import World
 
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
+from parallelbench.config.components import StateShards
+from parallelbench.config.structure import Count  # noqa: TC001 - msgspec reads the annotations
 from parallelbench.errors import ConfigError
-from parallelbench.spec.config import StateShards
-from parallelbench.spec.structure import Count  # noqa: TC001 - msgspec reads the annotations
 from parallelbench.strategies.parts.data_parallel_base import DdpStrategy
 from parallelbench.strategies.parts.refusals import SCALES_ALONE, check_no_fp16
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from parallelbench.spec.config import RunConfig
-    from parallelbench.spec.replica import Replica
+    from parallelbench.config.replica import Replica
+    from parallelbench.config.run import RunConfig
     from parallelbench.world.world import World
 
 

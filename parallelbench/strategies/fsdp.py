@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 from parallelbench.strategies.parts.data_parallel_base import ShardedStrategy
 
 if TYPE_CHECKING:
-    from parallelbench.spec.config import RunConfig
+    from parallelbench.config.run import RunConfig
 
 
 class Fsdp(ShardedStrategy, frozen=True, kw_only=True):

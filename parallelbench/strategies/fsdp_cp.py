@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from parallelbench.spec.batch import Shard
-from parallelbench.spec.structure import Count  # noqa: TC001 - msgspec reads the annotations
+from parallelbench.config.components import Shard
+from parallelbench.config.structure import Count  # noqa: TC001 - msgspec reads the annotations
 from parallelbench.strategies.parts.context_checks import Exchange, check_context
 from parallelbench.strategies.parts.data_parallel_base import ShardedStrategy
 from parallelbench.strategies.parts.meshes import Mesh
@@ -14,8 +14,8 @@ from parallelbench.strategies.parts.meshes import Mesh
 if TYPE_CHECKING:
     from torch import nn
 
-    from parallelbench.spec.config import RunConfig
-    from parallelbench.spec.replica import Replica
+    from parallelbench.config.replica import Replica
+    from parallelbench.config.run import RunConfig
     from parallelbench.world.world import World
 
 

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from msgspec import Meta
 
+from parallelbench.config.components import Shard, Strategy
 from parallelbench.errors import ConfigError
-from parallelbench.spec.batch import Shard
-from parallelbench.spec.config import Strategy
 from parallelbench.strategies.parts.partition import assign, check_split, size_bytes, values_between
 from parallelbench.strategies.parts.refusals import SCALES_ALONE, check_no_fp16, first_of, why_shared, why_untouched
 
@@ -23,9 +22,9 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from parallelbench.spec.config import RunConfig
-    from parallelbench.spec.replica import Replica
-    from parallelbench.spec.traits import Traits
+    from parallelbench.config.components import Traits
+    from parallelbench.config.replica import Replica
+    from parallelbench.config.run import RunConfig
     from parallelbench.world.world import World
 
 

@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from msgspec import Meta
 
+from parallelbench.config.components import Strategy
 from parallelbench.errors import ConfigError
-from parallelbench.optimizers import Adagrad, Sgd
-from parallelbench.spec.config import Strategy
+from parallelbench.optim.optimizers import Adagrad, Sgd
 from parallelbench.strategies.parts.refusals import check_no_fp16, first_of, why_complex, why_untouched
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from parallelbench.spec.config import RunConfig
-    from parallelbench.spec.replica import Replica
-    from parallelbench.spec.traits import Traits
+    from parallelbench.config.components import Traits
+    from parallelbench.config.replica import Replica
+    from parallelbench.config.run import RunConfig
     from parallelbench.world.world import World
 
 

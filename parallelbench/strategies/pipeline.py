@@ -8,7 +8,7 @@ from parallelbench.strategies.parts.meshes import Mesh
 from parallelbench.strategies.parts.pipeline_base import PipelineStrategy
 
 if TYPE_CHECKING:
-    from parallelbench.spec.config import RunConfig
+    from parallelbench.config.run import RunConfig
 
 
 class PipelineParallel(PipelineStrategy, frozen=True, kw_only=True):

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import GradBucket
     from torch.distributed import P2POp, Work
 
-    from parallelbench.marks.traffic import Traffic
-    from parallelbench.spec.config import RunConfig
-    from parallelbench.spec.replica import Replica
+    from parallelbench.config.replica import Replica
+    from parallelbench.config.run import RunConfig
+    from parallelbench.measure.traffic import Traffic
     from parallelbench.world.world import World
 
 
@@ -114,7 +114,7 @@ def _thread_hook(traffic: Traffic) -> Callable[[GradBucket], torch.futures.Futur
 def _stream_hook(traffic: Traffic, device: torch.device) -> Callable[[GradBucket], torch.futures.Future[Tensor]]:
     import torch
 
-    from parallelbench import cuda
+    from parallelbench.world import cuda
 
     stream = cuda.new_stream(device)
 

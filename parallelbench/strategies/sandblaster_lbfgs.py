@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from parallelbench.errors import ConfigError
-from parallelbench.optimizers import Lbfgs
+from parallelbench.optim.optimizers import Lbfgs
 from parallelbench.strategies.parts.data_parallel_base import DataParallelStrategy
 from parallelbench.strategies.parts.refusals import check_two_devices, first_of, why_complex, why_untouched
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from parallelbench.spec.config import RunConfig
-    from parallelbench.spec.replica import Replica
-    from parallelbench.spec.traits import Traits
+    from parallelbench.config.components import Traits
+    from parallelbench.config.replica import Replica
+    from parallelbench.config.run import RunConfig
     from parallelbench.world.world import World
 
 

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
+from parallelbench.config.components import Shard, StateShards, Strategy
 from parallelbench.errors import ConfigError
-from parallelbench.optimizers import Lbfgs
-from parallelbench.spec.batch import Shard
-from parallelbench.spec.config import StateShards, Strategy
+from parallelbench.optim.optimizers import Lbfgs
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from parallelbench.spec.config import RunConfig
-    from parallelbench.spec.replica import Replica
+    from parallelbench.config.replica import Replica
+    from parallelbench.config.run import RunConfig
     from parallelbench.world.world import World
 
 

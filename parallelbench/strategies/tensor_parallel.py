@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from parallelbench.spec.batch import Shard
-from parallelbench.spec.config import Strategy
+from parallelbench.config.components import Shard, Strategy
 from parallelbench.strategies.parts.meshes import check_tensor_plan, device_mesh, why_drawn_in_parts, why_half_planned
 from parallelbench.strategies.parts.refusals import check_two_devices, first_of, why_complex
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from parallelbench.spec.config import RunConfig
-    from parallelbench.spec.replica import Replica
-    from parallelbench.spec.traits import Traits
+    from parallelbench.config.components import Traits
+    from parallelbench.config.replica import Replica
+    from parallelbench.config.run import RunConfig
     from parallelbench.world.world import World
 
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from parallelbench.frameworks.tensorflow.tf_options import MirroredCopies, check_all_reduce
 
 if TYPE_CHECKING:
+    from parallelbench.config.run import RunConfig
     from parallelbench.frameworks.tensorflow.tf_world import TensorFlowWorld
-    from parallelbench.spec.config import RunConfig
 
 
 class TfMirrored(MirroredCopies, frozen=True, kw_only=True):

@@ -11,8 +11,8 @@ from parallelbench.errors import ConfigError
 from parallelbench.frameworks.tensorflow.tf_options import MirroredCopies, check_all_reduce
 
 if TYPE_CHECKING:
+    from parallelbench.config.run import RunConfig
     from parallelbench.frameworks.tensorflow.tf_world import TensorFlowWorld
-    from parallelbench.spec.config import RunConfig
 
 
 class TfMultiWorker(MirroredCopies, frozen=True, kw_only=True):

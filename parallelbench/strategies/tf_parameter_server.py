@@ -11,13 +11,13 @@ from msgspec import Meta
 
 from parallelbench.errors import ConfigError
 from parallelbench.frameworks.tensorflow.tf_options import TensorFlowStrategy
-from parallelbench.optimizers import AdamW
+from parallelbench.optim.optimizers import AdamW
 
 if TYPE_CHECKING:
+    from parallelbench.config.components import Arrays
+    from parallelbench.config.run import RunConfig
     from parallelbench.frameworks.tensorflow.tf_world import TensorFlowWorld
-    from parallelbench.rank.exchange import Exchange
-    from parallelbench.spec.config import RunConfig
-    from parallelbench.spec.dataset import Arrays
+    from parallelbench.training.exchange import Exchange
 
 
 class TfParameterServer(TensorFlowStrategy, frozen=True, kw_only=True):

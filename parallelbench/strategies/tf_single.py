@@ -8,8 +8,8 @@ from parallelbench.errors import ConfigError
 from parallelbench.frameworks.tensorflow.tf_options import MirroredCopies
 
 if TYPE_CHECKING:
+    from parallelbench.config.run import RunConfig
     from parallelbench.frameworks.tensorflow.tf_world import TensorFlowWorld
-    from parallelbench.spec.config import RunConfig
 
 
 class TfSingle(MirroredCopies, frozen=True, kw_only=True):

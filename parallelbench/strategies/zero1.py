@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
+from parallelbench.config.components import StateShards
 from parallelbench.errors import ConfigError
-from parallelbench.spec.config import StateShards
 from parallelbench.strategies.parts.data_parallel_base import AccumulatingDdp
 
 if TYPE_CHECKING:
     from torch import nn
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
-    from parallelbench.marks.traffic import Traffic
-    from parallelbench.spec.config import RunConfig
-    from parallelbench.spec.replica import Replica
+    from parallelbench.config.replica import Replica
+    from parallelbench.config.run import RunConfig
+    from parallelbench.measure.traffic import Traffic
     from parallelbench.world.world import World
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from parallelbench.die_with_parent import die_with_parent
+from parallelbench.processes import die_with_parent
 from parallelbench.telemetry.sampler import Sampler, SamplerSettings, sample_until
 
 
@@ -20,7 +20,7 @@ def main(settings_json: str) -> int:
     _step_aside(settings.spare_cores)
     # After that, since these imports are the largest piece of work of this process.
     from parallelbench.errors import StorageError
-    from parallelbench.store.journal import Journal
+    from parallelbench.results.journal import Journal
 
     die_with_parent()
     if os.getppid() != settings.parent:  # the parent died before the kernel was asked to watch it

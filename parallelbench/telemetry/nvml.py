@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pynvml
 
-from parallelbench.world.gpus import Gpu, select_visible
+from parallelbench.world.machine import Gpu, select_visible
 
 if TYPE_CHECKING:
     from collections.abc import Callable

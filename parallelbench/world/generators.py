@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from parallelbench import cuda
+from parallelbench.world import cuda
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

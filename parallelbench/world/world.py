@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 import torch
 import torch.distributed as dist
 
-from parallelbench import cuda
 from parallelbench.errors import ConfigError
+from parallelbench.world import cuda
 from parallelbench.world.generators import Generators
 from parallelbench.world.numerics import checksum
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class NcclChoices(Protocol):
-    """What is chosen of `parallelbench.spec.settings.Nccl` when processes join."""
+    """What is chosen of `parallelbench.config.run.Nccl` when processes join."""
 
     @property
     def backend(self) -> str:

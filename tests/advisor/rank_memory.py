@@ -25,10 +25,10 @@ from torch.utils._pytree import tree_iter
 from torch.utils.weak import WeakIdKeyDictionary
 
 from launch.sweep import one_run
-from parallelbench.rank.session import build_model
-from parallelbench.spec.config import RunConfig
+from parallelbench.config.run import RunConfig
 from parallelbench.strategies.parts import meshes
 from parallelbench.strategies.parts.data_parallel_base import DdpStrategy
+from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
 from tests.compositions import once
 from tests.fake_ranks import PRELOADED, _averaged_by_nobody, _batch

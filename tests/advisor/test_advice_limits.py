@@ -17,7 +17,7 @@ from analysis.advisor.simulation import daly_stretch
 from analysis.advisor.suite_parameters import Seen
 from launch.sweep import one_run
 from parallelbench.cli import main
-from parallelbench.store.calibration_table import write_calibration
+from parallelbench.results.calibration import write_calibration
 from tests.advisor.test_advise import row
 
 if TYPE_CHECKING:

@@ -9,16 +9,16 @@ import pytest
 from launch.sweep import expand, one_run
 from launch.sweep.compose import NOTHING
 from launch.verbs import automatic, recommending
+from parallelbench.config.identity import run_id
 from parallelbench.errors import ConfigError
-from parallelbench.spec.identity import run_id
-from parallelbench.store.folder import RunFolder
+from parallelbench.results.folder import RunFolder
 from tests.advisor.machine import layers
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from parallelbench.config.run import RunConfig
     from parallelbench.models.layer_counts import LayerCount
-    from parallelbench.spec.config import RunConfig
 
 MLP = ["model=mlp", "data=synthetic", "optimizer=sgd", "device=cpu"]
 

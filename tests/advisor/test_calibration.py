@@ -17,7 +17,7 @@ from launch.slurm import calibration_job
 from launch.sweep import one_run
 from parallelbench.cli import main
 from parallelbench.errors import ConfigError
-from parallelbench.store.calibration_table import CALIBRATION, read_calibration, write_calibration
+from parallelbench.results.calibration import CALIBRATION, read_calibration, write_calibration
 
 FACTS: dict[str, Any] = {
     "device_name": "made up",

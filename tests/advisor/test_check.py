@@ -27,7 +27,7 @@ from analysis.advisor.step_model import step_time
 from analysis.advisor.unseen import predicted
 from launch.sweep import one_run
 from parallelbench import cli
-from parallelbench.spec.hardware import Hardware
+from parallelbench.config.sites import Hardware
 
 (SINGLE, MULTI), (FOUNDRY,) = shipped_files("vtrain"), shipped_files("llm_foundry")
 GPT = {

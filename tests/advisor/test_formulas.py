@@ -15,7 +15,7 @@ from analysis.advisor.machines import machines_of
 from analysis.advisor.measurements import read_measured
 from analysis.advisor.parameters import priors
 from analysis.advisor.step_model import overlapped, step_time
-from parallelbench.spec.hardware import Hardware
+from parallelbench.config.sites import Hardware
 
 SMALL = {
     "hidden": 64,

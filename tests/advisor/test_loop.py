@@ -12,7 +12,7 @@ from launch.sweep import expand
 from launch.verbs import looping, running
 from parallelbench.cli import main
 from parallelbench.models.layer_counts import encode
-from parallelbench.store.folder import RunFolder
+from parallelbench.results.folder import RunFolder
 from tests.advisor.machine import layer
 from tests.advisor.test_advise import row
 from tests.advisor.test_sweep_evidence import PROBES

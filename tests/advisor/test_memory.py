@@ -87,8 +87,8 @@ def test_recomputation_context_and_sequence_parallelism_leave_less() -> None:
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
 def test_peaks_are_within_five_percent_of_torchs_tracker(model: str, optimizer: str) -> None:
     """Two steps on one device under `MemTracker`; the first one's peak lacks Adam's states."""
-    from parallelbench.rank.count_layers import layer_counts
-    from parallelbench.rank.count_memory import model_memory
+    from parallelbench.measure.layer_memory import model_memory
+    from parallelbench.measure.layers import layer_counts
 
     run = one_run([f"model={model}", "data=synthetic", "batch_size=64", f"optimizer={optimizer}"]).run
     job = SuiteJob(run=run, layers=layer_counts(run), figures=machine(), scales=PLAIN)
@@ -106,8 +106,8 @@ RANKS = [
 @pytest.mark.parametrize("model", ["mlp", "cnn_small", "vit_tiny"])
 def test_peaks_of_ranks_are_within_six_percent_of_what_their_tensors_hold(model: str) -> None:
     """The fullest of a job's first rank and its last one, which is a server or a last stage."""
-    from parallelbench.rank.count_layers import layer_counts
-    from parallelbench.rank.count_memory import model_memory
+    from parallelbench.measure.layer_memory import model_memory
+    from parallelbench.measure.layers import layer_counts
 
     wanted, predicted = [], []
     for strategy, size in RANKS:

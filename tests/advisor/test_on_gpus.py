@@ -11,11 +11,9 @@ from torch import nn
 
 from launch.launcher import launcher_of
 from launch.verbs import calibrating, recommending
-from parallelbench.probes import sharded_work
-from parallelbench.rank import calibrate
-from parallelbench.world import devices
-from parallelbench.world.devices import Machine
-from parallelbench.world.gpus import Gpu
+from parallelbench.measure import calibration
+from parallelbench.world import machine
+from parallelbench.world.machine import Gpu, Machine
 from tests.helpers import configured
 from tests.scripted_cuda import ScriptedCuda
 
@@ -32,7 +30,7 @@ def test_all_gpus_of_this_machine_are_calibrated(monkeypatch: pytest.MonkeyPatch
 
 
 def test_without_a_data_sheet_this_machines_gpus_are_assumed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "this_machine", lambda: HERE)
+    monkeypatch.setattr(machine, "this_machine", lambda: HERE)
     figures, notes = recommending.figures_of_site(configured("device=auto"))
     assert (figures.device_type, figures.devices_per_node) == ("cuda", 2)
     assert "assumed" in notes[0]
@@ -43,14 +41,14 @@ def test_a_gpus_memory_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
         torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=device * 2**30)
     )
     world: Any = SimpleNamespace(device_type="cuda", device=3)
-    assert calibrate._memory_bytes(world, 4) == 3 * 2**30
+    assert calibration._memory_bytes(world, 4) == 3 * 2**30
 
 
 def test_a_pass_through_sharded_layers_lasts_until_the_gpu_is_idle(monkeypatch: pytest.MonkeyPatch) -> None:
     device = ScriptedCuda()
     device.install(monkeypatch)
-    monkeypatch.setattr(sharded_work.time, "perf_counter", lambda: device.now_s)
-    monkeypatch.setattr(sharded_work.dist, "all_reduce", lambda *_, **__: None)
+    monkeypatch.setattr(calibration.time, "perf_counter", lambda: device.now_s)
+    monkeypatch.setattr(calibration.dist, "all_reduce", lambda *_, **__: None)
 
     class Layers(nn.Module):
         def forward(self, _: Any) -> torch.Tensor:
@@ -59,4 +57,4 @@ def test_a_pass_through_sharded_layers_lasts_until_the_gpu_is_idle(monkeypatch: 
 
     sample: Any = SimpleNamespace(is_cuda=True, device=torch.device("cpu"))
     group: Any = None
-    assert sharded_work._pass_s(Layers(), sample, group) == 2.0
+    assert calibration._pass_s(Layers(), sample, group) == 2.0

@@ -15,10 +15,10 @@ from analysis.advisor.probed_figures import probed_figures
 from analysis.advisor.sweep_evidence import SweepEvidence, read_sweeps
 from launch.verbs.checking_sweeps import TITLES, error_rows
 from parallelbench.cli import main
+from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError
 from parallelbench.models.layer_counts import LayerCount, encode
-from parallelbench.spec.config import RunConfig
-from parallelbench.store.calibration_table import write_calibration
+from parallelbench.results.calibration import write_calibration
 from tests.advisor.machine import layer
 from tests.advisor.test_calibration import FACTS, devices, messages
 from tests.analysis.factory import Fake, config, published

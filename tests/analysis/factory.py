@@ -14,15 +14,14 @@ import yaml
 from msgspec import structs
 
 import conf
-from parallelbench.spec.config import RunConfig
-from parallelbench.spec.identity import run_id
-from parallelbench.spec.mapping import COMPONENTS, from_mapping
-from parallelbench.store.attempt import Attempt
-from parallelbench.store.clip_columns import CLIPPING
-from parallelbench.store.folder import RunFolder
-from parallelbench.store.journal import Journal
-from parallelbench.store.publish import publish
-from parallelbench.store.records import TABLES
+from parallelbench.config.build import COMPONENTS, from_mapping
+from parallelbench.config.identity import run_id
+from parallelbench.config.run import RunConfig
+from parallelbench.results.attempt import Attempt
+from parallelbench.results.folder import RunFolder
+from parallelbench.results.journal import Journal
+from parallelbench.results.publish import publish
+from parallelbench.results.tables import CLIPPING, TABLES
 from parallelbench.strategies.single import Single
 
 if TYPE_CHECKING:

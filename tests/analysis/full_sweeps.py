@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from launch.sweep import expand
-from parallelbench.spec.identity import run_id
-from parallelbench.store.folder import RunFolder
+from parallelbench.config.identity import run_id
+from parallelbench.results.folder import RunFolder
 from tests.analysis.factory import MIB, Fake, published
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
-    from parallelbench.spec.config import RunConfig
+    from parallelbench.config.run import RunConfig
 
 
 @dataclass(frozen=True)

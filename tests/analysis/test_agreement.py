@@ -8,15 +8,15 @@ import pytest
 
 from analysis import load
 from analysis.agreement import Agreement, RerunFinding, agreements
-from parallelbench.spec.identity import run_id
-from parallelbench.store.journal import Journal
-from parallelbench.store.publish import publish
+from parallelbench.config.identity import run_id
+from parallelbench.results.journal import Journal
+from parallelbench.results.publish import publish
 from tests.analysis.factory import Fake, begin, config, failed, published, write_epochs
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from parallelbench.spec.config import RunConfig
+    from parallelbench.config.run import RunConfig
 
 
 def held(tmp_path: Path, again: Fake | None, bundled: Fake | None = None, **changes: Any) -> Agreement:

@@ -16,8 +16,8 @@ from analysis.claims.decision import decide
 from analysis.claims.grammar import Claim, Expect
 from launch.sweep.compose import group_choices
 from parallelbench.cli import main
+from parallelbench.config.structure import structure
 from parallelbench.errors import ConfigError
-from parallelbench.spec.structure import structure
 from tests.analysis.factory import MIB, Fake, config, failed, published
 
 if TYPE_CHECKING:

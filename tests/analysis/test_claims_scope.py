@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from analysis.claims import Judgement
-    from parallelbench.spec.config import RunConfig
+    from parallelbench.config.run import RunConfig
 
 ON_GPUS: dict[str, Any] = {"scope": {"device_type": "cuda", "batch_size": [128, 512]}}
 BATCH_RISES: dict[str, Any] = {"contrasts": [{"rising": "batch_size"}], "scope": {"batch_size": [128, 512]}}

@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 from analysis import compact, load, reader
 from analysis.compact import NAME
 from analysis.published import LOADED, read_published
-from parallelbench.store.folder import RunFolder
-from parallelbench.store.records import TABLES_VERSION
+from parallelbench.results.folder import RunFolder
+from parallelbench.results.tables import TABLES_VERSION
 from tests.analysis.factory import Fake, begin, config, failed, published, write_epochs
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from analysis import UnlikeWork, by, compare, excluded, labels, load, stats, sum
 from analysis.configurations import gains
 from analysis.metrics import summary_columns
 from analysis.published import TYPES
-from parallelbench.spec.mapping import from_mapping, to_mapping
+from parallelbench.config.build import from_mapping, to_mapping
 from tests.analysis.factory import Fake, component, config, failed, published
 
 if TYPE_CHECKING:

@@ -29,10 +29,10 @@ from analysis.comparison.speed import SpeedVerdict
 from analysis.configurations import summary
 from analysis.notes import warnings
 from analysis.published import LOADED
+from parallelbench.config.components import Shard
 from parallelbench.errors import ConfigError
-from parallelbench.rank.likeness import UNIT_ROUNDOFF
-from parallelbench.rank.session import build_model
-from parallelbench.spec.batch import Shard
+from parallelbench.training.checks.likeness import UNIT_ROUNDOFF
+from parallelbench.training.torch_session import build_model
 from parallelbench.world.numerics import Numerics, sums
 from tests.analysis.factory import Fake, config, published
 from tests.strategies.training import configure, shard_loader
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from analysis.reader import Runs
-    from parallelbench.spec.config import RunConfig
+    from parallelbench.config.run import RunConfig
 
 pytestmark = pytest.mark.slow
 

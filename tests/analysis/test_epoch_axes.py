@@ -11,7 +11,7 @@ import vl_convert
 
 from analysis import load
 from analysis.figures import accuracy, loss
-from parallelbench.spec.identity import canonical_json
+from parallelbench.config.identity import canonical_json
 from tests.analysis.factory import Fake, config, published
 
 pytestmark = pytest.mark.slow
@@ -49,7 +49,7 @@ def test_losses_of_ones_own_are_named_and_runs_from_before_losses_could_be_chose
     focal = [canonical_json({"loss": {"_target_": "mine.Focal", "name": "focal", "gamma": g}}) for g in (1, 2)]
     assert loss.loss_label(focal[:1] * 2) == "Loss (focal)"
     assert loss.loss_label(focal) == "Loss", "of two gammas they are two losses"
-    before, today = "{}", canonical_json({"loss": {"_target_": "parallelbench.losses.CrossEntropy", **PLAIN}})
+    before, today = "{}", canonical_json({"loss": {"_target_": "parallelbench.optim.losses.CrossEntropy", **PLAIN}})
     assert loss.loss_label([before]) == loss.loss_label([before, today]) == "Cross entropy (nats)"
     own = canonical_json({"loss": {"_target_": "mine.CrossEntropy", "name": "cross_entropy"}})
     assert loss.loss_label([own]) == "Loss (cross_entropy)", "somebody's own may be anything"

@@ -13,8 +13,8 @@ from analysis.comparison.groups import labels, works
 from analysis.export.exported_run import exported_runs
 from analysis.hyperparameters import hyperparameters
 from parallelbench import cli
-from parallelbench.spec.mapping import LATER_COMPONENTS, LATER_OPTIONS, completed, to_mapping, whole_mapping
-from parallelbench.store.environment_match import flatten
+from parallelbench.config.build import LATER_COMPONENTS, LATER_OPTIONS, completed, to_mapping, whole_mapping
+from parallelbench.measure.environment_match import flatten
 from tests.analysis.factory import config, foreign, published
 
 if TYPE_CHECKING:

@@ -17,10 +17,10 @@ import pytest
 import analysis
 from analysis import load, per_run, summary
 from analysis.reader import table_schema
+from parallelbench.config.identity import run_id
 from parallelbench.errors import ConfigError
-from parallelbench.spec.identity import run_id
-from parallelbench.store.folder import RunFolder
-from parallelbench.store.records import TABLES
+from parallelbench.results.folder import RunFolder
+from parallelbench.results.tables import TABLES
 from tests.analysis.factory import Fake, begin, config, failed, foreign, published, write_epochs
 
 if TYPE_CHECKING:

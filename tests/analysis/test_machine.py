@@ -19,7 +19,7 @@ from analysis.figures import time_to_accuracy
 from analysis.metrics import per_epoch, per_run
 from analysis.notes import warnings
 from parallelbench.errors import ConfigError
-from parallelbench.store.environment_match import ADDED, differences, entries
+from parallelbench.measure.environment_match import ADDED, differences, entries
 from tests.analysis.factory import Fake, config, published
 from tests.analysis.test_claims import REPEATS, claim
 from tests.analysis.test_compare import steady

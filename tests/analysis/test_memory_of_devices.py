@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from analysis.claims.verdict import Judgement
-    from parallelbench.store.folder import RunFolder
+    from parallelbench.results.folder import RunFolder
 
 pytestmark = pytest.mark.slow
 

@@ -25,7 +25,7 @@ from tests.analysis.factory import Fake, config, failed, published
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from parallelbench.store.folder import RunFolder
+    from parallelbench.results.folder import RunFolder
 
 pytestmark = pytest.mark.slow
 

@@ -15,9 +15,9 @@ from analysis.metrics import per_epoch_columns, per_run_columns, summary_columns
 from analysis.metrics import schema as schema_module
 from analysis.metrics.configuration_columns import PER_FACT
 from analysis.metrics.schema import facts_columns
-from parallelbench.store import folder, records
-from parallelbench.store.columns import Column, Over
-from parallelbench.store.records import TABLES, TABLES_VERSION, schema
+from parallelbench.results import folder
+from parallelbench.results import tables as tables_module
+from parallelbench.results.tables import TABLES, TABLES_VERSION, Column, Over, schema
 from tests import docs
 from tests.analysis import factory
 
@@ -90,7 +90,7 @@ def test_a_declared_column_is_in_every_table(results: Path) -> None:
 def test_results_without_it_load_beside_and_have_null(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     factory.published(factory.config(tmp_path))
     monkeypatch.setitem(TABLES, "ranks", (*TABLES["ranks"], WAITED))
-    for module in (records, folder, published):
+    for module in (tables_module, folder, published):
         monkeypatch.setattr(module, "TABLES_VERSION", TABLES_VERSION + 1)
     factory.published(factory.config(tmp_path, repeat=1))
     runs = load(tmp_path)

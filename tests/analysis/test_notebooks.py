@@ -22,7 +22,7 @@ from tests.analysis.factory import Fake, config, published
 from tests.launch.plans import plan
 
 if TYPE_CHECKING:
-    from parallelbench.spec.config import RunConfig
+    from parallelbench.config.run import RunConfig
 
 FOLDER = Path(__file__).resolve().parents[2] / "analysis" / "notebooks"
 SWEEPS = {

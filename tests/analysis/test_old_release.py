@@ -19,9 +19,9 @@ from analysis.configurations import gains
 from analysis.figures import draw
 from analysis.report import Drawn, render
 from launch.states import glance
-from parallelbench.spec.identity import run_id
-from parallelbench.store.folder import find_runs
-from parallelbench.store.records import TABLES_VERSION
+from parallelbench.config.identity import run_id
+from parallelbench.results.folder import find_runs
+from parallelbench.results.tables import TABLES_VERSION
 from tests.analysis.factory import config, published
 
 if TYPE_CHECKING:

@@ -11,15 +11,15 @@ from analysis.claims import judge_all
 from analysis.figures import draw
 from analysis.published import INDISPENSABLE, LOADED
 from analysis.report import Drawn, render
-from parallelbench.store.folder import find_runs
-from parallelbench.store.records import TABLES, TABLES_VERSION
+from parallelbench.results.folder import find_runs
+from parallelbench.results.tables import TABLES, TABLES_VERSION
 from tests.analysis.factory import Fake, config, published
 from tests.analysis.test_compact import rewrite
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from parallelbench.store.folder import RunFolder
+    from parallelbench.results.folder import RunFolder
 
 BUSY = {"data_wait": 1.0, "forward": 4.0, "backward": 8.0, "optimizer": 2.0, "other": 1.0}
 KINDS = {

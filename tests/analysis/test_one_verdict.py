@@ -23,7 +23,7 @@ from analysis.figures import draw
 from analysis.published import LOADED
 from parallelbench.cli import main
 from parallelbench.errors import ConfigError
-from parallelbench.store.environment_match import MUST_MATCH, REPORTED, SET_BY_LAUNCHER
+from parallelbench.measure.environment_match import MUST_MATCH, REPORTED, SET_BY_LAUNCHER
 from tests.analysis.factory import Fake, config, failed, published
 from tests.analysis.test_claims import claim
 from tests.analysis.test_compare import steady

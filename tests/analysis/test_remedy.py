@@ -18,7 +18,7 @@ from analysis.comparison.policy import command_line
 from analysis.stats import ENOUGH_REPEATS
 from launch.sweep.expansion import expand
 from parallelbench.cli import main
-from parallelbench.spec.identity import run_id
+from parallelbench.config.identity import run_id
 from tests.analysis.factory import config, foreign, published
 from tests.analysis.test_claims import claim
 from tests.analysis.test_compare import steady

@@ -20,7 +20,7 @@ from analysis.metrics.token_columns import OF_TOKENS
 from analysis.terminal_table import summary_table
 from parallelbench import cli
 from parallelbench.models.layer_counts import LayerCount, encode
-from parallelbench.store.records import TABLES_VERSION
+from parallelbench.results.tables import TABLES_VERSION
 from tests.analysis.factory import Fake, config, published
 from tests.analysis.test_compact import rewrite
 from tests.faults import fault
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from parallelbench.store.folder import RunFolder
+    from parallelbench.results.folder import RunFolder
 
 WINDOW, LAYERS, WIDTH, VOCABULARY = 64, 4, 64, 256
 MATRICES = LAYERS * 12 * WIDTH**2 + WIDTH * VOCABULARY

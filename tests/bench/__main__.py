@@ -13,7 +13,7 @@ from rich.table import Table
 
 from launch.attempt.command import MALLOC
 from parallelbench.errors import count_of
-from parallelbench.world.devices import others_running, this_machine
+from parallelbench.world.machine import others_running, this_machine
 from tests.bench.page import HEADERS, PAGE, Row, cells, update
 
 PARTS = (

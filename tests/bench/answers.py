@@ -15,15 +15,15 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from parallelbench.store.folder import file_sha256
-from parallelbench.store.records import TABLES
+from parallelbench.results.folder import file_sha256
+from parallelbench.results.tables import TABLES
 from tests.analysis.factory import Fake, component, config, published
 from tests.bench.measure import Figure
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from parallelbench.store.folder import RunFolder
+    from parallelbench.results.folder import RunFolder
 
 RUNS, EPOCHS, REPEATS = 10_000, 100, 20
 CONFIGURATIONS = (("single", 1), ("ddp", 2), ("ddp", 4), ("fsdp", 2), ("fsdp", 4))

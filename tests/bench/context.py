@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from launch.sweep import one_run
-from parallelbench.rank.new_replica import new_replica
-from parallelbench.rank.session import build_model
+from parallelbench.training.replica import new_replica
+from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
 from tests.bench.measure import Figure, paired, ratios
 from tests.bench.pipeline import Team
@@ -18,7 +18,7 @@ from tests.ranks import run_ranks
 from tests.strategies.training import loader_of
 
 if TYPE_CHECKING:
-    from parallelbench.spec.config import RunConfig
+    from parallelbench.config.run import RunConfig
 
 TOKENS = 4096
 WORK = [

@@ -13,12 +13,12 @@ import torch
 import torch.distributed as dist
 
 from launch.sweep import one_run
+from parallelbench.config.components import Shard
+from parallelbench.config.replica import Replica
 from parallelbench.loaders.resident import ResidentLoader
-from parallelbench.rank.session import build_model
-from parallelbench.spec.batch import Shard
-from parallelbench.spec.replica import Replica
 from parallelbench.strategies.single import Single
-from parallelbench.world.devices import this_machine
+from parallelbench.training.torch_session import build_model
+from parallelbench.world.machine import this_machine
 from parallelbench.world.world import World
 from tests.bench.measure import Figure, paired, ratios
 from tests.ranks import run_ranks
@@ -26,7 +26,7 @@ from tests.ranks import run_ranks
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from parallelbench.spec.batch import Batch
+    from parallelbench.config.components import Batch
 
 RANKS = 2
 GOALS = {128: 0.95, 32: 0.90}

@@ -14,9 +14,9 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler, TensorDataset
 
 from launch.sweep import one_run
+from parallelbench.config.components import Shard
+from parallelbench.config.run import RunConfig
 from parallelbench.loaders.batch_loader import BatchLoader, generator
-from parallelbench.spec.batch import Shard
-from parallelbench.spec.config import RunConfig
 from tests.bench.measure import Figure, paired, ratios
 
 BATCH_SIZE = 128

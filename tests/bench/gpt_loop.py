@@ -11,12 +11,12 @@ from torch.nn import functional as F
 
 from launch.sweep import one_run
 from parallelbench.loaders.batch_loader import generator
-from parallelbench.rank.session import build_model
+from parallelbench.training.torch_session import build_model
 from tests.bench.loop import Suite
 from tests.bench.measure import Figure, paired, ratios
 
 if TYPE_CHECKING:
-    from parallelbench.spec.config import RunConfig
+    from parallelbench.config.run import RunConfig
 
 STEPS, BATCH = 100, 16
 OVERRIDES = [

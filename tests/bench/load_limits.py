@@ -15,7 +15,7 @@ import torch
 from analysis.comparison.machine import rests_on_disturbed, unlike_probes
 from analysis.comparison.policy import PROBED
 from analysis.metrics import load
-from parallelbench.probes.machine_probe import probe
+from parallelbench.measure.machine import probe
 from parallelbench.world.world import World
 
 RUNS, RANKS = 1000, 2

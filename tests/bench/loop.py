@@ -11,17 +11,17 @@ import torch
 from torch.nn import functional as F
 
 from launch.sweep import one_run
+from parallelbench.config.components import Shard
 from parallelbench.loaders.batch_loader import generator
 from parallelbench.loaders.resident import ResidentLoader
-from parallelbench.rank.session import build_model
-from parallelbench.rank.train import Trainer
-from parallelbench.spec.batch import Shard
-from parallelbench.store.journal import Journal
+from parallelbench.results.journal import Journal
+from parallelbench.training.loop import Trainer
+from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
 from tests.bench.measure import Figure, paired, ratios
 
 if TYPE_CHECKING:
-    from parallelbench.spec.config import RunConfig
+    from parallelbench.config.run import RunConfig
 
 OVERRIDES = [
     "model=cnn_small",

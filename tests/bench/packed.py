@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from parallelbench.store.folder import find_runs
+from parallelbench.results.folder import find_runs
 from tests.bench.measure import Figure, ratios
 
 RUNS = {"packed": 20, "separate": 5}

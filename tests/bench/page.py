@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from parallelbench.errors import count_of
-from parallelbench.world.devices import cpu_name
+from parallelbench.world.machine import cpu_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -13,12 +13,12 @@ import torch
 import torch.distributed as dist
 
 from launch.sweep import one_run
+from parallelbench.config.components import Batch
 from parallelbench.errors import count_of
-from parallelbench.rank.session import build_model
-from parallelbench.spec.batch import Batch
 from parallelbench.strategies.parts.server_workers import SyncWorker
 from parallelbench.strategies.parts.servers import SyncServer
-from parallelbench.world.devices import this_machine
+from parallelbench.training.torch_session import build_model
+from parallelbench.world.machine import this_machine
 from parallelbench.world.world import World
 from tests.bench.measure import Figure, paired, ratios
 from tests.ranks import run_ranks

@@ -15,7 +15,7 @@ from tests.bench.measure import Figure, paired, ratios
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
-    from parallelbench.spec.config import RunConfig
+    from parallelbench.config.run import RunConfig
 
 STEPS = 1
 """Optimizer steps per round; about a second on one core."""
@@ -93,7 +93,7 @@ def _rank(run: RunConfig, rank: int, size: int, init: str, end: Any) -> None:
     import torch.distributed as dist
 
     from parallelbench.loaders.resident import ResidentLoader
-    from parallelbench.rank.session import build_model
+    from parallelbench.training.torch_session import build_model
     from parallelbench.world.world import World
 
     torch.set_num_threads(1)

@@ -6,16 +6,16 @@ import time
 from typing import TYPE_CHECKING, Any, cast
 
 from launch.sweep import one_run
-from parallelbench.rank.count_memory import model_memory
-from parallelbench.rank.new_replica import new_replica
-from parallelbench.rank.session import build_model
+from parallelbench.measure.layer_memory import model_memory
+from parallelbench.training.replica import new_replica
+from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
 from tests.bench.context import kept_bytes
 from tests.bench.loop import loader_of
 from tests.bench.measure import Figure, paired, ratios
 
 if TYPE_CHECKING:
-    from parallelbench.spec.config import RunConfig
+    from parallelbench.config.run import RunConfig
 
 TOKENS, BATCH, STEPS = 256, 16, 4
 """Of a sample; samples of a step; steps of a round."""

@@ -12,9 +12,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from parallelbench.marks.traffic import Traffic
+from parallelbench.measure.traffic import Traffic
 from parallelbench.strategies.ring_ddp import ring_average
-from parallelbench.world.devices import this_machine
+from parallelbench.world.machine import this_machine
 from tests.bench.measure import Figure, paired, ratios
 from tests.ranks import run_ranks
 

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 from launch.local.local_launcher import prepare_here
 from launch.sweep import expand
-from parallelbench.world.devices import this_machine
+from parallelbench.world.machine import this_machine
 from tests.analysis.factory import config, published
 from tests.bench.measure import Figure, paired
 from tests.bench.startup import seconds_of
 
 if TYPE_CHECKING:
-    from parallelbench.store.folder import RunFolder
+    from parallelbench.results.folder import RunFolder
 
 RUNS = 10_000
 OVERRIDES = [

@@ -19,12 +19,12 @@ from torch.utils.data import DataLoader, Dataset
 
 from launch.sweep import one_run
 from launch.tuning.trials import try_out_here
-from parallelbench.rank.session import build_model
+from parallelbench.training.torch_session import build_model
 from tests.bench.loop import Suite
 from tests.bench.measure import Figure
 
 if TYPE_CHECKING:
-    from parallelbench.spec.config import RunConfig
+    from parallelbench.config.run import RunConfig
 
 GOALS = {"cnn_small": 1.25, "cnn_large": 1.9, "cnn_large_dense": 3.2}
 """Model → how many times as fast."""

@@ -12,11 +12,9 @@ from typing import TYPE_CHECKING
 from analysis.stats import interval
 from launch.sweep import one_run
 from parallelbench.errors import count_of
-from parallelbench.store.journal import Journal
-from parallelbench.telemetry.process import sampling
-from parallelbench.telemetry.sampler import SamplerSettings
-from parallelbench.world.devices import this_machine
-from parallelbench.world.gpus import visible_gpus
+from parallelbench.results.journal import Journal
+from parallelbench.telemetry.sampler import SamplerSettings, sampling
+from parallelbench.world.machine import this_machine, visible_gpus
 from tests.bench.loop import OVERRIDES, Suite
 from tests.bench.measure import Figure, paired, ratios
 

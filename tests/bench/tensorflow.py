@@ -13,8 +13,8 @@ from pathlib import Path
 
 from launch.sweep import one_run
 from parallelbench.frameworks.installed import look, python_of
-from parallelbench.rank.torch_reference import make
-from parallelbench.store.attempt import Attempt
+from parallelbench.results.attempt import Attempt
+from parallelbench.training.reference import make
 from tests.bench.measure import Figure, ratios
 
 OVERRIDES = [

@@ -24,16 +24,16 @@ import tensorflow as tf
 from parallelbench.frameworks.tensorflow.feed import channels_last
 from parallelbench.frameworks.tensorflow.tf_world import TensorFlowWorld
 from parallelbench.frameworks.tensorflow.twin_state import TwinState
-from parallelbench.optimizers import Sgd
-from parallelbench.rank.exchange import Exchange
-from parallelbench.rank.train import Trainer
-from parallelbench.store.attempt import Attempt
-from parallelbench.store.journal import Journal
+from parallelbench.optim.optimizers import Sgd
+from parallelbench.results.attempt import Attempt
+from parallelbench.results.journal import Journal
+from parallelbench.training.exchange import Exchange
+from parallelbench.training.loop import Trainer
 from tests.bench.measure import paired
 
 if TYPE_CHECKING:
-    from parallelbench.spec.config import RunConfig
-    from parallelbench.spec.dataset import Arrays
+    from parallelbench.config.components import Arrays
+    from parallelbench.config.run import RunConfig
 
 
 ROUNDS = 5

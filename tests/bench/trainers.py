@@ -19,14 +19,14 @@ from torch.utils.data import DataLoader, Sampler, TensorDataset
 
 from launch.sweep import one_run
 from parallelbench.loaders.batch_loader import generator
-from parallelbench.rank.session import build_model
+from parallelbench.training.torch_session import build_model
 from tests.bench.loop import OVERRIDES, Suite
 from tests.bench.measure import Figure, paired, ratios
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from parallelbench.spec.config import RunConfig
+    from parallelbench.config.run import RunConfig
 
 OTHERS = {"lightning": "Lightning's Trainer", "accelerate": "accelerate"}
 """Package → how it is called."""

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 from launch.sweep import PlannedRun, one_run
 from launch.tuning.choices import applied
 from launch.tuning.trials import EPOCHS, IMPLEMENTATIONS, PRECISIONS, try_out_here
-from parallelbench.rank.tuning import Patch, patched, timed
-from parallelbench.spec.mapping import from_mapping, to_mapping
+from parallelbench.config.build import from_mapping, to_mapping
+from parallelbench.training.tuning import Patch, patched, timed
 from tests.bench.measure import Figure
 
 if TYPE_CHECKING:
     from launch.tuning.choices import Choice
-    from parallelbench.spec.config import RunConfig
+    from parallelbench.config.run import RunConfig
 
 WORK = (
     *("data=synthetic", "data.channels=1", "data.image_size=28", "data.train_samples=60000", "data.test_samples=1000"),

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import raw_data as raw
 
+from parallelbench.config.components import Arrays
 from parallelbench.data import content
 from parallelbench.data.content import CACHE, content_sha256
 from parallelbench.data.prepare import prepare
-from parallelbench.spec.dataset import Arrays
 from tests.helpers import configured
 
 if TYPE_CHECKING:

@@ -9,12 +9,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from parallelbench.config.components import Arrays, Batch, Data, Shard
 from parallelbench.data.synthetic import Synthetic
 from parallelbench.errors import ConfigError
 from parallelbench.loaders.batch_loader import TEST_BATCH_SIZE, evaluation_slices, generator
 from parallelbench.loaders.resident import ResidentLoader
-from parallelbench.spec.batch import Batch, Shard
-from parallelbench.spec.dataset import Arrays, Data
 
 TRAIN, TEST, GLOBAL = 130, 47, 12
 STEPS = TRAIN // GLOBAL

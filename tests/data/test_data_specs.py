@@ -11,12 +11,12 @@ import yaml
 from torch.nn import functional as F
 
 import conf
+from parallelbench.config.build import build
+from parallelbench.config.components import Data
 from parallelbench.data.digits import SAMPLES, Digits, resize
 from parallelbench.data.prepared import PreparedData
 from parallelbench.data.synthetic import Synthetic
 from parallelbench.errors import ConfigError
-from parallelbench.spec.dataset import Data
-from parallelbench.spec.mapping import build
 
 FILES = sorted((Path(conf.__file__).parent / "data").glob("*.yaml"))
 

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import pytest
 
+from parallelbench.config.components import Arrays, Data
+from parallelbench.config.dataset_check import checked
 from parallelbench.data.content import digest
 from parallelbench.errors import ConfigError
 from parallelbench.loaders.arrow import Arrow
 from parallelbench.loaders.resident import Resident
-from parallelbench.spec.dataset import Arrays, Data
-from parallelbench.spec.dataset_check import checked
 
 if TYPE_CHECKING:
     from collections.abc import Callable

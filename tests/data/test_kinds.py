@@ -14,20 +14,17 @@ import torch
 
 from launch.sweep import one_run
 from parallelbench import cli
+from parallelbench.config.check import check_run
+from parallelbench.config.components import Arrays, Data, Model, Shard
+from parallelbench.config.dataset_check import checked
+from parallelbench.config.run import RunConfig
 from parallelbench.data.breast_cancer import BreastCancer
 from parallelbench.errors import ConfigError
-from parallelbench.rank.count_layers import layer_counts
-from parallelbench.rank.count_memory import model_memory
-from parallelbench.rank.least_flop import least_flop_per_sample
-from parallelbench.rank.plain import PlainModel
-from parallelbench.rank.session import build_loader, build_model
-from parallelbench.rank.train import Trainer
-from parallelbench.spec.batch import Shard
-from parallelbench.spec.check import check_run
-from parallelbench.spec.config import RunConfig
-from parallelbench.spec.dataset import Arrays, Data
-from parallelbench.spec.dataset_check import checked
-from parallelbench.spec.model import Model
+from parallelbench.measure.layer_memory import model_memory
+from parallelbench.measure.layers import layer_counts, least_flop_per_sample
+from parallelbench.training.checks.plain import PlainModel
+from parallelbench.training.loop import Trainer
+from parallelbench.training.torch_session import build_loader, build_model
 from parallelbench.world.world import World
 from tests.ranks import run_ranks
 from tests.strategies.test_parity import SHIPPED, assert_equal

@@ -25,6 +25,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launch.sweep.compose import group_choices
+from parallelbench.config.build import build
+from parallelbench.config.components import Arrays, Batch, Data, Shard
 from parallelbench.data.prepare import prepare
 from parallelbench.data.synthetic import Synthetic
 from parallelbench.errors import ConfigError, StorageError
@@ -32,10 +34,7 @@ from parallelbench.loaders import arrow as arrow_module
 from parallelbench.loaders import sample_loader, torch_loader
 from parallelbench.loaders.arrow import convert, open_arrays
 from parallelbench.loaders.batch_loader import BatchLoader
-from parallelbench.rank.worker import classify
-from parallelbench.spec.batch import Batch, Shard
-from parallelbench.spec.dataset import Arrays, Data
-from parallelbench.spec.mapping import build
+from parallelbench.training.worker import classify
 from tests.faults import fault
 from tests.helpers import configured, fill_disk, plain
 

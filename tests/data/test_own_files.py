@@ -10,13 +10,13 @@ import pytest
 import raw_data as raw
 
 from launch.sweep import one_run
+from parallelbench.config.build import to_mapping
+from parallelbench.config.dataset_check import checked
+from parallelbench.config.identity import run_id
 from parallelbench.data.mnist import Mnist
 from parallelbench.data.prepare import prepare
 from parallelbench.data.prepared import PreparedData
 from parallelbench.errors import ConfigError
-from parallelbench.spec.dataset_check import checked
-from parallelbench.spec.identity import run_id
-from parallelbench.spec.mapping import to_mapping
 
 SIZES = (7, 3)
 

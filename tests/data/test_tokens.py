@@ -14,6 +14,8 @@ import pytest
 import yaml
 
 import conf
+from parallelbench.config.build import build
+from parallelbench.config.dataset_check import checked
 from parallelbench.data.byte_text import Text
 from parallelbench.data.content import content_sha256
 from parallelbench.data.corpus import joined, library_files
@@ -21,8 +23,6 @@ from parallelbench.data.markov import chain, entropy
 from parallelbench.data.prepare import prepare
 from parallelbench.data.tokens import Tokens
 from parallelbench.errors import ConfigError
-from parallelbench.spec.dataset_check import checked
-from parallelbench.spec.mapping import build
 
 NOWHERE = Path("nowhere")
 

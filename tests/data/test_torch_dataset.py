@@ -11,16 +11,16 @@ import pytest
 
 from launch.sweep import one_run
 from launch.sweep.compose import Extension
+from parallelbench.config.build import component_class, from_mapping, to_mapping
+from parallelbench.config.check import check_run
+from parallelbench.config.dataset_check import checked
+from parallelbench.config.identity import run_id
+from parallelbench.config.plugin import plugin_of, training_plugin
+from parallelbench.config.run import RunConfig
 from parallelbench.data.content import content_sha256
 from parallelbench.data.torch_dataset import _read
 from parallelbench.errors import ConfigError
-from parallelbench.rank.session import build_model
-from parallelbench.spec.check import check_run
-from parallelbench.spec.config import RunConfig
-from parallelbench.spec.dataset_check import checked
-from parallelbench.spec.identity import run_id
-from parallelbench.spec.mapping import component_class, from_mapping, to_mapping
-from parallelbench.spec.plugin import plugin_of, training_plugin
+from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
 from tests.faults import fault
 from tests.ranks import run_ranks

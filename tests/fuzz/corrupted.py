@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from parallelbench.store.folder import file_sha256
+from parallelbench.results.folder import file_sha256
 from tests.analysis.factory import Fake, begin, config, failed, published
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from launch.slurm import record
 from launch.slurm.record import Submission
 from launch.slurm.shape import slurm
 from launch.sweep import one_run
-from parallelbench.spec.config import RunConfig
-from parallelbench.store.attempt import Outcome
-from parallelbench.store.folder import State
+from parallelbench.config.run import RunConfig
+from parallelbench.results.attempt import Outcome
+from parallelbench.results.folder import State
 
 ON_SITE = ["launcher=slurm", "site=local_cluster"]
 MISSING, DONE = State("missing"), State("done", Outcome(outcome="ok", reason="trained", finished_at=2.0), 1)

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from parallelbench.die_with_parent import die_with_parent
-from parallelbench.store.folder import RunFolder, find_runs
-from parallelbench.store.journal import read_entries, read_tables
+from parallelbench.processes import die_with_parent
+from parallelbench.results.folder import RunFolder, find_runs
+from parallelbench.results.journal import read_entries, read_tables
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from parallelbench.store.attempt import Attempt
+    from parallelbench.results.attempt import Attempt
 
 PATIENCE_S = 600
 """How long anything may take before a test gives up; far more than it does take."""

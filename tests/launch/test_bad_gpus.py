@@ -11,14 +11,12 @@ import torch
 from launch.attempt import life_cycle
 from launch.attempt.life_cycle import carry_out
 from launch.verbs import doctor
-from parallelbench import cuda
 from parallelbench.errors import ConfigError
-from parallelbench.rank import provenance
-from parallelbench.store.attempt import Outcome
-from parallelbench.store.folder import RunFolder
-from parallelbench.world import gpus
-from parallelbench.world.devices import Machine
-from parallelbench.world.gpus import Gpu
+from parallelbench.results.attempt import Outcome
+from parallelbench.results.folder import RunFolder
+from parallelbench.training import session
+from parallelbench.world import cuda, machine
+from parallelbench.world.machine import Gpu, Machine
 from parallelbench.world.world import World
 from tests.helpers import configured
 
@@ -56,10 +54,10 @@ def test_the_attempt_has_an_outcome_and_is_not_tried_again(
     found, overrides, words = BAD[case]
     here = Machine(cores=tuple(range(8)), physical_cores=8, gpus=tuple(found), node_cores=8)
     monkeypatch.setattr(life_cycle, "this_machine", lambda: here)
-    driver = gpus.driver_problem if case == "old driver" else lambda: None
-    monkeypatch.setattr("parallelbench.world.cuda_driver.driver_cuda", lambda: (12, 8))
-    monkeypatch.setattr("parallelbench.world.cuda_driver.torch_cuda", lambda: (13, 2))
-    monkeypatch.setattr(gpus, "driver_problem", driver)
+    driver = machine.driver_problem if case == "old driver" else lambda: None
+    monkeypatch.setattr("parallelbench.world.machine.driver_cuda", lambda: (12, 8))
+    monkeypatch.setattr("parallelbench.world.machine.torch_cuda", lambda: (13, 2))
+    monkeypatch.setattr(machine, "driver_problem", driver)
     run = configured("strategy=ddp", "devices=2", f"results={tmp_path}", *overrides)
     folder = RunFolder.of(run)
     folder.write_intent(run, [])
@@ -92,10 +90,10 @@ def test_types_that_differ_between_nodes_are_refused_by_all_ranks(other: str, mo
         monkeypatch.setattr(World, "sum", gathered)
         world = World(rank=rank, size=2, device_type="cuda")
         if OTHERS[other] is None:
-            provenance.require_one_type(world)
+            session.require_one_type(world)
             continue
         with pytest.raises(ConfigError, match=rf"\({OTHERS[other]}\): choose a type with site\.gpu_type"):
-            provenance.require_one_type(world)
+            session.require_one_type(world)
 
 
 def test_doctor_names_each_gpu_once(monkeypatch: pytest.MonkeyPatch) -> None:

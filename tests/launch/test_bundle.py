@@ -25,8 +25,8 @@ from launch.slurm import submit
 from launch.sweep import one_run
 from launch.sweep.compose import NOTHING
 from parallelbench import cli
+from parallelbench.config.identity import run_id
 from parallelbench.errors import ConfigError
-from parallelbench.spec.identity import run_id
 from tests.analysis.factory import EPOCH_EVERY_S, Fake, config, failed, foreign, published
 from tests.helpers import TINY
 from tests.launch.fake_slurm import ON_SITE

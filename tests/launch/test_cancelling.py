@@ -14,7 +14,7 @@ from launch.slurm import record, scheduler
 from launch.slurm.slurm_launcher import OnSlurm
 from parallelbench import cli
 from parallelbench.errors import ConfigError, StorageError
-from parallelbench.store.folder import RunFolder
+from parallelbench.results.folder import RunFolder
 from tests.launch.fake_slurm import submission
 
 if TYPE_CHECKING:

@@ -13,18 +13,24 @@ import torch.distributed
 from torch.distributed.run import get_args_parser
 
 from launch.attempt.command import MALLOC, command_line, environment
-from parallelbench.inherited import foreign
+from parallelbench.processes import foreign
 from tests.helpers import configured
 
 
 def test_one_process_is_started_directly() -> None:
-    assert command_line(["/a b/run", "3"], 1) == [sys.executable, "-m", "parallelbench.rank.worker", "/a b/run", "3"]
+    assert command_line(["/a b/run", "3"], 1) == [
+        sys.executable,
+        "-m",
+        "parallelbench.training.worker",
+        "/a b/run",
+        "3",
+    ]
 
 
 def test_several_are_started_by_torchrun_on_this_machine_only() -> None:
     command = command_line(["/a b/run", "3"], 4)
     assert command[:3] == [sys.executable, "-m", "torch.distributed.run"]
-    assert command[-4:] == ["-m", "parallelbench.rank.worker", "/a b/run", "3"]
+    assert command[-4:] == ["-m", "parallelbench.training.worker", "/a b/run", "3"]
     options = command[3:-4]
     assert "--rdzv-endpoint=127.0.0.1:0" in options, "no fixed port, which another job might have, and no name"
     assert "--nproc-per-node=4" in options
@@ -77,7 +83,7 @@ def test_every_variable_of_torch_distributed_is_decided() -> None:
     names = read_by_distributed()
     assert {"MASTER_ADDR", "TORCHELASTIC_RUN_ID", "TORCH_WORKER_SERVER_SOCKET"} <= names
     passed = {name for name in names if not foreign(name)}
-    assert passed <= PASSED, "decide: passed on purpose, or left out by parallelbench.inherited"
+    assert passed <= PASSED, "decide: passed on purpose, or left out by parallelbench.processes"
 
 
 def test_no_option_of_torchrun_comes_from_the_shell(monkeypatch: pytest.MonkeyPatch) -> None:

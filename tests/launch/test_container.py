@@ -24,7 +24,7 @@ from tests.launch.fake_slurm import ON_SITE, submission
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from parallelbench.spec.launchers import Site
+    from parallelbench.config.sites import Site
 
 IMAGE = "/images/bench.sif"
 

@@ -12,7 +12,7 @@ import pytest
 
 from analysis import excluded, load
 from analysis.metrics import per_epoch
-from parallelbench.world.devices import this_machine
+from parallelbench.world.machine import this_machine
 from tests.launch.programs import completed
 
 if TYPE_CHECKING:

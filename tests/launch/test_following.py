@@ -13,8 +13,8 @@ from launch.slurm.slurm_launcher import OnSlurm
 from launch.verbs import following
 from launch.verbs.overview import Overview
 from parallelbench import cli
-from parallelbench.store.attempt import Outcome, OutcomeName
-from parallelbench.store.folder import RunFolder, State
+from parallelbench.results.attempt import Outcome, OutcomeName
+from parallelbench.results.folder import RunFolder, State
 from tests.launch.fake_slurm import DONE, MISSING, submission
 
 if TYPE_CHECKING:

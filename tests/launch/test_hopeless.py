@@ -12,7 +12,7 @@ from launch.slurm.queue import JobStatus, track
 from launch.slurm.record import Submission
 from launch.slurm.shape import slurm
 from launch.slurm.submit import not_submitted
-from parallelbench.store.folder import RunFolder
+from parallelbench.results.folder import RunFolder
 from tests.launch.fake_slurm import FakeSlurm, run_of, submission
 
 

@@ -21,8 +21,8 @@ from launch.slurm.shape import slurm
 from launch.slurm.slurm_launcher import _hours
 from launch.sweep import one_run
 from launch.verbs.overview import ALIKE, Overview, rendered
-from parallelbench.store.attempt import Attempt, Outcome, OutcomeName
-from parallelbench.store.folder import RunFolder, State
+from parallelbench.results.attempt import Attempt, Outcome, OutcomeName
+from parallelbench.results.folder import RunFolder, State
 from tests.faults import fault
 from tests.helpers import TINY
 

@@ -17,8 +17,8 @@ from launch.slurm import record, scheduler
 from launch.slurm.record import Submission
 from launch.slurm.shape import slurm
 from launch.sweep import one_run
-from parallelbench.store.attempt import Attempt, Outcome
-from parallelbench.store.folder import RunFolder
+from parallelbench.results.attempt import Attempt, Outcome
+from parallelbench.results.folder import RunFolder
 from tests.helpers import TINY
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from analysis import load, summary
 from analysis.notes import warnings
-from parallelbench.store.check_tables import CLOSING
-from parallelbench.store.publish import NO_CLOSING
+from parallelbench.results.publish import NO_CLOSING
+from parallelbench.results.tables import CLOSING
 from tests.launch.test_plugin import OWN, program
 
 if TYPE_CHECKING:

@@ -11,10 +11,10 @@ import msgspec
 import pytest
 
 from launch.attempt.life_cycle import NotBegun, carry_out
-from parallelbench.store import attempt as attempts
-from parallelbench.store import liveness
-from parallelbench.store.attempt import ABSENCE_S, Attempt, Outcome
-from parallelbench.store.folder import RunFolder
+from parallelbench.results import attempt as attempt_module
+from parallelbench.results import liveness
+from parallelbench.results.attempt import ABSENCE_S, Attempt, Outcome
+from parallelbench.results.folder import RunFolder
 from tests.faults import fault
 from tests.helpers import configured
 
@@ -69,7 +69,7 @@ def test_an_attempt_whose_heartbeat_goes_on_is_left_alone(tmp_path: Path, monkey
 def test_the_next_attempt_follows_one_that_is_dead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = RunFolder(tmp_path)
     seemingly_dead(folder)
-    monkeypatch.setattr(attempts, "WATCH_S", 0.0)
+    monkeypatch.setattr(attempt_module, "WATCH_S", 0.0)
     assert isinstance(carried_out(folder, failing), Outcome)
     assert [each.number for each in folder.attempts()] == [1, 2]
 
@@ -103,7 +103,7 @@ def test_a_heartbeat_goes_on_whatever_its_supervisor_does(tmp_path: Path, monkey
         return training.attempt.finish("error", "made up")
 
     folder = RunFolder(tmp_path)
-    monkeypatch.setattr(attempts, "HEARTBEAT_S", 0.001)
+    monkeypatch.setattr(attempt_module, "HEARTBEAT_S", 0.001)
     monkeypatch.setattr(liveness.os, "utime", utime)
     assert isinstance(carried_out(folder, busy), Outcome)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.parquet as pq
 import pytest
 
-from parallelbench.store.folder import find_runs
+from parallelbench.results.folder import find_runs
 from tests.helpers import TINY
 from tests.launch.programs import Program
 

@@ -15,11 +15,10 @@ import pytest
 
 from launch.sweep import one_run
 from launch.sweep.compose import Extension
+from parallelbench.config.build import component_class
+from parallelbench.config.check import check_run
 from parallelbench.errors import ConfigError
-from parallelbench.rank.checked_run import as_checked, as_reference
-from parallelbench.rank.likeness import checks_parity, parity_reference, rounding
-from parallelbench.spec.check import check_run
-from parallelbench.spec.mapping import component_class
+from parallelbench.training.checks.likeness import as_checked, as_reference, checks_parity, parity_reference, rounding
 from tests.helpers import TINY
 from tests.launch.test_plugin import program
 from tests.ranks import run_ranks
@@ -132,8 +131,8 @@ def gates(rank: int, size: int, me: str, *choices: str) -> dict[str, list[dict[s
     sys.path.insert(0, me)
     import mystrategies.replicas
 
-    from parallelbench.rank.parity import check_parity
-    from parallelbench.rank.session import build_loader, build_model
+    from parallelbench.training.checks.parity import check_parity
+    from parallelbench.training.torch_session import build_loader, build_model
     from parallelbench.world.world import World
 
     extension = Extension(Path(me) / "conf", "mystrategies")

@@ -23,8 +23,8 @@ from launch.slurm.slurm_launcher import OnSlurm
 from launch.slurm.submit import prepare_for_site
 from launch.sweep import one_run
 from launch.verbs.overview import overview, progress, rendered
-from parallelbench.store.attempt import Outcome, OutcomeName
-from parallelbench.store.folder import RunFolder, State
+from parallelbench.results.attempt import Outcome, OutcomeName
+from parallelbench.results.folder import RunFolder, State
 from tests.launch.fake_slurm import MISSING, ON_SITE, submission
 from tests.launch.test_site_keys import NORMAL
 

@@ -13,19 +13,20 @@ import pytest
 
 from launch.attempt.outcome import exit_codes, judge, publish_if_finished, stopped
 from parallelbench.errors import ConfigError, StorageError
-from parallelbench.rank.worker import RankError, classify
-from parallelbench.store.attempt import RETRYABLE
-from parallelbench.store.durable import fill
-from parallelbench.store.journal import Journal
+from parallelbench.results.attempt import RETRYABLE
+from parallelbench.results.files import fill
+from parallelbench.results.journal import Journal
 from parallelbench.strategies.single import Single
+from parallelbench.training.worker import RankError, classify
 from tests.analysis.factory import Fake, begin, config, write_epochs
 from tests.faults import fault
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from parallelbench.spec.config import RunConfig, Strategy
-    from parallelbench.store.attempt import Attempt
+    from parallelbench.config.components import Strategy
+    from parallelbench.config.run import RunConfig
+    from parallelbench.results.attempt import Attempt
 
 TORCHRUN = """\
 W1121 02:05:10.000000 140 distributed/elastic/multiprocessing/api.py:900] Sending process 141 closing signal SIGTERM

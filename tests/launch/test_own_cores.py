@@ -11,7 +11,7 @@ import pytest
 
 from launch.slurm import own_cores as module
 from launch.slurm.own_cores import own_cores
-from parallelbench.world.devices import Machine
+from parallelbench.world.machine import Machine
 from tests.faults import fault
 
 CORES = tuple(range(900, 908))

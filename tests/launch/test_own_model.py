@@ -17,9 +17,9 @@ import torch
 from launch.preparation import check_data
 from launch.sweep import one_run
 from launch.sweep.compose import Extension
+from parallelbench.config.check import check_run
 from parallelbench.errors import ConfigError
-from parallelbench.rank.metric_check import check_sums
-from parallelbench.spec.check import check_run
+from parallelbench.training.checks.parts import check_sums
 
 PAGE = (Path(__file__).parents[2] / "docs" / "adding-a-model.md").read_text()
 OWN = ["model=wide", "data=shapes", "site.data_dir=data"]

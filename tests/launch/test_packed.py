@@ -28,15 +28,15 @@ from launch.slurm.job_group import job_groups
 from launch.slurm.submit import prepare_for_site
 from launch.sweep import expand, one_run
 from parallelbench.errors import ConfigError
-from parallelbench.rank.warm import PRELOADED, forked, unforkable
-from parallelbench.store.folder import RunFolder, find_runs
+from parallelbench.results.folder import RunFolder, find_runs
+from parallelbench.training.warm import PRELOADED, forked, unforkable
 from tests.helpers import TINY
 from tests.launch.programs import Program, completed
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from parallelbench.store.attempt import Outcome
+    from parallelbench.results.attempt import Outcome
 
 PACKED = "launcher.pack=true"
 QUICK = (*TINY, "measure.parity=false", "sweep.order=listed")
@@ -271,7 +271,7 @@ def test_finished_runs_stay_when_all_is_ended_midway(number: signal.Signals, tmp
 @pytest.mark.exhaustive
 def test_all_that_is_preloaded_leaves_one_thread_and_no_cuda() -> None:
     imports = "; ".join(f"import {name}" for name in PRELOADED)
-    code = f"{imports}; from parallelbench.rank.warm import unforkable; print(unforkable())"
+    code = f"{imports}; from parallelbench.training.warm import unforkable; print(unforkable())"
     variables = environment(one_run([*TINY, "cores_per_device=2"]).run, "cpu", os.environ, cores=2)
     done = subprocess.run([sys.executable, "-c", code], env=variables, capture_output=True, text=True, check=False)
     assert done.stdout == "None\n", done.stderr

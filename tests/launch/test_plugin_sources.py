@@ -21,19 +21,19 @@ from launch.launcher import SubmitOptions, launcher_of
 from launch.sweep import expand, one_run
 from launch.sweep.compose import Extension
 from launch.sweep.extension import extension
+from parallelbench.config.build import component_class, from_mapping, to_mapping
+from parallelbench.config.identity import run_id
+from parallelbench.config.plugin import require_sources, sources_now
 from parallelbench.errors import ConfigError
-from parallelbench.probes.environment import capture
-from parallelbench.spec.identity import run_id
-from parallelbench.spec.mapping import component_class, from_mapping, to_mapping
-from parallelbench.spec.plugin import require_sources, sources_now
-from parallelbench.store.folder import RunFolder
+from parallelbench.measure.environment import capture
+from parallelbench.results.folder import RunFolder
 from tests.helpers import TINY
 from tests.launch.test_plugin import CODE, YAML, program
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from parallelbench.spec.config import RunConfig
+    from parallelbench.config.run import RunConfig
 
 MINE = [*TINY, "strategy=mine", "measure=debug", "launcher=inline", "epochs=1"]
 CHANGED = CODE + "\n# another version\n"

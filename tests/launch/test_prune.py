@@ -15,7 +15,7 @@ from launch.slurm import record
 from launch.stale import YOUNG_S, stale
 from launch.sweep import expand
 from parallelbench import cli
-from parallelbench.store.folder import RunFolder, find_runs
+from parallelbench.results.folder import RunFolder, find_runs
 from tests.helpers import TINY
 from tests.launch.fake_slurm import DONE, MISSING, ON_SITE, submission
 

@@ -19,8 +19,8 @@ from launch.slurm.slurm_launcher import OnSlurm
 from launch.slurm.submit import not_submitted
 from launch.slurm.task_ids import tasks_of
 from parallelbench.errors import StorageError
-from parallelbench.store.attempt import OUTCOMES, Outcome, OutcomeName
-from parallelbench.store.folder import RunFolder, State
+from parallelbench.results.attempt import OUTCOMES, Outcome, OutcomeName
+from parallelbench.results.folder import RunFolder, State
 from tests.launch.fake_slurm import DONE, MISSING, FakeSlurm, submission
 
 FAILED = State("failed", Outcome(outcome="oom", reason="out of memory", finished_at=2.0), 1)

@@ -22,9 +22,9 @@ from analysis import excluded, load
 from analysis.comparison.exclusions import Exclusion
 from parallelbench.cli import main
 from parallelbench.models.mlp import Mlp
-from parallelbench.rank.epoch_boundary import Policy
-from parallelbench.store.journal import read_tables
-from parallelbench.store.records import TABLES
+from parallelbench.results.journal import read_tables
+from parallelbench.results.tables import TABLES
+from parallelbench.training.checkpoint import Policy
 from tests.faults import fault
 from tests.helpers import TINY
 from tests.launch.programs import Program, completed, kill, the_run
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from parallelbench.store.attempt import Attempt
-    from parallelbench.store.folder import RunFolder
+    from parallelbench.results.attempt import Attempt
+    from parallelbench.results.folder import RunFolder
 
 pytestmark = pytest.mark.slow
 
@@ -216,7 +216,7 @@ DROPS = '''
 """A model that drops half of what it sees, and notes which half."""
 import os
 
-from parallelbench.spec.model import Model
+from parallelbench.config.components import Model
 
 
 class Drops(Model, frozen=True, kw_only=True):

@@ -15,15 +15,15 @@ import pyarrow.parquet as pq
 import pytest
 
 import conf
-from parallelbench.store.folder import find_runs
-from parallelbench.store.records import TABLES
+from parallelbench.results.folder import find_runs
+from parallelbench.results.tables import TABLES
 from tests.faults import fault
 from tests.helpers import TINY, fill_disk
 from tests.launch.programs import Program, completed, finished_epochs, kill, the_run
 
 if TYPE_CHECKING:
-    from parallelbench.store.attempt import Outcome
-    from parallelbench.store.folder import RunFolder
+    from parallelbench.results.attempt import Outcome
+    from parallelbench.results.folder import RunFolder
 
 pytestmark = pytest.mark.slow
 

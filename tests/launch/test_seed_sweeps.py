@@ -15,9 +15,9 @@ from launch import preparation
 from launch.slurm.submit import prepare_for_site
 from launch.sweep import PlannedRun, expand
 from parallelbench.cli import main
+from parallelbench.config.check import check_run
 from parallelbench.data.prepared import MANIFEST
 from parallelbench.errors import ConfigError
-from parallelbench.spec.check import check_run
 from tests.launch.plans import plan
 
 pytestmark = pytest.mark.slow

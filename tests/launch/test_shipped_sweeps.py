@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from launch.sweep.compose import group_choices
-from parallelbench.spec.check import check_run
+from parallelbench.config.check import check_run
 from tests.launch.plans import plan
 
 pytestmark = pytest.mark.slow

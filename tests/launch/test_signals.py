@@ -15,8 +15,8 @@ from launch.attempt.life_cycle import carry_out
 from launch.attempt.supervise import Interrupted, stoppable, supervise
 from launch.attempt.warm_workers import _Parent
 from launch.sweep import one_run
-from parallelbench.rank.warm import ForkRequest
-from parallelbench.store.folder import RunFolder
+from parallelbench.results.folder import RunFolder
+from parallelbench.training.warm import ForkRequest
 from tests.faults import fault
 from tests.helpers import TINY
 

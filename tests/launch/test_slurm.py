@@ -28,7 +28,7 @@ from launch.sweep.compose import Extension
 from launch.verbs import doctor
 from launch.verbs.doctor import file_system
 from parallelbench.errors import ConfigError
-from parallelbench.store.folder import RunFolder
+from parallelbench.results.folder import RunFolder
 from tests.launch.fake_slurm import DONE, MISSING, ON_SITE, FakeSlurm, run_of, submission
 
 

@@ -19,9 +19,9 @@ from launch.slurm.shape import STOP_AT_FAILURE
 from launch.slurm.submit import batch_script, prepare_for_site
 from launch.sweep import PlannedRun
 from parallelbench.cli import main
+from parallelbench.config.build import from_mapping
+from parallelbench.config.sites import expanded
 from parallelbench.errors import ConfigError
-from parallelbench.spec.launchers import expanded
-from parallelbench.spec.mapping import from_mapping
 from tests.faults import fault
 from tests.helpers import TINY, plain, quoted
 

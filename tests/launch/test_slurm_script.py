@@ -19,9 +19,9 @@ from launch.slurm.shape import setup_lines
 from launch.slurm.slurm_launcher import OnSlurm
 from launch.slurm.submit import batch_script, prepare_for_site
 from launch.sweep import PlannedRun, one_run
+from parallelbench.config.sites import Site
 from parallelbench.errors import ConfigError
-from parallelbench.spec.launchers import Site
-from parallelbench.store.folder import RunFolder
+from parallelbench.results.folder import RunFolder
 from tests.launch.fake_slurm import ON_SITE, run_of, submission
 
 

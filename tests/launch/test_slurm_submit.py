@@ -17,9 +17,9 @@ from launch.slurm.record import Submission
 from launch.slurm.scheduler import NoJob, SchedulerError, SubmissionError
 from launch.sweep import expand
 from parallelbench import cli
+from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError, StorageError
-from parallelbench.spec.config import RunConfig
-from parallelbench.store.folder import RunFolder, find_runs
+from parallelbench.results.folder import RunFolder, find_runs
 from tests.faults import fault
 from tests.launch.fake_slurm import DONE, MISSING, ON_SITE, FakeSlurm
 

@@ -13,8 +13,8 @@ from rich.markup import escape
 from launch.states import glance, states_below, states_of
 from launch.verbs.listing import MANY, listing
 from parallelbench import cli
-from parallelbench.store.attempt import OUTCOMES, PUBLISHED
-from parallelbench.store.folder import RunFolder, State, find_runs
+from parallelbench.results.attempt import OUTCOMES, PUBLISHED
+from parallelbench.results.folder import RunFolder, State, find_runs
 from tests.analysis.factory import Fake, begin, config, failed, published
 
 if TYPE_CHECKING:

@@ -19,13 +19,12 @@ from launch.preparation import prepare_all
 from launch.sweep.compose import NOTHING, Extension, parse, resolve, resolved_by_omegaconf
 from launch.sweep.expansion import PlannedRun, _set, expand, one_run
 from launch.sweep.points import Point, points_of
+from parallelbench.config.build import from_mapping
+from parallelbench.config.check import check_run
+from parallelbench.config.identity import run_id
+from parallelbench.config.run import RunConfig, SweepBlock
 from parallelbench.errors import MOST_REFUSALS, ConfigError, Refusals
-from parallelbench.spec.check import check_run
-from parallelbench.spec.config import RunConfig
-from parallelbench.spec.identity import run_id
-from parallelbench.spec.mapping import from_mapping
-from parallelbench.spec.settings import SweepBlock
-from parallelbench.world.devices import Machine, this_machine
+from parallelbench.world.machine import Machine, this_machine
 from tests.compositions import by_hydra
 from tests.faults import fault
 from tests.helpers import plain

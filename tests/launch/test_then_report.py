@@ -19,7 +19,7 @@ from launch.slurm.slurm_launcher import OnSlurm
 from launch.sweep import one_run
 from launch.verbs import running
 from parallelbench.errors import ConfigError
-from parallelbench.store.folder import RunFolder
+from parallelbench.results.folder import RunFolder
 from tests.helpers import TINY
 from tests.launch.fake_slurm import MISSING, ON_SITE, submission
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from subprocess import CompletedProcess
 
     from launch.slurm.record import Submission
-    from parallelbench.spec.config import RunConfig
+    from parallelbench.config.run import RunConfig
     from tests.launch.fake_slurm import FakeSlurm
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from parallelbench import cli
-from parallelbench.spec.mapping import component_class
-from parallelbench.store.folder import RunFolder, find_runs
+from parallelbench.config.build import component_class
+from parallelbench.results.folder import RunFolder, find_runs
 from tests.helpers import TINY
 
 CODE = '''
@@ -30,7 +30,7 @@ from launch.attempt.supervise import supervise
 from launch.launcher import Launcher, RunStatus, SweepStatus
 from launch.preparation import checked
 from parallelbench.errors import ConfigError, count_of
-from parallelbench.spec.launchers import LauncherOptions
+from parallelbench.config.sites import LauncherOptions
 
 QUEUE = "queue"
 

@@ -15,17 +15,17 @@ from launch.tuning import trials
 from launch.tuning.choices import Choice, applied, open_keys, read, tuned, work_of
 from launch.tuning.trials import stages, worth
 from parallelbench.cli import main
+from parallelbench.config.build import from_mapping, to_mapping
 from parallelbench.errors import ConfigError
-from parallelbench.rank.tuning import FIRST_LOSS_TOLERANCE, GAIN, LOSS_TOLERANCE, Findings, Trial, patched, search
-from parallelbench.spec.mapping import from_mapping, to_mapping
-from parallelbench.store.folder import find_runs
+from parallelbench.results.folder import find_runs
+from parallelbench.training.tuning import FIRST_LOSS_TOLERANCE, GAIN, LOSS_TOLERANCE, Findings, Trial, patched, search
 from tests.helpers import TINY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from parallelbench.rank.tuning import Patch
+    from parallelbench.training.tuning import Patch
 
 FAST = {"precision": "bf16", "optimizer.implementation": "fused"}
 

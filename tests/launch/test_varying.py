@@ -9,7 +9,7 @@ import pytest
 from launch.sweep import expand
 from launch.sweep.varying import varying
 from parallelbench import cli
-from parallelbench.store.folder import RunFolder
+from parallelbench.results.folder import RunFolder
 from tests.analysis.factory import failed, published
 from tests.helpers import TINY
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(autouse=True)
 def no_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("parallelbench.world.devices.visible_gpus", lambda: ())
+    monkeypatch.setattr("parallelbench.world.machine.visible_gpus", lambda: ())
     monkeypatch.chdir(tmp_path)
 
 

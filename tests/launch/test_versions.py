@@ -10,9 +10,9 @@ import pytest
 import yaml
 
 from analysis import load
-from parallelbench.spec.identity import CONFIGURATION_VERSION
-from parallelbench.store.folder import file_sha256, find_runs
-from parallelbench.store.records import TABLES_VERSION
+from parallelbench.config.identity import CONFIGURATION_VERSION
+from parallelbench.results.folder import file_sha256, find_runs
+from parallelbench.results.tables import TABLES_VERSION
 from tests.faults import fault
 from tests.helpers import TINY
 from tests.launch.programs import completed
@@ -21,7 +21,7 @@ from tests.versions import other_version
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from parallelbench.store.folder import RunFolder
+    from parallelbench.results.folder import RunFolder
 
 ARGUMENTS = ("submit", *TINY, "epochs=1", "measure.parity=false", "measure.telemetry_hz=0", "launcher.checkpoint=never")
 

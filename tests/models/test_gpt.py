@@ -24,15 +24,15 @@ from analysis.advisor.layouts import layouts_of
 from analysis.advisor.measurements import SHAPES
 from analysis.advisor.transformer import model_flops
 from analysis.advisor.transformer import parameters as formula
+from parallelbench.config.build import build
+from parallelbench.config.run import RunConfig
 from parallelbench.data.tokens import Tokens
 from parallelbench.errors import ConfigError
+from parallelbench.measure.layers import layer_counts
 from parallelbench.models.gpt import Gpt
 from parallelbench.models.gpt_layers import new_layers, turned
 from parallelbench.models.modules import sequence
-from parallelbench.rank.count_layers import layer_counts
-from parallelbench.rank.session import build_model
-from parallelbench.spec.config import RunConfig
-from parallelbench.spec.mapping import build
+from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
 from tests.strategies.training import configure, loader_of
 
@@ -202,7 +202,7 @@ def test_every_file_is_built_and_those_for_clusters_are_planned_without_torch() 
         ["gpt", "gpt2_small", "gpt_moe", "gpt_moe_tiny", "gpt_tiny", *(f"mpt_{size}" for size in SHAPES)]
     )
     code = (
-        "import sys; from launch.sweep import one_run; from parallelbench.spec.check import check_run\n"
+        "import sys; from launch.sweep import one_run; from parallelbench.config.check import check_run\n"
         "data = ['data=tokens', 'data.vocabulary=50257', 'data.sequence=2048']\n"
         "for name, strategy in (('mpt_70b', 'fsdp'), ('mpt_30b', 'tensor_parallel')):\n"
         "    run = one_run([*data, f'model={name}', f'strategy={strategy}', 'devices=8', 'batch_size=64']).run\n"

@@ -15,11 +15,11 @@ from omegaconf import OmegaConf
 from torch import nn
 
 import conf
+from parallelbench.config import build
+from parallelbench.config.components import Model
 from parallelbench.errors import ConfigError
 from parallelbench.models.modules import Dense, sequence
 from parallelbench.models.norms import SyncBatchNorm
-from parallelbench.spec import mapping
-from parallelbench.spec.model import Model
 
 FILES = sorted(Path(conf.__file__).parent.glob("model/*.yaml"))
 NAMES = [path.stem for path in FILES if "models.gpt" not in path.read_text()]  # those are in test_gpt.py
@@ -31,7 +31,7 @@ def spec(name: str, **options: Any) -> Model:
     with initialize_config_module("conf", version_base=None):
         node = OmegaConf.to_container(compose(f"model/{name}"))
     assert isinstance(node, dict)
-    model: Model = mapping.build({**node["model"], **options}, "model")
+    model: Model = build.build({**node["model"], **options}, "model")
     assert isinstance(model, Model)
     return model
 
@@ -327,7 +327,7 @@ def test_wrong_options_are_refused_by_name(name: str, options: dict[str, Any], w
 def test_a_specification_survives_the_way_to_plain_data_and_back(name: str) -> None:
     model = spec(name)
     options = {field: getattr(model, field) for field in model.__struct_fields__}
-    again = mapping.build({"_target_": f"{type(model).__module__}.{type(model).__name__}", **options}, "model")
+    again = build.build({"_target_": f"{type(model).__module__}.{type(model).__name__}", **options}, "model")
     assert again == model
     assert hash(again) == hash(model)
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from parallelbench.losses import CrossEntropy
-from parallelbench.rank.session import build_model
-from parallelbench.rank.train import Trainer
-from parallelbench.store.publish import configured_columns
+from parallelbench.optim.losses import CrossEntropy
+from parallelbench.results.publish import configured_columns
+from parallelbench.training.loop import Trainer
+from parallelbench.training.torch_session import build_model
 from parallelbench.world.numerics import Sums, sums
 from parallelbench.world.world import World
 from tests.helpers import TINY, configured
@@ -21,8 +21,8 @@ from tests.strategies.training import configure, shard_loader
 from tests.test_closing import Rows
 
 if TYPE_CHECKING:
-    from parallelbench.spec.config import RunConfig
-    from parallelbench.spec.dataset import Arrays
+    from parallelbench.config.components import Arrays
+    from parallelbench.config.run import RunConfig
 
 WINDOW = 10
 DATA = (

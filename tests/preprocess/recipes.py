@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from parallelbench.config.task import RECIPES, Request, Task
 from parallelbench.preprocess import tables
 from parallelbench.preprocess.engine_process import engine_of, execute
 from parallelbench.preprocess.reference import Columns
-from parallelbench.spec.task import RECIPES, Request, Task
 
 __all__ = ["RECIPES", "by_hand", "carried_out", "columns", "table", "task"]
 

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 import torch
 
+from parallelbench.config.task import HASH_FACTOR, HASH_MASK, HASH_TERM
 from parallelbench.preprocess import reference, tables
 from parallelbench.preprocess.stage import in_order, tolerance
-from parallelbench.spec.task import HASH_FACTOR, HASH_MASK, HASH_TERM
 from tests.preprocess.recipes import RECIPES, by_hand, carried_out, columns, table, task
 
 ENGINES = ("numpy", "torch", "arrow", "polars", "duckdb")

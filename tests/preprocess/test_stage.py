@@ -12,15 +12,15 @@ import pytest
 
 from launch.preparation import check_engine
 from parallelbench.cli import main
+from parallelbench.config.check import check_run
+from parallelbench.config.components import Arrays
+from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError, EngineError
 from parallelbench.preprocess import engine_environments, stage, tables
 from parallelbench.preprocess.reference import prepare
-from parallelbench.rank.prepared_set import Preprocessing
-from parallelbench.rank.worker import classify
-from parallelbench.spec.check import check_run
-from parallelbench.spec.config import RunConfig
-from parallelbench.spec.dataset import Arrays
-from parallelbench.store.attempt import Attempt
+from parallelbench.preprocess.training_set import Preprocessing
+from parallelbench.results.attempt import Attempt
+from parallelbench.training.worker import classify
 from tests.helpers import TINY, configured
 
 SHAPE = (*TINY, "data.train_samples=70000", "data.test_samples=1000", "data.image_size=4", "epochs=0")

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from launch.slurm import record
-from parallelbench.store.folder import RunFolder, find_runs
-from parallelbench.store.journal import read_entries, read_tables
+from parallelbench.results.folder import RunFolder, find_runs
+from parallelbench.results.journal import read_entries, read_tables
 from tests.helpers import TINY
 from tests.slurm.daemons import is_alive, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from parallelbench.store.attempt import Attempt, Outcome
+    from parallelbench.results.attempt import Attempt, Outcome
     from tests.slurm.cluster import Cluster
 
 PATIENCE_S = 500.0

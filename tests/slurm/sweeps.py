@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from launch.slurm import record
 from parallelbench.cli import main
 from parallelbench.errors import count_of
-from parallelbench.store.folder import RunFolder, find_runs
+from parallelbench.results.folder import RunFolder, find_runs
 from tests.helpers import TINY, quoted
 from tests.slurm.daemons import DaemonError, until
 

@@ -13,7 +13,7 @@ import psutil
 
 from launch.slurm import hours, scheduler, stuck
 from launch.stale import YOUNG_S
-from parallelbench.store.folder import find_runs
+from parallelbench.results.folder import find_runs
 from tests.faults import fault
 from tests.helpers import fill_disk
 from tests.slurm.daemons import until

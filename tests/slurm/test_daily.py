@@ -9,7 +9,7 @@ import pytest
 
 from launch.slurm.partitions import partitions, reservations
 from launch.slurm.turns import MOST_TURNS
-from parallelbench.store.folder import find_runs
+from parallelbench.results.folder import find_runs
 from tests.slurm.daemons import until
 from tests.slurm.jobs import show, submit
 from tests.slurm.runs import WITHOUT_TORCH

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parallelbench.store.folder import find_runs
+from parallelbench.results.folder import find_runs
 from tests.faults import fault
 from tests.helpers import quoted
 from tests.launch.test_slurm_input import TEXT, generated

@@ -12,8 +12,8 @@ import msgspec
 import pytest
 
 from launch.slurm import record
-from parallelbench.spec.identity import CONFIGURATION_VERSION, run_id
-from parallelbench.store.folder import RunFolder, find_runs
+from parallelbench.config.identity import CONFIGURATION_VERSION, run_id
+from parallelbench.results.folder import RunFolder, find_runs
 from tests.faults import fault
 from tests.slurm.daemons import until
 from tests.slurm.runs import WITHOUT_TORCH

@@ -12,7 +12,7 @@ import polars as pl
 import psutil
 import pytest
 
-from parallelbench.store.folder import file_sha256
+from parallelbench.results.folder import file_sha256
 from tests.faults import fault
 from tests.slurm.cluster import Cluster
 from tests.slurm.conftest import started
@@ -34,7 +34,7 @@ from tests.slurm.runs import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from parallelbench.store.attempt import Attempt
+    from parallelbench.results.attempt import Attempt
 
 FEW = "epochs=400"
 """Enough on two nodes that a fault hits in between, few enough to end soon."""

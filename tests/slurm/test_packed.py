@@ -13,7 +13,7 @@ from tests.slurm.runs import Sweep
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from parallelbench.store.folder import RunFolder
+    from parallelbench.results.folder import RunFolder
     from tests.slurm.cluster import Cluster
 
 PACKED = "launcher.pack=true"

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from launch.slurm import queue, record, scheduler
-from parallelbench.store.folder import find_runs
+from parallelbench.results.folder import find_runs
 from tests.faults import fault
 from tests.slurm.conftest import started
 from tests.slurm.daemons import until

@@ -134,7 +134,7 @@ def _kill(sweep: Sweep, victim: str) -> None:
 def _killed(process: psutil.Process) -> bool:
     """Whether this is a rank; it is killed."""
     with suppress(psutil.NoSuchProcess):
-        if "parallelbench.rank.worker" in process.cmdline():
+        if "parallelbench.training.worker" in process.cmdline():
             process.kill()
             return True
     return False

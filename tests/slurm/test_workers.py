@@ -12,7 +12,7 @@ import msgspec
 import psutil
 import pytest
 
-from parallelbench.store.folder import find_runs
+from parallelbench.results.folder import find_runs
 from tests.faults import fault
 from tests.slurm import daemons
 from tests.slurm.cluster import Cluster

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from parallelbench.rank.session import build_model
-from parallelbench.spec.config import RunConfig
+from parallelbench.config.run import RunConfig
 from parallelbench.strategies.parts.server_workers import WorkerReplica
 from parallelbench.strategies.parts.servers import AsyncServer
+from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
 from tests.strategies.test_parity import MODELS, SYNTHETIC
 from tests.strategies.training import configure, loader_of

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from parallelbench.config.build import completed, to_mapping, whole_mapping
+from parallelbench.config.identity import run_id
+from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError
-from parallelbench.probes.counted_bytes import CountedBytes
-from parallelbench.rank.likeness import statistics_warnings
-from parallelbench.rank.session import build_model
-from parallelbench.spec.config import RunConfig
-from parallelbench.spec.identity import run_id
-from parallelbench.spec.mapping import completed, to_mapping, whole_mapping
+from parallelbench.measure.counted_bytes import CountedBytes
+from parallelbench.training.checks.likeness import statistics_warnings
+from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
 from tests.ranks import run_ranks
 from tests.strategies.test_parity import SYNTHETIC, assert_equal

@@ -14,13 +14,13 @@ import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
+from parallelbench.config.components import Batch
+from parallelbench.config.run import RunConfig
 from parallelbench.loaders.resident import ResidentLoader
-from parallelbench.marks.spans import PHASES, Spans
-from parallelbench.probes import step_attribution
-from parallelbench.probes.step_attribution import AttributionPass, installed
-from parallelbench.rank.session import build_loader, build_model
-from parallelbench.spec.batch import Batch
-from parallelbench.spec.config import RunConfig
+from parallelbench.measure import attribution
+from parallelbench.measure.attribution import AttributionPass, installed
+from parallelbench.measure.spans import PHASES, Spans
+from parallelbench.training.torch_session import build_loader, build_model
 from parallelbench.world.world import World
 from tests.ranks import run_ranks
 from tests.scripted_cuda import CPU, WORLD, ScriptedCuda
@@ -198,7 +198,7 @@ def test_on_a_gpu_each_phase_lasts_until_its_stream_is_idle(monkeypatch: pytest.
     """The host launches in no time; what other streams do goes on, and belongs to no phase."""
     device = ScriptedCuda()
     device.install(monkeypatch)
-    monkeypatch.setattr(step_attribution.time, "perf_counter", lambda: device.now_s)
+    monkeypatch.setattr(attribution.time, "perf_counter", lambda: device.now_s)
     replica, run = single()
     side = device.new_stream(CPU)
     for method, took_s in (("_predict", 2.0), ("_backward", 3.0), ("_update", 0.5)):

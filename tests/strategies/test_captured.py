@@ -12,13 +12,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from parallelbench.config.check import check_run
+from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError
-from parallelbench.optimizers import Adam
-from parallelbench.rank.new_replica import new_replica
-from parallelbench.rank.session import build_model
-from parallelbench.spec.check import check_run
-from parallelbench.spec.config import RunConfig
+from parallelbench.optim.optimizers import Adam
 from parallelbench.strategies.parts.captured import WARM_STEPS, CapturedReplica
+from parallelbench.training.replica import new_replica
+from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
 from tests.helpers import configured
 from tests.planted import stops_updating

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from parallelbench.rank.session import build_model
-from parallelbench.rank.train import Trainer
-from parallelbench.spec.batch import Shard
+from parallelbench.config.components import Shard
 from parallelbench.strategies.parts.step_norms import StepNorms
+from parallelbench.training.loop import Trainer
+from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
 from tests.ranks import run_ranks
 from tests.strategies.test_parity import MODELS, SYNTHETIC
@@ -21,7 +21,7 @@ from tests.strategies.training import STEPS, configure, loader_of, shard_loader
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from parallelbench.spec.config import RunConfig
+    from parallelbench.config.run import RunConfig
 
 NAMES = ("gradient_norm_mean", "gradient_norm_max", "clipped_share")
 

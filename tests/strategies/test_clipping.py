@@ -12,20 +12,20 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from parallelbench.config.check import check_run
+from parallelbench.config.components import Shard
+from parallelbench.config.identity import run_id
+from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError
-from parallelbench.marks.spans import Spans
-from parallelbench.marks.traffic import Traffic
-from parallelbench.probes.step_attribution import installed
-from parallelbench.rank.checked_run import as_checked
-from parallelbench.rank.session import build_model
-from parallelbench.spec.batch import Shard
-from parallelbench.spec.check import check_run
-from parallelbench.spec.config import RunConfig
-from parallelbench.spec.identity import run_id
+from parallelbench.measure.attribution import installed
+from parallelbench.measure.spans import Spans
+from parallelbench.measure.traffic import Traffic
 from parallelbench.strategies.ddp import Ddp
 from parallelbench.strategies.fsdp import Fsdp
 from parallelbench.strategies.parts.clipping import Clipping
 from parallelbench.strategies.parts.layer_split import LayerSplitReplica
+from parallelbench.training.checks.likeness import as_checked
+from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
 from tests.helpers import configured
 from tests.ranks import run_ranks

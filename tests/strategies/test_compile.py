@@ -11,11 +11,11 @@ import msgspec
 import pytest
 import torch
 
+from parallelbench.config.check import check_run
+from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError
-from parallelbench.optimizers import FirstOrder
-from parallelbench.rank.session import build_model
-from parallelbench.spec.check import check_run
-from parallelbench.spec.config import RunConfig
+from parallelbench.optim.optimizers import FirstOrder
+from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
 from tests.helpers import configured
 from tests.ranks import run_ranks

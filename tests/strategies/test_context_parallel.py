@@ -13,16 +13,16 @@ import torch
 from torch import nn
 
 from launch.sweep import one_run
+from parallelbench.config.check import check_run
+from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError
+from parallelbench.measure.counted_bytes import CountedBytes
 from parallelbench.models.gpt_layers import CausalAttention, TokenEmbed, attended
-from parallelbench.probes.counted_bytes import CountedBytes
-from parallelbench.rank.new_replica import new_replica
-from parallelbench.rank.session import build_model
-from parallelbench.spec.check import check_run
-from parallelbench.spec.config import RunConfig
 from parallelbench.strategies.context_parallel import ContextParallel
 from parallelbench.strategies.parts import attention_blocks
 from parallelbench.strategies.parts.context_replica import own_places
+from parallelbench.training.replica import new_replica
+from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
 from tests.ranks import run_ranks
 from tests.strategies.test_attribution import shares, with_a_slow_rank

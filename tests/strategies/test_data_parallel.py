@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 from launch.sweep import one_run
+from parallelbench.config.check import check_run
+from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError
-from parallelbench.rank.checked_run import as_checked, local_statistics
-from parallelbench.rank.session import build_model
-from parallelbench.spec.check import check_run
-from parallelbench.spec.config import RunConfig
+from parallelbench.training.checks.likeness import as_checked, local_statistics
+from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
 from tests.strategies.training import drive, one_device
 

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 from torch import Tensor, nn
 
-from parallelbench.marks.traffic import Traffic
-from parallelbench.spec.batch import Shard
-from parallelbench.spec.config import RunConfig
+from parallelbench.config.components import Shard
+from parallelbench.config.run import RunConfig
+from parallelbench.measure.traffic import Traffic
 from parallelbench.strategies import ring_ddp
 from parallelbench.strategies.fsdp import Fsdp
 from parallelbench.strategies.hsdp import Hsdp

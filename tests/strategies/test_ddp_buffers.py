@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from parallelbench.rank.session import build_model
-from parallelbench.spec.config import RunConfig
+from parallelbench.config.run import RunConfig
 from parallelbench.strategies.parts import data_parallel_base
+from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
 from tests.ranks import run_ranks
 from tests.strategies.training import configure, loader_of

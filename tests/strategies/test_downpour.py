@@ -21,14 +21,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
+from parallelbench.config.components import Shard
+from parallelbench.config.run import RunConfig
 from parallelbench.loaders.resident import ResidentLoader
-from parallelbench.rank.session import build_model
-from parallelbench.spec.batch import Shard
-from parallelbench.spec.config import RunConfig
-from parallelbench.store.journal import read_entries
+from parallelbench.results.journal import read_entries
 from parallelbench.strategies.parameter_server import ParameterServer
 from parallelbench.strategies.parts.server_workers import AsyncWorker
 from parallelbench.strategies.parts.servers import AsyncServer
+from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
 from tests.ranks import run_ranks
 from tests.strategies.serving import EPOCHS, PARAMETERS, small, train_epochs

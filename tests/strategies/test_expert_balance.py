@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+from parallelbench.config.components import Shard
+from parallelbench.measure.layers import layer_counts
 from parallelbench.models.expert_tokens import ExpertTokens, take_expert_tokens
 from parallelbench.models.gpt_moe_layers import MixtureOfExperts
-from parallelbench.rank.count_layers import layer_counts
-from parallelbench.rank.expert_balance import ExpertBalance
-from parallelbench.rank.session import build_model
-from parallelbench.rank.train import Trainer
-from parallelbench.spec.batch import Shard
+from parallelbench.training.loop import Trainer
+from parallelbench.training.observers import ExpertBalance
+from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
 from tests.ranks import run_ranks
 from tests.strategies.test_gpt_parity import TOKENS
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from parallelbench.spec.config import RunConfig
+    from parallelbench.config.run import RunConfig
 
 EPOCHS = ("epochs=2", "optimizer.lr=0.5")
 

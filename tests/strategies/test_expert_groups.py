@@ -9,13 +9,13 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
+from parallelbench.config.check import check_run
 from parallelbench.errors import ConfigError
-from parallelbench.marks.spans import Spans
-from parallelbench.probes.step_attribution import installed
-from parallelbench.rank.session import build_model
-from parallelbench.spec.check import check_run
+from parallelbench.measure.attribution import installed
+from parallelbench.measure.spans import Spans
 from parallelbench.strategies.parts import expert_shards
 from parallelbench.strategies.parts.expert_shards import GroupSums
+from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
 from tests.planted import once_after
 from tests.ranks import run_ranks
@@ -29,7 +29,7 @@ from tests.test_closing import failed, on_ranks, passed, stays_right
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from parallelbench.spec.config import RunConfig
+    from parallelbench.config.run import RunConfig
 
 RANKS = 2
 """Of a group, in worlds of four."""

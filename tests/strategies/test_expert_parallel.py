@@ -11,14 +11,14 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError
+from parallelbench.measure.counted_bytes import CountedBytes
 from parallelbench.models.gpt_moe_layers import MixtureOfExperts
-from parallelbench.probes.counted_bytes import CountedBytes
-from parallelbench.rank.new_replica import new_replica
-from parallelbench.rank.session import build_model
-from parallelbench.spec.config import RunConfig
 from parallelbench.strategies.parts import expert_shards
 from parallelbench.strategies.parts.expert_shards import TokenExchange
+from parallelbench.training.replica import new_replica
+from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
 from tests.ranks import run_ranks
 from tests.strategies.test_gpt_parity import TOKENS

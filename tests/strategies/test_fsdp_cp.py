@@ -12,15 +12,15 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
+from parallelbench.config.components import Shard
+from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError
-from parallelbench.rank.new_replica import new_replica
-from parallelbench.rank.session import build_model
-from parallelbench.spec.batch import Shard
-from parallelbench.spec.config import RunConfig
 from parallelbench.strategies.fsdp_cp import FsdpCp
 from parallelbench.strategies.parts.context_group import ContextGroup
 from parallelbench.strategies.parts.context_ring import Ring
 from parallelbench.strategies.parts.meshes import device_mesh
+from parallelbench.training.replica import new_replica
+from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
 from tests.ranks import PATIENCE_S, run_ranks
 from tests.strategies import test_context_parallel as alone

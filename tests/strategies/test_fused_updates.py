@@ -10,7 +10,7 @@ import pytest
 import torch.distributed as dist
 
 from parallelbench.errors import ConfigError
-from parallelbench.optimizers import Adagrad, Adam, AdamW, FirstOrder, Sgd
+from parallelbench.optim.optimizers import Adagrad, Adam, AdamW, FirstOrder, Sgd
 from tests.helpers import configured
 
 _UPDATE = """

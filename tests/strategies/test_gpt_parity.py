@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError
-from parallelbench.rank.session import build_model
-from parallelbench.spec.config import RunConfig
+from parallelbench.training.torch_session import build_model
 from tests.ranks import run_ranks
 from tests.strategies.test_parity import OVERRIDES, SHIPPED, assert_equal
 from tests.strategies.training import configure, one_device, train

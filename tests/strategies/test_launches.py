@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from parallelbench.rank.session import build_model
+from parallelbench.training.torch_session import build_model
 from parallelbench.world.numerics import Sums, sums
 from parallelbench.world.world import World
 from tests.helpers import configured

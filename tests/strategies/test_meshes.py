@@ -12,13 +12,13 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import RowwiseParallel
 
+from parallelbench.config.components import Shard
+from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError
-from parallelbench.rank.session import build_model
-from parallelbench.spec.batch import Shard
-from parallelbench.spec.config import RunConfig
 from parallelbench.strategies.parts import fsdp_shards, tensor_shards
 from parallelbench.strategies.parts.meshes import Mesh, check_tensor_plan
 from parallelbench.strategies.parts.pipeline_stages import PipelineReplica
+from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
 from tests.ranks import run_ranks
 from tests.strategies.recorded import Recorded

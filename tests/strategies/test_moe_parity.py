@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError
-from parallelbench.spec.config import RunConfig
 from parallelbench.world.numerics import Numerics
 from tests.ranks import run_ranks
 from tests.strategies.test_gpt_parity import PARTED, TOKENS

@@ -11,18 +11,17 @@ import pytest
 import torch
 
 from launch.sweep import one_run
+from parallelbench.config.check import check_run
+from parallelbench.config.components import Traits
+from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError
-from parallelbench.rank import model_traits
-from parallelbench.rank.checked_run import as_checked
-from parallelbench.rank.likeness import checks_parity, traits_warnings
-from parallelbench.rank.logits_check import check_logits
-from parallelbench.rank.model_traits import check_traits, traits_of
-from parallelbench.rank.parity import check_parity
-from parallelbench.rank.session import build_model, draw_apart
-from parallelbench.rank.torch_settings import changed_settings, configure_torch
-from parallelbench.spec.check import check_run
-from parallelbench.spec.config import RunConfig
-from parallelbench.spec.traits import Traits
+from parallelbench.training.checks import traits as traits_module
+from parallelbench.training.checks.likeness import as_checked, checks_parity, traits_warnings
+from parallelbench.training.checks.parity import check_parity
+from parallelbench.training.checks.parts import check_logits
+from parallelbench.training.checks.traits import _of_steps, check_traits, traits_of
+from parallelbench.training.torch_session import build_model, draw_apart
+from parallelbench.world.settings import changed_settings, configure_torch
 from parallelbench.world.world import World
 from tests.faults import fault
 from tests.odd_models import Odd, Oddity, OddLayer
@@ -153,10 +152,10 @@ def test_what_is_odd_is_found_and_said() -> None:
 def test_a_large_model_is_asked_without_values(oddity: Oddity, monkeypatch: pytest.MonkeyPatch) -> None:
     run, steps = odd_run("single", oddity), []
     expected = traits_of(run)
-    real = model_traits._of_steps
-    monkeypatch.setattr(model_traits, "_LARGE", 0)
+    real = _of_steps
+    monkeypatch.setattr(traits_module, "_LARGE", 0)
     monkeypatch.setattr(
-        model_traits,
+        traits_module,
         "_of_steps",
         lambda *given, has_values=True, **more: steps.append(has_values) or real(*given, has_values=has_values, **more),
     )

@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError
-from parallelbench.rank.session import build_model
-from parallelbench.spec.config import RunConfig
 from parallelbench.strategies.parameter_server import ParameterServer
 from parallelbench.strategies.parts.flat import FlatParameters
 from parallelbench.strategies.parts.server_workers import HostedParameters
 from parallelbench.strategies.parts.servers import Schedule, SyncServer, shard_bounds
+from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
 from tests.ranks import run_ranks
 from tests.strategies.serving import EPOCHS, PARAMETERS, small, train_epochs

@@ -10,10 +10,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError
-from parallelbench.rank.checked_run import local_statistics
-from parallelbench.rank.session import build_model
-from parallelbench.spec.config import RunConfig
+from parallelbench.training.checks.likeness import local_statistics
+from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
 from tests.helpers import torchs_strategies
 from tests.ranks import PATIENCE_S, run_ranks

@@ -17,13 +17,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError
-from parallelbench.rank.checked_run import as_reference
-from parallelbench.rank.session import build_model
-from parallelbench.spec.config import RunConfig
-from parallelbench.store.folder import find_runs
+from parallelbench.results.folder import find_runs
 from parallelbench.strategies.parts.pipeline_schedules import Pipeline
 from parallelbench.strategies.pipeline import PipelineParallel
+from parallelbench.training.checks.likeness import as_reference
+from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
 from tests.ranks import run_ranks
 from tests.strategies.test_parity import assert_equal

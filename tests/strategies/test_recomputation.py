@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError
+from parallelbench.measure.layer_memory import model_memory
 from parallelbench.models.recomputation import recomputing, repeats_forward
-from parallelbench.rank.count_memory import model_memory
-from parallelbench.rank.new_replica import new_replica
-from parallelbench.rank.session import build_model
-from parallelbench.spec.config import RunConfig
+from parallelbench.training.replica import new_replica
+from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
 from tests.ranks import run_ranks
 from tests.strategies.test_gpt_parity import on_some_devices, small
@@ -151,7 +151,7 @@ def test_synchronised_statistics_are_updated_once(strategy: str, tmp_path: Path)
 
 
 def bytes_of_a_step(rank: int, size: int, run: RunConfig) -> dict[str, float]:
-    from parallelbench.probes.counted_bytes import CountedBytes
+    from parallelbench.measure.counted_bytes import CountedBytes
 
     replica = new_replica(build_model(run), run, World(rank=rank, size=size, local_rank=rank))
     batch = next(loader_of(replica, run).train(1))

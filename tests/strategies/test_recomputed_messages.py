@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError
-from parallelbench.spec.config import RunConfig
 from tests.ranks import run_ranks
 from tests.strategies.test_gpt_parity import small
 from tests.strategies.test_moe_parity import routed

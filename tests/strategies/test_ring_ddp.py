@@ -9,12 +9,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError
-from parallelbench.marks.traffic import Traffic
-from parallelbench.rank.session import build_model
-from parallelbench.spec.config import RunConfig
+from parallelbench.measure.traffic import Traffic
 from parallelbench.strategies.parts.replicas import gradient_bytes
 from parallelbench.strategies.ring_ddp import ring_average
+from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
 from tests.ranks import run_ranks
 from tests.strategies.training import configure, loader_of

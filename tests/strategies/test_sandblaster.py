@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.optim.lbfgs import _strong_wolfe
 
+from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError
-from parallelbench.rank.checked_run import as_checked, as_reference
-from parallelbench.rank.session import build_model
-from parallelbench.spec.config import RunConfig
 from parallelbench.strategies.parts.wolfe import Point, Search, cubic_minimum, strong_wolfe
 from parallelbench.strategies.sandblaster_lbfgs import SandblasterLbfgs
+from parallelbench.training.checks.likeness import as_checked, as_reference
+from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
 from tests.ranks import run_ranks
 from tests.strategies.serving import PARAMETERS, small

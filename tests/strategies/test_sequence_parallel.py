@@ -12,14 +12,14 @@ import pytest
 import torch
 from torch import nn
 
+from parallelbench.config.build import from_mapping, to_mapping
+from parallelbench.config.identity import run_id
+from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError
 from parallelbench.models.gpt import Gpt
-from parallelbench.rank.model_traits import check_traits, traits_of
-from parallelbench.rank.session import build_model
-from parallelbench.spec.config import RunConfig
-from parallelbench.spec.identity import run_id
-from parallelbench.spec.mapping import from_mapping, to_mapping
 from parallelbench.strategies.parts import sequence_parts
+from parallelbench.training.checks.traits import check_traits, traits_of
+from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
 from tests.ranks import run_ranks
 from tests.strategies.recorded import Recorded

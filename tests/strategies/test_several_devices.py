@@ -18,15 +18,15 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from launch.sweep import one_run
-from parallelbench.rank.initial import Initial
-from parallelbench.rank.session import build_model
-from parallelbench.rank.settled import Settled
-from parallelbench.spec.batch import Batch
-from parallelbench.spec.check import check_run
-from parallelbench.spec.config import RunConfig
+from parallelbench.config.check import check_run
+from parallelbench.config.components import Batch
+from parallelbench.config.run import RunConfig
 from parallelbench.strategies.model_parallel import ModelParallel
 from parallelbench.strategies.parts.partition import assign
 from parallelbench.strategies.parts.replicas import ModuleReplica
+from parallelbench.training.checks.parts import Initial
+from parallelbench.training.observers import Settled
+from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
 
 GPUS = 2

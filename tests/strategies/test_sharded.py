@@ -10,12 +10,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from parallelbench.config.replica import Replica
+from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError
-from parallelbench.rank.checked_run import as_reference
-from parallelbench.rank.session import build_model
-from parallelbench.spec.config import RunConfig
-from parallelbench.spec.replica import Replica
 from parallelbench.strategies.parts.replicas import gradient_bytes
+from parallelbench.training.checks.likeness import as_reference
+from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
 from tests.ranks import run_ranks
 from tests.strategies.recorded import Recorded

@@ -9,11 +9,11 @@ import msgspec
 import pytest
 import torch
 
+from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError
-from parallelbench.probes.counted_bytes import CountedBytes
-from parallelbench.rank.new_replica import new_replica
-from parallelbench.rank.session import build_model
-from parallelbench.spec.config import RunConfig
+from parallelbench.measure.counted_bytes import CountedBytes
+from parallelbench.training.replica import new_replica
+from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
 from tests.faults import fault
 from tests.ranks import run_ranks

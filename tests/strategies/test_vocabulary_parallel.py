@@ -12,15 +12,15 @@ import torch
 from torch.nn import functional as F
 
 from analysis.advisor.suite_strategies import suite_phases
+from parallelbench.config.build import from_mapping, to_mapping
+from parallelbench.config.identity import run_id
+from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError
-from parallelbench.rank.session import build_model
-from parallelbench.spec.config import RunConfig
-from parallelbench.spec.identity import run_id
-from parallelbench.spec.mapping import from_mapping, to_mapping
 from parallelbench.strategies.parts import divided_vocabulary
 from parallelbench.strategies.parts.divided_vocabulary import DividedCrossEntropy
 from parallelbench.strategies.parts.meshes import device_mesh
 from parallelbench.strategies.parts.state import local
+from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
 from tests.ranks import run_ranks
 from tests.strategies.recorded import Recorded

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 
 from launch.sweep import one_run
+from parallelbench.config.check import check_run
+from parallelbench.config.components import Shard
+from parallelbench.config.replica import Replica
+from parallelbench.config.run import RunConfig
 from parallelbench.loaders.resident import ResidentLoader
-from parallelbench.rank.checked_run import as_reference
-from parallelbench.rank.session import build_model
-from parallelbench.spec.batch import Shard
-from parallelbench.spec.check import check_run
-from parallelbench.spec.config import RunConfig
-from parallelbench.spec.replica import Replica
+from parallelbench.training.checks.likeness import as_reference
+from parallelbench.training.torch_session import build_model
 from parallelbench.world.numerics import Numerics
 from parallelbench.world.world import World
 

@@ -15,11 +15,11 @@ import psutil
 import pytest
 
 from analysis import load
-from parallelbench.spec.identity import run_id
-from parallelbench.store.folder import RunFolder
-from parallelbench.store.journal import Journal, read_entries, read_tables, read_telemetry
-from parallelbench.store.publish import publish
-from parallelbench.telemetry.process import command_line, sampling
+from parallelbench.config.identity import run_id
+from parallelbench.results.folder import RunFolder
+from parallelbench.results.journal import Journal, read_entries, read_tables, read_telemetry
+from parallelbench.results.publish import publish
+from parallelbench.telemetry.sampler import command_line, sampling
 from tests.analysis.factory import Fake, begin, config, write_epochs
 from tests.telemetry.playback import environment, library, settings
 
@@ -90,7 +90,7 @@ def test_it_dies_with_the_rank(tmp_path: Path) -> None:
     journal = tmp_path / "journal.jsonl"
     rank = (
         "import os, subprocess, sys\n"
-        "from parallelbench.telemetry.process import command_line\n"
+        "from parallelbench.telemetry.sampler import command_line\n"
         "from tests.telemetry.playback import settings\n"
         "p = subprocess.Popen(command_line(settings(journal=sys.argv[1], gpus=0, parent=os.getpid())))\n"
         "print(p.pid, flush=True)\n"

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parallelbench.store.epoch_columns import NOTHING, Samples, columns
-from parallelbench.store.series import Window, counted, integrated, longest_gap_s
+from parallelbench.results.telemetry import NOTHING, Samples, Window, columns, counted, integrated, longest_gap_s
 
 RAMP = [(0.0, 10.0), (1.0, 20.0), (2.0, 40.0), (3.0, 40.0)]
 

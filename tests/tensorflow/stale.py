@@ -14,9 +14,9 @@ import tensorflow as tf
 from parallelbench.frameworks.tensorflow.server_replica import _STALENESS, _UPDATE, CoordinatorReplica
 
 if TYPE_CHECKING:
+    from parallelbench.config.run import RunConfig
     from parallelbench.frameworks.tensorflow.tf_world import TensorFlowWorld
-    from parallelbench.rank.exchange import State
-    from parallelbench.spec.config import RunConfig
+    from parallelbench.training.exchange import State
 
 
 def forced(initial: State, run: RunConfig, world: TensorFlowWorld, *, others: int) -> dict[str, Any]:

@@ -15,15 +15,15 @@ from typing import Any
 
 import msgspec
 
+from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError
 from parallelbench.frameworks.tensorflow.tf_session import TensorFlowSession
 from parallelbench.frameworks.tensorflow.tf_world import TensorFlowWorld, _devices
-from parallelbench.probes.clock import StartUp
-from parallelbench.probes.environment import capture
-from parallelbench.rank.exchange import Exchange
-from parallelbench.spec.config import RunConfig
-from parallelbench.store.attempt import Attempt
-from parallelbench.store.journal import Journal
+from parallelbench.measure.clock import StartUp
+from parallelbench.measure.environment import capture
+from parallelbench.results.attempt import Attempt
+from parallelbench.results.journal import Journal
+from parallelbench.training.exchange import Exchange
 from tests.tensorflow.stale import forced
 
 DEVICES = 2
@@ -59,7 +59,7 @@ class Quick(TensorFlowSession):
         return losses
 
     def _compared(self, replica: Any, losses: list[float]) -> Any:
-        from parallelbench.rank.step_differences import ComparedStep
+        from parallelbench.training.checks.differences import ComparedStep
 
         return ComparedStep(losses[-1], {}, replica.full_state_dict(), [0.0, 0.0])
 

@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 
 from launch.attempt.outcome import _NEVER_MET
+from parallelbench.config.check import check_run
 from parallelbench.errors import ConfigError
 from parallelbench.frameworks import control_group
 from parallelbench.frameworks.control_group import PatienceError, host_group, join_group
 from parallelbench.frameworks.installed import PYTHON_VARIABLE, look, require
 from parallelbench.frameworks.watchdog import Watchdog
-from parallelbench.rank import lead
-from parallelbench.rank.exchange import Exchange
-from parallelbench.rank.worker import classify
-from parallelbench.spec.check import check_run
-from parallelbench.store.attempt import Attempt
+from parallelbench.results.attempt import Attempt
+from parallelbench.training import starter
+from parallelbench.training.exchange import Exchange
+from parallelbench.training.worker import classify
 from tests.faults import fault
 from tests.helpers import TINY, configured
 
@@ -117,7 +117,7 @@ def test_a_port_that_is_taken_is_named(capfd: pytest.CaptureFixture[str]) -> Non
     """The ranks' starter prints what the supervisor knows how to read."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        assert lead._listen(address) is None
+        assert starter._listen(address) is None
     said = capfd.readouterr().out
     assert said.startswith(f"EADDRINUSE: {address} could not be listened on")
     assert said.partition(":")[0].encode() in _NEVER_MET
@@ -127,7 +127,7 @@ def test_the_first_node_listens_wherever_the_others_reach_it() -> None:
     """Its name may belong to another interface than the one they come by."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    listening = lead._listen(f"a-name-of-another-interface:{port}")
+    listening = starter._listen(f"a-name-of-another-interface:{port}")
     assert listening is not None
     with listening, socket.create_connection(("127.0.0.1", port), timeout=20):
         pass
@@ -138,7 +138,7 @@ def test_what_a_killed_starter_left_is_removed(tmp_path: Path) -> None:
     for attempt in attempts:
         Exchange.of(attempt).folder.mkdir(parents=True)
         (attempt.path / "journal-rank0.jsonl").touch()
-    lead._remove_leftovers(attempts[1])
+    starter._remove_leftovers(attempts[1])
     assert not any(Exchange.of(attempt).folder.exists() for attempt in attempts)
     assert all((attempt.path / "journal-rank0.jsonl").exists() for attempt in attempts)
 
@@ -147,11 +147,11 @@ def test_of_ranks_that_ended_at_once_all_are_printed(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The one that was killed took the other along before their starter looked; the last is ended by it."""
-    monkeypatch.setattr(lead, "_LINGER_S", 0.0)
+    monkeypatch.setattr(starter, "_LINGER_S", 0.0)
     ranks = [subprocess.Popen(["sh", "-c", what]) for what in ("exit 1", "kill -KILL $$", "exec sleep 600")]
     for rank in ranks[:2]:
         rank.wait()
-    assert lead._watched(ranks) == 1
+    assert starter._watched(ranks) == 1
     said = capfd.readouterr().out.splitlines()
     assert said == [f"failed (exitcode: {code}) local_rank: {rank}" for rank, code in enumerate((1, -9))]
     assert ranks[2].returncode == -9

@@ -10,8 +10,8 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from parallelbench.store.folder import RunFolder
-from parallelbench.store.records import TABLES
+from parallelbench.results.folder import RunFolder
+from parallelbench.results.tables import TABLES
 from tests.helpers import TINY
 from tests.launch.programs import Program, completed, kill, the_run
 

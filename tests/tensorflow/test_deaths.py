@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from parallelbench.store.attempt import OutcomeName
+from parallelbench.results.attempt import OutcomeName
 from tests.faults import fault
 from tests.helpers import TINY
 from tests.launch.programs import completed, finished_epochs, the_run

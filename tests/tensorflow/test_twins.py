@@ -15,14 +15,14 @@ import numpy as np
 import pytest
 import torch
 
+from parallelbench.config.components import Shard
 from parallelbench.frameworks.installed import python_of
-from parallelbench.rank.checked_run import as_reference
-from parallelbench.rank.exchange import Exchange
-from parallelbench.rank.session import build_loader, build_model
-from parallelbench.rank.torch_reference import make
-from parallelbench.spec.batch import Shard
-from parallelbench.store.attempt import Attempt
-from parallelbench.store.environment_match import SET_BY_LAUNCHER, differences, entries
+from parallelbench.measure.environment_match import SET_BY_LAUNCHER, differences, entries
+from parallelbench.results.attempt import Attempt
+from parallelbench.training.checks.likeness import as_reference
+from parallelbench.training.exchange import Exchange
+from parallelbench.training.reference import make
+from parallelbench.training.torch_session import build_loader, build_model
 from parallelbench.world.world import World
 from tests.helpers import configured
 
@@ -121,7 +121,7 @@ def test_a_push_is_as_stale_as_others_made_it(others: int, found: dict[str, Any]
 
 def test_both_frameworks_environments_match(found: dict[str, Any]) -> None:
     """But for what the launcher sets, and what the load of the moment is: else no claim could compare them."""
-    program = "import json; from parallelbench.probes.environment import capture; print(json.dumps(capture()))"
+    program = "import json; from parallelbench.measure.environment import capture; print(json.dumps(capture()))"
     done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, check=True)
     both = [entries(environment) for environment in (json.loads(done.stdout), found["environment"])]
     assert differences(*both).keys() <= SET_BY_LAUNCHER.keys()

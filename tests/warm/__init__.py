@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launch.attempt.command import MALLOC
-from parallelbench.die_with_parent import die_with_parent
+from parallelbench.processes import die_with_parent
 from tests.warm.server import MESSAGE_BYTES
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ _ROOM = "-" * 8192
 _HEAVY = (
     "parallelbench.cli",
     "parallelbench.gpu_check",
-    "parallelbench.rank.",
+    "parallelbench.training.",
     "tests.advisor.rank_memory",
     "tests.fake_ranks",
     "tests.warm.says",

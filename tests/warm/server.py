@@ -72,7 +72,7 @@ PROGRAMS = (
     "tests.warm.says",
     "torch.distributed.run",
 )
-COLD = ("parallelbench.rank.warm",)
+COLD = ("parallelbench.training.warm",)
 """Programs whose own forks are what is tested."""
 MESSAGE_BYTES = 150_000
 STREAMS = (0, 1, 2)

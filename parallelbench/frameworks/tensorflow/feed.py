@@ -7,18 +7,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from parallelbench.config.components import Batch
 from parallelbench.loaders.batch_loader import evaluation_slices
-from parallelbench.spec.batch import Batch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
-    from parallelbench.rank.exchange import Exchange, Order
-    from parallelbench.spec.batch import Shard
-    from parallelbench.spec.config import RunConfig
-    from parallelbench.spec.dataset import Arrays
+    from parallelbench.config.components import Arrays, Shard
+    from parallelbench.config.run import RunConfig
+    from parallelbench.training.exchange import Exchange, Order
 
 _LEAST_TEST_BATCH, _MOST_TEST_BATCH = 32, 1024
 

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from parallelbench.config.run import RunConfig
     from parallelbench.frameworks.tensorflow.tf_world import TensorFlowWorld
-    from parallelbench.spec.config import RunConfig
 
 COORDINATOR, WORKER, SERVER = "chief", "worker", "ps"
 """TensorFlow's names of the jobs."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from parallelbench.config.components import Batch, Shard
 from parallelbench.frameworks.tensorflow.feed import (
     Preparation,
     channels_last,
@@ -14,7 +15,6 @@ from parallelbench.frameworks.tensorflow.feed import (
     orders_of_shard,
     padded,
 )
-from parallelbench.spec.batch import Batch, Shard
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from parallelbench.config.components import Arrays
+    from parallelbench.config.run import RunConfig
     from parallelbench.frameworks.tensorflow.server_cluster import Cluster
-    from parallelbench.rank.exchange import Exchange
-    from parallelbench.spec.config import RunConfig
-    from parallelbench.spec.dataset import Arrays
+    from parallelbench.training.exchange import Exchange
 
 
 class ServedStep(NamedTuple):

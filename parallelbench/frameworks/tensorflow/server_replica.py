@@ -11,23 +11,23 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import tensorflow as tf
 
+from parallelbench.config.components import Shard
+from parallelbench.config.replica import Push
 from parallelbench.frameworks.tensorflow.tf_replica import StepSums
 from parallelbench.frameworks.tensorflow.twin_state import TwinState
-from parallelbench.marks.traffic import Traffic
-from parallelbench.spec.batch import Shard
-from parallelbench.spec.replica import Push
+from parallelbench.measure.traffic import Traffic
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
 
+    from parallelbench.config.components import Batch
+    from parallelbench.config.run import RunConfig
     from parallelbench.frameworks.tensorflow.server_cluster import Cluster
     from parallelbench.frameworks.tensorflow.server_feed import CoordinatorFeed, ServedStep
     from parallelbench.frameworks.tensorflow.tf_world import TensorFlowWorld
-    from parallelbench.rank.exchange import State
-    from parallelbench.spec.batch import Batch
-    from parallelbench.spec.config import RunConfig
+    from parallelbench.training.exchange import State
 
 _LOSS, _CORRECT, _SAMPLES, _WORKER, _STALENESS, _UPDATE = range(6)
 """What a worker returns of a slice; the last: the number of the update that it made, from 1."""

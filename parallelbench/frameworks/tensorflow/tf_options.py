@@ -5,22 +5,21 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from parallelbench.config.components import Shard, StateShards, Strategy
 from parallelbench.errors import ConfigError, choices
-from parallelbench.losses import CrossEntropy
-from parallelbench.metrics import NoMetric
 from parallelbench.models.cnn import Cnn, CnnLarge, CnnSmall
 from parallelbench.models.linear import LogisticRegression
 from parallelbench.models.mlp import Mlp
 from parallelbench.models.resnet import ResNet
-from parallelbench.optimizers import FirstOrder
-from parallelbench.spec.batch import Shard
-from parallelbench.spec.config import StateShards, Strategy
+from parallelbench.optim.losses import CrossEntropy
+from parallelbench.optim.metrics import NoMetric
+from parallelbench.optim.optimizers import FirstOrder
 
 if TYPE_CHECKING:
+    from parallelbench.config.components import Arrays
+    from parallelbench.config.run import RunConfig
     from parallelbench.frameworks.tensorflow.tf_world import TensorFlowWorld
-    from parallelbench.rank.exchange import Exchange
-    from parallelbench.spec.config import RunConfig
-    from parallelbench.spec.dataset import Arrays
+    from parallelbench.training.exchange import Exchange
 
 TWINS = (LogisticRegression, Mlp, CnnSmall, CnnLarge, Cnn, ResNet)
 """Models that `parallelbench.frameworks.tensorflow.twins` has."""

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
+from parallelbench.config.components import Shard
 from parallelbench.frameworks.tensorflow.twin_state import TwinState
-from parallelbench.marks.traffic import Traffic
-from parallelbench.spec.batch import Shard
+from parallelbench.measure.traffic import Traffic
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from parallelbench.config.components import Batch
+    from parallelbench.config.replica import Push
+    from parallelbench.config.run import RunConfig
     from parallelbench.frameworks.tensorflow.feed import ResidentFeed
     from parallelbench.frameworks.tensorflow.tf_world import TensorFlowWorld
-    from parallelbench.rank.exchange import State
-    from parallelbench.spec.batch import Batch
-    from parallelbench.spec.config import RunConfig
-    from parallelbench.spec.replica import Push
+    from parallelbench.training.exchange import State
 
 
 class StepSums:

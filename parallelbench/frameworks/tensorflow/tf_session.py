@@ -10,27 +10,25 @@ from parallelbench.frameworks.control_group import PatienceError
 from parallelbench.frameworks.tensorflow.tf_world import TensorFlowWorld
 from parallelbench.frameworks.tensorflow.twin_state import BUFFERS
 from parallelbench.frameworks.watchdog import Watchdog
-from parallelbench.probes.memory_probe import release
-from parallelbench.rank.checked_run import PARITY_TEST_SAMPLES, as_checked
-from parallelbench.rank.exchange import Exchange
-from parallelbench.rank.likeness import checks_parity
-from parallelbench.rank.rank_session import RankSession
-from parallelbench.rank.step_differences import ComparedStep, parity_row
-from parallelbench.rank.worker import give_up
+from parallelbench.measure.memory import release
+from parallelbench.training.checks.differences import ComparedStep, parity_row
+from parallelbench.training.checks.likeness import PARITY_TEST_SAMPLES, as_checked, checks_parity
+from parallelbench.training.exchange import Exchange
+from parallelbench.training.session import RankSession
+from parallelbench.training.worker import give_up
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from parallelbench.probes.clock import StartUp
-    from parallelbench.rank.exchange import State
-    from parallelbench.spec.batch import Batch
-    from parallelbench.spec.config import RunConfig
-    from parallelbench.spec.dataset import Arrays
-    from parallelbench.store.attempt import Attempt
-    from parallelbench.store.journal import Journal
+    from parallelbench.config.components import Arrays, Batch
+    from parallelbench.config.run import RunConfig
+    from parallelbench.measure.clock import StartUp
+    from parallelbench.results.attempt import Attempt
+    from parallelbench.results.journal import Journal
+    from parallelbench.training.exchange import State
 
 CLOSING_STEPS = 3
-"""As many further steps as `parallelbench.rank.closing.STEPS`, which judges them."""
+"""As many further steps as `parallelbench.training.checks.closing.STEPS`, which judges them."""
 
 
 class TensorFlowSession(RankSession):

@@ -14,8 +14,8 @@ from parallelbench.frameworks.tensorflow.updates import Update
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from parallelbench.rank.exchange import State
-    from parallelbench.spec.config import RunConfig
+    from parallelbench.config.run import RunConfig
+    from parallelbench.training.exchange import State
 
 BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
 """Ends of the names of what is no parameter."""

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from parallelbench.config.components import Model
     from parallelbench.frameworks.tensorflow.layers import Pass
-    from parallelbench.spec.model import Model
 
     Forward = Callable[[Pass, Any], Any]
 

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from parallelbench.optimizers import Adagrad, Adam, AdamW, Sgd
+from parallelbench.optim.optimizers import Adagrad, Adam, AdamW, Sgd
 
 if TYPE_CHECKING:
-    from parallelbench.spec.config import Optimizer, RunConfig
+    from parallelbench.config.components import Optimizer
+    from parallelbench.config.run import RunConfig
 
 
 class Update:

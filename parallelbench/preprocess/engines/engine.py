@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from parallelbench.spec.task import Task
+    from parallelbench.config.task import Task
 
 
 class Engine(ABC):

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from parallelbench.config.task import HASH_FACTOR, HASH_MASK, HASH_TERM, SUBSET_BOUND
 from parallelbench.preprocess.engines.engine import Engine
 from parallelbench.preprocess.reference import per_pixel
 from parallelbench.preprocess.tables import addresses
-from parallelbench.spec.task import HASH_FACTOR, HASH_MASK, HASH_TERM, SUBSET_BOUND
 
 if TYPE_CHECKING:
-    from parallelbench.spec.task import Task
+    from parallelbench.config.task import Task
 
 
 class WithArrow(Engine):

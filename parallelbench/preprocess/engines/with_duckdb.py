@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import duckdb
 
+from parallelbench.config.task import HASH_FACTOR, HASH_MASK, HASH_TERM, SUBSET_BOUND
 from parallelbench.preprocess.engines.engine import Engine
-from parallelbench.spec.task import HASH_FACTOR, HASH_MASK, HASH_TERM, SUBSET_BOUND
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from parallelbench.spec.task import Task
+    from parallelbench.config.task import Task
 
 
 class WithDuckdb(Engine):

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
+from parallelbench.config.task import HASH_FACTOR, HASH_MASK, HASH_TERM, SUBSET_BOUND
 from parallelbench.preprocess.engines.engine import Engine
 from parallelbench.preprocess.reference import per_pixel
 from parallelbench.preprocess.tables import addresses
-from parallelbench.spec.task import HASH_FACTOR, HASH_MASK, HASH_TERM, SUBSET_BOUND
 
 if TYPE_CHECKING:
     import pyarrow as pa

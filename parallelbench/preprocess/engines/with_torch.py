@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from parallelbench.config.task import HASH_FACTOR, HASH_MASK, HASH_TERM, SUBSET_BOUND
 from parallelbench.preprocess.engines.engine import Engine
 from parallelbench.preprocess.reference import per_pixel
 from parallelbench.preprocess.tables import batch, columns_of
-from parallelbench.spec.task import HASH_FACTOR, HASH_MASK, HASH_TERM, SUBSET_BOUND
 from parallelbench.world.threads import require_threads
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from parallelbench.spec.task import Task
+    from parallelbench.config.task import Task
 
 Tensors = dict[str, torch.Tensor]
 

@@ -16,12 +16,12 @@ from pyvelox.arrow import to_arrow, to_velox
 from pyvelox.plan_builder import PlanBuilder
 from pyvelox.runner import LocalRunner
 
+from parallelbench.config.task import HASH_FACTOR, HASH_MASK, HASH_TERM, SUBSET_BOUND
 from parallelbench.preprocess.engines.engine import Engine
 from parallelbench.preprocess.tables import addresses, cut
-from parallelbench.spec.task import HASH_FACTOR, HASH_MASK, HASH_TERM, SUBSET_BOUND
 
 if TYPE_CHECKING:
-    from parallelbench.spec.task import Task
+    from parallelbench.config.task import Task
 
 
 class WithVelox(Engine):

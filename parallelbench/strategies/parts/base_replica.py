@@ -6,8 +6,8 @@ from abc import ABC, abstractmethod
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from parallelbench.marks.spans import Phase, Spanned
-from parallelbench.marks.traffic import Traffic
+from parallelbench.measure.spans import Phase, Spanned
+from parallelbench.measure.traffic import Traffic
 from parallelbench.models.expert_tokens import take_expert_tokens
 from parallelbench.strategies.parts.clipping import Clipping, Groups
 from parallelbench.strategies.parts.scheduled_rate import ScheduledRate
@@ -29,10 +29,9 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from parallelbench.spec.batch import Batch, Shard
-    from parallelbench.spec.config import RunConfig
-    from parallelbench.spec.mean_loss import MeanLoss
-    from parallelbench.spec.replica import Push
+    from parallelbench.config.components import Batch, MeanLoss, Shard
+    from parallelbench.config.replica import Push
+    from parallelbench.config.run import RunConfig
     from parallelbench.world.numerics import Sums
 
 

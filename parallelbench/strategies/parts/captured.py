@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from parallelbench import cuda
-from parallelbench.spec.batch import Batch
+from parallelbench.config.components import Batch
 from parallelbench.strategies.parts.replicas import ModuleReplica
+from parallelbench.world import cuda
 from parallelbench.world.numerics import Sums
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from parallelbench.marks.traffic import Traffic
+    from parallelbench.measure.traffic import Traffic
     from parallelbench.strategies.parts.step_norms import StepNorms
 
 Groups = tuple[dist.ProcessGroup, ...]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 from parallelbench.errors import ConfigError
 
 if TYPE_CHECKING:
-    from parallelbench.spec.config import RunConfig
+    from parallelbench.config.run import RunConfig
 
 Exchange = Literal["ring", "all_gather", "all_to_all"]
 """How keys and values reach the queries of other ranks: see `ContextParallel.exchange`."""

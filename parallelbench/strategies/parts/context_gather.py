@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from parallelbench.marks.traffic import Traffic
+    from parallelbench.measure.traffic import Traffic
     from parallelbench.strategies.parts.context_group import ContextGroup
 
 

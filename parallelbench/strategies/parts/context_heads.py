@@ -15,7 +15,7 @@ from parallelbench.models.gpt_layers import attended
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from parallelbench.marks.traffic import Traffic
+    from parallelbench.measure.traffic import Traffic
     from parallelbench.strategies.parts.context_group import ContextGroup
 
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from parallelbench.marks.spans import waits_are_hidden
+from parallelbench.config.components import Batch
+from parallelbench.measure.spans import waits_are_hidden
 from parallelbench.models.gpt_layers import CausalAttention, TokenEmbed
-from parallelbench.spec.batch import Batch
 from parallelbench.strategies.parts.context_gather import Gathering
 from parallelbench.strategies.parts.context_heads import HeadExchange
 from parallelbench.strategies.parts.context_ring import Ring
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-    from parallelbench.spec.config import RunConfig
+    from parallelbench.config.run import RunConfig
     from parallelbench.strategies.parts.context_group import ContextGroup
     from parallelbench.world.numerics import Sums
     from parallelbench.world.world import World

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta
 
+from parallelbench.config.components import Shard, StateShards, Strategy
+from parallelbench.config.structure import Count  # noqa: TC001 - msgspec reads the annotations
 from parallelbench.errors import ConfigError
-from parallelbench.spec.batch import Shard
-from parallelbench.spec.config import StateShards, Strategy
-from parallelbench.spec.structure import Count  # noqa: TC001 - msgspec reads the annotations
 from parallelbench.strategies.parts.refusals import (
     check_no_fp16,
     check_two_devices,
@@ -31,9 +30,9 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.nn.parallel import DistributedDataParallel
 
-    from parallelbench.spec.config import RunConfig
-    from parallelbench.spec.replica import Replica
-    from parallelbench.spec.traits import Traits
+    from parallelbench.config.components import Traits
+    from parallelbench.config.replica import Replica
+    from parallelbench.config.run import RunConfig
     from parallelbench.strategies.parts.replicas import ModuleReplica
     from parallelbench.world.world import World
 
@@ -97,10 +96,10 @@ class DdpStrategy(DataParallelStrategy, frozen=True, kw_only=True):
         """Move the model to this rank's device and wrap it; every rank then holds rank 0's parameters."""
         import torch.distributed as dist
 
-        from parallelbench import cuda
         from parallelbench.models.norms import synchronize_norms
         from parallelbench.strategies.parts.hooked_ddp import HookedDdp
         from parallelbench.strategies.parts.replicas import to_device
+        from parallelbench.world import cuda
 
         module = to_device(model, run, world.device)
         synchronize_norms(module, dist.group.WORLD)

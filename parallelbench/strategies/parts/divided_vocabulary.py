@@ -14,14 +14,14 @@ from torch.distributed import _functional_collectives as collectives
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn import functional as F
 
-from parallelbench.losses import CrossEntropy
+from parallelbench.optim.losses import CrossEntropy
 from parallelbench.strategies.parts.meshes import divides_vocabulary
 from parallelbench.strategies.parts.state import local
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-    from parallelbench.spec.config import RunConfig
+    from parallelbench.config.run import RunConfig
 
 
 class DividedEmbedding(nn.Embedding):

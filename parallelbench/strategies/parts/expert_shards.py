@@ -11,8 +11,8 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor import Shard as Sharded
 from torch.nn.parallel import DistributedDataParallel
 
+from parallelbench.config.components import Shard
 from parallelbench.models.gpt_moe_layers import Experts, MixtureOfExperts
-from parallelbench.spec.batch import Shard
 from parallelbench.strategies.parts.fsdp_shards import ShardedReplica
 from parallelbench.strategies.parts.meshes import device_mesh
 from parallelbench.strategies.parts.partition import size_bytes
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     from torch.distributed.device_mesh import DeviceMesh
 
-    from parallelbench.marks.traffic import Traffic
-    from parallelbench.spec.config import RunConfig
+    from parallelbench.config.run import RunConfig
+    from parallelbench.measure.traffic import Traffic
     from parallelbench.world.world import World
 
 

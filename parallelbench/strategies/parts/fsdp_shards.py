@@ -16,9 +16,9 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from parallelbench.marks.spans import waits_are_hidden
+from parallelbench.config.components import Shard
+from parallelbench.measure.spans import waits_are_hidden
 from parallelbench.models.norms import synchronize_norms
-from parallelbench.spec.batch import Shard
 from parallelbench.strategies.parts.meshes import device_mesh
 from parallelbench.strategies.parts.partition import size_bytes
 from parallelbench.strategies.parts.replicas import ModuleReplica, share_buffers, to_device
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributed.device_mesh import DeviceMesh
 
-    from parallelbench.marks.traffic import Traffic
-    from parallelbench.spec.batch import Batch
-    from parallelbench.spec.config import RunConfig
+    from parallelbench.config.components import Batch
+    from parallelbench.config.run import RunConfig
+    from parallelbench.measure.traffic import Traffic
     from parallelbench.world.world import World
 
 

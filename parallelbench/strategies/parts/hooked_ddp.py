@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.nn.parallel import DistributedDataParallel
 
-from parallelbench.marks.spans import Spanned
+from parallelbench.measure.spans import Spanned
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

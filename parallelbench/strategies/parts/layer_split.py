@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from parallelbench.marks.spans import Phase, Spanned
-from parallelbench.spec.batch import Shard
+from parallelbench.config.components import Shard
+from parallelbench.measure.spans import Phase, Spanned
 from parallelbench.strategies.parts.base_replica import numerics_of
 from parallelbench.strategies.parts.layers_replica import LayersReplica
 from parallelbench.strategies.parts.replicas import to_device
@@ -25,8 +25,8 @@ from parallelbench.world.numerics import Sums, sums
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from parallelbench.spec.batch import Batch
-    from parallelbench.spec.config import RunConfig
+    from parallelbench.config.components import Batch
+    from parallelbench.config.run import RunConfig
     from parallelbench.world.world import World
 
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.complex128, torch.complex64)

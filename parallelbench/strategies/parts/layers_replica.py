@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from parallelbench.spec.batch import Shard
-    from parallelbench.spec.config import RunConfig
+    from parallelbench.config.components import Shard
+    from parallelbench.config.run import RunConfig
     from parallelbench.strategies.parts.clipping import Groups
 
 

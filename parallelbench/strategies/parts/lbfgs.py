@@ -13,9 +13,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from parallelbench.marks.spans import Spanned
+from parallelbench.config.components import Shard
+from parallelbench.measure.spans import Spanned
 from parallelbench.models.norms import synchronize_norms
-from parallelbench.spec.batch import Shard
 from parallelbench.strategies.parts.flat import FlatParameters
 from parallelbench.strategies.parts.replicas import ModuleReplica, share_buffers, to_device
 from parallelbench.strategies.parts.wolfe import TOLERANCE_CHANGE, Point, strong_wolfe
@@ -23,9 +23,9 @@ from parallelbench.strategies.parts.wolfe import TOLERANCE_CHANGE, Point, strong
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from parallelbench.optimizers import Lbfgs
-    from parallelbench.spec.batch import Batch
-    from parallelbench.spec.config import RunConfig
+    from parallelbench.config.components import Batch
+    from parallelbench.config.run import RunConfig
+    from parallelbench.optim.optimizers import Lbfgs
     from parallelbench.strategies.parts.wolfe import Search
     from parallelbench.world.numerics import Sums
     from parallelbench.world.world import World

@@ -11,19 +11,18 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
+from parallelbench.config.alternatives import models_that
 from parallelbench.errors import ConfigError
-from parallelbench.losses import CrossEntropy
-from parallelbench.metrics import NoMetric
-from parallelbench.spec.alternatives import models_that
+from parallelbench.optim.losses import CrossEntropy
+from parallelbench.optim.metrics import NoMetric
 from parallelbench.strategies.parts.refusals import SCALES_ALONE, check_no_fp16
 
 if TYPE_CHECKING:
     import torch.distributed as dist
     from torch.distributed.device_mesh import DeviceMesh
 
-    from parallelbench.spec.config import RunConfig
-    from parallelbench.spec.model import Split
-    from parallelbench.spec.traits import Traits
+    from parallelbench.config.components import Split, Traits
+    from parallelbench.config.run import RunConfig
     from parallelbench.world.world import World
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from copy import deepcopy
 from typing import TYPE_CHECKING
 
+from parallelbench.config.alternatives import deeper_models
 from parallelbench.errors import ConfigError, choices, count_of
-from parallelbench.spec.alternatives import deeper_models
 from parallelbench.strategies.parts.refusals import check_two_devices
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from parallelbench.spec.config import RunConfig
+    from parallelbench.config.run import RunConfig
 
 
 def check_split(run: RunConfig, device_map: Mapping[str, int] | None) -> None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import TYPE_CHECKING, ClassVar
 
-from parallelbench.spec.config import Strategy
-from parallelbench.spec.structure import Count  # noqa: TC001 - msgspec reads the annotations
+from parallelbench.config.components import Strategy
+from parallelbench.config.structure import Count  # noqa: TC001 - msgspec reads the annotations
 from parallelbench.strategies.parts.meshes import position_in
 from parallelbench.strategies.parts.partition import assign
 from parallelbench.strategies.parts.pipeline_schedules import Pipeline, Schedule, StageMap
@@ -18,9 +18,9 @@ from parallelbench.strategies.parts.refusals import first_of, why_complex, why_s
 if TYPE_CHECKING:
     from torch import nn
 
-    from parallelbench.spec.config import RunConfig
-    from parallelbench.spec.replica import Replica
-    from parallelbench.spec.traits import Traits
+    from parallelbench.config.components import Traits
+    from parallelbench.config.replica import Replica
+    from parallelbench.config.run import RunConfig
     from parallelbench.strategies.parts.meshes import Mesh
     from parallelbench.world.world import World
 

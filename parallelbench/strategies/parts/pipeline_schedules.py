@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 from msgspec import Meta
 
+from parallelbench.config.alternatives import any_of, deeper_models
 from parallelbench.errors import ConfigError, count_of
-from parallelbench.spec.alternatives import any_of, deeper_models
 from parallelbench.strategies.parts.partition import check_map, check_tied
 from parallelbench.strategies.parts.refusals import SCALES_ALONE, check_no_fp16
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from parallelbench.spec.config import RunConfig
+    from parallelbench.config.run import RunConfig
 
 Schedule = Literal["gpipe", "1f1b", "looped_bfs", "interleaved_1f1b", "interleaved_zero_bubble", "zbv", "dualpipev"]
 """The order in which stages take up micro-batches.

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from torch.distributed import pipelining
 
-from parallelbench.marks.spans import Phase, Spanned, waits_are_hidden
+from parallelbench.config.components import Shard
+from parallelbench.measure.spans import Phase, Spanned, waits_are_hidden
 from parallelbench.models.norms import count_compiled_norms, synchronize_norms
-from parallelbench.spec.batch import Shard
 from parallelbench.strategies.parts.base_replica import numerics_of
 from parallelbench.strategies.parts.divided_vocabulary import divided_loss
 from parallelbench.strategies.parts.layers_replica import LayersReplica
@@ -38,8 +38,8 @@ from parallelbench.strategies.parts.tensor_traffic import exchanged_bytes
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from parallelbench.spec.batch import Batch
-    from parallelbench.spec.config import RunConfig
+    from parallelbench.config.components import Batch
+    from parallelbench.config.run import RunConfig
     from parallelbench.strategies.parts.meshes import Position
     from parallelbench.strategies.parts.pipeline_schedules import Pipeline
     from parallelbench.world.numerics import Numerics, Sums

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from parallelbench.errors import ConfigError
 
 if TYPE_CHECKING:
-    from parallelbench.spec.config import RunConfig
-    from parallelbench.spec.traits import Traits
+    from parallelbench.config.components import Traits
+    from parallelbench.config.run import RunConfig
 
 _MOST_NAMES = 3
 

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from parallelbench.marks.spans import Spanned
+from parallelbench.measure.spans import Spanned
 from parallelbench.models.norms import count_compiled_norms
 from parallelbench.strategies.parts.base_replica import BaseReplica, numerics_of
 from parallelbench.strategies.parts.hooked_ddp import HookedDdp
@@ -21,10 +21,9 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from parallelbench.marks.traffic import Traffic
-    from parallelbench.spec.batch import Batch, Shard
-    from parallelbench.spec.config import RunConfig
-    from parallelbench.spec.mean_loss import MeanLoss
+    from parallelbench.config.components import Batch, MeanLoss, Shard
+    from parallelbench.config.run import RunConfig
+    from parallelbench.measure.traffic import Traffic
     from parallelbench.strategies.parts.clipping import Clipping
     from parallelbench.world.world import World
 

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributed.device_mesh import DeviceMesh
 
-    from parallelbench.marks.traffic import Traffic
-    from parallelbench.spec.config import RunConfig
+    from parallelbench.config.run import RunConfig
+    from parallelbench.measure.traffic import Traffic
 
 
 # torch 2.15 has this name, and warns of the one that older versions have.

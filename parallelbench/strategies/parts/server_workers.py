@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from parallelbench.config.components import Shard
+from parallelbench.config.replica import Push
 from parallelbench.models.norms import synchronize_norms
-from parallelbench.spec.batch import Shard
-from parallelbench.spec.replica import Push
 from parallelbench.strategies.parts.flat import FlatParameters
 from parallelbench.strategies.parts.replicas import ModuleReplica, share_buffers, to_device
 from parallelbench.strategies.parts.servers import (
@@ -31,8 +31,8 @@ from parallelbench.strategies.parts.servers import (
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from parallelbench.spec.batch import Batch
-    from parallelbench.spec.config import RunConfig
+    from parallelbench.config.components import Batch
+    from parallelbench.config.run import RunConfig
     from parallelbench.world.numerics import Sums
     from parallelbench.world.world import World
 

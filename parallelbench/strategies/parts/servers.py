@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from parallelbench.spec.batch import Shard
+from parallelbench.config.components import Shard
 from parallelbench.strategies.parts.base_replica import BaseReplica
 from parallelbench.strategies.parts.flat import FlatParameters
 from parallelbench.strategies.parts.replicas import to_device
@@ -25,8 +25,8 @@ from parallelbench.strategies.parts.state import kept_by
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from parallelbench.spec.batch import Batch
-    from parallelbench.spec.config import RunConfig
+    from parallelbench.config.components import Batch
+    from parallelbench.config.run import RunConfig
     from parallelbench.strategies.parts.clipping import Groups
     from parallelbench.world.numerics import Sums
 

@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from parallelbench.marks.spans import Spanned
+from parallelbench.measure.spans import Spanned
 from parallelbench.models.tensor_plans import planned
 from parallelbench.strategies.parts.divided_vocabulary import divide, divided_loss, tie_again, ties_of
 from parallelbench.strategies.parts.fsdp_shards import ShardedReplica
@@ -29,9 +29,8 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor.placement_types import Placement
 
-    from parallelbench.spec.batch import Batch
-    from parallelbench.spec.config import RunConfig
-    from parallelbench.spec.model import Split
+    from parallelbench.config.components import Batch, Split
+    from parallelbench.config.run import RunConfig
     from parallelbench.world.numerics import Sums
     from parallelbench.world.world import World
 

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from parallelbench.marks.traffic import Traffic
-    from parallelbench.spec.config import RunConfig
-    from parallelbench.spec.model import Split
+    from parallelbench.config.components import Split
+    from parallelbench.config.run import RunConfig
+    from parallelbench.measure.traffic import Traffic
 
 
 @dataclass(frozen=True)

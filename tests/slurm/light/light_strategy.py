@@ -17,19 +17,19 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 import numpy as np
 from msgspec import Meta
 
+from parallelbench.config.components import Batch, Shard
 from parallelbench.frameworks import FRAMEWORKS, Framework
-from parallelbench.marks.traffic import Traffic
-from parallelbench.rank.rank_session import RankSession
-from parallelbench.spec.batch import Batch, Shard
+from parallelbench.measure.traffic import Traffic
 from parallelbench.strategies.single import Single
+from parallelbench.training.session import RankSession
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from parallelbench.spec.config import RunConfig
-    from parallelbench.spec.dataset import Arrays
+    from parallelbench.config.components import Arrays
+    from parallelbench.config.run import RunConfig
 
 
 class Light(Single, frozen=True, kw_only=True):

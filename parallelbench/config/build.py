@@ -1,0 +1,331 @@
+"""From YAML and plain dicts to a run and back: only classes of the suite, and of the user's plugin, are built."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import yaml
+
+from parallelbench.config.components import Data, Loader, Loss, LrSchedule, Metric, Model, Optimizer, Strategy
+from parallelbench.config.run import RunConfig, Settings
+from parallelbench.config.sites import LauncherOptions, SuiteLauncher
+from parallelbench.config.structure import Component, Name, Node, structure
+from parallelbench.errors import ConfigError, Refusals, choices, one_line, raised_at
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+DEEPEST = 50
+"""Levels of nesting; no configuration has ten."""
+MOST_NODES = 200_000
+"""Keys and values after aliases (`*name`) have been replaced by what they stand for."""
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+def load_yaml(content: bytes) -> Any:
+    """What the text says; raises `ValueError` with one line for what is no YAML, too deep, too large or endless."""
+    require_bearable(content)
+    try:
+        return yaml.load(content, Loader=_LOADER)
+    except yaml.YAMLError as error:
+        raise ValueError(_in_words(error)) from None
+
+
+def require_bearable(content: bytes) -> None:
+    """Raise `ValueError` with one line for what `load_yaml` refuses, without building anything."""
+    try:
+        content.decode("utf-8")
+        _measure(content)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"it is no text in UTF-8 (byte {error.start})") from None
+    except yaml.YAMLError as error:
+        raise ValueError(_in_words(error)) from None
+
+
+def _in_words(error: yaml.YAMLError) -> str:
+    mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None
+    return f"line {mark.line + 1}: {one_line(str(error.problem))}" if mark else one_line(str(error))
+
+
+def _measure(content: bytes) -> None:
+    """Follow the parser's events, with the number of nodes of every level that is open and of every anchor."""
+    open_levels: list[tuple[str | None, int]] = []
+    sizes: dict[str, int] = {}
+    for event in yaml.parse(content, Loader=_LOADER):
+        if isinstance(event, yaml.CollectionStartEvent):
+            open_levels.append((event.anchor, 1))
+            if event.anchor is not None:
+                sizes.pop(event.anchor, None)
+            if len(open_levels) > DEEPEST:
+                raise ValueError(f"line {_line(event)}: more than {DEEPEST} levels of nesting")
+            continue
+        if isinstance(event, yaml.CollectionEndEvent):
+            anchor, size = open_levels.pop()
+        elif isinstance(event, yaml.AliasEvent):
+            anchor, size = None, sizes.get(event.anchor, 0)
+            if not size:
+                raise ValueError(f"line {_line(event)}: *{event.anchor} stands within what it names, or for nothing")
+        elif isinstance(event, yaml.ScalarEvent):
+            anchor, size = event.anchor, 1
+        else:
+            continue
+        if size > MOST_NODES:
+            raise ValueError(f"line {_line(event)}: more than {MOST_NODES:,} values once aliases (*name) are replaced")
+        if anchor is not None:
+            sizes[anchor] = size
+        if open_levels:
+            outer, total = open_levels[-1]
+            open_levels[-1] = (outer, total + size)
+
+
+def _line(event: yaml.Event) -> int:
+    return int(event.start_mark.line) + 1
+
+
+COMPONENTS: dict[str, type[Component]] = {
+    "model": Model,
+    "data": Data,
+    "strategy": Strategy,
+    "optimizer": Optimizer,
+    "lr_schedule": LrSchedule,
+    "loss": Loss,
+    "metric": Metric,
+    "loader": Loader,
+}
+"""The nodes of a run that name a class in `_target_`, and what that class must be a kind of."""
+LATER_COMPONENTS: dict[str, dict[str, Any]] = {
+    "lr_schedule": {"_target_": "parallelbench.optim.schedules.Constant", "name": "constant"},
+    "loss": {"_target_": "parallelbench.optim.losses.CrossEntropy", "name": "cross_entropy", "label_smoothing": 0.0},
+    "metric": {"_target_": "parallelbench.optim.metrics.NoMetric", "name": "none"},
+}
+"""Components that came after results existed → what all runs had before: no part of a mapping, so that run ids stay."""
+LATER_OPTIONS: dict[str, Any] = {
+    "clip_norm": None,
+    "compile_scope": "model",
+    "activation_recomputation": "none",
+    "graph": False,
+    "cudnn_benchmark": False,
+    "nccl.backend": "default",
+    "nccl.per_edge": False,
+    "nccl.interface": None,
+    "strategy.gather": "stored",
+    "strategy.vocabulary_parallel": False,
+    "strategy.micro_batches": 1,
+    "strategy.sequence_parallel": False,
+    "strategy.expert_ranks": None,
+    "data.files": None,
+    "preprocess.engine": "none",
+    "preprocess.recipe": None,
+    "preprocess.threads": 1,
+    "preprocess.executions": 1,
+}
+"""Options that came after results existed → their defaults: what all runs did before.
+
+With its default an option is no part of a mapping, so that run ids stay as they were.
+"""
+_BASES: dict[str, type[Node]] = COMPONENTS | {"launcher": LauncherOptions}
+PLUGIN_SOURCES = "plugin_sources"
+"""Key of a component whose class is a plugin's: `RunConfig.plugin_sources`. So a changed strategy is another way to
+train, and a changed model is other work."""
+
+
+def to_mapping(run: RunConfig) -> dict[str, Any]:
+    """The configuration as plain dicts, with the `_target_` of every component.
+
+    Without `LATER_OPTIONS` and `LATER_COMPONENTS` at their defaults.
+    """
+    plain = whole_mapping(run)
+    for key, default in LATER_OPTIONS.items():
+        parent, _, name = key.rpartition(".")
+        node = plain[parent] if parent else plain
+        if name in node and node[name] == default and not _always_had(run, parent, name):
+            del node[name]
+    for key in ("nccl", "preprocess"):
+        if not plain[key]:
+            del plain[key]
+    for key, default in LATER_COMPONENTS.items():
+        if plain[key] == default:
+            del plain[key]
+    return plain
+
+
+def whole_mapping(run: RunConfig) -> dict[str, Any]:
+    """The same with every option."""
+    plain: dict[str, Any] = msgspec.to_builtins(run)
+    sources = plain.pop(PLUGIN_SOURCES)
+    if not plain["same_plugin"]:
+        del plain["same_plugin"]
+    for key in [*COMPONENTS, *([] if isinstance(run.launcher, SuiteLauncher) else ["launcher"])]:
+        cls = type(getattr(run, key))
+        plain[key] = {"_target_": f"{cls.__module__}.{cls.__qualname__}", **plain[key]}
+        if sources and key in COMPONENTS and packages_of(getattr(run, key)) != {"parallelbench"}:
+            plain[key][PLUGIN_SOURCES] = sources
+    return plain
+
+
+def completed(plain: Mapping[str, Any]) -> dict[str, Any]:
+    """A run's mapping, as `to_mapping` makes it or an older release did, with all that came later as it was then.
+
+    A missing component comes whole, so no option of one is among those of another. Options of a component that is no
+    longer known, or a plugin's, stay as they are.
+    """
+    whole: dict[str, Any] = dict(plain)
+    for key, default in LATER_COMPONENTS.items():
+        whole.setdefault(key, dict(default))
+    for key, default in LATER_OPTIONS.items():
+        parent, _, name = key.rpartition(".")
+        if not parent:
+            whole.setdefault(key, default)
+        elif parent not in COMPONENTS or (parent in whole and _has_option(whole[parent].get("_target_", ""), key)):
+            whole[parent] = {name: default} | whole.get(parent, {})
+    return whole
+
+
+def _always_had(run: RunConfig, parent: str, option: str) -> bool:
+    """Whether a component's option has no default, as one that was there from the start: pipelines' `micro_batches`."""
+    kind: Any = type(getattr(run, parent)) if parent in COMPONENTS else None
+    return kind is not None and option in _required(kind)
+
+
+@cache
+def _required(cls: type[Component]) -> frozenset[str]:
+    return frozenset(field.name for field in msgspec.structs.fields(cls) if field.required)
+
+
+@cache
+def _has_option(target: str, key: str) -> bool:
+    """Whether a class of the suite has the option of this dotted key."""
+    parent, _, name = key.rpartition(".")
+    try:
+        return name in component_class(target, parent, None).__struct_fields__
+    except ConfigError:
+        return False
+
+
+def package_of(cls: type) -> str:
+    """The package that a class comes from: the suite, or a user's."""
+    return cls.__module__.partition(".")[0]
+
+
+def packages_of(component: Node) -> set[str]:
+    """The packages that a component comes from: that of its class, and those of classes that its options name."""
+    named = [getattr(component, option) for option in getattr(component, "names_classes", ())]
+    return {package_of(type(component)), *(str(name).partition(".")[0] for name in named if name)}
+
+
+def from_mapping(plain: Mapping[str, Any], plugin: str | None = None) -> RunConfig:
+    """Build a run from plain dicts; raises `ConfigError` that names each wrong key, its value and what is valid.
+
+    `plugin` is a package, besides the suite's own, whose classes may be named. It is never taken from `plain`:
+    reading a run folder never executes code from elsewhere.
+    """
+    rest = dict(plain)
+    sweep_name = rest.pop("sweep_name", "adhoc")
+    rest.pop("tune", None)  # for planning only
+    same_plugin = structure(rest.pop("same_plugin", ""), str, "same_plugin")
+    nodes = {key: rest.pop(key, LATER_COMPONENTS.get(key)) for key in COMPONENTS}
+    refused, parts = Refusals(), dict[str, Any]()
+    for key, node in nodes.items():
+        with refused:
+            parts[key] = build(node, key, plugin)
+    with refused:
+        parts["launcher"] = _launcher(rest.pop("launcher", None), plugin)
+    with refused:
+        parts |= _settings(rest)
+    with refused:
+        parts["sweep_name"] = structure(sweep_name, Name, "sweep_name")
+    refused.raise_any()
+    sources = next((node[PLUGIN_SOURCES] for node in nodes.values() if PLUGIN_SOURCES in node), "")
+    return RunConfig(
+        **parts,
+        plugin_sources=structure(sources, str, PLUGIN_SOURCES),
+        same_plugin=same_plugin,
+    )
+
+
+def _settings(rest: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys that belong to no component."""
+    known = Settings.__struct_fields__
+    refused = Refusals()
+    for key in sorted(rest.keys() - set(known), key=str):
+        refused.add(f"{key} is not a key: {choices(str(key), (*_BASES, *known))}")
+    refused.raise_any()  # before keys are missed that were wrongly written
+    settings: Settings = structure(rest, Settings)
+    return {field: getattr(settings, field) for field in known}
+
+
+def _launcher(node: Any, plugin: str | None) -> LauncherOptions:
+    """A launcher's options: the suite's by their `name`, those of a plugin by their `_target_`."""
+    if node is None:
+        raise ConfigError("launcher is missing")
+    targeted = isinstance(node, dict) and "_target_" in node
+    options: LauncherOptions = (
+        build(node, "launcher", plugin) if targeted else structure(node, SuiteLauncher, "launcher")
+    )
+    return options
+
+
+def build(node: Any, key: str, plugin: str | None = None) -> Any:
+    """Build the component that a node's `_target_` names; only classes of the suite and of `plugin` may be named."""
+    if not isinstance(node, dict) or "_target_" not in node:
+        raise ConfigError(f"{key}={node!r} is not a component: choose a file of conf/{key}/, e.g. {key}=NAME")
+    target = node["_target_"]
+    cls = component_class(target if isinstance(target, str) else repr(target), key, plugin)
+    named = {option: node.get(option) for option in getattr(cls, "names_classes", ())}
+    for option, name in named.items():
+        _check_named(f"{key}.{option}", name, plugin)
+    foreign = package_of(cls) != "parallelbench" or any(named.values())
+    own = ("_target_", *([PLUGIN_SOURCES] if foreign else []))
+    return structure({k: v for k, v in node.items() if k not in own}, cls, key)
+
+
+def _check_named(key: str, name: Any, plugin: str | None) -> None:
+    """Refuse what is no class, and classes of other packages than the user's, before anything of them is imported."""
+    if name is None:
+        return
+    if not (isinstance(name, str) and re.fullmatch(r"\w+(\.\w+)+", name) and name.split(".")[0] == plugin):
+        raise ConfigError(
+            f"{key}={name!r} is refused: it must be package.module.Class of "
+            + (f"the package {plugin}" if plugin else "your own package: name it with --plugin PACKAGE")
+        )
+    if not isinstance(_imported(name), type):
+        raise ConfigError(f"{key}={name} does not exist, or is no class: correct the name")
+
+
+@cache
+def component_class(target: str, key: str, plugin: str | None) -> type[Node]:
+    """The class that a node's `_target_` names; raises `ConfigError` where it is refused."""
+    packages = ["parallelbench", *([plugin] if plugin else [])]
+    if not (re.fullmatch(r"\w+(\.\w+)+", target) and target.split(".")[0] in packages):
+        raise ConfigError(
+            f"{key}._target_={target!r} is refused: only component classes of {' and '.join(packages)} may be named"
+            + ("" if plugin else " (--plugin PACKAGE adds a package)")
+        )
+    cls = _imported(target)
+    if cls is None:
+        raise ConfigError(f"{key}._target_={target} does not exist: choose a file of conf/{key}/")
+    if not (isinstance(cls, type) and issubclass(cls, _BASES[key])):
+        raise ConfigError(f"{key}._target_={target} is refused: it is no {key}")
+    if PLUGIN_SOURCES in cls.__struct_fields__:
+        raise ConfigError(f"{key}._target_={target} is refused: the suite needs the name {PLUGIN_SOURCES} itself")
+    if inspect.isabstract(cls):
+        lacking = ", ".join(sorted(getattr(cls, "__abstractmethods__", ())))
+        raise ConfigError(f"{key}._target_={target} is refused: it lacks {lacking}, which every {key} has")
+    return cls
+
+
+def _imported(name: str) -> Any:
+    """The object with this dotted name; None where there is none. Raises `ConfigError` for a broken module."""
+    module, _, attribute = name.rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), attribute, None)
+    except (Exception, SystemExit) as error:  # a user's module may raise anything
+        if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
+            return None
+        raise ConfigError(f"{module} can't be imported: {raised_at(error)}") from None

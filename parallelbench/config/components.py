@@ -1,0 +1,625 @@
+"""The kinds of component that a run is made of, as their authors see them. Nothing here loads torch."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, TypedDict
+
+from msgspec import Meta
+
+from parallelbench.config.sites import prepare_line, shipped
+from parallelbench.config.structure import Component
+from parallelbench.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from pathlib import Path
+    from typing import Unpack
+
+    import numpy as np
+    import torch
+    from numpy.typing import NDArray
+    from torch import Tensor, nn
+
+    from parallelbench.config.replica import Replica
+    from parallelbench.config.run import RunConfig
+    from parallelbench.loaders.batch_loader import BatchLoader
+    from parallelbench.world.world import World
+
+    MeanLoss = Callable[[Tensor, Tensor], Tensor]
+    LabelSums = Callable[[Tensor, Tensor], Tensor]
+
+
+Kind = Literal["images", "vectors", "tokens"]
+"""What a sample is. images: squares of bytes. vectors: numbers, float32. tokens: whole numbers, one per position."""
+
+
+class ModelInput(TypedDict):
+    """What a model is told of a sample.
+
+    Of images, channels and side; of vectors, the number of features, and 1; of tokens, the size of the vocabulary, and
+    the number of positions.
+    """
+
+    in_channels: int
+    image_size: int
+
+
+@dataclass(frozen=True)
+class Arrays:
+    """The stored samples and labels of a data set; each may be a memory map.
+
+    `…_images`, whatever their kind: uint8 of shape (n, channels, height, width), float32 of shape (n, features), or
+    integers of shape (n, positions). `…_labels`: int64 of shape (n,) or, where the data set says so, (n, positions).
+    """
+
+    train_images: NDArray[Any]
+    train_labels: NDArray[np.int64]
+    test_images: NDArray[Any]
+    test_labels: NDArray[np.int64]
+
+
+class Data(Component, frozen=True, kw_only=True):
+    """A data set's options and sizes. Nothing here loads torch."""
+
+    mean: ClassVar[tuple[float, ...]]
+    """Mean of the training images, on a scale from 0 to 1: one per channel, or one for all channels. Of vectors, one
+    per feature, or one for all; of tokens none."""
+    std: ClassVar[tuple[float, ...]]
+    """Standard deviation of the training samples, like `mean`."""
+    flip: ClassVar[bool]
+    """Whether an image means the same when it is flipped horizontally: a cat does, a digit doesn't."""
+
+    augment: bool
+    """Shift training images by up to `image_size // 8` pixels; flip half of them where `flip` allows it."""
+
+    @property
+    def kind(self) -> Kind:
+        """What a sample is."""
+        return "images"
+
+    @property
+    @abstractmethod
+    def shape(self) -> tuple[int, ...]:
+        """Of a sample: channels, height and width of an image, which are equal; (features,); or (positions,)."""
+
+    @property
+    def vocabulary(self) -> int:
+        """Different tokens: 0 … vocabulary − 1; 0 where there are none."""
+        return 0
+
+    @property
+    def label_shape(self) -> tuple[int, ...]:
+        """Of a sample's labels: () for one, (positions,) for one at each position."""
+        return ()
+
+    @property
+    def labels_per_sample(self) -> int:
+        """Predictions that a model makes for a sample."""
+        return math.prod(self.label_shape)
+
+    @property
+    def tokens_per_sample(self) -> int | None:
+        """Tokens of a sample, each of which has a label; None where samples are something else."""
+        return self.labels_per_sample if self.kind == "tokens" and self.label_shape == self.shape else None
+
+    @property
+    def model_input(self) -> ModelInput:
+        """What models are told."""
+        if self.kind == "images":
+            return {"in_channels": self.shape[0], "image_size": self.shape[1]}
+        if self.kind == "vectors":
+            return {"in_channels": self.shape[0], "image_size": 1}
+        return {"in_channels": self.vocabulary, "image_size": self.shape[0]}
+
+    @property
+    @abstractmethod
+    def num_classes(self) -> int:
+        """Number of labels: 0 … num_classes − 1."""
+
+    @property
+    @abstractmethod
+    def train_samples(self) -> int:
+        """Training samples in one epoch (copies of an image count each)."""
+
+    @property
+    @abstractmethod
+    def test_samples(self) -> int:
+        """Test samples; each is evaluated exactly once."""
+
+    @property
+    def stored_train_samples(self) -> int:
+        """Training images that `load` returns; of `train_samples`, a whole part: an epoch may take each repeatedly."""
+        return self.train_samples
+
+    @abstractmethod
+    def missing_files(self, data_dir: Path) -> list[Path]:
+        """Prepared files that are missing; empty: ready to load."""
+
+    @property
+    def made_by_prepare(self) -> bool:
+        """Whether `parallelbench prepare` makes its files; if not, whoever owns the class writes them."""
+        return False
+
+    def require_files(self, data_dir: Path) -> None:
+        """Raise `ConfigError`, with the place of the files and who writes them, where some are missing."""
+        missing = self.missing_files(data_dir)
+        if not missing:
+            return
+        names, where = ", ".join(path.name for path in missing), missing[0].parent
+        if not self.made_by_prepare:
+            raise ConfigError(
+                f"data={self.name}: {names} missing in {where.absolute()}; `parallelbench prepare` does not make it: "
+                "write it there, or choose the folder that has it with site.data_dir=DIR"
+            )
+        own = "" if shipped("data", self.name) else " with the --conf and --plugin of this command"
+        raise ConfigError(
+            f"data={self.name} is not prepared: {names} missing in {where}; "
+            f"run `{prepare_line(self.name, data_dir, *self.prepare_options)}`{own}"
+        )
+
+    @property
+    def prepare_options(self) -> tuple[str, ...]:
+        """What `parallelbench prepare data=NAME` needs besides the name, for these arrays."""
+        return ()
+
+    def fingerprint(self, data_dir: Path) -> str | None:
+        """Hexadecimal digits that identify the arrays without reading them; None: they can't be identified so."""
+        return None
+
+    def stored_files(self, data_dir: Path) -> dict[Path, str]:
+        """The files that hold the arrays → the sha256 that `fingerprint` says they have; empty: it needs no file."""
+        return {}
+
+    @abstractmethod
+    def load(self, data_dir: Path) -> Arrays:
+        """Open the arrays, never downloading; `ConfigError` with the `prepare` line where any are missing."""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """The part of every global batch that a rank reads: slice `index` of `count` equal slices."""
+
+    index: int = 0
+    count: int = 1
+    images: bool = True
+    """False where this rank uses no images (a later stage)."""
+    labels: bool = True
+    """False where this rank uses no labels (an earlier stage)."""
+
+
+@dataclass(slots=True)
+class Batch:
+    """This rank's slice of a global batch."""
+
+    images: Tensor | None
+    """Normalised, shape (size, channels, height, width); None where the rank uses no images."""
+    labels: Tensor | None
+    """int64, shape (size,); None where the rank uses no labels."""
+    size: int
+    """Samples in the slice."""
+
+
+class LoaderArgs(TypedDict):
+    """What every loader needs to make a rank's batches."""
+
+    device: torch.device | str
+    dtype: torch.dtype
+    """dtype of the images."""
+    seed: int
+    """Determines permutation and augmentation, together with the epoch."""
+    global_batch_size: int
+    shard: Shard
+    channels_last: bool
+    steps_per_epoch: int
+
+
+class Loader(Component, frozen=True, kw_only=True):
+    """A loader's options. With every loader, a rank gets the same samples in the same order."""
+
+    feeds: ClassVar[tuple[Kind, ...]] = ("images",)
+    """Kinds of samples that it can feed; labels at positions go with tokens."""
+    writes_files: ClassVar[bool] = False
+    """Whether `prepare` writes anything."""
+
+    def prepare(self, data: Data, data_dir: Path, *, progress: Callable[[str], None] = print) -> None:
+        """Write the files that this loader needs besides the prepared data set, unless they exist; most need none."""
+
+    def load(self, data: Data, data_dir: Path) -> Arrays:
+        """Open the arrays that batches are taken from; `ConfigError` where they are missing or damaged."""
+        return data.load(data_dir)
+
+    def arrays(self, data: Data, data_dir: Path) -> Arrays:
+        """What `load` opens, held against what the data set declares: `ConfigError` where they differ."""
+        from parallelbench.config.dataset_check import checked
+
+        return checked(data, self.load(data, data_dir))
+
+    @abstractmethod
+    def build(self, arrays: Arrays, data: Data, **arguments: Unpack[LoaderArgs]) -> BatchLoader:
+        """Build the batches of one rank."""
+
+
+class TorchLoader(Loader, frozen=True, kw_only=True):
+    """The options of torch's `DataLoader`."""
+
+    feeds: ClassVar[tuple[Kind, ...]] = ("images", "vectors", "tokens")
+
+    workers: Annotated[int, Meta(ge=0, le=256)]
+    """Worker processes per rank and split; 0: the rank itself makes the batches. On a CPU, workers share the cores of
+    the rank's device."""
+    prefetch_factor: Annotated[int, Meta(ge=1, le=1000)]
+    """Batches that each worker makes in advance; without workers there are none."""
+    persistent_workers: bool
+    """Keep the workers from one epoch to the next; false: start them anew in each epoch."""
+    pin_memory: bool
+    """On CUDA, copy batches to page-locked memory first, so that the GPU fetches them while the host continues."""
+
+
+Split = Literal["column", "row"]
+"""How a linear layer is sharded (Shoeybi et al. 2019, arXiv 1909.08053).
+
+column: by outputs; its input is whole, its output a shard. row: by inputs; its input is a shard, its output whole.
+An embedding, whose input is a token, is cut as row: by the vocabulary.
+"""
+
+
+class Model(Component, frozen=True, kw_only=True):
+    """A model's options. Importing the file loads no torch; `build` does."""
+
+    takes: ClassVar[tuple[Kind, ...]] = ("images",)
+    """Kinds of samples that it can be built for."""
+    predicts_positions: ClassVar[bool] = False
+    """Whether it returns logits at each position of a sample, for data with a label at each."""
+    attention: ClassVar[str] = ""
+    """Paths of the modules below the model, `*` for any name, that attend by a method `attend` between their linear
+    layers: what `activation_recomputation=selective` computes again. Empty: none do."""
+
+    @property
+    @abstractmethod
+    def layer_names(self) -> tuple[str, ...]:
+        """Names of the layers in order: the cut points of layer-wise strategies."""
+
+    sizes_follow_values: ClassVar[bool] = False
+    """Whether the host needs values of a forward pass for the sizes of tensors: it then waits for a GPU, and a step can
+    be neither compiled nor captured."""
+
+    def tensor_plan(self) -> dict[str, Split]:
+        """Which linear layers can be sharded, and how: paths below the model, `*` for any name, in the order of use.
+
+        Between a column layer and the row layer after it, values are shards. Empty where there is nothing to shard.
+        """
+        return {}
+
+    @property
+    def tensor_units(self) -> int:
+        """Equal parts of the plan's layers: any number of devices that divides it can share them."""
+        return 1
+
+    @property
+    def tensor_limits(self) -> str:
+        """The options that `tensor_units` follow from, for messages; empty: they say themselves."""
+        return ""
+
+    @property
+    def routed_experts(self) -> int:
+        """Experts of each layer that has some, among which tokens are divided; 0: there are none."""
+        return 0
+
+    @property
+    def routed_blocks(self) -> int:
+        """Layers that have such experts, each with an `ExpertTokens` as an attribute `expert_tokens`."""
+        return 0
+
+    @property
+    def routed_share(self) -> float:
+        """Share of the parameters that these experts have."""
+        return 0.0
+
+    @property
+    def own_loss(self) -> str:
+        """The option by which its layers add losses of their own to the run's, for messages; empty: they add none."""
+        return ""
+
+    @property
+    def without_own_loss(self) -> str:
+        """What to choose for none; empty: nothing."""
+        return ""
+
+    def with_own_loss(self, mean: MeanLoss) -> MeanLoss:
+        """What training minimises, from the run's loss; only where `Strategy.takes_own_loss` is true, if it is more.
+
+        Called once after each forward pass of the whole model. What is added is a mean over the samples, too.
+        """
+        return mean
+
+    @property
+    def token_heads(self) -> tuple[int, int] | None:
+        """Heads of queries, and of keys and values, where causal attention alone joins the tokens of a sample, so that
+        devices can hold parts of the sequence; None: they can't. The layers are `TokenEmbed` and `CausalAttention` of
+        `parallelbench.models.gpt_layers`.
+        """
+        return None
+
+    @property
+    def vocabulary_entries(self) -> int:
+        """Size of the vocabulary that `vocabulary_plan` divides; 0: there is none."""
+        return 0
+
+    def vocabulary_plan(self) -> dict[str, Split]:
+        """Embedding and head, which `strategy.vocabulary_parallel` shards besides; empty where there is no vocabulary.
+
+        The head is the model's last operation, so that logits are shards.
+        """
+        return {}
+
+    @property
+    def sequence_norms(self) -> tuple[str, ...]:
+        """Norms of single tokens, which can have parts of a sequence: paths below the model, `*` for any name.
+
+        What only they and residuals compute may be cut by tokens: the values between two layers, (batch, tokens, …).
+        What a norm gives goes to column layers of the plan only, but for the last layer's, whose head takes it. Empty
+        where samples are no sequences.
+        """
+        return ()
+
+    @property
+    def tied_layers(self) -> tuple[str, ...]:
+        """Layers that share parameters with each other, and so must be on one device; empty: none do."""
+        return ()
+
+    def check(self, *, in_channels: int, image_size: int) -> None:
+        """Raise `ConfigError` with the fix where the model can't take such samples; before anything starts.
+
+        Of vectors, `in_channels` is the number of features and `image_size` 1; of tokens, the size of the vocabulary
+        and the number of positions.
+        """
+
+    @abstractmethod
+    def build(self, *, in_channels: int, image_size: int, num_classes: int) -> nn.Sequential:
+        """Build the layers, initialised from torch's current seed.
+
+        Returns an `nn.Sequential` whose children are named `layer_names`; it maps images of shape (batch,
+        in_channels, image_size, image_size), or what else it `takes`, to logits of shape (batch, num_classes), or with
+        `predicts_positions` (batch, positions, num_classes). Every intermediate value between two layers is one tensor
+        whose first dimension is the batch.
+
+        Raises `ConfigError` where `check` does.
+        """
+
+
+class Loss(Component, frozen=True, kw_only=True):
+    """A loss's options. Importing the file loads no torch; `build` does."""
+
+    @abstractmethod
+    def build(self) -> MeanLoss:
+        """The mean over a batch as a function of logits and labels.
+
+        Logits have the shape (n, classes), or (n, positions, classes), in the parameters' dtype; labels, int64, that of
+        the logits without the classes. The function returns one number, differentiable by the logits: the mean over
+        all labels, so that the mean over equal parts of a batch is that over the batch.
+        """
+
+
+class Metric(Component, frozen=True, kw_only=True):
+    """A metric's options. Importing the file loads no torch; `build` does.
+
+    It follows from sums over the test set's labels. So it is the same whichever ranks, stages or pieces of a batch
+    evaluate the samples. Most metrics are a ratio of two sums, and only `build` them.
+    """
+
+    @abstractmethod
+    def build(self) -> LabelSums:
+        """The sums over a batch, a tensor of shape (size,), as a function of logits and labels.
+
+        Logits have the shape (n, classes), or (n, positions, classes), in the parameters' dtype; labels, int64, that of
+        the logits without the classes. Sums of several batches are added up in float64.
+        """
+
+    def size(self, classes: int) -> int:
+        """How many sums there are, where a label has so many logits. 0: nothing is measured."""
+        return 2
+
+    def value(self, sums: Sequence[float]) -> float:
+        """The metric, from the sums over the whole test set: the first ÷ the second."""
+        above, below = sums
+        return above / below
+
+    def check(self, classes: int, loss: Loss) -> None:
+        """Raise `ConfigError` with the fix where the metric means nothing after training by `loss`, or for so many
+        logits of a label; before anything starts.
+        """
+
+
+class Traits(NamedTuple):
+    """What strategies and checks must not assume of a model. The defaults are those of the suite's own models."""
+
+    draws: bool = False
+    """Whether it draws random numbers in training, as dropout does."""
+    draws_in_evaluation: bool = False
+    """Whether it draws them in evaluation, too."""
+    mixes_samples: bool = False
+    """Whether what it makes of a sample in training depends on the others of a batch, as in batch normalisation."""
+    untouched: tuple[str, ...] = ()
+    """Parameters that need a gradient, and that some step gives none."""
+    scalars: tuple[str, ...] = ()
+    """Parameters without a dimension."""
+    empty: tuple[str, ...] = ()
+    """Parameters without a value."""
+    complex_parameters: tuple[str, ...] = ()
+    complex_buffers: tuple[str, ...] = ()
+    counters: tuple[str, ...] = ()
+    """Buffers of whole numbers that a step changes."""
+    shared: tuple[tuple[str, ...], ...] = ()
+    """Names of each parameter that several layers share."""
+
+
+TRAITS = Traits()
+"""Of a model that is not asked."""
+
+
+EXACT = 1e-9
+"""Largest relative difference from one device, in fp64, of a strategy that computes the same."""
+
+
+class StateShards(NamedTuple):
+    """Fractions, 0 to 1, of a model's training state that each device holds; equal on all devices but for rounding."""
+
+    parameters: float
+    gradients: float
+    states: float
+    """The optimizer's states."""
+
+    @classmethod
+    def even(cls, parts: int) -> StateShards:
+        """Each of `parts` devices holds an equal part of everything; 1: a copy of the whole."""
+        return cls(1 / parts, 1 / parts, 1 / parts)
+
+
+class Strategy(Component, frozen=True, kw_only=True):
+    """A strategy's options. Importing the file loads no torch; `prepare` does."""
+
+    framework: ClassVar[str] = "torch"
+    """What it trains with: a key of `parallelbench.frameworks.FRAMEWORKS`."""
+    shards_tensors: ClassVar[bool] = False
+    """Whether parameters are torch's DTensors, for which torch lacks some fused optimizers."""
+    can_be_captured: ClassVar[bool] = False
+    """Whether a whole step can be one CUDA graph (`graph=true`)."""
+    has_stages: ClassVar[bool] = False
+    """Whether a pipeline's stages send each other what they compute."""
+    waits_in_steps: ClassVar[str] = ""
+    """Why a step on a GPU makes the host wait by design; empty: no step does."""
+    evaluates_repeatedly: ClassVar[bool] = False
+    """Whether a step can take several gradients, as `optimizer=lbfgs` needs."""
+    takes_own_loss: ClassVar[bool] = False
+    """Whether each rank that computes a loss has called the whole model for its samples, and takes the loss by
+    `numerics_of`: losses of the model's own are then a part of it (`Model.with_own_loss`)."""
+    updates_as_asked: ClassVar[bool] = False
+    """Whether replicas update by `BaseReplica._update` in every step, which follows `lr_schedule` and
+    `clip_norm`."""
+
+    def processes(self, run: RunConfig, device_type: str) -> int:
+        """Processes that train: one per device, unless one process drives several devices."""
+        return run.devices
+
+    @abstractmethod
+    def data_parallel_degree(self, run: RunConfig) -> int:
+        """Slices that every global batch is cut into."""
+
+    def check(self, run: RunConfig, device_type: str) -> None:
+        """Raise `ConfigError` with the fix where the strategy can't do this run; before anything starts."""
+
+    def equals_one_device(self, run: RunConfig) -> bool:
+        """Whether training computes the same as on one device, so that parity can be checked."""
+        return True
+
+    def reference(self, run: RunConfig) -> Strategy | None:
+        """What the author holds the strategy against where `equals_one_device` is false; None: nothing.
+
+        A strategy in one process, on one device, that reads whole global batches. Its replica needs `step`, `evaluate`,
+        `full_gradients` and `full_state_dict`.
+        """
+        return None
+
+    def least_parity_steps(self, run: RunConfig) -> int:
+        """Steps of the parity check that show all that the strategy does; at least `measure.parity_steps` are taken."""
+        return 1
+
+    def micro_batches_per_step(self, run: RunConfig) -> int:
+        """Micro-batches that each data shard's batch is cut into."""
+        return 1
+
+    def draws_alike(self, run: RunConfig) -> int:
+        """How many neighbouring ranks compute the same values, and so must draw the same random numbers (dropout)."""
+        return 1
+
+    def why_not_model(self, run: RunConfig, traits: Traits) -> str:
+        """Why it can't train a model that is so, and what to do about it; empty: it can."""
+        return ""
+
+    def why_no_recomputation(self, run: RunConfig) -> str:
+        """Why backward can't compute layers again (`activation_recomputation`), and what to choose; empty: it can."""
+        return ""
+
+    def bubble(self, run: RunConfig) -> float | None:
+        """Share of a step, 0 to 1, in which a device must idle by the schedule; None where there is none."""
+        return None
+
+    def state_shards(self, run: RunConfig) -> StateShards | None:
+        """What each device holds; None where devices hold different parts (stages, servers), or where it is unknown."""
+        return None
+
+    def state_bytes(self, run: RunConfig, parameters: int) -> int | None:
+        """Bytes of parameters, gradients and optimizer state on each device, without activations and buffers: section 3
+        of ZeRO (Rajbhandari et al. 2020, arXiv 1910.02054). `parameters`: of the whole model.
+        """
+        shards, states = self.state_shards(run), run.optimizer.states_per_parameter()
+        if shards is None or states is None:
+            return None
+        size_bytes = 8 if run.precision == "fp64" else 4  # autocast keeps parameters in fp32
+        return round(parameters * size_bytes * (shards.parameters + shards.gradients + states * shards.states))
+
+    def parity_tolerance(self) -> float:
+        """Largest relative difference from one device that the parity check allows, in fp64."""
+        return EXACT
+
+    @abstractmethod
+    def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Replica:
+        """Turn a model on the CPU, identical on every rank, into this rank's replica. `model` is consumed."""
+
+
+class Optimizer(Component, frozen=True, kw_only=True):
+    """An optimizer's options. Importing the file loads no torch."""
+
+    lr: Annotated[float, Meta(gt=0)]
+    """Learning rate at the configured batch size (of `Lbfgs`: the first step length that is tried)."""
+    lr_rule: Literal["constant", "linear", "sqrt"]
+    """Under weak scaling the global batch grows with the devices; the rate is multiplied by 1, their number, or its
+    square root (Goyal et al. 2017, arXiv 1706.02677; Krizhevsky 2014, arXiv 1404.5997)."""
+
+    def scaled_lr(self, run: RunConfig) -> float:
+        """Learning rate as used in `run`."""
+        growth = run.global_batch_size / run.batch_size
+        factor: float = {"constant": 1.0, "linear": growth, "sqrt": growth**0.5}[self.lr_rule]
+        return self.lr * factor
+
+    def states_per_parameter(self) -> int | None:
+        """Numbers that it keeps for each parameter; None where the number is not fixed."""
+        return None
+
+    can_be_captured: ClassVar[bool] = False
+    """Whether an update can be part of a CUDA graph (`graph=true`)."""
+    can_be_compiled: ClassVar[bool] = False
+    """Whether `torch.compile` takes an update (`compile_scope=step`), and all that it keeps begins as zeros: the steps
+    that compile are undone so."""
+
+    @abstractmethod
+    def check(self, run: RunConfig, device_type: str) -> None:
+        """Raise `ConfigError` with the fix where the optimizer can't do this run."""
+
+    @abstractmethod
+    def build(self, parameters: Iterable[nn.Parameter], run: RunConfig, device_type: str) -> torch.optim.Optimizer:
+        """Build the optimizer of `parameters`, which already are on their devices."""
+
+
+class LrSchedule(Component, frozen=True, kw_only=True):
+    """How the learning rate changes from step to step. Importing the file loads no torch."""
+
+    changes: ClassVar[bool] = True
+    """False where every step has the optimizer's own rate."""
+
+    @abstractmethod
+    def factor(self, step: int, run: RunConfig) -> float:
+        """What the optimizer's rate is multiplied by in this step of all epochs, counted from 1; above 0, at most 1."""
+
+    def check(self, run: RunConfig) -> None:
+        """Raise `ConfigError` with the fix where the schedule means nothing in this run; before anything starts."""
+
+    def shortened(self, step: float) -> LrSchedule:
+        """The same kind of schedule for training that takes few steps, so that a check sees its rates change.
+
+        `step`: the length of one of these steps, in epochs.
+        """
+        return self

@@ -1,0 +1,111 @@
+"""Time: windows between synchronisations, and the durations of sampled steps."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from parallelbench.world import cuda
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from parallelbench.config.components import Batch
+    from parallelbench.frameworks.contract import RankWorld
+
+
+class TimedWindow:
+    """The time between two synchronisations of host and device, seconds.
+
+    `start` waits for all ranks, then for this rank's devices; `stop` waits for this rank's devices only, so that
+    each rank reports its own time and the slowest rank shows.
+    """
+
+    def __init__(self, world: RankWorld) -> None:
+        self._world = world
+        self._started = self._cpu_started_s = 0.0
+        self.started_at = self.ended_at = 0.0
+        """Unix times of the edges, s, to find other processes' measurements in the window."""
+        self.cpu_time_s = 0.0
+        """Processor time of this process in the window, all threads, user and system."""
+
+    def start(self) -> None:
+        """Open the window."""
+        self._world.barrier()
+        self._world.synchronize()
+        self.started_at, self._cpu_started_s = time.time(), time.process_time()
+        self._started = time.perf_counter()
+
+    def stop(self) -> float:
+        """Close the window; returns its length, s."""
+        self._world.synchronize()
+        length_s = time.perf_counter() - self._started
+        self.ended_at, self.cpu_time_s = time.time(), time.process_time() - self._cpu_started_s
+        return length_s
+
+
+class StepClock:
+    """Durations of some steps of an epoch, evenly spread, from fetching the batch to the end of the update.
+
+    On CUDA by events that are read after the window: the host never waits inside it. On a CPU by `perf_counter`.
+    """
+
+    def __init__(self, world: RankWorld, *, steps: int, sampled: int) -> None:
+        self._cuda = world.device_type == "cuda"
+        count = min(steps, sampled)
+        self._sampled = {round(i * (steps - 1) / max(1, count - 1)) for i in range(count)}
+        self._edges: list[tuple[int, Any, Any]] = []
+
+    def timed(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """Pass the batches on and time the sampled steps, from fetching the batch to fetching the next."""
+        self._edges.clear()
+        iterator = iter(batches)
+        index = 0
+        while True:
+            start = self._now() if index in self._sampled else None
+            batch = next(iterator, None)
+            if batch is None:
+                return
+            yield batch
+            if start is not None:
+                self._edges.append((index + 1, start, self._now()))
+            index += 1
+
+    def durations(self) -> list[tuple[int, float]]:
+        """(step, seconds) of the sampled steps; the device must be synchronised."""
+        if self._cuda:
+            return [(step, start.elapsed_time(end) / 1000) for step, start, end in self._edges]
+        return [(step, end - start) for step, start, end in self._edges]
+
+    def _now(self) -> Any:
+        if not self._cuda:
+            return time.perf_counter()
+        event = cuda.timing_event()
+        event.record()
+        return event
+
+
+class StartUp:
+    """Durations of the parts of the start-up, s, without gaps between them."""
+
+    def __init__(self, launched_at: float, entered_at: float) -> None:
+        self.parts: dict[str, float | None] = {
+            "startup_launch_s": entered_at - launched_at,
+            **dict.fromkeys(f"startup_{part}_s" for part in ("parity", "compile")),
+        }
+        self._last = entered_at
+
+    def done(self, part: str) -> None:
+        """Add the time since the last part to this part."""
+        now = time.time()
+        name = f"startup_{part}_s"
+        self.parts[name] = (self.parts.get(name) or 0.0) + now - self._last
+        self._last = now
+
+    def skip(self) -> None:
+        """Leave the time since the last part out of the start-up."""
+        self._last = time.time()
+
+    def facts(self) -> dict[str, float | None]:
+        """All parts and their sum, once the first step is done."""
+        return {**self.parts, "startup_s": sum(part for part in self.parts.values() if part is not None)}

@@ -1,0 +1,144 @@
+"""The environment of a run, by allowlist: what a reader needs to judge and repeat its numbers, never secrets."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import re
+import socket
+import subprocess
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from parallelbench.config.plugin import folders, source_files, sources_now
+from parallelbench.frameworks import entries_of
+from parallelbench.measure.environment_match import ENTRIES_VERSION, FRAMEWORK, PLUGIN, VERSION, recorded_variables
+from parallelbench.world.machine import cpu_name, cpu_quota_cores
+
+_PACKAGES = (
+    "parallelbench",
+    "numpy",
+    "hydra-core",
+    "submitit",
+    "pyarrow",
+    "nvidia-ml-py",
+)
+_POLICIES = {getattr(os, f"SCHED_{name}"): name.lower() for name in ("OTHER", "BATCH", "IDLE", "FIFO", "RR")}
+
+
+def capture(framework: str = "torch", *, plugin: str | None = None) -> dict[str, Any]:
+    """The parts of this process's environment that may change a number; this process trains with `framework`.
+
+    `plugin`: a user's package that the run's classes come from.
+    """
+    own = entries_of(framework)
+    return {
+        VERSION: ENTRIES_VERSION,
+        FRAMEWORK: framework,
+        "host": socket.gethostname(),
+        "machine": machine(),
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "packages": {name: version(name) for name in _PACKAGES} | own.pop("packages"),
+        "git": git_state(Path(__file__).resolve().parents[2]),
+        **({PLUGIN: _plugin(plugin)} if plugin else {}),
+        "allocation": allocation(),
+        "cpu": cpu_name(),
+        "logical_cores": os.cpu_count(),
+        "cores_of_rank_0": sorted(os.sched_getaffinity(0)),
+        "cpu_governor": _read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
+        "cpu_boost": _boost(),
+        "cpu_quota_cores": cpu_quota_cores(),
+        "nice": os.getpriority(os.PRIO_PROCESS, 0),
+        "scheduling_policy": _POLICIES.get(os.sched_getscheduler(0)),
+        "transparent_hugepages": _chosen(_read("/sys/kernel/mm/transparent_hugepage/enabled")),
+        "load_average_1min": os.getloadavg()[0],
+        **own,
+        "variables": allowed_variables(dict(os.environ)),
+    }
+
+
+def machine(path: str = "/etc/machine-id") -> str | None:
+    """What tells this machine from others of its name: a hash of its id, which itself is to stay on it."""
+    own = _read(path)
+    return hashlib.sha256(f"parallelbench {own}".encode()).hexdigest()[:16] if own else None
+
+
+def allowed_variables(variables: dict[str, str]) -> dict[str, str]:
+    """`recorded_variables`, of LD_PRELOAD only the libraries."""
+    found = recorded_variables(variables)
+    return found | ({"LD_PRELOAD": _file_names(found["LD_PRELOAD"])} if "LD_PRELOAD" in found else {})
+
+
+def _file_names(paths: str) -> str:
+    """The libraries of LD_PRELOAD without their folders, which differ between users who preload the same one."""
+    return " ".join(Path(path).name for path in re.split(r"[\s:]+", paths) if path)
+
+
+def _boost() -> str | None:
+    """Whether cores may exceed their base clock: on, off; None where the kernel doesn't say."""
+    cpus = "/sys/devices/system/cpu"
+    boost, no_turbo = _read(f"{cpus}/cpufreq/boost"), _read(f"{cpus}/intel_pstate/no_turbo")
+    if boost is None and no_turbo is None:
+        return None
+    return "on" if boost == "1" or no_turbo == "0" else "off"
+
+
+def _chosen(options: str | None) -> str | None:
+    """ "always [madvise] never" → "madvise"."""
+    found = re.search(r"\[(\w+)\]", options or "")
+    return found and found[1]
+
+
+def allocation() -> str | None:
+    """Whether other jobs may run on this one's nodes: exclusive or shared; None: no Slurm job, or Slurm doesn't say."""
+    job = os.environ.get("SLURM_JOB_ID")
+    shown = output_of(["scontrol", "show", "job", job, "--oneliner"]) if job else None
+    mode = re.search(r"\bOverSubscribe=(\w+)", shown or "")
+    return None if mode is None else "exclusive" if mode[1] == "NO" else "shared"
+
+
+def git_state(repository: Path) -> dict[str, Any] | None:
+    """Commit and dirty flag of the suite's own checkout; None where it is installed without one."""
+    if not (repository / ".git").exists():
+        return None
+    commit = output_of(["git", "-C", str(repository), "rev-parse", "HEAD"])
+    changes = output_of(["git", "-C", str(repository), "status", "--porcelain", "--untracked-files=no"])
+    return None if commit is None or changes is None else {"commit": commit, "dirty": bool(changes)}
+
+
+def _plugin(package: str) -> dict[str, Any]:
+    """The sources of a user's package, and the commit that they are in; `dirty`: the commit has others."""
+    folder, files = folders(package)[0], [name for name, _ in source_files(package)]
+    git = ["git", "-C", str(folder)]
+    known = output_of([*git, "ls-files", "--", *files])  # an ignored folder belongs to no commit
+    commit = output_of([*git, "rev-parse", "HEAD"]) if known else None
+    changes = output_of([*git, "status", "--porcelain", "--", *files]) if known else None
+    state = None if commit is None or changes is None else {"commit": commit, "dirty": bool(changes)}
+    return {"sources": sources_now(package), "git": state}
+
+
+def version(package: str) -> str | None:
+    """The version of an installed package; None where it is not installed."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _read(path: str) -> str | None:
+    try:
+        return Path(path).read_text().strip()
+    except OSError:
+        return None
+
+
+def output_of(command: list[str]) -> str | None:
+    """What a command prints; None where it fails."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()

@@ -1,0 +1,203 @@
+"""Which entries of a run's environment must match for its times to be compared. Never imports torch."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from parallelbench.redaction import redacted
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+
+VERSION = "entries_version"
+"""The entry that says which list of entries an environment was recorded by."""
+ENTRIES_VERSION = 3
+"""Version of that list. 2 added `ADDED` and the variables of `_ADDED_VARIABLES`, 3 those of `_ADDED_LATER`."""
+ADDED = ("cpu_capability", "cpu_boost", "cpu_quota_cores", "nice", "scheduling_policy", "transparent_hugepages")
+"""Entries that results of earlier releases lack."""
+MUST_MATCH = (
+    *("platform", "python", "packages.torch", "packages.torchvision", "packages.tensorflow", "packages.numpy"),
+    *("cpu", "logical_cores", "threads", "cpu_governor", *ADDED),
+    *("cuda.version", "cuda.cudnn", "cuda.nccl", "cuda.driver", "cuda.power_limit_w"),
+    *("float32_matmul_precision", "cudnn_allow_tf32", "cudnn_benchmark"),
+)
+FRAMEWORK = "framework"
+"""The entry that says what a run trained with; torch where older releases recorded none."""
+OF_FRAMEWORK = (
+    *("packages.torch", "packages.torchvision", "packages.tensorflow", "packages.numpy", "cpu_capability"),
+    *("cuda.version", "cuda.cudnn", "cuda.nccl"),
+    *("float32_matmul_precision", "cudnn_allow_tf32", "cudnn_benchmark"),
+)
+"""Entries that must match between runs of one framework. Runs of two are compared in spite of them: each framework has
+an environment of its own, which is what is compared."""
+_LIBRARIES = (
+    *("NCCL", "GLOO", "OMP", "MKL", "CUDA", "TORCH", "MALLOC", "PYTORCH", "ATEN", "ONEDNN", "DNNL", "KMP", "GOMP"),
+    *("CUBLAS", "CUBLASLT", "CUDNN", "TORCHINDUCTOR", "TORCHDYNAMO", "OPENBLAS", "BLIS", "TCMALLOC"),
+)
+"""Libraries that own their prefix, and read no secret by such a name."""
+_OF_SHARED_PREFIX = (
+    # TF_ is Terraform's, too, whose variables (TF_VAR_*, TF_TOKEN_*) are secrets.
+    r"TF_(ENABLE|DISABLE|FORCE|XLA|CPP|GPU|NUM|CUDNN|CUBLAS|DETERMINISTIC|USE|PS|ONEDNN|MKL|AUTOTUNE|LAYOUT|THREAD|OP"
+    r"|INTRA|INTER|GRAPPLER|JIT|BATCHNORM|CUDA|ALLOW|SYNC|DATA|CONV)(_\w+)?",
+    r"TF_(CONFIG|OVERRIDE_GLOBAL_THREADPOOL|FUNCTION_JIT_COMPILE_DEFAULT|EXTRA_PTXAS_FLAGS|EXTRA_PTX_OPTIONS)",
+    r"XLA_(FLAGS|(PYTHON|IR|HLO|USE|GPU|CPU|SAVE|DISABLE|ENABLE|PARAMETER|TARGET|CLIENT)_\w+)",
+    # TRITON_ is an inference server's, too.
+    r"TRITON_(ALLOW|ALWAYS|CACHE|CUDACRT|CUDART|CUPTI|DEBUG|DEFAULT|DISABLE|DUMP|ENABLE|F32|FORCE|FRONT|HOME|INTERPRET"
+    r"|KERNEL|LIBCUDA|LIBDEVICE|MOCK|OVERRIDE|PRINT|PTXAS|STORE|SWAP)(_\w+)?",
+    # Slurm's own token is SLURM_JWT; SLURM_EXPORT_ENV and SLURM_SPANK_* hold what the user put there.
+    r"SLURM_(ARRAY|JOB|STEP|CPUS?|MEM|NTASKS|TASKS|GPUS?|THREADS|TOPOLOGY|DIST|SRUN_COMM|LAUNCH_NODE|TASK)(_\w+)?",
+    r"SLURM_(NNODES|NODELIST|NODEID|NODE_ALIASES|NPROCS|PROCID|LOCALID|GTIDS|CLUSTER_NAME|CONF|DISTRIBUTION|HINT|PRIO_"
+    r"PROCESS|RESTART_COUNT|OVERCOMMIT|SUBMIT_(DIR|HOST)|SHARDS_ON_NODE|PROFILE|UMASK)",
+    r"RANK|LOCAL_RANK|WORLD_SIZE|GLIBC_TUNABLES|LD_PRELOAD|NVIDIA_TF32_OVERRIDE|PYTHON(MALLOC|DEVMODE|TRACEMALLOC)",
+)
+_RECORDED = re.compile(rf"(?:{'|'.join(_LIBRARIES)})_\w+|{'|'.join(_OF_SHARED_PREFIX)}")
+_SECRET = re.compile(r"TOKEN|KEY|SECRET|PASS|AUTH|CREDENTIAL|JWT|COMMENT|_PAT$", re.IGNORECASE)
+
+
+def recorded_variables(variables: Mapping[str, str]) -> dict[str, str]:
+    """The environment variables that may change a number, without those whose name or value hints at a secret.
+
+    They are recorded by their name, or by a prefix whose every name is known to be harmless.
+    """
+    return {
+        name: "redacted" if _SECRET.search(name) else redacted(value)
+        for name, value in sorted(variables.items())
+        if _RECORDED.fullmatch(name)
+    }
+
+
+_VARIABLES = ("NCCL_", "GLOO_", "OMP_", "MKL_", "MALLOC_", "TORCH_", "PYTORCH_", "TF_", "XLA_")
+"""Prefixes of environment variables that must match, too."""
+_ADDED_VARIABLES = (
+    *("ATEN_", "ONEDNN_", "DNNL_", "KMP_", "GOMP_", "CUBLAS_", "CUBLASLT_", "CUDNN_", "TORCHINDUCTOR_"),
+    *("TORCHDYNAMO_", "TRITON_", "GLIBC_TUNABLES", "LD_PRELOAD", "NVIDIA_TF32_OVERRIDE"),
+    *("PYTHONMALLOC", "PYTHONDEVMODE", "PYTHONTRACEMALLOC"),
+    *("CUDA_LAUNCH_BLOCKING", "CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_MODULE_LOADING", "CUDA_FORCE_PTX_JIT"),
+    *("CUDA_AUTO_BOOST", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "CUDA_SCALE_LAUNCH_QUEUES"),
+)
+"""The same, from version 2 on. Of CUDA's variables most say where something is, or which GPUs a job has."""
+_ADDED_LATER = ("OPENBLAS_", "BLIS_", "TCMALLOC_")
+"""The same, from version 3 on."""
+_ELSEWHERE = re.compile(r"_(DIR|PATH|HOME|ROOT|ID|HOST|PORT|ADDR|(DUMP|DEBUG|LOG|TEMP)_FILE)$")
+"""The ends of names of variables that hold a place: it differs between users and jobs, not between speeds. Files that
+are read, such as NCCL's topology and graph, choose algorithms."""
+PLUGIN = "plugin"
+"""The entry of a user's own package, in runs whose classes come from one."""
+_PLUGIN_SOURCES = f"{PLUGIN}.sources"
+_SUITE = "packages.parallelbench"
+OF_PROGRAM = ("git.commit", "git.dirty", _SUITE, _PLUGIN_SOURCES)
+"""Entries that say which version of the suite and of a plugin ran. One run has one version: it may not go on under
+another."""
+REPORTED = (*OF_PROGRAM, "host", "allocation")
+"""Entries that may differ between compared runs. Comparisons report them."""
+SET_BY_LAUNCHER = {
+    "threads": ("devices", "nodes"),
+    "variables.OMP_NUM_THREADS": ("devices", "nodes"),
+    "variables.GLOO_SOCKET_IFNAME": ("nodes",),
+    "variables.NCCL_SOCKET_IFNAME": ("nodes", "nccl.interface"),
+    "variables.TORCH_DIST_USE_NCCL2": ("nccl.backend",),
+    "variables.TORCH_DISTRIBUTED_PIPELINE_PER_EDGE_P2P": ("nccl.per_edge",),
+    "cudnn_benchmark": ("cudnn_benchmark",),
+    "variables.TORCHINDUCTOR_FORCE_DISABLE_CACHES": ("compile",),
+    "variables.CUBLAS_WORKSPACE_CONFIG": ("measure.deterministic",),
+    "variables.TF_PS_DISABLE_ASYNC_EXECUTOR_GLOBALLY": ("strategy.name",),
+    "variables.TF_ENABLE_EAGER_CLIENT_STREAMING_ENQUEUE": ("strategy.name",),
+}
+"""Entries that the launcher sets → the keys of the run that it sets them by. They must match between runs that have
+these keys in common; between others a difference is reported.
+"""
+THREADS = ("threads", "variables.OMP_NUM_THREADS")
+"""Of these, what the launcher sets by devices and nodes only for GPUs, among which it shares out the cores."""
+_NO_EFFECT = (
+    "variables.TORCH_NCCL_ASYNC_ERROR_HANDLING",  # set by torchrun, not for a single process: what follows an error
+    "variables.TF_CONFIG",  # TensorFlow's addresses, with ports drawn anew for each run
+    "variables.TF_CPP_MIN_LOG_LEVEL",  # how much TensorFlow logs
+    "variables.KMP_DUPLICATE_LIB_OK",  # set by scikit-learn, which Keras loads: whether two OpenMPs are an error
+    "variables.KMP_INIT_AT_FORK",  # likewise: what a fork copies
+)
+"""Variables with one of the prefixes that change no speed."""
+VOLATILE = ("load_average_1min", "cores_of_rank_0")
+"""Entries that differ from run to run. They are not reported."""
+_OF_EACH_GPU = ("cuda.driver", "cuda.power_limit_w")
+"""Entries with a line per visible GPU."""
+
+
+def must_match(key: str) -> bool:
+    """Whether an entry must be equal in two environments for their times to be compared."""
+    return key in MUST_MATCH or _is_variable(key, (*_VARIABLES, *_ADDED_VARIABLES, *_ADDED_LATER))
+
+
+def _is_variable(key: str, prefixes: tuple[str, ...]) -> bool:
+    """Whether an entry is a variable of these, one that may change a speed."""
+    root, _, name = key.partition(".")
+    is_one = root == "variables" and name.startswith(prefixes) and _RECORDED.fullmatch(name)
+    return bool(is_one) and key not in _NO_EFFECT and not _ELSEWHERE.search(name)
+
+
+def is_reported(key: str) -> bool:
+    """Whether an entry may differ, and is reported if it does."""
+    return key in REPORTED
+
+
+def is_of_program(key: str) -> bool:
+    """Whether an entry says which version of the suite, or of a plugin, ran."""
+    return key in OF_PROGRAM
+
+
+def is_volatile(key: str) -> bool:
+    """Whether a difference in an entry says nothing about the compared runs."""
+    return key in (*VOLATILE, VERSION) or (key.startswith("variables.") and not must_match(key))
+
+
+def unrecorded(environment: Mapping[str, Any]) -> tuple[str, ...]:
+    """What must match, but an older release did not record: that two environments lack it does not make them equal."""
+    version = int(environment.get(VERSION, 1))
+    entries_of_2, variables_of_2 = (ADDED, _ADDED_VARIABLES) if version < 2 else ((), ())
+    variables = (*variables_of_2, *(_ADDED_LATER if version < 3 else ()))
+    return (*entries_of_2, *(f"{name}*" if name.endswith("_") else name for name in variables))
+
+
+def is_set_by_launcher(key: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether the launcher explains a difference in an entry: it sets the entry by keys in which two runs differ.
+
+    `one` and `other` are the runs' definitions: dotted key → value.
+    """
+    if key in THREADS and one.get("device_type") == other.get("device_type") == "cpu":
+        return False  # there a device has its own cores, however many devices there are
+    return any(one.get(cause) != other.get(cause) for cause in SET_BY_LAUNCHER.get(key, ()))
+
+
+def differences(
+    one: Mapping[str, Any], other: Mapping[str, Any], relevant: Callable[[str], bool] = must_match
+) -> dict[str, tuple[Any, Any]]:
+    """The relevant `entries` that differ between two environments: dotted key → both values, None for a missing one.
+
+    Of entries that neither has, `unrecorded` says whether they could have been recorded.
+    """
+    frameworks = {environment.get(FRAMEWORK, "torch") for environment in (one, other)}
+    apart = {VERSION, FRAMEWORK, *(OF_FRAMEWORK if len(frameworks) > 1 else ())}
+    if not (one.get(_PLUGIN_SOURCES) and other.get(_PLUGIN_SOURCES)):
+        apart.add(_PLUGIN_SOURCES)  # a run of the suite's own classes, or one that an older release measured
+    if len(frameworks) > 1 and not (one.get(_SUITE) and other.get(_SUITE)):
+        apart.add(_SUITE)  # in another framework's environment the suite is imported, but not installed
+    keys = sorted(key for key in one.keys() | other.keys() if relevant(key) and key not in apart)
+    return {key: (one.get(key), other.get(key)) for key in keys if one.get(key) != other.get(key)}
+
+
+def entries(environment: Mapping[str, Any]) -> dict[str, Any]:
+    """Dotted key → value. A value that all visible GPUs share counts once, for any number of GPUs."""
+    flat = flatten(environment)
+    for key in _OF_EACH_GPU:
+        if isinstance(flat.get(key), str):
+            flat[key] = ", ".join(sorted(set(flat[key].split("\n"))))
+    return flat
+
+
+def flatten(node: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """{"a": {"b": 1}} → {"a.b": 1}."""
+    flat: dict[str, Any] = {}
+    for key, value in node.items():
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat

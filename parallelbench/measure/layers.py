@@ -1,0 +1,197 @@
+"""The floating-point operations that training a model takes at least, whatever algorithms the libraries choose."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from parallelbench.config.build import from_mapping
+from parallelbench.errors import program
+from parallelbench.models.inputs import blank
+from parallelbench.models.layer_counts import LayerCount, encode
+from parallelbench.models.modules import built, parameters_by_layer
+from parallelbench.models.tensor_plans import planned
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from parallelbench.config.components import Split
+    from parallelbench.config.run import RunConfig
+
+
+WINOGRAD = 4.0
+"""By how much the fastest algorithm in use multiplies less in a convolution of 3×3: F(4×4, 3×3) of Lavin and Gray 2016
+(arXiv 1509.09308). Larger kernels may be transformed by FFT, which saves no more than all values of a kernel but one.
+"""
+_SAVED = {1: 1.0, 9: WINOGRAD}
+"""Values of a kernel → by how much fewer multiplications there may be."""
+LEFT = {"aten::mm": 0, "aten::bmm": 0, "aten::addmm": 1, "aten::baddbmm": 1}
+"""Matrix products → which argument is the left matrix."""
+
+
+def least_flop_per_sample(run: RunConfig) -> float | None:
+    """Forward, and backward for weights and inputs, counted while one sample passes on the CPU. None where none counts.
+
+    Only matrix products and convolutions count. The input of the first of them needs no gradient.
+    """
+    # Meta tensors would need no memory, but load sympy, for seconds.
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        model = built(run, torch.float32).eval()
+        with _Counter() as counted:
+            model(blank(run.data, 1))
+    return 3 * sum(counted.flop) - counted.flop[0] if counted.flop else None
+
+
+class _Counter(TorchDispatchMode):
+    """Counts what is multiplied and added."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flop: list[float] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Let the operation happen, and count it."""
+        result, name = func(*args, **(kwargs or {})), func._schema.name
+        if name in LEFT:
+            self.flop.append(2.0 * result.numel() * args[LEFT[name]].shape[-1])
+        elif name == "aten::convolution":
+            kernel = args[1]
+            values = kernel[0, 0].numel()
+            self.flop.append(2.0 * result.numel() * kernel[0].numel() / _SAVED.get(values, values))
+        return result
+
+
+FP32 = 4
+"""Bytes of a number."""
+
+
+def count_facts(run: RunConfig) -> dict[str, Any]:
+    """Columns of the table `run`."""
+    return {"least_flop_per_sample": least_flop_per_sample(run), "layers_json": encode(layer_counts(run))}
+
+
+def layer_counts(run: RunConfig) -> list[LayerCount]:
+    """One row per layer, counted while one sample passes on the CPU."""
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        model = built(run, torch.float32).eval()
+        values = blank(run.data, 1)
+        plan, rows = run.model.tensor_plan(), []
+        for (name, layer), own in zip(model.named_children(), parameters_by_layer(model), strict=True):
+            values, row = _counted(name, layer, values, plan)
+            rows.append(msgspec.structs.replace(row, parameters=sum(each.numel() for each in own), tensors=len(own)))
+    return rows
+
+
+def _counted(
+    name: str, layer: nn.Module, values: torch.Tensor, plan: Mapping[str, Split]
+) -> tuple[torch.Tensor, LayerCount]:
+    planned = _Planned(name, layer, plan)
+    with _LayerCounter() as counted:
+        values = layer(values)
+    planned.remove()
+    return values, LayerCount(
+        name=name,
+        product_flop=counted.product_flop,
+        convolution_flop=counted.convolution_flop,
+        grouped_flop=counted.grouped_flop,
+        output_bytes=float(FP32 * counted.values),
+        operations=counted.operations,
+        parameters=0,
+        tensors=0,
+        boundary_bytes=float(FP32 * values.numel()),
+        shardable_flop=planned.flop,
+        shardable_parameters=planned.parameters,
+        exchanged_bytes=float(FP32 * planned.exchanged_values),
+    )
+
+
+class _Planned:
+    """The linear layers of a model's tensor plan below one of its layers, seen by hooks."""
+
+    def __init__(self, name: str, layer: nn.Module, plan: Mapping[str, Split]) -> None:
+        self.flop, self.parameters, self.exchanged_values = 0.0, 0, 0
+        self._handles = []
+        whole = nn.ModuleDict({name: layer})
+        for path, split in planned(whole, plan).items():
+            linear = whole.get_submodule(path)
+            self._handles.append(linear.register_forward_hook(self._hook(split)))
+            self.parameters += sum(each.numel() for each in linear.parameters())
+
+    def _hook(self, split: Split) -> Any:
+        def see(linear: nn.Linear, inputs: tuple[torch.Tensor], output: torch.Tensor) -> None:
+            self.flop += 2.0 * output.numel() * linear.in_features
+            self.exchanged_values += output.numel() if split == "row" else inputs[0].numel()
+
+        return see
+
+    def remove(self) -> None:
+        """Take the hooks off."""
+        for handle in self._handles:
+            handle.remove()
+
+
+class _LayerCounter(TorchDispatchMode):
+    """Counts what is computed and written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.product_flop = self.convolution_flop = self.grouped_flop = 0.0
+        self.values = self.operations = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Let the operation happen, and count it."""
+        result, name = func(*args, **(kwargs or {})), func._schema.name
+        if name in LEFT:
+            self.product_flop += 2.0 * result.numel() * args[LEFT[name]].shape[-1]
+        elif name == "aten::convolution":
+            flop = 2.0 * result.numel() * args[1][0].numel()
+            if args[-1] == 1:
+                self.convolution_flop += flop
+            else:
+                self.grouped_flop += flop
+        elif name.startswith("aten::_scaled_dot_product"):
+            queries, keys = args[0], args[1]
+            # Scores, and their product with the values.
+            self.product_flop += 4.0 * queries.numel() * keys.shape[-2]
+        # Of a tensor without values, asking for its device is an operation, too.
+        if not _is_view(func) and not name.startswith("prim::"):
+            self.operations += 1
+            self.values += sum(each.numel() for each in _tensors(result))
+        return result
+
+
+def _is_view(func: Any) -> bool:
+    """Whether an operation returns other words for the memory of its input."""
+    return any(value.alias_info is not None and not value.alias_info.is_write for value in func._schema.returns)
+
+
+def _tensors(result: Any) -> list[torch.Tensor]:
+    values = result if isinstance(result, (tuple, list)) else [result]
+    return [each for each in values if isinstance(each, torch.Tensor)]
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Count the layers of the configuration on standard input."""
+    run = from_mapping(msgspec.json.decode(sys.stdin.buffer.read()), arguments[0] if arguments else None)
+    print(encode(counts_without_values(run)))
+    return 0
+
+
+def counts_without_values(run: RunConfig) -> list[LayerCount]:
+    """The same, of a model that may be too large for this machine; takes seconds more of imports."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            return layer_counts(run)
+    except Exception:  # a user's model may look at values; where it is broken, this raises the same
+        return layer_counts(run)
+
+
+if __name__ == "__main__":
+    sys.exit(program(lambda: main(sys.argv[1:])))

@@ -1,0 +1,89 @@
+"""How fast a rank's own device is, by two fixed pieces of work: the last line of defence against unlike machines."""
+
+from __future__ import annotations
+
+import functools
+import os
+import time
+from itertools import cycle
+from typing import TYPE_CHECKING, Literal
+
+import torch
+
+from parallelbench.measure.memory import release
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from parallelbench.world.world import World
+
+
+Moment = Literal["start", "end"]
+
+PIECE_S = 0.06
+"""How long each of the two pieces of work is repeated; the fastest time counts."""
+MOST_RANKS = 8
+"""Ranks of a node that are measured, since they are measured one after the other."""
+_SIDES = {"cpu": 256, "cuda": 4096}
+"""Rows and columns of the matrices. On a GPU they are fp16: that speed depends on no setting of TF32."""
+_COPIED_BYTES = {"cpu": 2 * 2**20, "cuda": 256 * 2**20}
+"""On a CPU both pieces of work take less than a scheduler's slice: on a busy core some of them are not interrupted."""
+_PLACES = {"cpu": 32, "cuda": 1}
+"""How many such pieces of memory are copied in turn, so that caches don't hold them."""
+
+
+def probe(world: World, moment: Moment) -> dict[str, float | None]:
+    """Columns of the `run` table, equal on every rank; a collective.
+
+    Ranks of a node are measured in turn: together they would share the memory's bandwidth and the cores' clocks, and
+    a run on two devices would seem to have a slower machine than a run on one.
+    """
+    speeds = torch.zeros(world.size, 2, dtype=torch.float64)
+    ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", str(world.size)))
+    for local_rank in range(min(ranks_here, MOST_RANKS)):
+        if local_rank == world.local_rank:
+            speeds[world.rank] = torch.tensor(_measured(world), dtype=torch.float64)
+        world.barrier()
+    world.sum(speeds)
+    slowest = [min((speed for speed in column if speed > 0), default=None) for column in speeds.T.tolist()]
+    names = ("matmul_flop_per_s", "memory_bytes_per_s")
+    return {f"probed_{moment}_{name}": speed for name, speed in zip(names, slowest, strict=True)}
+
+
+def _measured(world: World) -> tuple[float, float]:
+    """Floating-point operations per second of a matrix product, and bytes per second that copying reads and writes.
+
+    Both are 0 where the device has no memory left for it.
+    """
+    side, size = _SIDES[world.device_type], _COPIED_BYTES[world.device_type]
+    dtype = torch.float16 if world.device_type == "cuda" else torch.float32
+    try:
+        with torch.no_grad():
+            one, other, product = (torch.ones(side, side, dtype=dtype, device=world.device) for _ in range(3))
+            product_s = fastest_s([lambda: torch.mm(one, other, out=product)], world)
+            shape = (_PLACES[world.device_type], size)
+            source, copy = (torch.ones(shape, dtype=torch.uint8, device=world.device) for _ in range(2))
+            copies = [functools.partial(into.copy_, out_of) for into, out_of in zip(copy, source, strict=True)]
+            copy_s = fastest_s(copies, world)
+    except torch.OutOfMemoryError:
+        return 0.0, 0.0
+    finally:
+        one = other = product = source = copy = copies = None  # type: ignore[assignment]
+        release()
+    return 2 * side**3 / product_s, 2 * size / copy_s
+
+
+def fastest_s(pieces: Sequence[Callable[[], object]], world: World) -> float:
+    """The shortest time of a piece of work, s: an interruption lengthens only some of them."""
+    for piece in pieces:  # the first time loads libraries and touches the memory
+        piece()
+    world.synchronize()
+    fastest_s, end = float("inf"), time.perf_counter() + PIECE_S
+    for piece in cycle(pieces):
+        start = time.perf_counter()
+        if start > end:
+            break
+        piece()
+        world.synchronize()
+        fastest_s = min(fastest_s, time.perf_counter() - start)
+    return fastest_s

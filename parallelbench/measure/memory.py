@@ -1,0 +1,102 @@
+"""Peaks of a rank's memory on its devices and on the host, since the probe was started."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from parallelbench.world import cuda
+
+if TYPE_CHECKING:
+    from parallelbench.frameworks.contract import RankWorld
+
+
+_STATUS = Path("/proc/self/status")
+_CLEAR_REFS = Path("/proc/self/clear_refs")
+NOTICEABLE_BYTES = 4 * 2**20
+"""Growth of host memory during an evaluation that is given back."""
+
+
+class MemoryProbe:
+    """Peaks of one rank in a window, bytes; null where they can't be read."""
+
+    def __init__(self, world: RankWorld) -> None:
+        self._devices = world.devices if world.device_type == "cuda" else ()
+
+    def start(self) -> None:
+        """Forget earlier peaks."""
+        for device in self._devices:
+            cuda.reset_peaks(device)
+        self._host_resettable = reset_host_peak()
+
+    def stop(self) -> dict[str, Any]:
+        """Peaks since `start`, summed over this rank's devices, and what tensors held on each of them."""
+        held = list(map(cuda.peak_allocated_bytes, self._devices))
+        return {
+            "peak_allocated_bytes": sum(held) if held else None,
+            "peak_allocated_bytes_by_device": ",".join(map(str, held)) or None,
+            "peak_reserved_bytes": self._sum(cuda.peak_reserved_bytes),
+            "device_used_bytes": self._sum(cuda.used_bytes),
+            "host_peak_rss_bytes": host_peak_bytes() if self._host_resettable else None,
+        }
+
+    def held_bytes(self) -> int:
+        """Resident host memory of the process."""
+        return _status_bytes("VmRSS") or 0
+
+    def give_back(self, held_bytes: int) -> None:
+        """On a CPU, return unused host memory where noticeably more is held than then: a peak is of resident memory.
+
+        On a GPU nothing is done: a peak of what tensors hold begins anew with each window, whatever the allocator has
+        cached. Emptying its cache would let the next window ask for all of its memory again.
+        """
+        if not self._devices and self.held_bytes() > held_bytes + NOTICEABLE_BYTES:
+            release_host()
+
+    def _sum(self, read: object) -> int | None:
+        values = [read(device) for device in self._devices]  # type: ignore[operator]
+        return sum(values) if values and None not in values else None
+
+
+def release() -> None:
+    """Return unused memory to the system and the device, so that it counts in no later peak."""
+    gc.collect()
+    cuda.release()
+    _trim()
+
+
+def release_host() -> None:
+    """Return unused host memory to the system."""
+    gc.collect()
+    _trim()
+
+
+def _trim() -> None:
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc only
+    if trim is not None:
+        trim(0)
+
+
+def reset_host_peak() -> bool:
+    """Set this process's peak resident size to its present size (proc(5): clear_refs, 5); False where forbidden."""
+    try:
+        _CLEAR_REFS.write_text("5")
+    except OSError:
+        return False
+    return True
+
+
+def host_peak_bytes() -> int | None:
+    """Peak resident size of this process since the last reset (VmHWM)."""
+    return _status_bytes("VmHWM")
+
+
+def _status_bytes(field: str) -> int | None:
+    """A size in the kernel's account of this process."""
+    try:
+        lines = _STATUS.read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:")), None)

@@ -1,0 +1,252 @@
+"""The optimizers: specifications that build a `torch.optim.Optimizer`. Importing this loads no torch."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from msgspec import Meta
+
+from parallelbench.config.alternatives import other_optimizers
+from parallelbench.config.components import Optimizer
+from parallelbench.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import torch
+    from torch import nn
+
+    from parallelbench.config.run import RunConfig
+
+
+Fraction = Annotated[float, Meta(ge=0, lt=1)]
+NonNegative = Annotated[float, Meta(ge=0)]
+Positive = Annotated[float, Meta(gt=0)]
+
+
+class FirstOrder(Optimizer, frozen=True, kw_only=True):
+    """Optimizers that take one gradient per step, and update each parameter by itself."""
+
+    torch_name: ClassVar[str]
+    """Its class in `torch.optim`."""
+
+    weight_decay: NonNegative
+    """L2 penalty (decoupled in AdamW)."""
+    implementation: Literal["auto", "for_loop", "foreach", "fused"]
+    """How torch executes the update; auto: fused on CUDA (foreach where torch has no fused update of DTensors),
+    torch's own default on CPU; foreach where the update is compiled (`compile_scope=step`)."""
+
+    can_be_captured: ClassVar[bool] = True
+    counts_on_host: ClassVar[bool] = False
+    """Whether torch counts updates on the host unless it is told that they are captured."""
+    fuses_dtensors: ClassVar[bool] = False
+    """Whether torch's fused update takes DTensors, which sharded strategies hold."""
+
+    def check(self, run: RunConfig, device_type: str) -> None:
+        """Refuse updates that torch lacks, and those that would synchronise host and device in every step."""
+        if self.implementation == "fused" and not self._can_fuse(run):
+            raise ConfigError(
+                f"optimizer.implementation=fused with optimizer={self.name} and strategy={run.strategy.name} is "
+                "refused: torch has no fused update of this optimizer for sharded parameters (DTensors): choose "
+                "optimizer.implementation=auto"
+            )
+        if run.graph and self.implementation in ("for_loop", "foreach"):
+            raise ConfigError(
+                f"optimizer.implementation={self.implementation} with graph=true is refused: the host's part of an "
+                "update would be captured as it was at the first step; choose optimizer.implementation=auto"
+            )
+        if run.compiles_step:
+            self._check_compiled(run)
+        if device_type == "cuda" and run.precision == "fp16" and self.implementation in ("for_loop", "foreach"):
+            raise ConfigError(
+                f"optimizer.implementation={self.implementation} with precision=fp16 makes the host wait for the GPU "
+                "in every step (the gradient scaler's check): choose optimizer.implementation=fused or auto"
+            )
+
+    def _check_compiled(self, run: RunConfig) -> None:
+        if self.implementation == "fused":
+            raise ConfigError(
+                "optimizer.implementation=fused with compile_scope=step is refused: a fused update is one kernel "
+                "already, which torch.compile leaves as it is; choose optimizer.implementation=auto, or "
+                "compile_scope=model"
+            )
+        if self.counts_on_host and run.precision == "fp64":
+            raise ConfigError(
+                f"compile_scope=step with optimizer={self.name} and precision=fp64 is refused: torch's compiled update "
+                "corrects the bias of the running means in fp32; choose precision=fp32, or compile_scope=model"
+            )
+
+    def build(self, parameters: Iterable[nn.Parameter], run: RunConfig, device_type: str) -> torch.optim.Optimizer:
+        """Build the optimizer of `parameters`, which are on their devices already."""
+        import torch
+
+        how = {
+            "auto": self._automatic(run, device_type),
+            "for_loop": {"foreach": False, "fused": False},
+            "foreach": {"foreach": True},
+            "fused": {"fused": True},
+        }[self.implementation]
+        arguments = {"lr": self.scaled_lr(run), "weight_decay": self.weight_decay, **how, **self.options()}
+        if self.counts_on_host and (run.graph or (run.compiles_step and device_type == "cuda")):
+            arguments["capturable"] = True
+        optimizer: torch.optim.Optimizer = getattr(torch.optim, self.torch_name)(parameters, **arguments)
+        if run.compiles_step:
+            optimizer.step = torch.compile(optimizer.step)  # type: ignore[method-assign, assignment]
+        return optimizer
+
+    def _automatic(self, run: RunConfig, device_type: str) -> dict[str, bool]:
+        if run.compiles_step:
+            return {"foreach": True}
+        return {"fused" if self._can_fuse(run) else "foreach": True} if device_type == "cuda" else {}
+
+    def _can_fuse(self, run: RunConfig) -> bool:
+        return self.fuses_dtensors or not run.strategy.shards_tensors
+
+    def kept(self) -> tuple[str, ...] | None:
+        """Torch's names of what is kept of each parameter, by which other frameworks hand it over; None: not known."""
+        return None
+
+    @abstractmethod
+    def options(self) -> dict[str, Any]:
+        """Its arguments besides the learning rate and the weight decay."""
+
+
+class Sgd(FirstOrder, frozen=True, kw_only=True):
+    """Stochastic gradient descent."""
+
+    can_be_compiled: ClassVar[bool] = True
+    torch_name: ClassVar[str] = "SGD"
+
+    momentum: Fraction
+    """Share of the previous update that is kept."""
+    nesterov: bool
+    """Look ahead along the momentum (Sutskever et al. 2013)."""
+
+    def options(self) -> dict[str, Any]:  # noqa: D102
+        return {"momentum": self.momentum, "nesterov": self.nesterov}
+
+    def states_per_parameter(self) -> int:
+        """The velocity, where there is momentum."""
+        return 1 if self.momentum else 0
+
+    def kept(self) -> tuple[str, ...]:  # noqa: D102
+        return ("momentum_buffer",) if self.momentum else ()
+
+
+class Adam(FirstOrder, frozen=True, kw_only=True):
+    """Adam (Kingma and Ba 2015, arXiv 1412.6980)."""
+
+    can_be_compiled: ClassVar[bool] = True
+    counts_on_host: ClassVar[bool] = True
+    fuses_dtensors: ClassVar[bool] = True
+    torch_name: ClassVar[str] = "Adam"
+
+    beta1: Fraction
+    """Decay of the gradient's running mean."""
+    beta2: Fraction
+    """Decay of the squared gradient's running mean."""
+    eps: Positive
+    """Added to the denominator."""
+
+    def options(self) -> dict[str, Any]:  # noqa: D102
+        return {"betas": (self.beta1, self.beta2), "eps": self.eps}
+
+    def states_per_parameter(self) -> int:
+        """Both running means."""
+        return 2
+
+    def kept(self) -> tuple[str, ...]:  # noqa: D102
+        return ("exp_avg", "exp_avg_sq", "step")
+
+
+class AdamW(Adam, frozen=True, kw_only=True):
+    """Adam with decoupled weight decay (Loshchilov and Hutter 2019, arXiv 1711.05101)."""
+
+    can_be_compiled: ClassVar[bool] = True
+    torch_name: ClassVar[str] = "AdamW"
+
+
+class Adagrad(FirstOrder, frozen=True, kw_only=True):
+    """Adagrad (Duchi et al. 2011)."""
+
+    can_be_compiled: ClassVar[bool] = True
+    torch_name: ClassVar[str] = "Adagrad"
+
+    eps: Positive
+    """Added to the denominator."""
+
+    def options(self) -> dict[str, Any]:  # noqa: D102
+        return {"eps": self.eps}
+
+    def states_per_parameter(self) -> int:
+        """The sum of squares."""
+        return 1
+
+    def kept(self) -> tuple[str, ...]:  # noqa: D102
+        return ("sum", "step")
+
+
+class Lbfgs(Optimizer, frozen=True, kw_only=True):
+    """L-BFGS with a line search for the strong Wolfe conditions (Liu and Nocedal 1989): full batches only.
+
+    A step is one iteration: it takes the gradient at the start and at every step length that the line search tries, and
+    counts as one pass over the training set.
+    """
+
+    history_size: Annotated[int, Meta(ge=1, le=1000)]
+    """Pairs of vectors, each of the parameters' length, that approximate the curvature."""
+    line_search_evaluations: Annotated[int, Meta(ge=1, le=1000)]
+    """Step lengths after the first that an iteration tries at most."""
+
+    def check(self, run: RunConfig, device_type: str) -> None:
+        """Refuse strategies that update by one gradient, mini-batches, and losses too coarse for a line search."""
+        if not run.strategy.evaluates_repeatedly:
+            others = other_optimizers(run)
+            raise ConfigError(
+                f"optimizer={self.name} with strategy={run.strategy.name} is refused: a step needs several gradients; "
+                f"choose strategy=sandblaster_lbfgs, or strategy=single devices=1"
+                + (f", or optimizer={others}" if others else "")
+            )
+        if run.global_batch_size != (needed := self.full_batch(run)):
+            per_device = run.scaling == "weak"
+            batch_size = needed // run.devices if per_device else needed
+            raise ConfigError(
+                f"batch_size={run.batch_size} with optimizer={self.name} is refused: an iteration takes the whole "
+                f"training set of data={run.data.name}: choose batch_size={batch_size}"
+                + (" (per device, since scaling=weak)" if per_device else "")
+            )
+        if run.precision in ("fp16", "bf16"):
+            raise ConfigError(
+                f"precision={run.precision} with optimizer={self.name} is refused: the line search compares losses "
+                "that differ by less than it resolves; choose precision=fp32 or fp64"
+            )
+        if run.channels_last:
+            raise ConfigError(f"channels_last=true with optimizer={self.name} is refused: choose channels_last=false")
+        if run.lr_schedule.changes:
+            raise ConfigError(
+                f"lr_schedule={run.lr_schedule.name} with optimizer={self.name} is refused: a line search finds each "
+                "step's length; choose lr_schedule=constant"
+            )
+        if run.clip_norm is not None:
+            raise ConfigError(
+                f"clip_norm={run.clip_norm:g} with optimizer={self.name} is refused: a line search needs the gradient "
+                "of the loss itself; choose clip_norm=null"
+            )
+
+    def full_batch(self, run: RunConfig) -> int:
+        """The training set, less the samples that can't be divided among the data shards."""
+        samples = run.data.train_samples
+        return samples - samples % run.strategy.data_parallel_degree(run)
+
+    def build(self, parameters: Iterable[nn.Parameter], run: RunConfig, device_type: str) -> torch.optim.Optimizer:  # noqa: D102
+        import torch
+
+        return torch.optim.LBFGS(
+            parameters,
+            lr=self.scaled_lr(run),
+            max_iter=1,
+            max_eval=1 + self.line_search_evaluations,
+            history_size=self.history_size,
+            line_search_fn="strong_wolfe",
+        )

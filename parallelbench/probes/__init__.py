@@ -1,1 +1,0 @@
-"""What is measured: each probe starts, stops, and says null where it can't measure."""

@@ -1,1 +1,0 @@
-"""What one rank does: join, check, train, measure, stop."""

@@ -1,0 +1,73 @@
+"""The table that `parallelbench calibrate` writes: what one machine's devices and links take for pieces of work."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from parallelbench.errors import ConfigError
+from parallelbench.results.files import write_file
+from parallelbench.results.tables import Column
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+
+CALIBRATION_VERSION = 2
+"""2: the network is measured by all devices of each node; 1: by one of each."""
+FACTS = "calibration"
+"""Key of the Parquet file's metadata that holds the facts of all rows as JSON."""
+CALIBRATION = (
+    Column(
+        "operation",
+        "string",
+        "matmul, copy, attention or launch on one device; all_reduce, all_gather, all_to_all or send between devices; "
+        "shard: what a layer's forward and backward take longer where devices share its parameters (fully_shard)",
+    ),
+    Column("precision", "string", "arithmetic of products, attention and layers", null="none is involved"),
+    Column("tier", "string", "link: between devices of a node; network: between nodes", null="one device"),
+    Column("ranks", "int32", "devices that work together"),
+    Column("nodes", "int32", "nodes that they are on"),
+    Column("busy", "int32", "devices of a node that do the same at the same time"),
+    Column(
+        "size_bytes",
+        "int64",
+        "of one message, as its definition has it; of a copy, the bytes that are read; of a layer, its parameters",
+        "bytes",
+        null="a product, attention or launch",
+    ),
+    Column("flop", "float64", "floating-point operations of a product or of attention, forward", null="none"),
+    Column("time_s", "float64", "of one piece of work, on the slowest device", "s"),
+)
+Row = dict[str, Any]
+
+
+def write_calibration(path: Path, rows: Sequence[Row], facts: Mapping[str, Any]) -> None:
+    """Write rows and facts (machine and environment) as one Parquet file, whole or not at all."""
+    import msgspec
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    fields = [pa.field(each.name, pa.type_for_alias(each.type), nullable=each.nullable) for each in CALIBRATION]
+    metadata = {FACTS: msgspec.json.encode({"version": CALIBRATION_VERSION, **facts})}
+    table = pa.Table.from_pylist(list(rows), schema=pa.schema(fields, metadata=metadata))
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_file(path, sink.getvalue().to_pybytes())
+
+
+def read_calibration(path: Path) -> tuple[list[Row], dict[str, Any]]:
+    """Rows and facts; raises `ConfigError` for a file that holds none, or is of a later release."""
+    import msgspec
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.read_table(path)
+        facts: dict[str, Any] = msgspec.json.decode((table.schema.metadata or {})[FACTS.encode()])
+    except (OSError, pa.ArrowInvalid, KeyError) as error:
+        raise ConfigError(f"{path} is no calibration ({error}): write one with `parallelbench calibrate`") from None
+    if facts["version"] > CALIBRATION_VERSION:
+        raise ConfigError(f"{path} was written by a later release: calibrate again, or update parallelbench")
+    return table.to_pylist(), facts

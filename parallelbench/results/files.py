@@ -1,0 +1,120 @@
+"""Files on disk: written whole or not at all, and read only where they are regular and of a bearable size."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import uuid
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, BinaryIO
+
+from parallelbench.errors import StorageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from io import BufferedReader
+    from pathlib import Path
+
+
+_ADVICE = {
+    errno.ENOSPC: "the disk is full: free some space, then run again",
+    errno.EDQUOT: "the quota is used up: free some space, then run again",
+    errno.EACCES: "no permission: choose another folder with {option}, or change the folder's mode",
+    errno.EPERM: "no permission: choose another folder with {option}, or change the folder's mode",
+    errno.EROFS: "the file system is read-only: choose another folder with {option}",
+    errno.ENOTDIR: "a part of the path is a file: choose another folder with {option}",
+}
+
+
+@contextmanager
+def storage_errors(path: Path, *, option: str = "results=DIR", verb: str = "write") -> Iterator[None]:
+    """Turn an `OSError` on `path` into a `StorageError` that names the fix; `option` chooses the folder, and `verb` is
+    what could not be done.
+    """
+    try:
+        yield
+    except OSError as error:
+        advice = _ADVICE.get(error.errno or 0, "").format(option=option) or error.strerror or str(error)
+        raise StorageError(f"can't {verb} {path}: {advice}") from error
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Write `path` atomically and durably; after a crash it holds its old content or the new, never a part."""
+    with new_file(path) as file:
+        file.write(content)
+
+
+@contextmanager
+def new_file(path: Path) -> Iterator[BinaryIO]:
+    """Open what becomes `path`, atomically and durably, at the end of the `with`; nothing remains of it on an error."""
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    with storage_errors(path):
+        try:
+            with temporary.open("wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+            sync(path.parent)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+
+
+def sync(path: Path) -> None:
+    """Flush a file, or the names in a folder, to disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def reserve(path: Path, size_bytes: int) -> None:
+    """Create `path`, filled with spaces, so that `fill` succeeds later even on a full disk."""
+    with storage_errors(path):
+        try:
+            with path.open("wb") as file:
+                file.write(b" " * size_bytes)
+                file.flush()
+                os.fsync(file.fileno())
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+
+
+def fill(path: Path, content: bytes) -> None:
+    """Overwrite the start of a reserved file in place, padding with spaces; needs no free space."""
+    with storage_errors(path), path.open("r+b") as file:
+        size = os.fstat(file.fileno()).st_size
+        assert len(content) <= size, f"{path}: {len(content)} bytes don't fit the {size} reserved"
+        file.write(content.ljust(size))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+LARGEST_BYTES = 64 * 2**20
+"""Records are of some kB; the largest that are read."""
+
+
+def require_regular(path: Path | str) -> None:
+    """Raise `OSError` where there is no file of this name, or a device, a pipe or a folder: reading may never end."""
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+
+
+def open_regular(path: Path) -> BufferedReader:
+    """Open a file for reading; raises `OSError` as `require_regular` does."""
+    require_regular(path)
+    return path.open("rb")
+
+
+def read_record(path: Path | str) -> bytes:
+    """The content of a small file; raises `OSError` also for a device, a pipe, and more than `LARGEST_BYTES`."""
+    require_regular(path)
+    # Unbuffered: `status` reads thousands of these.
+    with open(path, "rb", buffering=0) as file:
+        if os.fstat(file.fileno()).st_size > LARGEST_BYTES:
+            raise OSError(errno.EFBIG, "too large a file", str(path))
+        return file.read()

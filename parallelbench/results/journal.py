@@ -1,0 +1,193 @@
+"""The append-only log of one rank: what a run has measured so far, safe against a crash at any instant.
+
+Each line is one JSON object: a row of a table, `{"table": "ranks", "row": {…}}`, or an event, `{"event": "phase", …}`.
+`commit` makes all lines so far durable. A reader drops a torn last line.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter, defaultdict
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from parallelbench.redaction import redacted
+from parallelbench.results.attempt import AttemptInfo, decoded
+from parallelbench.results.files import open_regular, storage_errors
+from parallelbench.results.tables import TABLES, check_row
+from parallelbench.results.telemetry import Journals, Samples, columns
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+
+Row = dict[str, Any]
+Tables = dict[str, list[Row]]
+
+_COLUMNS = {table: {column.name for column in columns} for table, columns in TABLES.items()}
+_NEEDED: dict[str, Any] = {
+    "epoch": int,
+    "rank": int,
+    "attempt": int,
+    "node": str,
+    "device_uuid": str | None,
+    **dict.fromkeys(("time", "training_started_at", "training_ended_at"), int | float),
+}
+"""Columns that reading relies on, with their types."""
+
+
+class Journal:
+    """Writes the journal of one rank; raises `StorageError` where a line can't be written."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with storage_errors(path):
+            # Unbuffered: a process that is killed loses no line that `write` returned from.
+            self._file = path.open("ab", buffering=0)
+
+    def write(self, table: str, rows: Iterable[Row]) -> None:
+        """Append rows of a table, in one write."""
+        rows = list(rows)
+        if not rows:
+            return
+        for row in rows:
+            check_row(table, row)
+        self._append([{"table": table, "row": row} for row in rows])
+
+    def event(self, name: str, **details: Any) -> None:
+        """Append an event with the current time: progress for those who watch, facts for the publisher."""
+        self._append([{"event": name, "time": time.time(), **details}])
+
+    def take_over(self, entries: list[Row]) -> None:
+        """Append, durably, what an earlier attempt's journal held, as `kept_entries` returns it."""
+        self._append(entries)
+        self.commit()
+
+    def commit(self) -> None:
+        """Make every line so far durable."""
+        with storage_errors(self._path):
+            os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def _append(self, entries: list[Row]) -> None:
+        lines = b"".join(msgspec.json.encode(entry) + b"\n" for entry in entries)
+        content = memoryview(redacted(lines.decode()).encode())
+        with storage_errors(self._path):
+            while content:  # an unbuffered write may be partial, e.g. on a disk that fills up
+                content = content[self._file.write(content) :]
+
+
+def read_entries(path: Path) -> list[Row]:
+    """All whole lines of one journal, up to the first that no journal writes: what follows it is not trusted."""
+    return read_entries_from(path, 0)[0]
+
+
+def read_entries_from(path: Path, start_byte: int) -> tuple[list[Row], int]:
+    """The same from the byte on where a line begins, and the byte to go on from, for whoever follows a journal."""
+    entries: list[Row] = []
+    if not path.exists():
+        return entries, start_byte
+    with open_regular(path) as file:
+        file.seek(start_byte)
+        lines = file.read().split(b"\n")[:-1]
+    for line in lines:
+        try:
+            entry = msgspec.json.decode(line)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            break
+        if not _is_entry(entry):
+            break
+        entries.append(entry)
+        start_byte += len(line) + 1
+    return entries, start_byte
+
+
+def _is_entry(entry: Any) -> bool:
+    if not isinstance(entry, dict):
+        return False
+    if "event" in entry:
+        return isinstance(entry["event"], str)
+    table, row = entry.get("table"), entry.get("row")
+    if not isinstance(table, str) or table not in TABLES or not isinstance(row, dict):
+        return False
+    return all(isinstance(row.get(name), kind) for name, kind in _NEEDED.items() if name in _COLUMNS[table])
+
+
+def kept_entries(path: Path, *, through: int) -> list[Row] | None:
+    """The entries of a rank's journal that a later attempt keeps when it resumes after epoch `through`: rows, facts
+    and warnings.
+
+    Rows stay marked with the attempt that measured them. None where the rank's row of an epoch is missing, or where a
+    row has other columns than today's.
+    """
+    entries = [entry for entry in read_entries(path) if _is_kept(entry, through)]
+    if any("table" in entry and entry["row"].keys() != _COLUMNS[entry["table"]] for entry in entries):
+        return None
+    for table in ("ranks", "epochs") if path.name == "journal-rank0.jsonl" else ("ranks",):
+        epochs = [entry["row"]["epoch"] for entry in entries if entry.get("table") == table]
+        if epochs != list(range(1, through + 1)):
+            return None
+    return entries
+
+
+def _is_kept(entry: Row, through: int) -> bool:
+    if "event" in entry:
+        return entry["event"] in ("facts", "warned")
+    # Parity has no epoch. What follows the last epoch is measured by whichever attempt ends the run.
+    return bool(entry["table"] != "phases" and entry["row"].get("epoch", 0) <= through)
+
+
+def read_tables(attempt_dir: Path, *, with_telemetry: bool = True) -> tuple[Tables, list[Row]]:
+    """Rows per table, but for telemetry's, and events of an attempt; of epochs, only those that finished on every rank.
+
+    An epoch is finished when rank 0 has written its row of `epochs`, which it does only after every rank's rows of
+    that epoch are durable; if one of them can't be read since, of all ranks that the attempt was started with, the
+    epoch is omitted from every table. Journals are opened by their names: a listing may come late. NaN and infinity,
+    which JSON can't hold, become null. Telemetry's columns are added to the rows of `epochs` unless `with_telemetry`
+    is False: the samples of a long run take a while to read.
+    """
+    tables: Tables = {table: [] for table in TABLES if table != "telemetry"}
+    events: list[Row] = []
+    info: AttemptInfo | None = decoded(attempt_dir / "attempt.json", AttemptInfo)
+    ranks = range(0 if info is None else info.processes)
+    for rank in ranks:
+        for entry in read_entries(attempt_dir / f"journal-rank{rank}.jsonl"):
+            if "event" in entry:
+                events.append(entry)
+            elif entry["table"] in tables:
+                tables[entry["table"]].append(entry["row"])
+    reported = Counter(row["epoch"] for row in tables["ranks"])
+    finished = {row["epoch"] for row in tables["epochs"] if reported[row["epoch"]] == len(ranks)}
+    for table in (table for table in tables if "epoch" in _COLUMNS[table]):
+        tables[table] = [row for row in tables[table] if row["epoch"] in finished]
+    if with_telemetry:
+        _add_telemetry(tables, events, _telemetry(attempt_dir, tables["ranks"]))
+    return tables, events
+
+
+def read_telemetry(attempt_dir: Path) -> Journals:
+    """The samples of all attempts that an attempt's epochs are from."""
+    tables, _ = read_tables(attempt_dir, with_telemetry=False)
+    return _telemetry(attempt_dir, tables["ranks"])
+
+
+def _telemetry(attempt_dir: Path, ranks: list[Row]) -> Journals:
+    """The samplers' journals of this attempt and of those whose epochs it took over."""
+    attempts = {str(row["attempt"]) for row in ranks} | {attempt_dir.name}
+    folders = [attempt_dir.with_name(attempt) for attempt in attempts]
+    return Journals(path for folder in folders for path in folder.glob("journal-telemetry-node*.jsonl"))
+
+
+def _add_telemetry(tables: Tables, events: list[Row], sampled: Journals) -> None:
+    samples = Samples(sampled.rows(events))
+    ranks: dict[int, list[Row]] = defaultdict(list)
+    for row in tables["ranks"]:
+        ranks[row["epoch"]].append(row)
+    for row in tables["epochs"]:
+        row |= columns(ranks[row["epoch"]], samples)

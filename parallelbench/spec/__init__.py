@@ -1,1 +1,0 @@
-"""What a run is: its configuration, checked; torch-free."""

@@ -1,1 +1,0 @@
-"""A run on disk: its folder, its attempts, its journals, its tables."""

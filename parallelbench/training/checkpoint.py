@@ -1,0 +1,341 @@
+"""Training states on disk: saved between two epochs, outside every measured window, and resumed from later."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import io
+import os
+import re
+import shutil
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import msgspec
+
+from parallelbench.errors import StorageError, one_line
+from parallelbench.measure.memory import release
+from parallelbench.results.files import new_file, read_record, storage_errors, sync, write_file
+from parallelbench.results.folder import file_sha256
+from parallelbench.results.journal import kept_entries
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from parallelbench.config.replica import Replica
+    from parallelbench.config.run import RunConfig
+    from parallelbench.frameworks.contract import RankWorld
+    from parallelbench.results.attempt import Attempt
+    from parallelbench.results.journal import Journal, Row
+
+
+KEPT = 2
+"""Checkpoints kept: a second one in case the newest is damaged."""
+_NAME = re.compile("attempt-([0-9]{1,9})-epoch-([0-9]{1,9})")
+_DIGEST_BYTES = 32
+_LOST = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EINVAL, errno.EFBIG, errno.EIO, None}
+"""What a file of a checkpoint that is damaged for good may say; others, such as ESTALE, may say so for a moment."""
+
+State = dict[str, Any]
+
+
+class CheckpointManifest(msgspec.Struct, frozen=True, kw_only=True):
+    """What `manifest.json` holds."""
+
+    sha256: list[str]
+    """sha256 of each rank's file."""
+
+
+@dataclass(frozen=True, order=True)
+class Key:
+    """A checkpoint's attempt and epoch; the largest is the newest."""
+
+    attempt: int
+    epoch: int
+
+    @property
+    def name(self) -> str:
+        """Name of its folder."""
+        return f"attempt-{self.attempt}-epoch-{self.epoch}"
+
+
+@dataclass
+class Checkpoints:
+    """One rank's access to a run's checkpoints. All ranks call each method together."""
+
+    folder: Path
+    world: RankWorld
+    damaged: list[Key] = field(default_factory=list)
+    """Checkpoints that `newest` could not use."""
+
+    def newest(self, usable: Callable[[Key], bool]) -> tuple[Key, State] | None:
+        """The newest checkpoint whose files all ranks can read and call `usable`, with this rank's state.
+
+        Raises `StorageError` where the disk does not answer: what is there may be whole, and a later attempt read it.
+        """
+        for key in self._proposals():
+            state = self._read(key) if usable(key) else None
+            if self._count(state is None) == 0:
+                assert state is not None
+                return key, state
+            self.damaged.append(key)
+        return None
+
+    def save(self, key: Key, state: State) -> str | None:
+        """Write this rank's state, and the manifest once all ranks have; then delete all but the last `KEPT`.
+
+        Returns the reason if it failed, on rank 0 at least; then nothing of it remains. Tensors may be those
+        that training goes on with: they are written before this returns.
+        """
+        digest, problem = self._write(key, state)
+        digests = self._digests(digest)
+        if "" in digests:
+            with suppress(OSError):  # without a manifest it is no checkpoint
+                self._file(key).unlink(missing_ok=True)
+            problem = problem or f"rank {digests.index('')} failed"
+        if self.world.rank == 0:
+            problem = problem or self._conclude(key, digests)
+            if problem is not None:
+                shutil.rmtree(self.folder / key.name, ignore_errors=True)
+        return problem
+
+    def _write(self, key: Key, state: State) -> tuple[bytes | None, str | None]:
+        """The sha256 of what was written, never read back; or the reason if it failed."""
+        path = self._file(key)
+        try:
+            with storage_errors(path):
+                path.parent.mkdir(parents=True, exist_ok=True)
+            with new_file(path) as file:
+                hashed = _Hashed(file)
+                self.world.write_state(state, hashed)
+        except StorageError as error:
+            return None, one_line(str(error))
+        return hashed.sha256.digest(), None
+
+    def _digests(self, own: bytes | None) -> list[str]:
+        """sha256 of every rank's file, in hex; empty where writing failed."""
+        width = _DIGEST_BYTES + 1
+        table = [0.0] * (self.world.size * width)
+        if own is not None:
+            start = self.world.rank * width
+            table[start : start + width] = [1.0, *map(float, own)]
+        numbers = list(map(int, self.world.total(table)))
+        rows = [numbers[start : start + width] for start in range(0, len(numbers), width)]
+        return [bytes(digest).hex() if there else "" for there, *digest in rows]
+
+    def _conclude(self, key: Key, digests: list[str]) -> str | None:
+        try:
+            write_file(self._manifest(key), msgspec.json.encode(CheckpointManifest(sha256=digests)))
+            with storage_errors(self.folder):
+                sync(self.folder)  # before the older ones go
+        except StorageError as error:
+            return str(error)
+        with suppress(OSError, StorageError):  # the older ones may stay
+            finished = self._finished()
+            for old in self._all():
+                # A later attempt's checkpoints are not this one's to delete: this one may have been taken for dead.
+                if old not in finished[:KEPT] and old < key:
+                    shutil.rmtree(self.folder / old.name, ignore_errors=True)
+        return None
+
+    def _all(self) -> list[Key]:
+        """Newest first, finished or not."""
+        try:
+            names = list(map(_NAME.fullmatch, os.listdir(self.folder)))
+        except FileNotFoundError:
+            return []
+        return sorted((Key(int(name[1]), int(name[2])) for name in names if name), reverse=True)
+
+    def _finished(self) -> list[Key]:
+        """Likewise; raises `StorageError` where it is unknown what there is."""
+        with storage_errors(self.folder, verb="read"):
+            keys = self._all()
+        return [key for key in keys if self._has_manifest(key)]
+
+    def _has_manifest(self, key: Key) -> bool:
+        # `Path.exists` takes more errors for a file that is not there, the more the later the Python.
+        with storage_errors(self._manifest(key), verb="read"):
+            try:
+                os.stat(self._manifest(key))
+            except (FileNotFoundError, NotADirectoryError):
+                return False
+        return True
+
+    def _proposals(self) -> Iterator[Key]:
+        """The checkpoints that rank 0 sees, newest first: other nodes may see the folder's content later."""
+        finished = iter(self._finished() if self.world.rank == 0 else ())
+        nothing = Key(0, 0)
+        while True:
+            proposed = next(finished, nothing)
+            key = Key(*map(int, self.world.total([proposed.attempt, proposed.epoch])))
+            if key == nothing:
+                return
+            yield key
+
+    def _read(self, key: Key) -> State | None:
+        """This rank's state; None where its file is not what was written, or belongs to another number of ranks.
+
+        Raises `StorageError` where it can't be read for the moment.
+        """
+        path = self._file(key)
+        try:
+            manifest = msgspec.json.decode(read_record(self._manifest(key)), type=CheckpointManifest)
+            if len(manifest.sha256) != self.world.size or file_sha256(path) != manifest.sha256[self.world.rank]:
+                return None
+            state: State = self.world.read_state(path)
+        except OSError as error:
+            if error.errno in _LOST:
+                return None
+            with storage_errors(path, verb="read"):
+                raise
+        except Exception:  # e.g. of another version of the framework: the checkpoint before it may be readable
+            return None
+        return state
+
+    def _manifest(self, key: Key) -> Path:
+        return self.folder / key.name / "manifest.json"
+
+    def _file(self, key: Key) -> Path:
+        return self.folder / key.name / f"rank{self.world.rank}.pt"
+
+    def _count(self, holds: bool) -> int:
+        return int(self.world.total([float(holds)])[0])
+
+
+class _Hashed(io.BufferedIOBase, BinaryIO):
+    """A file that is only written, from start to end, and the sha256 of that."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self.sha256 = file, hashlib.sha256()
+
+    def write(self, data: Any) -> int:
+        self.sha256.update(data)
+        return self._file.write(data)
+
+
+AUTO_MARGIN = 1.25
+"""checkpoint=auto saves where this times the estimated time left doesn't fit into the limit: an epoch may take longer
+than the one before, and Slurm's warning may come a minute early."""
+
+
+class Policy:
+    """Decides on rank 0, for all ranks, whether to save and whether to stop."""
+
+    def __init__(self, run: RunConfig, attempt: Attempt, *, clock: Callable[[], float] = time.time) -> None:
+        self._run, self._attempt, self._clock = run, attempt, clock
+        self._last = clock()
+        info, limit_s = attempt.info(), run.launcher.limit_s
+        self._deadline = None if info is None or limit_s is None else info.launched_at + limit_s
+        self._regularly = run.launcher.checkpoint == "always"
+        """Whether to save without a stop; with `auto`, from the first epoch after which time seems short."""
+
+    def after(self, epoch: int, took_s: float) -> tuple[bool, bool]:
+        """Whether to stop after this epoch, which took `took_s`, and whether to save."""
+        left = self._run.epochs - epoch
+        if self._run.launcher.checkpoint == "auto" and self._deadline is not None:
+            self._regularly |= self._clock() + AUTO_MARGIN * left * took_s > self._deadline
+        if not left:
+            return False, False  # the result follows at once
+        stop = self._attempt.stop_requested()
+        due = self._regularly and self._clock() - self._last >= self._run.launcher.checkpoint_every_s
+        save = self._run.launcher.checkpoint != "never" and (stop or due)
+        if save:
+            self._last = self._clock()
+        return stop, save
+
+
+class EpochBoundary:
+    """One rank's part in what happens between epochs. `warn` adds a warning to the results."""
+
+    def __init__(
+        self, run: RunConfig, attempt: Attempt, world: RankWorld, *, journal: Journal, warn: Callable[[str], None]
+    ) -> None:
+        self._attempt, self._world, self._journal, self._warn = attempt, world, journal, warn
+        self._checkpoints = Checkpoints(attempt.checkpoints, world)
+        self._policy = Policy(run, attempt)
+        self._run = run
+        self.saved = 0
+        """The last epoch whose state is on disk; 0: none."""
+
+    def requests(self, epoch: int, took_s: float) -> list[float]:
+        """Whether to stop and to save after an epoch, as 0 or 1; zeros except on rank 0, so the sum is rank 0's."""
+        return list(map(float, self._policy.after(epoch, took_s))) if self._world.rank == 0 else [0.0, 0.0]
+
+    def save(self, epoch: int, replica: Replica) -> None:
+        """Save every rank's state after this epoch; training continues if that fails."""
+        start = time.perf_counter()
+        state = {"replica": replica.local_state(), "random": self._world.random_state()}
+        problem = self._checkpoints.save(Key(self._attempt.number, epoch), state)
+        del state
+        release()  # it counts in no epoch's peak
+        if problem is not None:
+            self._warn(f"no checkpoint after epoch {epoch}: {problem}")
+            return
+        self.saved = epoch
+        if self._world.rank == 0:
+            self._journal.event("checkpoint", epoch=epoch, save_s=time.perf_counter() - start)
+
+    def stop(self, epoch: int) -> None:
+        """Record that this attempt ends after an epoch, as requested."""
+        if self._world.rank == 0:
+            self._journal.event("stopped", epoch=epoch, epochs=self._run.epochs, saved=self.saved)
+            self._journal.commit()
+
+    def resume(self) -> Resumed | None:
+        """The newest state of an earlier attempt that all ranks can resume from; None: start at the beginning.
+
+        Copies the measurements up to there into this rank's journal. Raises `StorageError` where the disk does not
+        answer.
+        """
+        if self._run.launcher.checkpoint == "never":
+            return None
+        entries: list[Row] = []
+
+        def usable(key: Key) -> bool:
+            path = self._attempt.path.with_name(str(key.attempt)) / f"journal-rank{self._world.rank}.jsonl"
+            with storage_errors(path, verb="read"):
+                kept = kept_entries(path, through=key.epoch)
+            entries[:] = kept or ()
+            return kept is not None
+
+        newest = self._checkpoints.newest(usable)
+        for key in self._checkpoints.damaged:
+            self._warn(f"the checkpoint after epoch {key.epoch} of attempt {key.attempt} was damaged and not used")
+        if newest is None:
+            return None
+        key, state = newest
+        self._journal.take_over(entries)
+        self.saved = key.epoch
+        return Resumed(key.epoch, state, entries, self._world)
+
+
+class Resumed:
+    """An earlier attempt's state, and its columns of the `run` table."""
+
+    def __init__(self, epoch: int, state: dict[str, Any], entries: list[Row], world: RankWorld) -> None:
+        self.epoch, self._state, self._world = epoch, state, world
+        self.facts: Row = {}
+        """Columns of the `run` table; empty but on rank 0."""
+        self.warnings: list[str] = []
+        """What earlier attempts have warned of; likewise."""
+        for entry in entries:
+            if entry.get("event") == "facts":
+                self.facts |= entry
+            elif entry.get("event") == "warned":
+                self.warnings = entry["texts"]
+        if not self.warnings and (of_older_release := self.facts.get("warnings")):
+            self.warnings = [of_older_release]
+
+    def restore(self, replica: Replica) -> None:
+        """Load the state into a fresh replica, once; then forget it."""
+        replica.load_local_state(self._state["replica"])
+        self._world.set_random_state(self._state["random"])
+        self._state.clear()
+
+    def again(self) -> str:
+        """The column `resumed_after`."""
+        before = self.facts.get("resumed_after")
+        return f"{before}, {self.epoch}" if before else str(self.epoch)

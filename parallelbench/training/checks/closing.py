@@ -1,0 +1,287 @@
+"""What a step computes with, as torch's dispatcher sees it: what a run claims is observed, not copied."""
+
+from __future__ import annotations
+
+import math
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from parallelbench.config.components import EXACT, TRAITS
+from parallelbench.config.run import own_reference
+from parallelbench.measure.counted_bytes import CountedBytes
+from parallelbench.optim.optimizers import Lbfgs
+from parallelbench.training.checks.judge import DRAWS_ALWAYS, Judge, Taken
+from parallelbench.training.checks.likeness import Finding, pieces_of
+from parallelbench.training.checks.parity import endless
+from parallelbench.training.checks.plain import in_evaluation, kept_of_one, stay_in_evaluation
+from parallelbench.world.settings import changed_settings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from torch import Tensor
+
+    from parallelbench.config.components import Shard, Traits
+    from parallelbench.config.replica import Replica
+    from parallelbench.config.run import RunConfig
+    from parallelbench.loaders.batch_loader import BatchLoader
+    from parallelbench.measure.traffic import Sent
+    from parallelbench.world.world import World
+
+    LoaderOf = Callable[[RunConfig, Shard], BatchLoader]
+
+
+_PRODUCTS = ("convolution", "mm", "addmm", "bmm", "baddbmm", "linear")
+_WAYS = ("fused", "foreach")
+
+
+class ObservedWork(TorchDispatchMode):
+    """Listens to this thread, and to those that autograd starts for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.products: set[torch.dtype] = set()
+        """Formats of the results of products and convolutions."""
+        self.updates: set[str] = set()
+        """Ways of updating many tensors at once that were seen: fused, foreach."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Let the operation happen, and look at it."""
+        result = func(*args, **(kwargs or {}))
+        if func.namespace == "aten":
+            name = func._schema.name.partition("::")[2]
+            if name in _PRODUCTS:
+                self.products.add(result.dtype.to_real())
+            self.updates.update(way for way in _WAYS if name.startswith(f"_{way}_"))
+        return result
+
+
+STEPS = 3
+"""Further steps that are compared: a strategy that idles every other step idles in one of them."""
+BYTES_LIMIT = 0.01
+"""Largest share by which bytes that a strategy reports may differ from those that are counted."""
+
+FORMATS = {
+    "fp64": torch.float64,
+    "fp32": torch.float32,
+    "tf32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+}
+"""Format that products of a precision are in; TF32 is fp32 to whoever looks from outside."""
+
+EXCHANGES = "exchanges"
+LEAST_EXCHANGES = 0.75
+"""Share of the exchanges that every step must have. It is no mean: who averages now and then begins many at once."""
+
+
+class ClosingCheck:
+    """One rank's part."""
+
+    def __init__(
+        self,
+        replica: Replica,
+        loader: BatchLoader,
+        *,
+        run: RunConfig,
+        world: World,
+        loader_of: LoaderOf,
+        traits: Traits = TRAITS,
+    ) -> None:
+        self._replica, self._loader, self._run, self._world, self._loader_of = replica, loader, run, world, loader_of
+        self._traits = traits
+        self._findings: list[Finding] = []
+        self._judge: Judge | None = None
+        self._exchanges: list[int] = []
+        self.gloo_bytes_per_step_sum: float | None = None
+        """Bytes that all ranks sent in a step, as gloo sends them; None where another library, or nobody, sent them."""
+
+    def findings(self, model: nn.Module, *, loss: float, accuracy: float, sent: Sequence[Sent]) -> list[Finding]:
+        """Compare; what is found is on rank 0, elsewhere nothing. A collective.
+
+        `model`: the run's model as it is built, on the CPU, which is consumed.
+        `loss` and `accuracy`: as evaluated after the last epoch. `sent`: by this rank, in each epoch.
+        """
+        self._settings()
+        state = self._replica.full_state_dict()
+        if self._traits.draws:
+            stay_in_evaluation(model)
+        if self._world.rank == 0:
+            self._judge = Judge(model, self._run, self._world, self._loader_of, traits=self._traits)
+            self._findings += self._judge.evaluation(state, loss=loss, accuracy=accuracy)
+        reason = why_no_steps(self._run, self._traits) or self._why_not_in_evaluation()
+        if reason is None:
+            with in_evaluation(self._module) if self._traits.draws else nullcontext():
+                self._steps(state, sent)
+        else:
+            self._findings += [Finding(check, reason) for check in ("steps", "bytes", EXCHANGES)]
+        if self._judge is not None:
+            self._judge.close()
+        return self._findings if self._world.rank == 0 else []
+
+    @property
+    def _module(self) -> nn.Module:
+        """What this rank's replica computes with."""
+        module, _ = self._replica.trained()  # type: ignore[attr-defined]
+        assert isinstance(module, nn.Module)
+        return module
+
+    def _why_not_in_evaluation(self) -> str | None:
+        """Why a model that draws can't take its steps in evaluation mode; None: it can, or need not."""
+        if not self._traits.draws:
+            return None
+        reasons = {
+            DRAWS_ALWAYS: self._traits.draws_in_evaluation,
+            "the model draws random numbers, as it was compiled or captured": self._run.compile or self._run.graph,
+            "the model draws random numbers, and its replica has no `trained`": not hasattr(self._replica, "trained"),
+        }
+        return next((reason for reason, applies in reasons.items() if applies), None)
+
+    def _settings(self) -> None:
+        """Whether torch still computes as the run asks for: what a library sets holds for the plain code here, too."""
+        changed = changed_settings(self._run, self._world.device_type)
+        (ranks,) = self._over_ranks([float(bool(changed))])
+        names = ", ".join(changed) or ("on ranks other than the first" if ranks else "none")
+        what = f"ranks on which settings of torch have changed since the start: {names}"
+        self._findings.append(Finding("settings", what, difference=ranks, limit=0.0))
+
+    def _steps(self, state: Mapping[str, Tensor], sent: Sequence[Sent]) -> None:
+        """Train further steps, and let rank 0 judge each."""
+        counted, observed, reported_bytes = CountedBytes(), ObservedWork(), 0.0
+        self._take_optimizer()
+        self._replica.traffic.take()
+        batches = endless(self._loader, first=self._run.epochs + 1)
+        exchanges = self._world.exchange_counter()
+        for step in range(1, STEPS + 1):
+            began = exchanges()
+            batch, scale = next(batches), _scale(self._replica) if self._run.precision == "fp16" else 1.0
+            if self._run.compile:
+                result = self._replica.step(batch)
+            else:
+                with counted, observed:
+                    result = self._replica.step(batch)
+            self._exchanges.append(exchanges() - began)
+            reported_bytes += sum(self._replica.traffic.take().values())
+            loss_sum = self._over_ranks([0.0 if result is None else result[0].item()])[0]
+            gradients, after = self._replica.full_gradients(), self._replica.full_state_dict()
+            if self._judge is not None:
+                loss = loss_sum / self._run.global_batch_size
+                number = self._run.epochs * self._run.steps_per_epoch + step
+                taken = Taken(number, loss, gradients, state, after, scale)
+                self._findings += self._judge.step(taken)
+            state = after
+        if self._judge is not None:
+            self._findings += self._judge.rounding()
+        self._claims(observed)
+        self._bytes(reported_bytes / STEPS, counted, sent=sent)
+        self._held_exchanges(sent)
+
+    def _claims(self, observed: ObservedWork) -> None:
+        """Hold what the steps computed with against what the run says of itself."""
+        run, wanted = self._run, FORMATS[self._run.precision]
+        way = getattr(run.optimizer, "implementation", "auto")
+        seen = [bool(observed.products), wanted in observed.products, way in observed.updates]
+        products, in_format, updated = self._over_ranks(list(map(float, seen)))
+        if run.graph:
+            what = "graph=true, but torch launched the products of a step one by one"
+            self._findings.append(Finding("graph", what, difference=float(products > 0), limit=0.0))
+        elif products:  # compiled steps show none
+            formats = ", ".join(sorted(str(each).removeprefix("torch.") for each in observed.products))
+            what = f"precision={run.precision}: products were in {formats or 'other formats'} on rank 0"
+            self._findings.append(Finding("precision", what, difference=float(not in_format), limit=0.0))
+            if way in ("fused", "foreach") and run.precision != "fp16":  # whose scaler may skip steps
+                what = f"optimizer.implementation={way}: no update was seen to be"
+                self._findings.append(Finding("implementation", what, difference=float(not updated), limit=0.0))
+
+    def _take_optimizer(self) -> None:
+        """Give rank 0's optimizer the state of the replica's: once, so that it shows if later steps lose theirs."""
+        keys, _ = kept_of_one(self._run)
+        kept = {key: self._replica.full_optimizer_state(key) for key in keys}
+        if self._judge is not None:
+            self._judge.begin_updates({key: tensors for key, tensors in kept.items() if tensors is not None})
+
+    def _bytes(self, reported: float, counted: CountedBytes, *, sent: Sequence[Sent]) -> None:
+        """Hold the bytes per step that strategies report, here and in every epoch, against those counted.
+
+        Small messages may be in the report or not: control messages are not, biases and statistics of norms are.
+        Early epochs may have sent more (what is sent once), but not less.
+        """
+        gloo_bytes = math.nan if counted.gloo_bytes is None else counted.gloo_bytes
+        counts = [each / STEPS for each in (counted.sent_bytes, counted.control_bytes, gloo_bytes)]
+        counts.append(float(len(counted.unknown)))
+        values = [reported, *counts, *(epoch.step_bytes for epoch in self._held(sent))]
+        reported, large, small, on_gloo, unknown, *trained = self._over_ranks(values)
+        why = self._why_bytes_not_counted()
+        if unknown and not why:
+            names = ", ".join(sorted(counted.unknown)) or "on ranks other than the first"
+            why = f"operations of torch.distributed whose bytes are not known: {names}"
+        if why:
+            self._findings.append(Finding("bytes", why))
+            return
+        self.gloo_bytes_per_step_sum = None if math.isnan(on_gloo) else on_gloo
+        if isinstance(self._run.optimizer, Lbfgs):
+            trained = [reported]  # each line search evaluates as often as it needs
+        fewest, most = min(reported, *trained), max(reported, trained[-1])
+        off = max(large - fewest, most - large - small, 0.0) / max(large, 1.0)
+        spread = "" if fewest == most else f"{fewest:.0f} to "
+        what = (
+            f"{spread}{most:.0f} bytes per step reported, {large:.0f} and {small:.0f} in messages below 1 KiB counted"
+        )
+        self._findings.append(Finding("bytes", what, difference=off, limit=BYTES_LIMIT))
+
+    def _held(self, sent: Sequence[Sent]) -> Sequence[Sent]:
+        """Who rounds what is sent may begin with another exchange, and change over later: its last epoch alone."""
+        return sent if self._run.strategy.parity_tolerance() <= EXACT else sent[-1:]
+
+    def _held_exchanges(self, sent: Sequence[Sent]) -> None:
+        """Hold the exchanges of each step of every epoch against those of the steps that plain code has judged.
+
+        Who leaves exchanges out in early epochs trains like one device again by now.
+        """
+        expected, fewest = min(self._exchanges), min(epoch.exchanges for epoch in self._held(sent))
+        counted = expected > 0 and self._run.steps_per_epoch > 1
+        lacking, ranks = self._over_ranks([float(counted and fewest < LEAST_EXCHANGES * expected), float(counted)])
+        why = self._why_no_exchanges(ranks)
+        if why:
+            self._findings.append(Finding(EXCHANGES, why))
+            return
+        what = f"ranks with a step of fewer exchanges than {LEAST_EXCHANGES:.0%} of those in the steps compared here, "
+        what += f"of {ranks:.0f}; the first has {fewest} or more in each, and here {expected}"
+        self._findings.append(Finding(EXCHANGES, what, difference=lacking, limit=0.0))
+
+    def _why_no_exchanges(self, ranks: float) -> str:
+        """Empty: every step needs as many."""
+        if isinstance(self._run.optimizer, Lbfgs):
+            return "each line search needs as many as it takes"
+        if self._run.precision == "fp16":
+            return "where gradients overflow, fp16 leaves the update out, and what it sends"
+        return "" if ranks else "exchanges are not counted, or there are none"
+
+    def _why_bytes_not_counted(self) -> str:
+        """Empty: they are. Only what passes torch's dispatcher can be counted."""
+        if self._world.size == 1:
+            return "one process sends nothing through torch.distributed"
+        return "compile=true" if self._run.compile else "graph=true" if self._run.graph else ""
+
+    def _over_ranks(self, values: list[float]) -> list[float]:
+        return self._world.sum(torch.tensor(values, dtype=torch.float64)).tolist()
+
+
+def why_no_steps(run: RunConfig, traits: Traits = TRAITS) -> str | None:
+    """Why further steps can't be compared with plain code; None where they can."""
+    if not run.strategy.equals_one_device(run):
+        compared = "" if own_reference(run) is None else ": its own reference is compared before training only"
+        return f"the strategy does not train like one device{compared}"
+    if pieces_of(run, traits) is None:
+        return f"model.norm={getattr(run.model, 'norm', '')} under micro-batches"
+    return None
+
+
+def _scale(replica: Replica) -> float:
+    """The factor of the loss in the next step's backward: that of the fp16 scaler, where there is one."""
+    scale: float = (replica.local_state().get("scaler") or {}).get("scale", 1.0)
+    return scale

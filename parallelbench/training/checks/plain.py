@@ -1,0 +1,279 @@
+"""Training and evaluation of one step in plain PyTorch on one device, from a state that is given."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from types import MethodType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+import torch
+from torch import Tensor, nn
+
+from parallelbench.errors import ConfigError
+from parallelbench.world.generators import Generators
+from parallelbench.world.numerics import dtype_of, in_arithmetic, wide
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from parallelbench.config.components import Batch, MeanLoss
+    from parallelbench.config.run import RunConfig
+
+
+def stay_in_evaluation(model: nn.Module) -> None:
+    """Let a model, and its copies, compute as in evaluation whatever mode they are told to take."""
+    for module in model.modules():
+        module.training = False
+        module.train = MethodType(_stayed, module)  # type: ignore[method-assign]
+
+
+@contextmanager
+def in_evaluation(model: nn.Module) -> Iterator[None]:
+    """The same until the end."""
+    before = [(module, module.training) for module in model.modules()]
+    stay_in_evaluation(model)
+    try:
+        yield
+    finally:
+        for module, training in before:
+            del module.train
+            module.training = training
+
+
+def _stayed(module: nn.Module, mode: bool = True) -> nn.Module:
+    """What `train` does: nothing."""
+    return module
+
+
+HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
+"""Precisions whose forward passes are autocast."""
+
+
+class PlainStep(NamedTuple):
+    """What one step from a given state must leave."""
+
+    loss: float
+    """Mean over the global batch."""
+    gradients: dict[str, Tensor]
+    """On the CPU, in fp64, real and imaginary parts beside each other."""
+    buffers: dict[str, Tensor]
+    """After the step, as the first data shard has them; likewise. Counters are left out."""
+
+
+class PlainModel:
+    """The run's model on one device.
+
+    `pieces`: slices of a global batch that are computed one after the other, each by its own batch statistics.
+    """
+
+    def __init__(self, model: nn.Module, loss: MeanLoss, *, device: torch.device, pieces: int) -> None:
+        self._model, self._mean_loss, self._device, self._pieces = model, loss, device, pieces
+
+    def step(self, state: Mapping[str, Tensor], batch: Batch, *, precision: str, scale: float = 1.0) -> PlainStep:
+        """Loss and gradients of a global batch at `state`; nothing is updated but buffers.
+
+        `scale`: factor of the loss in backward, which gradients are divided by afterwards (fp16).
+        """
+        model = self._at(state, precision)
+        model.train()
+        model.zero_grad(set_to_none=True)
+        images, labels = self._inputs(batch, precision)
+        loss_sum, buffers = 0.0, dict[str, Tensor]()
+        for piece, targets in zip(images.chunk(self._pieces), labels.chunk(self._pieces), strict=True):
+            self._load(model, state, buffers_only=True)
+            loss = self._mean_loss(_logits(model, piece, precision), targets) * len(targets)
+            (loss * (scale / len(labels))).backward()
+            loss_sum += loss.item()
+            buffers = buffers or {
+                name: _wide(each)
+                for name, each in model.named_buffers()
+                if each.is_floating_point() or each.is_complex()
+            }
+        gradients = {name: _wide(p.grad) / scale for name, p in model.named_parameters() if p.grad is not None}
+        return PlainStep(loss_sum / len(labels), gradients, buffers)
+
+    @torch.no_grad()
+    def evaluate(self, state: Mapping[str, Tensor], batches: Iterable[Batch], *, precision: str) -> tuple[float, float]:
+        """Mean loss over these batches at `state`, and the share of correct predictions."""
+        model = self._at(state, precision)
+        model.eval()
+        loss_sum, correct, samples, predictions = 0.0, 0, 0, 0
+        for batch in batches:
+            images, labels = self._inputs(batch, precision)
+            logits = _logits(model, images, precision)
+            if not len(labels):
+                continue
+            loss_sum += self._mean_loss(logits, labels).item() * len(labels)
+            correct += int((logits.argmax(dim=-1) == labels).sum().item())
+            samples += len(labels)
+            predictions += labels.numel()
+        return loss_sum / samples, correct / predictions
+
+    def _at(self, state: Mapping[str, Tensor], precision: str) -> nn.Module:
+        model = in_arithmetic(self._model, dtype_of(precision), self._device)
+        self._load(model, state)
+        return model
+
+    @torch.no_grad()
+    def _load(self, model: nn.Module, state: Mapping[str, Tensor], *, buffers_only: bool = False) -> None:
+        own = dict(model.named_buffers()) if buffers_only else model.state_dict()
+        for name in own.keys() & state.keys():  # a buffer that is not persistent is in no state
+            own[name].copy_(state[name])
+
+    def _inputs(self, batch: Batch, precision: str) -> tuple[Tensor, Tensor]:
+        assert batch.images is not None
+        assert batch.labels is not None
+        dtype = dtype_of(precision)
+        kept = batch.images.dtype if not batch.images.is_floating_point() else dtype  # tokens are whole numbers
+        # Copies: a model may change them in place, and a batch is computed in two formats.
+        return batch.images.to(self._device, kept, copy=True), batch.labels.to(self._device, copy=True)
+
+
+def _logits(model: nn.Module, images: Tensor, precision: str) -> Tensor:
+    """Logits, in fp64 or fp32."""
+    if precision not in HALF:
+        return model(images)  # type: ignore[no-any-return]
+    with torch.autocast(images.device.type, dtype=HALF[precision]):
+        return model(images).to(torch.float32)  # type: ignore[no-any-return]
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return wide(tensor.detach().to("cpu", copy=True))
+
+
+class PlainOptimizer:
+    """The run's optimizer in fp64 on the CPU, one tensor after the other.
+
+    `state`: what it begins with: key → parameter → tensor. Afterwards it keeps its own. `examples`: of each key what
+    `kept_of_one` has found. `steps`: updates until then; None: as many as `state` says.
+    """
+
+    def __init__(
+        self,
+        run: RunConfig,
+        state: Mapping[str, Mapping[str, Tensor]],
+        examples: Mapping[str, Any],
+        *,
+        steps: int | None,
+    ) -> None:
+        self._run = _in_a_loop(run)
+        self._kept: dict[str, dict[str, Any]] = {}
+        for key, tensors in state.items():
+            for name, tensor in tensors.items():
+                value: Any = wide(tensor)
+                if _is_number(examples[key]):
+                    first = float(tensor.flatten()[0].real) if tensor.numel() else 0.0
+                    number = first if steps is None or key != "step" else float(steps)
+                    value = _like(examples[key], number)
+                self._kept.setdefault(name, {})[key] = value
+
+    def step(self, name: str, before: Tensor, gradient: Tensor) -> Tensor:
+        """A parameter after an update at the full rate, in fp64, real and imaginary parts beside each other."""
+        parameter = nn.Parameter(wide(before).clone())
+        parameter.grad = wide(gradient)
+        optimizer = self._run.optimizer.build([parameter], self._run, "cpu")
+        if name in self._kept:
+            optimizer.state[parameter] = self._kept[name]
+        optimizer.step()
+        self._kept[name] = dict(optimizer.state[parameter])
+        return parameter.detach()
+
+
+def clipped(gradients: Mapping[str, Tensor], most: float | None) -> dict[str, Tensor]:
+    """Gradients in fp64, scaled down by torch's own function where their norm exceeds `most`; None: nothing does."""
+    parameters = {name: nn.Parameter(torch.zeros_like(wide(each))) for name, each in gradients.items()}
+    for name, parameter in parameters.items():
+        parameter.grad = wide(gradients[name]).clone()
+    if most is not None:
+        nn.utils.clip_grad_norm_(parameters.values(), most)
+    return {name: parameter.grad for name, parameter in parameters.items() if parameter.grad is not None}
+
+
+def kept_of_one(run: RunConfig) -> tuple[dict[str, Any], str]:
+    """Key → what the run's optimizer keeps of a parameter; and why its updates can't be followed, else empty.
+
+    They can where all that it keeps is numbers and tensors of the parameter's shape, and where it updates each
+    parameter by itself, and not at random. The same on every rank.
+    """
+    try:
+        alone, kept = _first_update(run, 1)
+        together, _ = _first_update(run, 2)
+    except Exception as error:  # a user's optimizer may raise anything
+        return {}, f"the optimizer does not update a parameter by itself ({type(error).__name__})"
+    if odd := [key for key, value in kept.items() if not (_is_number(value) or _has_shape(value, alone.shape))]:
+        return {}, f"the optimizer keeps something of another shape than the parameter's ({', '.join(odd)})"
+    if not torch.equal(alone, together):
+        return {}, "the optimizer updates parameters together, or at random"
+    return {key: value for key, value in kept.items() if value is not None}, ""
+
+
+def check_rate(run: RunConfig) -> None:
+    """Raise `ConfigError` where the rate is to change, and the run's optimizer takes no notice of its groups' `lr`.
+
+    An optimizer that can't update a parameter by itself is left to the other checks.
+    """
+    if not run.lr_schedule.changes:
+        return
+    try:
+        full, half = (_two_updates(run, factor) for factor in (1.0, 0.5))
+    except KeyError as error:
+        follows = error.args != ("lr",)
+    except Exception:  # a user's optimizer may raise anything
+        follows = True
+    else:
+        follows = not torch.equal(full, half)
+    if not follows:
+        raise ConfigError(
+            f"lr_schedule={run.lr_schedule.name} with optimizer={run.optimizer.name} is refused: its updates do not "
+            'depend on param_groups["lr"], which a schedule sets before each step; read the rate there in step(), or '
+            "choose lr_schedule=constant"
+        )
+
+
+def _two_updates(run: RunConfig, factor: float) -> Tensor:
+    """A small parameter after two updates, of which the second has this multiple of the rate; the same at each call."""
+    plain = _in_a_loop(run)
+    parameter = nn.Parameter(torch.linspace(1.0, 2.0, 6).reshape(2, 3).double())
+    generators = Generators()
+    with generators.unchanged():
+        generators.seed(0)
+        optimizer = plain.optimizer.build([parameter], plain, "cpu")
+        for share in (1.0, factor):
+            for group in optimizer.param_groups:
+                group["lr"] *= share
+            parameter.grad = parameter.detach().flip(1) - 1.5
+            optimizer.step()
+    return parameter.detach()
+
+
+def _first_update(run: RunConfig, parameters: int) -> tuple[Tensor, dict[str, Any]]:
+    """The first of some small parameters after an update, and what the optimizer keeps of it."""
+    plain = _in_a_loop(run)
+    several = [nn.Parameter(torch.linspace(1.0 + place, 2.0, 6).reshape(2, 3).double()) for place in range(parameters)]
+    optimizer = plain.optimizer.build(several, plain, "cpu")
+    for parameter in several:
+        parameter.grad = parameter.detach().flip(1) - 1.5
+    optimizer.step()
+    return several[0].detach(), dict(sorted(optimizer.state[several[0]].items()))
+
+
+def _in_a_loop(run: RunConfig) -> RunConfig:
+    """The run with torch's own choice of an update, which on a CPU is a loop over parameters."""
+    changes = {"implementation": "auto"} if "implementation" in run.optimizer.__struct_fields__ else {}
+    return msgspec.structs.replace(
+        run, graph=False, compile=False, optimizer=msgspec.structs.replace(run.optimizer, **changes)
+    )
+
+
+def _is_number(value: Any) -> bool:
+    return value is None or isinstance(value, (int, float)) or (isinstance(value, Tensor) and value.numel() == 1)
+
+
+def _has_shape(value: Any, shape: torch.Size) -> bool:
+    return isinstance(value, Tensor) and value.shape == shape
+
+
+def _like(example: Any, number: float) -> Any:
+    """A number as the optimizer keeps it: in a tensor, or plain."""
+    return torch.full_like(example, number) if isinstance(example, Tensor) else type(example)(number)

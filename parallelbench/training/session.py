@@ -1,0 +1,225 @@
+"""What a rank of any framework does around its training: resume, record, and leave. Loads no framework."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING, Any
+
+from parallelbench.config.components import TRAITS
+from parallelbench.config.identity import canonical_json, run_id
+from parallelbench.config.plugin import training_plugin
+from parallelbench.data.content import content_sha256
+from parallelbench.errors import ConfigError
+from parallelbench.measure import environment
+from parallelbench.measure.environment_match import PLUGIN, differences, entries, is_of_program, must_match
+from parallelbench.training.checkpoint import EpochBoundary
+from parallelbench.training.checks.likeness import (
+    parity_reference,
+    reference_warnings,
+    rounding,
+    statistics_warnings,
+    tolerance_warnings,
+)
+from parallelbench.training.loop import Trainer
+from parallelbench.world import machine
+from parallelbench.world.machine import device_name
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from parallelbench.config.components import Arrays
+    from parallelbench.config.replica import Replica
+    from parallelbench.config.run import RunConfig
+    from parallelbench.frameworks.contract import RankWorld
+    from parallelbench.loaders.batch_loader import BatchLoader
+    from parallelbench.measure.clock import StartUp
+    from parallelbench.results.attempt import Attempt
+    from parallelbench.results.journal import Journal
+    from parallelbench.training.checkpoint import Resumed
+
+
+class RankSession:
+    """One rank's journal and the other ranks during a run; a framework's session adds model, checks and training."""
+
+    _world: RankWorld
+
+    def __init__(self, run: RunConfig, attempt: Attempt, *, journal: Journal, startup: StartUp) -> None:
+        self._run, self._attempt, self._journal, self._startup = run, attempt, journal, startup
+        info = attempt.info()
+        self._warnings = [*(info.warnings if info else ()), *statistics_warnings(run), *tolerance_warnings(run)]
+        self._warnings += reference_warnings(run)
+        self._traits = TRAITS
+        self._keys = {"run_id": run_id(run), "attempt": attempt.number}
+        self._trained_with: dict[str, Any] = {"framework": run.strategy.framework, "plugin": training_plugin(run)}
+
+    def _join(self, world: RankWorld) -> None:
+        """Go on with this world."""
+        self._world = world
+        self._boundary = EpochBoundary(self._run, self._attempt, world, journal=self._journal, warn=self._warn)
+
+    def leave(self) -> None:
+        """Leave the process group and close the journal."""
+        self._journal.close()
+        self._world.leave()
+
+    def _resume(self) -> Resumed | None:
+        """The state of an earlier attempt, with its warnings."""
+        self._phase("resume")
+        resumed = self._boundary.resume()
+        if resumed is not None:
+            self._warnings = [*dict.fromkeys([*resumed.warnings, *self._warnings])]
+            if self._world.rank == 0:
+                facts = later_facts(self._attempt.number, self._world, before=resumed.facts, **self._trained_with)
+                self._facts(**facts)
+            self._startup.skip()
+        return resumed
+
+    def _describe(self, parameters: int, parity_passed: bool | None) -> None:
+        """Columns of the `run` table that are known before training; `parameters`: trainable ones of the model."""
+        self._facts(
+            parity_passed=parity_passed,
+            parity_reference=None if parity_passed is None else parity_reference(self._run),
+            rounding=rounding(self._run, self._traits),
+            parameters=parameters,
+            theoretical_state_bytes=self._run.strategy.state_bytes(self._run, parameters),
+            device_name=machine.device_name(self._world),
+            theoretical_bubble=self._run.strategy.bubble(self._run),
+        )
+        self._record_warnings()
+
+    def _record_environment(self) -> None:
+        """Record the environment; the time this takes does not count as start-up."""
+        if self._world.rank == 0:
+            self._facts(**first_facts(self._attempt.number, **self._trained_with))
+        self._startup.skip()
+
+    def _record_data(self, arrays: Arrays, resumed: Resumed | None) -> None:
+        """Record what the data set holds, likewise; a run that goes on must find what it began with."""
+        self._facts(**data_facts(self._run, arrays, self._world, resumed.facts if resumed else None))
+        self._startup.skip()
+
+    def _arrays(self) -> Arrays:
+        """The data set. One rank per node first writes the files that the loader needs, unless they exist."""
+        data, folder = self._run.data, self._run.site.data_folder
+        if self._run.loader.writes_files:
+            self._phase("conversion")
+            if self._world.local_rank == 0:
+                self._run.loader.prepare(data, folder)
+            self._world.barrier()
+            self._startup.skip()  # only the first of many runs converts; its start must not seem slower
+        return self._run.loader.arrays(data, folder)
+
+    def _trainer(self, replica: Replica, loader: BatchLoader) -> Trainer:
+        return Trainer(
+            replica,
+            loader,
+            run=self._run,
+            world=self._world,
+            journal=self._journal,
+            keys=self._keys,
+            startup=self._startup,
+            boundary=self._boundary,
+        )
+
+    def _finished(self, parity_passed: bool | None) -> None:
+        """Record that all epochs are in the journals: a later failure does not prevent the result."""
+        if self._world.rank == 0:
+            self._journal.event("finished", outcome="parity_failed" if parity_passed is False else "ok")
+            self._journal.commit()
+
+    def _warn(self, text: str) -> None:
+        """Add a warning at any point of the run."""
+        self._warnings.append(text)
+        self._record_warnings()
+
+    def _record_warnings(self, **facts: Any) -> None:
+        """As a column, and one by one for a later attempt."""
+        self._facts(warnings="; ".join(self._warnings) or None, **facts)
+        if self._world.rank == 0:
+            self._journal.event("warned", texts=self._warnings)
+
+    def _phase(self, name: str) -> None:
+        if self._world.rank == 0:
+            self._journal.event("phase", phase=name)
+
+    def _facts(self, **facts: Any) -> None:
+        """Record columns of the `run` table, on rank 0."""
+        if self._world.rank == 0:
+            self._journal.event("facts", **facts)
+
+
+def first_facts(attempt: int, *, framework: str = "torch", plugin: str | None = None) -> dict[str, str]:
+    """Columns of the `run` table about the environment of a run's first attempt."""
+    captured = environment.capture(framework, plugin=plugin)
+    return {"environment_json": canonical_json(captured), "attempts_json": _attempts([], attempt, captured)}
+
+
+def later_facts(
+    attempt: int, world: RankWorld, *, before: Mapping[str, Any], framework: str = "torch", plugin: str | None = None
+) -> dict[str, str]:
+    """The same of an attempt that goes on; `before` are the columns that the attempts before it have recorded."""
+    captured = json.loads(canonical_json(environment.capture(framework, plugin=plugin)))
+    facts = {"attempts_json": _attempts(json.loads(before.get("attempts_json") or "[]"), attempt, captured)}
+    if changed := _elsewhere(before, captured, device_name(world)):
+        facts["resumed_elsewhere"] = ", ".join(dict.fromkeys(filter(None, [before.get("resumed_elsewhere"), changed])))
+    return facts
+
+
+def data_facts(run: RunConfig, arrays: Arrays, world: RankWorld, before: Mapping[str, Any] | None) -> dict[str, str]:
+    """The column of what the data set holds; `before` are the columns that earlier attempts have recorded, if any.
+
+    A collective. Raises `ConfigError` on every rank where the data set has changed since.
+    """
+    content, recorded = "", None
+    if world.rank == 0:
+        content = content_sha256(run.data, run.site.data_folder, arrays)
+        recorded = (before or {}).get("data_sha256")  # None also where an older release did not record it
+    changed = float(recorded not in (None, content))
+    if world.total([changed])[0]:
+        found = f": its sha256 was {recorded[:12]}…, now it is {content[:12]}…" if recorded else ", as rank 0 says"
+        raise ConfigError(
+            f"the data set has changed since this run began{found}; put the old files back, or delete the run's folder "
+            "and submit again"
+        )
+    return {"data_sha256": content} if content and before is None else {}
+
+
+def _attempts(before: list[dict[str, Any]], attempt: int, captured: Mapping[str, Any]) -> str:
+    git = captured.get("git") or {}
+    own = {"attempt": attempt, "began_at": time.time(), "host": captured.get("host")}
+    own |= {"commit": git.get("commit"), "dirty": git.get("dirty")}
+    return canonical_json([*before, own | ({PLUGIN: captured[PLUGIN]} if PLUGIN in captured else {})])
+
+
+def _elsewhere(before: Mapping[str, Any], captured: Mapping[str, Any], device: str) -> str:
+    """How this attempt's environment differs from the first attempt's; empty where it doesn't."""
+    first = json.loads(before.get("environment_json") or "{}")
+    changed = differences(entries(first), entries(captured), lambda key: must_match(key) or is_of_program(key))
+    if device != before.get("device_name"):
+        changed = {"device_name": (before.get("device_name"), device)} | changed
+    return ", ".join(f"{key}: {then} and {now}" for key, (then, now) in changed.items())
+
+
+_NAME_BYTES = 128
+"""Of a GPU's name, what ranks tell each other."""
+
+
+def require_one_type(world: RankWorld) -> None:
+    """Refuse GPUs of several types under one run; a node sees only its own. A collective."""
+    if world.size == 1 or world.device_type != "cuda":
+        return
+    own = device_name(world).encode()[:_NAME_BYTES]
+    letters = [0.0] * (world.size * _NAME_BYTES)
+    letters[world.rank * _NAME_BYTES : world.rank * _NAME_BYTES + len(own)] = map(float, own)
+    letters = world.total(letters)
+    ranks: dict[str, list[str]] = {}
+    for rank in range(world.size):
+        row = map(int, letters[rank * _NAME_BYTES : (rank + 1) * _NAME_BYTES])
+        ranks.setdefault(bytes(filter(None, row)).decode(errors="replace"), []).append(str(rank))
+    if len(ranks) > 1:
+        found = "; ".join(f"{name} on rank {', '.join(those)}" for name, those in sorted(ranks.items()))
+        raise ConfigError(
+            f"GPUs of several types would train together, at the slowest one's pace ({found}): choose a type with "
+            "site.gpu_type, or nodes of one kind with site.constraint"
+        )

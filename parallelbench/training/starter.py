@@ -1,0 +1,165 @@
+"""Starts and watches one node's ranks of a framework that has an environment of its own:
+`python -m parallelbench.training.starter RUN_DIR ATTEMPT [PLUGIN FOLDER]`, in the suite's environment.
+
+torch first hands over what the run starts from; then the ranks train, in the other environment; then torch judges.
+What torchrun prints of a rank that failed is printed here, too: the supervisor reads it.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from parallelbench.errors import ConfigError, program
+from parallelbench.frameworks import CONTROL_ADDRESS, CONTROL_FD, CONTROL_SECRET, RENDEZVOUS
+from parallelbench.frameworks.installed import python_of
+from parallelbench.processes import die_with_parent
+from parallelbench.results.attempt import Attempt
+from parallelbench.training.exchange import Exchange
+from parallelbench.training.worker import LAUNCHED_AT
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from parallelbench.config.run import RunConfig
+
+
+_LINGER_S = 8.0
+"""How long the other ranks may take to record how they ended, once one has failed."""
+_POLL_S = 0.05
+
+
+def main(arguments: list[str]) -> int:
+    """One node's ranks from start to end; returns the exit code of the first that failed."""
+    die_with_parent()
+    attempt = Attempt(Path(arguments[0]) / "attempts" / arguments[1])
+    sys.path.extend(arguments[3:])
+    run = attempt.config(arguments[2] if len(arguments) > 2 else None)
+    info = attempt.info()
+    assert info is not None, "the supervisor describes an attempt before it starts ranks"
+    alone = f"0  {secrets.token_hex(32)}"
+    node, address, secret = os.environ.pop(RENDEZVOUS, alone).split(" ")
+    listening = None
+    if node == "0":
+        # Before torch's part, which takes seconds: the other nodes' ranks connect meanwhile.
+        listening = _listen(address)
+        if listening is None:
+            return 1
+        _remove_leftovers(attempt)
+        if code := _torch("make", arguments):
+            return code
+    meeting = Meeting(info.processes, int(node), address, listening, secret)
+    code = _ranks(run, arguments, meeting)
+    if node == "0":
+        if not code and Exchange.of(attempt).has("closing-0"):
+            _torch("judge", arguments)  # a failure leaves the run without its closing check, which its result says
+        shutil.rmtree(Exchange.of(attempt).folder, ignore_errors=True)
+    return code
+
+
+def _torch(verb: str, arguments: Sequence[str]) -> int:
+    command = [sys.executable, "-m", "parallelbench.training.reference", verb, *arguments]
+    return subprocess.run(command, check=False, stdin=subprocess.DEVNULL).returncode
+
+
+def _remove_leftovers(attempt: Attempt) -> None:
+    """What earlier attempts left in the run's folder whose starter was itself killed."""
+    for earlier in attempt.path.parent.iterdir():
+        shutil.rmtree(Exchange.of(Attempt(earlier)).folder, ignore_errors=True)
+
+
+class Meeting(NamedTuple):
+    """What a node's ranks need to meet the others."""
+
+    processes: int
+    """Of all nodes."""
+    node: int
+    address: str
+    """host:port at which node 0 is reached; empty where there is no other node."""
+    listening: socket.socket | None
+    """On node 0: where rank 0 waits for the others."""
+    secret: str
+    """By what they know each other."""
+
+
+def _ranks(run: RunConfig, arguments: Sequence[str], meeting: Meeting) -> int:
+    """Start this node's ranks and wait for them; once one fails, the others are ended."""
+    processes, node, address, listening, secret = meeting
+    here = processes // run.nodes
+    if listening is not None and not address:
+        address = ":".join(map(str, listening.getsockname()[:2]))
+    command = [str(python_of(run.strategy.framework)), "-m", "parallelbench.training.worker", *arguments]
+    ranks = []
+    for local_rank in range(here):
+        rank = node * here + local_rank
+        names = {"RANK": rank, "LOCAL_RANK": local_rank, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": here}
+        variables = {name: str(value) for name, value in names.items()} | {LAUNCHED_AT: str(time.time())}
+        passed = [listening.fileno()] if listening is not None and rank == 0 else []
+        variables |= {CONTROL_FD: str(passed[0])} if passed else {CONTROL_ADDRESS: address}
+        variables[CONTROL_SECRET] = secret
+        ranks.append(_started(command, variables, passed))
+    if listening is not None:
+        listening.close()
+    return _watched(ranks)
+
+
+def _listen(address: str) -> socket.socket | None:
+    """A socket on this address's port, at all interfaces; empty: on a free port of this machine's own.
+
+    None where the port is taken, which is printed.
+    """
+    host, port = ("", int(address.rpartition(":")[2])) if address else ("127.0.0.1", 0)
+    try:
+        return socket.create_server((host, port), backlog=1024)
+    except OSError as error:
+        print(f"EADDRINUSE: {address} could not be listened on: {error}", flush=True)
+        return None
+
+
+def _started(command: Sequence[str], variables: Mapping[str, str], passed: Sequence[int]) -> subprocess.Popen[bytes]:
+    environment = {**os.environ, **variables}
+    return subprocess.Popen(command, env=environment, pass_fds=passed, preexec_fn=die_with_parent)
+
+
+def _watched(ranks: Sequence[subprocess.Popen[bytes]]) -> int:
+    """Wait for all; returns 0, or the exit code of the first that failed."""
+    failed: dict[int, int] = {}
+    failed_at = math.inf
+    while any(rank.poll() is None for rank in ranks):
+        if _print_failures(ranks, failed) and failed_at == math.inf:
+            failed_at = time.monotonic()
+        if time.monotonic() > failed_at + _LINGER_S:
+            for rank in ranks:
+                rank.kill()
+            for rank in ranks:
+                rank.wait()
+            return next(iter(failed.values()))
+        time.sleep(_POLL_S)
+    _print_failures(ranks, failed)
+    return next(iter(failed.values()), 0)
+
+
+def _print_failures(ranks: Sequence[subprocess.Popen[bytes]], known: dict[int, int]) -> dict[int, int]:
+    """Print who has failed since the last look: whom a killed rank takes along may be gone before it is."""
+    for index, rank in enumerate(ranks):
+        if rank.returncode and index not in known:
+            known[index] = rank.returncode
+            print(f"failed (exitcode: {rank.returncode}) local_rank: {index}", flush=True)
+    return known
+
+
+if __name__ == "__main__":
+    try:
+        code = program(lambda: main(sys.argv[1:]))
+    except ConfigError as error:
+        sys.exit(str(error))
+    # As a shell: a signal's number has no exit code of its own.
+    sys.exit(code if code >= 0 else 128 - code)

@@ -1,0 +1,298 @@
+"""One rank's run from start to end, in the order in which it happens. Importing this loads torch."""
+
+from __future__ import annotations
+
+import functools
+import time
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import msgspec
+import torch
+
+from parallelbench.config.build import package_of
+from parallelbench.config.run import own_reference
+from parallelbench.errors import ConfigError, EngineError
+from parallelbench.loaders.resident import Resident
+from parallelbench.measure.layers import count_facts
+from parallelbench.measure.machine import probe
+from parallelbench.measure.memory import release
+from parallelbench.models.modules import built
+from parallelbench.training import session
+from parallelbench.training.checks.closing import ClosingCheck
+from parallelbench.training.checks.likeness import as_checked, checks_arithmetic, checks_parity, traits_warnings
+from parallelbench.training.checks.parity import check_parity
+from parallelbench.training.checks.parts import Initial, check_arithmetic, check_logits, check_mean, check_sums
+from parallelbench.training.checks.plain import check_rate
+from parallelbench.training.checks.traits import check_traits, traits_of
+from parallelbench.training.replica import new_replica
+from parallelbench.training.session import RankSession
+from parallelbench.world import machine
+from parallelbench.world.generators import Generators
+from parallelbench.world.numerics import Numerics, set_precision
+from parallelbench.world.settings import configure_torch
+from parallelbench.world.world import World, join
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from parallelbench.config.components import Arrays, Shard
+    from parallelbench.config.replica import Replica
+    from parallelbench.config.run import RunConfig
+    from parallelbench.loaders.batch_loader import BatchLoader
+    from parallelbench.measure.clock import StartUp
+    from parallelbench.measure.machine import Moment
+    from parallelbench.results.attempt import Attempt
+    from parallelbench.results.journal import Journal
+    from parallelbench.training.checkpoint import Resumed
+    from parallelbench.training.loop import Trainer
+
+
+PLAIN_DATA_BYTES = 2**30
+"""Largest images that plain code holds in memory whatever the run's loader."""
+
+
+class Session(RankSession):
+    """One rank's process group, data, model and journal during a run."""
+
+    _world: World
+
+    def __init__(
+        self, run: RunConfig, attempt: Attempt, *, device_type: str, journal: Journal, startup: StartUp
+    ) -> None:
+        super().__init__(run, attempt, journal=journal, startup=startup)
+        configure_torch(run, device_type)
+        self._startup.done("imports")
+        world = join(device_type, devices=run.devices, timeout_s=run.launcher.collective_timeout_s, nccl=run.nccl)
+        session.require_one_type(world)
+        world.wake()
+        self._startup.done("process_group")
+        self._join(world)
+
+    def train(self) -> None:
+        """Check parity, then train, or resume where an earlier attempt stopped; results go to the journal."""
+        resumed = self._resume()
+        if resumed is None:
+            self._record_environment()
+        arrays, run = self._training_set(resumed), self._run
+        if not run.epochs:
+            self._end_untrained()
+            return
+        self._check_parts()
+        parity_passed = self._check_parity(arrays) if resumed is None and checks_parity(run) else None
+        self._check_arithmetic(arrays)
+        self._phase("model")
+        set_precision(run.precision)
+        model = build_model(run)
+        if resumed is None:
+            self._describe(sum(p.numel() for p in model.parameters() if p.requires_grad), parity_passed)
+        else:  # the columns of earlier attempts stay
+            parity_passed = resumed.facts.get("parity_passed")
+            self._record_warnings(resumed_after=resumed.again())
+        replica = self._prepare(model, checks=resumed is None and run.measure.parity)
+        loader = self._loader(arrays, run, replica.data_shard)
+        release()
+        self._startup.done("data")
+        with closing(loader):
+            if run.compile:
+                self._compile(replica, loader)
+            if resumed is not None:
+                resumed.restore(replica)
+            trainer = self._trainer(replica, loader)
+            if trainer.train(first=1 if resumed is None else resumed.epoch + 1):
+                self._finished(parity_passed)
+                self._probe("end")
+                if run.measure.parity:
+                    self._close(replica, loader, arrays=arrays, trainer=trainer)
+                self._attribute(replica, loader)
+                self._count()
+        replica.close()
+
+    def _prepare(self, model: nn.Sequential, *, checks: bool) -> Replica:
+        """The strategy's replica; whether it begins with the seed's parameters is found out beside the start-up."""
+        initial = Initial(model, self._run, self._world) if checks else None
+        replica = new_replica(model, self._run, self._world)
+        draw_apart(self._run, self._world)
+        self._startup.done("model")
+        if initial is not None:
+            finding = initial.finding(replica)
+            if self._world.rank == 0:
+                self._journal.write("checks", [{**self._keys, **finding.row(1)}])
+            self._startup.skip()
+        return replica
+
+    def _training_set(self, resumed: Resumed | None) -> Arrays:
+        """What the run trains on: the data set, or what an engine has made of it, which is no part of the start-up."""
+        arrays = self._arrays()
+        self._startup.done("data")
+        self._record_data(arrays, resumed)
+        if resumed is None:
+            self._probe("start")
+        if self._run.preprocess.engine == "none":
+            return arrays
+        # Arrow's threads would keep a warm process, which imports this module, from forking.
+        from parallelbench.preprocess.training_set import Preprocessing
+
+        self._phase("preprocessing")
+        prepared = Preprocessing(self._run, self._attempt, self._world)
+        try:
+            prepared.carry_out(arrays)
+        except EngineError as error:
+            if error.kind == "error":  # a process that was killed says nothing about its engine
+                self._facts(device_name=machine.device_name(self._world), preprocess_failed=True)
+            raise
+        if self._run.epochs:
+            self._run, arrays = prepared.training_set(arrays)
+        if resumed is None:
+            self._journal.write("preprocess", [{**self._keys, **row} for row in prepared.rows])
+            self._facts(**prepared.facts)
+        self._startup.skip()
+        return arrays
+
+    def _end_untrained(self) -> None:
+        """End a run that only preprocesses."""
+        self._facts(device_name=machine.device_name(self._world), **self._startup.facts() | {"startup_s": None})
+        self._finished(None)
+        self._probe("end")
+
+    def _count(self) -> None:
+        """Record what training takes at least, and what each layer does, outside all times."""
+        if self._world.rank == 0:
+            self._facts(**count_facts(self._run))
+
+    def _probe(self, moment: Moment) -> None:
+        """Measure how fast the devices are, outside all times; not where the run's times mean nothing anyway."""
+        launcher, info = self._run.launcher, self._attempt.info()
+        oversubscribed = info is not None and info.oversubscribed
+        if self._run.measure.probe and not (launcher.packed or launcher.in_this_process or oversubscribed):
+            self._facts(**probe(self._world, moment))
+            self._startup.skip()
+
+    def _close(self, replica: Replica, loader: BatchLoader, *, arrays: Arrays, trainer: Trainer) -> None:
+        """Hold what was trained against plain code on one device: rows of `checks`, which decide the outcome."""
+        self._phase("closing check")
+        run, start = self._run, time.perf_counter()
+        loader_of = functools.partial(self._plain_loader, arrays)
+        closing = ClosingCheck(replica, loader, run=run, world=self._world, loader_of=loader_of, traits=self._traits)
+        loss, accuracy = trainer.evaluated
+        findings = closing.findings(build_model(run), loss=loss, accuracy=accuracy, sent=trainer.sent)
+        self._journal.write("checks", [{**self._keys, **finding.row(run.epochs)} for finding in findings])
+        self._facts(gloo_bytes_per_step_sum=closing.gloo_bytes_per_step_sum)
+        self._facts(closing_check_s=time.perf_counter() - start)
+        self._journal.commit()
+
+    def _attribute(self, replica: Replica, loader: BatchLoader) -> None:
+        """Attribute further steps' time to phases, where `measure` requests it."""
+        measure = self._run.measure
+        if not measure.attribution_steps and not measure.trace:
+            return
+        from parallelbench.measure.attribution import AttributionPass, ring
+
+        self._phase("attribution")
+        attribution = AttributionPass(replica, loader, run=self._run, world=self._world)
+        if measure.attribution_steps:
+            rows = attribution.attribute(measure.attribution_steps)
+            self._journal.write("phases", [{**self._keys, "rank": self._world.rank, **row} for row in rows])
+            self._facts(**ring(self._world))
+        if measure.trace:
+            attribution.trace(self._attempt.trace_file(self._world.rank))
+        self._journal.commit()
+
+    def _check_parts(self) -> None:
+        """Refuse a loss, a metric, an optimizer, or a model, that is not what every strategy takes it for."""
+        check_mean(self._run, self._world.device)
+        check_sums(self._run, self._world.device)
+        check_rate(self._run)
+        if package_of(type(self._run.model)) != "parallelbench":
+            check_logits(self._run)  # a test holds shipped models to it: calling one would add to the peak of memory
+        self._startup.done("model")
+        self._traits = traits_of(self._run)
+        self._startup.skip()
+        check_traits(self._run, self._traits)
+        self._warnings = [*dict.fromkeys([*self._warnings, *traits_warnings(self._run, self._traits)])]
+
+    def _check_parity(self, arrays: Arrays) -> bool | None:
+        """The verdict of the parity check, the same on every rank.
+
+        None where one device can't train the model, and of a model that draws random numbers in evaluation, too.
+        """
+        if self._traits.draws_in_evaluation:
+            return None
+        self._phase("parity")
+        checked = as_checked(self._run)
+        loader_of = functools.partial(self._loader, arrays)
+        said = functools.partial(self._journal.event, "parity_hint")
+        hint = None if own_reference(checked) else lambda text: said(text=text)
+        rows = check_parity(build_model(checked), checked, self._world, loader_of, hint=hint, traits=self._traits)
+        self._journal.write("parity", [{**self._keys, **row} for row in rows or ()])
+        problems = [sum(not row["passed"] for row in rows or ()), rows is None]
+        failed, unchecked = self._world.sum(torch.tensor(problems, dtype=torch.float64)).tolist()
+        self._startup.done("parity")
+        if unchecked:
+            self._warnings.append("parity was not checked: one device has too little memory to train this model alone")
+        return None if unchecked else not failed
+
+    def _check_arithmetic(self, arrays: Arrays) -> None:
+        """Once on each node, outside the start-up: its ranks load the same libraries."""
+        if self._world.local_rank == 0 and checks_arithmetic(self._run, self._world.device_type):
+            self._startup.done("model")
+            check_arithmetic(build_model(self._run), self._run, functools.partial(self._plain_loader, arrays))
+            release()
+            self._startup.skip()
+
+    def _compile(self, replica: Replica, loader: BatchLoader) -> None:
+        self._phase("compile")
+        torch._dynamo.reset()  # in a process that has trained before, nothing alike is compiled again
+        before = compiled_graphs()
+        replica.compile_warmup(next(loader.train(epoch=1)))
+        self._world.synchronize()
+        self._startup.done("compile")
+        if not sum(self._world.total([float(compiled_graphs() - before)])):
+            raise ConfigError(
+                "compile=true, but torch.compile compiled nothing: unset TORCHDYNAMO_DISABLE and "
+                "TORCH_COMPILE_DISABLE, take torch.compiler.disable out of the model, or choose compile=false"
+            )
+
+    def _loader(self, arrays: Arrays, run: RunConfig, shard: Shard) -> BatchLoader:
+        return build_loader(arrays, run, self._world, shard)
+
+    def _plain_loader(self, arrays: Arrays, run: RunConfig, shard: Shard) -> BatchLoader:
+        """For plain code, the simplest one: so the run's own is checked as well. It takes the data set's memory."""
+        if arrays.train_images.nbytes + arrays.test_images.nbytes <= PLAIN_DATA_BYTES:
+            run = msgspec.structs.replace(run, loader=Resident(name="resident"))
+        return self._loader(arrays, run, shard)
+
+
+def compiled_graphs() -> int:
+    """Graphs that torch.compile has compiled in this process so far."""
+    from torch._dynamo.utils import counters
+
+    return int(counters["stats"]["unique_graphs"])
+
+
+def build_loader(arrays: Arrays, run: RunConfig, world: World, shard: Shard) -> BatchLoader:
+    """The loader of one rank."""
+    return run.loader.build(
+        arrays,
+        run.data,
+        device=world.device,
+        dtype=Numerics(run.precision, world.device_type).dtype,
+        seed=run.effective_seed,
+        global_batch_size=run.global_batch_size,
+        shard=shard,
+        channels_last=run.channels_last,
+        steps_per_epoch=run.steps_per_epoch,
+    )
+
+
+def build_model(run: RunConfig) -> nn.Sequential:
+    """The initial model of a run, on the CPU: the same bits on every rank and device."""
+    Generators().seed(run.effective_seed)
+    return built(run)
+
+
+def draw_apart(run: RunConfig, world: World) -> None:
+    """Give a rank the random numbers that its steps draw (dropout): those of no other rank, but of ranks that compute
+    the same values (`Strategy.draws_alike`).
+    """
+    world.draw_from(f"{run.effective_seed} {world.rank // run.strategy.draws_alike(run)}")

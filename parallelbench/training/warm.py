@@ -1,0 +1,195 @@
+"""Forks the ranks of runs, one run after the other, from a process with all imports done:
+`python -m parallelbench.training.warm FD`.
+
+A fork copies one thread only, so this process never computes: no thread pool, no autograd engine, no CUDA. Each rank
+begins as a cold one is after its imports, and does the same from there. The supervisor sends one `ForkRequest` per run,
+with the descriptor of its log, through the socket FD. The answers are the process id of the run's leader (or the reason
+why nothing was forked, as text), and, once the run is over, its exit code. Closing the socket ends this process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from functools import partial
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from parallelbench.processes import die_with_parent
+from parallelbench.training import worker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+PRELOADED = (
+    "parallelbench.training.torch_session",
+    # Modules that torch imports late: for the first optimizer, for `use_deterministic_algorithms`, for the strategies.
+    "torch._inductor",
+    "torch.distributed.fsdp",
+    "torch.distributed.pipelining",
+    "torch.distributed.tensor.parallel",
+)
+MESSAGE_BYTES = 65_536
+"""Largest message; it holds paths."""
+_TOGETHER_S = 0.1
+"""Ranks that fail within this time of the first one can still report it, as under torchrun."""
+
+
+class ForkRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One run to start."""
+
+    arguments: list[str]
+    """Those of `parallelbench.training.worker`."""
+    processes: int
+
+
+def main(descriptor: int) -> int:
+    """Serve one request after the other until the socket is closed."""
+    die_with_parent()
+    for module in PRELOADED:
+        importlib.import_module(module)
+    # Otherwise the first garbage collection of each child would copy all pages with objects.
+    gc.collect()
+    gc.freeze()
+    with socket.socket(fileno=descriptor) as supervisor:
+        while (received := socket.recv_fds(supervisor, MESSAGE_BYTES, 1))[0]:
+            content, (log,), *_ = received
+            _serve(msgspec.json.decode(content, type=ForkRequest), log, supervisor)
+            os.close(log)
+    return 0
+
+
+def _serve(request: ForkRequest, log: int, supervisor: socket.socket) -> None:
+    """Start one run, with all its output to the descriptor `log`, and wait for its end."""
+
+    def begin() -> int:
+        os.setsid()
+        die_with_parent()
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.close(log)
+        supervisor.close()
+        return lead(request)
+
+    if (reason := unforkable()) is not None:
+        _send(supervisor, reason)
+        return
+    leader = forked(begin)
+    _send(supervisor, leader)
+    os.waitid(os.P_PID, leader, os.WEXITED | os.WNOWAIT)
+    # Until it is reaped, no other process can have its number.
+    os.killpg(leader, signal.SIGKILL)
+    _, status = os.waitpid(leader, 0)
+    _send(supervisor, os.waitstatus_to_exitcode(status))
+
+
+def _send(supervisor: socket.socket, answer: int | str) -> None:
+    with contextlib.suppress(BrokenPipeError):  # the supervisor may be gone
+        supervisor.send(msgspec.json.encode(answer))
+
+
+def unforkable() -> str | None:
+    """Why a fork of this process would be unsafe; None if it is safe."""
+    threads = len(os.listdir("/proc/self/task"))
+    if threads > 1:
+        return f"the warm process has {threads} threads, and a fork copies one"
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        return "the warm process uses CUDA, which does not survive a fork"
+    return None
+
+
+def forked(work: Callable[[], int]) -> int:
+    """Fork a child that ends with the exit code that `work` returns; returns its process id."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if pid := os.fork():
+        return pid
+    code = 1
+    try:
+        code = work()
+    except BaseException:
+        with contextlib.suppress(OSError):  # the disk may be full
+            traceback.print_exc()
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError):
+                stream.flush()
+        os._exit(code)  # the child must not go on in the parent's frames, nor run its exit handlers
+
+
+def lead(request: ForkRequest) -> int:
+    """Be the only rank, or do what torchrun does for several; returns the exit code."""
+    if request.processes == 1:
+        return worker.main(request.arguments)
+    with socket.create_server(("127.0.0.1", 0)) as meeting:
+        port = meeting.getsockname()[1]
+        ranks = {forked(partial(_rank, request, rank, meeting)): rank for rank in range(request.processes)}
+        store = _store(port, meeting)
+    codes = _first_to_fail(ranks)
+    del store  # it must last as long as the ranks
+    for rank, code in codes.items():
+        print(f"failed (exitcode: {code}) local_rank: {rank}", flush=True)  # as torchrun prints it
+    return 1 if codes else 0
+
+
+def _rank(request: ForkRequest, rank: int, meeting: socket.socket) -> int:
+    os.environ |= variables(rank, request.processes, meeting.getsockname()[1])
+    meeting.close()
+    return worker.main(request.arguments)
+
+
+def variables(rank: int, processes: int, port: int) -> dict[str, str]:
+    """The environment variables that torchrun gives a rank."""
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(processes),
+        "LOCAL_WORLD_SIZE": str(processes),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        # The ranks meet at the leader's store, so they keep it if rank 0 dies.
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+    }
+
+
+def _store(port: int, meeting: socket.socket) -> object:
+    """The store that the ranks meet at. It has threads, so it comes after the forks."""
+    import torch.distributed as dist
+
+    listening = meeting.detach()
+    return dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listening)  # type: ignore[attr-defined]
+
+
+def _first_to_fail(ranks: dict[int, int]) -> dict[int, int]:
+    """Wait until all ranks have ended or one has failed; rank → exit code of those that failed first."""
+    failed: dict[int, int] = {}
+    running = dict(ranks)
+    while running and not failed:
+        pid, status = os.wait()
+        failed |= _failure(running.pop(pid), status)
+    if failed:
+        time.sleep(_TOGETHER_S)
+    for pid, rank in running.items():
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        failed |= _failure(rank, status) if ended else {}
+    return failed
+
+
+def _failure(rank: int, status: int) -> dict[int, int]:
+    code = os.waitstatus_to_exitcode(status)
+    return {rank: code} if code else {}
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1])))

@@ -1,0 +1,423 @@
+"""The devices of this machine: GPUs, as the driver's own library (NVML) shows them, or cores. Never imports torch."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import socket
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from parallelbench.errors import ConfigError, choices, count_of
+from parallelbench.world import cuda
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from parallelbench.config.run import RunConfig
+    from parallelbench.frameworks.contract import RankWorld
+
+
+def driver_problem() -> str | None:
+    """Why torch can't use the GPUs of this machine, with the remedy; None: it can, or nothing tells.
+
+    A driver runs all programs that were built for its CUDA's major version or for an older one.
+    """
+    driver, torch = driver_cuda(), torch_cuda()
+    if driver is None or torch is None or driver[0] >= torch[0]:
+        return None
+    return (
+        f"the driver supports CUDA {driver[0]}.{driver[1]}, and torch is built for CUDA {torch[0]}.{torch[1]}, so it "
+        f"can use no GPU here: install a torch that is built for CUDA {driver[0]}, or ask for a newer driver"
+    )
+
+
+def driver_cuda() -> tuple[int, int] | None:
+    """Newest CUDA that the driver supports, (major, minor); None without a driver."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return None
+    try:
+        version = pynvml.nvmlSystemGetCudaDriverVersion_v2()
+    except pynvml.NVMLError:
+        return None
+    finally:
+        pynvml.nvmlShutdown()
+    return version // 1000, version % 1000 // 10
+
+
+def torch_cuda() -> tuple[int, int] | None:
+    """CUDA that the installed torch is built for, (major, minor); None: it is built without CUDA, or not installed."""
+    found = importlib.util.find_spec("torch")
+    if found is None or found.origin is None:
+        return None
+    try:
+        content = Path(found.origin).with_name("version.py").read_text(encoding="utf-8")
+    except OSError:
+        return None
+    version = re.search(r"^cuda\b.*= '(\d+)\.(\d+)", content, re.MULTILINE)
+    return None if version is None else (int(version[1]), int(version[2]))
+
+
+_WORD_BITS = 64
+"""NVML returns sets of cores as machine words."""
+_READ = 0
+"""NVML_P2P_CAPS_INDEX_READ, which the package defines as a tuple."""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One visible CUDA device."""
+
+    name: str
+    uuid: str
+    memory_bytes: int | None
+    """None: the driver does not say."""
+    failure: str | None = None
+    """Why the driver can't read it, e.g. since it is lost; None: it can."""
+    other_processes: int = 0
+    """Processes that compute on it at this moment."""
+    cores: frozenset[int] = frozenset()
+    """Logical cores of the NUMA node that it is attached to; empty: not known."""
+    takes_processes: int | None = None
+    """How many processes may use it at once, by its compute mode: 0 or 1; None: any number."""
+    is_sliced: bool = False
+    """Whether MIG cuts it into slices, or this is one."""
+    unreachable: frozenset[str] = frozenset()
+    """UUIDs of the GPUs whose memory it can't read directly."""
+
+
+def visible_gpus() -> tuple[Gpu, ...]:
+    """The CUDA devices this process may use, in the order of CUDA_DEVICE_ORDER=PCI_BUS_ID; none without a driver."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return ()
+    try:
+        count = pynvml.nvmlDeviceGetCount()
+        gpus = [_gpu(pynvml, index, count) for index in range(count)]
+    finally:
+        pynvml.nvmlShutdown()
+    return select_visible(tuple(gpus), os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+def _gpu(pynvml: Any, index: int, count: int) -> Gpu:
+    """One GPU. One that can't be read keeps its place: CUDA counts it, and it may be another job's."""
+    try:
+        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+        name, uuid = pynvml.nvmlDeviceGetName(handle), pynvml.nvmlDeviceGetUUID(handle)
+    except pynvml.NVMLError as error:
+        return Gpu(name="unreadable GPU", uuid="", memory_bytes=None, failure=str(error))
+    known: dict[str, Any] = {"memory_bytes": None}
+    with suppress(pynvml.NVMLError):
+        known["memory_bytes"] = pynvml.nvmlDeviceGetMemoryInfo(handle).total
+    with suppress(pynvml.NVMLError):
+        known["other_processes"] = len(pynvml.nvmlDeviceGetComputeRunningProcesses_v3(handle))
+    with suppress(pynvml.NVMLError):
+        words = pynvml.nvmlDeviceGetCpuAffinity(handle, -(-(os.cpu_count() or 1) // _WORD_BITS))
+        cores = range(_WORD_BITS * len(words))
+        known["cores"] = frozenset(core for core in cores if words[core // _WORD_BITS] >> core % _WORD_BITS & 1)
+    with suppress(pynvml.NVMLError):
+        modes = {pynvml.NVML_COMPUTEMODE_PROHIBITED: 0, pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS: 1}
+        known["takes_processes"] = modes.get(pynvml.nvmlDeviceGetComputeMode(handle))
+    with suppress(pynvml.NVMLError):
+        known["is_sliced"] = bool(pynvml.nvmlDeviceGetMigMode(handle)[0])
+    known["unreachable"] = frozenset(_unreachable(pynvml, handle, (i for i in range(count) if i != index)))
+    return Gpu(name=name, uuid=uuid, **known)
+
+
+def _unreachable(pynvml: Any, handle: Any, others: Iterator[int]) -> Iterator[str]:
+    """UUIDs of GPUs to which the driver refuses peer access."""
+    for index in others:
+        with suppress(pynvml.NVMLError):
+            other = pynvml.nvmlDeviceGetHandleByIndex(index)
+            if pynvml.nvmlDeviceGetP2PStatus(handle, other, _READ) != pynvml.NVML_P2P_STATUS_OK:
+                yield pynvml.nvmlDeviceGetUUID(other)
+
+
+def select_visible(gpus: tuple[Gpu, ...], visible: str | None) -> tuple[Gpu, ...]:
+    """Apply `CUDA_VISIBLE_DEVICES`: indices or UUID prefixes; as in CUDA, the first invalid one ends the list."""
+    if visible is None:
+        return gpus
+    chosen: list[Gpu] = []
+    for token in (part.strip() for part in visible.split(",")):
+        if token.isdigit() and int(token) < len(gpus):
+            chosen.append(gpus[int(token)])
+            continue
+        if token.startswith("MIG-"):
+            # CUDA shows a process one slice of a GPU, of whatever size, and NVML lists whole ones.
+            return (*chosen, Gpu(name="MIG slice", uuid=token, memory_bytes=None, is_sliced=True))
+        named = [gpu for gpu in gpus if token and gpu.uuid.startswith(token)]
+        if len(named) != 1:
+            break
+        chosen.append(named[0])
+    return tuple(chosen)
+
+
+def require_usable(gpus: Sequence[Gpu]) -> None:
+    """Refuse what ends every run on these GPUs, or makes its times mean nothing. Other jobs' GPUs don't count."""
+    if gpus and (problem := driver_problem()):
+        raise ConfigError(problem)
+    for problem in problems(gpus):
+        raise ConfigError(problem)
+
+
+def problems(gpus: Sequence[Gpu]) -> Iterator[str]:
+    """Why a run can't use these GPUs, each with its remedy."""
+    elsewhere = "hide it with CUDA_VISIBLE_DEVICES, or ask for another node"
+    for index, gpu in enumerate(gpus):
+        if gpu.failure is not None:
+            yield f"GPU {index} can't be used ({gpu.failure}): {elsewhere}"
+        if gpu.takes_processes == 0:
+            yield f"GPU {index} ({gpu.name}) is in the compute mode Prohibited, which lets nobody use it: {elsewhere}"
+        if gpu.takes_processes == 1 and gpu.other_processes:
+            yield (
+                f"GPU {index} ({gpu.name}) is in the compute mode Exclusive_Process, and another process uses it: wait "
+                f"for that, {elsewhere}"
+            )
+    if len(gpus) > 1 and (sliced := [str(index) for index, gpu in enumerate(gpus) if gpu.is_sliced]):
+        yield (
+            f"devices={len(gpus)}, but MIG slices GPU {', '.join(sliced)}: NCCL connects no slices, and their sizes "
+            "may differ; choose devices=1, or GPUs without MIG"
+        )
+    if len(kinds := sorted({gpu.name for gpu in gpus if gpu.failure is None})) > 1:
+        yield (
+            f"GPUs of several types ({', '.join(kinds)}) would train together, at the slowest one's pace: choose some "
+            "with CUDA_VISIBLE_DEVICES, or a type with site.gpu_type"
+        )
+
+
+def gpu_caveats(gpus: Sequence[Gpu]) -> list[str]:
+    """What may have slowed a run on these GPUs down."""
+    found = [
+        f"{count_of(gpu.other_processes, 'other process', 'other processes')} used GPU {index} ({gpu.name}) when this "
+        f"run started and may have slowed it down; hide it with CUDA_VISIBLE_DEVICES, or ask for a node of your own"
+        for index, gpu in enumerate(gpus)
+        if gpu.other_processes
+    ]
+    apart = [
+        f"{a} and {b}"
+        for (a, one), (b, other) in combinations(enumerate(gpus), 2)
+        if other.uuid in one.unreachable or one.uuid in other.unreachable
+    ]
+    if apart:
+        found.append(f"no peer access between the GPUs {', '.join(apart)}: messages between them go through the host")
+    return found
+
+
+_TOPOLOGY = Path("/sys/devices/system/cpu")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """This machine's devices, as far as this process may use them."""
+
+    cores: tuple[int, ...]
+    """Logical cores this process may run on; the first of every physical core comes before any second."""
+    physical_cores: int
+    """Number of physical cores that they belong to."""
+    gpus: tuple[Gpu, ...]
+    node_cores: int = 0
+    """Logical cores of the whole machine, those of other jobs included; 0: not known."""
+    quota_cores: float | None = None
+    """How many cores' time the cgroups of this process allow it (a container's limit); None: as many as there are."""
+
+    @property
+    def usable_cores(self) -> int:
+        """Cores that can compute all the time; 0 where the quota is less than one."""
+        return len(self.cores) if self.quota_cores is None else min(len(self.cores), int(self.quota_cores))
+
+    def device_type(self, device: str) -> str:
+        """Resolve `auto`; raises `ConfigError` for CUDA where there is none."""
+        if device == "auto":
+            return "cuda" if self.gpus else "cpu"
+        if device == "cuda" and not self.gpus:
+            raise ConfigError("device=cuda, but this machine shows no CUDA device: choose device=cpu, or a GPU node")
+        return device
+
+    def caveats(self, *, devices: int, device_type: str, cores_per_device: int) -> list[str]:
+        """Caveats of times measured on this machine, for a run of `devices` devices."""
+        needed = devices * cores_per_device if device_type == "cpu" else devices
+        caveats = []
+        if device_type == "cpu" and self.physical_cores < needed <= len(self.cores):
+            caveats.append(
+                f"{needed} cores were used, but there are only {self.physical_cores} physical ones: devices shared them"
+            )
+        # The system counts the load of the whole machine: on a shared node, other jobs' cores are part of it.
+        cores = max(self.node_cores, len(self.cores))
+        if (others := others_running()) + needed > cores and needed <= len(self.cores):
+            caveats.append(
+                f"{count_of(others, 'other process', 'other processes')} kept the machine's {count_of(cores, 'core')} "
+                f"busy when this run started: {'it' if others == 1 else 'they'} may have slowed it down"
+            )
+        if device_type == "cuda":
+            caveats += gpu_caveats(self.gpus[:devices])
+        return caveats
+
+    def near(self, indices: Iterable[int]) -> set[int]:
+        """The usable cores on the NUMA nodes of these GPUs; empty where one of the nodes is not known."""
+        gpus = [self.gpus[index] for index in indices if index < len(self.gpus)]
+        known = all(gpu.cores for gpu in gpus)
+        return set().union(*(gpu.cores for gpu in gpus)) & set(self.cores) if known else set()
+
+    def suffices(self, *, devices: int, device_type: str, cores_per_device: int) -> bool:
+        """Whether each of `devices` devices has its own cores, or its own GPU."""
+        if device_type == "cuda":
+            return devices <= len(self.gpus)
+        return devices * cores_per_device <= self.usable_cores
+
+    def require(self, *, devices: int, device_type: str, cores_per_device: int, oversubscribe: bool) -> bool:
+        """Refuse more devices than there are, and GPUs that can't be used; returns whether cores are oversubscribed
+        (allowed only when asked).
+        """
+        if device_type == "cuda":
+            require_usable(self.gpus[:devices])
+        if self.suffices(devices=devices, device_type=device_type, cores_per_device=cores_per_device):
+            return False
+        if device_type == "cuda":
+            raise ConfigError(
+                f"devices={devices}, but this machine has {count_of(len(self.gpus), 'CUDA device')}: "
+                f"choose devices={len(self.gpus)} or fewer"
+            )
+        if oversubscribe:
+            return True
+        here, most = self.usable_cores, self.usable_cores // cores_per_device
+        advice = f"choose devices={most} or fewer" if most else f"choose cores_per_device={here} or fewer"
+        has = f"this machine has {count_of(len(self.cores), 'core')}"
+        if self.quota_cores is not None and self.quota_cores < len(self.cores):
+            has += f", of which a quota (cgroup) allows {self.quota_cores:g}"
+            advice = f"raise it (--cpus of a container), or {advice}" if here else "raise it (--cpus of a container)"
+        raise ConfigError(
+            f"devices={devices} with cores_per_device={cores_per_device}, but {has}: {advice} (or "
+            "launcher.oversubscribe=true, which keeps the run out of timing figures)"
+        )
+
+
+def require_interface(key: str, name: str | None) -> None:
+    """Refuse a network interface that this machine lacks; `key` is where it was chosen."""
+    here = [interface for _, interface in socket.if_nameindex()]
+    if name is not None and name not in here:
+        raise ConfigError(f"{key}={name} is not on {node_name()}: {choices(name, here)}")
+
+
+def this_machine() -> Machine:
+    """Look at this machine."""
+    allowed = sorted(os.sched_getaffinity(0))
+    siblings = [_siblings(core) for core in allowed]
+    order = sorted(allowed, key=lambda core: (sorted(_siblings(core)).index(core), core))
+    return Machine(
+        cores=tuple(order),
+        physical_cores=len(set(siblings)),
+        gpus=visible_gpus(),
+        node_cores=os.cpu_count() or 0,
+        quota_cores=cpu_quota_cores(),
+    )
+
+
+def threads_here() -> int:
+    """Threads that can compute at the same time in this process: its cores, or those that a quota leaves of them."""
+    cores = len(os.sched_getaffinity(0))
+    return max(1, min(cores, int(cpu_quota_cores() or cores)))
+
+
+def _siblings(core: int) -> frozenset[int]:
+    """Logical cores that share a physical core with `core`, itself included."""
+    try:
+        text = (_TOPOLOGY / f"cpu{core}/topology/thread_siblings_list").read_text()
+    except OSError:
+        return frozenset({core})
+    cores: set[int] = set()
+    for part in text.strip().split(","):
+        first, _, last = part.partition("-")
+        cores.update(range(int(first), int(last or first) + 1))
+    return frozenset(cores | {core})
+
+
+def others_running(samples: int = 5, interval_s: float = 0.01) -> int:
+    """Processes and threads, besides the calling one, that run or wait for a core: the smallest of some samples."""
+    running = []
+    for _ in range(samples):
+        running.append(int(Path("/proc/loadavg").read_text().split()[3].partition("/")[0]) - 1)
+        time.sleep(interval_s)
+    return max(0, min(running))
+
+
+def node_name() -> str:
+    """Slurm's name of this node, since several nodes of a cluster may be one host; without Slurm the host's."""
+    return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+
+
+def cpu_name() -> str:
+    """Model name of the processor."""
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return "unknown CPU"
+
+
+def cpu_quota_cores(root: Path = Path("/")) -> float | None:
+    """How many cores' time the cgroups of this process allow it; None: as much as there is, or not known.
+
+    The least of all its cgroups up to the root counts (cgroup v2: `cpu.max`; v1: `cpu.cfs_quota_us`).
+    """
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return None
+    quotas = []
+    for _, controllers, path in (line.split(":", 2) for line in lines):
+        if controllers == "":
+            places = [root / "sys/fs/cgroup", root / "sys/fs/cgroup/unified"]
+        elif "cpu" in controllers.split(","):
+            places = [root / "sys/fs/cgroup" / name for name in ("cpu", controllers)]
+        else:
+            continue
+        parts = Path(path.lstrip("/")).parts
+        folders = [place.joinpath(*parts[:depth]) for place in places for depth in range(len(parts) + 1)]
+        quotas += [quota for folder in folders if (quota := _quota(folder)) is not None]
+    return min(quotas, default=None)
+
+
+def _quota(folder: Path) -> float | None:
+    try:
+        if (folder / "cpu.max").exists():
+            quota, period = (folder / "cpu.max").read_text().split()
+        else:
+            quota, period = ((folder / f"cpu.cfs_{name}_us").read_text().strip() for name in ("quota", "period"))
+        return None if quota in ("max", "-1") else int(quota) / int(period)
+    except (OSError, ValueError):
+        return None
+
+
+def pin(run: RunConfig, device_type: str) -> list[int]:
+    """Pin this rank to its own cores, before any library counts them; on a CPU a device is that many cores.
+
+    A rank that drives GPUs gets the cores of their NUMA nodes, where NVML names them.
+    Returns the cores that no rank is pinned to; none where ranks drive GPUs.
+    """
+    local_rank, machine = int(os.environ.get("LOCAL_RANK", "0")), this_machine()
+    if device_type != "cpu":
+        gpus = run.devices // run.strategy.processes(run, device_type)
+        if near := machine.near(range(local_rank * gpus, (local_rank + 1) * gpus)):
+            os.sched_setaffinity(0, near)
+        return []
+    per_rank = run.devices // run.strategy.processes(run, device_type) * run.cores_per_device
+    cores, first = machine.cores, local_rank * per_rank
+    own = {cores[index % len(cores)] for index in range(first, first + per_rank)}
+    os.sched_setaffinity(0, own)
+    return list(cores[run.devices // run.nodes * run.cores_per_device :])
+
+
+def device_name(world: RankWorld) -> str:
+    """Name of the rank's GPU or processor."""
+    return cuda.device_name(world.devices[0]) if world.device_type == "cuda" and world.devices else cpu_name()
