@@ -10,10 +10,9 @@ from parallelbench.config.build import to_mapping
 from parallelbench.config.check import check_run
 from parallelbench.config.identity import canonical_json
 from parallelbench.config.sites import expanded
+from parallelbench.environments import interpreter, require
 from parallelbench.errors import ConfigError, Refusals, refuse_token
-from parallelbench.frameworks.installed import require
 from parallelbench.measure.environment_match import flatten
-from parallelbench.preprocess.engine_environments import interpreter
 from parallelbench.redaction import kind_of_token
 from parallelbench.results.folder import RunFolder
 

@@ -19,7 +19,7 @@ from tests.surroundings import hide_the_machine, machine_path, program
 
 hide_the_machine()  # before a library reads the environment
 
-from parallelbench.frameworks.installed import look, python_of  # noqa: E402
+from parallelbench.environments import look, python_of  # noqa: E402
 from tests.compositions import once  # noqa: E402
 from tests.costs import DEAR_S, SLOW_S, known, recorded  # noqa: E402
 from tests.warm import cold, warm  # noqa: E402

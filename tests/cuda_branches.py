@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 _PACKAGES = ("parallelbench", "launch")
 _ELSEWHERE = (
     *("parallelbench/gpu_check", "parallelbench/world/cuda.py"),
-    *("parallelbench/frameworks/tensorflow/tf_world.py", "parallelbench/strategies/tf_mirrored.py"),
+    *("parallelbench/frameworks/tensorflow/world.py", "parallelbench/frameworks/tensorflow/__init__.py, connect"),
 )
 """Runs on GPUs only; what a script replaces; and what needs TensorFlow, which is not where these tests run."""
 _NOTE = "__reached__"
@@ -33,7 +33,7 @@ class _Marks(ast.NodeTransformer):
 
     def __init__(self, file: str, source: str) -> None:
         self._file, self._within = file, [""]
-        self._seam = "from parallelbench import cuda" in source
+        self._seam = "from parallelbench.world import cuda" in source
         self.places: list[str] = []
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
@@ -87,7 +87,7 @@ def files() -> list[Path]:
 
 def places() -> list[str]:
     """All that some test must reach: file, function and expression."""
-    return [place for path in files() for place in _marked(path)[1]]
+    return [place for path in files() for place in _marked(path)[1] if not place.startswith(_ELSEWHERE)]
 
 
 class _Loader(SourceFileLoader):

@@ -34,10 +34,10 @@ from parallelbench.config.components import Batch
 from parallelbench.config.replica import Replica
 from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError
-from parallelbench.gpu_check.ranks import waits_by_design
+from parallelbench.gpu_check.strategies import waits_by_design
 from parallelbench.optim.optimizers import FirstOrder
-from parallelbench.strategies.parts import meshes
-from parallelbench.strategies.parts.data_parallel_base import DdpStrategy
+from parallelbench.strategies import mesh
+from parallelbench.strategies.data_parallel import DdpStrategy
 from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
 from tests.compositions import once
@@ -46,9 +46,9 @@ STEPS = 2
 PRELOADED = (
     *("torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor.parallel", "torch.distributed.pipelining"),
     *("torch.distributed.optim", "torch.nn.parallel", "torch._subclasses.fake_tensor", "torch.utils.flop_counter"),
-    *("parallelbench.strategies.parts.tensor_shards", "parallelbench.strategies.parts.pipeline_stages"),
-    "parallelbench.strategies.parts.expert_shards",
-    *("parallelbench.strategies.parts.servers", "parallelbench.strategies.parts.lbfgs"),
+    *("parallelbench.strategies.tensor.shards", "parallelbench.strategies.pipeline.stages"),
+    "parallelbench.strategies.expert.exchange",
+    *("parallelbench.strategies.servers.servers", "parallelbench.strategies.lbfgs.sandblaster"),
 )
 """Loaded once, before the cases' processes are forked."""
 PATIENCE_S = 120
@@ -184,6 +184,6 @@ if __name__ == "__main__":
         once(),
         mock.patch.object(FirstOrder, "build", _built_for_a_gpu),
         mock.patch.object(DdpStrategy, "in_ddp", _averaged_by_nobody),
-        mock.patch.object(meshes, "_set_run_timeout"),  # fake groups never wait
+        mock.patch.object(mesh, "_set_run_timeout"),  # fake groups never wait
     ):
         print(json.dumps([tried(case) for case in cases]))

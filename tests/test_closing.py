@@ -15,7 +15,7 @@ import torch.distributed as dist
 from parallelbench.config.components import TRAITS, Batch, Traits
 from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError
-from parallelbench.loaders.tensor_loader import TensorLoader
+from parallelbench.loaders.torch_loader import TensorLoader
 from parallelbench.optim.optimizers import FirstOrder
 from parallelbench.strategies.single import Single
 from parallelbench.training.checks.closing import STEPS, ClosingCheck

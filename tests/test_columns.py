@@ -29,7 +29,7 @@ from parallelbench.config.identity import canonical_json, run_id, slug
 from parallelbench.config.replica import Push
 from parallelbench.config.run import RunConfig
 from parallelbench.loaders import resident as loader_module
-from parallelbench.loaders.batch_loader import generator
+from parallelbench.loaders.order import generator
 from parallelbench.loaders.resident import ResidentLoader
 from parallelbench.measure import clock as clock_module
 from parallelbench.measure import environment, memory
@@ -39,7 +39,7 @@ from parallelbench.results.folder import RunFolder
 from parallelbench.results.journal import Journal
 from parallelbench.results.publish import publish
 from parallelbench.results.tables import TABLES
-from parallelbench.strategies.parts.replicas import ModuleReplica
+from parallelbench.strategies.replica import ModuleReplica
 from parallelbench.strategies.single import Single
 from parallelbench.training import loop, torch_session
 from parallelbench.training import session as session_module

@@ -222,22 +222,22 @@ def test_the_global_batch_follows_the_scaling(scaling: str, devices: int, batch:
 
 
 def struct_modules() -> list[str]:
-    alone = ("spec.settings", "spec.config", "spec.launchers", "optimizers", "schedules", "losses", "metrics")
-    names = [f"parallelbench.{name}" for name in alone]
-    for package in ("strategies", "strategies.parts", "models", "data", "loaders"):
+    names = ["parallelbench.config.run", "parallelbench.config.sites"]
+    for package in ("optim", "strategies", "models", "data", "loaders", "frameworks.tensorflow"):
         folder = importlib.import_module(f"parallelbench.{package}")
-        names += [
-            f"{folder.__name__}.{module.name}" for module in pkgutil.iter_modules(folder.__path__) if not module.ispkg
-        ]
+        found = pkgutil.walk_packages(folder.__path__, f"{folder.__name__}.")
+        names += [folder.__name__, *(module.name for module in found)]
     return names
 
 
 def source_of(module: str) -> str:
-    return Path(parallelbench.__file__).parent.joinpath(*module.split(".")[1:]).with_suffix(".py").read_text()
+    path = Path(parallelbench.__file__).parent.joinpath(*module.split(".")[1:])
+    return (path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text()
 
 
 def loads_torch(module: str) -> bool:
-    return any(line.startswith(("import torch", "from torch")) for line in source_of(module).splitlines())
+    heavy = ("import torch", "from torch", "import tensorflow")
+    return any(line.startswith(heavy) for line in source_of(module).splitlines())
 
 
 def undocumented(source: str, node_names: set[str]) -> list[str]:
@@ -332,7 +332,7 @@ def refusal(node: Any) -> str:
         "parallelbench.results.folder.os.system",
         "parallelbench.config.run.importlib.import_module",
         "parallelbench.config.components.Model",
-        "parallelbench.strategies.ddp.Ddp",
+        "parallelbench.strategies.data_parallel.Ddp",
         "parallelbench.models.nothing.Here",
         "parallelbench.models.cnn.Nothing",
         "parallelbench",

@@ -13,9 +13,9 @@ from torch import nn
 
 from parallelbench.config.build import to_mapping
 from parallelbench.config.identity import canonical_json
+from parallelbench.measure.counting import decode_counts, encode_counts
 from parallelbench.measure.layers import counts_without_values, layer_counts
-from parallelbench.models.layer_counts import decode, encode
-from parallelbench.strategies.parts.partition import layer_costs
+from parallelbench.strategies.pipeline.partition import layer_costs
 from parallelbench.training.torch_session import build_model
 from tests.strategies.training import configure
 
@@ -63,7 +63,7 @@ def test_a_program_counts_for_those_who_load_no_torch() -> None:
     run = configure(*IMAGES, "model=mlp", "model.hidden=[64]")
     words = [sys.executable, "-m", "parallelbench.measure.layers"]
     done = subprocess.run(words, input=canonical_json(to_mapping(run)).encode(), capture_output=True, check=True)
-    assert decode(done.stdout.decode()) == layer_counts(run)
+    assert decode_counts(done.stdout.decode()) == layer_counts(run)
 
 
 @pytest.mark.slow
@@ -103,11 +103,11 @@ def test_a_model_that_fits_nowhere_is_counted() -> None:
         check=True,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, limits),
     )
-    counts = decode(done.stdout.decode())
+    counts = decode_counts(done.stdout.decode())
     assert 6.4e10 < sum(each.parameters for each in counts) < 7.2e10
     assert [each.name for each in counts] == list(run.model.layer_names)
 
 
 def test_counts_are_the_same_after_they_were_kept() -> None:
     counts = layer_counts(configure(*IMAGES, "model=cnn_small"))
-    assert decode(encode(counts)) == counts
+    assert decode_counts(encode_counts(counts)) == counts

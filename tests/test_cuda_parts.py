@@ -22,13 +22,13 @@ from launch.tuning import trials
 from parallelbench.config.check import check_run
 from parallelbench.config.components import Shard
 from parallelbench.errors import ConfigError
-from parallelbench.frameworks.tensorflow.tf_options import check_all_reduce
-from parallelbench.loaders import arrow_loader
+from parallelbench.frameworks.tensorflow import check_all_reduce
+from parallelbench.loaders import stream as stream_module
 from parallelbench.measure import attribution, bandwidth, machine, memory
 from parallelbench.measure.attribution import AttributionPass
 from parallelbench.measure.spans import waits_are_hidden
-from parallelbench.strategies import ring_ddp
-from parallelbench.strategies.parts import hooked_ddp, state
+from parallelbench.strategies import state
+from parallelbench.strategies.data_parallel import ddp, ring
 from parallelbench.training import tuning, worker
 from parallelbench.training.torch_session import build_loader, build_model
 from parallelbench.world import world
@@ -89,7 +89,7 @@ def test_a_copy_is_waited_for_by_the_device_that_uses_it(device: ScriptedCuda, m
         pinned.append(pin_memory)
         return empty(*size, **options)
 
-    monkeypatch.setattr(arrow_loader.torch, "empty", allocated)
+    monkeypatch.setattr(stream_module.torch, "empty", allocated)
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda _, stream: used_by.append(stream.name))
     batches = list(zip(found.train(epoch=1), expected.train(epoch=1), strict=True))
     for batch, right in batches:
@@ -275,7 +275,7 @@ def test_ddp_is_told_its_device_and_made_aside_where_it_is_captured(
             super().__init__()
             told.update(options, calls=list(device.calls))
 
-    monkeypatch.setattr(hooked_ddp, "HookedDdp", Ddp)
+    monkeypatch.setattr(ddp, "HookedDdp", Ddp)
     run = configured("strategy=ddp", "devices=2", f"graph={graph}".lower())
     run.strategy.in_ddp(build_model(run), run, WORLD)  # type: ignore[attr-defined]
     assert told["device_ids"] == [CPU.index]
@@ -286,9 +286,9 @@ def test_a_ring_goes_round_beside_backward(device: ScriptedCuda, monkeypatch: py
     future = torch.futures.Future
     monkeypatch.setattr(torch.futures, "Future", lambda devices: future())
     streams: list[str] = []
-    monkeypatch.setattr(ring_ddp, "ring_average", lambda *_: streams.append(device.stream.name))
+    monkeypatch.setattr(ring, "ring_average", lambda *_: streams.append(device.stream.name))
     values = torch.ones(3)
-    reduce = ring_ddp.ring_hook(None, WORLD)  # type: ignore[arg-type]
+    reduce = ring.ring_hook(None, WORLD)  # type: ignore[arg-type]
     assert reduce(SimpleNamespace(buffer=lambda: values)).value() is values  # type: ignore[arg-type]
     assert streams == ["side"]
     assert device.calls == ["side: wait for main"], "the bucket is full"

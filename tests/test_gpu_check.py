@@ -17,19 +17,26 @@ import pytest
 import torch
 
 from launch.sweep import one_run
-from parallelbench.gpu_check import device, one_rank, strategies, telemetry, training, variants, whole_runs
+from parallelbench.gpu_check import attempts, device, strategies, telemetry, training, variants
 from parallelbench.gpu_check.__main__ import carry_out_all
 from parallelbench.gpu_check.__main__ import main as gpu_check_main
-from parallelbench.gpu_check.check_result import CheckResult, FailedError, SkippedError, at_most, between, carry_out
-from parallelbench.gpu_check.kept_results import KeptResults
-from parallelbench.gpu_check.on_node import Nodes
-from parallelbench.gpu_check.ranks import Result, has_parity
-from parallelbench.gpu_check.small_runs import run_of
+from parallelbench.gpu_check.nodes import Nodes
+from parallelbench.gpu_check.results import (
+    CheckResult,
+    FailedError,
+    KeptResults,
+    SkippedError,
+    at_most,
+    between,
+    carry_out,
+)
+from parallelbench.gpu_check.strategies import Result, has_parity
+from parallelbench.gpu_check.variants import run_of
 from parallelbench.results.attempt import Attempt
 from parallelbench.results.journal import Journal
 from parallelbench.results.tables import TABLES
-from parallelbench.strategies.parts.pipeline_schedules import Schedule
-from parallelbench.strategies.parts.replicas import ModuleReplica
+from parallelbench.strategies.pipeline.schedules import Schedule
+from parallelbench.strategies.replica import ModuleReplica
 from parallelbench.telemetry.nvml import WAYS
 from parallelbench.world.machine import Gpu
 from parallelbench.world.numerics import Numerics
@@ -80,7 +87,7 @@ def test_without_a_gpu_it_says_so_and_needs_few_packages() -> None:
 def test_all_checks_can_be_loaded_with_these_packages() -> None:
     code = (
         "from parallelbench.gpu_check.__main__ import checks\n"
-        "import parallelbench.gpu_check.ranks, torch\n"
+        "import parallelbench.gpu_check.strategies, torch\n"
         "torch.cuda.set_device = lambda _: None\n"
         "from unittest import mock\n"
         "print(*[name for name, _ in checks('cuda', 2)], sep='|')\n"
@@ -444,7 +451,7 @@ def test_a_strategys_ranks_are_started_and_checked(monkeypatch: pytest.MonkeyPat
 def test_strategies_are_checked_on_several_nodes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Both nodes are this machine."""
     only(monkeypatch)
-    other = [sys.executable, "-m", "parallelbench.gpu_check.on_node", str(tmp_path), "1"]
+    other = [sys.executable, "-m", "parallelbench.gpu_check.nodes", str(tmp_path), "1"]
     nodes = Nodes(2, "127.0.0.1", tmp_path)
     with subprocess.Popen(other) as follower:
         for name in ("ddp", "fsdp"):
@@ -467,13 +474,13 @@ def test_ranks_that_fail_or_hang_are_reported() -> None:
 
 @pytest.mark.slow
 def test_one_rank_in_shards_is_held_against_one_that_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = one_rank.sharded(CPU)
+    text = training.sharded(CPU)
     assert text.startswith("largest relative difference of a loss")
     assert text.endswith("sgd, adam, adamw, adagrad, by ProcessGroupGloo")
-    build = one_rank.replica_of
-    monkeypatch.setattr(one_rank, "replica_of", lambda run, world: build(msgspec.structs.replace(run, seed=1), world))
+    build = variants.replica_of
+    monkeypatch.setattr(training, "replica_of", lambda run, world: build(msgspec.structs.replace(run, seed=1), world))
     with pytest.raises(FailedError, match="largest relative difference"):
-        one_rank.sharded(CPU)
+        training.sharded(CPU)
 
 
 def carried_out(folder: Path, setting: str, *, fresh: bool = False) -> list[str]:
@@ -526,12 +533,12 @@ def test_a_crash_costs_only_the_check_that_crashed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("check", "words"),
     [
-        (functools.partial(whole_runs.ends_well, "cpu"), "2 epochs, "),
-        (functools.partial(whole_runs.ends_well, "cpu", "loader=arrow", devices=2), "2 × "),
-        (functools.partial(whole_runs.resumes, "cpu"), "stopped after epoch 1, went on with epoch 2"),
-        (functools.partial(whole_runs.packed, "cpu"), "2 runs of one warm process"),
-        (functools.partial(whole_runs.debugged, "cpu"), "5 deterministic steps"),
-        (functools.partial(whole_runs.hangs, "cpu", 2), "the outcome is timeout: rank 1 hangs: rank 0 waited"),
+        (functools.partial(attempts.ends_well, "cpu"), "2 epochs, "),
+        (functools.partial(attempts.ends_well, "cpu", "loader=arrow", devices=2), "2 × "),
+        (functools.partial(attempts.resumes, "cpu"), "stopped after epoch 1, went on with epoch 2"),
+        (functools.partial(attempts.packed, "cpu"), "2 runs of one warm process"),
+        (functools.partial(attempts.debugged, "cpu"), "5 deterministic steps"),
+        (functools.partial(attempts.hangs, "cpu", 2), "the outcome is timeout: rank 1 hangs: rank 0 waited"),
     ],
     ids=["whole", "two", "resumed", "packed", "debugged", "hangs"],
 )
@@ -545,22 +552,22 @@ def test_whole_runs_are_judged(check: Any, words: str) -> None:
 def test_too_little_memory_is_expected_to_be_an_outcome() -> None:
     if Path("/proc/sys/vm/overcommit_memory").read_text().strip() == "1":
         pytest.skip("this system promises any process any memory")
-    assert whole_runs.runs_out_of_memory("cpu").startswith("the outcome is oom: out of memory")
+    assert attempts.runs_out_of_memory("cpu").startswith("the outcome is oom: out of memory")
 
 
 def test_a_run_that_ended_otherwise_than_it_should_is_a_failure(tmp_path: Path) -> None:
     attempt = Attempt(tmp_path)
     with pytest.raises(FailedError, match="should be oom with “memory”, and is none"):
-        whole_runs._expect(attempt, "oom", "memory")
+        attempts._expect(attempt, "oom", "memory")
     (tmp_path / "outcome.json").write_bytes(b" " * 4096)  # as attempts reserve it
     attempt.finish("error", "no such thing")
     with pytest.raises(FailedError, match="should be oom with “memory”, and is error: no such thing"):
-        whole_runs._expect(attempt, "oom", "memory")
+        attempts._expect(attempt, "oom", "memory")
 
 
 def test_what_a_finished_run_lacks_is_named(tmp_path: Path) -> None:
     with pytest.raises(FailedError, match=r"lacks epochs, .*a trace, .*telemetry of 2 GPU"):
-        whole_runs.judge(Attempt(tmp_path), "cuda", 2, phases=True, before={})
+        attempts.judge(Attempt(tmp_path), "cuda", 2, phases=True, before={})
 
 
 @pytest.mark.parametrize(("before", "failed"), [({"GPU-a": 1}, False), ({}, True)])
@@ -571,13 +578,13 @@ def test_a_rank_on_anothers_gpu_is_noticed(before: dict[str, int], failed: bool,
     own = {"run_id": "r", "attempt": 1, "node": "n", "time": 1.0, "device_uuid": "GPU-a", "processes": 2}
     journal.write("telemetry", [row | own])
     with pytest.raises(FailedError) as caught:  # there are no epochs
-        whole_runs.judge(Attempt(tmp_path), "cuda", 1, phases=True, before=before)
+        attempts.judge(Attempt(tmp_path), "cuda", 1, phases=True, before=before)
     assert ("2 of the run's processes computed on one" in str(caught.value)) == failed
 
 
 def test_one_gpu_is_too_few_for_a_rank_that_hangs() -> None:
     with pytest.raises(SkippedError, match="needs two devices; here: 1"):
-        whole_runs.hangs("cuda", 1)
+        attempts.hangs("cuda", 1)
 
 
 @pytest.mark.slow

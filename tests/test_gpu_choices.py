@@ -22,12 +22,12 @@ from parallelbench.config.check import check_run
 from parallelbench.config.components import Strategy
 from parallelbench.config.identity import run_id
 from parallelbench.config.run import Nccl, Preprocess, Settings
-from parallelbench.data.mnist import Mnist
+from parallelbench.data.torchvision import Mnist
 from parallelbench.errors import ConfigError
 from parallelbench.measure.environment_match import flatten, is_set_by_launcher, must_match
-from parallelbench.strategies.expert_parallel import ExpertParallel
+from parallelbench.strategies.expert import ExpertParallel
 from parallelbench.strategies.fsdp import Fsdp
-from parallelbench.strategies.tensor_parallel import TensorParallel
+from parallelbench.strategies.tensor import TensorParallel
 from parallelbench.world import world
 from tests.analysis.factory import Fake, config, published
 from tests.helpers import configured, plain

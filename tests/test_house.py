@@ -37,9 +37,7 @@ def _without_type_checking(module: str) -> ast.Module:
 
 OWN_ROOMS = ("parallelbench.frameworks.tensorflow",)
 """Folders in a room's folder that are rooms of their own."""
-BACKWARDS = {
-    ("parallelbench.training.checks.likeness", "parallelbench.strategies.single"): "a check's reference is one device",
-}
+BACKWARDS: dict[tuple[str, str], str] = {}
 """Imports that go against the order of the rooms, each with its reason."""
 
 
@@ -65,9 +63,9 @@ def test_rooms_import_each_other_in_one_direction_only() -> None:
         pytest.fail(f"rooms import each other in a circle: {' → '.join(reversed(error.args[1]))}")
 
 
-@pytest.mark.parametrize("exception", BACKWARDS, ids="->".join)
-def test_no_exception_from_the_order_of_the_rooms_is_granted_in_vain(exception: tuple[str, str]) -> None:
-    of_both = [each for each in BACKWARDS if room(each[0]) == room(exception[0]) and each != exception]
-    assert exception[1] in needed(exception[0])
-    with pytest.raises(CycleError):
-        TopologicalSorter(rooms(set(BACKWARDS) - {exception, *of_both})).prepare()
+def test_no_exception_from_the_order_of_the_rooms_is_granted_in_vain() -> None:
+    for exception in BACKWARDS:
+        of_both = [each for each in BACKWARDS if room(each[0]) == room(exception[0]) and each != exception]
+        assert exception[1] in needed(exception[0])
+        with pytest.raises(CycleError):
+            TopologicalSorter(rooms(set(BACKWARDS) - {exception, *of_both})).prepare()

@@ -12,8 +12,8 @@ import torch
 
 from launch.sweep.compose import group_choices
 from parallelbench.config.components import Shard
-from parallelbench.loaders.batch_loader import BatchLoader
-from parallelbench.loaders.sample_loader import _Samples
+from parallelbench.loaders.order import BatchLoader
+from parallelbench.loaders.torch_loader import _Samples
 from parallelbench.measure.processor import WorkerProbe
 from tests.helpers import TINY, configured
 

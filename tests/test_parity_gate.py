@@ -16,8 +16,8 @@ from torch import nn
 from parallelbench.config.components import Shard
 from parallelbench.config.run import RunConfig
 from parallelbench.loaders.resident import ResidentLoader
-from parallelbench.strategies.ddp import Ddp
-from parallelbench.strategies.model_parallel import ModelParallel
+from parallelbench.strategies.data_parallel import Ddp
+from parallelbench.strategies.pipeline import ModelParallel
 from parallelbench.training.checks.likeness import (
     WIDEST_TOLERANCE,
     as_checked,

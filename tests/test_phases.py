@@ -21,7 +21,7 @@ from parallelbench.measure.spans import Spanned
 from parallelbench.results.folder import RunFolder
 from parallelbench.results.journal import Journal
 from parallelbench.results.publish import publish
-from parallelbench.strategies.parts.replicas import ModuleReplica
+from parallelbench.strategies.replica import ModuleReplica
 from parallelbench.training.torch_session import Session
 from parallelbench.world.world import World
 from tests.helpers import TINY, configured

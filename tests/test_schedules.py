@@ -19,8 +19,8 @@ from parallelbench.config.identity import run_id
 from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError
 from parallelbench.optim.schedules import Cosine, LinearWarmup, StepDecay
-from parallelbench.strategies.ddp import Ddp
-from parallelbench.strategies.parts.scheduled_rate import ScheduledRate
+from parallelbench.strategies.data_parallel import Ddp
+from parallelbench.strategies.replica import ScheduledRate
 from parallelbench.training.checks.likeness import as_checked
 from parallelbench.world.world import World
 from tests.helpers import configured, plain

@@ -12,7 +12,7 @@ import torch
 
 from parallelbench.config.components import Batch, Shard
 from parallelbench.config.run import RunConfig
-from parallelbench.loaders.arrow_loader import StreamedLoader, _Fetched
+from parallelbench.loaders.stream import StreamedLoader, _Fetched
 from parallelbench.measure.clock import StepClock, TimedWindow
 from parallelbench.measure.memory import MemoryProbe
 from parallelbench.training import tuning

@@ -13,7 +13,7 @@ from parallelbench.config.components import StateShards
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from parallelbench.models.layer_memory import LayerMemory
+    from parallelbench.measure.counting import LayerMemory
 
 WHOLE = StateShards.even(1)
 """A copy of everything."""

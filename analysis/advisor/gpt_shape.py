@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from parallelbench.config.structure import Count, Node, structure
 from parallelbench.errors import ConfigError
-from parallelbench.models.gpt_options import check_heads, hidden_units
+from parallelbench.models.gpt import check_heads, hidden_units
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

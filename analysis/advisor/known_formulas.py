@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from parallelbench.errors import ConfigError
 from parallelbench.optim.optimizers import Lbfgs
-from parallelbench.strategies.fsdp_cp import FsdpCp
-from parallelbench.strategies.parts.meshes import divides_sequence, divides_vocabulary
+from parallelbench.strategies.context import FsdpCp
+from parallelbench.strategies.tensor import divides_sequence, divides_vocabulary
 
 if TYPE_CHECKING:
     from parallelbench.config.run import RunConfig

@@ -18,13 +18,11 @@ import msgspec
 from parallelbench.config.build import to_mapping
 from parallelbench.config.identity import canonical_json
 from parallelbench.errors import ConfigError
-from parallelbench.models.layer_counts import decode
-from parallelbench.models.layer_memory import decode_memory
+from parallelbench.measure.counting import decode_counts, decode_memory
 
 if TYPE_CHECKING:
     from parallelbench.config.run import RunConfig
-    from parallelbench.models.layer_counts import LayerCount
-    from parallelbench.models.layer_memory import ModelMemory
+    from parallelbench.measure.counting import LayerCount, ModelMemory
 
 
 def model_layers(run: RunConfig, *, plugin: str | None = None) -> list[LayerCount]:
@@ -32,7 +30,7 @@ def model_layers(run: RunConfig, *, plugin: str | None = None) -> list[LayerCoun
 
     The first question about a model takes as long as loading torch; the answer is kept in the user's cache folder.
     """
-    return decode(counted_by("parallelbench.measure.layers", run, plugin=plugin))
+    return decode_counts(counted_by("parallelbench.measure.layers", run, plugin=plugin))
 
 
 def counted_by(program: str, run: RunConfig, *, plugin: str | None) -> str:

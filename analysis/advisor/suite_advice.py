@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from analysis.advisor.suite_parameters import Learnt
     from analysis.advisor.suite_step import Phases
     from parallelbench.config.run import RunConfig
-    from parallelbench.models.layer_counts import LayerCount
-    from parallelbench.models.layer_memory import ModelMemory
+    from parallelbench.measure.counting import LayerCount, ModelMemory
 
 
 MEASURED_WIDTH = 1.05

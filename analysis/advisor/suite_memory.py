@@ -9,17 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 from analysis.advisor.device_memory import WHOLE, DeviceMemory, Left
 from parallelbench.config.components import StateShards
-from parallelbench.strategies.model_parallel import ModelParallel
-from parallelbench.strategies.parameter_server import ParameterServer
-from parallelbench.strategies.parts.data_parallel_base import DdpStrategy, ShardedStrategy
-from parallelbench.strategies.parts.pipeline_base import PipelineStrategy
-from parallelbench.strategies.zero1 import Zero1
+from parallelbench.strategies.data_parallel import DdpStrategy, Zero1
+from parallelbench.strategies.fsdp import ShardedStrategy
+from parallelbench.strategies.pipeline import ModelParallel, PipelineStrategy
+from parallelbench.strategies.servers import ParameterServer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from analysis.advisor.suite_step import SuiteJob
-    from parallelbench.models.layer_memory import LayerMemory, ModelMemory
+    from parallelbench.measure.counting import LayerMemory, ModelMemory
 
 
 CUT_ACTIVATIONS = 0.75

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from analysis.advisor.layouts import Values
     from analysis.advisor.machine_figures import MachineFigures
     from parallelbench.config.run import RunConfig
-    from parallelbench.models.layer_counts import LayerCount
+    from parallelbench.measure.counting import LayerCount
 
 BACKWARD = 2.0
 """Backward's work ÷ forward's."""

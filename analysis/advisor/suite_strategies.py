@@ -11,16 +11,13 @@ from analysis.advisor.known_formulas import check_formula
 from analysis.advisor.replay import pipeline_s, replayed_interleaved
 from analysis.advisor.suite_links import Collectives, exposed_s, scalar
 from parallelbench.errors import ConfigError
-from parallelbench.strategies.data_parallel import DataParallel
-from parallelbench.strategies.dp_tp import DpTp
-from parallelbench.strategies.model_parallel import ModelParallel
-from parallelbench.strategies.parameter_server import ParameterServer
-from parallelbench.strategies.parts.data_parallel_base import AccumulatingDdp, ShardedStrategy
-from parallelbench.strategies.parts.partition import balance
-from parallelbench.strategies.parts.pipeline_base import PipelineStrategy
+from parallelbench.strategies.data_parallel import AccumulatingDdp, DataParallel, Zero1
+from parallelbench.strategies.fsdp import ShardedStrategy
+from parallelbench.strategies.pipeline import ModelParallel, PipelineStrategy
+from parallelbench.strategies.pipeline.partition import balance
+from parallelbench.strategies.servers import ParameterServer
 from parallelbench.strategies.single import Single
-from parallelbench.strategies.tensor_parallel import TensorParallel
-from parallelbench.strategies.zero1 import Zero1
+from parallelbench.strategies.tensor import DpTp, TensorParallel
 
 if TYPE_CHECKING:
     from collections.abc import Callable

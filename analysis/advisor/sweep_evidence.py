@@ -22,7 +22,7 @@ from analysis.metrics import phase_times
 from parallelbench.config.build import from_mapping
 from parallelbench.config.sites import with_new_options
 from parallelbench.errors import ConfigError
-from parallelbench.models.layer_counts import decode
+from parallelbench.measure.counting import decode_counts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from analysis.comparison.work import Differences
     from analysis.reader import Runs
     from parallelbench.config.run import RunConfig
-    from parallelbench.models.layer_counts import LayerCount
+    from parallelbench.measure.counting import LayerCount
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -143,7 +143,7 @@ def _steps(runs: Runs, count: Callable[[RunConfig], list[LayerCount]]) -> list[M
         found.append(
             MeasuredStep(
                 run=run,
-                layers=decode(first["layers_json"]) if first["layers_json"] else count(run),
+                layers=decode_counts(first["layers_json"]) if first["layers_json"] else count(run),
                 work=first["group"],
                 model=models[first["run_id"]],
                 step_s=median(row["steady_epoch_time_s"] / row["steps_per_epoch"] for row in each),

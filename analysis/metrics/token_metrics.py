@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from parallelbench.models.layer_counts import decode
+from parallelbench.measure.counting import decode_counts
 
 if TYPE_CHECKING:
-    from parallelbench.models.layer_counts import LayerCount
+    from parallelbench.measure.counting import LayerCount
 
 FORWARD_AND_BACKWARD = 3
 """Backward does twice the forward's work."""
@@ -35,7 +35,7 @@ def model_flop_per_token() -> pl.Expr:
 
 
 def _forward_flop(layers_json: str) -> float | None:
-    layers: list[LayerCount] = decode(layers_json)
+    layers: list[LayerCount] = decode_counts(layers_json)
     return sum(each.product_flop + each.convolution_flop + each.grouped_flop for each in layers) or None
 
 

@@ -86,7 +86,7 @@ def _on_node(folder: Path, interface: str | None, options: list[str]) -> int:
     if interface:
         os.environ |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
     if node != "0":
-        os.execv(sys.executable, [sys.executable, "-m", "parallelbench.gpu_check.on_node", str(folder), node])
+        os.execv(sys.executable, [sys.executable, "-m", "parallelbench.gpu_check.nodes", str(folder), node])
     host = rendezvous.address_of(interface, nodes=nodes)
     several = ["--nodes", str(nodes), "--host", host, "--folder", str(folder)]
     os.execv(sys.executable, [sys.executable, "-m", "parallelbench.gpu_check", *several, *options])

@@ -15,9 +15,8 @@ from launch.launcher import all_launchers
 from launch.sweep import one_run
 from launch.sweep.compose import NOTHING, group_choices
 from parallelbench.config.sites import prepare_line
+from parallelbench.environments import engine_states, look, python_of
 from parallelbench.errors import ConfigError, count_of
-from parallelbench.frameworks.installed import look, python_of
-from parallelbench.preprocess.engine_environments import engine_states
 from parallelbench.world.machine import cpu_name, driver_problem, gpu_caveats, problems, this_machine
 
 if TYPE_CHECKING:

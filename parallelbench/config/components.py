@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from parallelbench.config.replica import Replica
     from parallelbench.config.run import RunConfig
-    from parallelbench.loaders.batch_loader import BatchLoader
+    from parallelbench.loaders.order import BatchLoader
     from parallelbench.world.world import World
 
     MeanLoss = Callable[[Tensor, Tensor], Tensor]

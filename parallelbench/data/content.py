@@ -1,14 +1,22 @@
-"""What a data set holds, as a sha256: two data sets of one name may hold different samples."""
+"""What a data set holds, as a sha256: two data sets of one name may hold different samples.
+
+Also how a run names files of the user's own, by their content, and data that are made from options alone.
+"""
 
 from __future__ import annotations
 
 import functools
 import hashlib
 import json
+import re
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
+
+from parallelbench.config.identity import canonical_json
+from parallelbench.errors import ConfigError
 from parallelbench.results.files import read_record, write_file
 from parallelbench.results.folder import file_sha256
 
@@ -16,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from parallelbench.config.components import Arrays, Data
+
 
 CACHE = "content-sha256.json"
 """File in the data folder: which memory-mapped files were read already, and their sha256."""
@@ -84,3 +93,43 @@ def _known(path: Path) -> dict[str, str]:
     except (OSError, ValueError, RecursionError):
         return {}
     return {str(key): str(value) for key, value in known.items()} if isinstance(known, dict) else {}
+
+
+CONTENT_DIGITS = 12
+"""Hexadecimal digits of the content's sha256 that a name has."""
+_NAME = re.compile(rf"([0-9a-f]{{{CONTENT_DIGITS}}})-([1-9][0-9]{{0,8}})-([1-9][0-9]{{0,8}})")
+
+
+class OwnFiles(NamedTuple):
+    """Files of one's own that were prepared; part of the run's id, which other files therefore change."""
+
+    content: str
+    """The first digits of the sha256 of the arrays."""
+    train_samples: int
+    test_samples: int
+
+    @property
+    def name(self) -> str:
+        """What `data.files` is in a run, so that sizes are known before anything is read."""
+        return f"{self.content}-{self.train_samples}-{self.test_samples}"
+
+    @classmethod
+    def named(cls, name: str, data: str) -> OwnFiles:
+        """What a name says; raises `ConfigError` for anything else, such as the folder that only `prepare` takes."""
+        if (found := _NAME.fullmatch(name)) is None:
+            raise ConfigError(
+                f"data.files={name} is no name of prepared files: run `parallelbench prepare data={data} "
+                f"data.files={name}` first, with the folder that holds them; it prints the name that runs take"
+            )
+        return cls(found[1], int(found[2]), int(found[3]))
+
+
+def is_name(text: str) -> bool:
+    """Whether `data.files` is the name of prepared files, not a folder."""
+    return _NAME.fullmatch(text) is not None
+
+
+def fingerprint_of(data: Data, generator: str) -> str:
+    """sha256 of the options that the data are made from, and of `generator`, which must change with what is made."""
+    made_from = {key: value for key, value in msgspec.to_builtins(data).items() if key not in ("name", "augment")}
+    return hashlib.sha256(canonical_json([generator, made_from]).encode()).hexdigest()

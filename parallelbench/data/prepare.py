@@ -8,6 +8,7 @@ processes at once the second finds the data there.
 from __future__ import annotations
 
 import errno
+import hashlib
 import secrets
 import shlex
 import shutil
@@ -17,19 +18,29 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from parallelbench.config.sites import prepare_line
-from parallelbench.data.byte_text import Text
-from parallelbench.data.conversion import file_digest, parsed, with_sizes, write
-from parallelbench.data.corpus import OwnText, is_text_name, write_text
-from parallelbench.data.own_files import is_name
-from parallelbench.data.prepared import MANIFEST, PreparedData, RawFile, fingerprint_of, read_manifest
+from parallelbench.data.content import CONTENT_DIGITS, OwnFiles, is_name
+from parallelbench.data.text import OwnText, Text, is_text_name, write_text
+from parallelbench.data.torchvision import (
+    MANIFEST,
+    PREPARED_VERSION,
+    ArrayEntry,
+    DatasetManifest,
+    PreparedData,
+    RawFile,
+    fingerprint_of,
+    read_manifest,
+)
 from parallelbench.errors import ConfigError, FormatError, StorageError
 from parallelbench.results.files import sync
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from parallelbench.config.components import Data
+    from parallelbench.config.components import Arrays, Data
+
 
 STALE_AGE_S = 24 * 3600
 """Older temporary folders are removed; younger ones may belong to a living process on another machine."""
@@ -268,3 +279,66 @@ def storage_errors(root: Path) -> Iterator[None]:
             f"{error.filename or root} can't be read or written ({error.strerror or error}): "
             "free space, correct the permissions, or choose another folder with site.data_dir"
         ) from error
+
+
+def with_sizes(data: PreparedData, arrays: Arrays, content: str = "0" * CONTENT_DIGITS) -> PreparedData:
+    """The data set of files of one's own, by what they hold."""
+    own = OwnFiles(content[:CONTENT_DIGITS], len(arrays.train_images), len(arrays.test_images))
+    return msgspec.structs.replace(data, files=own.name)
+
+
+def parsed(data: PreparedData, raw_dir: Path, fix: str) -> Arrays:
+    """What the raw files hold; `ConfigError` with the fix where one is damaged or of another data set."""
+    try:
+        arrays = data.parse(raw_dir)
+    except FormatError as error:
+        raise ConfigError(f"{error}; {fix}") from None
+    _check(with_sizes(data, arrays) if data.files else data, arrays, fix)
+    return arrays
+
+
+def _check(data: PreparedData, arrays: Arrays, fix: str) -> None:
+    """Refuse raw files that are intact but of another data set: wrong sizes or labels."""
+    for name, (shape, dtype) in data.layout().items():
+        array = getattr(arrays, name)
+        if array.shape != shape or array.dtype != dtype:
+            raise ConfigError(
+                f"the raw files of data={data.name} hold {name} {array.dtype} {array.shape}, "
+                f"expected {dtype} {shape}: {fix}"
+            )
+        if name.endswith("labels") and array.size and not 0 <= array.min() <= array.max() < data.num_classes:
+            raise ConfigError(
+                f"the raw files of data={data.name} hold {name} from {array.min()} to {array.max()}, "
+                f"expected 0 … {data.num_classes - 1}: {fix}"
+            )
+
+
+def write(
+    data: PreparedData, arrays: Arrays, folder: Path, *, md5: dict[str, str], progress: Callable[[str], None]
+) -> list[str]:
+    """Write arrays and manifest and flush them; returns the arrays' checksums, taken from what is read back."""
+    import numpy as np
+
+    entries = {}
+    for name, (shape, dtype) in data.layout().items():
+        progress(f"{data.name}: writing {name}.npy")
+        path = folder / f"{name}.npy"
+        np.save(path, getattr(arrays, name), allow_pickle=False)
+        sync(path)
+        entries[name] = ArrayEntry(shape=shape, dtype=dtype, size_bytes=path.stat().st_size, sha256=file_digest(path))
+    manifest = DatasetManifest(
+        version=PREPARED_VERSION,
+        dataset=data.folder,
+        raw_md5=md5,
+        arrays=entries,
+    )
+    (folder / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n")
+    sync(folder / MANIFEST)
+    sync(folder)
+    return [entry.sha256 for entry in entries.values()]
+
+
+def file_digest(path: Path, algorithm: str = "sha256") -> str:
+    """The checksum of a file, in hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.new(algorithm, usedforsecurity=False)).hexdigest()

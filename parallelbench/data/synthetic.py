@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from msgspec import Meta
 
 from parallelbench.config.components import Arrays, Data
-from parallelbench.data.generated import fingerprint_of
+from parallelbench.data.content import fingerprint_of
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -1,15 +1,14 @@
-"""Made-up tokens of a Markov chain whose entropy is known: the loss has a floor that training can reach."""
+"""Data sets of tokens, and made-up ones of a Markov chain of known entropy: a floor that the loss can reach."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+import math
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from msgspec import Meta
 
-from parallelbench.config.components import Arrays
-from parallelbench.data.generated import fingerprint_of
-from parallelbench.data.markov import MOST_BRANCHES, chain, entropy
-from parallelbench.data.sequences import Sequences
+from parallelbench.config.components import Arrays, Data, Kind
+from parallelbench.data.content import fingerprint_of
 from parallelbench.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -18,12 +17,39 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+
+class Sequences(Data, frozen=True, kw_only=True):
+    """Samples of `sequence` tokens, each labelled with the token after it."""
+
+    mean: ClassVar[tuple[float, ...]] = ()
+    std: ClassVar[tuple[float, ...]] = ()
+    flip: ClassVar[bool] = False
+
+    sequence: Annotated[int, Meta(ge=1, le=1_000_000)]
+    """Tokens of a sample; of a text, bytes of a window."""
+
+    @property
+    def kind(self) -> Kind:
+        """Whole numbers, one per position."""
+        return "tokens"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """One token at each position."""
+        return (self.sequence,)
+
+    @property
+    def label_shape(self) -> tuple[int, ...]:
+        """The next token at each position."""
+        return (self.sequence,)
+
+
 GENERATOR = "tokens-1"
 """Names how tokens are made: options and this give the same tokens on every machine."""
 
 
 class Tokens(Sequences, frozen=True, kw_only=True):
-    """Sequences of a chain in which each token has a few successors of known probability (`data.markov.chain`).
+    """Sequences of a chain in which each token has a few successors of known probability (`chain`).
 
     The label of each position is the token after it. No model has a smaller expected loss than `floor`. All randomness
     is the raw bit stream of PCG64, which NumPy keeps stable over its versions. The test set is of the same chain.
@@ -86,3 +112,40 @@ class Tokens(Sequences, frozen=True, kw_only=True):
             branches=self.branches,
             source=(self.data_seed, stream),
         )
+
+
+MOST_BRANCHES = 8
+"""A byte decides which successor follows, so no probability is below 2⁻⁷."""
+
+
+def chain(samples: int, length: int, *, vocabulary: int, branches: int, source: tuple[int, int]) -> NDArray[np.int32]:
+    """Sequences of the chain, of shape (samples, length). `source`: the chain's seed, and the sequences' stream.
+
+    Each token has `branches` successors, with the probabilities 1/2, 1/4, … of which the last comes twice. The j-th
+    successor of token v is p[(v + j) mod vocabulary], where p is a permutation from the seed. So every branch leads to
+    each token from one other: all tokens are equally frequent, and sequences begin with any of them.
+    """
+    import numpy as np
+
+    permutation = np.argsort(np.random.PCG64([source[0], 0]).random_raw(vocabulary), kind="stable").astype(np.int32)
+    bits = np.random.PCG64([*source])
+    tokens = np.empty((length, samples), dtype=np.int32)
+    tokens[0] = bits.random_raw(samples) % vocabulary
+    for place in range(1, length):
+        zeros = _trailing_zeros(bits.random_raw(-(-samples // 8)).astype("<u8").view("u1")[:samples])
+        tokens[place] = permutation[(tokens[place - 1] + np.minimum(zeros, branches - 1)) % vocabulary]
+    return np.ascontiguousarray(tokens.T)
+
+
+def entropy(branches: int) -> float:
+    """Nats per token of the chain, the least mean cross entropy of the next token: (2 − 2^(2 − branches)) · ln 2."""
+    return (2.0 - 2.0 ** (2 - branches)) * math.log(2.0)
+
+
+def _trailing_zeros(values: NDArray[np.uint8]) -> NDArray[np.int32]:
+    """Zeros at the end of each byte's binary digits: j or more with probability 2⁻ʲ."""
+    import numpy as np
+
+    table = np.array([8, *((byte & -byte).bit_length() - 1 for byte in range(1, 256))], dtype=np.int32)
+    counted: NDArray[np.int32] = table[values]
+    return counted

@@ -26,8 +26,8 @@ from parallelbench.processes import without_foreign
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from parallelbench.gpu_check.check_result import Check
-    from parallelbench.gpu_check.on_node import Nodes
+    from parallelbench.gpu_check.nodes import Nodes
+    from parallelbench.gpu_check.results import Check
     from parallelbench.world.world import World
 
 NEEDED = {"torch": "torch>=2.11", "numpy": "numpy", "msgspec": "msgspec", "yaml": "PyYAML", "pynvml": "nvidia-ml-py"}
@@ -47,8 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     import torch
 
-    from parallelbench.gpu_check.kept_results import default_path
-    from parallelbench.gpu_check.on_node import Nodes
+    from parallelbench.gpu_check.nodes import Nodes
+    from parallelbench.gpu_check.results import default_path
 
     gpus = count_of(torch.cuda.device_count(), "GPU")
     print(f"torch {torch.__version__}, CUDA {torch.version.cuda or 'not built in'}, {gpus}")
@@ -88,8 +88,7 @@ def carry_out_all(all_checks: Iterable[tuple[str, Check]], setting: str, *, path
 
     `path` keeps what has passed, until all checks have; `some`: these are not all of them.
     """
-    from parallelbench.gpu_check.check_result import carry_out
-    from parallelbench.gpu_check.kept_results import KeptResults, markdown
+    from parallelbench.gpu_check.results import KeptResults, carry_out, markdown
 
     kept = KeptResults(path, setting)
     if fresh:
@@ -198,7 +197,7 @@ def _of_a_device(world: World) -> Iterator[tuple[str, Check]]:
 
 
 def _of_training(world: World) -> Iterator[tuple[str, Check]]:
-    from parallelbench.gpu_check import launches, one_rank, training
+    from parallelbench.gpu_check import launches, training
 
     yield "batches", on(training.batches, world)
     for name in ("tensor_dataset", "dataloader", "arrow"):
@@ -211,7 +210,7 @@ def _of_training(world: World) -> Iterator[tuple[str, Check]]:
     yield "compile", on(training.compiled, world, "model")
     for name in ("sgd", "adam", "adagrad") if world.device_type == "cuda" else ("adam",):
         yield f"compile_scope=step, {name}", on(training.compiled, world, "step", name)
-    yield "one rank, sharded", on(one_rank.sharded, world)
+    yield "one rank, sharded", on(training.sharded, world)
     if world.device_type != "cuda":
         return
     yield "captured steps (graph=true)", on(launches.captured, world)
@@ -227,21 +226,21 @@ def _of_training(world: World) -> Iterator[tuple[str, Check]]:
 
 
 def _of_whole_runs(device_type: str, devices: int) -> Iterator[tuple[str, Check]]:
-    from parallelbench.gpu_check import whole_runs
+    from parallelbench.gpu_check import attempts
 
-    yield "whole run", on(whole_runs.ends_well, device_type)
+    yield "whole run", on(attempts.ends_well, device_type)
     for loader in ("arrow", "dataloader"):
         name = f"whole run on all devices, loader={loader}"
-        yield name, on(whole_runs.ends_well, device_type, f"loader={loader}", devices=devices)
+        yield name, on(attempts.ends_well, device_type, f"loader={loader}", devices=devices)
     if device_type == "cuda":
         graph = ("graph=true", "measure.attribution_steps=0")
-        yield "whole run, graph=true", on(whole_runs.ends_well, device_type, *graph)
-    yield "whole run, compile=true", on(whole_runs.ends_well, device_type, "compile=true")
-    yield "checkpoint and resume", on(whole_runs.resumes, device_type)
-    yield "packed runs", on(whole_runs.packed, device_type)
-    yield "debugging", on(whole_runs.debugged, device_type)
-    yield "out of memory", on(whole_runs.runs_out_of_memory, device_type)
-    yield "a rank that hangs", on(whole_runs.hangs, device_type, devices)
+        yield "whole run, graph=true", on(attempts.ends_well, device_type, *graph)
+    yield "whole run, compile=true", on(attempts.ends_well, device_type, "compile=true")
+    yield "checkpoint and resume", on(attempts.resumes, device_type)
+    yield "packed runs", on(attempts.packed, device_type)
+    yield "debugging", on(attempts.debugged, device_type)
+    yield "out of memory", on(attempts.runs_out_of_memory, device_type)
+    yield "a rank that hangs", on(attempts.hangs, device_type, devices)
 
 
 if __name__ == "__main__":

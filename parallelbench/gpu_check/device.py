@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional as F
 
 from parallelbench.config.components import Batch
-from parallelbench.gpu_check.check_result import FailedError, SkippedError, at_most, between
+from parallelbench.gpu_check.results import FailedError, SkippedError, at_most, between
 from parallelbench.measure.clock import StepClock, TimedWindow
 from parallelbench.measure.memory import MemoryProbe, host_peak_bytes, release, reset_host_peak
 from parallelbench.world.numerics import set_precision

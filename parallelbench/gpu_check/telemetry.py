@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from parallelbench.gpu_check.check_result import FailedError, SkippedError, between
+from parallelbench.gpu_check.results import FailedError, SkippedError, between
 from parallelbench.results.journal import Journal, read_entries
 from parallelbench.results.telemetry import Samples, columns
 from parallelbench.telemetry.nvml import WAYS, Gpus

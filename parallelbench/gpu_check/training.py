@@ -6,19 +6,22 @@ import importlib.util
 import tempfile
 from contextlib import closing
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch
+import torch.distributed as dist
 
 from parallelbench.config.components import Shard
-from parallelbench.gpu_check.check_result import FailedError, SkippedError, at_most
-from parallelbench.gpu_check.small_runs import STEPS, loader_of, replica_of, run_of
+from parallelbench.gpu_check.results import FailedError, SkippedError, at_most
+from parallelbench.gpu_check.variants import STEPS, loader_of, replica_of, run_of
+from parallelbench.strategies.fsdp.shards import shard_layers
 from parallelbench.training.checks.likeness import as_checked
 from parallelbench.training.loop import Trainer
-from parallelbench.training.torch_session import build_loader
+from parallelbench.training.torch_session import build_loader, build_model
 from parallelbench.world.numerics import set_precision
-from parallelbench.world.world import World
+from parallelbench.world.world import World, backends, group_kinds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -28,9 +31,10 @@ if TYPE_CHECKING:
     from parallelbench.config.components import Batch
     from parallelbench.config.replica import Replica
     from parallelbench.config.run import RunConfig
-    from parallelbench.loaders.batch_loader import BatchLoader
+    from parallelbench.loaders.order import BatchLoader
 
     Mode = Callable[[str], None]
+
 
 MODELS = ("mlp", "cnn_small", "cnn", "resnet_tiny", "vit_tiny")
 EPOCHS = 2
@@ -263,3 +267,35 @@ def _steps(replica: Replica, loader: BatchLoader, count: int) -> list[float]:
         assert result is not None
         losses.append(result[0].item() / batch.size)
     return losses
+
+
+OPTIMIZERS = ("sgd", "adam", "adamw", "adagrad")
+_STEPS_IN_SHARDS = 3
+
+
+def sharded(world: World) -> str:
+    """In fp64 a model in shards, of which one rank has all, trains like one that is not, with every optimizer."""
+    with tempfile.TemporaryDirectory() as folder:
+        meeting = f"file://{Path(folder) / 'group'}"
+        dist.init_process_group(backends(world.device_type), init_method=meeting, rank=0, world_size=1)
+        try:
+            kinds = ", ".join(dict.fromkeys((group_kinds() or {}).values()))
+            worst = max(_difference_in_shards(world, optimizer) for optimizer in OPTIMIZERS)
+        finally:
+            dist.destroy_process_group()
+    return f"{at_most('largest relative difference of a loss', worst, 1e-9)}, {', '.join(OPTIMIZERS)}, by {kinds}"
+
+
+def _difference_in_shards(world: World, optimizer: str) -> float:
+    """Of the losses of some steps."""
+    alone = small_run("cnn_small", optimizer=optimizer, precision="fp64")
+    strategy = small_run("cnn_small", strategy="fsdp", devices=2).strategy
+    run = msgspec.structs.replace(alone, strategy=strategy)
+    replica = shard_layers(build_model(run), run, world, shards=1, reshard_after_forward=True, gather="stored")
+    reference, worst = replica_of(alone, world), 0.0
+    for batch in islice(loader_of(alone, world).train(1), _STEPS_IN_SHARDS):
+        found, expected = replica.step(batch), reference.step(batch)
+        assert found is not None
+        assert expected is not None
+        worst = max(worst, abs(found[0].item() / expected[0].item() - 1))
+    return worst

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from parallelbench.config.components import Data, LoaderArgs
-    from parallelbench.loaders.batch_loader import BatchLoader
+    from parallelbench.loaders.order import BatchLoader
 
 FOLDER = "arrow"
 """Folder of these files below the data folder."""
@@ -52,7 +52,7 @@ class Arrow(Loader, frozen=True, kw_only=True):
 
     def build(self, arrays: Arrays, data: Data, **arguments: Unpack[LoaderArgs]) -> BatchLoader:
         """Build the loader; its thread starts with the first batch."""
-        from parallelbench.loaders.arrow_loader import StreamedLoader
+        from parallelbench.loaders.stream import StreamedLoader
 
         return StreamedLoader(arrays, data, prefetch=self.prefetch, **arguments)
 

@@ -1,4 +1,4 @@
-"""torch's Dataset and DataLoader, one sample at a time."""
+"""torch's DataLoader, over a Dataset of single samples or over a TensorDataset. Loads no torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from typing import Unpack
 
     from parallelbench.config.components import Arrays, Data, LoaderArgs
-    from parallelbench.loaders.batch_loader import BatchLoader
+    from parallelbench.loaders.order import BatchLoader
 
 
 class DataLoader(TorchLoader, frozen=True, kw_only=True):
@@ -18,6 +18,16 @@ class DataLoader(TorchLoader, frozen=True, kw_only=True):
 
     def build(self, arrays: Arrays, data: Data, **arguments: Unpack[LoaderArgs]) -> BatchLoader:
         """Build the data sets; workers start with the first batch."""
-        from parallelbench.loaders.sample_loader import SampleLoader
+        from parallelbench.loaders.torch_loader import SampleLoader
 
         return SampleLoader(arrays, data, self, **arguments)
+
+
+class TensorDataset(TorchLoader, frozen=True, kw_only=True):
+    """The whole data set lies in host memory as floats, normalised once; batches are augmented on the device."""
+
+    def build(self, arrays: Arrays, data: Data, **arguments: Unpack[LoaderArgs]) -> BatchLoader:
+        """Build the data sets; workers start with the first batch."""
+        from parallelbench.loaders.torch_loader import TensorLoader
+
+        return TensorLoader(arrays, data, self, **arguments)

@@ -5,12 +5,8 @@ from __future__ import annotations
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from parallelbench.config.components import (
-    Batch,
-    Kind,
-    Loader,
-)
-from parallelbench.loaders.batch_loader import BatchLoader
+from parallelbench.config.components import Batch, Kind, Loader
+from parallelbench.loaders.order import BatchLoader
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -20,7 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from parallelbench.config.components import Arrays, Data, LoaderArgs
-    from parallelbench.loaders.batch_loader import Plan
+    from parallelbench.loaders.order import Plan
 
 
 class Resident(Loader, frozen=True, kw_only=True):

@@ -15,15 +15,17 @@ from contextlib import contextmanager
 from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch._utils import ExceptionWrapper
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset, Sampler, TensorDataset
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
 
 from parallelbench.config.components import Batch
 from parallelbench.errors import ConfigError, count_of, ends_the_program
-from parallelbench.loaders.batch_loader import BatchLoader
+from parallelbench.loaders.images import laid_out
+from parallelbench.loaders.order import BatchLoader
 from parallelbench.measure.spans import Spanned
 from parallelbench.processes import die_with_parent
 
@@ -33,10 +35,12 @@ if TYPE_CHECKING:
     from multiprocessing.synchronize import Semaphore
     from typing import Unpack
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from parallelbench.config.components import Arrays, Data, LoaderArgs, TorchLoader
+    from parallelbench.loaders.images import Normalise
+    from parallelbench.loaders.order import Plan
+
 
 _PATIENCE_S = 10.0
 """Time that workers have to end, s."""
@@ -272,3 +276,90 @@ class TorchBatches(BatchLoader):
         empty = self._normalise.no_samples(self._device)
         labels = torch.empty((0, *self._data.label_shape), dtype=torch.int64, device=self._device)
         return empty if self._shard.images else None, labels if self._shard.labels else None
+
+
+class SampleLoader(TorchBatches):
+    """Every sample is cropped, mirrored and normalised by itself, as a transform of torchvision's would."""
+
+    def _dataset(self, images: NDArray[Any], labels: NDArray[np.int64], *, padding: int) -> Dataset[Any]:
+        normalise = self._normaliser("cpu")
+        return _Samples(
+            images if self._shard.images else None,
+            labels if self._shard.labels else None,
+            normalise=normalise,
+            padding=padding,
+        )
+
+    def _train(self, plan: Plan) -> Iterator[Batch]:
+        for parts in self._parts[0].over(self._steps(plan)):
+            images, labels = self._moved(parts)
+            yield Batch(self._finished(images), labels, self.local_batch_size)
+
+    def _keys(self, start: int, stop: int) -> list[Key]:
+        return [(number, 0, 0, 0) for number in range(start, stop)]
+
+    def _steps(self, plan: Plan) -> Iterator[list[Key]]:
+        """Number, shift and flip travel together: a worker needs to know nothing of epochs and ranks."""
+        zeros = torch.zeros_like(plan.samples)
+        columns = (zeros if values is None else values for values in (plan.down, plan.right, plan.flip))
+        steps = zip(*(values.view(-1, self.local_batch_size) for values in (plan.samples, *columns)), strict=True)
+        for step in steps:
+            yield list(zip(*(values.tolist() for values in step), strict=True))
+
+
+class _Samples(Dataset[tuple[Any, ...]]):
+    """Images and labels one by one; a key is the sample's number, its window's place, and whether it is mirrored."""
+
+    def __init__(
+        self,
+        images: NDArray[Any] | None,
+        labels: NDArray[np.int64] | None,
+        *,
+        normalise: Normalise,
+        padding: int,
+    ) -> None:
+        self._images, self._labels, self._normalise, self._padding = images, labels, normalise, padding
+
+    def __getitem__(self, key: tuple[int, int, int, int]) -> tuple[Any, ...]:
+        number, down, right, flip = key
+        label = () if self._labels is None else (torch.from_numpy(np.array(self._labels[number])),)
+        return label if self._images is None else (self._image(self._images[number], down, right, flip), *label)
+
+    def _image(self, image: NDArray[Any], down: int, right: int, flip: int) -> Tensor:
+        border = self._padding
+        if border:
+            _, height, width = image.shape
+            padded = np.pad(image, ((0, 0), (border, border), (border, border)))
+            image = padded[:, down : down + height, right : right + width]
+        if flip:
+            image = image[:, :, ::-1]
+        if self._normalise.channels_last:
+            image = image.transpose(1, 2, 0)
+        return self._normalise.values(torch.from_numpy(np.array(image, order="C")))
+
+
+class TensorLoader(TorchBatches):
+    """All images lie in host memory as floats, normalised before training; the device cuts and mirrors batches."""
+
+    def _dataset(self, images: NDArray[Any], labels: NDArray[np.int64], *, padding: int) -> Dataset[Any]:
+        tensors = []
+        if self._shard.images:
+            stored = laid_out(torch.from_numpy(np.array(images)), padding=padding, channels_last=self._channels_last)
+            tensors.append(self._normaliser("cpu", padding=padding).values(stored))
+        if self._shard.labels:
+            tensors.append(torch.from_numpy(np.array(labels)))
+        return TensorDataset(*tensors)
+
+    def _train(self, plan: Plan) -> Iterator[Batch]:
+        size = self.local_batch_size
+        keys = (step.tolist() for step in plan.samples.view(-1, size).unbind(0))
+        windows = self._shifts(plan)
+        for parts in self._parts[0].over(keys):
+            images, labels = self._moved(parts)
+            window = next(windows, None)
+            if images is not None and window is not None:
+                images = self._cut(images, *window)
+            yield Batch(self._finished(images), labels, size)
+
+    def _keys(self, start: int, stop: int) -> list[Key]:
+        return list(range(start, stop))

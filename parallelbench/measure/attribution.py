@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from parallelbench.config.components import Batch
     from parallelbench.config.replica import Replica
     from parallelbench.config.run import RunConfig
-    from parallelbench.loaders.batch_loader import BatchLoader
+    from parallelbench.loaders.order import BatchLoader
     from parallelbench.measure.spans import Phase
     from parallelbench.world.world import World
 

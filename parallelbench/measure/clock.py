@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from parallelbench.config.components import Batch
-    from parallelbench.frameworks.contract import RankWorld
+    from parallelbench.frameworks import RankWorld
 
 
 class TimedWindow:

@@ -12,10 +12,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from parallelbench.config.build import from_mapping
 from parallelbench.errors import program
-from parallelbench.models.inputs import blank
-from parallelbench.models.layer_counts import LayerCount, encode
-from parallelbench.models.modules import built, parameters_by_layer
-from parallelbench.models.tensor_plans import planned
+from parallelbench.measure.counting import LayerCount, encode_counts
+from parallelbench.models.modules import blank, built, parameters_by_layer
+from parallelbench.models.plan import planned
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -72,7 +71,7 @@ FP32 = 4
 
 def count_facts(run: RunConfig) -> dict[str, Any]:
     """Columns of the table `run`."""
-    return {"least_flop_per_sample": least_flop_per_sample(run), "layers_json": encode(layer_counts(run))}
+    return {"least_flop_per_sample": least_flop_per_sample(run), "layers_json": encode_counts(layer_counts(run))}
 
 
 def layer_counts(run: RunConfig) -> list[LayerCount]:
@@ -178,7 +177,7 @@ def _tensors(result: Any) -> list[torch.Tensor]:
 def main(arguments: Sequence[str]) -> int:
     """Count the layers of the configuration on standard input."""
     run = from_mapping(msgspec.json.decode(sys.stdin.buffer.read()), arguments[0] if arguments else None)
-    print(encode(counts_without_values(run)))
+    print(encode_counts(counts_without_values(run)))
     return 0
 
 

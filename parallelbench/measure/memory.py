@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from parallelbench.world import cuda
 
 if TYPE_CHECKING:
-    from parallelbench.frameworks.contract import RankWorld
+    from parallelbench.frameworks import RankWorld
 
 
 _STATUS = Path("/proc/self/status")

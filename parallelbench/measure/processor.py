@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     import psutil
 
-    from parallelbench.loaders.batch_loader import BatchLoader
+    from parallelbench.loaders.order import BatchLoader
 
 
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from parallelbench.config.components import Model, Split
-from parallelbench.models.options import Counts, Norm, dense_plan, halved
+from parallelbench.errors import ConfigError
+from parallelbench.models.mlp import Counts, dense_plan
 
 if TYPE_CHECKING:
     from torch import nn
@@ -124,3 +125,18 @@ class Cnn(Model, frozen=True, kw_only=True):
             inputs = width
         layers.append(Dense(inputs * side**2, num_classes, relu=False))
         return sequence(self.layer_names, layers)
+
+
+Norm = Literal["batch", "sync", "group"]
+"""batch: BatchNorm over the samples of one process. sync: over those of all replicas. group: GroupNorm."""
+
+
+def halved(image_size: int, *, times: int, model: str) -> int:
+    """Return the side of an image after `times` poolings by 2; raises `ConfigError` if nothing is left."""
+    needed = 1 << times
+    if image_size < needed:
+        raise ConfigError(
+            f"image_size={image_size} is too small for model={model}, which halves images {times} times: "
+            f"choose data with image_size={needed} or more, or model=mlp"
+        )
+    return image_size // needed

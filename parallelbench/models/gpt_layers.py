@@ -12,7 +12,7 @@ from torch.nn import functional as F
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from parallelbench.models.gpt_options import GptOptions
+    from parallelbench.models.gpt import GptOptions
 
 _BASE = 10_000.0
 """Of the rotary positions' wavelengths."""

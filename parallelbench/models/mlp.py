@@ -1,18 +1,18 @@
-"""A multilayer perceptron."""
+"""Multilayer perceptrons, and the one without hidden layers: multinomial logistic regression."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from parallelbench.config.components import (
-    Kind,
-    Model,
-    Split,
-)
-from parallelbench.models.options import Counts, dense_plan
+from msgspec import Meta
+
+from parallelbench.config.components import Kind, Model, Split
+from parallelbench.config.structure import Count
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import nn
 
 
@@ -49,3 +49,32 @@ class Mlp(Model, frozen=True, kw_only=True):
 
         widths = [in_channels * image_size**2, *self.hidden, num_classes]
         return sequence(self.layer_names, dense_stack(widths))
+
+
+class LogisticRegression(Model, frozen=True, kw_only=True):
+    """One linear layer over the pixels, or features; the softmax is in the loss."""
+
+    takes: ClassVar[tuple[Kind, ...]] = ("images", "vectors")
+
+    @property
+    def layer_names(self) -> tuple[str, ...]:
+        """The one layer, `fc1`: no layer-wise strategy can cut it."""
+        return ("fc1",)
+
+    def build(self, *, in_channels: int, image_size: int, num_classes: int) -> nn.Sequential:
+        """Build the layer; takes images of any size."""
+        from parallelbench.models.modules import dense_stack, sequence
+
+        return sequence(self.layer_names, dense_stack([in_channels * image_size**2, num_classes]))
+
+
+Counts = Annotated[tuple[Count, ...], Meta(min_length=1, max_length=1000)]
+"""One or more whole numbers of at least 1, in the order of the layers."""
+
+
+def dense_plan(names: Sequence[str]) -> dict[str, Split]:
+    """Tensor plan of consecutive `Dense` layers: in pairs, by outputs and then by inputs; an odd one stays whole."""
+    plan: dict[str, Split] = {}
+    for first, second in zip(names[::2], names[1::2], strict=False):
+        plan[f"{first}.linear"], plan[f"{second}.linear"] = "column", "row"
+    return plan

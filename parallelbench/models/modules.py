@@ -14,6 +14,7 @@ from parallelbench.world.numerics import in_arithmetic
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from parallelbench.config.components import Data
     from parallelbench.config.run import RunConfig
 
 
@@ -94,3 +95,11 @@ def dense_stack(widths: Iterable[int]) -> list[nn.Module]:
     sizes = list(widths)
     last = len(sizes) - 2
     return [Dense(sizes[i], sizes[i + 1], relu=i < last) for i in range(last + 1)]
+
+
+def blank(
+    data: Data, samples: int, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
+) -> torch.Tensor:
+    """Zeros of the shape of so many samples; tokens are int64 whatever `dtype` is."""
+    kind = torch.int64 if data.kind == "tokens" else dtype
+    return torch.zeros(samples, *data.shape, dtype=kind, device=device)

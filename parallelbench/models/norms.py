@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from parallelbench.measure.traffic import Traffic
-    from parallelbench.models.options import Norm
+    from parallelbench.models.cnn import Norm
 
 
 def norm_layer(norm: Norm) -> Callable[[int], nn.Module]:

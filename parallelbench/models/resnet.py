@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Literal
 
 from parallelbench.config.components import Model
 from parallelbench.config.structure import Count  # noqa: TC001 - msgspec reads the annotations
-from parallelbench.models.options import Counts, Norm  # noqa: TC001 - msgspec reads the annotations
+from parallelbench.models.cnn import Norm  # noqa: TC001 - msgspec reads the annotations
+from parallelbench.models.mlp import Counts  # noqa: TC001 - msgspec reads the annotations
 
 if TYPE_CHECKING:
     from torch import nn

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, ClassVar
 from parallelbench.config.components import Model, Split
 from parallelbench.config.structure import Count  # noqa: TC001 - msgspec reads the annotations
 from parallelbench.errors import ConfigError
-from parallelbench.models.options import patches_per_side
 
 if TYPE_CHECKING:
     from torch import nn
@@ -115,3 +114,14 @@ class VitB16(Model, frozen=True, kw_only=True):
 
 def _layer_names(depth: int) -> tuple[str, ...]:
     return ("embed", *(f"block{i + 1}" for i in range(depth)), "head")
+
+
+def patches_per_side(image_size: int, *, patch_size: int, model: str) -> int:
+    """Return how many patches fit along one side; raises `ConfigError` where they don't fit exactly."""
+    if image_size % patch_size:
+        valid = [str(size) for size in range(1, image_size + 1) if image_size % size == 0]
+        raise ConfigError(
+            f"image_size={image_size} of model={model} is no multiple of patch_size={patch_size}: "
+            f"choose data of another image_size, or model=vit with a patch_size of {', '.join(valid)}"
+        )
+    return image_size // patch_size

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from parallelbench.preprocess.reference import Columns
+    from parallelbench.preprocess.recipes import Columns
 
 BATCH_ROWS = 65_536
 """Most rows of a record batch: what an engine with several threads divides among them."""

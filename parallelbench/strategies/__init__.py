@@ -1,1 +1,3 @@
-"""Ways of training one model on several devices: one specification each, and the machinery that several share."""
+"""Ways of training one model on several devices: a folder per family, and beside them what several families share."""
+
+from __future__ import annotations

@@ -45,9 +45,9 @@ class Single(Strategy, frozen=True, kw_only=True):
 
     def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Replica:
         """Move the model to the device."""
-        from parallelbench.strategies.parts.captured import CapturedReplica
-        from parallelbench.strategies.parts.lbfgs import FullBatchReplica
-        from parallelbench.strategies.parts.replicas import ModuleReplica, to_device
+        from parallelbench.strategies.graph import CapturedReplica
+        from parallelbench.strategies.lbfgs.sandblaster import FullBatchReplica
+        from parallelbench.strategies.replica import ModuleReplica, to_device
 
         kind = FullBatchReplica if isinstance(run.optimizer, Lbfgs) else CapturedReplica if run.graph else ModuleReplica
         return kind(to_device(model, run, world.device), run=run, world=world, data_shard=Shard())

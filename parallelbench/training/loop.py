@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from parallelbench.config.components import Batch
     from parallelbench.config.replica import Replica
     from parallelbench.config.run import RunConfig
-    from parallelbench.frameworks.contract import RankWorld
-    from parallelbench.loaders.batch_loader import BatchLoader
+    from parallelbench.frameworks import RankWorld
+    from parallelbench.loaders.order import BatchLoader
     from parallelbench.measure.clock import StartUp
     from parallelbench.results.journal import Journal
     from parallelbench.training.checkpoint import EpochBoundary

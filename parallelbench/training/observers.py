@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from parallelbench.config.replica import Replica
     from parallelbench.config.run import RunConfig
-    from parallelbench.frameworks.contract import RankWorld
+    from parallelbench.frameworks import RankWorld
     from parallelbench.world.numerics import Sums
 
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from parallelbench.config.components import Arrays
     from parallelbench.config.run import RunConfig
-    from parallelbench.loaders.batch_loader import BatchLoader
+    from parallelbench.loaders.order import BatchLoader
 
 
 def main(arguments: list[str]) -> int:

@@ -31,8 +31,8 @@ def new_replica(model: nn.Sequential, run: RunConfig, world: World) -> Replica:
     if lacking := _lacking(replica, names - _SOMETIMES):
         raise ConfigError(
             f"strategy={run.strategy.name}: prepare returns {type(replica).__name__}, which lacks {lacking}: return a "
-            "replica; BaseReplica of parallelbench.strategies.parts.base_replica has most of it, ModuleReplica of "
-            "parallelbench.strategies.parts.replicas all (docs/adding-a-strategy.md)"
+            "replica; in parallelbench.strategies.replica, BaseReplica has most of it, ModuleReplica all "
+            "(docs/adding-a-strategy.md)"
         )
     for layer in layers:
         report_norms(layer, replica.traffic)

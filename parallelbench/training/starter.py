@@ -18,9 +18,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from parallelbench.environments import python_of
 from parallelbench.errors import ConfigError, program
 from parallelbench.frameworks import CONTROL_ADDRESS, CONTROL_FD, CONTROL_SECRET, RENDEZVOUS
-from parallelbench.frameworks.installed import python_of
 from parallelbench.processes import die_with_parent
 from parallelbench.results.attempt import Attempt
 from parallelbench.training.exchange import Exchange

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from parallelbench.config.components import Arrays, Shard
     from parallelbench.config.replica import Replica
     from parallelbench.config.run import RunConfig
-    from parallelbench.loaders.batch_loader import BatchLoader
+    from parallelbench.loaders.order import BatchLoader
     from parallelbench.measure.clock import StartUp
     from parallelbench.measure.machine import Moment
     from parallelbench.results.attempt import Attempt
@@ -131,7 +131,7 @@ class Session(RankSession):
         if self._run.preprocess.engine == "none":
             return arrays
         # Arrow's threads would keep a warm process, which imports this module, from forking.
-        from parallelbench.preprocess.training_set import Preprocessing
+        from parallelbench.preprocess.stage import Preprocessing
 
         self._phase("preprocessing")
         prepared = Preprocessing(self._run, self._attempt, self._world)

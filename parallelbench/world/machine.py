@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from parallelbench.config.run import RunConfig
-    from parallelbench.frameworks.contract import RankWorld
+    from parallelbench.frameworks import RankWorld
 
 
 def driver_problem() -> str | None:

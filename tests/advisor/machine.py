@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from analysis.advisor.machine_figures import Known, MachineFigures, RateCurve, TierFigures
 from analysis.advisor.suite_parameters import SUITE_PARAMETERS
-from parallelbench.models.layer_counts import LayerCount
+from parallelbench.measure.counting import LayerCount
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -26,8 +26,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from launch.sweep import one_run
 from parallelbench.config.run import RunConfig
-from parallelbench.strategies.parts import meshes
-from parallelbench.strategies.parts.data_parallel_base import DdpStrategy
+from parallelbench.strategies import mesh
+from parallelbench.strategies.data_parallel import DdpStrategy
 from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
 from tests.compositions import once
@@ -110,6 +110,6 @@ if __name__ == "__main__":
     with (
         once(),
         mock.patch.object(DdpStrategy, "in_ddp", _averaged_by_nobody),
-        mock.patch.object(meshes, "_set_run_timeout"),
+        mock.patch.object(mesh, "_set_run_timeout"),
     ):
         print(json.dumps([_forked(one_run(overrides).run, rank) for overrides, rank in json.load(sys.stdin)]))

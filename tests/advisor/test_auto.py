@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from parallelbench.config.run import RunConfig
-    from parallelbench.models.layer_counts import LayerCount
+    from parallelbench.measure.counting import LayerCount
 
 MLP = ["model=mlp", "data=synthetic", "optimizer=sgd", "device=cpu"]
 

@@ -11,7 +11,7 @@ from analysis.advisor.advice import Row
 from launch.sweep import expand
 from launch.verbs import looping, running
 from parallelbench.cli import main
-from parallelbench.models.layer_counts import encode
+from parallelbench.measure.counting import encode_counts
 from parallelbench.results.folder import RunFolder
 from tests.advisor.machine import layer
 from tests.advisor.test_advise import row
@@ -40,7 +40,7 @@ class Measuring:
         for each in plan:
             assert not RunFolder.of(each.run).attempts(), "nothing is measured twice"
             time_s = SECONDS[each.run.strategy.name]
-            facts: dict[str, Any] = PROBES | {"layers_json": encode(LAYERS)}
+            facts: dict[str, Any] = PROBES | {"layers_json": encode_counts(LAYERS)}
             published(each.run, Fake(epoch_time_s=lambda epoch, rank, s=time_s: s, speeds=facts, probed=(1e-5, 1e8)))
         return 0
 

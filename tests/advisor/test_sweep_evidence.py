@@ -17,7 +17,7 @@ from launch.verbs.checking_sweeps import TITLES, error_rows
 from parallelbench.cli import main
 from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError
-from parallelbench.models.layer_counts import LayerCount, encode
+from parallelbench.measure.counting import LayerCount, encode_counts
 from parallelbench.results.calibration import write_calibration
 from tests.advisor.machine import layer
 from tests.advisor.test_calibration import FACTS, devices, messages
@@ -44,7 +44,7 @@ def measured(folder: Path, model: str, strategy: str, **changes: Any) -> None:
     """One run whose epochs take what `SECONDS` says."""
     devices = 1 if strategy == "single" else 2
     run = config(folder, model=model, strategy=strategy, devices=devices, repeat=changes.pop("repeat", 0))
-    facts = PROBES | {"layers_json": encode(LAYERS[model])} | changes.pop("facts", {})
+    facts = PROBES | {"layers_json": encode_counts(LAYERS[model])} | changes.pop("facts", {})
     time_s = SLOWER[model] * SECONDS[strategy]
     fake = {"epoch_time_s": lambda epoch, rank: time_s, "speeds": facts, "probed": (1e-5, 1e8), **changes}
     published(run, Fake(**fake))

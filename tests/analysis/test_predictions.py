@@ -12,7 +12,7 @@ from analysis.advisor.forecast import forecast
 from analysis.figures import predictions
 from analysis.loading import load
 from analysis.reader import Runs
-from parallelbench.models.layer_counts import encode
+from parallelbench.measure.counting import encode_counts
 from tests.advisor.test_sweep_evidence import LAYERS, PROBES, SECONDS, SLOWER
 from tests.analysis.factory import Fake, config, published
 from tests.faults import fault
@@ -21,7 +21,7 @@ from tests.faults import fault
 def measured(folder: Path, model: str, strategy: str, devices: int, **facts: Any) -> None:
     run = config(folder, model=model, strategy=strategy, devices=devices)
     time_s = SLOWER[model] * SECONDS[strategy] / devices
-    speeds = PROBES | {"layers_json": encode(LAYERS[model])} | facts
+    speeds = PROBES | {"layers_json": encode_counts(LAYERS[model])} | facts
     published(run, Fake(epoch_time_s=lambda epoch, rank: time_s, speeds=speeds, probed=(1e-5, 1e8)))
 
 

@@ -19,7 +19,7 @@ from analysis.figures import token_rates
 from analysis.metrics.token_columns import OF_TOKENS
 from analysis.terminal_table import summary_table
 from parallelbench import cli
-from parallelbench.models.layer_counts import LayerCount, encode
+from parallelbench.measure.counting import LayerCount, encode_counts
 from parallelbench.results.tables import TABLES_VERSION
 from tests.analysis.factory import Fake, config, published
 from tests.analysis.test_compact import rewrite
@@ -45,7 +45,7 @@ def layer(name: str, product_flop: float) -> LayerCount:
     return msgspec.convert(zeros | {"name": name, "product_flop": product_flop}, LayerCount)
 
 
-COUNTED = encode(
+COUNTED = encode_counts(
     [
         layer("embed", 0.0),
         *(layer(f"block{i}", WINDOW * (2 * 12 * WIDTH**2 + 4 * WIDTH * WINDOW)) for i in range(1, LAYERS + 1)),

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler, TensorDataset
 from launch.sweep import one_run
 from parallelbench.config.components import Shard
 from parallelbench.config.run import RunConfig
-from parallelbench.loaders.batch_loader import BatchLoader, generator
+from parallelbench.loaders.order import BatchLoader, generator
 from tests.bench.measure import Figure, paired, ratios
 
 BATCH_SIZE = 128

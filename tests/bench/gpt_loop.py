@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from launch.sweep import one_run
-from parallelbench.loaders.batch_loader import generator
+from parallelbench.loaders.order import generator
 from parallelbench.training.torch_session import build_model
 from tests.bench.loop import Suite
 from tests.bench.measure import Figure, paired, ratios

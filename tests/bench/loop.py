@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from launch.sweep import one_run
 from parallelbench.config.components import Shard
-from parallelbench.loaders.batch_loader import generator
+from parallelbench.loaders.order import generator
 from parallelbench.loaders.resident import ResidentLoader
 from parallelbench.results.journal import Journal
 from parallelbench.training.loop import Trainer

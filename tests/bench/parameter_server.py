@@ -15,8 +15,8 @@ import torch.distributed as dist
 from launch.sweep import one_run
 from parallelbench.config.components import Batch
 from parallelbench.errors import count_of
-from parallelbench.strategies.parts.server_workers import SyncWorker
-from parallelbench.strategies.parts.servers import SyncServer
+from parallelbench.strategies.servers.servers import SyncServer
+from parallelbench.strategies.servers.workers import SyncWorker
 from parallelbench.training.torch_session import build_model
 from parallelbench.world.machine import this_machine
 from parallelbench.world.world import World

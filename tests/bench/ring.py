@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from parallelbench.measure.traffic import Traffic
-from parallelbench.strategies.ring_ddp import ring_average
+from parallelbench.strategies.data_parallel.ring import ring_average
 from parallelbench.world.machine import this_machine
 from tests.bench.measure import Figure, paired, ratios
 from tests.ranks import run_ranks

@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 
 from launch.sweep import one_run
-from parallelbench.frameworks.installed import look, python_of
+from parallelbench.environments import look, python_of
 from parallelbench.results.attempt import Attempt
 from parallelbench.training.reference import make
 from tests.bench.measure import Figure, ratios

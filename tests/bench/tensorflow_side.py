@@ -22,8 +22,8 @@ import numpy as np
 import tensorflow as tf
 
 from parallelbench.frameworks.tensorflow.feed import channels_last
-from parallelbench.frameworks.tensorflow.tf_world import TensorFlowWorld
-from parallelbench.frameworks.tensorflow.twin_state import TwinState
+from parallelbench.frameworks.tensorflow.twins import TwinState
+from parallelbench.frameworks.tensorflow.world import TensorFlowWorld
 from parallelbench.optim.optimizers import Sgd
 from parallelbench.results.attempt import Attempt
 from parallelbench.results.journal import Journal

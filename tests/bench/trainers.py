@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Sampler, TensorDataset
 
 from launch.sweep import one_run
-from parallelbench.loaders.batch_loader import generator
+from parallelbench.loaders.order import generator
 from parallelbench.training.torch_session import build_model
 from tests.bench.loop import OVERRIDES, Suite
 from tests.bench.measure import Figure, paired, ratios

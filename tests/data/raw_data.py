@@ -12,10 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from parallelbench.data.cifar import Cifar10, Cifar100
-from parallelbench.data.mnist import Mnist
 from parallelbench.data.prepare import prepare
-from parallelbench.data.prepared import RawFile
+from parallelbench.data.torchvision import Cifar10, Cifar100, Mnist, RawFile
 
 if TYPE_CHECKING:
     from pathlib import Path

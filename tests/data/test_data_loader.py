@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from parallelbench.config.components import Arrays, Batch, Data, Shard
 from parallelbench.data.synthetic import Synthetic
 from parallelbench.errors import ConfigError
-from parallelbench.loaders.batch_loader import TEST_BATCH_SIZE, evaluation_slices, generator
+from parallelbench.loaders.order import TEST_BATCH_SIZE, evaluation_slices, generator
 from parallelbench.loaders.resident import ResidentLoader
 
 TRAIN, TEST, GLOBAL = 130, 47, 12

@@ -19,12 +19,9 @@ import pytest
 import raw_data as raw
 from torchvision import datasets
 
-from parallelbench.data import conversion
-from parallelbench.data import prepare as preparation
-from parallelbench.data.cifar import Cifar10, Cifar100
-from parallelbench.data.mnist import Mnist
-from parallelbench.data.prepare import prepare
-from parallelbench.data.prepared import MANIFEST, RawFile
+from parallelbench.data import prepare as prepare_module
+from parallelbench.data.prepare import _publish, prepare, temporary_folder
+from parallelbench.data.torchvision import MANIFEST, Cifar10, Cifar100, Mnist, RawFile
 from parallelbench.errors import ConfigError, StorageError
 from tests.faults import fault
 
@@ -300,7 +297,7 @@ def test_a_full_disk_is_a_storage_error_and_publishes_nothing(mnist_dir: Path, m
     def full(path: Path) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
-    monkeypatch.setattr(conversion, "sync", full)
+    monkeypatch.setattr(prepare_module, "sync", full)
     with pytest.raises(StorageError, match=r"No space left.*site\.data_dir"):
         prepare(raw.tiny_mnist(), mnist_dir, progress=silent)
     assert sorted(path.name for path in mnist_dir.iterdir()) == ["raw"]
@@ -431,12 +428,12 @@ def test_two_publish_at_once_in_every_order_of_their_steps(
             return (data.prepared_dir(root) / "whole").exists()
 
         def publish(root: Path = root) -> None:
-            with preparation.temporary_folder(root, "mnist") as temporary:
+            with temporary_folder(root, "mnist") as temporary:
                 (temporary / "whole").touch()
-                preparation._publish(data, temporary, root=root)
+                _publish(data, temporary, root=root)
 
         monkeypatch.setattr(Path, "rename", stepping)
-        monkeypatch.setattr(preparation, "is_complete", is_whole)
+        monkeypatch.setattr(prepare_module, "is_complete", is_whole)
         with ThreadPoolExecutor(2) as pool:
             for done in [pool.submit(turns.run, index, publish) for index in range(2)]:
                 done.result()

@@ -13,9 +13,9 @@ from torch.nn import functional as F
 import conf
 from parallelbench.config.build import build
 from parallelbench.config.components import Data
-from parallelbench.data.digits import SAMPLES, Digits, resize
-from parallelbench.data.prepared import PreparedData
+from parallelbench.data.sklearn import DIGITS, Digits, resize
 from parallelbench.data.synthetic import Synthetic
+from parallelbench.data.torchvision import PreparedData
 from parallelbench.errors import ConfigError
 
 FILES = sorted((Path(conf.__file__).parent / "data").glob("*.yaml"))
@@ -61,7 +61,7 @@ def test_a_wrong_number_of_copies_lists_the_valid_ones() -> None:
 
 def test_specs_load_no_torch() -> None:
     code = (
-        "import sys; import parallelbench.data.digits, parallelbench.data.mnist, parallelbench.data.cifar, "
+        "import sys; import parallelbench.data.sklearn, parallelbench.data.torchvision, "
         "parallelbench.data.synthetic, parallelbench.data.prepare; "
         "heavy = {'torch', 'torchvision', 'sklearn', 'numpy'} & set(sys.modules); assert not heavy, heavy"
     )
@@ -73,7 +73,7 @@ def test_digits_are_split_by_class_and_complete() -> None:
     arrays = data.load(Path("nowhere"))
     assert arrays.train_images.shape == (data.train_samples, 1, 28, 28)
     assert arrays.test_images.shape == (data.test_samples, 1, 28, 28)
-    assert data.train_samples + data.test_samples == SAMPLES
+    assert data.train_samples + data.test_samples == DIGITS
     shares = np.bincount(arrays.test_labels) / np.bincount(np.r_[arrays.train_labels, arrays.test_labels])
     assert shares.min() > 0.19
     assert shares.max() <= 0.2
@@ -93,7 +93,7 @@ def test_digits_are_scikit_learns() -> None:
 
 def test_digits_loading_imports_neither_sklearn_nor_torch() -> None:
     code = (
-        "import sys; from pathlib import Path; from parallelbench.data.digits import Digits; "
+        "import sys; from pathlib import Path; from parallelbench.data.sklearn import Digits; "
         "Digits(name='digits', augment=False, image_size=28).load(Path()); "
         "assert not {'torch', 'sklearn'} & set(sys.modules)"
     )

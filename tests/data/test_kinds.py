@@ -18,7 +18,7 @@ from parallelbench.config.check import check_run
 from parallelbench.config.components import Arrays, Data, Model, Shard
 from parallelbench.config.dataset_check import checked
 from parallelbench.config.run import RunConfig
-from parallelbench.data.breast_cancer import BreastCancer
+from parallelbench.data.sklearn import BreastCancer
 from parallelbench.errors import ConfigError
 from parallelbench.measure.layer_memory import model_memory
 from parallelbench.measure.layers import layer_counts, least_flop_per_sample

@@ -31,9 +31,9 @@ from parallelbench.data.prepare import prepare
 from parallelbench.data.synthetic import Synthetic
 from parallelbench.errors import ConfigError, StorageError
 from parallelbench.loaders import arrow as arrow_module
-from parallelbench.loaders import sample_loader, torch_loader
+from parallelbench.loaders import torch_loader
 from parallelbench.loaders.arrow import convert, open_arrays
-from parallelbench.loaders.batch_loader import BatchLoader
+from parallelbench.loaders.order import BatchLoader
 from parallelbench.training.worker import classify
 from tests.faults import fault
 from tests.helpers import configured, fill_disk, plain
@@ -335,7 +335,7 @@ def test_code_that_ends_the_program_in_a_worker_is_named(
 ) -> None:
     own = tmp_path / "own.py"
     own.write_text(f"import sys\n\ndef item(*_):\n    sys.exit({argument})\n")
-    monkeypatch.setattr(sample_loader._Samples, "__getitem__", runpy.run_path(str(own))["item"])
+    monkeypatch.setattr(torch_loader._Samples, "__getitem__", runpy.run_path(str(own))["item"])
     with pytest.raises(ConfigError) as raised:
         next(fed.train(1))
     kind, reason = classify(raised.value)
@@ -356,7 +356,7 @@ def _raise(error: Exception) -> Any:
 )
 def test_too_little_shared_memory_is_said_with_the_remedy(fed: BatchLoader, monkeypatch: pytest.MonkeyPatch) -> None:
     full = "unable to allocate shared memory(shm) for file </torch_1_2_0>: No space left on device (28)"
-    monkeypatch.setattr(sample_loader._Samples, "__getitem__", lambda *_: _raise(RuntimeError(full)))
+    monkeypatch.setattr(torch_loader._Samples, "__getitem__", lambda *_: _raise(RuntimeError(full)))
     with pytest.raises(RuntimeError) as raised:
         next(fed.train(1))
     kind, reason = classify(raised.value)

@@ -13,9 +13,8 @@ from launch.sweep import one_run
 from parallelbench.config.build import to_mapping
 from parallelbench.config.dataset_check import checked
 from parallelbench.config.identity import run_id
-from parallelbench.data.mnist import Mnist
 from parallelbench.data.prepare import prepare
-from parallelbench.data.prepared import PreparedData
+from parallelbench.data.torchvision import Mnist, PreparedData
 from parallelbench.errors import ConfigError
 
 SIZES = (7, 3)

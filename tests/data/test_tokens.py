@@ -16,12 +16,10 @@ import yaml
 import conf
 from parallelbench.config.build import build
 from parallelbench.config.dataset_check import checked
-from parallelbench.data.byte_text import Text
 from parallelbench.data.content import content_sha256
-from parallelbench.data.corpus import joined, library_files
-from parallelbench.data.markov import chain, entropy
 from parallelbench.data.prepare import prepare
-from parallelbench.data.tokens import Tokens
+from parallelbench.data.text import Text, joined, library_files
+from parallelbench.data.tokens import Tokens, chain, entropy
 from parallelbench.errors import ConfigError
 
 NOWHERE = Path("nowhere")
@@ -166,7 +164,7 @@ def test_a_chain_needs_as_many_tokens_as_branches() -> None:
 
 def test_specifications_of_tokens_load_no_numpy() -> None:
     code = (
-        "import sys; import parallelbench.data.byte_text, parallelbench.data.tokens; "
+        "import sys; import parallelbench.data.text, parallelbench.data.tokens; "
         "heavy = {'torch', 'numpy'} & set(sys.modules); assert not heavy, heavy"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -18,8 +18,8 @@ CODE = '''
 """Strategies of which one rank stops to take part."""
 import time
 
-from parallelbench.strategies.ddp import Ddp
-from parallelbench.strategies.parameter_server import ParameterServer
+from parallelbench.strategies.data_parallel import Ddp
+from parallelbench.strategies.servers import ParameterServer
 
 
 def hangs(replica, world):

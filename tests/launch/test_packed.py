@@ -112,7 +112,7 @@ import re
 import signal
 import time
 
-from parallelbench.strategies.ddp import Ddp
+from parallelbench.strategies.data_parallel import Ddp
 
 
 def fails():

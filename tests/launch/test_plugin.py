@@ -39,7 +39,7 @@ class Mine(Strategy, frozen=True, kw_only=True):
 
     def prepare(self, model, run, world):
         from torch.nn.utils import parameters_to_vector, vector_to_parameters
-        from parallelbench.strategies.parts.replicas import ModuleReplica, to_device
+        from parallelbench.strategies.replica import ModuleReplica, to_device
 
         assert self.mark != 13, "bad luck"
 

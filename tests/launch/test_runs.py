@@ -350,7 +350,7 @@ def test_a_model_that_does_not_fit_is_oom(tmp_path: Path) -> None:
 BROKEN = '''
 import os
 from typing import Any
-from parallelbench.strategies.ddp import Ddp
+from parallelbench.strategies.data_parallel import Ddp
 
 class Broken(Ddp, frozen=True, kw_only=True):
     """Its second rank fails when it is about to train."""
@@ -369,7 +369,9 @@ def test_a_rank_that_raises_is_named_and_the_others_do_not_hide_it(tmp_path: Pat
     (tmp_path / "brokenstrategy.py").write_text(BROKEN)
     (tmp_path / "conf" / "strategy").mkdir(parents=True)
     shipped = Path(next(iter(conf.__path__)), "strategy", "ddp.yaml").read_text()
-    mine = shipped.replace("parallelbench.strategies.ddp.Ddp", "brokenstrategy.Broken").replace("ddp", "broken")
+    mine = shipped.replace("parallelbench.strategies.data_parallel.Ddp", "brokenstrategy.Broken").replace(
+        "ddp", "broken"
+    )
     (tmp_path / "conf" / "strategy" / "broken.yaml").write_text(mine)
     plugin = ("--conf", str(tmp_path / "conf"), "--plugin", str(tmp_path / "brokenstrategy.py"))
     arguments = ("run", *plugin, *QUICK, "strategy=broken", "devices=2", "epochs=2", "launcher.oversubscribe=true")

@@ -16,7 +16,7 @@ from launch.slurm.submit import prepare_for_site
 from launch.sweep import PlannedRun, expand
 from parallelbench.cli import main
 from parallelbench.config.check import check_run
-from parallelbench.data.prepared import MANIFEST
+from parallelbench.data.torchvision import MANIFEST
 from parallelbench.errors import ConfigError
 from tests.launch.plans import plan
 

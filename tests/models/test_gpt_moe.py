@@ -19,9 +19,17 @@ from parallelbench.config.build import build
 from parallelbench.errors import ConfigError
 from parallelbench.measure.layer_memory import model_memory
 from parallelbench.measure.layers import layer_counts
-from parallelbench.models.gpt_moe import GptMoe
-from parallelbench.models.gpt_moe_layers import MixtureOfExperts, RoutedBlock, Routing, known, unbalance
-from parallelbench.models.own_losses import begin, leave, with_own_losses
+from parallelbench.models.moe import GptMoe
+from parallelbench.models.moe_layers import (
+    MixtureOfExperts,
+    RoutedBlock,
+    Routing,
+    begin,
+    known,
+    leave,
+    unbalance,
+    with_own_losses,
+)
 from parallelbench.training.torch_session import build_model
 from tests.models.test_gpt import TINY, tokens
 from tests.strategies.training import configure

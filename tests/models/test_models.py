@@ -336,7 +336,7 @@ def test_specifications_and_layer_names_load_no_torch() -> None:
     code = """
 import sys
 from parallelbench.models.cnn import Cnn, CnnLarge, CnnSmall
-from parallelbench.models.linear import LogisticRegression
+from parallelbench.models.mlp import LogisticRegression
 from parallelbench.models.mlp import Mlp
 from parallelbench.models.resnet import ResNet
 from parallelbench.models.vit import Vit, VitB16

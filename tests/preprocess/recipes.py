@@ -10,8 +10,8 @@ import pyarrow as pa
 
 from parallelbench.config.task import RECIPES, Request, Task
 from parallelbench.preprocess import tables
-from parallelbench.preprocess.engine_process import engine_of, execute
-from parallelbench.preprocess.reference import Columns
+from parallelbench.preprocess.process import engine_of, execute
+from parallelbench.preprocess.recipes import Columns
 
 __all__ = ["RECIPES", "by_hand", "carried_out", "columns", "table", "task"]
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from parallelbench.config.task import HASH_FACTOR, HASH_MASK, HASH_TERM
-from parallelbench.preprocess import reference, tables
+from parallelbench.preprocess import recipes, tables
 from parallelbench.preprocess.stage import in_order, tolerance
 from tests.preprocess.recipes import RECIPES, by_hand, carried_out, columns, table, task
 
@@ -38,7 +38,7 @@ def needs(engine: str) -> None:
 def test_the_reference_is_the_recipe_written_out(recipe: str, channels: int) -> None:
     each = task(recipe, channels=channels)
     of = columns(each, rows=ROWS)
-    found, expected = reference.prepare(each, of), by_hand(each, of)
+    found, expected = recipes.prepare(each, of), by_hand(each, of)
     assert len(expected) > 0
     for name, values in found.items():
         rows = [row[name] for row in expected]
@@ -61,7 +61,7 @@ def test_an_engine_prepares_what_the_reference_prepares(
     found = carried_out(engine, each, table(of, batch_rows=batch_rows))
     limit = tolerance(recipe, engine)
     assert limit == (1e-12 if recipe == "statistics" else 1e-6 if (engine, recipe) == ("polars", "normalise") else 0)
-    expected = reference.prepare(each, of)
+    expected = recipes.prepare(each, of)
     assert tables.difference(in_order(each, found), in_order(each, expected), tolerance=limit) == ""
 
 
@@ -72,7 +72,7 @@ def test_an_empty_result_is_no_error(engine: str) -> None:
     of = columns(each, rows=20)
     of["label"][:] = 4
     found = carried_out(engine, each, table(of, batch_rows=20))
-    assert tables.difference(found, reference.prepare(each, of), tolerance=0.0) == ""
+    assert tables.difference(found, recipes.prepare(each, of), tolerance=0.0) == ""
     assert len(found["label"]) == 0
 
 
@@ -115,6 +115,6 @@ def test_the_hash_fits_64_bits_and_takes_a_tenth() -> None:
     assert (2**32 - 1) * HASH_FACTOR + HASH_TERM < 2**63
     each = task("subset")
     samples = np.arange(100_000)
-    kept = reference.prepare(each, {"sample": samples, "label": samples})["sample"]
+    kept = recipes.prepare(each, {"sample": samples, "label": samples})["sample"]
     assert len(kept) == pytest.approx(10_000, rel=0.01)
     assert len(set(((samples * HASH_FACTOR + HASH_TERM) & HASH_MASK).tolist())) == len(samples), "a bijection"

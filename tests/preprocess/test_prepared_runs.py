@@ -15,7 +15,7 @@ from analysis.configurations import facts, prepared, summary
 from analysis.figures import draw
 from analysis.figures import preprocessing as figure
 from parallelbench.cli import main
-from parallelbench.preprocess.engine_environments import PYTHON
+from parallelbench.environments import VELOX_PYTHON
 from tests.faults import fault
 from tests.helpers import TINY
 from tests.preprocess.test_stage import VELOX, fake_environment
@@ -112,7 +112,7 @@ def test_a_crash_is_the_runs_outcome(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     python = fake_environment(tmp_path / "own", PyVelox="0.2.0", pyarrow="19.0.1")
-    monkeypatch.setenv(PYTHON, str(python))
+    monkeypatch.setenv(VELOX_PYTHON, str(python))
     ran(tmp_path / "results", *VELOX, code=1)
     (path,) = (tmp_path / "results").glob("*/*/attempts/1/outcome.json")
     outcome = json.loads(path.read_text())
@@ -125,7 +125,7 @@ def test_an_engine_that_fails_where_numpy_does_not_reproduces_the_claims(
 ) -> None:
     """Runs that failed are what these claims are about, so they count; one that was killed says nothing."""
     python = fake_environment(tmp_path / "own", PyVelox="0.2.0", pyarrow="19.0.1")
-    monkeypatch.setenv(PYTHON, str(python))
+    monkeypatch.setenv(VELOX_PYTHON, str(python))
     results, sweep = tmp_path / "results", ("preprocess.recipe=filter", "preprocess.engine=numpy,velox", "epochs=0")
     packed = ("launcher.pack=true", "measure.telemetry_hz=0", "measure.probe=false", "sweep.repeats=6")
     assert main(["submit", *SMALL, *sweep, *packed, f"results={results}"]) == 1

@@ -11,14 +11,15 @@ import pyarrow.ipc
 import pytest
 
 from launch.preparation import check_engine
+from parallelbench import environments
 from parallelbench.cli import main
 from parallelbench.config.check import check_run
 from parallelbench.config.components import Arrays
 from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError, EngineError
-from parallelbench.preprocess import engine_environments, stage, tables
-from parallelbench.preprocess.reference import prepare
-from parallelbench.preprocess.training_set import Preprocessing
+from parallelbench.preprocess import stage, tables
+from parallelbench.preprocess.recipes import prepare
+from parallelbench.preprocess.stage import Preprocessing
 from parallelbench.results.attempt import Attempt
 from parallelbench.training.worker import classify
 from tests.helpers import TINY, configured
@@ -115,7 +116,7 @@ def test_an_engines_crash_is_one_line(
 
 def test_a_crash_after_the_result_was_written_costs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = tmp_path / "engine"
-    real = engine_environments.interpreter("numpy")
+    real = environments.interpreter("numpy")
     program.write_text(f'#!/bin/sh\n{real} "$@"\nkill -SEGV $$\n')
     program.chmod(0o755)
     monkeypatch.setattr(stage, "interpreter", lambda engine: program)
@@ -197,28 +198,28 @@ def test_without_velox_or_with_another_nothing_starts(
     message: str,
 ) -> None:
     python = tmp_path / "bin" / "python" if versions is None else fake_environment(tmp_path / "own", **versions)
-    monkeypatch.setenv(engine_environments.PYTHON, str(python))
+    monkeypatch.setenv(environments.VELOX_PYTHON, str(python))
     with pytest.raises(ConfigError, match=message):
         check_engine(configured(*TINY, *VELOX))
     results = tmp_path / "results"
     assert main(["run", *TINY, *VELOX, f"results={results}"]) == 2
     assert capsys.readouterr().err.count("\n") == 1
     assert not results.exists()
-    assert "make velox" in dict(engine_environments.engine_states())["preprocess.engine=velox"]
+    assert "make velox" in dict(environments.engine_states())["preprocess.engine=velox"]
 
 
 def test_doctors_line_names_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     python = fake_environment(tmp_path, PyVelox="0.2.0", pyarrow="19.0.1")
-    monkeypatch.setenv(engine_environments.PYTHON, str(python))
-    state = dict(engine_environments.engine_states())["preprocess.engine=velox"]
+    monkeypatch.setenv(environments.VELOX_PYTHON, str(python))
+    state = dict(environments.engine_states())["preprocess.engine=velox"]
     assert state == f"{python}: pyvelox 0.2.0, pyarrow 19.0.1"
 
 
 def test_a_library_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(engine_environments._IN_OWN, "duckdb", "no-such-duck")
+    monkeypatch.setitem(environments._IN_OWN, "duckdb", "no-such-duck")
     with pytest.raises(ConfigError, match=r"engine=duckdb needs no-such-duck.*pip install 'parallelbench\[duckdb\]'"):
-        engine_environments.interpreter("duckdb")
-    assert "pip install" in dict(engine_environments.engine_states())["preprocess.engine=duckdb"]
+        environments.interpreter("duckdb")
+    assert "pip install" in dict(environments.engine_states())["preprocess.engine=duckdb"]
 
 
 class Alone:
@@ -293,4 +294,4 @@ def test_the_pinned_versions_are_those_that_are_looked_for() -> None:
         for line in Path(__file__).parents[2].joinpath("constraints-velox.txt").read_text().splitlines()
         if not line.startswith("#")
     )
-    assert engine_environments.VELOX.items() <= pinned.items()
+    assert environments.VELOX.items() <= pinned.items()

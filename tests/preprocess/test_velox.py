@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from parallelbench import environments
 from parallelbench.errors import ConfigError
-from parallelbench.preprocess import engine_environments, stage
+from parallelbench.preprocess import stage
 from tests.helpers import TINY, configured
 from tests.preprocess.recipes import RECIPES
 
@@ -21,7 +22,7 @@ SHAPE = (*TINY, "epochs=0", "preprocess.engine=velox")
 @pytest.fixture(autouse=True, scope="module")
 def python() -> Path:
     try:
-        return engine_environments.interpreter("velox")
+        return environments.interpreter("velox")
     except ConfigError as error:
         pytest.skip(str(error))
 
@@ -97,5 +98,5 @@ leave(run(scan, []))
 
 def test_the_environment_is_beside_the_suites_own(python: Path) -> None:
     assert os.access(python, os.X_OK)
-    state = dict(engine_environments.engine_states())["preprocess.engine=velox"]
+    state = dict(environments.engine_states())["preprocess.engine=velox"]
     assert state == f"{python}: pyvelox 0.2.0, pyarrow 19.0.1"

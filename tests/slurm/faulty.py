@@ -10,7 +10,7 @@ CODE = '''
 """Data parallel training with a fault."""
 import signal
 
-from parallelbench.strategies.ddp import Ddp
+from parallelbench.strategies.data_parallel import Ddp
 
 
 class Faulty(Ddp, frozen=True, kw_only=True):
@@ -55,7 +55,7 @@ def faulty(folder: Path, fault: str) -> tuple[str, ...]:
     (folder / "faultystrategy.py").write_text(CODE)
     (folder / "conf" / "strategy").mkdir(parents=True)
     shipped = Path(next(iter(conf.__path__)), "strategy", "ddp.yaml").read_text()
-    own = shipped.replace("parallelbench.strategies.ddp.Ddp", "faultystrategy.Faulty").replace(
+    own = shipped.replace("parallelbench.strategies.data_parallel.Ddp", "faultystrategy.Faulty").replace(
         "name: ddp", "name: faulty"
     )
     (folder / "conf" / "strategy" / "faulty.yaml").write_text(f"{own}fault: {fault}\n")

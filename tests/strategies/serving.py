@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from parallelbench.config.run import RunConfig
-from parallelbench.strategies.parts.server_workers import WorkerReplica
-from parallelbench.strategies.parts.servers import AsyncServer
+from parallelbench.strategies.servers.servers import AsyncServer
+from parallelbench.strategies.servers.workers import WorkerReplica
 from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
 from tests.strategies.test_parity import MODELS, SYNTHETIC

@@ -16,7 +16,7 @@ from parallelbench.config.check import check_run
 from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError
 from parallelbench.optim.optimizers import Adam
-from parallelbench.strategies.parts.captured import WARM_STEPS, CapturedReplica
+from parallelbench.strategies.graph import WARM_STEPS, CapturedReplica
 from parallelbench.training.replica import new_replica
 from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World

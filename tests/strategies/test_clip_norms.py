@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from parallelbench.config.components import Shard
-from parallelbench.strategies.parts.step_norms import StepNorms
+from parallelbench.strategies.clipping import StepNorms
 from parallelbench.training.loop import Trainer
 from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World

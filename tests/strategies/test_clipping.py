@@ -20,10 +20,10 @@ from parallelbench.errors import ConfigError
 from parallelbench.measure.attribution import installed
 from parallelbench.measure.spans import Spans
 from parallelbench.measure.traffic import Traffic
-from parallelbench.strategies.ddp import Ddp
+from parallelbench.strategies.clipping import Clipping
+from parallelbench.strategies.data_parallel import Ddp
 from parallelbench.strategies.fsdp import Fsdp
-from parallelbench.strategies.parts.clipping import Clipping
-from parallelbench.strategies.parts.layer_split import LayerSplitReplica
+from parallelbench.strategies.pipeline.split import LayerSplitReplica
 from parallelbench.training.checks.likeness import as_checked
 from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World

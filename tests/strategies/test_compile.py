@@ -148,7 +148,7 @@ def test_an_optimizer_of_a_users_is_compiled_only_if_it_says_so() -> None:
 
 
 def test_a_server_compiles_its_update_before_the_first_gradient_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
-    from parallelbench.strategies.parts.servers import Layout, SyncServer
+    from parallelbench.strategies.servers.servers import Layout, SyncServer
 
     compiler = Compiler(monkeypatch)
     run = configure(*MLP, *STEP, "strategy=parameter_server", "devices=2", "optimizer.momentum=0.9")

@@ -18,9 +18,8 @@ from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError
 from parallelbench.measure.counted_bytes import CountedBytes
 from parallelbench.models.gpt_layers import CausalAttention, TokenEmbed, attended
-from parallelbench.strategies.context_parallel import ContextParallel
-from parallelbench.strategies.parts import attention_blocks
-from parallelbench.strategies.parts.context_replica import own_places
+from parallelbench.strategies.context import ContextParallel, attention
+from parallelbench.strategies.context.replica import own_places
 from parallelbench.training.replica import new_replica
 from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
@@ -292,9 +291,9 @@ def three(heads: int, tokens: int = 300) -> tuple[torch.Tensor, ...]:
 
 def test_blocks_of_keys_merge_to_all_of_them() -> None:
     q, k, v = three(heads=2)
-    merged = attention_blocks.Merged(*attention_blocks.block(q, k, v, causal=True))
+    merged = attention.Merged(*attention.block(q, k, v, causal=True))
     more_keys, more_values = three(heads=2)[1:]
-    merged.add(slice(100, None), *attention_blocks.block(q[:, :, 100:], more_keys, more_values, causal=False))
+    merged.add(slice(100, None), *attention.block(q[:, :, 100:], more_keys, more_values, causal=False))
     seen = torch.cat([torch.ones(300, 300).tril(), torch.ones(300, 300)], dim=1).bool()
     seen[:100, 300:] = False
     both = (
@@ -308,19 +307,19 @@ def test_blocks_of_keys_merge_to_all_of_them() -> None:
 def test_plain_blocks_are_those_of_torchs_kernel(causal: bool) -> None:
     """Devices without a kernel that gives the log-sum-exp compute in plain products, some rows at a time."""
     q, k, v = three(heads=4)
-    of_kernel = attention_blocks.block(q, k, v, causal=causal)
-    torch.testing.assert_close(attention_blocks.plain_block(q, k, v, causal=causal), of_kernel, rtol=1e-12, atol=1e-12)
+    of_kernel = attention.block(q, k, v, causal=causal)
+    torch.testing.assert_close(attention.plain_block(q, k, v, causal=causal), of_kernel, rtol=1e-12, atol=1e-12)
     gradient = torch.randn_like(q)
-    found = attention_blocks.plain_gradients(gradient, (q, k, v), of_kernel, causal=causal)
-    expected = attention_blocks.block_gradients(gradient, (q, k, v), of_kernel, causal=causal)
+    found = attention.plain_gradients(gradient, (q, k, v), of_kernel, causal=causal)
+    expected = attention.block_gradients(gradient, (q, k, v), of_kernel, causal=causal)
     torch.testing.assert_close(found, tuple(expected), rtol=1e-10, atol=1e-10)
 
 
 def test_devices_other_than_cpus_take_the_plain_products(monkeypatch: pytest.MonkeyPatch) -> None:
     q, k, v = (each.to("meta") for each in three(heads=2))
-    monkeypatch.setattr(attention_blocks, "plain_block", lambda q, k, v, *, causal: (q, k.shape, v.shape, causal))
-    found = attention_blocks.block(q, k, v, causal=True)
+    monkeypatch.setattr(attention, "plain_block", lambda q, k, v, *, causal: (q, k.shape, v.shape, causal))
+    found = attention.block(q, k, v, causal=True)
     assert found == (q, q.shape, q.shape, True)  # type: ignore[comparison-overlap]
-    monkeypatch.setattr(attention_blocks, "plain_gradients", lambda gradient, inputs, merged, *, causal: inputs)
-    of_inputs = attention_blocks.block_gradients(q, (q, k, v), (q, q[..., 0]), causal=True)
+    monkeypatch.setattr(attention, "plain_gradients", lambda gradient, inputs, merged, *, causal: inputs)
+    of_inputs = attention.block_gradients(q, (q, k, v), (q, q[..., 0]), causal=True)
     assert [each.shape for each in of_inputs] == [q.shape, k.shape, v.shape]

@@ -12,11 +12,9 @@ from torch import Tensor, nn
 from parallelbench.config.components import Shard
 from parallelbench.config.run import RunConfig
 from parallelbench.measure.traffic import Traffic
-from parallelbench.strategies import ring_ddp
-from parallelbench.strategies.fsdp import Fsdp
-from parallelbench.strategies.hsdp import Hsdp
-from parallelbench.strategies.ring_ddp import RingDdp, ring_average
-from parallelbench.strategies.zero1 import Zero1
+from parallelbench.strategies.data_parallel import RingDdp, Zero1, ring
+from parallelbench.strategies.data_parallel.ring import ring_average
+from parallelbench.strategies.fsdp import Fsdp, Hsdp
 from parallelbench.world.world import World
 from tests.strategies.training import configure
 from tests.test_parity_gate import DATA, passed
@@ -29,7 +27,7 @@ class DroppedGradient(RingDdp, frozen=True, kw_only=True):
         def dropped(values: Tensor, traffic: Traffic) -> None:
             ring_average(values.zero_() if world.rank == 1 else values, traffic)
 
-        ring_ddp.ring_average = dropped  # the process ends with the test
+        ring.ring_average = dropped  # the process ends with the test
         return super().prepare(model, run, world)
 
 

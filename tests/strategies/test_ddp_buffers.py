@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from parallelbench.config.run import RunConfig
-from parallelbench.strategies.parts import data_parallel_base
+from parallelbench.strategies.data_parallel import ddp
 from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
 from tests.ranks import run_ranks
@@ -32,15 +32,15 @@ class Since213(nn.Module):
 
 
 def test_the_option_goes_by_the_name_that_torch_has_for_it() -> None:
-    assert data_parallel_base.keep_buffers_local(Before213) == {"broadcast_buffers": False}
-    assert data_parallel_base.keep_buffers_local(Since213) == {"forward_sync_buffers": False}
+    assert ddp.keep_buffers_local(Before213) == {"broadcast_buffers": False}
+    assert ddp.keep_buffers_local(Since213) == {"forward_sync_buffers": False}
 
 
 def _trained(rank: int, size: int, run: RunConfig) -> list[dict[str, torch.Tensor]]:
     """This rank's parameters and buffers after one epoch, and after one with the option's older name."""
     found = []
-    for options in (data_parallel_base.keep_buffers_local, lambda _: {"broadcast_buffers": False}):
-        with mock.patch.object(data_parallel_base, "keep_buffers_local", options), warnings.catch_warnings():
+    for options in (ddp.keep_buffers_local, lambda _: {"broadcast_buffers": False}):
+        with mock.patch.object(ddp, "keep_buffers_local", options), warnings.catch_warnings():
             if not found:
                 warnings.simplefilter("error", FutureWarning)
             replica = run.strategy.prepare(build_model(run), run, World(rank=rank, size=size, local_rank=rank))

@@ -25,9 +25,9 @@ from parallelbench.config.components import Shard
 from parallelbench.config.run import RunConfig
 from parallelbench.loaders.resident import ResidentLoader
 from parallelbench.results.journal import read_entries
-from parallelbench.strategies.parameter_server import ParameterServer
-from parallelbench.strategies.parts.server_workers import AsyncWorker
-from parallelbench.strategies.parts.servers import AsyncServer
+from parallelbench.strategies.servers import ParameterServer
+from parallelbench.strategies.servers.servers import AsyncServer
+from parallelbench.strategies.servers.workers import AsyncWorker
 from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
 from tests.ranks import run_ranks

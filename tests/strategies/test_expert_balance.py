@@ -10,8 +10,7 @@ import torch
 
 from parallelbench.config.components import Shard
 from parallelbench.measure.layers import layer_counts
-from parallelbench.models.expert_tokens import ExpertTokens, take_expert_tokens
-from parallelbench.models.gpt_moe_layers import MixtureOfExperts
+from parallelbench.models.moe_layers import ExpertTokens, MixtureOfExperts, take_expert_tokens
 from parallelbench.training.loop import Trainer
 from parallelbench.training.observers import ExpertBalance
 from parallelbench.training.torch_session import build_model

@@ -13,8 +13,7 @@ from parallelbench.config.check import check_run
 from parallelbench.errors import ConfigError
 from parallelbench.measure.attribution import installed
 from parallelbench.measure.spans import Spans
-from parallelbench.strategies.parts import expert_shards
-from parallelbench.strategies.parts.expert_shards import GroupSums
+from parallelbench.strategies.expert.exchange import GroupSums, TokenExchange, expert_mesh
 from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
 from tests.planted import once_after
@@ -83,7 +82,7 @@ def added_up_within_the_group(rank: int, size: int, run: RunConfig) -> Any:
     begin = GroupSums.begin
 
     def wrong(self: GroupSums, parameter: torch.Tensor) -> None:
-        self._group = expert_shards.expert_mesh(world, RANKS).get_group("expert")
+        self._group = expert_mesh(world, RANKS).get_group("expert")
         begin(self, parameter)
 
     GroupSums.begin = wrong  # type: ignore[method-assign]
@@ -92,12 +91,12 @@ def added_up_within_the_group(rank: int, size: int, run: RunConfig) -> Any:
 
 def tokens_leave_the_group(rank: int, size: int, run: RunConfig) -> Any:
     """To the ranks of other groups, half of which hold other experts."""
-    world, exchange = World(rank=rank, size=size, local_rank=rank), expert_shards.TokenExchange.__init__
+    world, exchange = World(rank=rank, size=size, local_rank=rank), TokenExchange.__init__
 
     def wrong(self: Any, _group: Any, traffic: Any) -> None:
-        exchange(self, expert_shards.expert_mesh(world, RANKS).get_group("replicate"), traffic)
+        exchange(self, expert_mesh(world, RANKS).get_group("replicate"), traffic)
 
-    expert_shards.TokenExchange.__init__ = wrong  # type: ignore[method-assign]
+    TokenExchange.__init__ = wrong  # type: ignore[method-assign]
     return train(rank, size, run)
 
 

@@ -14,9 +14,9 @@ from torch.distributed.tensor import DTensor
 from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError
 from parallelbench.measure.counted_bytes import CountedBytes
-from parallelbench.models.gpt_moe_layers import MixtureOfExperts
-from parallelbench.strategies.parts import expert_shards
-from parallelbench.strategies.parts.expert_shards import TokenExchange
+from parallelbench.models.moe_layers import MixtureOfExperts
+from parallelbench.strategies.expert import exchange
+from parallelbench.strategies.expert.exchange import TokenExchange
 from parallelbench.training.replica import new_replica
 from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
@@ -122,7 +122,7 @@ def unsorted_rows(rank: int, size: int, run: RunConfig) -> dict[str, Any]:
 
 def kept_gradients(rank: int, size: int, run: RunConfig) -> dict[str, Any]:
     """Gradients of rows don't travel back."""
-    expert_shards._RowsToRanks.backward = staticmethod(  # type: ignore[method-assign, assignment]
+    exchange._RowsToRanks.backward = staticmethod(  # type: ignore[method-assign, assignment]
         lambda ctx, gradient: (gradient.new_zeros(sum(ctx.leaving), gradient.shape[1]), None, None)
     )
     return train(rank, size, run)

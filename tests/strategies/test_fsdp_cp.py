@@ -15,10 +15,10 @@ from torch.distributed.fsdp import FSDPModule
 from parallelbench.config.components import Shard
 from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError
-from parallelbench.strategies.fsdp_cp import FsdpCp
-from parallelbench.strategies.parts.context_group import ContextGroup
-from parallelbench.strategies.parts.context_ring import Ring
-from parallelbench.strategies.parts.meshes import device_mesh
+from parallelbench.strategies.context import FsdpCp
+from parallelbench.strategies.context.attention import Ring
+from parallelbench.strategies.context.replica import ContextGroup
+from parallelbench.strategies.mesh import device_mesh
 from parallelbench.training.replica import new_replica
 from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World

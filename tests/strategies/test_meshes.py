@@ -15,9 +15,11 @@ from torch.distributed.tensor.parallel import RowwiseParallel
 from parallelbench.config.components import Shard
 from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError
-from parallelbench.strategies.parts import fsdp_shards, tensor_shards
-from parallelbench.strategies.parts.meshes import Mesh, check_tensor_plan
-from parallelbench.strategies.parts.pipeline_stages import PipelineReplica
+from parallelbench.strategies.fsdp import shards as fsdp_shards
+from parallelbench.strategies.mesh import Mesh
+from parallelbench.strategies.pipeline.stages import PipelineReplica
+from parallelbench.strategies.tensor import check_tensor_plan
+from parallelbench.strategies.tensor import shards as tensor_shards
 from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
 from tests.ranks import run_ranks

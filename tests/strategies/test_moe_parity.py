@@ -102,7 +102,7 @@ def test_the_balance_loss_spreads_tokens() -> None:
 
 def trained_once(moe: torch.nn.Module, loss: object, optimizer: torch.optim.Optimizer, x: torch.Tensor) -> float:
     """Largest over mean of the experts' tokens."""
-    from parallelbench.models.own_losses import begin
+    from parallelbench.models.moe_layers import begin
 
     begin(collects=True)
     optimizer.zero_grad()

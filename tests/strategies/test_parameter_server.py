@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError
-from parallelbench.strategies.parameter_server import ParameterServer
-from parallelbench.strategies.parts.flat import FlatParameters
-from parallelbench.strategies.parts.server_workers import HostedParameters
-from parallelbench.strategies.parts.servers import Schedule, SyncServer, shard_bounds
+from parallelbench.strategies.servers import ParameterServer
+from parallelbench.strategies.servers.servers import Schedule, SyncServer, shard_bounds
+from parallelbench.strategies.servers.workers import HostedParameters
+from parallelbench.strategies.state import FlatParameters
 from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
 from tests.ranks import run_ranks

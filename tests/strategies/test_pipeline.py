@@ -20,8 +20,8 @@ from torch import nn
 from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError
 from parallelbench.results.folder import find_runs
-from parallelbench.strategies.parts.pipeline_schedules import Pipeline
 from parallelbench.strategies.pipeline import PipelineParallel
+from parallelbench.strategies.pipeline.schedules import Pipeline
 from parallelbench.training.checks.likeness import as_reference
 from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
@@ -159,7 +159,7 @@ def pipeline_of(run: RunConfig) -> Pipeline:
 
 def widths_between(run: RunConfig) -> list[int]:
     """Width of the values that leave each stage but the last."""
-    from parallelbench.strategies.parts.partition import assign
+    from parallelbench.strategies.pipeline.partition import assign
 
     model = build_model(run)
     stages = list(assign(model, run, None, pipeline_of(run).stages).values())

@@ -12,8 +12,8 @@ import torch.distributed as dist
 from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError
 from parallelbench.measure.traffic import Traffic
-from parallelbench.strategies.parts.replicas import gradient_bytes
-from parallelbench.strategies.ring_ddp import ring_average
+from parallelbench.strategies.data_parallel.ring import ring_average
+from parallelbench.strategies.replica import gradient_bytes
 from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
 from tests.ranks import run_ranks

@@ -18,8 +18,8 @@ from torch.optim.lbfgs import _strong_wolfe
 
 from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError
-from parallelbench.strategies.parts.wolfe import Point, Search, cubic_minimum, strong_wolfe
-from parallelbench.strategies.sandblaster_lbfgs import SandblasterLbfgs
+from parallelbench.strategies.lbfgs import SandblasterLbfgs
+from parallelbench.strategies.lbfgs.wolfe import Point, Search, cubic_minimum, strong_wolfe
 from parallelbench.training.checks.likeness import as_checked, as_reference
 from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World

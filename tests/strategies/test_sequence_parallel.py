@@ -17,7 +17,7 @@ from parallelbench.config.identity import run_id
 from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError
 from parallelbench.models.gpt import Gpt
-from parallelbench.strategies.parts import sequence_parts
+from parallelbench.strategies.tensor import sequence
 from parallelbench.training.checks.traits import check_traits, traits_of
 from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
@@ -99,9 +99,9 @@ def test_blocks_send_what_megatrons_tensor_parallelism_sends(tmp_path: Path) -> 
 
 
 MUTATIONS: dict[str, tuple[Any, str, Any]] = {
-    "norms' gradients are not summed": (sequence_parts.NormGradients, "sum_over_ranks", lambda _gradients: None),
+    "norms' gradients are not summed": (sequence.NormGradients, "sum_over_ranks", lambda _gradients: None),
     "the embedding's gradient is that of a part": (
-        sequence_parts._OwnPart,
+        sequence._OwnPart,
         "backward",
         staticmethod(lambda ctx, gradient: (torch.cat([gradient] * ctx.mesh.size(), dim=1), None)),
     ),

@@ -21,9 +21,9 @@ from launch.sweep import one_run
 from parallelbench.config.check import check_run
 from parallelbench.config.components import Batch
 from parallelbench.config.run import RunConfig
-from parallelbench.strategies.model_parallel import ModelParallel
-from parallelbench.strategies.parts.partition import assign
-from parallelbench.strategies.parts.replicas import ModuleReplica
+from parallelbench.strategies.pipeline import ModelParallel
+from parallelbench.strategies.pipeline.partition import assign
+from parallelbench.strategies.replica import ModuleReplica
 from parallelbench.training.checks.parts import Initial
 from parallelbench.training.observers import Settled
 from parallelbench.training.torch_session import build_model

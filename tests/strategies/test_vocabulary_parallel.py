@@ -16,10 +16,10 @@ from parallelbench.config.build import from_mapping, to_mapping
 from parallelbench.config.identity import run_id
 from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError
-from parallelbench.strategies.parts import divided_vocabulary
-from parallelbench.strategies.parts.divided_vocabulary import DividedCrossEntropy
-from parallelbench.strategies.parts.meshes import device_mesh
-from parallelbench.strategies.parts.state import local
+from parallelbench.strategies.mesh import device_mesh
+from parallelbench.strategies.state import local
+from parallelbench.strategies.tensor import vocabulary
+from parallelbench.strategies.tensor.vocabulary import DividedCrossEntropy
 from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
 from tests.ranks import run_ranks
@@ -134,20 +134,20 @@ def test_stages_count_the_loss_where_it_is(tmp_path: Path) -> None:
 
 
 def unsummed(how: str) -> Any:
-    genuine = divided_vocabulary._reduced
+    genuine = vocabulary._reduced
     return lambda values, asked, mesh: values if asked == how else genuine(values, asked, mesh)
 
 
 MUTATIONS: dict[str, tuple[Any, str, Any]] = {
-    "each rank has its own greatest logit": (divided_vocabulary, "_reduced", lambda: unsummed("max")),
-    "parts are not summed": (divided_vocabulary, "_reduced", lambda: unsummed("sum")),
+    "each rank has its own greatest logit": (vocabulary, "_reduced", lambda: unsummed("max")),
+    "parts are not summed": (vocabulary, "_reduced", lambda: unsummed("sum")),
     "gradients are not summed": (
-        divided_vocabulary._Copied,
+        vocabulary._Copied,
         "backward",
         lambda: staticmethod(lambda _ctx, gradient: (gradient, None)),
     ),
     "each rank takes the first part": (
-        divided_vocabulary,
+        vocabulary,
         "_own",
         lambda: lambda tokens, width, _mesh: (tokens.clamp(0, width - 1), tokens >= width),
     ),

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
-from parallelbench.frameworks.tensorflow.server_replica import _STALENESS, _UPDATE, CoordinatorReplica
+from parallelbench.frameworks.tensorflow.servers import _STALENESS, _UPDATE, CoordinatorReplica
 
 if TYPE_CHECKING:
     from parallelbench.config.run import RunConfig
-    from parallelbench.frameworks.tensorflow.tf_world import TensorFlowWorld
+    from parallelbench.frameworks.tensorflow.world import TensorFlowWorld
     from parallelbench.training.exchange import State
 
 

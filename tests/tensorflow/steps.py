@@ -17,8 +17,8 @@ import msgspec
 
 from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError
-from parallelbench.frameworks.tensorflow.tf_session import TensorFlowSession
-from parallelbench.frameworks.tensorflow.tf_world import TensorFlowWorld, _devices
+from parallelbench.frameworks.tensorflow.session import TensorFlowSession
+from parallelbench.frameworks.tensorflow.world import TensorFlowWorld, _devices
 from parallelbench.measure.clock import StartUp
 from parallelbench.measure.environment import capture
 from parallelbench.results.attempt import Attempt

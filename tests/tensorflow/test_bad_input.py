@@ -12,11 +12,10 @@ import pytest
 
 from launch.attempt.outcome import _NEVER_MET
 from parallelbench.config.check import check_run
+from parallelbench.environments import TENSORFLOW_PYTHON, look, require
 from parallelbench.errors import ConfigError
-from parallelbench.frameworks import control_group
-from parallelbench.frameworks.control_group import PatienceError, host_group, join_group
-from parallelbench.frameworks.installed import PYTHON_VARIABLE, look, require
-from parallelbench.frameworks.watchdog import Watchdog
+from parallelbench.frameworks import meeting
+from parallelbench.frameworks.meeting import PatienceError, Watchdog, host_group, join_group
 from parallelbench.results.attempt import Attempt
 from parallelbench.training import starter
 from parallelbench.training.exchange import Exchange
@@ -86,7 +85,7 @@ def test_an_environment_that_will_not_do_is_named_with_the_remedy(
     says: str | None, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     python = tmp_path / "python" if says is None else interpreter(tmp_path, says)
-    monkeypatch.setenv(PYTHON_VARIABLE, str(python))
+    monkeypatch.setenv(TENSORFLOW_PYTHON, str(python))
     look.cache_clear()
     with pytest.raises(ConfigError, match=text) as refused:
         require("tensorflow", "cpu")
@@ -104,7 +103,7 @@ def test_a_build_without_gpus_is_refused_where_torch_finds_one(
     package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     says = f"""echo '{{"versions": {{"{package}": "2.21.0"}}, "missing": []}}'"""
-    monkeypatch.setenv(PYTHON_VARIABLE, str(interpreter(tmp_path, says)))
+    monkeypatch.setenv(TENSORFLOW_PYTHON, str(interpreter(tmp_path, says)))
     require("tensorflow", "cpu")
     if package == "tensorflow":
         require("tensorflow", "cuda")
@@ -212,7 +211,7 @@ def test_a_first_node_that_ends_while_it_prepares_is_noticed(monkeypatch: pytest
         connected.set()
         return connection
 
-    monkeypatch.setattr(control_group.socket, "create_connection", connect)
+    monkeypatch.setattr(meeting.socket, "create_connection", connect)
 
     def other() -> None:
         try:
@@ -238,7 +237,7 @@ STRANGERS = {"silent": b"", "a browser": b"GET / HTTP/1.1\r\n", "long": bytes(1 
     outcome="the ranks meet at once; nobody else joins, and nothing of theirs is read but the bytes of a proof",
 )
 def test_strangers_neither_join_nor_hold_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control_group, "_SILENCE_S", 1e6)
+    monkeypatch.setattr(meeting, "_SILENCE_S", 1e6)
     listening, found = socket.create_server(("127.0.0.1", 0)), []
     address = listening.getsockname()
     strangers = [socket.create_connection(address) for _ in STRANGERS]
@@ -263,7 +262,7 @@ def test_strangers_neither_join_nor_hold_the_start(monkeypatch: pytest.MonkeyPat
 def test_a_rank_joins_nobody_but_rank_0_of_its_attempt() -> None:
     def host() -> None:
         connection, _ = impostor.accept()
-        connection.sendall(bytes(control_group._NONCE_BYTES + control_group._PROOF_BYTES))
+        connection.sendall(bytes(meeting._NONCE_BYTES + meeting._PROOF_BYTES))
         connection.recv(1)
 
     impostor = socket.create_server(("127.0.0.1", 0))

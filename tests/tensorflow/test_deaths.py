@@ -20,7 +20,7 @@ import os
 import signal
 from pathlib import Path
 
-from parallelbench.strategies.tf_parameter_server import TfParameterServer
+from parallelbench.frameworks.tensorflow import TfParameterServer
 
 
 class Mortal(TfParameterServer, frozen=True, kw_only=True):

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from parallelbench.config.components import Shard
-from parallelbench.frameworks.installed import python_of
+from parallelbench.environments import python_of
 from parallelbench.measure.environment_match import SET_BY_LAUNCHER, differences, entries
 from parallelbench.results.attempt import Attempt
 from parallelbench.training.checks.likeness import as_reference

@@ -1,1 +1,348 @@
-"""Training with TensorFlow. Only `tf_options` can be imported without it."""
+"""TensorFlow's strategies: their options, and what they refuse. Loads no TensorFlow, which the other files here need.
+
+https://www.tensorflow.org/api_docs/python/tf/distribute has those of `tf.distribute`.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from msgspec import Meta
+
+from parallelbench.config.components import Shard, StateShards, Strategy
+from parallelbench.errors import ConfigError, choices
+from parallelbench.models.cnn import Cnn, CnnLarge, CnnSmall
+from parallelbench.models.mlp import LogisticRegression, Mlp
+from parallelbench.models.resnet import ResNet
+from parallelbench.optim.losses import CrossEntropy
+from parallelbench.optim.metrics import NoMetric
+from parallelbench.optim.optimizers import AdamW, FirstOrder
+
+if TYPE_CHECKING:
+    from parallelbench.config.components import Arrays
+    from parallelbench.config.run import RunConfig
+    from parallelbench.frameworks.tensorflow.world import TensorFlowWorld
+    from parallelbench.training.exchange import Exchange
+
+
+TWINS = (LogisticRegression, Mlp, CnnSmall, CnnLarge, Cnn, ResNet)
+"""Models that `parallelbench.frameworks.tensorflow.twins` has."""
+
+
+class TensorFlowStrategy(Strategy, frozen=True, kw_only=True):
+    """A strategy of `tf.distribute`, in a training loop of its own: Keras's `fit` is not used."""
+
+    framework: ClassVar[str] = "tensorflow"
+    spans_nodes: ClassVar[bool] = False
+    """Whether its processes may be on several nodes."""
+
+    def check(self, run: RunConfig, device_type: str) -> None:
+        """Refuse GPUs, models without a twin, and options that mean something to torch only."""
+        if device_type == "cuda":
+            raise ConfigError(
+                f"device=cuda with strategy={self.name} is refused: TensorFlow's part can't measure on GPUs yet and "
+                "runs on processors only: choose device=cpu"
+            )
+        if not isinstance(run.model, TWINS):
+            known = ", ".join(["logistic_regression", "mlp", "cnn_small", "cnn_large", "cnn", "resnet50"])
+            raise ConfigError(
+                f"model={run.model.name} has no twin in TensorFlow, so strategy={self.name} can't train it: choose one "
+                f"of {known}, or a strategy of torch"
+            )
+        if not isinstance(run.optimizer, FirstOrder):
+            raise ConfigError(
+                f"optimizer={run.optimizer.name} with strategy={self.name} is refused: TensorFlow's steps take one "
+                "gradient: choose sgd, adam, adamw or adagrad"
+            )
+        if run.precision not in ("fp64", "fp32"):
+            raise ConfigError(
+                f"precision={run.precision} with strategy={self.name} is refused: choose precision=fp32 or fp64"
+            )
+        if run.data.kind != "images":
+            raise ConfigError(
+                f"data={run.data.name} with strategy={self.name} is refused: TensorFlow's part takes images only, and "
+                f"it holds {run.data.kind}: choose a strategy of torch"
+            )
+        if run.loss != CrossEntropy(name=run.loss.name, label_smoothing=0.0):
+            raise ConfigError(
+                f"loss={run.loss.name} with strategy={self.name} is refused: TensorFlow's part computes cross entropy "
+                "without smoothing only: choose loss=cross_entropy loss.label_smoothing=0.0, or a strategy of torch"
+            )
+        if not isinstance(run.metric, NoMetric):
+            raise ConfigError(
+                f"metric={run.metric.name} with strategy={self.name} is refused: TensorFlow's part evaluates loss and "
+                "accuracy only: choose metric=none, or a strategy of torch"
+            )
+        self._refuse_torchs(run)
+
+    def _refuse_torchs(self, run: RunConfig) -> None:
+        """Refuse settings that would change nothing here."""
+        implementation = getattr(run.optimizer, "implementation", "auto")
+        chosen = {
+            "compile=true": (run.compile, self.instead_of_compile),
+            "channels_last=true": (run.channels_last, "TensorFlow's images are channels last anyway: leave it out"),
+            "launcher.packed=true": (run.launcher.packed, "only torch's processes are forked: leave it out"),
+            "launcher=inline": (run.launcher.in_this_process, "TensorFlow has an environment of its own: leave it out"),
+            f"optimizer.implementation={implementation}": (implementation != "auto", "it is torch's: choose auto"),
+            f"loader={run.loader.name}": (
+                run.loader.name != "resident",
+                "choose loader=resident",
+            ),
+            f"preprocess.engine={run.preprocess.engine}": (
+                run.preprocess.engine != "none",
+                "it is torch's: choose none",
+            ),
+            "measure.attribution_steps": (run.measure.attribution_steps > 0, "phases are torch's: choose 0"),
+            "measure.trace=true": (run.measure.trace, "the trace is torch's: choose false"),
+            "measure.detect_anomaly=true": (run.measure.detect_anomaly, "it is torch's: choose false"),
+            f"nodes={run.nodes}": (
+                run.nodes > 1 and not self.spans_nodes,
+                "choose nodes=1, or strategy=tf_multi_worker",
+            ),
+        }
+        for what, (is_chosen, advice) in chosen.items():
+            if is_chosen:
+                raise ConfigError(f"{what} with strategy={self.name} is refused: {advice}")
+
+    instead_of_compile: ClassVar[str] = "it is torch's: choose false"
+    """What to choose instead of compile=true."""
+
+    @abstractmethod
+    def connect(self, run: RunConfig, world: TensorFlowWorld) -> Any:
+        """The `tf.distribute.Strategy` of this rank, or what stands for it; a collective. Loads TensorFlow."""
+
+    @abstractmethod
+    def feed(self, arrays: Arrays, run: RunConfig, exchange: Exchange, world: TensorFlowWorld) -> Any:
+        """What this rank's replica trains on: a `BatchLoader`. Loads TensorFlow."""
+
+
+class MirroredCopies(TensorFlowStrategy, frozen=True, kw_only=True):
+    """A copy of everything on each device; all are updated alike, by the sum of all gradients."""
+
+    instead_of_compile: ClassVar[str] = "strategy.xla=true compiles TensorFlow's steps"
+
+    xla: bool
+    """Compile forward and backward with XLA (`jit_compile`); the exchange of gradients stays outside."""
+    tf_function: bool
+    """Trace each step once as a graph (`tf.function`); false: run it eagerly."""
+    trace: Literal["startup", "first_epoch"]
+    """When the step is traced: before the first epoch, or in its first step, as in a loop without a warm-up."""
+
+    def state_shards(self, run: RunConfig) -> StateShards | None:
+        """A copy of everything on each device."""
+        return StateShards.even(1)
+
+    def check(self, run: RunConfig, device_type: str) -> None:
+        """Refuse what a step that is not traced can't do, and what XLA can't compile."""
+        super().check(run, device_type)
+        norm = getattr(run.model, "norm", None)
+        if self.xla and run.devices > 1 and norm in ("batch", "sync"):
+            raise ConfigError(
+                f"strategy.xla=true with model.norm={norm} and devices={run.devices} is refused: XLA can't compile a "
+                "forward pass in which devices exchange statistics: choose strategy.xla=false, or model.norm=group"
+            )
+        if self.xla and not self.tf_function:
+            raise ConfigError("strategy.xla=true needs strategy.tf_function=true: XLA compiles what was traced")
+        if self.trace == "startup" and not self.tf_function:
+            raise ConfigError(
+                "strategy.tf_function=false traces nothing: choose strategy.trace=first_epoch beside it, or "
+                "strategy.tf_function=true"
+            )
+
+    def prepare(self, model: Any, run: RunConfig, world: Any) -> Any:
+        """This rank's replica; `model` is the initial state, under torch's names, in torch's layout."""
+        from parallelbench.frameworks.tensorflow.replica import SyncReplica
+
+        return SyncReplica(model, run, world)
+
+    def feed(self, arrays: Arrays, run: RunConfig, exchange: Exchange, world: TensorFlowWorld) -> Any:
+        """The data set in this rank's memory."""
+        from parallelbench.frameworks.tensorflow.feed import ResidentFeed
+
+        return ResidentFeed(
+            arrays, run, exchange, shard=Shard(world.rank, world.size), replicas=len(world.device_names)
+        )
+
+
+def check_all_reduce(chosen: str, known: tuple[str, ...], device_type: str) -> None:
+    """Refuse NCCL where there are no GPUs; `chosen`: the option `all_reduce`."""
+    if chosen not in known:
+        raise ConfigError(f"strategy.all_reduce={chosen} is not valid: {choices(chosen, known)}")
+    if chosen == "nccl" and device_type != "cuda":
+        others = " or ".join(name for name in known if name != "nccl")
+        raise ConfigError(
+            f"strategy.all_reduce=nccl needs GPUs, and TensorFlow's part runs on processors only: choose {others}"
+        )
+
+
+class TfSingle(MirroredCopies, frozen=True, kw_only=True):
+    """One process, one device, TensorFlow's default strategy."""
+
+    def processes(self, run: RunConfig, device_type: str) -> int:
+        """One."""
+        return 1
+
+    def data_parallel_degree(self, run: RunConfig) -> int:
+        """One: the whole batch."""
+        return 1
+
+    def check(self, run: RunConfig, device_type: str) -> None:
+        """Refuse more than one device."""
+        super().check(run, device_type)
+        if run.devices != 1:
+            raise ConfigError(
+                f"strategy={self.name} trains on one device, not devices={run.devices}: choose devices=1 or "
+                "strategy=tf_mirrored"
+            )
+
+    def connect(self, run: RunConfig, world: TensorFlowWorld) -> Any:
+        """TensorFlow's default strategy."""
+        import tensorflow as tf
+
+        return tf.distribute.get_strategy()
+
+
+class TfMirrored(MirroredCopies, frozen=True, kw_only=True):
+    """One process drives all devices; on CPUs these are logical devices, which share its threads."""
+
+    all_reduce: Literal["auto", "nccl", "hierarchical_copy", "reduce_to_one"]
+    """How gradients are summed. auto: nccl on GPUs, hierarchical_copy on CPUs."""
+
+    def processes(self, run: RunConfig, device_type: str) -> int:
+        """One process drives all devices."""
+        return 1
+
+    def data_parallel_degree(self, run: RunConfig) -> int:
+        """One slice per device."""
+        return run.devices
+
+    def check(self, run: RunConfig, device_type: str) -> None:
+        """Refuse NCCL on CPUs."""
+        super().check(run, device_type)
+        check_all_reduce(self.all_reduce, ("auto", "nccl", "hierarchical_copy", "reduce_to_one"), device_type)
+
+    def connect(self, run: RunConfig, world: TensorFlowWorld) -> Any:
+        """The strategy over this process's devices."""
+        import tensorflow as tf
+
+        chosen = self.all_reduce
+        if chosen == "auto":
+            chosen = "nccl" if world.device_type == "cuda" else "hierarchical_copy"
+        reduce = {
+            "nccl": tf.distribute.NcclAllReduce,
+            "hierarchical_copy": tf.distribute.HierarchicalCopyAllReduce,
+            "reduce_to_one": tf.distribute.ReductionToOneDevice,
+        }[chosen]
+        return tf.distribute.MirroredStrategy(world.device_names, cross_device_ops=reduce())
+
+
+class TfMultiWorker(MirroredCopies, frozen=True, kw_only=True):
+    """One process per device; workers exchange gradients over gRPC (ring), or between GPUs by NCCL."""
+
+    spans_nodes: ClassVar[bool] = True
+
+    all_reduce: Literal["auto", "nccl", "ring"]
+    """How gradients are summed. auto: nccl on GPUs, ring on CPUs."""
+
+    def data_parallel_degree(self, run: RunConfig) -> int:
+        """One slice per device."""
+        return run.devices
+
+    def check(self, run: RunConfig, device_type: str) -> None:
+        """Refuse one device, and NCCL on CPUs."""
+        super().check(run, device_type)
+        check_all_reduce(self.all_reduce, ("auto", "nccl", "ring"), device_type)
+        if run.devices < 2:
+            raise ConfigError(f"strategy={self.name} needs devices=2 or more: choose strategy=tf_single for one")
+
+    def connect(self, run: RunConfig, world: TensorFlowWorld) -> Any:
+        """The strategy over all ranks."""
+        import tensorflow as tf
+
+        world.configure_cluster("worker")
+        chosen = {"auto": "AUTO", "nccl": "NCCL", "ring": "RING"}[self.all_reduce]
+        if self.all_reduce == "auto" and world.device_type == "cpu":
+            chosen = "RING"
+        options = tf.distribute.experimental.CommunicationOptions(
+            implementation=getattr(tf.distribute.experimental.CommunicationImplementation, chosen),
+            timeout_seconds=run.launcher.collective_timeout_s,
+        )
+        return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
+
+
+class TfParameterServer(TensorFlowStrategy, frozen=True, kw_only=True):
+    """The last `servers` ranks hold parameters and optimizer, variable by variable in turn; the others train.
+
+    TensorFlow's coordinator lives in rank 0, beside its first worker, and shares that worker's cores. It hands each
+    slice of a global batch to whichever worker is free. Data lie in every worker's memory.
+
+    sync: TensorFlow's strategy is asynchronous only, so the suite adds the barrier. In every step each slice's gradient
+    goes to a place of its own on the server; once all are there, they are added in the slices' order and make one
+    update: the same computation as on one device.
+
+    async: each slice's gradient, the mean over the slice, makes one update when it is there, with the run's learning
+    rate, as in Downpour SGD (Dean et al. 2012, with optimizer=adagrad). Updates of one variable exclude each other;
+    those of different variables may mix. A push's staleness is the number of updates that others began between its
+    reading of the parameters and its own. An epoch ends when all its slices have been applied.
+    """
+
+    spans_nodes: ClassVar[bool] = True
+
+    mode: Literal["sync", "async"]
+    """sync: all slices' gradients make one update. async: each makes one, when it is there."""
+    servers: Annotated[int, Meta(ge=1)]
+    """How many of the devices are servers."""
+
+    def data_parallel_degree(self, run: RunConfig) -> int:
+        """One slice per worker."""
+        return max(1, run.devices - self.servers)
+
+    def equals_one_device(self, run: RunConfig) -> bool:
+        """Not when gradients are applied in the order in which they happen to arrive."""
+        return self.mode == "sync"
+
+    def check(self, run: RunConfig, device_type: str) -> None:
+        """Refuse counts that don't fit, and what has no place on a server."""
+        super().check(run, device_type)
+        workers = run.devices - self.servers
+        if workers < 1:
+            raise ConfigError(
+                f"strategy.servers={self.servers} of devices={run.devices} leaves no worker: choose "
+                f"devices={self.servers + 1} or more"
+            )
+        if run.global_batch_size % workers:
+            raise ConfigError(
+                f"batch_size={run.batch_size} can't be divided among {workers} workers (devices={run.devices} less "
+                f"strategy.servers={self.servers}): choose a multiple of {workers}"
+            )
+        if getattr(run.model, "norm", None) in ("batch", "sync"):
+            raise ConfigError(
+                f"model.norm={run.model.norm} with strategy={self.name} is refused: "  # type: ignore[attr-defined]
+                "no server merges the workers' statistics: choose model.norm=group"
+            )
+        if self.mode == "async" and isinstance(run.optimizer, AdamW) and run.optimizer.weight_decay:
+            raise ConfigError(
+                f"optimizer={run.optimizer.name} with strategy.mode=async is refused: its decay would undo updates "
+                "that arrive meanwhile: choose optimizer.weight_decay=0 or optimizer=adam"
+            )
+
+    def connect(self, run: RunConfig, world: TensorFlowWorld) -> Any:
+        """This rank's server and, on rank 0, the coordinator."""
+        from parallelbench.frameworks.tensorflow.servers import Cluster
+
+        return Cluster(run, world, servers=self.servers)
+
+    def prepare(self, model: Any, run: RunConfig, world: Any) -> Any:
+        """The coordinator's replica on rank 0; elsewhere one that waits while TensorFlow's server works."""
+        from parallelbench.frameworks.tensorflow.servers import CoordinatorReplica, TaskReplica
+
+        return TaskReplica(model, run, world) if world.rank else CoordinatorReplica(model, run, world)
+
+    def feed(self, arrays: Arrays, run: RunConfig, exchange: Exchange, world: TensorFlowWorld) -> Any:
+        """On rank 0 the order of samples; the images are in the workers' memory."""
+        from parallelbench.frameworks.tensorflow.servers import CoordinatorFeed, TaskFeed
+
+        if world.rank:
+            return TaskFeed(run)
+        return CoordinatorFeed(arrays, run, exchange, cluster=world.distribution)

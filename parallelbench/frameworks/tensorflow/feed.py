@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from parallelbench.config.components import Batch
-from parallelbench.loaders.batch_loader import evaluation_slices
+from parallelbench.loaders.order import evaluation_slices
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from parallelbench.config.components import Batch, Traits
     from parallelbench.config.run import RunConfig
-    from parallelbench.loaders.batch_loader import BatchLoader
+    from parallelbench.loaders.order import BatchLoader
     from parallelbench.training.checks.plain import PlainStep
     from parallelbench.world.world import World
 

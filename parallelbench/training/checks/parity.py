@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from parallelbench.config.components import Batch, Traits
     from parallelbench.config.replica import Replica
     from parallelbench.config.run import RunConfig
-    from parallelbench.loaders.batch_loader import BatchLoader
+    from parallelbench.loaders.order import BatchLoader
 
     Arrays = Mapping[str, NDArray[Any]]
     LoaderOf = Callable[[RunConfig, Shard], BatchLoader]

@@ -9,8 +9,7 @@ import msgspec
 import torch
 
 from parallelbench.errors import ConfigError, count_of, raised_at
-from parallelbench.models.inputs import blank
-from parallelbench.models.modules import built
+from parallelbench.models.modules import blank, built
 from parallelbench.results.tables import INITIAL
 from parallelbench.training.checks.judge import Judge
 from parallelbench.training.checks.likeness import Finding, as_reference
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from parallelbench.config.components import Shard
     from parallelbench.config.replica import Replica
     from parallelbench.config.run import RunConfig
-    from parallelbench.loaders.batch_loader import BatchLoader
+    from parallelbench.loaders.order import BatchLoader
 
     LoaderOf = Callable[[RunConfig, Shard], BatchLoader]
 

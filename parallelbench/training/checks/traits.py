@@ -16,8 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from parallelbench.config.build import package_of
 from parallelbench.config.components import Traits
 from parallelbench.errors import ConfigError, raised_at
-from parallelbench.models.inputs import blank
-from parallelbench.models.modules import built
+from parallelbench.models.modules import blank, built
 from parallelbench.world.generators import Generators
 
 if TYPE_CHECKING:

@@ -72,7 +72,7 @@ class LightSession(RankSession):
 
 
 class LightWorld:
-    """One rank among no others; `parallelbench.frameworks.contract.RankWorld`."""
+    """One rank among no others; `parallelbench.frameworks.RankWorld`."""
 
     rank, size, local_rank, device_type = 0, 1, 0, "cpu"
     devices: tuple[Any, ...] = ()

@@ -1,0 +1,382 @@
+"""MNIST and CIFAR, which torchvision has, too: downloaded and converted once into memory-mapped arrays and a manifest.
+
+MNIST: 70,000 handwritten digits of 28×28 pixels (LeCun, Cortes, Burges). CIFAR-10 and CIFAR-100: 60,000 colour images
+of 32×32 pixels each (Krizhevsky, 2009). The *binary* version of both archives is used, which holds the same images in
+the same order as the Python version that torchvision downloads, but needs no unpickling. Loads neither torch nor
+torchvision.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from abc import abstractmethod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+
+import msgspec
+
+from parallelbench.config.components import Arrays, Data
+from parallelbench.config.sites import prepare_line
+from parallelbench.data.content import OwnFiles
+from parallelbench.errors import ConfigError
+from parallelbench.results.files import read_record
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from numpy.typing import NDArray
+
+
+MANIFEST = "dataset.json"
+"""Name of the manifest in a prepared folder."""
+PREPARED_VERSION = 1
+"""Version of the prepared layout."""
+
+
+class RawFile(NamedTuple):
+    """A file as it is published."""
+
+    path: str
+    """Path below `data_dir/raw`, in torchvision's layout, so that existing copies are used."""
+    md5: str
+    """Its published checksum."""
+    urls: tuple[str, ...]
+    """Mirrors, tried in this order."""
+
+
+class ArrayEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """The manifest's entry for one array."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    size_bytes: int
+    sha256: str
+
+
+class DatasetManifest(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of a prepared folder, and its raw files."""
+
+    version: int
+    dataset: str
+    raw_md5: dict[str, str]
+    """Raw file → MD5."""
+    arrays: dict[str, ArrayEntry]
+    """Name of the array → its entry; the file is `<name>.npy`."""
+
+
+class PreparedData(Data, frozen=True, kw_only=True):
+    """A data set that `parallelbench prepare` converts into `data_dir/<folder>`; a run only opens it."""
+
+    folder: ClassVar[str]
+    """Folder below `data_dir`; shared by all options of a data set."""
+    raw_files: ClassVar[tuple[RawFile, ...]]
+    """The published files."""
+    published_train_samples: ClassVar[int]
+    """Training images in the published files."""
+    published_test_samples: ClassVar[int]
+    """Test images in them."""
+
+    files: str | None = None
+    """Files of your own in the published format: for `prepare` the folder that holds them, for a run the name that
+    `prepare` prints, which has their content and sizes; null: the published files."""
+
+    @property
+    def own(self) -> OwnFiles | None:
+        """What `files` names; None: the published files. Raises `ConfigError` for a folder."""
+        return None if self.files is None else OwnFiles.named(self.files, self.name)
+
+    @property
+    def stored_train_samples(self) -> int:
+        """Training images on disk."""
+        return self.own.train_samples if self.own else self.published_train_samples
+
+    @property
+    def train_samples(self) -> int:
+        """Training samples in one epoch."""
+        return self.stored_train_samples
+
+    @property
+    def test_samples(self) -> int:
+        """Test samples; each is evaluated exactly once."""
+        return self.own.test_samples if self.own else self.published_test_samples
+
+    @abstractmethod
+    def parse(self, raw_dir: Path) -> Arrays:
+        """Read the raw files, whose checksums are right; raises `ConfigError` where they are damaged."""
+
+    @abstractmethod
+    def parse_alone(self, path: Path, index: int) -> None:
+        """Read the raw file number `index`, at `path`; raises `FormatError` where it is none of its kind."""
+
+    def raw_paths(self, raw_dir: Path) -> list[Path]:
+        """The raw files in a folder, in torchvision's layout or, of one's own, side by side."""
+        placed = [raw_dir / raw.path for raw in self.raw_files]
+        return [path if path.is_file() else raw_dir / path.name for path in placed] if self.files else placed
+
+    def layout(self) -> dict[str, tuple[tuple[int, ...], str]]:
+        """Shape and dtype of every array, by name."""
+        train, test = self.stored_train_samples, self.test_samples
+        return {
+            "train_images": ((train, *self.shape), "uint8"),
+            "train_labels": ((train,), "int64"),
+            "test_images": ((test, *self.shape), "uint8"),
+            "test_labels": ((test,), "int64"),
+        }
+
+    def prepared_dir(self, data_dir: Path) -> Path:
+        """The folder of the arrays; `~` is expanded."""
+        return Path(data_dir).expanduser() / (f"{self.folder}-{self.own.name}" if self.own else self.folder)
+
+    @property
+    def made_by_prepare(self) -> bool:
+        """Always."""
+        return True
+
+    @property
+    def prepare_options(self) -> tuple[str, ...]:
+        """Files of one's own are prepared from the folder that holds them, which no run knows."""
+        return ("data.files=FOLDER",) if self.files else ()
+
+    def _again(self, data_dir: Path) -> str:
+        return prepare_line(self.name, data_dir, *self.prepare_options)
+
+    def missing_files(self, data_dir: Path) -> list[Path]:
+        """Prepared files that are missing; empty: ready to load."""
+        folder = self.prepared_dir(data_dir)
+        names = [*(f"{name}.npy" for name in self.layout()), MANIFEST]
+        return [folder / name for name in names if not (folder / name).is_file()]
+
+    def fingerprint(self, data_dir: Path) -> str:
+        """sha256 of the arrays' own, which the manifest has; `ConfigError` where the data set is not prepared."""
+        found = fingerprint_of(self.stored_files(data_dir).values())
+        if self.own and not found.startswith(self.own.content):
+            folder = self.prepared_dir(data_dir)
+            raise ConfigError(f"{folder} holds {found[:12]}, another content than its name says: delete the folder")
+        return found
+
+    def stored_files(self, data_dir: Path) -> dict[Path, str]:
+        """By the manifest; likewise."""
+        self._require_files(data_dir)
+        folder = self.prepared_dir(data_dir)
+        manifest = read_manifest(folder / MANIFEST, fix=self._again(data_dir))
+        return {folder / f"{name}.npy": manifest.arrays[name].sha256 for name in self.layout()}
+
+    def load(self, data_dir: Path) -> Arrays:
+        """Memory-map the arrays; sizes, shapes and dtypes are checked, contents are not read.
+
+        Raises `ConfigError` with the `prepare` line where files are missing or not what the manifest says.
+        """
+        self._require_files(data_dir)
+        folder = self.prepared_dir(data_dir)
+        manifest = read_manifest(folder / MANIFEST, fix=self._again(data_dir))
+        return Arrays(
+            train_images=self._open(folder, name="train_images", manifest=manifest),
+            train_labels=self._open(folder, name="train_labels", manifest=manifest),
+            test_images=self._open(folder, name="test_images", manifest=manifest),
+            test_labels=self._open(folder, name="test_labels", manifest=manifest),
+        )
+
+    def _require_files(self, data_dir: Path) -> None:
+        if missing := self.missing_files(data_dir):
+            names = ", ".join(path.name for path in missing)
+            raise ConfigError(
+                f"{self.name} is not prepared: {names} not found in {self.prepared_dir(data_dir)}. "
+                f"Run `{self._again(data_dir)}` where there is a network, or choose another site.data_dir"
+            )
+
+    def _open(self, folder: Path, *, name: str, manifest: DatasetManifest) -> NDArray[Any]:
+        import numpy as np
+
+        path = folder / f"{name}.npy"
+        shape, dtype = self.layout()[name]
+        entry = manifest.arrays.get(name)
+        size = path.stat().st_size
+        if entry is None or (entry.shape, entry.dtype, entry.size_bytes) != (shape, dtype, size):
+            recorded = f"{entry.dtype} {entry.shape} in {entry.size_bytes} bytes" if entry else "nothing"
+            raise self._damaged(path, f"has {size} bytes; expected: {dtype} {shape}; in {MANIFEST}: {recorded}")
+        try:
+            array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+        except (ValueError, EOFError) as error:
+            raise self._damaged(path, f"can't be read ({error})") from None
+        if array.shape != shape or array.dtype != dtype:
+            raise self._damaged(path, f"holds {array.dtype} {array.shape}, expected {dtype} {shape}")
+        return array
+
+    def _damaged(self, path: Path, problem: str) -> ConfigError:
+        return ConfigError(f"{path} {problem}. Run `{self._again(path.parents[1])}` again: it replaces damaged files")
+
+
+def fingerprint_of(arrays_sha256: Iterable[str]) -> str:
+    """sha256 of what the arrays hold, from that of each, in the order of `PreparedData.layout`."""
+    return hashlib.sha256(" ".join(arrays_sha256).encode()).hexdigest()
+
+
+def read_manifest(path: Path, *, fix: str) -> DatasetManifest:
+    """Read a manifest; where it is damaged or of another version, `ConfigError` with the line `fix`."""
+    try:
+        manifest = msgspec.json.decode(read_record(path), type=DatasetManifest)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:  # ValidationError is one
+        raise ConfigError(f"{path} can't be read ({error}). Run `{fix}` again: it replaces damaged files") from None
+    if manifest.version != PREPARED_VERSION:
+        raise ConfigError(
+            f"{path} has version {manifest.version}, this release reads {PREPARED_VERSION}. Run `{fix}` again"
+        )
+    return manifest
+
+
+MIRRORS = ("https://ossci-datasets.s3.amazonaws.com/mnist/", "http://yann.lecun.com/exdb/mnist/")
+"""As in torchvision.datasets.MNIST."""
+DIMENSIONS = (3, 1, 3, 1)
+"""Of the four files: images, labels, and again."""
+
+
+def _raw(name: str, md5: str) -> RawFile:
+    return RawFile(f"MNIST/raw/{name}", md5, tuple(mirror + name for mirror in MIRRORS))
+
+
+class Mnist(PreparedData, frozen=True, kw_only=True):
+    """MNIST, once or joined to copies of itself: an epoch has 60,000, 240,000 or 480,000 samples.
+
+    Copies are how Ramkeesoon's report varies the size of the training set. They are not stored: the loader
+    takes sample numbers modulo 60,000. The test set is never copied.
+    """
+
+    mean: ClassVar[tuple[float, ...]] = (0.1307,)
+    std: ClassVar[tuple[float, ...]] = (0.3081,)
+    flip: ClassVar[bool] = False
+    folder: ClassVar[str] = "mnist"
+    published_train_samples: ClassVar[int] = 60_000
+    published_test_samples: ClassVar[int] = 10_000
+    raw_files: ClassVar[tuple[RawFile, ...]] = (
+        _raw("train-images-idx3-ubyte.gz", "f68b3c2dcbeaaa9fbdd348bbdeb94873"),
+        _raw("train-labels-idx1-ubyte.gz", "d53e105ee54ea40749a09fcbcd1e9432"),
+        _raw("t10k-images-idx3-ubyte.gz", "9fb629c4189551a2d022fa330f9573f3"),
+        _raw("t10k-labels-idx1-ubyte.gz", "ec29112dd5afa0611ce80d1b7f02629c"),
+    )
+
+    copies: Literal[1, 4, 8]
+    """How often the training set is repeated within one epoch."""
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of an image."""
+        return 1, 28, 28
+
+    @property
+    def num_classes(self) -> int:
+        """Ten digits."""
+        return 10
+
+    @property
+    def train_samples(self) -> int:
+        """Training samples in one epoch: copies count each."""
+        return self.copies * self.stored_train_samples
+
+    def parse(self, raw_dir: Path) -> Arrays:
+        """Read the four IDX files."""
+        import numpy as np
+
+        from parallelbench.data.formats import read_idx
+
+        train_images, train_labels, test_images, test_labels = (
+            read_idx(path, dimensions=dimensions)
+            for path, dimensions in zip(self.raw_paths(raw_dir), DIMENSIONS, strict=True)
+        )
+        return Arrays(
+            train_images=train_images[:, np.newaxis],
+            train_labels=train_labels.astype(np.int64),
+            test_images=test_images[:, np.newaxis],
+            test_labels=test_labels.astype(np.int64),
+        )
+
+    def parse_alone(self, path: Path, index: int) -> None:
+        """Read an IDX file of images or labels."""
+        from parallelbench.data.formats import read_idx
+
+        read_idx(path, dimensions=DIMENSIONS[index])
+
+
+SOURCE = "https://www.cs.toronto.edu/~kriz/"
+"""The authors' page; it lists the checksums below."""
+
+
+class Cifar(PreparedData, frozen=True, kw_only=True):
+    """What CIFAR-10 and CIFAR-100 share."""
+
+    flip: ClassVar[bool] = True
+    published_train_samples: ClassVar[int] = 50_000
+    published_test_samples: ClassVar[int] = 10_000
+    train_members: ClassVar[tuple[str, ...]]
+    """The archive's files of training images, in order."""
+    test_members: ClassVar[tuple[str, ...]]
+    """The archive's files of test images."""
+    label_bytes: ClassVar[int]
+    """Bytes before each image; the last of them is the label."""
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of an image."""
+        return 3, 32, 32
+
+    def parse(self, raw_dir: Path) -> Arrays:
+        """Read the archive."""
+        from parallelbench.data.formats import read_cifar
+
+        (archive,) = self.raw_paths(raw_dir)
+        train = read_cifar(archive, members=self.train_members, label_bytes=self.label_bytes)
+        test = read_cifar(archive, members=self.test_members, label_bytes=self.label_bytes)
+        return Arrays(train_images=train[0], train_labels=train[1], test_images=test[0], test_labels=test[1])
+
+    def parse_alone(self, path: Path, index: int) -> None:
+        """Read the one archive that there is."""
+        from parallelbench.data.formats import read_cifar
+
+        read_cifar(path, members=[*self.train_members, *self.test_members], label_bytes=self.label_bytes)
+
+
+class Cifar10(Cifar, frozen=True, kw_only=True):
+    """CIFAR-10: ten classes."""
+
+    mean: ClassVar[tuple[float, ...]] = (0.4914, 0.4822, 0.4465)
+    std: ClassVar[tuple[float, ...]] = (0.2470, 0.2435, 0.2616)
+    folder: ClassVar[str] = "cifar10"
+    raw_files: ClassVar[tuple[RawFile, ...]] = (
+        RawFile(
+            "cifar-10-binary.tar.gz",
+            "c32a1d4ab5d03f1284b67883e8d87530",
+            (SOURCE + "cifar-10-binary.tar.gz",),
+        ),
+    )
+    train_members: ClassVar[tuple[str, ...]] = tuple(
+        f"cifar-10-batches-bin/data_batch_{number}.bin" for number in range(1, 6)
+    )
+    test_members: ClassVar[tuple[str, ...]] = ("cifar-10-batches-bin/test_batch.bin",)
+    label_bytes: ClassVar[int] = 1
+
+    @property
+    def num_classes(self) -> int:
+        """Ten kinds of animals and vehicles."""
+        return 10
+
+
+class Cifar100(Cifar, frozen=True, kw_only=True):
+    """CIFAR-100 with its 100 fine labels."""
+
+    mean: ClassVar[tuple[float, ...]] = (0.5071, 0.4865, 0.4409)
+    std: ClassVar[tuple[float, ...]] = (0.2673, 0.2564, 0.2762)
+    folder: ClassVar[str] = "cifar100"
+    raw_files: ClassVar[tuple[RawFile, ...]] = (
+        RawFile(
+            "cifar-100-binary.tar.gz",
+            "03b5dce01913d631647c71ecec9e9cb8",
+            (SOURCE + "cifar-100-binary.tar.gz",),
+        ),
+    )
+    train_members: ClassVar[tuple[str, ...]] = ("cifar-100-binary/train.bin",)
+    test_members: ClassVar[tuple[str, ...]] = ("cifar-100-binary/test.bin",)
+    label_bytes: ClassVar[int] = 2
+
+    @property
+    def num_classes(self) -> int:
+        """The fine labels."""
+        return 100

@@ -1,0 +1,206 @@
+"""The ranks of a framework that lacks torch.distributed meet here: sums of a few numbers over TCP, through rank 0.
+
+Only what the training loop itself needs goes this way (sums between epochs, addresses at the start), never gradients.
+Before both sides have proved that they know the attempt's secret, nothing is read but so many bytes of a proof. A
+watchdog ends a rank that waits for ever inside its framework's runtime, where no exception reaches it.
+"""
+
+from __future__ import annotations
+
+import hmac
+import math
+import secrets
+import socket
+import struct
+import threading
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+
+_LENGTH = struct.Struct("!I")
+_NONCE_BYTES = _PROOF_BYTES = 32
+_ANSWER = struct.Struct(f"!I{_NONCE_BYTES}s{_PROOF_BYTES}s")
+"""Who a rank is, what rank 0 must prove itself by, and the rank's own proof."""
+_SILENCE_S = 60.0
+"""How long somebody who has connected may take for the proof; nobody waits for it."""
+_LOOK_S = 0.05
+_KEEP_ALIVE = {
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE): 1,
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE): 60,
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL): 15,
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT): 4,
+}
+"""Options of a connection on which nothing may come for long: asked for a sign of life after so many seconds."""
+
+
+class PatienceError(Exception):
+    """Ranks did not arrive in time."""
+
+
+class ControlGroup:
+    """One rank's connections. Each method is a collective; all ranks call the same ones in the same order."""
+
+    def __init__(self, rank: int, size: int, connections: Sequence[socket.socket], *, timeout_s: float) -> None:
+        """`connections`: on rank 0 those of ranks 1 …; elsewhere the one to rank 0."""
+        self.rank, self.size = rank, size
+        self._connections, self._timeout_s = tuple(connections), timeout_s
+
+    def total(self, values: Sequence[float]) -> list[float]:
+        """The sum over all ranks, added in the order of the ranks: every rank gets the same bits."""
+        rows = self.gather(list(map(float, values)))
+        return [sum(column[1:], column[0]) for column in zip(*rows, strict=True)]
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's value, in the order of the ranks, on every rank. Raises `PatienceError` that names who lacks."""
+        if self.size == 1:
+            return [value]
+        if self.rank:
+            _send(self._connections[0], value)
+            (answer,) = self._received(["rank 0"])
+            values: list[Any] = answer
+            return values
+        values = [value, *self._received([f"rank {rank}" for rank in range(1, self.size)])]
+        for connection in self._connections:
+            _send(connection, values)
+        return values
+
+    def _received(self, names: Sequence[str]) -> list[Any]:
+        """One message of each connection."""
+        deadline, found, late = time.monotonic() + self._timeout_s, [], []
+        for name, connection in zip(names, self._connections, strict=True):
+            connection.settimeout(max(0.01, deadline - time.monotonic()))
+            try:
+                found.append(_receive(connection))
+            except TimeoutError:
+                late.append(name)
+        if late:
+            raise PatienceError(f"{' and '.join(late)} did not arrive within {self._timeout_s:g} s")
+        return found
+
+    def address(self) -> str:
+        """host:port of a port that is free here now, at the address by which the other ranks reach this one."""
+        host = self._connections[0].getsockname()[0]
+        with socket.create_server((host, 0)) as free:
+            return f"{host}:{free.getsockname()[1]}"
+
+    def close(self) -> None:
+        """Close the connections."""
+        for connection in self._connections:
+            with suppress(OSError):
+                connection.close()
+
+
+def host_group(listening: socket.socket, size: int, *, secret: str, timeout_s: float) -> ControlGroup:
+    """Rank 0's side: waits until ranks 1 … `size` − 1 have proved to know the secret, and lets them begin.
+
+    Raises `PatienceError` that names who has not.
+    """
+    joined: dict[int, tuple[socket.socket, bytes]] = {}
+    deadline = time.monotonic() + timeout_s
+    listening.settimeout(_LOOK_S)
+    with listening:
+        while len(joined) < size - 1:
+            if time.monotonic() > deadline:
+                lacking = " and ".join(f"rank {rank}" for rank in range(1, size) if rank not in joined)
+                raise PatienceError(f"{lacking} did not join within {timeout_s:g} s")
+            with suppress(TimeoutError):
+                connection, _ = listening.accept()
+                # Beside the others, so that a stranger who says nothing keeps nobody waiting.
+                threading.Thread(target=_examine, args=(connection, secret, joined), daemon=True).start()
+    for connection, nonce in joined.values():
+        connection.settimeout(timeout_s)
+        connection.sendall(_proof(secret, b"begin", nonce))
+    return ControlGroup(0, size, [joined[rank][0] for rank in range(1, size)], timeout_s=timeout_s)
+
+
+def _examine(connection: socket.socket, secret: str, joined: dict[int, tuple[socket.socket, bytes]]) -> None:
+    """Let somebody who has connected join as the rank that it proves to be; else close the connection."""
+    challenge = secrets.token_bytes(_NONCE_BYTES)
+    connection.settimeout(_SILENCE_S)
+    with suppress(OSError):
+        connection.sendall(challenge)
+        rank, nonce, proof = _ANSWER.unpack(_exactly(connection, _ANSWER.size))
+        if hmac.compare_digest(proof, _proof(secret, challenge, nonce, rank.to_bytes(4))):
+            joined[rank] = connection, nonce
+            return
+    connection.close()
+
+
+def _proof(secret: str, *parts: bytes) -> bytes:
+    return hmac.digest(secret.encode(), b"".join(parts), "sha256")
+
+
+def join_group(rank: int, size: int, address: tuple[str, int], *, secret: str, timeout_s: float) -> ControlGroup:
+    """The side of every other rank: connects as soon as the first node listens, and waits until rank 0 has met all.
+
+    Only the first has a time limit: torch's part, which may take long, comes between them. Where the first node ends
+    meanwhile, its kernel resets the connection; where it vanishes, this rank's own notices.
+    """
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            connection = socket.create_connection(address, timeout=max(0.01, deadline - time.monotonic()))
+            break
+        except OSError:
+            if time.monotonic() > deadline:
+                raise PatienceError(f"rank 0 did not listen at {address[0]} within {timeout_s:g} s") from None
+            time.sleep(0.05)
+    connection.settimeout(None)
+    for option, value in _KEEP_ALIVE.items():
+        connection.setsockopt(*option, value)
+    nonce = secrets.token_bytes(_NONCE_BYTES)
+    challenge = _exactly(connection, _NONCE_BYTES)
+    connection.sendall(_ANSWER.pack(rank, nonce, _proof(secret, challenge, nonce, rank.to_bytes(4))))
+    if not hmac.compare_digest(_exactly(connection, _PROOF_BYTES), _proof(secret, b"begin", nonce)):
+        raise ConnectionError(f"who listens at {address[0]}:{address[1]} is not rank 0 of this attempt")
+    return ControlGroup(rank, size, [connection], timeout_s=timeout_s)
+
+
+def _send(connection: socket.socket, value: Any) -> None:
+    content = msgspec.msgpack.encode(value)
+    connection.sendall(_LENGTH.pack(len(content)) + content)
+
+
+def _receive(connection: socket.socket) -> Any:
+    (length,) = _LENGTH.unpack(_exactly(connection, _LENGTH.size))
+    return msgspec.msgpack.decode(_exactly(connection, length))
+
+
+def _exactly(connection: socket.socket, size: int) -> bytes:
+    parts = bytearray()
+    while len(parts) < size:
+        part = connection.recv(size - len(parts))
+        if not part:
+            raise ConnectionResetError("connection reset by peer")
+        parts += part
+    return bytes(parts)
+
+
+_LOOKS = 4
+"""How often it looks within the time that a rank may wait."""
+
+
+class Watchdog:
+    """A context, entered again and again; `bite` is called in a thread of its own where one lasts too long."""
+
+    def __init__(self, timeout_s: float, bite: Callable[[], None]) -> None:
+        self._timeout_s, self._bite = timeout_s, bite
+        self._deadline = math.inf
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def __enter__(self) -> None:
+        self._deadline = time.monotonic() + self._timeout_s
+
+    def __exit__(self, *_: object) -> None:
+        self._deadline = math.inf
+
+    def _watch(self) -> None:
+        while time.monotonic() < self._deadline:
+            time.sleep(self._timeout_s / _LOOKS)
+        self._bite()

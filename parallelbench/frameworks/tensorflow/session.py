@@ -1,0 +1,156 @@
+"""One rank's run with TensorFlow, from start to end, in the order in which it happens. Loads no torch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from parallelbench.frameworks.meeting import PatienceError, Watchdog
+from parallelbench.frameworks.tensorflow.twins import BUFFERS
+from parallelbench.frameworks.tensorflow.world import TensorFlowWorld
+from parallelbench.measure.memory import release
+from parallelbench.training.checks.differences import ComparedStep, parity_row
+from parallelbench.training.checks.likeness import PARITY_TEST_SAMPLES, as_checked, checks_parity
+from parallelbench.training.exchange import Exchange
+from parallelbench.training.session import RankSession
+from parallelbench.training.worker import give_up
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from parallelbench.config.components import Arrays, Batch
+    from parallelbench.config.run import RunConfig
+    from parallelbench.measure.clock import StartUp
+    from parallelbench.results.attempt import Attempt
+    from parallelbench.results.journal import Journal
+    from parallelbench.training.exchange import State
+
+
+CLOSING_STEPS = 3
+"""As many further steps as `parallelbench.training.checks.closing.STEPS`, which judges them."""
+
+
+class TensorFlowSession(RankSession):
+    """One rank's devices, data, model and journal during a run."""
+
+    _world: TensorFlowWorld
+
+    def __init__(
+        self, run: RunConfig, attempt: Attempt, *, device_type: str, journal: Journal, startup: StartUp
+    ) -> None:
+        super().__init__(run, attempt, journal=journal, startup=startup)
+        self._exchange = Exchange.of(attempt)
+        if run.measure.deterministic:
+            tf.keras.utils.set_random_seed(run.effective_seed)
+            tf.config.experimental.enable_op_determinism()
+        tf.config.experimental.enable_tensor_float_32_execution(False)
+        self._startup.done("imports")
+        world = TensorFlowWorld(run, device_type)
+        timeout_s = run.launcher.collective_timeout_s
+        late = PatienceError(f"TensorFlow did not come back within {timeout_s:g} s")
+        if world.size > 1:
+            world.patience = Watchdog(timeout_s, lambda: give_up(attempt, world.rank, late))
+        world.distribution = run.strategy.connect(run, world)  # type: ignore[attr-defined]
+        self._startup.done("process_group")
+        self._join(world)
+
+    def train(self) -> None:
+        """Check parity, then train, or resume where an earlier attempt stopped; results go to the journal."""
+        run = self._run
+        resumed = self._resume()
+        if resumed is None:
+            self._record_environment()
+        arrays = self._arrays()
+        self._startup.done("data")
+        self._record_data(arrays, resumed)
+        parity_passed = self._check_parity(arrays) if resumed is None and checks_parity(run) else None
+        self._phase("model")
+        initial = self._exchange.initial()
+        if resumed is None:
+            self._describe(_parameters(initial), parity_passed)
+            self._facts(**self._exchange.facts())
+        else:  # the columns of earlier attempts stay
+            parity_passed = resumed.facts.get("parity_passed")
+            self._record_warnings(resumed_after=resumed.again())
+        replica = run.strategy.prepare(initial, run, self._world)  # type: ignore[arg-type]
+        self._startup.done("model")
+        feed = run.strategy.feed(arrays, run, self._exchange, self._world)  # type: ignore[attr-defined]
+        release()
+        self._startup.done("data")
+        if resumed is not None:
+            resumed.restore(replica)
+        if getattr(run.strategy, "trace", "") == "startup":
+            self._phase("trace")
+            replica.warm_up(feed)  # type: ignore[attr-defined]
+            self._startup.done("compile")
+        trainer = self._trainer(replica, feed)
+        if trainer.train(first=1 if resumed is None else resumed.epoch + 1):
+            self._finished(parity_passed)
+            if run.measure.parity:
+                self._close(replica, feed, evaluated=trainer.evaluated)
+        replica.close()
+
+    def _check_parity(self, arrays: Arrays) -> bool:
+        """Compare with the steps of torch on one device; the verdict is the same on every rank."""
+        self._phase("parity")
+        checked, exchange = as_checked(self._run), self._exchange.checked
+        replica: Any = checked.strategy.prepare(exchange.initial(), checked, self._world)  # type: ignore[arg-type]
+        feed = checked.strategy.feed(arrays, checked, exchange, self._world)  # type: ignore[attr-defined]
+        replica.keeps_gradients = True
+        batches, rows = _endless(feed), []
+        for step in range(1, checked.measure.parity_steps + 1):
+            observed = self._stepped(replica, feed, next(batches), checked)
+            if self._world.rank == 0:
+                rows.append(parity_row(step, observed, exchange.step(f"expected-{step}"), run=checked))
+        replica.close()
+        self._journal.write("parity", [{**self._keys, **row} for row in rows])
+        (failed,) = self._world.total([float(sum(not row["passed"] for row in rows))])
+        self._startup.done("parity")
+        return not failed
+
+    def _stepped(self, replica: Any, feed: Any, batch: Batch, run: RunConfig) -> ComparedStep:
+        """One step of the checked run, and an evaluation."""
+        (loss_sum, _) = self._over_ranks(replica.step(batch))
+        evaluated = self._over_ranks(replica.evaluate(feed.test(PARITY_TEST_SAMPLES)))
+        gradients, state = replica.full_gradients(), replica.full_state_dict()
+        return ComparedStep(loss_sum / run.global_batch_size, gradients, state, evaluated)
+
+    def _close(self, replica: Any, feed: Any, *, evaluated: tuple[float, float]) -> None:
+        """Train further steps, and hand over what they leave: torch judges them."""
+        self._phase("closing check")
+        run, state = self._run, replica.full_state_dict()
+        self._hand_over(0, ComparedStep(evaluated[0], {}, state, evaluated))
+        self._hand_over_optimizer(replica)
+        replica.keeps_gradients = True
+        batches = _endless(feed, first=run.epochs + 1)
+        for step in range(1, CLOSING_STEPS + 1) if run.strategy.equals_one_device(run) else ():
+            (loss_sum, _) = self._over_ranks(replica.step(next(batches)))
+            gradients, state = replica.full_gradients(), replica.full_state_dict()
+            self._hand_over(step, ComparedStep(loss_sum / run.global_batch_size, gradients, state, evaluated))
+
+    def _over_ranks(self, sums: Any) -> list[float]:
+        """Loss and correct predictions, summed over all ranks; None where a rank owns none."""
+        return self._world.total([0.0, 0.0] if sums is None else sums.tolist())
+
+    def _hand_over(self, number: int, step: ComparedStep) -> None:
+        if self._world.rank == 0:
+            self._exchange.write_step(f"closing-{number}", step)
+
+    def _hand_over_optimizer(self, replica: Any) -> None:
+        """What the optimizer keeps after the last epoch: later steps' updates follow from it."""
+        kept = {key: replica.full_optimizer_state(key) for key in self._run.optimizer.kept() or ()}  # type: ignore[attr-defined]
+        if self._world.rank == 0:
+            self._exchange.write_optimizer(kept)
+
+
+def _endless(feed: Any, *, first: int = 1) -> Iterator[Batch]:
+    """Batches of one epoch after the other."""
+    epoch = first
+    while True:
+        yield from feed.train(epoch)
+        epoch += 1
+
+
+def _parameters(initial: State) -> int:
+    return sum(array.size for name, array in initial.items() if not name.endswith(BUFFERS))

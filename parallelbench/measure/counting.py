@@ -1,0 +1,96 @@
+"""What was counted of a model's layers: what each has to do for a sample, and what it holds. Loads no torch."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class LayerCount(msgspec.Struct, frozen=True, kw_only=True):
+    """One layer between two cut points, forward, for one sample. Sizes are those of fp32."""
+
+    name: str
+    product_flop: float
+    """Of matrix products and attention, two per multiply-add."""
+    convolution_flop: float
+    """Of convolutions whose outputs use all input channels, by definition: no algorithm that saves any."""
+    grouped_flop: float
+    """The same of grouped ones, which reach a small part of the others' speed."""
+    output_bytes: float
+    """Written by all operations of the layer; views write nothing."""
+    operations: int
+    """Operations that write something: each is launched, however many samples there are."""
+    parameters: int
+    tensors: int
+    """Parameters, as tensors: what an optimizer or a message per tensor has to go through."""
+    boundary_bytes: float
+    """Handed to the next layer."""
+    shardable_flop: float
+    """That part of `product_flop` which tensor parallelism cuts: the layers of the model's own plan."""
+    shardable_parameters: int
+    """Likewise of the parameters."""
+    exchanged_bytes: float
+    """What tensor parallelism all-reduces for it: outputs of row layers forward, inputs of column layers backward."""
+
+
+def encode_counts(layers: list[LayerCount]) -> str:
+    """As the table `run` keeps them."""
+    return msgspec.json.encode(layers).decode()
+
+
+def decode_counts(text: str) -> list[LayerCount]:
+    """The opposite; keys of later releases are ignored."""
+    return msgspec.json.decode(text, type=list[LayerCount])
+
+
+class Linear(msgspec.Struct, frozen=True):
+    """Bytes that grow with the samples of a micro-batch."""
+
+    fixed: float
+    per_sample: float
+
+    def at(self, samples: float) -> float:
+        """For so many samples."""
+        return self.fixed + self.per_sample * samples
+
+
+class LayerMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """One layer between two cut points."""
+
+    name: str
+    tensors: list[int]
+    """Bytes of each of its parameters."""
+    buffer_bytes: int
+    kept: Linear
+    """Held from its forward pass to its backward pass, its output included."""
+    forward_peak: Linear
+    """The most that its forward pass allocates, its output and what is kept included."""
+    backward_peak: Linear
+    """The most that its backward pass holds beyond what was kept, gradients of its parameters and input included."""
+    update_peaks: dict[str, float]
+    """The most that an update of its parameters allocates for a moment, as devices of a type do it ("cpu", "cuda")."""
+
+    @property
+    def parameter_bytes(self) -> int:
+        """Bytes of its parameters together."""
+        return sum(self.tensors)
+
+
+class ModelMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """A model's layers, and what the loss adds."""
+
+    layers: list[LayerMemory]
+    loss: LayerMemory
+    input_bytes: float
+    """Of one sample."""
+    updates_at_once: dict[str, bool]
+    """Whether devices of a type update all layers at once, and not one tensor after the other."""
+
+
+def encode_memory(memory: ModelMemory) -> str:
+    """As JSON."""
+    return msgspec.json.encode(memory).decode()
+
+
+def decode_memory(text: str) -> ModelMemory:
+    """The opposite."""
+    return msgspec.json.decode(text, type=ModelMemory)

@@ -1,0 +1,152 @@
+"""Decoder-only transformers whose perceptrons are experts, of which a router picks a few for every token."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+from msgspec import Meta
+
+from parallelbench.config.structure import Count  # noqa: TC001 - msgspec reads the annotations
+from parallelbench.errors import ConfigError
+from parallelbench.models.gpt import Gpt
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from parallelbench.config.components import MeanLoss, Split
+
+
+class GptMoe(Gpt, frozen=True, kw_only=True):
+    """`Gpt` with a mixture of experts in each block (Shazeer et al. 2017, arXiv 1701.06538); no token is dropped.
+
+    A linear router and a softmax give each token a probability per expert. The `top_k` most probable experts compute
+    it, and their results are added with those probabilities, divided by their sum (Mixtral, arXiv 2401.04088).
+
+    The balance loss is eq. 4 of Switch Transformer (Fedus et al. 2021, arXiv 2101.03961): `balance` × experts ×
+    Σ fᵢ · Pᵢ over the experts i, where fᵢ is the share of choices that fell on i and Pᵢ its mean probability: `balance`
+    itself where all are equal. It is computed over the tokens of each sample (DeepSeek-V3, arXiv 2412.19437, eqs.
+    17-20), and the mean over samples is added to the training loss for each block. So, like the loss itself, it is the
+    same however a batch is cut into micro-batches or over ranks. Test losses don't include it.
+    """
+
+    sizes_follow_values: ClassVar[bool] = True
+
+    experts: Count
+    """Perceptrons of a block, each of `mlp_width` hidden units."""
+    top_k: Count
+    """Experts that compute a token."""
+    shared_width: Count | None
+    """Hidden units of another expert, which computes all tokens (DeepSeekMoE, arXiv 2401.06066); null: none."""
+    balance: Annotated[float, Meta(ge=0)]
+    """Coefficient of the balance loss; 0: none."""
+
+    def __post_init__(self) -> None:
+        """Check what single fields can't say."""
+        super().__post_init__()
+        if not 2 <= self.top_k <= self.experts:
+            why = "the only expert's weight is always 1, so that the router learns nothing of the loss"
+            if self.top_k > self.experts:
+                why = f"there are model.experts={self.experts}"
+            valid = f"model.top_k=2 … {self.experts}" if self.experts > 1 else "model.experts=2 or more, or model=gpt"
+            raise ConfigError(f"model.top_k={self.top_k} is refused: {why}; choose {valid}")
+
+    @property
+    def routed_experts(self) -> int:
+        """Those of a block."""
+        return self.experts
+
+    @property
+    def routed_blocks(self) -> int:
+        """All."""
+        return self.layers
+
+    @property
+    def routed_share(self) -> float:
+        """By formula."""
+        return self.layers * self.experts * self.expert_parameters / self.parameters
+
+    @property
+    def own_loss(self) -> str:
+        """The balance loss, where there is one."""
+        return f"model.balance={self.balance:g}" if self.balance else ""
+
+    @property
+    def without_own_loss(self) -> str:
+        """The option."""
+        return "model.balance=0"
+
+    def with_own_loss(self, mean: MeanLoss) -> MeanLoss:
+        """Add the blocks' balance losses."""
+        from parallelbench.models.moe_layers import with_own_losses
+
+        return with_own_losses(mean) if self.balance else mean
+
+    @property
+    def sequence_norms(self) -> tuple[str, ...]:
+        """None: what a norm gives goes to routers and experts, which are not divided among tensor ranks."""
+        return ()
+
+    def tensor_plan(self) -> dict[str, Split]:
+        """Attention by heads, the shared expert by hidden units; routed experts stay whole."""
+        names = ("fc1", "gate", "fc2")
+        plan = {path: split for path, split in super().tensor_plan().items() if path.rpartition(".")[2] not in names}
+        if self.shared_width is not None:
+            shared: dict[str, Split] = {"fc1": "column", "gate": "column", "fc2": "row"}
+            used = [name for name in names if name != "gate" or self.mlp == "swiglu"]
+            plan |= {f"block*.moe.shared.{name}": shared[name] for name in used}
+        return plan
+
+    @property
+    def tensor_units(self) -> int:
+        """Heads of keys and values; they have to divide the hidden units of a shared expert too."""
+        return math.gcd(self.key_heads, self.shared_width or 0)
+
+    @property
+    def tensor_limits(self) -> str:
+        """What has to be divided."""
+        shared = "" if self.shared_width is None else f", model.shared_width={self.shared_width}"
+        return f"model.heads={self.heads}, model.kv_heads={self.key_heads}{shared}"
+
+    @property
+    def token_weights(self) -> int:
+        """Weights of the router, of the experts that compute a token, and of the shared one."""
+        matrices = 3 if self.mlp == "swiglu" else 2
+        hidden = self.top_k * self.hidden_units + (self.shared_width or 0)
+        return self.width * (self.experts + matrices * hidden)
+
+    @property
+    def expert_parameters(self) -> int:
+        """Of one expert."""
+        matrices = 3 if self.mlp == "swiglu" else 2
+        biases = self.hidden_units + self.width if self.positions == "learned" else 0
+        return matrices * self.width * self.hidden_units + biases
+
+    @property
+    def active_parameters(self) -> int:
+        """Parameters that compute a token: all but those of the experts that were not chosen."""
+        return self.parameters - self.layers * (self.experts - self.top_k) * self.expert_parameters
+
+    @property
+    def parameters(self) -> int:
+        """Of the whole model, by formula."""
+        learned = self.positions == "learned"
+        norm = self.width * (2 if learned else 1)
+        key_width = self.width // self.heads * self.key_heads
+        attention = 2 * self.width * (self.width + key_width) + (2 * (self.width + key_width) if learned else 0)
+        shared = 0
+        if self.shared_width is not None:
+            shared = (3 if self.mlp == "swiglu" else 2) * self.width * self.shared_width
+            shared += self.shared_width + self.width if learned else 0
+        routed = self.experts * (self.width + self.expert_parameters)
+        ends = self.vocabulary * self.width * (1 if self.tied else 2) + (self.sequence * self.width if learned else 0)
+        return ends + norm + self.layers * (2 * norm + attention + routed + shared)
+
+    def build(self, *, in_channels: int, image_size: int, num_classes: int) -> nn.Sequential:
+        """Build the layers, with a logit for each entry of the vocabulary; raises `ConfigError` where `check` does."""
+        self.check(in_channels=in_channels, image_size=image_size)
+        from parallelbench.models.modules import sequence
+        from parallelbench.models.moe_layers import Routing, new_routed_layers
+
+        routing = Routing(self.experts, self.top_k, self.shared_width, self.balance)
+        return sequence(self.layer_names, new_routed_layers(self, routing))

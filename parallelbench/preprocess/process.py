@@ -1,0 +1,137 @@
+"""What an engine's process executes: read the table, carry the recipe out, write results and measurements, leave.
+
+It leaves by `os._exit`: libraries that crash while they are unloaded do so after everything was written.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from importlib import import_module, metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from parallelbench.config.task import Request
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from parallelbench.preprocess.engines import Engine
+
+
+ENGINES = {
+    "numpy": "numpy.WithNumpy",
+    "torch": "torch.WithTorch",
+    "arrow": "arrow.WithArrow",
+    "polars": "polars.WithPolars",
+    "duckdb": "duckdb.WithDuckdb",
+    "velox": "velox.WithVelox",
+}
+"""Engine → its module and class."""
+
+
+def main(path: str) -> None:
+    """Carry out the request in this file."""
+    request = Request.read(Path(path))
+    report = carry_out(request)
+    temporary = request.report.with_suffix(".tmp")
+    temporary.write_text(json.dumps(report))
+    temporary.replace(request.report)
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def carry_out(request: Request) -> dict[str, Any]:
+    """Measure and carry out all executions; returns the columns of their rows, and of the run."""
+    from parallelbench.preprocess import tables
+
+    engine = engine_of(request)
+    tables.load_pandas()
+    started_s = time.time() - request.launched_at
+    before = _bytes_read()
+    began = time.perf_counter()
+    table = tables.read(request.input)
+    read_s = time.perf_counter() - began
+    after = _bytes_read()
+    executions = []
+    for number in range(1, request.executions + 1):
+        row, result = execute(engine, table)
+        row["cold_time_s"] = time.time() - request.launched_at if number == 1 else None
+        row["warm_time_s"] = None if number == 1 else row["execution_time_s"]
+        row |= {"process_threads": _status("Threads"), "peak_memory_bytes": _peak_bytes()}
+        if number in (1, request.executions):  # those that are compared
+            began = time.perf_counter()
+            row["output_file_bytes"] = tables.write(result, request.output(number))
+            row["write_s"] = time.perf_counter() - began
+        row |= {"output_rows": result.num_rows, "output_bytes": result.nbytes}
+        del result
+        executions.append(row | {"execution": number})
+    executions[0] |= {"start_s": started_s, "read_s": read_s}
+    executions[0]["bytes_read"] = None if before is None or after is None else after - before
+    return {"version": metadata.version(type(engine).package), "input_bytes": table.nbytes, "executions": executions}
+
+
+def execute(engine: Engine, table: pa.Table) -> tuple[dict[str, Any], pa.Table]:
+    """One execution: its times, and its result."""
+    cpu_s, began = time.process_time(), time.perf_counter()
+    data = engine.take_in(table)
+    taken_in = time.perf_counter()
+    value = engine.compute(data)
+    computed = time.perf_counter()
+    result = engine.give_out(value)
+    ended = time.perf_counter()
+    row = {
+        "cpu_time_s": time.process_time() - cpu_s,
+        "take_in_s": taken_in - began,
+        "compute_s": computed - taken_in,
+        "give_out_s": ended - computed,
+        "execution_time_s": ended - began,
+        "copied_in_bytes": _copied_bytes(table, engine.shared(data)),
+        **dict.fromkeys(("start_s", "read_s", "bytes_read", "write_s", "output_file_bytes")),
+    }
+    return row, result
+
+
+def engine_of(request: Request) -> Engine:
+    """The engine, with its library loaded and its threads set."""
+    module, _, name = ENGINES[request.engine].partition(".")
+    cls = getattr(import_module(f"parallelbench.preprocess.engines.{module}"), name)
+    engine: Engine = cls(request.task, request.threads)
+    return engine
+
+
+def _copied_bytes(table: pa.Table, shared: set[int] | None) -> int | None:
+    """Bytes of the table's buffers that the engine's form does not consist of; None: it doesn't say."""
+    from parallelbench.preprocess.tables import addresses
+
+    if shared is None:
+        return None
+    return sum(size for address, size in addresses(table).items() if address not in shared)
+
+
+def _bytes_read() -> int | None:
+    """Bytes that this process has read so far, from files in memory too (proc(5): io, rchar)."""
+    return _field(Path("/proc/self/io"), "rchar")
+
+
+def _peak_bytes() -> int | None:
+    kibibytes = _status("VmHWM")
+    return None if kibibytes is None else kibibytes * 1024
+
+
+def _status(name: str) -> int | None:
+    return _field(Path("/proc/self/status"), name)
+
+
+def _field(path: Path, name: str) -> int | None:
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) for line in lines if line.startswith(f"{name}:")), None)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

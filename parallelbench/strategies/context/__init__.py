@@ -1,0 +1,151 @@
+"""Context parallelism: every device holds a part of each sequence and the whole model, for sequences that are long.
+
+fsdp_cp: sequences in parts on a group of devices, all state in shards on all devices. Loads no torch.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Literal
+
+from parallelbench.config.components import Shard
+from parallelbench.config.structure import Count  # noqa: TC001 - msgspec reads the annotations
+from parallelbench.errors import ConfigError
+from parallelbench.strategies.data_parallel import DdpStrategy
+from parallelbench.strategies.fsdp import ShardedStrategy
+from parallelbench.strategies.mesh import Mesh
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from parallelbench.config.replica import Replica
+    from parallelbench.config.run import RunConfig
+    from parallelbench.world.world import World
+
+
+Exchange = Literal["ring", "all_gather", "all_to_all"]
+"""How keys and values reach the queries of other ranks: see `ContextParallel.exchange`."""
+
+
+class ContextParallel(DdpStrategy, frozen=True, kw_only=True):
+    """All ranks read the same samples; each computes on its own tokens, and attention alone joins them.
+
+    The loss is the mean over all tokens: gradients are averaged over ranks, as by DDP. Positions are those in the whole
+    sequence.
+    """
+
+    exchange: Exchange
+    """What ranks send each other for attention. ring: keys and values go round (Liu et al. 2023, arXiv 2310.01889).
+    all_gather: every rank gathers all keys and values (Llama 3, arXiv 2407.21783). all_to_all: queries, keys and values
+    of all tokens, for a share of the heads (DeepSpeed-Ulysses, Jacobs et al. 2023, arXiv 2309.14509)."""
+
+    def data_parallel_degree(self, run: RunConfig) -> int:
+        """One: every rank reads the whole batch."""
+        return 1
+
+    def check(self, run: RunConfig, device_type: str) -> None:
+        """Refuse one device, models whose tokens meet outside of attention, and sizes that the devices don't divide."""
+        super().check(run, device_type)
+        check_context(run, exchange=self.exchange, ranks=run.devices, option="devices")
+
+    def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Replica:
+        """Give the layers this rank's positions, and the attention its exchange; wrap the model in DDP."""
+        from parallelbench.strategies.context.replica import ContextGroup, ContextReplica
+        from parallelbench.strategies.replica import gradient_bytes
+
+        wrapped = self.in_ddp(model, run, world)
+        size_bytes = gradient_bytes(wrapped.module)
+        return ContextReplica(
+            wrapped.module,
+            run=run,
+            world=world,
+            exchange=self.exchange,
+            context=ContextGroup(world.rank, world.size),
+            data_shard=Shard(),
+            wrapped=wrapped,
+            count_step=lambda traffic: traffic.all_reduce("gradient", size_bytes, world.size),
+        )
+
+
+class FsdpCp(ShardedStrategy, frozen=True, kw_only=True):
+    """One process per device on a mesh of data × context.
+
+    Neighbouring ranks share the sequences of their slice of every batch, and attention joins the parts. Parameters,
+    gradients and optimizer state are sharded over the ranks of both dimensions, as torchtitan does (Liang et al. 2024,
+    arXiv 2410.06511): the mean over all ranks' tokens is that over all slices and parts.
+    """
+
+    context: Count
+    """Devices that share each sequence; the data dimension is the number of devices ÷ this."""
+    exchange: Exchange
+    """What they send each other for attention: as in `context_parallel`."""
+
+    def ranks_per_copy(self, run: RunConfig) -> int:
+        """All ranks share the one copy."""
+        return run.devices
+
+    def data_parallel_degree(self, run: RunConfig) -> int:
+        """One per group of ranks that share their sequences."""
+        return self._mesh(run).data
+
+    def check(self, run: RunConfig, device_type: str) -> None:
+        """Refuse meshes that aren't all devices, what context parallelism refuses, and what FSDP does."""
+        self._mesh(run).check(run, least_data=1)
+        check_context(run, exchange=self.exchange, ranks=self.context, option="strategy.context")
+        super().check(run, device_type)
+
+    def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Replica:
+        """Shard layer by layer over all ranks; give the layers this rank's positions, and the exchange its group."""
+        from parallelbench.strategies.context.replica import ShardedContextReplica, context_group
+
+        context = context_group(world, self.context)
+        kind = partial(ShardedContextReplica, exchange=self.exchange, context=context)
+        return self.sharded(model, run, world, kind=kind, data_shard=Shard(context.copy, self._mesh(run).data))
+
+    def _mesh(self, run: RunConfig) -> Mesh:
+        return Mesh(run.devices, {"context": self.context})
+
+
+def check_context(run: RunConfig, *, exchange: Exchange, ranks: int, option: str) -> None:
+    """Refuse models whose tokens meet outside of attention, and sizes that the ranks of a sequence don't divide.
+
+    `option`: what asks for so many ranks, as a command line says it without the number.
+    """
+    if run.model.token_heads is None:
+        raise ConfigError(
+            f"strategy={run.strategy.name} cuts sequences of tokens, which only causal attention may join, but "
+            f"model={run.model.name} has no such attention: choose model=gpt or gpt_tiny, or strategy=ddp"
+        )
+    by_heads = exchange == "all_to_all"
+    _check_sequence(run, parts=ranks * (1 if by_heads else 2), because=f"{option}={ranks}")
+    if by_heads:
+        _check_heads(run, ranks=ranks, option=option)
+
+
+def _check_heads(run: RunConfig, *, ranks: int, option: str) -> None:
+    heads, _ = run.model.token_heads or (1, 1)
+    if heads % ranks:
+        fitting = ", ".join(str(n) for n in range(2, heads + 1) if heads % n == 0)
+        instead = f"{option}={fitting}, or strategy.exchange=ring" if fitting else "strategy.exchange=ring"
+        raise ConfigError(
+            f"strategy.exchange=all_to_all gives each device whole heads, but {option}={ranks} does not divide "
+            f"model.heads={heads}: choose {instead}"
+        )
+
+
+def _check_sequence(run: RunConfig, *, parts: int, because: str) -> None:
+    """Refuse sequences that can't be cut into so many equal parts."""
+    (tokens,) = run.data.shape
+    if tokens % parts == 0:
+        return
+    below = tokens - tokens % parts
+    choices = [str(below)] if below else []
+    try:
+        run.model.check(in_channels=1, image_size=below + parts)
+        choices.append(str(below + parts))
+    except ConfigError:
+        choices = choices or [f"{below + parts} with model.sequence={below + parts}"]
+    raise ConfigError(
+        f"strategy={run.strategy.name} can't cut data.sequence={tokens} into {parts} equal parts "
+        f"({because}): choose data.sequence={' or '.join(choices)}"
+    )

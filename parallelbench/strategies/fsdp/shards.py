@@ -1,0 +1,188 @@
+"""Replicas whose parameters, gradients and optimizer state torch's `fully_shard` (FSDP) shards.
+
+Rajbhandari et al. 2020, "ZeRO" (arXiv 1910.02054); Zhao et al. 2023, "PyTorch FSDP" (arXiv 2304.11277).
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from math import ceil
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+from parallelbench.config.components import Shard
+from parallelbench.measure.spans import waits_are_hidden
+from parallelbench.models.norms import synchronize_norms
+from parallelbench.strategies.mesh import device_mesh
+from parallelbench.strategies.replica import ModuleReplica, share_buffers, to_device
+from parallelbench.strategies.state import local, size_bytes, whole
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from torch import Tensor
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from parallelbench.config.components import Batch
+    from parallelbench.config.run import RunConfig
+    from parallelbench.measure.traffic import Traffic
+    from parallelbench.world.world import World
+
+
+def shard_layers(
+    model: nn.Sequential,
+    run: RunConfig,
+    world: World,
+    *,
+    shards: int,
+    reshard_after_forward: bool,
+    gather: str,
+    micro_batches: int = 1,
+    kind: Callable[..., ShardedReplica] | None = None,
+    data_shard: Shard | None = None,
+) -> ShardedReplica:
+    """Shard every layer over groups of `shards` neighbouring ranks; the groups hold copies of each other.
+
+    `gather`, `micro_batches`: as those of `ShardedStrategy`. Each micro-batch gathers the parameters again. `kind`:
+    which replica, None: the plain one. `data_shard`: what this rank reads, None: a slice like each other rank.
+    """
+    copies = world.size // shards
+    sizes = {"shard": shards} if copies == 1 else {"replicate": copies, "shard": shards}
+    synchronize_norms(model, dist.group.WORLD)
+    mesh = device_mesh(world, **sizes)
+    padded = shard_one_by_one(
+        model, run, world.device, mesh, reshard_after_forward=reshard_after_forward, gather=gather
+    )
+    gathered_bytes = padded.gathered_bytes(reshard_after_forward) / (2 if gather == "bf16" else 1)
+
+    def count_step(traffic: Traffic) -> None:
+        traffic.all_gather("parameter", micro_batches * gathered_bytes, shards)
+        traffic.reduce_scatter("gradient", padded.gradient_bytes, shards)
+        traffic.all_reduce("gradient", padded.gradient_bytes / shards, copies)
+
+    return (kind or ShardedReplica)(
+        model,
+        run=run,
+        world=world,
+        data_shard=data_shard or Shard(world.rank, world.size),
+        before_evaluation=lambda: share_buffers(model),
+        count_step=count_step,
+        micro_batches=micro_batches,
+    )
+
+
+def shard_one_by_one(
+    model: nn.Sequential,
+    run: RunConfig,
+    device: torch.device,
+    mesh: DeviceMesh,
+    *,
+    reshard_after_forward: bool,
+    gather: str = "stored",
+    first: Callable[[str, nn.Module], None] | None = None,
+) -> PaddedBytes:
+    """Shard the parameters of every layer over a mesh; returns the bytes of all shards with their padding.
+
+    `fully_shard` cuts along the first dimension and pads it to a multiple of the shards: a position embedding
+    (1, tokens, values) is sent once per shard. Layers that share parameters with each other are gathered together, from
+    the first to the last use of the model.
+
+    A layer moves to the device after the layers before it have been sharded, so the device never holds more than the
+    shards and one whole layer. `first` is called with the name of each layer and the layer on the device, before it is
+    sharded. Weights stay contiguous under `channels_last`, as `fully_shard` demands; images are channels last anyway.
+    """
+    contiguous, tied = msgspec.structs.replace(run, channels_last=False), run.model.tied_layers
+    policy = MixedPrecisionPolicy()
+    if gather == "bf16":
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    shards, once_bytes, again_bytes, gradient_bytes, trained = mesh.size(mesh.ndim - 1), 0, 0, 0, False
+    for name, layer in model.named_children():
+        to_device(layer, contiguous, device)
+        if first is not None:
+            first(name, layer)
+        padded = [
+            (_padded_bytes(local(parameter), shards), parameter.requires_grad) for parameter in layer.parameters()
+        ]
+        trained = trained or any(trains for _, trains in padded)
+        if padded and name not in tied:
+            layer_bytes = sum(size for size, _ in padded)
+            once_bytes += layer_bytes
+            again_bytes += layer_bytes if trained else 0  # no gradient passes a layer that only frozen ones precede
+            gradient_bytes += sum(size for size, trains in padded if trains)
+            fully_shard(layer, mesh=mesh, reshard_after_forward=reshard_after_forward, mp_policy=policy)
+    left = nn.ModuleDict({name: layer for name, layer in model.named_children() if name in tied})
+    tied_bytes = sum(_padded_bytes(local(parameter), shards) for parameter in left.parameters())
+    gradient_bytes += sum(_padded_bytes(local(each), shards) for each in left.parameters() if each.requires_grad)
+    fully_shard(model, mesh=mesh, reshard_after_forward=False, mp_policy=policy if tied else MixedPrecisionPolicy())
+    return PaddedBytes(once_bytes, again_bytes, tied_bytes, gradient_bytes)
+
+
+class PaddedBytes(NamedTuple):
+    """Bytes of all shards of a model with their padding."""
+
+    layer_bytes: int
+    """Of layers that are gathered one by one."""
+    backward_bytes: int
+    """Of those among them that have a backward pass."""
+    tied_bytes: int
+    """Of those that share parameters with each other: gathered once for the whole model, whatever the option says."""
+    gradient_bytes: int
+    """Of all parameters that are trained."""
+
+    def gathered_bytes(self, reshard_after_forward: bool) -> int:
+        """What a step gathers, in the parameters' own dtype."""
+        return self.layer_bytes + (self.backward_bytes if reshard_after_forward else 0) + self.tied_bytes
+
+
+def _padded_bytes(values: Tensor, shards: int) -> int:
+    """Bytes of all shards of a tensor together."""
+    rows = values.shape[0]
+    return size_bytes(values) // max(1, rows) * ceil(rows / shards) * shards
+
+
+def _replicated_over(parameter: Tensor) -> DeviceMesh | None:
+    """The mesh over which a parameter is cut one way and copied the other; None where it has no copies."""
+    mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
+    return mesh if mesh is not None and "replicate" in (mesh.mesh_dim_names or ()) else None
+
+
+class ShardedReplica(ModuleReplica):
+    """A module whose parameters are sharded over ranks; layers may gather them when they need them."""
+
+    def __init__(self, module: nn.Module, *, run: RunConfig, world: World, **options: Any) -> None:
+        super().__init__(module, run=run, world=world, **options)
+        self.hides_communication = waits_are_hidden(world.device_type, compiled=run.compile)
+        meshes = (mesh for parameter in module.parameters() if (mesh := _replicated_over(parameter)))
+        self.copy_group = next((mesh.get_local_rank(mesh.ndim - 1) for mesh in meshes), 0)
+
+    def evaluate(self, batches: Iterable[Batch]) -> Tensor | None:
+        """Sums over this rank's part of the test set; layers gather their parameters for each batch, as in training."""
+        result = super().evaluate(batches)
+        for layer in self._module.modules():
+            if isinstance(layer, FSDPModule):
+                layer.reshard()  # without reshard_after_forward, only a backward would
+        return result
+
+    def _adding_up(self, *, last: bool) -> AbstractContextManager[object]:
+        """Whole gradients stay on each rank until the last micro-batch, and are scattered once."""
+        if isinstance(self._module, FSDPModule):
+            self._module.set_requires_gradient_sync(last)
+        return nullcontext()
+
+    def copied(self) -> Iterable[Tensor]:
+        """The shards, where several groups of ranks hold them."""
+        return [local(parameter) for parameter in self._module.parameters() if _replicated_over(parameter)]
+
+    @torch.no_grad()
+    def _copy(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Gather the shards on rank 0, one tensor at a time; every rank takes part."""
+        copies: dict[str, Tensor] = {}
+        for name, tensor in tensors.items():
+            copies.update(super()._copy({name: whole(tensor)}))
+        return copies

@@ -1,0 +1,83 @@
+"""Training steps that are replayed as one CUDA graph, for `graph=true`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from parallelbench.config.components import Batch
+from parallelbench.strategies.replica import ModuleReplica
+from parallelbench.world import cuda
+from parallelbench.world.numerics import Sums
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from torch import Tensor
+
+
+WARM_STEPS = 11
+"""Steps before the capture: DDP needs as many to settle its buckets and its communicator."""
+
+
+class CapturedReplica(ModuleReplica):
+    """A module whose step the host launches at once: copy the batch in, replay the graph, copy the sums out.
+
+    The graph is captured before the first step. The steps that warm up for it are undone: parameters, buffers,
+    optimizer state and random numbers are then as before, in the same memory, which is the graph's.
+    """
+
+    _replay: Callable[[], None] | None = None
+
+    def step(self, batch: Batch) -> Sums:
+        """Forward, backward, update, as captured."""
+        assert batch.images is not None
+        assert batch.labels is not None
+        if self._replay is None:
+            self._replay = self._captured(batch.images, batch.labels)
+        assert batch.images.shape == self._images.shape, "all batches of a run have one shape"
+        self._images.copy_(batch.images, non_blocking=True)
+        self._labels.copy_(batch.labels, non_blocking=True)
+        self._replay()
+        self.traffic.add(self._sent)
+        if self._count_step is not None:
+            self._count_step(self.traffic)
+        return Sums([], self._sums.clone(), samples=self._samples)  # the next replay overwrites them
+
+    def _captured(self, images: Tensor, labels: Tensor) -> Callable[[], None]:
+        device = self._world.device
+        self._images, self._labels = images.clone(), labels.clone()
+        self._sums = torch.zeros(2, dtype=torch.float64, device=device)
+        batch = Batch(self._images, self._labels, len(labels))
+
+        def work() -> None:
+            with self.traffic.apart() as self._sent:  # by layers; a replay sends as much
+                result = self._forward_backward(batch)
+                self._update()
+            self._sums.copy_(result.tensor())
+            self._samples = result.samples  # as captured: a replay takes the same gradients
+
+        def warm_up() -> None:
+            tensors, random = self._tensors(), cuda.rng_state(device)
+            before = {key: tensor.detach().clone() for key, tensor in tensors.items()}
+            for _ in range(WARM_STEPS):
+                work()
+            with torch.no_grad():
+                for key, tensor in self._tensors().items():
+                    # What the optimizer has only begun to keep starts from zero, with every optimizer of the suite.
+                    tensor.copy_(before[key]) if key in before else tensor.zero_()
+            cuda.set_rng_state(random, device)
+
+        return cuda.capture(work, device, warm_up=warm_up)
+
+    def _tensors(self) -> dict[Any, Tensor]:
+        """All that a step changes, by what it is."""
+        return dict(self._changed())
+
+    def _changed(self) -> Iterator[tuple[Any, Tensor]]:
+        yield from self._module.state_dict(keep_vars=True).items()
+        for index, parameter in enumerate(self._module.parameters()):
+            for name, value in self._optimizer.state.get(parameter, {}).items():
+                if isinstance(value, torch.Tensor):
+                    yield (index, name), value

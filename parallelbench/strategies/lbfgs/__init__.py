@@ -1,0 +1,55 @@
+"""L-BFGS on sharded vectors with a coordinator: Sandblaster (Dean et al. 2012, NIPS, section 4.2)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from parallelbench.errors import ConfigError
+from parallelbench.optim.optimizers import Lbfgs
+from parallelbench.strategies.data_parallel import DataParallelStrategy
+from parallelbench.strategies.refusals import check_two_devices, first_of, why_complex, why_untouched
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from parallelbench.config.components import Traits
+    from parallelbench.config.replica import Replica
+    from parallelbench.config.run import RunConfig
+    from parallelbench.world.world import World
+
+
+class SandblasterLbfgs(DataParallelStrategy, frozen=True, kw_only=True):
+    """Every rank evaluates its slice of the whole training set and holds its shard of all of L-BFGS's vectors.
+
+    For one gradient, ranks evaluate their slices, reduce-scatter the gradient, and all-gather the parameters of the
+    next point. Gradients, directions and the history stay in shards; only dot products of them travel. Rank 0 is the
+    coordinator: it alone runs the line search, and tells the others which step length to try or to take. Unlike in the
+    paper, where a slow worker gets less to do, every rank has one equal slice.
+
+    A step is one iteration, an epoch has one step, and a loss counts once, at the iteration's start. Samples that can't
+    be divided among the ranks are dropped from its batch: other samples in each epoch. Parity is checked in fp64:
+    in fp32 a sum in another order may send the line search another way.
+    """
+
+    evaluates_repeatedly: ClassVar[bool] = True
+
+    def check(self, run: RunConfig, device_type: str) -> None:
+        """Refuse one device, and optimizers of another kind; `Lbfgs.check` refuses mini-batches."""
+        check_two_devices(run, instead="strategy=single optimizer=lbfgs")
+        if not isinstance(run.optimizer, Lbfgs):
+            batch_size = run.data.train_samples - run.data.train_samples % run.devices
+            raise ConfigError(
+                f"strategy={self.name} with optimizer={run.optimizer.name} is refused: the strategy is an optimizer "
+                f"itself; choose optimizer=lbfgs and batch_size={batch_size}, the whole training set"
+            )
+
+    def why_not_model(self, run: RunConfig, traits: Traits) -> str:
+        """All parameters are one real vector."""
+        return first_of(why_untouched(traits), why_complex(traits))
+
+    def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Replica:
+        """This rank's slice and shard."""
+        from parallelbench.strategies.lbfgs.sandblaster import SandblasterReplica
+
+        assert isinstance(run.optimizer, Lbfgs)
+        return SandblasterReplica(model, run.optimizer, run=run, world=world)

@@ -1,1 +1,0 @@
-"""What strategies are made of: no YAML names these, and strategies may share them."""

@@ -1,0 +1,459 @@
+"""Replicas: what all have in common, the whole model on every rank, and some of its layers on each."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from parallelbench.measure.spans import Phase, Spanned
+from parallelbench.measure.traffic import Traffic
+from parallelbench.models.moe_layers import take_expert_tokens
+from parallelbench.models.norms import count_compiled_norms
+from parallelbench.strategies.clipping import Clipping, Groups, StepNorms
+from parallelbench.strategies.data_parallel.ddp import HookedDdp
+from parallelbench.strategies.state import (
+    kept_by,
+    load_optimizer,
+    load_tensors,
+    local,
+    optimizer_state,
+    tensors_of,
+    unchanged_buffers,
+    undone_updates,
+    undrawn_numbers,
+    whole,
+)
+from parallelbench.world.numerics import MetricSums, Numerics, Sums, dtype_of, in_arithmetic, matching
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from torch import Tensor
+
+    from parallelbench.config.components import Batch, MeanLoss, Shard
+    from parallelbench.config.replica import Push
+    from parallelbench.config.run import RunConfig
+    from parallelbench.world.world import World
+
+
+def numerics_of(run: RunConfig, device_type: str, *, loss: MeanLoss | None = None) -> Numerics:
+    """The arithmetic of a run, with its metric and its loss, or one that computes the same in another way."""
+    loss = run.model.with_own_loss(loss or run.loss.build())
+    metric = MetricSums(run.metric_size, run.metric.build()) if run.metric_size else None
+    return Numerics(run.precision, device_type, loss=loss, metric=metric, compiles_loss=run.compiles_step)
+
+
+class BaseReplica(ABC):
+    """What all replicas have in common."""
+
+    waiting: ClassVar[Phase] = "communication"
+    hides_communication: bool = False
+    whole_epochs: ClassVar[bool] = False
+    copy_group: int = 0
+    shares_at_evaluation: bool = False
+    _compiles_update: bool = False
+
+    def __init__(self, data_shard: Shard, run: RunConfig | None = None) -> None:
+        """`run`: whose `lr_schedule` and `clip_norm` updates follow; None: gradients and rate are used as they are."""
+        self.data_shard = data_shard
+        self.traffic = Traffic()
+        self._rate = ScheduledRate(run) if run is not None and run.lr_schedule.changes else None
+        self._clip_norm = None if run is None else run.clip_norm
+        self._only_clipping: Clipping | None = None
+        self._norms = None if self._clip_norm is None else StepNorms(self._clip_norm)
+
+    @abstractmethod
+    def trained(self) -> tuple[nn.Module, torch.optim.Optimizer]:
+        """The module with this rank's parameters and buffers, and the optimizer that updates them."""
+
+    @abstractmethod
+    def _forward_backward(self, batch: Batch) -> Sums | None:
+        """Leave this rank's gradients of a batch; returns the sums that `step` returns."""
+
+    def compile_warmup(self, batch: Batch) -> None:
+        """Forward and backward, and whole steps where updates are compiled; all of it is undone, random numbers too."""
+        module, optimizer = self.trained()
+        undone = undone_updates(module, optimizer) if self._compiles_update else nullcontext()
+        with undrawn_numbers(module), unchanged_buffers(module), undone:
+            self._forward_backward(batch)
+            if self._compiles_update:
+                self._update()
+                self._forward_backward(batch)
+                self._update()
+        optimizer.zero_grad(set_to_none=True)
+
+    def local_state(self) -> dict[str, Any]:
+        """Parameters, buffers, and the optimizer's state; a replica that keeps more between epochs adds it."""
+        module, optimizer = self.trained()
+        rate = {} if self._rate is None else {"rate": self._rate.local_state()}
+        return {"tensors": tensors_of(module), "optimizer": optimizer_state(optimizer), **rate}
+
+    def load_local_state(self, state: dict[str, Any]) -> None:
+        """Restore them in place."""
+        module, optimizer = self.trained()
+        load_tensors(module, state["tensors"])
+        load_optimizer(optimizer, state["optimizer"])
+        if self._rate is not None:
+            self._rate.load_local_state(state["rate"])
+
+    def full_optimizer_state(self, key: str) -> dict[str, Tensor] | None:
+        """None, but where a replica gathers it."""
+        return None
+
+    def copied(self) -> Iterable[Tensor]:
+        """None, but where a replica says so."""
+        return ()
+
+    def take_pushes(self) -> list[Push]:
+        """None: there is no parameter server."""
+        return []
+
+    def take_norms(self) -> dict[str, float]:
+        """Of the steps since the last call."""
+        return {} if self._norms is None else self._norms.take()
+
+    def take_expert_tokens(self) -> dict[int, list[int]]:
+        """Of the blocks of this rank's module."""
+        return take_expert_tokens(self.trained()[0])
+
+    def spanned(self) -> Iterable[Spanned]:
+        """The update, and what it waits for to clip; replicas add their other phases."""
+        yield Spanned(self, "_update", "optimizer")
+        if self._clipping is not None and self._clipping.communicates:
+            yield Spanned(self._clipping, "sum_over_ranks", "communication")
+
+    def _update(self) -> None:
+        """Clip the gradients, set the step's rate, and let the optimizer update this rank's parameters."""
+        if self._clipping is not None:
+            self._clip(self._clipping)
+        if self._rate is not None:
+            self._rate.next_step(self.trained()[1])
+        self._apply_gradients()
+
+    @property
+    def _clipping(self) -> Clipping | None:
+        """What clips this rank's gradients; None: nothing does."""
+        return None if self._clip_norm is None else self._clipping_to(self._clip_norm)
+
+    def _clipping_to(self, most: float) -> Clipping:
+        if self._only_clipping is None:
+            parameters, over = self._counted()
+            others = self._uncounted()
+            self._only_clipping = Clipping(
+                most, parameters, over=over, traffic=self.traffic, uncounted=others, norms=self._norms
+            )
+        return self._only_clipping
+
+    def _counted(self) -> tuple[Iterable[Tensor], Groups]:
+        """This rank's parameters that count in the gradient's norm, and groups whose ranks have others."""
+        return self.trained()[0].parameters(), ()
+
+    def _uncounted(self) -> Iterable[Tensor]:
+        """This rank's other parameters, which count on another rank; all are scaled."""
+        return ()
+
+    def _clip(self, clipping: Clipping) -> None:
+        clipping.clip()
+
+    def _unclipped(self, gradients: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Gradients of the last update as they were before."""
+        return gradients if self._clipping is None else self._clipping.unclipped(gradients)
+
+    def _apply_gradients(self) -> None:
+        self.trained()[1].step()
+
+    def close(self) -> None:  # noqa: B027 what most replicas do
+        """Nothing to release besides memory."""
+
+
+class ScheduledRate:
+    """Counts training steps, and gives each the rate that the run's schedule has for it.
+
+    A step counts also where fp16 overflowed and nothing was updated.
+    """
+
+    def __init__(self, run: RunConfig) -> None:
+        self._run, self._taken = run, 0
+
+    def next_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Set the rate of the next update."""
+        self._taken += 1
+        factor = self._run.rate_factor(self._taken)
+        for group in optimizer.param_groups:
+            # Torch's own schedulers keep the full rate here, too: it is saved and loaded with the optimizer's state.
+            group["lr"] = group.setdefault("initial_lr", group["lr"]) * factor
+
+    def local_state(self) -> dict[str, Any]:
+        """How many steps there were."""
+        return {"taken": self._taken}
+
+    def load_local_state(self, state: dict[str, Any]) -> None:
+        """Go on from there."""
+        self._taken = state["taken"]
+
+
+class ModuleReplica(BaseReplica):
+    """A module that maps images to logits, trained by backward and one optimizer.
+
+    Training calls `wrapped` (a DDP module, for example); evaluation and state use `module`, which it wraps.
+    `optimizer` and `loss` replace the run's own (by sharded ones, for example). `count_step` adds the bytes that a
+    step sends.
+    `micro_batches`: pieces of a batch whose gradients add up.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        *,
+        run: RunConfig,
+        world: World,
+        data_shard: Shard,
+        wrapped: nn.Module | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+        loss: MeanLoss | None = None,
+        before_evaluation: Callable[[], None] | None = None,
+        count_step: Callable[[Traffic], None] | None = None,
+        micro_batches: int = 1,
+    ) -> None:
+        super().__init__(data_shard, run)
+        self._module, self._world = module, world
+        self._numerics = numerics_of(run, world.device_type, loss=loss)
+        self._optimizer = optimizer or run.optimizer.build(module.parameters(), run, world.device_type)
+        self._hooked = wrapped if isinstance(wrapped, HookedDdp) else None
+        self._forward: Callable[[Tensor], Tensor] = wrapped if wrapped is not None else module
+        self._compiled = run.compile
+        if run.compile:
+            self._forward = torch.compile(self._forward)
+        self._compiles_update = run.compiles_step
+        self._before_evaluation, self._count_step = before_evaluation, count_step
+        self._micro_batches = micro_batches
+        self._one: Tensor | None = None
+        """The gradient of the loss by itself."""
+
+    def step(self, batch: Batch) -> Sums | None:
+        """Forward, backward, update."""
+        result = self._forward_backward(batch)
+        self._update()
+        if self._count_step is not None:
+            self._count_step(self.traffic)
+        return result
+
+    def _forward_backward(self, batch: Batch) -> Sums:
+        assert batch.images is not None
+        assert batch.labels is not None
+        self._optimizer.zero_grad(set_to_none=True)
+        if self._micro_batches == 1:
+            return self._take_gradient(batch.images, batch.labels)
+        count = self._micro_batches
+        pieces = enumerate(zip(batch.images.chunk(count), batch.labels.chunk(count), strict=True), start=1)
+        total: Sums | None = None
+        for number, (images, labels) in pieces:
+            with self._adding_up(last=number == count):
+                part = self._take_gradient(images, labels)
+            total = part if total is None else total + part
+        assert total is not None
+        return total
+
+    def _take_gradient(self, images: Tensor, labels: Tensor) -> Sums:
+        """Add to the gradients what these samples, a micro-batch, have of the batch's."""
+        logits, labels, loss = self._predict(images, labels)
+        result = self._owned_sums(loss, logits, labels)
+        self._backward(loss if self._micro_batches == 1 else loss / self._micro_batches)
+        if self._compiled:
+            count_compiled_norms(self._module, self.traffic)
+        return result
+
+    def _adding_up(self, *, last: bool) -> AbstractContextManager[object]:
+        """Of a micro-batch's forward and backward: ranks average what has added up with the last one."""
+        return nullcontext() if last or self._hooked is None else self._hooked.no_sync()
+
+    def _owned_sums(self, loss: Tensor, logits: Tensor, labels: Tensor) -> Sums:
+        """What this rank owns of a batch whose mean loss is known."""
+        return self._numerics.sums(loss, logits, labels)
+
+    def _predict(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Logits, labels on the same device, and the mean loss."""
+        with self._numerics.autocast():
+            logits = self._forward(images)
+        labels = labels.to(logits.device, non_blocking=True)
+        return logits, labels, self._numerics.training_loss(logits, labels)
+
+    def _backward(self, loss: Tensor) -> None:
+        scaled = self._numerics.scale(loss)
+        if self._one is None:
+            self._one = torch.ones_like(scaled)  # autograd would make one in every step: a launch
+        scaled.backward(self._one)
+
+    def _clip(self, clipping: Clipping) -> None:
+        self._numerics.unscale(self._optimizer)
+        clipping.clip()
+
+    def _apply_gradients(self) -> None:
+        self._numerics.update(self._optimizer)
+
+    def spanned(self) -> Iterable[Spanned]:
+        """Forward, backward, DDP's communication hook, update."""
+        yield Spanned(self, "_predict", "forward")
+        yield Spanned(self, "_backward", "backward", reduces=True)
+        yield from self._hooked.spanned() if self._hooked is not None else ()
+        yield from super().spanned()
+
+    @torch.no_grad()
+    def evaluate(self, batches: Iterable[Batch]) -> Tensor | None:
+        """Sums over this rank's part of the test set."""
+        if self._before_evaluation is not None:
+            self._before_evaluation()
+        self._module.eval()
+        total: Sums | None = None
+        for batch in batches:
+            assert batch.images is not None
+            assert batch.labels is not None
+            with self._numerics.autocast():
+                logits = self._module(batch.images)
+            labels = batch.labels.to(logits.device, non_blocking=True)
+            result = self._owned_sums(self._numerics.loss(logits, labels), logits, labels)
+            total = result if total is None else total + result
+        self._module.train()
+        return None if total is None else total.tensor()
+
+    def full_state_dict(self) -> dict[str, Tensor]:
+        """Rank 0 copies its module: every rank has the whole model."""
+        return self._copy(self._module.state_dict())
+
+    def full_gradients(self) -> dict[str, Tensor]:
+        """As the last step left them, before it clipped them."""
+        grads = {name: parameter.grad for name, parameter in self._module.named_parameters()}
+        return self._copy(self._unclipped({name: grad for name, grad in grads.items() if grad is not None}))
+
+    def full_optimizer_state(self, key: str) -> dict[str, Tensor] | None:
+        """Likewise."""
+        return self._copy(kept_by(self._optimizer, self._module.named_parameters(), key))
+
+    def trained(self) -> tuple[nn.Module, torch.optim.Optimizer]:
+        """The module and its optimizer."""
+        return self._module, self._optimizer
+
+    def copied(self) -> Iterable[Tensor]:
+        """All parameters that are not sharded."""
+        return [parameter for parameter in self._module.parameters() if not hasattr(parameter, "to_local")]
+
+    def local_state(self) -> dict[str, Any]:
+        """Also the scale of the loss."""
+        return {**super().local_state(), "scaler": self._numerics.local_state()}
+
+    def load_local_state(self, state: dict[str, Any]) -> None:
+        """Restore it."""
+        super().load_local_state(state)
+        self._numerics.load_local_state(state["scaler"])
+
+    def _copy(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        mine = tensors.items() if self._world.rank == 0 else ()
+        return {name: tensor.detach().to("cpu", copy=True) for name, tensor in mine}
+
+
+def to_device(module: nn.Module, run: RunConfig, device: torch.device) -> nn.Module:
+    """Move a module to a device, in the run's dtype and memory format."""
+    module = in_arithmetic(module, dtype_of(run.precision), device)
+    return module.to(memory_format=torch.channels_last) if run.channels_last else module
+
+
+def share_buffers(module: nn.Module, group: dist.ProcessGroup | None = None) -> None:
+    """Give every rank of a group (None: all) its first rank's buffers.
+
+    Under norm=batch each rank has its own running statistics, but one model is evaluated.
+    """
+    share(module.buffers(), group)
+
+
+@torch.no_grad()
+def share(tensors: Iterable[Tensor], group: dist.ProcessGroup | None = None) -> None:
+    """Give every rank of a group (None: all) its first rank's values, in any memory layout."""
+    for tensor in tensors:
+        values = tensor.contiguous()
+        dist.broadcast(values, group=group, group_src=0)
+        tensor.copy_(values)
+
+
+def gradient_bytes(module: nn.Module) -> int:
+    """Bytes of the gradients of all trainable parameters, or of this rank's shards of them."""
+    return sum(local(p).numel() * p.element_size() for p in module.parameters() if p.requires_grad)
+
+
+class LayersReplica(BaseReplica):
+    """Some of the model's layers on this rank, the others on other ranks; subclasses set `_optimizer`.
+
+    `owners` says on which rank each layer is.
+    """
+
+    _optimizer: torch.optim.Optimizer
+
+    def __init__(
+        self, model: nn.Sequential, owners: Mapping[str, int], *, data_shard: Shard, rank: int, run: RunConfig
+    ) -> None:
+        super().__init__(data_shard, run)
+        self._compiles_update = run.compiles_step
+        dtype = dtype_of(run.precision)
+        self._owners, self._rank = owners, rank
+        self._layers = nn.ModuleDict({name: layer for name, layer in model.named_children() if owners[name] == rank})
+        self._parameter_names = [name for name, _ in model.named_parameters()]
+        self._trainable_names = [name for name, each in model.named_parameters() if each.requires_grad]
+        self._template = {
+            name: tensor.to("meta", matching(tensor.dtype, dtype)) for name, tensor in model.state_dict().items()
+        }
+        """Parameters and buffers of the whole model: meta tensors."""
+
+    def trained(self) -> tuple[nn.Module, torch.optim.Optimizer]:
+        """This rank's layers and their optimizer."""
+        return self._layers, self._optimizer
+
+    def _counted(self) -> tuple[Iterable[Tensor], Groups]:
+        """A parameter that layers of several ranks share counts on the rank that has its first name."""
+        names = set(self._parameter_names)
+        return [parameter for name, parameter in self._layers.named_parameters() if name in names], (self._ranks_group,)
+
+    def _uncounted(self) -> Iterable[Tensor]:
+        """Those that count on the rank that has their first name."""
+        names = set(self._parameter_names)
+        return [parameter for name, parameter in self._layers.named_parameters() if name not in names]
+
+    @property
+    def _ranks_group(self) -> dist.ProcessGroup:
+        """The ranks that hold one copy of the model together."""
+        assert dist.group.WORLD is not None
+        return dist.group.WORLD
+
+    def full_state_dict(self) -> dict[str, Tensor]:
+        """Rank 0 receives the other ranks' tensors, in the model's order."""
+        return self._gather(self._layers.state_dict(), self._template)
+
+    def full_gradients(self) -> dict[str, Tensor]:
+        """As the last step left them, before it clipped them."""
+        gradients = {name: p.grad for name, p in self._layers.named_parameters() if p.grad is not None}
+        return self._gather(self._unclipped(gradients), self._trainable_names)
+
+    def full_optimizer_state(self, key: str) -> dict[str, Tensor] | None:
+        """Likewise."""
+        return self._gather(kept_by(self._optimizer, self._layers.named_parameters(), key), self._parameter_names)
+
+    def _gather(self, own: Mapping[str, Tensor], names: Iterable[str]) -> dict[str, Tensor]:
+        """Collect the ranks' tensors on rank 0's CPU in the order of `names`; all owners of layers must call it."""
+        own = {name: whole(tensor.detach()) for name, tensor in own.items()}
+        gathered: dict[str, Tensor] = {}
+        if min(self._owners.values()) > 0:
+            return gathered  # these ranks hold a copy, which rank 0 has no part in
+        for name in names:
+            owner = self._owners[name.partition(".")[0]]
+            if owner == self._rank == 0:
+                gathered[name] = own[name].to("cpu", copy=True)
+            elif owner == self._rank:
+                dist.send(own[name].cpu().contiguous(), 0)
+            elif self._rank == 0:
+                template = self._template[name]
+                gathered[name] = torch.empty_like(template, device="cpu", memory_format=torch.contiguous_format)
+                dist.recv(gathered[name], owner)
+        return gathered

@@ -1,0 +1,174 @@
+"""Linear layers sharded over a mesh by torch's tensor parallelism, as a model's own plan says.
+
+Only linear layers: DTensor's convolutions give wrong results, silently, where weights or images are sharded.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+from parallelbench.measure.spans import Spanned
+from parallelbench.models.plan import planned
+from parallelbench.strategies.fsdp.shards import ShardedReplica
+from parallelbench.strategies.replica import share, to_device
+from parallelbench.strategies.state import local
+from parallelbench.strategies.tensor import divides_sequence, divides_vocabulary
+from parallelbench.strategies.tensor.sequence import cut_sequence, norm_gradients
+from parallelbench.strategies.tensor.vocabulary import divide, divided_loss, tie_again, ties_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from torch import Tensor
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor.placement_types import Placement
+
+    from parallelbench.config.components import Batch, Split
+    from parallelbench.config.run import RunConfig
+    from parallelbench.world.numerics import Sums
+    from parallelbench.world.world import World
+
+
+def shard_linears(layers: nn.Module, plan: Mapping[str, Split], mesh: DeviceMesh, *, gives: Placement) -> None:
+    """Keep this rank's shard of every planned layer; all ranks of the mesh must hold the same parameters before.
+
+    `gives`: what row layers give, their sum on every rank or a part of its tokens.
+    """
+    for name, split in planned(layers, plan).items():
+        style = ColwiseParallel() if split == "column" else RowwiseParallel(output_layouts=gives)
+        parallelize_module(layers.get_submodule(name), mesh, style, src_data_rank=None)
+
+
+def place_shards(layers: nn.Module, run: RunConfig, device: torch.device, mesh: DeviceMesh) -> None:
+    """Move layers (children, by their names in the model) to a device, and keep this rank's shards of them.
+
+    A layer moves to the device after the layers before it have been sharded, so the device never holds more than the
+    shards and one whole layer.
+    """
+    shard = sharding(layers, run, mesh)
+    for name, layer in layers.named_children():
+        to_device(layer, run, device)
+        shard(name, layer)
+
+
+def sharding(layers: nn.Module, run: RunConfig, mesh: DeviceMesh) -> Callable[[str, nn.Module], None]:
+    """A function that keeps this rank's shards of one of the layers, given its name; what they share stays shared."""
+    plan, ties = run.model.tensor_plan(), ties_of(layers)
+    vocabulary = run.model.vocabulary_plan() if divides_vocabulary(run) else {}
+    by_tokens = divides_sequence(run)
+
+    def shard(name: str, layer: nn.Module) -> None:
+        whole = nn.ModuleDict({name: layer})
+        shard_linears(whole, plan, mesh, gives=Shard(1) if by_tokens else Replicate())
+        for each in planned(whole, vocabulary):
+            path, _, leaf = each.rpartition(".")
+            part = divide(whole.get_submodule(each), mesh, sums_gradient=not by_tokens)
+            setattr(whole.get_submodule(path), leaf, part)
+        tie_again(layers, ties)
+        if by_tokens:
+            cut_sequence(layer, name, run, mesh)
+
+    return shard
+
+
+def share_replicated(module: nn.Module, mesh: DeviceMesh) -> None:
+    """Give every rank of a tensor mesh the first rank's buffers, and its parameters that the plan leaves whole.
+
+    Each rank computes convolutions, norms and their updates by itself, from the same values, so on CPUs all get the
+    same bits. On CUDA some kernels add in a changing order, and the copies drift apart by rounding. Averaging their
+    gradients in every step would prevent that, but with large convolutions it would send more than all the rest of the
+    strategy. Called before an evaluation, outside the training window, this makes sure that one model is evaluated and
+    saved, for one message per tensor and epoch.
+    """
+    uncut = [local(parameter) for parameter in module.parameters() if not _is_cut(parameter)]
+    # Of a short parameter, a data dimension may leave a rank, and the others of its tensor dimension, nothing.
+    share([*(values for values in uncut if values.numel()), *module.buffers()], mesh.get_group())
+
+
+def _is_cut(parameter: Tensor) -> bool:
+    """Whether the tensor dimension's ranks hold shards of it; a data dimension doesn't count."""
+    if not isinstance(parameter, DTensor):
+        return False
+    names = parameter.device_mesh.mesh_dim_names or ()
+    return "tensor" in names and not parameter.placements[names.index("tensor")].is_replicate()
+
+
+def as_one_rank_sees_it(model: nn.Sequential, plan: Mapping[str, Split], shards: int) -> nn.Sequential:
+    """The model on the meta device, with linear layers of a shard's size: it gives the shapes of local values."""
+    if not plan:
+        return model
+    sharded = deepcopy(model).to("meta")
+    for name, split in planned(sharded, plan).items():
+        parent, _, leaf = name.rpartition(".")
+        linear = sharded.get_submodule(name)
+        if isinstance(linear, nn.Embedding):
+            continue  # its output is whole
+        assert isinstance(linear, nn.Linear)
+        inputs, outputs = linear.in_features, linear.out_features
+        if split == "column":
+            outputs //= shards
+        else:
+            inputs //= shards
+        shard = nn.Linear(inputs, outputs, bias=linear.bias is not None, device="meta")
+        setattr(sharded.get_submodule(parent), leaf, shard)
+    return sharded
+
+
+def optimizer_of(parameters: Iterable[nn.Parameter], run: RunConfig, device_type: str) -> torch.optim.Optimizer:
+    """The run's optimizer, with a group per mesh: one update of several tensors (foreach, fused) can't mix meshes."""
+    groups: dict[Any, list[nn.Parameter]] = {}
+    for parameter in parameters:
+        groups.setdefault(parameter.device_mesh if isinstance(parameter, DTensor) else None, []).append(parameter)
+    alike: Any = [{"params": group} for group in groups.values()]
+    return run.optimizer.build(alike, run, device_type)
+
+
+class TensorReplica(ShardedReplica):
+    """A module sharded over ranks that read the same samples; the first of them owns the loss."""
+
+    def __init__(self, module: nn.Module, mesh: DeviceMesh, *, run: RunConfig, world: World, **options: Any) -> None:
+        optimizer = optimizer_of(module.parameters(), run, world.device_type)
+        loss = divided_loss(run, mesh)
+        super().__init__(module, run=run, world=world, optimizer=optimizer, loss=loss, **options)
+        self._mesh = mesh
+        self._partial = norm_gradients(module, run, mesh)
+
+    def step(self, batch: Batch) -> Sums | None:
+        """Forward, backward, update."""
+        result = super().step(batch)
+        if self._partial is not None:
+            self._partial.count(self.traffic)
+        return result if self._owns_loss else None
+
+    def _forward_backward(self, batch: Batch) -> Sums:
+        result = super()._forward_backward(batch)
+        if self._partial is not None:
+            self._partial.sum_over_ranks()
+        return result
+
+    def spanned(self) -> Iterable[Spanned]:
+        """Also the sum of what each rank has a part of."""
+        yield from super().spanned()
+        if self._partial is not None:
+            yield Spanned(self._partial, "sum_over_ranks", "communication")
+
+    @torch.no_grad()
+    def evaluate(self, batches: Iterable[Batch]) -> Tensor | None:
+        """Sums over the samples, on the rank that owns them."""
+        share_replicated(self._module, self._mesh)
+        result = super().evaluate(batches)
+        return result if self._owns_loss else None
+
+    def copied(self) -> Iterable[Tensor]:
+        """None: what every tensor rank holds whole is shared before each evaluation, so a comparison could not fail."""
+        return ()
+
+    @property
+    def _owns_loss(self) -> bool:
+        return self._mesh.get_local_rank() == 0
